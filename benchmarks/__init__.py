@@ -1,1 +1,2 @@
-"""Measurements and long checks of the whole system. Each is a program: `python -m benchmarks.NAME --help`."""
+"""Measurements and long checks of the whole system. Each is a program: `python -m benchmarks.NAME
+--help`."""

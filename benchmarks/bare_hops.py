@@ -1,7 +1,8 @@
-"""Two hops and nothing else: one process orders blocks of another one, with the messages of real rounds.
+"""Two hops and nothing else: one process orders blocks of another one, with the messages of real
+rounds.
 
-The floor under `benchmarks.two_hops`: blocking gRPC, the project's own columns built and read, passes of the same pace.
-No state, no checks, no engine, nobody to report to.
+The floor under `benchmarks.two_hops`: blocking gRPC, the project's own columns built and read,
+passes of the same pace. No state, no checks, no engine, nobody to report to.
 """
 
 from __future__ import annotations
@@ -73,19 +74,25 @@ def _blocks(number: int, sequences: int) -> draft_pb2.Blocks:
     )
 
 
-def measure(sequences: int, width: int, rows: int, verify_s: float, draft_s: float, seconds: float) -> list[float]:
+def measure(
+    sequences: int, width: int, rows: int, verify_s: float, draft_s: float, seconds: float
+) -> list[float]:
     """Seconds of each round. rows: what is committed of all sequences in one, and sent."""
     keep_freed_memory()  # as workers do
     command = [sys.executable, "-m", "benchmarks.bare_hops", str(draft_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            return _measure(process.stdout.readline().strip(), sequences, width, rows, verify_s, seconds)
+            return _measure(
+                process.stdout.readline().strip(), sequences, width, rows, verify_s, seconds
+            )
         finally:
             process.kill()
 
 
-def _measure(endpoint: str, sequences: int, width: int, rows: int, verify_s: float, seconds: float) -> list[float]:
+def _measure(
+    endpoint: str, sequences: int, width: int, rows: int, verify_s: float, seconds: float
+) -> list[float]:
     unsent: queue.SimpleQueue[Any] = queue.SimpleQueue()
     rounds: list[float] = []
     with sync_channel(endpoint) as channel:

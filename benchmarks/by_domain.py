@@ -1,9 +1,11 @@
-"""B3: the default policy over plain decoding, domain by domain, and how much drafting could have paid.
+"""B3: the default policy over plain decoding, domain by domain, and how much drafting could have
+paid.
 
-The shipped pair at temperature 0, all tokens over all time, prompts included, in short turns beside each other. At one
-stream the bound of a domain is that of its best fixed length on the same prompts: tokens a round by the acceptance of
-every slot (from rounds of seven), over the time of a round of that length, hops included, behind the same first tokens.
-That time hangs on the length and not on what is written, so it is the mean of all domains. Below 1, drafts do not pay.
+The shipped pair at temperature 0, all tokens over all time, prompts included, in short turns beside
+each other. At one stream the bound of a domain is that of its best fixed length on the same
+prompts: tokens a round by the acceptance of every slot (from rounds of seven), over the time of a
+round of that length, hops included, behind the same first tokens. That time hangs on the length and
+not on what is written, so it is the mean of all domains. Below 1, drafts do not pay.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Spent:
     rounds: int = 0
     seconds: float = 0.0  # from the first token of each answer to its last, summed
     wall_s: float = 0.0  # of everybody together, prompts included
-    accepted: list[int] = field(default_factory=lambda: [0] * (BLOCK + 1))  # rounds, by tokens accepted
+    accepted: list[int] = field(
+        default_factory=lambda: [0] * (BLOCK + 1)
+    )  # rounds, by tokens accepted
     ids: list[tuple[int, ...]] = field(default_factory=list)  # of each answer
 
     def add(self, answer: Completion) -> None:
@@ -57,14 +61,16 @@ class Spent:
 
 
 def lengths(number: int, answers: int, streams: int) -> list[int]:
-    """Tokens of each answer of one user, from 0. First and last ones are cut, so that users begin and end together, and
-    nothing between: answers that all end in one pass would bring all prompts into the next, which plain decoding alone
-    keeps up for ever."""
+    """Tokens of each answer of one user, from 0. First and last ones are cut, so that users begin
+    and end together, and nothing between: answers that all end in one pass would bring all prompts
+    into the next, which plain decoding alone keeps up for ever."""
     first = TOKENS * (number + 1) // streams
     return [first, *[TOKENS] * (answers - 2), TOKENS - first][:answers]
 
 
-async def ask(client: AsyncClient, prompts: Sequence[Prompt], policy: str, streams: int, into: Spent) -> None:
+async def ask(
+    client: AsyncClient, prompts: Sequence[Prompt], policy: str, streams: int, into: Spent
+) -> None:
     """Every user's prompts, `streams` users at a time."""
     options: Options = {"temperature": 0.0, "ignore_eos": True}
     if policy != DEFAULT:
@@ -74,7 +80,9 @@ async def ask(client: AsyncClient, prompts: Sequence[Prompt], policy: str, strea
         mine = prompts[number::streams]
         for prompt, tokens in zip(mine, lengths(number, len(mine), streams), strict=True):
             if tokens:
-                into.add(await client.complete(prompt, timeout=120, **(options | {"max_tokens": tokens})))
+                into.add(
+                    await client.complete(prompt, timeout=120, **(options | {"max_tokens": tokens}))
+                )
 
     clock = asyncio.get_running_loop().time
     began = clock()
@@ -85,16 +93,20 @@ async def ask(client: AsyncClient, prompts: Sequence[Prompt], policy: str, strea
 
 
 def parts(prompts: Sequence[Prompt], streams: int) -> list[list[Prompt]]:
-    """What is asked in one turn: a prompt at one stream, two a user at eight. Every prompt is in as many parts."""
+    """What is asked in one turn: a prompt at one stream, two a user at eight. Every prompt is in as
+    many parts."""
     a_part = A_PART[streams]
-    return [[*prompts, *prompts][first : first + a_part] for first in range(0, len(prompts), streams)]
+    return [
+        [*prompts, *prompts][first : first + a_part] for first in range(0, len(prompts), streams)
+    ]
 
 
 async def in_turns(
     client: AsyncClient, prompts: Sequence[Prompt], streams: int, turns: int
 ) -> tuple[dict[str, Spent], float]:
-    """Plain decoding and the default on the same prompts, part by part, so that a disturbance hits both alike; who
-    begins changes. Also the standard error of their ratio, by those of the parts."""
+    """Plain decoding and the default on the same prompts, part by part, so that a disturbance hits
+    both alike; who begins changes. Also the standard error of their ratio, by those of the
+    parts."""
     spent = {policy: Spent() for policy in ("off", DEFAULT)}
     each: list[float] = []
     for turn in range(turns):
@@ -121,7 +133,9 @@ def _point(spent: dict[str, Spent], error: float) -> dict[str, float]:
 
 async def at_lengths(client: AsyncClient, prompts: Sequence[Prompt]) -> list[Spent]:
     """What every fixed length spends on the prompts; none, which is plain decoding, first."""
-    spent = {policy: Spent() for policy in ("off", *(f"fixed:{slots}" for slots in range(1, BLOCK + 1)))}
+    spent = {
+        policy: Spent() for policy in ("off", *(f"fixed:{slots}" for slots in range(1, BLOCK + 1)))
+    }
     for prompt, backwards in zip(prompts, itertools.cycle((False, True)), strict=False):
         for policy in list(spent)[:: -1 if backwards else 1]:
             await ask(client, [prompt], policy, 1, spent[policy])
@@ -140,7 +154,10 @@ def bound(plain: Spent, longest: Spent, round_s: Sequence[float]) -> dict[str, A
     """What the best fixed length could make of plain decoding, and what each slot keeps."""
     survival = [longest.survival(slot) for slot in range(1, BLOCK + 1)]
     first_s = plain.wall_s - plain.seconds
-    times = [first_s + plain.tokens * a_round / (1 + sum(survival[:slots])) for slots, a_round in enumerate(round_s)]
+    times = [
+        first_s + plain.tokens * a_round / (1 + sum(survival[:slots]))
+        for slots, a_round in enumerate(round_s)
+    ]
     best = min(range(1, BLOCK + 1), key=times.__getitem__)
     return {
         "bound": round(times[0] / times[best], 4),
@@ -160,13 +177,18 @@ async def compare(pair: Pair, turns: Mapping[int, int]) -> dict[str, Any]:
                 spent[domain] = await at_lengths(client, pair.prompts(domain, PROMPTS[1]))
                 points[domain] = {}
                 for streams, count in PROMPTS.items():
-                    found = await in_turns(client, pair.prompts(domain, count), streams, turns[streams])
+                    found = await in_turns(
+                        client, pair.prompts(domain, count), streams, turns[streams]
+                    )
                     points[domain][f"{streams} stream" + "s" * (streams > 1)] = _point(*found)
                 note(f"{domain}: {points[domain]}")
     round_s = round_times(spent.values())
     return {
         "round_ms": [round(1000 * a_round, 2) for a_round in round_s],
-        **{domain: bound(spent[domain][0], spent[domain][-1], round_s) | points[domain] for domain in DOMAINS},
+        **{
+            domain: bound(spent[domain][0], spent[domain][-1], round_s) | points[domain]
+            for domain in DOMAINS
+        },
     }
 
 
@@ -179,13 +201,14 @@ def main(argv: list[str] | None = None) -> int:
     turns = {streams: count * args.times for streams, count in TURNS.items()}
     value = asyncio.run(compare(chosen(args), turns))
     holds = all(
-        point["1 stream"]["ratio"] >= max(LEAST, OF_BOUND * point["bound"]) and point["8 streams"]["ratio"] >= LEAST
+        point["1 stream"]["ratio"] >= max(LEAST, OF_BOUND * point["bound"])
+        and point["8 streams"]["ratio"] >= LEAST
         for point in map(value.__getitem__, DOMAINS)
     )
     bar = f"never below {LEAST} of off; at one stream {OF_BOUND} of the bound"
-    return Row("B3", "default policy over off by domain, shipped pair, tok/s", value, bar, holds).show(
-        as_json=args.json
-    )
+    return Row(
+        "B3", "default policy over off by domain, shipped pair, tok/s", value, bar, holds
+    ).show(as_json=args.json)
 
 
 if __name__ == "__main__":

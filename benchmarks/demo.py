@@ -1,7 +1,9 @@
-"""The whole system on one machine in a few minutes: start a Ray cluster, chat, compare plain decoding, clean up.
+"""The whole system on one machine in a few minutes: start a Ray cluster, chat, compare plain
+decoding, clean up.
 
-First a short conversation, streamed. Then the same questions of every domain are answered plainly (`off`) and by the
-default policy, in turns. At temperature 0 both must give the same ids: the demo fails if one token differs.
+First a short conversation, streamed. Then the same questions of every domain are answered plainly
+(`off`) and by the default policy, in turns. At temperature 0 both must give the same ids: the demo
+fails if one token differs.
 """
 
 from __future__ import annotations
@@ -90,7 +92,8 @@ def _leave(number: int, frame: object) -> NoReturn:
 
 
 def _clean_up() -> None:
-    """Nothing keeps the cluster up: neither a second Ctrl-C nor a reader of our output that has left."""
+    """Nothing keeps the cluster up: neither a second Ctrl-C nor a reader of our output that has
+    left."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _dspark("down")
@@ -100,7 +103,9 @@ def _dspark(*words: str) -> None:
     with contextlib.suppress(BrokenPipeError):
         print(f"$ dspark {' '.join(words)}", flush=True)
     # In a session of its own: Ctrl-C is for this program, which then cleans up in order.
-    command = subprocess.Popen([sys.executable, "-m", "dspark.cli.main", *words], start_new_session=True)
+    command = subprocess.Popen(
+        [sys.executable, "-m", "dspark.cli.main", *words], start_new_session=True
+    )
     try:
         returned = command.wait()
     except KeyboardInterrupt:  # it cleans up after itself when it is asked to end
@@ -128,7 +133,8 @@ def _chat(client: Client, pair: Pair) -> None:
             elif isinstance(event, Finished):
                 tokens, spec = event.usage.completion_tokens, event.speculation
                 print(
-                    f"\n\n  [{tokens} tokens in {spec.rounds} rounds, {spec.mean_acceptance_length:.2f} a round; "
+                    f"\n\n  [{tokens} tokens in {spec.rounds} rounds, "
+                    f"{spec.mean_acceptance_length:.2f} a round; "
                     f"first after {event.timings.ttft_ms:.0f} ms]",
                     flush=True,
                 )
@@ -146,7 +152,10 @@ async def _compare(pair: Pair, budget_s: float) -> list[DomainRow]:
         for name in DOMAINS:
             spent, _ = await in_turns(client, pair.prompts(name, count), 1, REPETITIONS)
             domains.append(_row(name, count, spent["off"], spent[DEFAULT]))
-    print(f"one stream, temperature 0, {TOKENS} tokens an answer, {REPETITIONS} times; client included\n")
+    print(
+        f"one stream, temperature 0, {TOKENS} tokens an answer, {REPETITIONS} times; client "
+        "included\n"
+    )
     return domains
 
 
@@ -154,7 +163,11 @@ def _row(domain: str, prompts: int, plain: Spent, drafted: Spent) -> DomainRow:
     off, ours = (sum(map(len, spent.ids)) / spent.wall_s for spent in (plain, drafted))
     tokens_per_round = drafted.tokens / drafted.rounds if drafted.rounds else 1.0
     same_ids = plain.ids == drafted.ids == drafted.ids[:prompts] * REPETITIONS
-    print(f"{domain:<9}  {prompts:7}  {tokens_per_round:14.2f}  {off:9.1f}  {ours:5.1f}  {ours / off:5.2f}", flush=True)
+    print(
+        f"{domain:<9}  {prompts:7}  {tokens_per_round:14.2f}  {off:9.1f}  {ours:5.1f}  "
+        f"{ours / off:5.2f}",
+        flush=True,
+    )
     return DomainRow(domain, prompts, tokens_per_round, off, ours, ours / off, same_ids)
 
 

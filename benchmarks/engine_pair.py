@@ -37,11 +37,13 @@ class EngineAnswer:
 class EnginePair:
     """Raises RuntimeError when an engine refuses.
 
-    forms: in which feature rows travel; the drafter holds every sequence once for each. Without any, rows are handed
-    over as they are.
+    forms: in which feature rows travel; the drafter holds every sequence once for each. Without
+    any, rows are handed over as they are.
     """
 
-    def __init__(self, verifier: VerifyEngine, drafter: DraftEngine, forms: Sequence[str] = ()) -> None:
+    def __init__(
+        self, verifier: VerifyEngine, drafter: DraftEngine, forms: Sequence[str] = ()
+    ) -> None:
         self.verifier, self.drafter = verifier, drafter
         self._forms = tuple(forms) or ("",)
 
@@ -55,17 +57,27 @@ class EnginePair:
         **verify: Any,
     ) -> EnginePair:
         """tokens: slots of each pool, for all sequences. verify: more settings of the verifier."""
-        models: dict[str, Any] = {"target": str(pair.target), "drafter": str(pair.drafter), "measure_cost": False}
-        told = VerifyConfig(**models, kv_tokens=tokens, max_sequences=sequences, prefix_cache=False, **verify)
+        models: dict[str, Any] = {
+            "target": str(pair.target),
+            "drafter": str(pair.drafter),
+            "measure_cost": False,
+        }
+        told = VerifyConfig(
+            **models, kv_tokens=tokens, max_sequences=sequences, prefix_cache=False, **verify
+        )
         held = max(len(forms), 1)
         asked = DraftConfig(**models, context_tokens=held * tokens, max_sequences=held * sequences)
         return EnginePair(VerifyEngine.load(told, sampler), DraftEngine.load(asked), forms)
 
-    def begin(self, number: int, prompt: Sequence[int], params: SamplingParams, room: int) -> EngineAnswer:
+    def begin(
+        self, number: int, prompt: Sequence[int], params: SamplingParams, room: int
+    ) -> EngineAnswer:
         """A prompt takes its pass, with room for so many tokens more; its first round is next."""
         params, start = replace(params, prompt_len=len(prompt)), Cursor(number, 1, 0, len(prompt))
         longest = len(prompt) + room
-        self._opened(self.verifier.open(start, params, longest, True, token_ids=prompt), start, longest)
+        self._opened(
+            self.verifier.open(start, params, longest, True, token_ids=prompt), start, longest
+        )
         self.verifier.line.add(PromptPrefill(number, 1, prompt))
         while self.verifier.prefill_next() is not None:
             continue
@@ -93,7 +105,8 @@ class EnginePair:
         missing: int = 0,
         rule: Rule | None = None,
     ) -> list[Block]:
-        """A block for each. missing: newest context rows that the drafter does without. rule: in place of its own."""
+        """A block for each. missing: newest context rows that the drafter does without. rule: in
+        place of its own."""
         place = 0 if form is None else self._forms.index(form)
         asked = [
             DraftItem(
@@ -117,12 +130,16 @@ class EnginePair:
             for each, block in zip(answers, blocks, strict=True)
         ]
         committed, pushed = 0, []
-        for each, block, verdict in zip(answers, blocks, self.verifier.judge_cohort(items).outcomes, strict=True):
+        for each, block, verdict in zip(
+            answers, blocks, self.verifier.judge_cohort(items).outcomes, strict=True
+        ):
             if not isinstance(verdict, Verdict):
                 raise RuntimeError(f"not judged: {verdict}")
             start = each.cursor.anchor_position
             each.tokens += [*block.token_ids[: verdict.accepted], verdict.next_token]
-            each.cursor = each.cursor._replace(round=each.cursor.round + 1, committed_len=len(each.tokens))
+            each.cursor = each.cursor._replace(
+                round=each.cursor.round + 1, committed_len=len(each.tokens)
+            )
             pushed.append((each.cursor, start))
             committed += verdict.accepted + 1
         self._push(pushed)

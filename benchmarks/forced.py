@@ -1,8 +1,10 @@
-"""Verdicts of a given mean length, for figures of speed only: what comes out is not the target's text.
+"""Verdicts of a given mean length, for figures of speed only: what comes out is not the target's
+text.
 
-The rule still runs, so a step costs what it costs; then its lengths are put aside for keyed draws: a slot is kept with
-the chance that makes whole blocks reach the mean, and the target's likeliest token follows. As a program it is the
-command `dspark` whose verifiers do that: `python -m benchmarks.forced MEAN serve verify ...`.
+The rule still runs, so a step costs what it costs; then its lengths are put aside for keyed draws:
+a slot is kept with the chance that makes whole blocks reach the mean, and the target's likeliest
+token follows. As a program it is the command `dspark` whose verifiers do that: `python -m
+benchmarks.forced MEAN serve verify ...`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ SLOTS = 7  # of a full block
 
 
 def chance_for(mean: float, slots: int) -> float:
-    """The chance per slot at which a block of `slots` commits `mean` tokens, the target's own included."""
+    """The chance per slot at which a block of `slots` commits `mean` tokens, the target's own
+    included."""
     if not 1.0 <= mean <= slots + 1.0:
         raise ValueError(f"a block of {slots} cannot commit {mean:g} tokens on average")
     low, high = 0.0, 1.0
@@ -44,14 +47,22 @@ class Forced:
         self._chance = chance_for(mean, slots)
 
     def __call__(
-        self, logits: Tensor, cases: list[PackedCase], near_ties: Counter[int] | None, watch: DrawsWatch | None
+        self,
+        logits: Tensor,
+        cases: list[PackedCase],
+        near_ties: Counter[int] | None,
+        watch: DrawsWatch | None,
     ) -> list[Decided]:
         return self.apply(logits, cases, judge_each(logits, cases, near_ties))
 
-    def apply(self, logits: Tensor, cases: Sequence[PackedCase], decided: Sequence[Decided]) -> list[Decided]:
+    def apply(
+        self, logits: Tensor, cases: Sequence[PackedCase], decided: Sequence[Decided]
+    ) -> list[Decided]:
         """Other lengths for all that were judged: logits [T, V] of the packed pass."""
         lengths = [self._length(case) for case in cases]
-        rows = torch.tensor([case.first_row + length for case, length in zip(cases, lengths, strict=True)])
+        rows = torch.tensor(
+            [case.first_row + length for case, length in zip(cases, lengths, strict=True)]
+        )
         tokens = logits[rows.to(logits.device)].argmax(dim=-1).tolist()
         return [
             one if isinstance(one, Refusal) else (length, token)

@@ -1,18 +1,21 @@
-"""The Qwen3-8B shape with random weights on one big GPU, in three parts of at most ten minutes each.
+"""The Qwen3-8B shape with random weights on one big GPU, in three parts of at most ten minutes
+each.
 
-    python -m benchmarks.gpu                   # needs CUDA; without it the rows say so
-    python -m benchmarks.gpu --tiny            # a toy shape on any device: only shows that the program runs
-    python -m benchmarks.gpu --only steps      # one part of three; `engines` and `steps` need no grpcio
-    python -m benchmarks.gpu --out gpu.json    # keeps all rows
+    python -m benchmarks.gpu                   # needs CUDA; without it the rows say so python -m
+    benchmarks.gpu --tiny            # a toy shape on any device: only shows that the program runs
+    python -m benchmarks.gpu --only steps      # one part of three; `engines` and `steps` need no
+    grpcio python -m benchmarks.gpu --out gpu.json    # keeps all rows
 
-**steps**: what a step of 1 to 64 sequences and 1 to 512 tokens, a draft and the rule alone take, beside the least that
-reading weights and caches once could take here; with recorded passes and without, the rule compiled and not.
-**served**: a coordinator, a verifier and a drafter as processes of their own on this GPU, started by hand, clients over
-gRPC: tokens a second of 48 and 64 running streams behind 1k-token prompts, no prompt on its way in meanwhile. This is
-what a published serving figure compares with. **engines**: both engines in this process, taking turns as a round does,
+**steps**: what a step of 1 to 64 sequences and 1 to 512 tokens, a draft and the rule alone take,
+beside the least that reading weights and caches once could take here; with recorded passes and
+without, the rule compiled and not. **served**: a coordinator, a verifier and a drafter as processes
+of their own on this GPU, started by hand, clients over gRPC: tokens a second of 48 and 64 running
+streams behind 1k-token prompts, no prompt on its way in meanwhile. This is what a published serving
+figure compares with. **engines**: both engines in this process, taking turns as a round does,
 without coordinator and messages: what the device side alone could give.
 
-Acceptance is forced (3.61 of 7), so the text means nothing. Nothing is downloaded; no Ray is needed.
+Acceptance is forced (3.61 of 7), so the text means nothing. Nothing is downloaded; no Ray is
+needed.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="a toy shape on any device")
     parser.add_argument("--only", choices=PARTS, help="one of the three")
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the rows as JSON")
-    parser.add_argument("--part-s", type=float, default=480.0, help="seconds after which steps leave the rest out")
+    parser.add_argument(
+        "--part-s", type=float, default=480.0, help="seconds after which steps leave the rest out"
+    )
     parser.add_argument("--page-size", type=int, default=256, help="token slots of a page")
     parser.add_argument("--no-graphs", action="store_true", help="launch every operation by itself")
     parser.add_argument("--json", action="store_true", help="print one JSON row per part")
@@ -71,10 +76,16 @@ def main(argv: list[str] | None = None) -> int:
             except Exception as error:  # what was measured stays, and the next part may have room
                 traceback.print_exc()
                 value["error"], holds = f"{type(error).__name__}: {error}", False
-        shape = "toy shape, shows only that it runs" if args.tiny else "Qwen3-8B shape, bf16, random weights"
+        shape = (
+            "toy shape, shows only that it runs"
+            if args.tiny
+            else "Qwen3-8B shape, bf16, random weights"
+        )
         rows.append(Row(f"B7 {part}", f"{shape}: {what} on one device", value, bar, holds))
         if args.out is not None:  # now, whatever becomes of the next part
-            args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+            args.out.write_text(
+                json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8"
+            )
     return max(row.show(as_json=args.json) for row in rows)
 
 
@@ -83,12 +94,18 @@ def _steps(args: argparse.Namespace, value: dict[str, Any]) -> None:
     room = max(gpu_steps.TINY_SEQUENCES if args.tiny else gpu_steps.SEQUENCES) * (context + 64)
     lines = value["lines"] = list[dict[str, Any]]()
     with _written(args) as pair:
-        for line in gpu_steps.measure(lambda graphs: _engines(pair, args, room, graphs), args, shape, device, context):
+        for line in gpu_steps.measure(
+            lambda graphs: _engines(pair, args, room, graphs), args, shape, device, context
+        ):
             lines.append(line)
 
 
 def _within_floor(value: dict[str, Any]) -> bool | None:
-    alone = [line for line in value["lines"] if line["part"] == "step" and line["sequences"] == line["tokens"] == 1]
+    alone = [
+        line
+        for line in value["lines"]
+        if line["part"] == "step" and line["sequences"] == line["tokens"] == 1
+    ]
     return min(line["over_floor"] for line in alone) <= MOST_OVER_FLOOR if alone else None
 
 
@@ -96,7 +113,14 @@ def _served(args: argparse.Namespace, value: dict[str, Any]) -> None:
     from benchmarks.gpu_served import measure
 
     with _written(args) as pair:
-        measure(pair, value, tiny=args.tiny, page_size=args.page_size, graphs=not args.no_graphs, mean=MEAN)
+        measure(
+            pair,
+            value,
+            tiny=args.tiny,
+            page_size=args.page_size,
+            graphs=not args.no_graphs,
+            mean=MEAN,
+        )
 
 
 def _alone(args: argparse.Namespace, value: dict[str, Any]) -> None:
@@ -104,7 +128,9 @@ def _alone(args: argparse.Namespace, value: dict[str, Any]) -> None:
     counts = (2, 4) if args.tiny else (48, 64)
     context, rounds = (64, 4) if args.tiny else (CONTEXT, ROUNDS)
     with _written(args) as written:
-        pair = _engines(written, args, max(counts) * (context + 8 * (rounds + 8)), not args.no_graphs)
+        pair = _engines(
+            written, args, max(counts) * (context + 8 * (rounds + 8)), not args.no_graphs
+        )
     value["attention"] = pair.verifier.attention_path
     clock = gpu_steps.DeviceClock(_device(), math.inf)
     for count in counts:
@@ -165,8 +191,11 @@ def _engines(pair: Pair, args: argparse.Namespace, tokens: int, graphs: bool) ->
     return made
 
 
-def point(pair: EnginePair, clock: gpu_steps.DeviceClock, count: int, context: int, rounds: int) -> dict[str, float]:
-    """Rounds of `count` sequences, the first few not counted. Handing rows over belongs to verifying."""
+def point(
+    pair: EnginePair, clock: gpu_steps.DeviceClock, count: int, context: int, rounds: int
+) -> dict[str, float]:
+    """Rounds of `count` sequences, the first few not counted. Handing rows over belongs to
+    verifying."""
     answers = [pair.pretend(number, context, 8 * (rounds + 8)) for number in range(count)]
     draft_s, verify_s, committed = [], [], []
     for _ in range(rounds + SPARED):

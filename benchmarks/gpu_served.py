@@ -28,8 +28,11 @@ CLOCKS = {  # both passes, and from an order to its block
 TINY_CONTEXT, TINY_ANSWER, TINY_SETTLE_S, TINY_WINDOW_S = 64, 1024, 4.0, 3.0
 
 
-def measure(pair: Pair, value: dict[str, Any], *, tiny: bool, page_size: int, graphs: bool, mean: float) -> None:
-    """Tokens a second at each number of streams, and the parts of a round by the services' own clocks."""
+def measure(
+    pair: Pair, value: dict[str, Any], *, tiny: bool, page_size: int, graphs: bool, mean: float
+) -> None:
+    """Tokens a second at each number of streams, and the parts of a round by the services' own
+    clocks."""
     counts = (2, 4) if tiny else (48, 64)
     context, answer = (TINY_CONTEXT, TINY_ANSWER) if tiny else (CONTEXT, ANSWER)
     settle_s, window_s = (TINY_SETTLE_S, TINY_WINDOW_S) if tiny else (SETTLE_S, WINDOW_S)
@@ -61,17 +64,24 @@ def measure(pair: Pair, value: dict[str, Any], *, tiny: bool, page_size: int, gr
             asked = prompts.cycle(prompts.random_ids(PROMPTS, context, pair.vocabulary, 0), 0)
             tok_s = asyncio.run(windowed(cell.endpoint, options, asked, plan, settle_s, window_s))
             spent = zip(CLOCKS, (_clocks(ports) - before).tolist(), strict=True)
-            means = {name: round(1e3 * seconds / max(times, 1), 2) for name, (seconds, times) in spent}
+            means = {
+                name: round(1e3 * seconds / max(times, 1), 2) for name, (seconds, times) in spent
+            }
             value[f"{count} streams"] = found = {"tok_s": round(tok_s, 1)} | means
             note(f"{count} streams, served: {found}")
 
 
 def _clocks(ports: Mapping[str, int]) -> npt.NDArray[np.float64]:
     """[clocks, 2] seconds so far and how often, by the processes' own clocks."""
-    pages = {name: prometheus.fetch(f"http://127.0.0.1:{port}/metrics") for name, port in ports.items()}
+    pages = {
+        name: prometheus.fetch(f"http://127.0.0.1:{port}/metrics") for name, port in ports.items()
+    }
     return np.array(
         [
-            [prometheus.total(pages[process], f"dspark_{metric}_{what}", label) for what in ("sum", "count")]
+            [
+                prometheus.total(pages[process], f"dspark_{metric}_{what}", label)
+                for what in ("sum", "count")
+            ]
             for process, metric, label in CLOCKS.values()
         ]
     )

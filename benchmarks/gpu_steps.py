@@ -1,8 +1,9 @@
 """What the parts of a round take on one device, each beside the least it could: see `gpu`.
 
-A step reads every weight and every key and value once; a draft reads the drafter's. Neither can take less than that at
-the rate at which this device reads, which is measured here. Steps go through the engine as rounds do: pass, rule with
-forced lengths, rows. With recorded passes and without, where the device has them.
+A step reads every weight and every key and value once; a draft reads the drafter's. Neither can
+take less than that at the rate at which this device reads, which is measured here. Steps go through
+the engine as rounds do: pass, rule with forced lengths, rows. With recorded passes and without,
+where the device has them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class DeviceClock:
     def over(self) -> bool:
         return time.perf_counter() > self.until
 
-    def median_s(self, call: Callable[[], Any], again: Callable[[], Any] = lambda: None, *, times: int) -> float:
+    def median_s(
+        self, call: Callable[[], Any], again: Callable[[], Any] = lambda: None, *, times: int
+    ) -> float:
         """Of `call` alone; `again` puts back what it changed."""
         taken = []
         for turn in range(times + SPARED):
@@ -77,10 +80,15 @@ def steps(
 ) -> Iterator[dict[str, Any]]:
     """A line for every (sequences, tokens of each), as far as there is time."""
     model = verifier.target.model
-    weights = sum(p.numel() * p.element_size() for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
+    weights = (
+        sum(p.numel() * p.element_size() for p in model.parameters())
+        - model.get_input_embeddings().weight.nbytes
+    )
     shape = model.config
     head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    key_value = 2 * shape.num_hidden_layers * shape.num_key_value_heads * head * model.dtype.itemsize
+    key_value = (
+        2 * shape.num_hidden_layers * shape.num_key_value_heads * head * model.dtype.itemsize
+    )
     for count in TINY_SEQUENCES if tiny else SEQUENCES:
         for n in range(count):
             problem = verifier.pretend(Cursor(n, 1, 0, context), GREEDY, context + 2 * TOKENS[-1])
@@ -95,7 +103,9 @@ def steps(
                 for n in range(count):
                     verifier.rewind(n, context)
 
-            step_s = clock.median_s(partial(verifier.judge_cohort, items), rewind, times=TINY_TIMES if tiny else TIMES)
+            step_s = clock.median_s(
+                partial(verifier.judge_cohort, items), rewind, times=TINY_TIMES if tiny else TIMES
+            )
             floor_s = (weights + count * context * key_value) / rate
             yield _line("step", count, count * tokens, step_s, floor_s)
         for n in range(count):
@@ -104,7 +114,11 @@ def steps(
 
 def _item(sequence: int, context: int, tokens: int) -> VerifyItem:
     ids = tuple(range(2, tokens + 1))
-    q = SparseQ.of(np.array(ids, np.uint32)[:, None], np.ones((len(ids), 1), np.float32)) if ids else NO_Q
+    q = (
+        SparseQ.of(np.array(ids, np.uint32)[:, None], np.ones((len(ids), 1), np.float32))
+        if ids
+        else NO_Q
+    )
     return VerifyItem(Cursor(sequence, 1, 1, context + 1), 0, ids, q)
 
 
@@ -127,9 +141,14 @@ def drafts(
             drafter.release(n, 1)
 
 
-def rules(clock: DeviceClock, vocabulary: int, *, tiny: bool, compiled: bool) -> Iterator[dict[str, Any]]:
-    """The rules alone, over logits that nobody computed; with `torch.compile`, too, if that is asked for."""
-    ways = {"rule": at_once.ratio} | ({"rule, compiled": torch.compile(at_once.ratio)} if compiled else {})
+def rules(
+    clock: DeviceClock, vocabulary: int, *, tiny: bool, compiled: bool
+) -> Iterator[dict[str, Any]]:
+    """The rules alone, over logits that nobody computed; with `torch.compile`, too, if that is
+    asked for."""
+    ways = {"rule": at_once.ratio} | (
+        {"rule, compiled": torch.compile(at_once.ratio)} if compiled else {}
+    )
     for count in TINY_SEQUENCES if tiny else SEQUENCES:
         draw = np.random.default_rng(count)
         logits = torch.randn(count * (SLOTS + 1), vocabulary, device=clock.device)
@@ -149,7 +168,9 @@ def _case(number: int, vocabulary: int, draw: np.random.Generator) -> PackedCase
     ids = np.stack([draw.permutation(vocabulary)[:entries] for _ in range(SLOTS)]).astype(np.uint32)
     q = SparseQ.of(ids, draw.dirichlet([0.5] * entries, SLOTS).astype(np.float32))
     params = SamplingParams(rule=Rule.BLOCK, seed=number + 1)
-    return PackedCase(Cursor(number, 1, 1, 9), params, number * (SLOTS + 1), tuple(ids[:, 0].tolist()), q)
+    return PackedCase(
+        Cursor(number, 1, 1, 9), params, number * (SLOTS + 1), tuple(ids[:, 0].tolist()), q
+    )
 
 
 def _line(part: str, sequences: int, tokens: int, seconds: float, floor_s: float) -> dict[str, Any]:
@@ -179,7 +200,8 @@ def measure(
         if not graphs:
             yield from drafts(pair.drafter, clock, rate, context, tiny=args.tiny)
         del pair
-        gc.collect()  # recordings hold the runner that holds them: two engines at once are more than a card bears
+        # recordings hold the runner that holds them: two engines at once are more than a card bears
+        gc.collect()
         if on_card:
             torch.cuda.empty_cache()
     yield from rules(clock, shape.vocab_size, tiny=args.tiny, compiled=on_card)

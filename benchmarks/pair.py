@@ -1,4 +1,5 @@
-"""The pair under measurement and the prompts for it: questions of our own, for the shipped pair or any other.
+"""The pair under measurement and the prompts for it: questions of our own, for the shipped pair or
+any other.
 
 A target without a tokenizer gets random token ids from a fixed key instead of text.
 """
@@ -40,7 +41,9 @@ class Pair:
 
     @property
     def vocabulary(self) -> int:
-        return int(json.loads((self.target / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+        return int(
+            json.loads((self.target / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+        )
 
     def prompts(self, domain: str, count: int) -> list[Prompt]:
         """`count` prompts of a domain, through the target's chat template."""
@@ -48,9 +51,15 @@ class Pair:
             found = prompts.built_in((domain,), question_renderer(str(self.target)))[:count]
             if len(found) < count:
                 raise SystemExit(f"{domain}: {len(found)} prompts, {count} are needed")
-            return [question.prompt if isinstance(question.prompt, str) else [*question.prompt] for question in found]
+            return [
+                question.prompt if isinstance(question.prompt, str) else [*question.prompt]
+                for question in found
+            ]
         vocabulary, rng = self.vocabulary, random.Random(domain)
-        return [[rng.randrange(2, vocabulary) for _ in range(rng.randrange(16, 48))] for _ in range(count)]
+        return [
+            [rng.randrange(2, vocabulary) for _ in range(rng.randrange(16, 48))]
+            for _ in range(count)
+        ]
 
     def token_ids(self, prompt: Prompt) -> list[int]:
         """The prompt as the coordinator sees it."""
@@ -66,13 +75,16 @@ class Pair:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`--target`, `--drafter` and `--json`."""
-    parser.add_argument("--target", default=shipped.TARGET, help=f"folder, name or hub id ({shipped.TARGET})")
+    parser.add_argument(
+        "--target", default=shipped.TARGET, help=f"folder, name or hub id ({shipped.TARGET})"
+    )
     parser.add_argument("--drafter", help="folder or hub id (the shipped one)")
     parser.add_argument("--json", action="store_true", help="print one JSON row")
 
 
 def leave_in_order() -> None:
-    """SIGTERM ends a benchmark the way Ctrl-C does: every `with` and `finally` runs, so no server is left behind."""
+    """SIGTERM ends a benchmark the way Ctrl-C does: every `with` and `finally` runs, so no server
+    is left behind."""
 
     def leave(number: int, frame: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # tidying up is not interrupted
@@ -82,10 +94,15 @@ def leave_in_order() -> None:
 
 
 def chosen(args: argparse.Namespace) -> Pair:
-    """The pair of the command line; says what is missing. From here on SIGTERM ends the program in order."""
+    """The pair of the command line; says what is missing. From here on SIGTERM ends the program in
+    order."""
     leave_in_order()
     if is_imported(args.target) and not folder_of(args.target).is_dir():
-        print(f"{args.target}: importing it once, into {folder_of(args.target)}", file=sys.stderr, flush=True)
+        print(
+            f"{args.target}: importing it once, into {folder_of(args.target)}",
+            file=sys.stderr,
+            flush=True,
+        )
     try:
         return Pair(locate(args.target), locate(args.drafter or shipped.drafter()))
     except DsparkError as error:

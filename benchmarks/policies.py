@@ -1,9 +1,10 @@
 """B4: the adaptive policy against the best of plain decoding and fixed lengths, at every load.
 
-First on real services around synthetic engines, mixed domains, concurrency 1 to 256; then on the shipped pair at 1, 8
-and 32. At each load all policies take turns with the same requests (same seeds, same lengths), see `turns`: at few
-streams with a number of answers, at many with what arrives in a window. A failed request ends the run. `--save FILE`
-keeps every measurement and goes on from what stands there. `dspark simulate` explores the first part.
+First on real services around synthetic engines, mixed domains, concurrency 1 to 256; then on the
+shipped pair at 1, 8 and 32. At each load all policies take turns with the same requests (same
+seeds, same lengths), see `turns`: at few streams with a number of answers, at many with what
+arrives in a window. A failed request ends the run. `--save FILE` keeps every measurement and goes
+on from what stands there. `dspark simulate` explores the first part.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ PAIR_ANSWER = 128  # tokens
 
 @dataclasses.dataclass(frozen=True)
 class Measuring:
-    """work: answers that are given at so few streams. With more it is what arrives in a window: its seconds, and those
-    before it, for taking in a stream takes time of its own, and many streams have longer rounds."""
+    """work: answers that are given at so few streams. With more it is what arrives in a window: its
+    seconds, and those before it, for taking in a stream takes time of its own, and many streams
+    have longer rounds."""
 
     work: Mapping[int, int]
     settle_s: float
@@ -91,17 +93,35 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON row per line")
     parser.add_argument("--quick", action="store_true", help="fewer loads, fewer and shorter turns")
-    parser.add_argument("--turns", type=int, help=f"of every policy at every load ({TURNS}; quick: {QUICK_TURNS})")
+    parser.add_argument(
+        "--turns", type=int, help=f"of every policy at every load ({TURNS}; quick: {QUICK_TURNS})"
+    )
     parser.add_argument("--only", choices=LOADS, help="one of the rows")
-    parser.add_argument("--drafter", help="folder or hub id: another one of the shipped target, in its pair's row")
+    parser.add_argument(
+        "--drafter", help="folder or hub id: another one of the shipped target, in its pair's row"
+    )
     parser.add_argument("--loads", help="concurrencies, with commas")
-    parser.add_argument("--file", type=Path, default=FILES / "paper.yaml", help="YAML of the synthetic pair")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="JSON lines of all measurements; goes on from them")
+    parser.add_argument(
+        "--file", type=Path, default=FILES / "paper.yaml", help="YAML of the synthetic pair"
+    )
+    parser.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines of all measurements; goes on from them",
+    )
     args = parser.parse_args(argv)
     leave_in_order()
     measuring = QUICK_MEASURING if args.quick else MEASURING
-    settings = {"quick": args.quick, "drafter": args.drafter, "file": args.file.name, "answers": ANSWERS}
-    book = Book(args.save, settings | {part: dataclasses.asdict(how) for part, how in measuring.items()})
+    settings = {
+        "quick": args.quick,
+        "drafter": args.drafter,
+        "file": args.file.name,
+        "answers": ANSWERS,
+    }
+    book = Book(
+        args.save, settings | {part: dataclasses.asdict(how) for part, how in measuring.items()}
+    )
     loads = QUICK_LOADS if args.quick else LOADS
     code = 0
     for part, make in {"synthetic": _synthetic, "pair": _pair}.items():
@@ -139,7 +159,9 @@ def _pair(args: argparse.Namespace) -> Iterator[Served]:
     if args.drafter is not None:
         pair = dataclasses.replace(pair, drafter=locate(args.drafter))
     with ProcessCell(pair.target, pair.drafter) as running:
-        yield Served(running.endpoint, Options(temperature=0.0, ignore_eos=True), lambda: _mixed(pair))
+        yield Served(
+            running.endpoint, Options(temperature=0.0, ignore_eos=True), lambda: _mixed(pair)
+        )
 
 
 def _mixed(pair: Pair) -> Iterator[Question]:

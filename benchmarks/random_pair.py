@@ -1,4 +1,5 @@
-"""A target of a given shape and a DSpark drafter for it, with random weights, in bf16: for speed, not for text."""
+"""A target of a given shape and a DSpark drafter for it, with random weights, in bf16: for speed,
+not for text."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ TINY = PairShape(512, 64, 96, 4, 4, 2, 16, 2048, 1, 8, (0, 1, 2))
 
 
 def write(shape: PairShape, folder: Path) -> Pair:
-    """Both as checkpoints under `folder`, which engines load like any others; made on the device."""
+    """Both as checkpoints under `folder`, which engines load like any others; made on the
+    device."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -56,7 +58,9 @@ def write(shape: PairShape, folder: Path) -> Pair:
             target = Qwen3ForCausalLM(Qwen3Config(**fields, tie_word_embeddings=False))
             drafter = BlockDrafter(
                 DrafterConfig(
-                    **{name: value for name, value in fields.items() if name != "num_hidden_layers"},
+                    **{
+                        name: value for name, value in fields.items() if name != "num_hidden_layers"
+                    },
                     num_hidden_layers=shape.draft_layers,
                     rms_norm_eps=1e-6,
                     rope_theta=1e6,
@@ -73,7 +77,9 @@ def write(shape: PairShape, folder: Path) -> Pair:
     finally:
         torch.set_default_dtype(torch.float32)
     target.save_pretrained(pair.target, max_shard_size="4GB")
-    (pair.target / "generation_config.json").write_text("{}", encoding="utf-8")  # no token ends an answer
+    (pair.target / "generation_config.json").write_text(
+        "{}", encoding="utf-8"
+    )  # no token ends an answer
     save_drafter(drafter, pair.drafter, dtype=DTYPE)
     del target, drafter
     if device.type == "cuda":

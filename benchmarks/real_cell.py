@@ -1,5 +1,6 @@
-"""Real services around synthetic engines, and their speed under a load: the same requests the simulator makes, number
-for number, so that the same blocks are drafted and the same tokens committed.
+"""Real services around synthetic engines, and their speed under a load: the same requests the
+simulator makes, number for number, so that the same blocks are drafted and the same tokens
+committed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ FILES = HERE / "synthetic"
 FLAT = FILES / "flat.yaml"
 
 
-def flat(folder: Path, verify_ms: float | None = None, draft_ms: float | None = None, **changes: int) -> Path:
+def flat(
+    folder: Path, verify_ms: float | None = None, draft_ms: float | None = None, **changes: int
+) -> Path:
     """The flat pair with passes of these times, and other fields of the file as given."""
     document = yaml.safe_load(FLAT.read_text(encoding="utf-8")) | changes
     for role, each_ms in {"verify": verify_ms, "draft": draft_ms}.items():
@@ -61,34 +64,51 @@ def workers(
     """Synthetic workers as processes. room: sequences that each can hold, of so many tokens."""
     synthetic = {"engine": "synthetic", "synthetic": file, "max_sequences": room}
     verify = {**synthetic, "kv_tokens": room * tokens_each, **verify}
-    return kind(target, "", verify=verify, draft={**synthetic, "context_tokens": room * tokens_each}, **more)
+    return kind(
+        target, "", verify=verify, draft={**synthetic, "context_tokens": room * tokens_each}, **more
+    )
 
 
 def cell(file: Path, *, verifiers: int = 1) -> ProcessCell:
     """A coordinator and synthetic workers with room for everybody; start it with `with`."""
-    led: dict[str, Any] = {"kind": ProcessCell, "coordinator": {"max_running": 4096}, "verifiers": verifiers}
+    led: dict[str, Any] = {
+        "kind": ProcessCell,
+        "coordinator": {"max_running": 4096},
+        "verifiers": verifiers,
+    }
     return workers(file, room=8192, tokens_each=256, verify={"max_batch_tokens": 65536}, **led)
 
 
 def sampling(scenario: Scenario) -> Options:
-    return Options(policy=scenario.policy, temperature=scenario.temperature, seed=scenario.seed, rule="block")
+    return Options(
+        policy=scenario.policy, temperature=scenario.temperature, seed=scenario.seed, rule="block"
+    )
 
 
 async def windowed(
-    endpoint: str, options: Options, asked: Iterator[Question], plan: loop.LoadPlan, settle_s: float, window_s: float
+    endpoint: str,
+    options: Options,
+    asked: Iterator[Question],
+    plan: loop.LoadPlan,
+    settle_s: float,
+    window_s: float,
 ) -> float:
-    """Tokens a second that arrived in the `window_s` seconds from `settle_s` on. Raises when a request failed."""
+    """Tokens a second that arrived in the `window_s` seconds from `settle_s` on. Raises when a
+    request failed."""
     outcome = await _asked(endpoint, options, asked, plan)
     opens = outcome.opened + settle_s
     return _tokens(outcome, opens, opens + window_s) / window_s
 
 
-async def worked(endpoint: str, options: Options, asked: Iterator[Question], concurrency: int, answers: int) -> float:
-    """Tokens a second of so many answers, until the first user finds nothing left to ask, after one answer a user to
-    warm up.
+async def worked(
+    endpoint: str, options: Options, asked: Iterator[Question], concurrency: int, answers: int
+) -> float:
+    """Tokens a second of so many answers, until the first user finds nothing left to ask, after one
+    answer a user to warm up.
 
-    At few streams a window holds few answers, and which ones they are differs with the speed that is measured; here
-    everybody who is compared does the same work, with all users busy. Raises when a request failed.
+    At few streams a window holds few answers, and which ones they are differs with the speed that
+    is measured; here everybody who is compared does the same work, with all users busy. Raises when
+    a request failed.
     """
     plan = loop.LoadPlan(concurrency=concurrency, requests=answers, warmup=concurrency)
     outcome = await _asked(endpoint, options, asked, plan)
@@ -97,7 +117,9 @@ async def worked(endpoint: str, options: Options, asked: Iterator[Question], con
     return _tokens(outcome, outcome.opened, closes) / (closes - outcome.opened)
 
 
-async def _asked(endpoint: str, options: Options, asked: Iterator[Question], plan: loop.LoadPlan) -> loop.Outcome:
+async def _asked(
+    endpoint: str, options: Options, asked: Iterator[Question], plan: loop.LoadPlan
+) -> loop.Outcome:
     server = GrpcEndpoint(endpoint, options)
     try:
         outcome = await loop.run(server, asked, plan, lambda *_: None)

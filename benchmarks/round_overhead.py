@@ -1,9 +1,11 @@
-"""What a round takes beside its two passes, between a verifier and a drafter in processes of their own (rows 1 to 4).
+"""What a round takes beside its two passes, between a verifier and a drafter in processes of their
+own (rows 1 to 4).
 
-Synthetic workers: a verification and a draft take as long as they are told to, whatever is in them, so what is left of
-a round is hops, messages and Python. Temperature 1, 64 entries of q a slot, whole blocks, a window of two rounds; who
-stands for the coordinator commits and acknowledges. Beside it, in the same run and by turns: two processes that
-exchange the same messages, as many rows among them, and do nothing else (`bare_hops`). Medians of all rounds.
+Synthetic workers: a verification and a draft take as long as they are told to, whatever is in them,
+so what is left of a round is hops, messages and Python. Temperature 1, 64 entries of q a slot,
+whole blocks, a window of two rounds; who stands for the coordinator commits and acknowledges.
+Beside it, in the same run and by turns: two processes that exchange the same messages, as many rows
+among them, and do nothing else (`bare_hops`). Medians of all rounds.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ SAID = {
 
 
 def _holds(found: dict[str, float], bars: Bars) -> bool:
-    return all(found[name] >= bar if name == "verifier_busy" else found[name] <= bar for name, bar in bars.items())
+    return all(
+        found[name] >= bar if name == "verifier_busy" else found[name] <= bar
+        for name, bar in bars.items()
+    )
 
 
 def _said(bars: Bars) -> str:
@@ -55,7 +60,8 @@ ROWS: dict[int, tuple[str, dict[str, tuple[RoundSetting, Bars]]]] = {
         },
     ),
     3: (
-        "the same beside T_v 5 ms and T_d 1.2 ms, rows of 64 values; how busy two cohorts keep a verifier",
+        "the same beside T_v 5 ms and T_d 1.2 ms, rows of 64 values; how busy two cohorts keep a "
+        "verifier",
         {
             "1 sequence": (RoundSetting(1, *FAST), {"overhead": 0.22}),
             "64 sequences": (RoundSetting(MANY, *FAST), {"overhead": 0.40}),
@@ -77,10 +83,14 @@ ROWS: dict[int, tuple[str, dict[str, tuple[RoundSetting, Bars]]]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.round_overhead", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.round_overhead", description=__doc__
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON row per statement")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter windows")
-    parser.add_argument("--only", type=int, choices=ROWS, action="append", metavar="ROW", help="this row, 1 to 4")
+    parser.add_argument(
+        "--only", type=int, choices=ROWS, action="append", metavar="ROW", help="this row, 1 to 4"
+    )
     args = parser.parse_args(argv)
     quiet()
     repeats, seconds = (2, 1.0) if args.quick else (5, 3.0)
@@ -93,7 +103,9 @@ def main(argv: list[str] | None = None) -> int:
             shown = {each: round(figure, 4) for each, figure in found.items()}
             value[called] = {**shown, "bar": _said(bars), "holds": _holds(found, bars)}
         bar = "; ".join(f"{called}: {made['bar']}" for called, made in value.items())
-        code |= Row(number, name, value, bar, all(made["holds"] for made in value.values())).show(as_json=args.json)
+        code |= Row(number, name, value, bar, all(made["holds"] for made in value.values())).show(
+            as_json=args.json
+        )
     return code
 
 

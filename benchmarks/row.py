@@ -16,7 +16,8 @@ from dspark.loadgen.report import machine
 class Row:
     """What a check prints with --json, on one line.
 
-    row: number of the statement ("B2"). holds: None when it could not be measured here; `value` says why.
+    row: number of the statement ("B2"). holds: None when it could not be measured here; `value`
+    says why.
     """
 
     row: int | str

@@ -1,8 +1,9 @@
 """Makes the shipped drafter's folder of a training run: `python -m benchmarks.ship RUN`.
 
-RUN is what `dspark train drafter --out` wrote, finished or still going on (then its last saved state is taken). Its
-drafter loses the tables that are the target's, is calibrated for every acceptance rule on prompts of its own, measured
-on the prompts of every domain, and gets a card with what it was trained on, its curve, and its figures.
+RUN is what `dspark train drafter --out` wrote, finished or still going on (then its last saved
+state is taken). Its drafter loses the tables that are the target's, is calibrated for every
+acceptance rule on prompts of its own, measured on the prompts of every domain, and gets a card with
+what it was trained on, its curve, and its figures.
 """
 
 from __future__ import annotations
@@ -42,13 +43,23 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ship", description=__doc__)
     parser.add_argument("run", type=Path, help="folder of a training run")
     parser.add_argument("--out", type=Path, default=OUT, help="folder to replace (the shipped one)")
-    parser.add_argument("--target", default=shipped.TARGET, help=f"folder, name or hub id ({shipped.TARGET})")
+    parser.add_argument(
+        "--target", default=shipped.TARGET, help=f"folder, name or hub id ({shipped.TARGET})"
+    )
     parser.add_argument("--tokens", type=int, default=64, help="of an answer (64)")
-    parser.add_argument("--rows", type=int, default=8, help="prompts of a domain that are measured; 0: all (8)")
-    parser.add_argument("--before", type=int, default=0, help="blocks that the weights it started from had seen (0)")
+    parser.add_argument(
+        "--rows", type=int, default=8, help="prompts of a domain that are measured; 0: all (8)"
+    )
+    parser.add_argument(
+        "--before", type=int, default=0, help="blocks that the weights it started from had seen (0)"
+    )
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="to calibrate on")
-    parser.add_argument("--datasets", type=Path, nargs="+", help="to measure on (a file of every domain)")
-    parser.add_argument("--keep", type=Path, help="folder in which the target's answers stay, for the next drafter")
+    parser.add_argument(
+        "--datasets", type=Path, nargs="+", help="to measure on (a file of every domain)"
+    )
+    parser.add_argument(
+        "--keep", type=Path, help="folder in which the target's answers stay, for the next drafter"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of the processor (1)")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
@@ -69,10 +80,18 @@ def ship(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
         folder, measured = Path(scratch) / out.name, Path(scratch) / "measured"
         facts = _facts(run)
-        without_tables(_drafter(run, facts, Path(scratch)), folder, target=target, dtype=torch.bfloat16)
+        without_tables(
+            _drafter(run, facts, Path(scratch)), folder, target=target, dtype=torch.bfloat16
+        )
         _say("calibrating")
         fits = calibrate(
-            target, folder, [args.prompts], temperatures=[1.0], new_tokens=args.tokens, plots=folder, keep=args.keep
+            target,
+            folder,
+            [args.prompts],
+            temperatures=[1.0],
+            new_tokens=args.tokens,
+            plots=folder,
+            keep=args.keep,
         )
         _say("measuring")
         report = evaluate(
@@ -90,9 +109,19 @@ def ship(args: argparse.Namespace) -> None:
         shutil.copyfile(log.path, folder / "training.csv")
         record.draw(log, CURVES, folder / "training.png")
         shutil.copyfile(measured / "acceptance.png", folder / "acceptance.png")
-        told = {"training": facts, "calibration": fits, "evaluation": report, "log": log.read(), "before": args.before}
-        (folder / "README.md").write_text(card(told, rows=args.rows, tokens=args.tokens), encoding="utf-8")
-        (folder / "metrics.json").write_text(json.dumps(metrics.plain(_without_paths(report))) + "\n", encoding="utf-8")
+        told = {
+            "training": facts,
+            "calibration": fits,
+            "evaluation": report,
+            "log": log.read(),
+            "before": args.before,
+        }
+        (folder / "README.md").write_text(
+            card(told, rows=args.rows, tokens=args.tokens), encoding="utf-8"
+        )
+        (folder / "metrics.json").write_text(
+            json.dumps(metrics.plain(_without_paths(report))) + "\n", encoding="utf-8"
+        )
         shutil.rmtree(out, ignore_errors=True)
         folder.rename(out)
 
@@ -128,7 +157,11 @@ def _drafter(run: Path, facts: dict[str, Any], scratch: Path) -> Path:
 
 def _without_paths(report: dict[str, Any]) -> dict[str, Any]:
     """Of figures that are published: no folder of the machine that they were measured on."""
-    return {name: value for name, value in report.items() if name not in ("target", "drafter", "seconds")}
+    return {
+        name: value
+        for name, value in report.items()
+        if name not in ("target", "drafter", "seconds")
+    }
 
 
 def _say(line: str) -> None:

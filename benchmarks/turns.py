@@ -1,7 +1,7 @@
 """Contestants that take turns on the same work, and what came of it.
 
-A turn measures everybody once; who begins changes from turn to turn. A ratio is the median over the turns of the ratio
-inside a turn, since a machine's speed moves by more than contestants differ.
+A turn measures everybody once; who begins changes from turn to turn. A ratio is the median over the
+turns of the ratio inside a turn, since a machine's speed moves by more than contestants differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from dspark.errors import InvalidRequest
 
 ADAPTIVE = "adaptive"
 BASELINES = ("off", *(f"fixed:{slots}" for slots in range(1, 8)))
-HOPELESS = 0.87  # of the best baseline's median; noise of one turn stays well below what is left out here
+HOPELESS = (
+    0.87  # of the best baseline's median; noise of one turn stays well below what is left out here
+)
 
 Rate = Callable[[str, int], Awaitable[float]]  # policy, concurrency -> tokens a second
 
@@ -38,22 +40,29 @@ def ratios(ahead: Sequence[float], other: Sequence[float]) -> list[float]:
 
 
 class Book:
-    """Measurements by (part, load, policy), in order of turns. What `path` holds is not made again; None forgets."""
+    """Measurements by (part, load, policy), in order of turns. What `path` holds is not made again;
+    None forgets."""
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
         self._path = path
         self._rates: dict[tuple[str, int, str], list[float]] = {}
         if path is None:
             return
-        head = json.loads(json.dumps({"settings": dict(settings)}))  # as it is read back: tuples are lists there
+        head = json.loads(
+            json.dumps({"settings": dict(settings)})
+        )  # as it is read back: tuples are lists there
         if not path.exists():
             self._write(head)
             return
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         if not lines or lines[0] != head:
-            raise InvalidRequest("save", f"{path} holds measurements of other settings; name another file")
+            raise InvalidRequest(
+                "save", f"{path} holds measurements of other settings; name another file"
+            )
         for line in lines[1:]:
-            self._rates.setdefault((line["part"], line["load"], line["policy"]), []).append(line["tok_s"])
+            self._rates.setdefault((line["part"], line["load"], line["policy"]), []).append(
+                line["tok_s"]
+            )
 
     def rates(self, part: str, load: int, policy: str) -> list[float]:
         return self._rates.get((part, load, policy), [])
@@ -73,8 +82,9 @@ class Book:
 class Tournament:
     """Policies under one load after the other: `rate` measures, `book` remembers.
 
-    Every other turn runs backwards, so that nobody always follows the same neighbour. Baselines whose median falls
-    below `HOPELESS` of the best baseline's leave: turns are better spent on those that may be it.
+    Every other turn runs backwards, so that nobody always follows the same neighbour. Baselines
+    whose median falls below `HOPELESS` of the best baseline's leave: turns are better spent on
+    those that may be it.
     """
 
     part: str
@@ -97,13 +107,21 @@ class Tournament:
         return self.points
 
     def _stay(self, load: int, left: Sequence[str], turn: int) -> list[str]:
-        medians = {policy: statistics.median(self.book.rates(self.part, load, policy)[: turn + 1]) for policy in left}
+        medians = {
+            policy: statistics.median(self.book.rates(self.part, load, policy)[: turn + 1])
+            for policy in left
+        }
         best = max(medians[policy] for policy in left if policy != ADAPTIVE)
-        return [policy for policy in left if policy == ADAPTIVE or medians[policy] >= HOPELESS * best]
+        return [
+            policy for policy in left if policy == ADAPTIVE or medians[policy] >= HOPELESS * best
+        ]
 
     def _point(self, load: int, left: Sequence[str]) -> dict[str, Any]:
-        """Medians of everybody; the adaptive policy over the best baseline that stayed, turn by turn."""
-        rates = {policy: self.book.rates(self.part, load, policy) for policy in (*BASELINES, ADAPTIVE)}
+        """Medians of everybody; the adaptive policy over the best baseline that stayed, turn by
+        turn."""
+        rates = {
+            policy: self.book.rates(self.part, load, policy) for policy in (*BASELINES, ADAPTIVE)
+        }
         medians = {policy: statistics.median(given) for policy, given in rates.items()}
         rival = max((policy for policy in left if policy != ADAPTIVE), key=medians.__getitem__)
         each = ratios(rates[ADAPTIVE], rates[rival])

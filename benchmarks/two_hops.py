@@ -1,7 +1,8 @@
-"""Rounds between a verifier and a drafter (`Verify.Control`), measured beside bare streams of the same payload.
+"""Rounds between a verifier and a drafter (`Verify.Control`), measured beside bare streams of the
+same payload.
 
-Who stands for the coordinator commits and acknowledges everything at once. Rounds are compared by their median, which a
-crowded machine spoils least.
+Who stands for the coordinator commits and acknowledges everything at once. Rounds are compared by
+their median, which a crowded machine spoils least.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ from dspark.runtime.channel import WORKER_WATCH_MS, open_channel
 from dspark.types import Rule, SamplingParams
 from dspark.wire.v1 import draft_pb2_grpc, types_pb2, verify_pb2_grpc
 
-_numbers = itertools.count(1)  # of sequences: none is used again while a pass of an earlier window may hold it
+_numbers = itertools.count(
+    1
+)  # of sequences: none is used again while a pass of an earlier window may hold it
 SETTLED = 24  # passes before anything is measured
 PROMPT, ANSWER = 32, 1 << 14  # tokens; no answer ends while it is measured
 
 
 @dataclass(frozen=True, slots=True)
 class RoundSetting:
-    """Whose rounds. Seconds of a verification and of a draft; width: values of a feature row, of two bytes each."""
+    """Whose rounds. Seconds of a verification and of a draft; width: values of a feature row, of
+    two bytes each."""
 
     sequences: int
     verify_s: float
@@ -46,8 +50,9 @@ class RoundSetting:
 def measure(setting: RoundSetting, repeats: int, seconds: float) -> dict[str, float]:
     """So many windows of rounds, and as many of bare streams behind each of them.
 
-    verifier_busy: share of time. overhead: share of a round that is no pass. times_bare: what is no pass over the same
-    of bare streams; two cohorts wait for each other and plain rounds have no hop, so neither of them is compared.
+    verifier_busy: share of time. overhead: share of a round that is no pass. times_bare: what is no
+    pass over the same of bare streams; two cohorts wait for each other and plain rounds have no
+    hop, so neither of them is compared.
     """
     two, bare, steps = list[float](), list[float](), list[float]()
     compared = setting.drafts and setting.cohorts == 1
@@ -90,7 +95,9 @@ class Acknowledges:
                     self.passes += 1
                     self.tokens += sum(len(one.tokens) for one in each.report.rounds)
                     self.rounds_s.append(each.timing.round_s)
-                told += [Acknowledged(one.sequence, one.epoch, one.round) for one in each.report.rounds]
+                told += [
+                    Acknowledged(one.sequence, one.epoch, one.round) for one in each.report.rounds
+                ]
             else:
                 note(f"heard: {each}")
         self._port.tell(told)
@@ -99,8 +106,11 @@ class Acknowledges:
         self.why_lost = why
 
 
-async def _two_hops(workers: ProcessCell, setting: RoundSetting, seconds: float) -> tuple[list[float], float, float]:
-    """Seconds of each round, and from one pass to the next on the average; feature rows of a round."""
+async def _two_hops(
+    workers: ProcessCell, setting: RoundSetting, seconds: float
+) -> tuple[list[float], float, float]:
+    """Seconds of each round, and from one pass to the next on the average; feature rows of a
+    round."""
     async with _rounds(workers, setting) as rounds:
         clock = asyncio.get_running_loop()
         before, tokens, began = rounds.passes, rounds.tokens, clock.time()
@@ -116,7 +126,10 @@ async def _two_hops(workers: ProcessCell, setting: RoundSetting, seconds: float)
 async def _rounds(workers: ProcessCell, setting: RoundSetting) -> AsyncIterator[Acknowledges]:
     """A verifier in the middle of its rounds."""
     (verifier,), (drafter,) = workers.endpoints("verify"), workers.endpoints("draft")
-    async with open_channel(verifier, watch_ms=WORKER_WATCH_MS) as channel, open_channel(drafter) as other:
+    async with (
+        open_channel(verifier, watch_ms=WORKER_WATCH_MS) as channel,
+        open_channel(drafter) as other,
+    ):
         facts = await verify_pb2_grpc.VerifyStub(channel).Describe(types_pb2.DescribeRequest())  # type: ignore[no-untyped-call]
         its = await draft_pb2_grpc.DraftStub(other).Describe(types_pb2.DescribeRequest())  # type: ignore[no-untyped-call]
         port = ControlClient(
@@ -142,5 +155,9 @@ async def _rounds(workers: ProcessCell, setting: RoundSetting) -> AsyncIterator[
 
 def _admission(number: int) -> Admission:
     prompt = [2 + (number * 31 + at) % 1000 for at in range(PROMPT)]
-    params = replace(SamplingParams(temperature=1.0, seed=number, rule=Rule.BLOCK), prompt_len=PROMPT)
-    return Admission(Admit(number, 0, PROMPT, ANSWER, frozenset(), 1), prompt, params, PROMPT + ANSWER, True)
+    params = replace(
+        SamplingParams(temperature=1.0, seed=number, rule=Rule.BLOCK), prompt_len=PROMPT
+    )
+    return Admission(
+        Admit(number, 0, PROMPT, ANSWER, frozenset(), 1), prompt, params, PROMPT + ANSWER, True
+    )

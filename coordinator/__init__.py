@@ -1,1 +1,2 @@
-"""The room that conducts: admission, lanes, scheduling of verification, streams to clients. No torch, no Ray."""
+"""The room that conducts: admission, lanes, scheduling of verification, streams to clients. No
+torch, no Ray."""

@@ -1,5 +1,5 @@
-"""The event loop, as the coordinator's parts see it: its time, which a test turns by hand; what others on it must not
-wait for, and what must leave first."""
+"""The event loop, as the coordinator's parts see it: its time, which a test turns by hand; what
+others on it must not wait for, and what must leave first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-TURNS_TO_SEND = 2  # of the event loop, from an order to its bytes: the sender wakes, serialises, hands over
+TURNS_TO_SEND = (
+    2  # of the event loop, from an order to its bytes: the sender wakes, serialises, hands over
+)
 
 
 class Timer(Protocol):
@@ -24,11 +26,13 @@ class Clock(Protocol):
 
 
 async def let_orders_leave() -> None:
-    """Lets messages that were ordered in this turn of the loop leave before whatever the caller does next."""
+    """Lets messages that were ordered in this turn of the loop leave before whatever the caller
+    does next."""
     for _ in range(TURNS_TO_SEND):
         await asyncio.sleep(0)
 
 
 async def beside(long: bool, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """What `work` returns, from beside the event loop where it is `long`; what is not takes less time than a thread."""
+    """What `work` returns, from beside the event loop where it is `long`; what is not takes less
+    time than a thread."""
     return await asyncio.to_thread(work, *args, **options) if long else work(*args, **options)

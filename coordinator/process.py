@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger("dspark.coordinator")
 
 CONTROL = "dspark.wire.v1.Control"
-SPARE_STREAMS = 256  # of one connection, for calls that are being refused: beyond, gRPC refuses without a hint
+SPARE_STREAMS = (
+    256  # of one connection, for calls that are being refused: beyond, gRPC refuses without a hint
+)
 
 
 class CoordinatorProcess(ClientsProcess[LocalCell]):
@@ -72,14 +74,16 @@ class CoordinatorProcess(ClientsProcess[LocalCell]):
 
 
 async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> CoordinatorProcess:
-    """Serves at once, or as soon as the workers it knows from the start have run their first requests; lanes open as
-    workers are found."""
+    """Serves at once, or as soon as the workers it knows from the start have run their first
+    requests; lanes open as workers are found."""
     policy, rule = check(config)
     shell = Shell("coordinator", config, lambda: config.target or served(cell), config.http)
     tokenizer = find_tokenizer(config.target, config.target_revision)
     clock, metrics = asyncio.get_running_loop(), shell.metrics
     metrics.policy_info.labels(policy=str(policy)).set(1)
-    bounds = copied(QueueBounds, config, warm_s=2 * config.warm_up_s)  # plain requests, then drafted ones
+    bounds = copied(
+        QueueBounds, config, warm_s=2 * config.warm_up_s
+    )  # plain requests, then drafted ones
     admission = Scheduler(bounds, clock, metrics)
     journal = _journal(config, metrics)
     explain = Explain(metrics.dropped.labels(kind="explained", reason="not_read").inc)
@@ -92,16 +96,26 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         write=journal.write if journal is not None else None,
     )
     security = shell.security
-    access = WorkerAccess(config.describe_deadline_s, security.token, security.tls, config.flap_limit)
-    membership = Membership(admission, lanes, access, explain=explain, warm_up_s=config.warm_up_s, rule=rule)
+    access = WorkerAccess(
+        config.describe_deadline_s, security.token, security.tls, config.flap_limit
+    )
+    membership = Membership(
+        admission, lanes, access, explain=explain, warm_up_s=config.warm_up_s, rule=rule
+    )
     tracing = _traced(config, name, admission, membership, clock, metrics)
     cell = LocalCell(admission, membership, policy, rule, journal)
     frontends = CellService(cell, clock, metrics)
-    front = FrontEnd(config, shell, cell, tokenizer, most=config.max_running + config.max_queued + SPARE_STREAMS)
+    front = FrontEnd(
+        config, shell, cell, tokenizer, most=config.max_running + config.max_queued + SPARE_STREAMS
+    )
     servicers = (
         front.servicer,
         Servicer(frontend_pb2_grpc.add_CellServicer_to_server, frontends, CELL),
-        Servicer(control_pb2_grpc.add_ControlServicer_to_server, ControlService(cell, frontends, shell, name), CONTROL),
+        Servicer(
+            control_pb2_grpc.add_ControlServicer_to_server,
+            ControlService(cell, frontends, shell, name),
+            CONTROL,
+        ),
     )
     try:
         await shell.listen(servicers, **front.listening())
@@ -125,7 +139,9 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     return CoordinatorProcess(shell, cell, front, tracing)
 
 
-def _live(config: CoordinatorConfig, api: Api, membership: Membership, admission: Scheduler) -> tuple[APIRouter, ...]:
+def _live(
+    config: CoordinatorConfig, api: Api, membership: Membership, admission: Scheduler
+) -> tuple[APIRouter, ...]:
     """The live page, where it is wanted. Called once the HTTP libraries are known to be there."""
     if not config.live_page:
         return ()
@@ -135,7 +151,8 @@ def _live(config: CoordinatorConfig, api: Api, membership: Membership, admission
 
 
 def _health(server: GrpcServer, admission: Scheduler) -> Callable[[bool], None]:
-    """Clients hear NOT_SERVING while no verifier is there; workers and operators find the process all the same."""
+    """Clients hear NOT_SERVING while no verifier is there; workers and operators find the process
+    all the same."""
     said = True
 
     def change(serving: bool) -> None:
@@ -148,7 +165,8 @@ def _health(server: GrpcServer, admission: Scheduler) -> Callable[[bool], None]:
 
 
 def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
-    """Refuses what cannot work, by name, before anything is opened; returns the default policy and rule."""
+    """Refuses what cannot work, by name, before anything is opened; returns the default policy and
+    rule."""
     check_settings(config, "coordinator")
     if config.otel_endpoint is not None:
         split_endpoint(config.otel_endpoint, "coordinator.otel_endpoint")
@@ -174,12 +192,19 @@ def _static(config: CoordinatorConfig) -> list[Address]:
 
 
 def _traced(
-    config: CoordinatorConfig, name: str, admission: Scheduler, membership: Membership, clock: Clock, metrics: Metrics
+    config: CoordinatorConfig,
+    name: str,
+    admission: Scheduler,
+    membership: Membership,
+    clock: Clock,
+    metrics: Metrics,
 ) -> Any:
     """Lets requests be traced; what sends the spans, or None."""
     if config.otel_endpoint is None:
         return None
-    tracer, provider = open_tracer(config.otel_endpoint, service="dspark-coordinator", instance=name)
+    tracer, provider = open_tracer(
+        config.otel_endpoint, service="dspark-coordinator", instance=name
+    )
     admission.tracing = Tracing(tracer, config.otel_share, membership.explain, clock, metrics)
     return provider
 

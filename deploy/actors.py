@@ -1,6 +1,8 @@
-"""What runs inside a Ray actor: a thin shell around one room's process. A plain class; `cluster.py` makes it an actor.
+"""What runs inside a Ray actor: a thin shell around one room's process. A plain class; `cluster.py`
+makes it an actor.
 
-The room keeps its own gRPC server; no request ever passes through the shell. Plain values in, plain values out.
+The room keeps its own gRPC server; no request ever passes through the shell. Plain values in, plain
+values out.
 """
 
 from __future__ import annotations
@@ -37,12 +39,21 @@ class DsparkProcess:
         return str(ray.get_runtime_context().get_node_id()), str(ray.util.get_node_ip_address())
 
     async def start(
-        self, role: str, settings: Mapping[str, Any], *, name: str, secrets: Mapping[str, str], node_ip: str
+        self,
+        role: str,
+        settings: Mapping[str, Any],
+        *,
+        name: str,
+        secrets: Mapping[str, str],
+        node_ip: str,
     ) -> dict[str, Any]:
-        """Starts the room. Returns what it is, or {"failed": sentence, "fatal": whether trying again is useless}."""
+        """Starts the room. Returns what it is, or {"failed": sentence, "fatal": whether trying
+        again is useless}."""
         configure_logging(role=role, name=name, fmt="json")
         try:
-            self._process = await start_room(ProcessRole(role), _at_hand(settings, secrets), name=name)
+            self._process = await start_room(
+                ProcessRole(role), _at_hand(settings, secrets), name=name
+            )
         except DsparkError as error:
             return {"failed": str(error), "fatal": True}
         except Exception as error:
@@ -77,8 +88,8 @@ class DsparkProcess:
 
 
 def _at_hand(settings: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
-    """The settings with every secret's file on this node; written here where the state folder is another node's, or
-    holds what an earlier cell left."""
+    """The settings with every secret's file on this node; written here where the state folder is
+    another node's, or holds what an earlier cell left."""
     mine = dict(settings)
     for key, secret in secrets.items():
         wanted = mine.get(key)

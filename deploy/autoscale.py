@@ -1,12 +1,14 @@
-"""How large each pool should be, within section `autoscale` of the file. Pure: readings and a clock in, sizes out.
+"""How large each pool should be, within section `autoscale` of the file. Pure: readings and a clock
+in, sizes out.
 
-Each pool follows its own signal. Drafters: the share of the time they compute, and how long cohorts wait for them.
-Verifiers: pages in use, the wait for admission, and the promised latencies.
+Each pool follows its own signal. Drafters: the share of the time they compute, and how long cohorts
+wait for them. Verifiers: pages in use, the wait for admission, and the promised latencies.
 
-What keeps it calm: a pool grows when it was too small for `up_after_s` without a break; it shrinks when it was too
-large for `down_after_s`, to the largest size that sufficed in that time, and only if what is left would stand below
-`headroom` of the target (so that shrinking never asks for growing); after every change it rests for `cool_down_s`;
-while replicas are still starting or leaving nothing is decided.
+What keeps it calm: a pool grows when it was too small for `up_after_s` without a break; it shrinks
+when it was too large for `down_after_s`, to the largest size that sufficed in that time, and only
+if what is left would stand below `headroom` of the target (so that shrinking never asks for
+growing); after every change it rests for `cool_down_s`; while replicas are still starting or
+leaving nothing is decided.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from dspark.runtime.setting import check_settings, setting
 class PoolReading:
     """What the last seconds were like.
 
-    streams: answers in work that may use drafts, and those that wait. drafter_busy: computing share of the drafters
-    that serve, on average, in [0, 1]; None when there is none. draft_wait_s: mean wait of a cohort for a busy drafter.
-    pages: share of all verifiers' pages in use. queued: requests that wait now. queue_s, ttft_s, itl_s: 95th
-    percentiles; None when nothing ended in that time.
+    streams: answers in work that may use drafts, and those that wait. drafter_busy: computing share
+    of the drafters that serve, on average, in [0, 1]; None when there is none. draft_wait_s: mean
+    wait of a cohort for a busy drafter. pages: share of all verifiers' pages in use. queued:
+    requests that wait now. queue_s, ttft_s, itl_s: 95th percentiles; None when nothing ended in
+    that time.
     """
 
     streams: int
@@ -40,7 +43,8 @@ class PoolReading:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """at_least: replicas needed now. enough: how many would do with headroom. why: in a few words, for the log."""
+    """at_least: replicas needed now. enough: how many would do with headroom. why: in a few words,
+    for the log."""
 
     at_least: int
     enough: int
@@ -76,7 +80,10 @@ def drafters_needed(reading: PoolReading, size: int, config: AutoscaleConfig) ->
 
 def verifiers_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -> Need:
     """By the first of: pages, the line before the door, the promised latencies."""
-    at_least, why = max(1, _replicas(size * reading.pages, config.verifier_pages)), f"{reading.pages:.0%} of the pages"
+    at_least, why = (
+        max(1, _replicas(size * reading.pages, config.verifier_pages)),
+        f"{reading.pages:.0%} of the pages",
+    )
     enough = max(1, _replicas(size * reading.pages, config.headroom * config.verifier_pages))
     limits = (
         ("wait for admission", reading.queue_s, config.queue_s),
@@ -87,7 +94,10 @@ def verifiers_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -
         if seconds is None or not limit:
             continue
         if seconds > limit and (reading.streams or reading.queued):
-            at_least, why = max(at_least, size + 1), f"{what} {seconds * 1e3:.0f} ms, at most {limit * 1e3:.0f}"
+            at_least, why = (
+                max(at_least, size + 1),
+                f"{what} {seconds * 1e3:.0f} ms, at most {limit * 1e3:.0f}",
+            )
         # Fewer verifiers share the same work, so what is left answers about so much later.
         enough = max(enough, min(size, math.ceil(size * seconds / (config.headroom * limit))))
     if reading.queued:
@@ -96,12 +106,20 @@ def verifiers_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -
 
 
 def step(
-    memory: Memory, size: int, need: Need, bounds: tuple[int, int], patience: AutoscaleConfig, now: float
+    memory: Memory,
+    size: int,
+    need: Need,
+    bounds: tuple[int, int],
+    patience: AutoscaleConfig,
+    now: float,
 ) -> tuple[Memory, int]:
-    """One look at a settled pool of `size`. bounds: fewest and most. Returns what to remember and the size to have."""
+    """One look at a settled pool of `size`. bounds: fewest and most. Returns what to remember and
+    the size to have."""
     least, most = bounds
     need = Need(min(max(need.at_least, least), most), min(max(need.enough, least), most), need.why)
-    idle_since = None if need.enough else memory.idle_since if memory.idle_since is not None else now
+    idle_since = (
+        None if need.enough else memory.idle_since if memory.idle_since is not None else now
+    )
     memory, rested = replace(memory, idle_since=idle_since), now >= memory.rests_until
     changed = Memory(idle_since=idle_since, rests_until=now + patience.cool_down_s)
     if need.at_least > size:
@@ -131,29 +149,40 @@ class Autoscaler:
         self.why: dict[str, str] = {}  # what the last look saw, by pool
         self._memory = dict.fromkeys(config.bounds, Memory())
 
-    def look(self, reading: PoolReading, verifiers: int, drafters: int, now: float) -> tuple[int, int]:
+    def look(
+        self, reading: PoolReading, verifiers: int, drafters: int, now: float
+    ) -> tuple[int, int]:
         """(verifiers, drafters) to have, for pools that are settled at the given sizes."""
         config, wanted = self.config, dict[str, int]()
-        looks = (("verifiers", verifiers_needed, verifiers), ("drafters", drafters_needed, drafters))
+        looks = (
+            ("verifiers", verifiers_needed, verifiers),
+            ("drafters", drafters_needed, drafters),
+        )
         for pool, needed, size in looks:
             need = needed(reading, size, config)
             self.why[pool] = need.why
-            self._memory[pool], wanted[pool] = step(self._memory[pool], size, need, config.bounds[pool], config, now)
+            self._memory[pool], wanted[pool] = step(
+                self._memory[pool], size, need, config.bounds[pool], config, now
+            )
         return wanted["verifiers"], wanted["drafters"]
 
     def rest(self, now: float) -> None:
         """Somebody else changed the pools: what was seen before says nothing about them."""
-        self._memory = dict.fromkeys(self.config.bounds, Memory(rests_until=now + self.config.cool_down_s))
+        self._memory = dict.fromkeys(
+            self.config.bounds, Memory(rests_until=now + self.config.cool_down_s)
+        )
 
 
 def _replicas(work: float, target: float) -> int:
-    """Fewest replicas that share so much work at no more than `target` each; float noise does not make one more."""
+    """Fewest replicas that share so much work at no more than `target` each; float noise does not
+    make one more."""
     return math.ceil(work / target - 1e-9)
 
 
 @dataclass(frozen=True)
 class AutoscaleConfig:
-    """Bounds, targets and patience of the two pools. Times are seconds unless the name says otherwise."""
+    """Bounds, targets and patience of the two pools. Times are seconds unless the name says
+    otherwise."""
 
     enabled: bool = setting(False, "Let the pools follow the load.")
     min_verifiers: int = setting(1, "Fewest verifiers.", least=1)
@@ -161,7 +190,10 @@ class AutoscaleConfig:
     min_drafters: int = setting(0, "Fewest drafters; 0 lets an idle cell have none.", least=0)
     max_drafters: int = setting(8, "Most drafters.")
     drafter_busy: float = setting(
-        0.7, "Share of the time a drafter should compute at most; above, one more is wanted.", above=0, most=1
+        0.7,
+        "Share of the time a drafter should compute at most; above, one more is wanted.",
+        above=0,
+        most=1,
     )
     draft_wait_ms: float = setting(
         10.0, "Mean wait of a cohort for a busy drafter; above, one more is wanted.", above=0
@@ -170,12 +202,17 @@ class AutoscaleConfig:
         0.8, "Share of the verifiers' pages in use; above, one more is wanted.", above=0, most=1
     )
     queue_s: float = setting(
-        1.0, "95th percentile of the wait for admission; above, one more verifier is wanted.", above=0
+        1.0,
+        "95th percentile of the wait for admission; above, one more verifier is wanted.",
+        above=0,
     )
     slo_ttft_ms: float = setting(0.0, "95th percentile of time to first token; 0: none.", least=0)
     slo_itl_ms: float = setting(0.0, "95th percentile of time per token; 0: none.", least=0)
     headroom: float = setting(
-        0.8, "A pool shrinks only if what is left would stand below this share of its target.", above=0, most=1
+        0.8,
+        "A pool shrinks only if what is left would stand below this share of its target.",
+        above=0,
+        most=1,
     )
     look_s: float = setting(2.0, "Between two looks at the cell.", above=0)
     window_s: float = setting(10.0, "What shares and percentiles are taken over.", above=0)

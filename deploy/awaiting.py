@@ -21,7 +21,8 @@ TIMEOUT_S = 600.0
 
 
 def _until_nothing(pending: Callable[[], str], late: str, deadline: float, say: Say) -> None:
-    """Until nothing is pending any more. `late`: what is said before it when that takes too long."""
+    """Until nothing is pending any more. `late`: what is said before it when that takes too
+    long."""
     reminded = time.monotonic()
     while found := pending():
         now = time.monotonic()
@@ -33,8 +34,11 @@ def _until_nothing(pending: Callable[[], str], late: str, deadline: float, say: 
         time.sleep(POLL_S)
 
 
-def await_replicas(report: Callable[[], list[dict[str, Any]]], deadline: float, say: Say) -> list[dict[str, Any]]:
-    """Waits until every replica serves; says every change, and now and then what is still pending."""
+def await_replicas(
+    report: Callable[[], list[dict[str, Any]]], deadline: float, say: Say
+) -> list[dict[str, Any]]:
+    """Waits until every replica serves; says every change, and now and then what is still
+    pending."""
     shown: dict[str, str] = {}
     rows: list[dict[str, Any]] = []
 
@@ -47,7 +51,9 @@ def await_replicas(report: Callable[[], list[dict[str, Any]]], deadline: float, 
             if row["unplaced"]:
                 raise Unavailable(f"{row['name']} cannot be placed: {row['reason']}")
             where = f" at {row['endpoint']} (pid {row['pid']})" if row["endpoint"] else ""
-            line = f"{row['name']}: {row['phase']}{where}" + (f", {row['reason']}" if row["reason"] else "")
+            line = f"{row['name']}: {row['phase']}{where}" + (
+                f", {row['reason']}" if row["reason"] else ""
+            )
             if shown.get(row["name"]) != line:
                 shown[row["name"]] = line
                 if row["phase"] != "down" or row["reason"]:
@@ -61,7 +67,8 @@ def await_replicas(report: Callable[[], list[dict[str, Any]]], deadline: float, 
 
 
 def await_lanes(cell: Cell, verifiers: int, drafters: int, deadline: float, say: Say) -> None:
-    """Waits until the coordinator is connected to exactly these workers and has a lane for every verifier."""
+    """Waits until the coordinator is connected to exactly these workers and has a lane for every
+    verifier."""
 
     def pending() -> str:
         try:
@@ -69,21 +76,35 @@ def await_lanes(cell: Cell, verifiers: int, drafters: int, deadline: float, say:
         except DsparkError as error:
             return str(error) or type(error).__name__
         states = {process.name: process.state for process in reply.processes}
-        connected = sum(state == "serving" for name, state in states.items() if name.startswith(WORKERS))
+        connected = sum(
+            state == "serving" for name, state in states.items() if name.startswith(WORKERS)
+        )
         fed = {name for lane in reply.lanes for name in lane.drafters}
-        if connected == verifiers + drafters and len(reply.lanes) == verifiers and len(fed) == drafters:
+        if (
+            connected == verifiers + drafters
+            and len(reply.lanes) == verifiers
+            and len(fed) == drafters
+        ):
             return ""
         waiting = ", ".join(
-            f"{process.name} is {process.condition}" for process in reply.processes if process.state != "serving"
+            f"{process.name} is {process.condition}"
+            for process in reply.processes
+            if process.state != "serving"
         )
-        return waiting or f"{len(reply.lanes)} of {verifiers} lanes, {len(fed)} of {drafters} drafters feed"
+        return (
+            waiting
+            or f"{len(reply.lanes)} of {verifiers} lanes, {len(fed)} of {drafters} drafters feed"
+        )
 
     with Client(cell.endpoint, token=cell.token(), tls=cell.tls()) as client:
         _until_nothing(pending, "the coordinator is up but not connected in time:", deadline, say)
 
 
-def scale(verifiers: int | None, drafters: int | None, autoscale: bool | None, say: Say) -> tuple[int, int]:
-    """Resizes the cell of the state folder; None leaves a pool as it is. Returns the sizes in force.
+def scale(
+    verifiers: int | None, drafters: int | None, autoscale: bool | None, say: Say
+) -> tuple[int, int]:
+    """Resizes the cell of the state folder; None leaves a pool as it is. Returns the sizes in
+    force.
 
     Workers that leave get nothing new and are waited for.
     """

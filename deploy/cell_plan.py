@@ -33,13 +33,17 @@ HANDED_ON = (
 )
 
 
-def read_config(*, file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> ClusterConfig:
+def read_config(
+    *, file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
+) -> ClusterConfig:
     """The cell that is asked for; where nothing names a pair, of the shipped one."""
     given = load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags=flags)
     _check_words(given)
     # Processes may run in another folder: what is a file or a folder here gets its full path.
     full: dict[str, Any] = {
-        key: str(Path(path).expanduser().resolve()) for key in FILES if (path := getattr(given, key))
+        key: str(Path(path).expanduser().resolve())
+        for key in FILES
+        if (path := getattr(given, key))
     }
     given = replace(given, address=given.address or ray_environment.job_address(environ), **full)
     if given.synthetic:
@@ -64,8 +68,9 @@ def plan_topology(
     token_files: Mapping[str, Path],
     most: Mapping[ProcessRole, int] | None = None,
 ) -> Topology:
-    """Every process with its resolved settings; a wrong key or value is found here, before anything starts. most: how
-    many of each role there may come to be, where that are more than there are at first."""
+    """Every process with its resolved settings; a wrong key or value is found here, before anything
+    starts. most: how many of each role there may come to be, where that are more than there are at
+    first."""
     shared: dict[str, object] = {
         **{key: getattr(config, key) for key in HANDED_ON},
         **{key: str(path) for key, path in token_files.items()},
@@ -73,21 +78,32 @@ def plan_topology(
         "drafter_revision": config.revision,
         "bind": f"{config.bind}:0",
     }
-    own = {ProcessRole.COORDINATOR: {"bind": f"{config.bind}:{port}", "http": http_bind(config.http)}}
+    own = {
+        ProcessRole.COORDINATOR: {"bind": f"{config.bind}:{port}", "http": http_bind(config.http)}
+    }
     settings = {
-        role: load_settings(role, file=file, environ=environ, flags=shared | own.get(role, {})) for role in ProcessRole
+        role: load_settings(role, file=file, environ=environ, flags=shared | own.get(role, {}))
+        for role in ProcessRole
     }
     for role in ProcessRole:
-        if role is not ProcessRole.FRONTEND and (role is not ProcessRole.DRAFT or config.drafter != NO_DRAFTER):
+        if role is not ProcessRole.FRONTEND and (
+            role is not ProcessRole.DRAFT or config.drafter != NO_DRAFTER
+        ):
             check_room(role, settings[role])
     for each in settings.values():  # one name on every process's metrics
-        each["served_model"] = each["served_model"] or settings[ProcessRole.COORDINATOR]["served_model"]
+        each["served_model"] = (
+            each["served_model"] or settings[ProcessRole.COORDINATOR]["served_model"]
+        )
     if config.address is not None:  # who joins a cluster does not know what its machines have
         return desired(config, settings, None)
     workers = {ProcessRole.VERIFY: config.verifiers, ProcessRole.DRAFT: config.drafters}
     for role, count in workers.items():
-        settings[role]["threads"] = threads_of(role, settings[role], max(count, (most or {}).get(role, 0)))
-    return desired(config, settings, homes(usable(), max(settings[role]["threads"] for role in workers)))
+        settings[role]["threads"] = threads_of(
+            role, settings[role], max(count, (most or {}).get(role, 0))
+        )
+    return desired(
+        config, settings, homes(usable(), max(settings[role]["threads"] for role in workers))
+    )
 
 
 def within(config: ClusterConfig, autoscale: AutoscaleConfig) -> ClusterConfig:
@@ -96,7 +112,9 @@ def within(config: ClusterConfig, autoscale: AutoscaleConfig) -> ClusterConfig:
         return config
     verifiers = min(max(config.verifiers, autoscale.min_verifiers), autoscale.max_verifiers)
     drafters = min(max(config.drafters, autoscale.min_drafters), autoscale.max_drafters)
-    return replace(config, verifiers=verifiers, drafters=0 if config.drafter == NO_DRAFTER else drafters)
+    return replace(
+        config, verifiers=verifiers, drafters=0 if config.drafter == NO_DRAFTER else drafters
+    )
 
 
 def largest(config: ClusterConfig, autoscale: AutoscaleConfig) -> dict[ProcessRole, int]:
@@ -110,7 +128,8 @@ def largest(config: ClusterConfig, autoscale: AutoscaleConfig) -> dict[ProcessRo
 
 
 def http_bind(wanted: str | None) -> str | None:
-    """Where the HTTP front listens: as wanted, at a free port if somebody is there, nowhere without its extra."""
+    """Where the HTTP front listens: as wanted, at a free port if somebody is there, nowhere without
+    its extra."""
     if wanted is None or http_missing():
         return None
     _, port = split_endpoint(wanted)
@@ -136,7 +155,9 @@ def _check_words(config: ClusterConfig) -> None:
 def _check_model(name: str, model: str) -> None:
     """A path that is not there is a typing error, told at once; anything else may be a hub id."""
     path = Path(model).expanduser()
-    looks_local = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or path.exists()
+    looks_local = (
+        path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or path.exists()
+    )
     if looks_local and not is_imported(path) and not (path / "config.json").is_file():
         raise ConfigError(f"cluster.{name}: {model} is not a folder with a config.json")
 
@@ -147,8 +168,12 @@ def _full_path(model: str) -> str:
 
 
 def token_files(config: ClusterConfig) -> dict[str, Path]:
-    """Secrets of the cell by configuration key. Clients need one as soon as strangers could reach either entry."""
-    files = {"token_file": state_dir() / "worker_token", "operator_token_file": state_dir() / "operator_token"}
+    """Secrets of the cell by configuration key. Clients need one as soon as strangers could reach
+    either entry."""
+    files = {
+        "token_file": state_dir() / "worker_token",
+        "operator_token_file": state_dir() / "operator_token",
+    }
     hosts = [config.bind, *([split_endpoint(config.http)[0]] if config.http is not None else ())]
     if not all(map(is_loopback, hosts)) and not config.insecure:
         files["client_token_file"] = state_dir() / "client_token"

@@ -1,7 +1,8 @@
-"""Every call to Ray. Plain Core actors, recreated by the controller with a new incarnation, never restarted by Ray.
+"""Every call to Ray. Plain Core actors, recreated by the controller with a new incarnation, never
+restarted by Ray.
 
-A local cluster is a child with a session of its own, bound to loopback, with a token of its own; it is ended by
-signals to exactly its processes (`process_tags.py`).
+A local cluster is a child with a session of its own, bound to loopback, with a token of its own; it
+is ended by signals to exactly its processes (`process_tags.py`).
 """
 
 from __future__ import annotations
@@ -39,11 +40,16 @@ log = structlog.get_logger("deploy.cluster")
 
 NAMESPACE = "dspark"
 CONNECT_TIMEOUT_S = 5.0
-CARRIED = ("HF_", "TRANSFORMERS_")  # variables that say where models are found, for workers on other nodes
+CARRIED = (
+    "HF_",
+    "TRANSFORMERS_",
+)  # variables that say where models are found, for workers on other nodes
 LOCAL_JOIN_S = 120.0
 CONTROLLER = "controller"
-AUTOSCALE = "autoscale"  # in Ray's own table, so that a controller that is restarted finds the last word about it
-# Actor name = cell, slash, replica name, separator, a random part: a dead actor's name is not free at once.
+# in Ray's own table, so that a controller that is restarted finds the last word about it
+AUTOSCALE = "autoscale"
+# Actor name = cell, slash, replica name, separator, a random part: a dead actor's name is not free
+# at once.
 _SEPARATOR = "#"
 LOOK_S = 3.0  # between two looks for a place
 
@@ -71,12 +77,20 @@ def connect(address: str, *, local: bool) -> None:
     deadline = time.monotonic() + (LOCAL_JOIN_S if local else 0.0)
     while True:
         try:
-            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **options)
+            ray.init(
+                address=address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level="ERROR",
+                **options,
+            )
             return
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             ray.shutdown()
             if time.monotonic() > deadline:
-                raise NothingStarted(f"cannot join the Ray cluster at {address}: {_first_line(error)}") from error
+                raise NothingStarted(
+                    f"cannot join the Ray cluster at {address}: {_first_line(error)}"
+                ) from error
             time.sleep(0.5)
 
 
@@ -109,7 +123,9 @@ class _Actor:
 class RayFleet:
     """Processes of a cell as detached actors of this cluster."""
 
-    def __init__(self, topology: Topology, secrets: Mapping[str, str], config: ClusterConfig) -> None:
+    def __init__(
+        self, topology: Topology, secrets: Mapping[str, str], config: ClusterConfig
+    ) -> None:
         self._cell, self._templates, self._secrets = config.cell, topology.templates, dict(secrets)
         self._timeout_s, self._place_s = config.start_timeout_s, config.place_timeout_s
         self._actors: dict[str, _Actor] = {}  # by the replica's name
@@ -164,9 +180,13 @@ class RayFleet:
         except TimeoutError:
             waited = self.pending(replica.name).why or "it was still loading"
             await self.end(replica.name, 0.0)
-            raise StartFailed(f"not serving after {self._timeout_s:.0f} s: {waited}", fatal=False) from None
+            raise StartFailed(
+                f"not serving after {self._timeout_s:.0f} s: {waited}", fatal=False
+            ) from None
         except ray.exceptions.RayActorError as error:
-            raise StartFailed(f"its process died while starting ({_first_line(error)})", fatal=False) from error
+            raise StartFailed(
+                f"its process died while starting ({_first_line(error)})", fatal=False
+            ) from error
         finally:
             self._pending.pop(replica.name, None)
         if "failed" in reply:
@@ -189,8 +209,8 @@ class RayFleet:
         return self._pending.get(name, Pending())
 
     async def _await_place(self, handle: Any, replica: Replica, deadline: float) -> tuple[str, str]:
-        """Ray never refuses what no node can hold, it waits; so say what it waits for. Returns the node's id and
-        address."""
+        """Ray never refuses what no node can hold, it waits; so say what it waits for. Returns the
+        node's id and address."""
         placed = asyncio.ensure_future(_awaitable(handle.here.remote()))
         short_since: float | None = None
         while True:
@@ -203,7 +223,9 @@ class RayFleet:
                 placed.cancel()
                 raise TimeoutError
             held = {name: actor.node for name, actor in self._actors.items() if actor.node}
-            short = missing(replica, [actor.replica for actor in self._actors.values()], nodes(), held)
+            short = missing(
+                replica, [actor.replica for actor in self._actors.values()], nodes(), held
+            )
             short_since = None if not short else short_since if short_since is not None else now
             overdue = short_since is not None and now - short_since >= self._place_s - LOOK_S
             self._pending[replica.name] = Pending(short or _why_pending(replica), overdue)
@@ -211,18 +233,30 @@ class RayFleet:
 
 def nodes() -> list[Node]:
     """Those of the cluster that are alive."""
-    return [Node(each["NodeID"], each["Resources"], each.get("Labels") or {}) for each in ray.nodes() if each["Alive"]]
+    return [
+        Node(each["NodeID"], each["Resources"], each.get("Labels") or {})
+        for each in ray.nodes()
+        if each["Alive"]
+    ]
 
 
 def actors_of(cell: str) -> list[str]:
     """Names of the actors of a cell's processes."""
-    return [name for name in ray.util.list_named_actors() if name.startswith(f"{cell}/") and _SEPARATOR in name]
+    return [
+        name
+        for name in ray.util.list_named_actors()
+        if name.startswith(f"{cell}/") and _SEPARATOR in name
+    ]
 
 
 def _why_pending(replica: Replica) -> str:
     """What a process waits for that some node could hold."""
     free = ray.available_resources()
-    busy = [shown(kind, amount) for kind, amount in needs(replica).items() if free.get(kind, 0.0) < amount]
+    busy = [
+        shown(kind, amount)
+        for kind, amount in needs(replica).items()
+        if free.get(kind, 0.0) < amount
+    ]
     if busy:
         return f"waiting for {' and '.join(busy)}, which others hold"
     return "waiting for Ray to start a worker process"
@@ -232,7 +266,11 @@ class DsparkController:
     """The controller as an actor."""
 
     def __init__(
-        self, topology: Topology, secrets: Mapping[str, str], config: ClusterConfig, autoscale: AutoscaleConfig
+        self,
+        topology: Topology,
+        secrets: Mapping[str, str],
+        config: ClusterConfig,
+        autoscale: AutoscaleConfig,
     ) -> None:
         configure_logging(role="controller", name=CONTROLLER, fmt="json")
         self._cell, tls = config.cell, Tls.of(config)
@@ -245,7 +283,8 @@ class DsparkController:
             drain_s=config.drain_s,
             autoscale=autoscale if said is None else replace(autoscale, enabled=said == b"on"),
         )
-        # Started here, so that a controller that Ray restarted takes up its work without being asked.
+        # Started here, so that a controller that Ray restarted takes up its work without being
+        # asked.
         self._loop = asyncio.get_event_loop().create_task(self._controller.run())
 
     def __repr__(self) -> str:
@@ -260,7 +299,10 @@ class DsparkController:
     ) -> tuple[int, int] | str:
         """Changes what is named; returns the wanted sizes, or why it cannot be."""
         now = self._controller.sizes()
-        wanted = (now[0] if verifiers is None else verifiers, now[1] if drafters is None else drafters)
+        wanted = (
+            now[0] if verifiers is None else verifiers,
+            now[1] if drafters is None else drafters,
+        )
         try:
             if (verifiers, drafters) != (None, None):
                 self._controller.resize(*wanted, autoscale=autoscale)
@@ -269,7 +311,9 @@ class DsparkController:
         except ConfigError as error:
             return str(error)
         if autoscale is not None:
-            internal_kv._internal_kv_put(_autoscale(self._cell), "on" if autoscale else "off", namespace=NAMESPACE)
+            internal_kv._internal_kv_put(
+                _autoscale(self._cell), "on" if autoscale else "off", namespace=NAMESPACE
+            )
         return wanted
 
     async def close(self, grace_s: float) -> None:
@@ -279,18 +323,28 @@ class DsparkController:
 
 
 def start_controller(
-    topology: Topology, secrets: Mapping[str, str], config: ClusterConfig, autoscale: AutoscaleConfig
+    topology: Topology,
+    secrets: Mapping[str, str],
+    config: ClusterConfig,
+    autoscale: AutoscaleConfig,
 ) -> None:
     """Creates the controller; a cell that is already there is refused."""
     if controller(config.cell) is not None:
         raise NothingStarted(
-            f"this Ray cluster already runs a cell named {config.cell!r}; whoever brought it up must take it down, "
+            f"this Ray cluster already runs a cell named {config.cell!r}; whoever brought it up "
+            "must take it down, "
             "and another one beside it needs another name (--cell)"
         )
     internal_kv._internal_kv_del(_autoscale(config.cell), namespace=NAMESPACE)  # an earlier cell's
     handle = (
         ray.remote(DsparkController)
-        .options(name=_controller(config.cell), namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_restarts=-1)
+        .options(
+            name=_controller(config.cell),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            num_cpus=0,
+            max_restarts=-1,
+        )
         .remote(topology, dict(secrets), config, autoscale)
     )
     _get(handle.report.remote(), LOCAL_JOIN_S, "the controller did not start")
@@ -318,7 +372,9 @@ def report(cell: str) -> list[dict[str, Any]]:
     return rows
 
 
-def resize(cell: str, verifiers: int | None, drafters: int | None, autoscale: bool | None) -> tuple[int, int]:
+def resize(
+    cell: str, verifiers: int | None, drafters: int | None, autoscale: bool | None
+) -> tuple[int, int]:
     """Tells the controller new sizes, and whether they follow the load; None keeps what is."""
     wanted: tuple[int, int] | str = _asked(cell, "resize", verifiers, drafters, autoscale)
     if isinstance(wanted, str):

@@ -1,9 +1,11 @@
-"""Keeps the cell as it should be: starts, watches and replaces its processes, and tells the coordinator who is there.
+"""Keeps the cell as it should be: starts, watches and replaces its processes, and tells the
+coordinator who is there.
 
-Knows no Ray: whoever runs processes is a `Fleet`. Decisions are `reconcile.plan`; this file only carries them out.
-Invariant: the coordinator is always told the full set of serving workers, after every change and every few seconds, so
-a lost message or a restarted coordinator heals by itself. A worker that is to leave is told of as draining first, and
-ended when the coordinator says that nobody needs it.
+Knows no Ray: whoever runs processes is a `Fleet`. Decisions are `reconcile.plan`; this file only
+carries them out. Invariant: the coordinator is always told the full set of serving workers, after
+every change and every few seconds, so a lost message or a restarted coordinator heals by itself. A
+worker that is to leave is told of as draining first, and ended when the coordinator says that
+nobody needs it.
 """
 
 from __future__ import annotations
@@ -53,9 +55,13 @@ class Controller:
     ) -> None:
         self._topology = topology
         self._drain_s = drain_s
-        self._unneeded: frozenset[str] = frozenset()  # draining workers that the coordinator needs no more
+        self._unneeded: frozenset[str] = (
+            frozenset()
+        )  # draining workers that the coordinator needs no more
         self._said = asyncio.Condition()  # of what the coordinator says
-        self._released: set[str] = set()  # those that are announced no more, because they are about to end
+        self._released: set[str] = (
+            set()
+        )  # those that are announced no more, because they are about to end
         self._scaling = autoscale or AutoscaleConfig()
         if not topology.has_drafter:
             self._scaling = replace(self._scaling, min_drafters=0, max_drafters=0)
@@ -108,8 +114,8 @@ class Controller:
         return self._topology.sizes[ProcessRole.VERIFY], self._topology.sizes[ProcessRole.DRAFT]
 
     def resize(self, verifiers: int, drafters: int, *, autoscale: bool | None = None) -> None:
-        """Changes the wanted sizes of the pools, and whether they follow the load (None: as it is); the loop does the
-        rest. What is refused changes nothing."""
+        """Changes the wanted sizes of the pools, and whether they follow the load (None: as it is);
+        the loop does the rest. What is refused changes nothing."""
         if self._autoscaler is not None if autoscale is None else autoscale:
             for pool, size in {"verifiers": verifiers, "drafters": drafters}.items():
                 least, most = self._scaling.bounds[pool]
@@ -160,18 +166,31 @@ class Controller:
         return self._fleet.pending(name) if starting else Pending()
 
     async def close(self, grace_s: float) -> None:
-        """Ends every process, from the clients inwards, so that streams end before whoever feeds them does."""
+        """Ends every process, from the clients inwards, so that streams end before whoever feeds
+        them does."""
         self._closing = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        fronts = [replica.name for replica in self._topology.replicas if replica.role is ProcessRole.FRONTEND]
-        first = [replica.name for replica in self._topology.replicas if replica.role is ProcessRole.COORDINATOR]
+        fronts = [
+            replica.name
+            for replica in self._topology.replicas
+            if replica.role is ProcessRole.FRONTEND
+        ]
+        first = [
+            replica.name
+            for replica in self._topology.replicas
+            if replica.role is ProcessRole.COORDINATOR
+        ]
         rest = sorted((set(self._running) | self._topology.names) - {*fronts, *first})
         for names in (fronts, first, rest):
-            await asyncio.gather(*(self._fleet.end(name, grace_s) for name in names), return_exceptions=True)
-        await asyncio.gather(*(probe.close() for probe in self._probes.values()), return_exceptions=True)
+            await asyncio.gather(
+                *(self._fleet.end(name, grace_s) for name in names), return_exceptions=True
+            )
+        await asyncio.gather(
+            *(probe.close() for probe in self._probes.values()), return_exceptions=True
+        )
 
     def _idle(self, name: str) -> bool:
         """Whether nothing is being done with it."""
@@ -194,13 +213,21 @@ class Controller:
             started = await self._fleet.launch(replica)
         except StartFailed as error:
             self._fronts.pop(replica.name, None)  # where it was before may be taken
-            log.error("replica.start_failed", replica=replica.name, reason=str(error), fatal=error.fatal)
-            self._seen[replica.name] = reconcile.down(seen, time.monotonic(), str(error), fatal=error.fatal)
+            log.error(
+                "replica.start_failed", replica=replica.name, reason=str(error), fatal=error.fatal
+            )
+            self._seen[replica.name] = reconcile.down(
+                seen, time.monotonic(), str(error), fatal=error.fatal
+            )
         except Exception as error:
             log.exception("replica.start_failed", replica=replica.name)
-            self._seen[replica.name] = reconcile.down(seen, time.monotonic(), f"{type(error).__name__}: {error}")
+            self._seen[replica.name] = reconcile.down(
+                seen, time.monotonic(), f"{type(error).__name__}: {error}"
+            )
         else:
-            log.info("replica.serving", replica=replica.name, endpoint=started.endpoint, pid=started.pid)
+            log.info(
+                "replica.serving", replica=replica.name, endpoint=started.endpoint, pid=started.pid
+            )
             self._serve(replica.name, seen, started)
 
     def _serve(self, name: str, seen: Observed, started: StartedProcess) -> None:
@@ -214,8 +241,12 @@ class Controller:
             self._probes[name] = Probe(started.endpoint, ROOMS[replica.role].service, self._tls)
 
     def _placed(self, replica: Replica) -> Replica:
-        """A front end is told where the coordinator is, and comes back where its clients look for it."""
-        settings = {**replica.settings, "coordinator": self._running[self._topology.coordinator.name].endpoint}
+        """A front end is told where the coordinator is, and comes back where its clients look for
+        it."""
+        settings = {
+            **replica.settings,
+            "coordinator": self._running[self._topology.coordinator.name].endpoint,
+        }
         if replica.name in self._fronts:
             port = self._fronts[replica.name][1].rpartition(":")[2]
             settings["bind"] = f"{settings['bind'].rpartition(':')[0]}:{port}"
@@ -237,7 +268,11 @@ class Controller:
             return  # one that is being stopped may refuse as it likes
         await probe.look()
         if probe.misses >= MISSES or time.monotonic() - probe.heard > HUNG_AFTER_S:
-            reason = "refuses connections" if probe.misses >= MISSES else f"silent for {HUNG_AFTER_S:.0f} s"
+            reason = (
+                "refuses connections"
+                if probe.misses >= MISSES
+                else f"silent for {HUNG_AFTER_S:.0f} s"
+            )
             log.warning("replica.lost", replica=name, reason=reason, pid=self._running[name].pid)
             await self._lost(name, reason)
 
@@ -248,10 +283,16 @@ class Controller:
 
     async def _stop(self, name: str) -> None:
         began = time.monotonic()
-        idle = name not in self._running or not name.startswith(WORKERS) or await self._until_idle(name)
+        idle = (
+            name not in self._running
+            or not name.startswith(WORKERS)
+            or await self._until_idle(name)
+        )
         if not idle:
             await self._announce()  # without it, so that its sequences have moved before it ends
-        log.info("replica.leaves", replica=name, idle=idle, drained_s=round(time.monotonic() - began, 2))
+        log.info(
+            "replica.leaves", replica=name, idle=idle, drained_s=round(time.monotonic() - began, 2)
+        )
         await self._fleet.end(name, END_GRACE_S)
         await self._forget(name)
         del self._seen[name]
@@ -282,7 +323,8 @@ class Controller:
             for name, started in sorted(self._running.items())
             if name.startswith(WORKERS) and name not in self._released
         }
-        # From the moment in which it is not wanted: taken out of the set at once, it would leave its sequences alone.
+        # From the moment in which it is not wanted: taken out of the set at once, it would leave
+        # its sequences alone.
         draining = workers.keys() - self._topology.names
         now, content = time.monotonic(), (coordinator, tuple(workers.items()), frozenset(draining))
         told_at, told = self._announced
@@ -299,7 +341,8 @@ class Controller:
             self._said.notify_all()
 
     async def _follow_load(self) -> None:
-        """Lets the autoscaler look at the cell now and then, as long as nothing is starting or leaving."""
+        """Lets the autoscaler look at the cell now and then, as long as nothing is starting or
+        leaving."""
         scaler, now = self._autoscaler, time.monotonic()
         coordinator = self._running.get(self._topology.coordinator.name)
         if scaler is None or coordinator is None or now - self._looked < scaler.config.look_s:
@@ -315,7 +358,9 @@ class Controller:
         )
         if not settled:
             self._give_back(scaler, now)
-            self._window = LoadWindow(self._scaling.window_s)  # what was seen of other sizes says nothing about these
+            self._window = LoadWindow(
+                self._scaling.window_s
+            )  # what was seen of other sizes says nothing about these
         if self._window.span_s <= 0:
             return
         sizes = self.sizes()

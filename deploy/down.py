@@ -1,4 +1,5 @@
-"""Taking a cell down: everything it started ends, detached actors included, and the state file goes last."""
+"""Taking a cell down: everything it started ends, detached actors included, and the state file goes
+last."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ GRACE_S = 30.0  # for running streams, unless the user says otherwise
 
 
 def take_down(say: Say, grace_s: float = GRACE_S) -> None:
-    """Ends the cell of the state folder: takes nothing new, lets running streams finish within the grace.
+    """Ends the cell of the state folder: takes nothing new, lets running streams finish within the
+    grace.
 
     Fine when there is no cell.
     """
@@ -39,11 +41,19 @@ def take_down(say: Say, grace_s: float = GRACE_S) -> None:
     if cell.ray_pid:
         if grace_s > 0 and is_alive(cell.ray_pid) and (running := under_way(cell)):
             say(f"draining: {running} have up to {grace_s:g} s to finish")
-            with contextlib.suppress(DsparkError):  # a cell that does not listen is ended all the same
+            with contextlib.suppress(
+                DsparkError
+            ):  # a cell that does not listen is ended all the same
                 close_remote(cell, say, grace_s)
-        left = stop_head(Head(cell.ray_address, own(cell.ray_pid, cell.cell_id), Path(cell.ray_dir), cell.cell_id))
+        left = stop_head(
+            Head(
+                cell.ray_address, own(cell.ray_pid, cell.cell_id), Path(cell.ray_dir), cell.cell_id
+            )
+        )
         if left:
-            raise DsparkError(f"processes {left} would not end; end them and run `dspark down` again")
+            raise DsparkError(
+                f"processes {left} would not end; end them and run `dspark down` again"
+            )
     else:
         close_remote(cell, say, grace_s)
     remove_cell()
@@ -83,5 +93,7 @@ def close_remote(cell: Cell, say: Say, grace_s: float = 0.0) -> None:
     try:
         with joined(cell) as cluster:
             cluster.close_cell(cell.name, grace_s)
-    except NobodyListens as error:  # any other failure is the user's to mend, and the state file stays
+    except (
+        NobodyListens
+    ) as error:  # any other failure is the user's to mend, and the state file stays
         say(f"{error}; with the cluster its actors are gone too")

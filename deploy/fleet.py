@@ -29,7 +29,8 @@ class StartFailed(DsparkError):
 
 
 class NothingStarted(DsparkError):
-    """A Ray cluster cannot be joined, or somebody else's cell runs there: nothing of ours is to be undone."""
+    """A Ray cluster cannot be joined, or somebody else's cell runs there: nothing of ours is to be
+    undone."""
 
 
 class NobodyListens(NothingStarted):
@@ -38,8 +39,8 @@ class NobodyListens(NothingStarted):
 
 @dataclass(frozen=True)
 class Pending:
-    """What a launch waits for: `why` is empty when it is simply loading. `unplaced`: no node there can hold it, and it
-    has waited for one long enough."""
+    """What a launch waits for: `why` is empty when it is simply loading. `unplaced`: no node there
+    can hold it, and it has waited for one long enough."""
 
     why: str = ""
     unplaced: bool = False

@@ -1,7 +1,9 @@
-"""How much memory a worker will take, from the files of its models and its settings. Reads sizes, never a tensor.
+"""How much memory a worker will take, from the files of its models and its settings. Reads sizes,
+never a tensor.
 
-What Ray reserves by this is a bound on what a worker may come to hold: weights in the number format they are computed
-in, and a cache that is full. Models that are not on this machine are counted as nothing but the process itself.
+What Ray reserves by this is a bound on what a worker may come to hold: weights in the number format
+they are computed in, and a cache that is full. Models that are not on this machine are counted as
+nothing but the process itself.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def of(role: ProcessRole, settings: Mapping[str, Any]) -> int:
-    """Bytes of main memory of one process that computes on a processor, or on a card that its settings name."""
+    """Bytes of main memory of one process that computes on a processor, or on a card that its
+    settings name."""
     if role not in POOLS or settings.get("engine") == "synthetic":
         return LIGHT
     if str(settings.get("device")).startswith("cuda"):
@@ -44,7 +47,9 @@ def of(role: ProcessRole, settings: Mapping[str, Any]) -> int:
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) * number // stored
     if not verifies and "target_layer_ids" in config:
         weights += _left_out(folder, keys) * number
-    tokens = int(settings["kv_tokens"]) or KV_TOKENS if verifies else int(settings["context_tokens"])
+    tokens = (
+        int(settings["kv_tokens"]) or KV_TOKENS if verifies else int(settings["context_tokens"])
+    )
     return HEAVY + weights + tokens * row * number
 
 
@@ -52,11 +57,17 @@ def _row(keys: Keys) -> int:
     """Numbers that a cache holds of one token: keys and values of every layer."""
     heads = keys.count("num_attention_heads")
     size = keys.count("head_dim", default=max(keys.count("hidden_size") // heads, 1))
-    return 2 * keys.count("num_hidden_layers") * keys.count("num_key_value_heads", default=heads) * size
+    return (
+        2
+        * keys.count("num_hidden_layers")
+        * keys.count("num_key_value_heads", default=heads)
+        * size
+    )
 
 
 def _left_out(folder: Path, keys: Keys) -> int:
-    """Numbers of the tables that a drafter's files leave to its target: they are loaded all the same."""
+    """Numbers of the tables that a drafter's files leave to its target: they are loaded all the
+    same."""
     rows = {name: keys.count("vocab_size") for name in ("embed_tokens.weight", "lm_head.weight")}
     rows["lm_head.weight"] = keys.count("draft_vocab_size", default=rows["lm_head.weight"])
     for file in folder.glob("*.safetensors"):

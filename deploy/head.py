@@ -1,6 +1,7 @@
 """A local Ray cluster as a child process: own session, own folder, own token, loopback only.
 
-Does not import ray: `ray start` is run as a program, so that a cluster can be ended without loading anything.
+Does not import ray: `ray start` is run as a program, so that a cluster can be ended without loading
+anything.
 """
 
 from __future__ import annotations
@@ -40,15 +41,17 @@ _PORT_OPTIONS = (
 )
 _PORTS = range(20_000, 30_000)  # above Ray's workers, below what kernels choose from
 _first = secrets.randbelow(len(_PORTS))
-_ports = itertools.cycle((*_PORTS[_first:], *_PORTS[:_first]))  # one after the other: none is given twice
+_ports = itertools.cycle(
+    (*_PORTS[_first:], *_PORTS[:_first])
+)  # one after the other: none is given twice
 PREFIX = "dspark-ray-"  # of folders
 _PORT_VARIABLES = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
 
 
 @dataclass(frozen=True)
 class Head:
-    """A running local cluster. pid: its session's leader. folder: sessions and logs, removed with it. dashboard: URL of
-    Ray's dashboard; empty without one."""
+    """A running local cluster. pid: its session's leader. folder: sessions and logs, removed with
+    it. dashboard: URL of Ray's dashboard; empty without one."""
 
     address: str
     pid: int
@@ -69,10 +72,12 @@ def start_head(
     *,
     dashboard: bool = False,
 ) -> Head:
-    """Starts the cluster and waits until it asks who calls. `environ` (this process's) is set up for drivers.
+    """Starts the cluster and waits until it asks who calls. `environ` (this process's) is set up
+    for drivers.
 
-    `noted` hears of the cluster before anything is waited for, so that it can always be ended by somebody else. A start
-    that ends by itself, or whose port somebody else answers, is tried again with other ports.
+    `noted` hears of the cluster before anything is waited for, so that it can always be ended by
+    somebody else. A start that ends by itself, or whose port somebody else answers, is tried again
+    with other ports.
     """
     if not token_file.exists():
         write_token(token_file)
@@ -83,23 +88,41 @@ def start_head(
 
 
 def _start(
-    token_file: Path, cell_id: str, environ: MutableMapping[str, str], noted: Callable[[Head], None], dashboard: bool
+    token_file: Path,
+    cell_id: str,
+    environ: MutableMapping[str, str],
+    noted: Callable[[Head], None],
+    dashboard: bool,
 ) -> Head:
-    # Ray's sockets lie under this folder and their paths are limited to about a hundred bytes: no deep folders.
+    # Ray's sockets lie under this folder and their paths are limited to about a hundred bytes: no
+    # deep folders.
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp" if os.path.isdir("/tmp") else None))
     ports = free_ports(len(_PORT_OPTIONS) + len(_PORT_VARIABLES) + 1)
     environ.update(environment(token_file, cell_id))
     child_environ = {**environ, **{name: str(ports.pop()) for name in _PORT_VARIABLES}}
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
-    command += ["--node-ip-address=127.0.0.1", "--disable-usage-stats", f"--include-dashboard={str(dashboard).lower()}"]
+    command += [
+        "--node-ip-address=127.0.0.1",
+        "--disable-usage-stats",
+        f"--include-dashboard={str(dashboard).lower()}",
+    ]
     shown = ports.pop()
     if dashboard:
         command += ["--dashboard-host=127.0.0.1", f"--dashboard-port={shown}"]
-    command += [f"--object-store-memory={OBJECT_STORE_BYTES}", f"--temp-dir={folder}", "--log-color=false"]
+    command += [
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        f"--temp-dir={folder}",
+        "--log-color=false",
+    ]
     command += [f"--{option}={port}" for option, port in zip(_PORT_OPTIONS, ports, strict=True)]
     with (folder / "head.log").open("wb") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=child_environ, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=child_environ,
+            start_new_session=True,
         )
     url = f"http://127.0.0.1:{shown}" if dashboard else ""
     head = Head(f"127.0.0.1:{ports[0]}", process.pid, folder, cell_id, url)
@@ -117,7 +140,9 @@ def _start(
 def stop_head(head: Head) -> list[int]:
     """Ends every process of the cluster and removes its folder; returns those that would not go."""
     left = end_all(head.cell_id, head.pid)
-    ours = head.folder.name.startswith(PREFIX)  # a damaged state file must not name a folder to remove
+    ours = head.folder.name.startswith(
+        PREFIX
+    )  # a damaged state file must not name a folder to remove
     for _ in range(20 if ours and not left else 0):
         shutil.rmtree(head.folder, ignore_errors=True)
         if not head.folder.exists():
@@ -129,8 +154,9 @@ def stop_head(head: Head) -> list[int]:
 def free_ports(count: int) -> list[int]:
     """Different ports nobody listens on now.
 
-    A port that the kernel chooses (`bind` to 0) can become the near end of anybody's connection before its owner
-    listens there, or while the owner is replaced. These lie outside of the range that it chooses from.
+    A port that the kernel chooses (`bind` to 0) can become the near end of anybody's connection
+    before its owner listens there, or while the owner is replaced. These lie outside of the range
+    that it chooses from.
     """
     found: list[int] = []
     for port in itertools.islice(_ports, len(_PORTS)):
@@ -139,11 +165,14 @@ def free_ports(count: int) -> list[int]:
             found.append(port)
         if len(found) == count:
             return found
-    raise Unavailable(f"{count} free ports wanted between {_PORTS.start} and {_PORTS.stop}, {len(found)} there")
+    raise Unavailable(
+        f"{count} free ports wanted between {_PORTS.start} and {_PORTS.stop}, {len(found)} there"
+    )
 
 
 def _await_ours(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Until the cluster that was started listens and asks who calls; a busy machine may keep it from saying so at once.
+    """Until the cluster that was started listens and asks who calls; a busy machine may keep it
+    from saying so at once.
 
     A Ray cluster that does not ask is somebody else's.
     """
@@ -151,7 +180,9 @@ def _await_ours(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     while True:
         if process.poll() is not None:
             said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise _NotOurs(f"Ray did not start: {said[-1] if said else f'exit code {process.returncode}'}")
+            raise _NotOurs(
+                f"Ray did not start: {said[-1] if said else f'exit code {process.returncode}'}"
+            )
         try:
             socket.create_connection(("127.0.0.1", port), 0.5).close()
             missing, guarded = "say whether it asks who calls", is_guarded(f"127.0.0.1:{port}")
@@ -160,7 +191,9 @@ def _await_ours(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         if guarded:
             return
         if guarded is False:
-            raise _NotOurs(f"port {port} is answered by another Ray cluster than the one that was started")
+            raise _NotOurs(
+                f"port {port} is answered by another Ray cluster than the one that was started"
+            )
         if time.monotonic() > deadline:
             raise Unavailable(f"Ray did not {missing} on port {port} within {PORT_TIMEOUT_S:.0f} s")
         time.sleep(0.1)

@@ -1,7 +1,8 @@
 """From what the coordinator says of the cell to what the autoscaler and people want to know. Pure.
 
-Counters are cumulative, so every number here is a difference of two looks: rates, shares, percentiles of a window. A
-process that was replaced in between begins anew and is left out until it was seen twice.
+Counters are cumulative, so every number here is a difference of two looks: rates, shares,
+percentiles of a window. A process that was replaced in between begins anew and is left out until it
+was seen twice.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class LoadWindow:
     _looks: deque[tuple[float, CellStatus]] = field(default_factory=deque)
 
     def add(self, at: float, status: CellStatus) -> None:
-        """The newest look and when it was taken, by any monotonic clock; forgets what is older than the window, but
-        always keeps two."""
+        """The newest look and when it was taken, by any monotonic clock; forgets what is older than
+        the window, but always keeps two."""
         self._looks.append((at, status))
         while len(self._looks) > 2 and self._looks[1][0] <= at - self.seconds:
             self._looks.popleft()
@@ -80,12 +81,16 @@ class LoadWindow:
         """Mean wait of a cohort for a busy drafter."""
         pairs = self._pairs("draft")
         waits = sum(now.waits - before.waits for now, before in pairs)
-        return sum(now.wait_s - before.wait_s for now, before in pairs) / waits if waits > 0 else 0.0
+        return (
+            sum(now.wait_s - before.wait_s for now, before in pairs) / waits if waits > 0 else 0.0
+        )
 
     def reading(self) -> PoolReading:
         """What the autoscaler decides by."""
         status = self.newest
-        verifiers = [each for each in status.processes if each.role == "verify" and each.state == "serving"]
+        verifiers = [
+            each for each in status.processes if each.role == "verify" and each.state == "serving"
+        ]
         total = sum(each.pages_total for each in verifiers)
         busy = self.busy("draft")
         return PoolReading(
@@ -100,19 +105,27 @@ class LoadWindow:
         )
 
     def _pairs(self, role: str) -> list[tuple[ProcessStatus, ProcessStatus]]:
-        """(now, before) of the workers that serve and were there, as the same process, in the oldest look."""
+        """(now, before) of the workers that serve and were there, as the same process, in the
+        oldest look."""
         before = {(each.name, each.incarnation): each for each in self.oldest.processes}
         pairs = []
         for now in self.newest.processes:
             earlier = before.get((now.name, now.incarnation))
             # A worker too busy to say what it holds says 0 for everything: that is no reading.
-            if now.role == role and now.state == "serving" and earlier is not None and now.pid and earlier.pid:
+            if (
+                now.role == role
+                and now.state == "serving"
+                and earlier is not None
+                and now.pid
+                and earlier.pid
+            ):
                 pairs.append((now, earlier))
         return pairs
 
 
 def percentile(bounds: Sequence[float], counts: Sequence[float], share: float) -> float | None:
-    """Linear inside the bucket, as Prometheus does; beyond the last bound, that bound. None without observations."""
+    """Linear inside the bucket, as Prometheus does; beyond the last bound, that bound. None without
+    observations."""
     total = sum(counts)
     if total <= 0:
         return None

@@ -1,6 +1,8 @@
-"""Is a process there? One gRPC health check at a time over a channel of its own, and the announcement to a coordinator.
+"""Is a process there? One gRPC health check at a time over a channel of its own, and the
+announcement to a coordinator.
 
-A refused connection is death within two ticks; silence on an open connection is judged by how long it has lasted.
+A refused connection is death within two ticks; silence on an open connection is judged by how long
+it has lasted.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class Probe:
         try:
             await self._stub.Check(request, timeout=LOOK_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            # On a busy machine a call may fail while the process is well: only a refused connection is death.
+            # On a busy machine a call may fail while the process is well: only a refused connection
+            # is death.
             if error.code() is grpc.StatusCode.UNAVAILABLE and await _refuses(self._endpoint):
                 self.misses += 1
             else:
@@ -72,7 +75,8 @@ async def _refuses(endpoint: str) -> bool:
 
 
 class ControlAnnouncer:
-    """Tells a coordinator who is there, and hears how its cell is: an operator of its Control service."""
+    """Tells a coordinator who is there, and hears how its cell is: an operator of its Control
+    service."""
 
     def __init__(self, token: str | None, tls: Tls | None = None) -> None:
         self._metadata, self._tls = auth_metadata(token), tls
@@ -80,10 +84,13 @@ class ControlAnnouncer:
         self._channel: grpc.aio.Channel | None = None
 
     async def announce(
-        self, coordinator: StartedProcess, workers: Mapping[str, tuple[ProcessRole, StartedProcess]], draining: Set[str]
+        self,
+        coordinator: StartedProcess,
+        workers: Mapping[str, tuple[ProcessRole, StartedProcess]],
+        draining: Set[str],
     ) -> frozenset[str]:
-        """Replaces its set of workers; those that drain get nothing new. Returns those of them that no sequence needs
-        any more."""
+        """Replaces its set of workers; those that drain get nothing new. Returns those of them that
+        no sequence needs any more."""
         message = control_pb2.AnnounceRequest(
             workers=[
                 control_pb2.WorkerEndpoint(
@@ -102,7 +109,9 @@ class ControlAnnouncer:
     async def status(self, coordinator: StartedProcess) -> CellStatus:
         """The whole cell as it sees it."""
         message = control_pb2.GetStatusRequest()
-        return read_status(await self._asked(coordinator.endpoint, "GetStatus", message, STATUS_TIMEOUT_S))
+        return read_status(
+            await self._asked(coordinator.endpoint, "GetStatus", message, STATUS_TIMEOUT_S)
+        )
 
     async def _asked(self, endpoint: str, method: str, message: Any, timeout_s: float) -> Any:
         if endpoint != self._endpoint or self._channel is None:

@@ -1,7 +1,8 @@
 """Finding and ending every process of a cell, and only those.
 
-Each cell has an id that all its processes inherit in their environment, so a search by it misses nobody, whatever
-process group a child was put into, and hits nobody else: no command that stops every Ray process of a machine is used.
+Each cell has an id that all its processes inherit in their environment, so a search by it misses
+nobody, whatever process group a child was put into, and hits nobody else: no command that stops
+every Ray process of a machine is used.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def has_marks() -> bool:
 
 
 def marked(cell_id: str) -> list[int]:
-    """Process ids that carry the mark, this process left out. Empty where the system has no /proc."""
+    """Process ids that carry the mark, this process left out. Empty where the system has no
+    /proc."""
     mark = f"{VARIABLE}={cell_id}".encode()
     found = []
     for entry in _PROC.iterdir() if _PROC.is_dir() else ():
@@ -46,7 +48,8 @@ def marked(cell_id: str) -> list[int]:
 
 
 def end_all(cell_id: str, leader: int, *, grace_s: float = 10.0) -> list[int]:
-    """Ends the leader's process group, then whoever carries the mark. Returns those that would not go."""
+    """Ends the leader's process group, then whoever carries the mark. Returns those that would not
+    go."""
     seen = set(marked(cell_id))
     _signal_group(leader, signal.SIGTERM)
     if not _wait_gone(cell_id, leader, seen, grace_s):
@@ -61,24 +64,32 @@ def end_all(cell_id: str, leader: int, *, grace_s: float = 10.0) -> list[int]:
 def _wait_gone(cell_id: str, leader: int, seen: set[int], timeout_s: float) -> list[int]:
     """Waits for the leader and whoever carries the mark; returns those still there at the end.
 
-    A process gives up its environment some moments before it has ended and may hold a port until then, so those that
-    were `seen` with the mark are waited for while they leave. One that took off its mark is not of the cell any more.
+    A process gives up its environment some moments before it has ended and may hold a port until
+    then, so those that were `seen` with the mark are waited for while they leave. One that took off
+    its mark is not of the cell any more.
     """
     deadline = time.monotonic() + timeout_s
     while True:
         if leader:
-            with contextlib.suppress(ChildProcessError):  # not a child of this process: its own parent collects it
+            with contextlib.suppress(
+                ChildProcessError
+            ):  # not a child of this process: its own parent collects it
                 os.waitpid(leader, os.WNOHANG)
         present = set(marked(cell_id))
         seen |= present
-        left = sorted(pid for pid in seen | {leader} - {0} if is_alive(pid) and (pid in present or _ends(pid, leader)))
+        left = sorted(
+            pid
+            for pid in seen | {leader} - {0}
+            if is_alive(pid) and (pid in present or _ends(pid, leader))
+        )
         if not left or time.monotonic() >= deadline:
             return left
         time.sleep(0.1)
 
 
 def _ends(pid: int, leader: int) -> bool:
-    """Whether a process without a mark is waited for: the leader, or one that has given up its memory already."""
+    """Whether a process without a mark is waited for: the leader, or one that has given up its
+    memory already."""
     try:
         return pid == leader or not (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:

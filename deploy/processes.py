@@ -51,10 +51,11 @@ class Child:
 
 
 class ProcessCell:
-    """A coordinator, verifiers and drafters as children of this process; a context manager that leaves nothing behind.
+    """A coordinator, verifiers and drafters as children of this process; a context manager that
+    leaves nothing behind.
 
-    flags: of each role, as written in its configuration, e.g. `draft={"q_entries": 16}`. programs: by role, a module
-    and its words that stand for the command itself.
+    flags: of each role, as written in its configuration, e.g. `draft={"q_entries": 16}`. programs:
+    by role, a module and its words that stand for the command itself.
     """
 
     led = True  # by a coordinator; else workers alone
@@ -79,7 +80,9 @@ class ProcessCell:
         self._programs = programs or {}
         self._threads = {
             role: threads_of(
-                ProcessRole(role), {key: self._said(role, key) for key in ("engine", "threads", "cpus")}, count
+                ProcessRole(role),
+                {key: self._said(role, key) for key in ("engine", "threads", "cpus")},
+                count,
             )
             for role, count in self._counts.items()
         }
@@ -100,7 +103,9 @@ class ProcessCell:
 
     def endpoints(self, role: str) -> list[str]:
         """Of all processes of a role."""
-        return [child.endpoint for name, child in self.children.items() if name.startswith(f"{role}/")]
+        return [
+            child.endpoint for name, child in self.children.items() if name.startswith(f"{role}/")
+        ]
 
     def client(self) -> Client:
         """A client of this cell, with the workers' token if it has one."""
@@ -135,7 +140,9 @@ class ProcessCell:
 
     def stop(self) -> None:
         """Ends everything, the coordinator first."""
-        order = sorted(self.children.values(), key=lambda child: not child.name.startswith("coordinator/"))
+        order = sorted(
+            self.children.values(), key=lambda child: not child.name.startswith("coordinator/")
+        )
         for child in order:
             if child.process.poll() is None:
                 child.process.send_signal(signal.SIGTERM)
@@ -156,7 +163,11 @@ class ProcessCell:
         words = [_option(key, value) for key, value in flags.items() if value not in (None, "")]
         name = f"{role}/{index}"
         given = {"cpus": self._homes.get(name), "threads": self._threads.get(role)}
-        words += [_option(key, value) for key, value in given.items() if value and not self._said(role, key)]
+        words += [
+            _option(key, value)
+            for key, value in given.items()
+            if value and not self._said(role, key)
+        ]
         program = self._programs.get(role, ("dspark.cli.main",))
         start = [sys.executable, "-m", *program, "serve", role, f"--name={name}", "--ready-json"]
         start.append(f"--parent-pid={os.getpid()}")
@@ -164,7 +175,9 @@ class ProcessCell:
 
     def _said(self, role: str, key: str) -> object:
         """A setting that is given for a role, here or in the environment."""
-        return self._flags.get(role, {}).get(key) or os.environ.get(f"DSPARK_{role.upper()}__{key.upper()}")
+        return self._flags.get(role, {}).get(key) or os.environ.get(
+            f"DSPARK_{role.upper()}__{key.upper()}"
+        )
 
     def _place(self, name: str) -> list[str]:
         """Where a process and its successors listen: the flags that say so."""
@@ -174,7 +187,9 @@ class ProcessCell:
         log = self.folder / f"{name.replace('/', '-')}.log"
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         with log.open("ab") as errors:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment)
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, env=environment
+            )
         child = Child(name, command, process, log, "", 0)
         self.children[name] = child
         return child
@@ -185,7 +200,9 @@ class ProcessCell:
         if not line:
             child.process.poll()
             said = child.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise Unavailable(f"{child.name} did not start: {said[-1] if said else 'it said nothing'}")
+            raise Unavailable(
+                f"{child.name} did not start: {said[-1] if said else 'it said nothing'}"
+            )
         ready = json.loads(line)
         child.endpoint, child.incarnation = ready["endpoint"], int(ready["incarnation"])
         child.http = str(ready.get("http", ""))
@@ -199,14 +216,19 @@ class ProcessCell:
                 if states.count("serving") >= wanted + 1:
                     return
                 if time.monotonic() > deadline:
-                    raise Unavailable(f"the coordinator did not connect to all {wanted} workers: {states}")
+                    raise Unavailable(
+                        f"the coordinator did not connect to all {wanted} workers: {states}"
+                    )
                 time.sleep(0.05)
 
     def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -220,7 +242,8 @@ def _option(key: str, value: object) -> str:
 
 
 def _read_line(pipe: IO[bytes], timeout_s: float) -> bytes:
-    """One line; nothing where the pipe closed or the time ran out before its end, whoever holds the other one."""
+    """One line; nothing where the pipe closed or the time ran out before its end, whoever holds the
+    other one."""
     deadline = time.monotonic() + timeout_s
     line = b""
     while not line.endswith(b"\n"):

@@ -1,6 +1,8 @@
-"""How Ray is reached: what it reads once, at import, in the environment, and whether a cluster asks who calls.
+"""How Ray is reached: what it reads once, at import, in the environment, and whether a cluster asks
+who calls.
 
-Does not import ray, nor does `dspark ray -- WORDS`, which runs Ray's own commands against the cell's cluster.
+Does not import ray, nor does `dspark ray -- WORDS`, which runs Ray's own commands against the
+cell's cluster.
 """
 
 from __future__ import annotations
@@ -38,11 +40,14 @@ def environment(token_file: Path, cell_id: str) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_file),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray replaces 127.0.0.1 by the machine's outer address unless told that this node stays alone.
+        # Ray replaces 127.0.0.1 by the machine's outer address unless told that this node stays
+        # alone.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else a stop waits half a minute for nobody
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker that reserves no GPU may still share one
-        "RAY_worker_niceness": "0",  # Ray would run them at 15: these serve people, they are no batch jobs
+        # a worker that reserves no GPU may still share one
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # Ray would run them at 15: these serve people, they are no batch jobs
+        "RAY_worker_niceness": "0",
         # A loaded machine takes longer than the 15 s Ray would wait for its own server.
         "RAY_gcs_server_port_wait_time_s": "60",
     }
@@ -50,7 +55,8 @@ def environment(token_file: Path, cell_id: str) -> dict[str, str]:
 
 @contextmanager
 def joined(cell: Cell) -> Iterator[Any]:
-    """`deploy.cluster`, inside as a driver of the cell's Ray cluster; NothingStarted where that cannot be."""
+    """`deploy.cluster`, inside as a driver of the cell's Ray cluster; NothingStarted where that
+    cannot be."""
     if cell.ray_pid:
         os.environ.update(environment(state_dir() / "ray_token", cell.cell_id))
     with driving(cell.ray_address, local=bool(cell.ray_pid)) as cluster:
@@ -61,9 +67,9 @@ def joined(cell: Cell) -> Iterator[Any]:
 def driving(address: str, *, local: bool) -> Iterator[Any]:
     """The same of the cluster at an address.
 
-    Says Ray's authentication mode aloud: token where the user has one, else disabled. Ray puts the working folder of a
-    driver first on its workers' import path; from the state folder nothing of the user's can stand in for one of our
-    packages. Paths have been made absolute by then.
+    Says Ray's authentication mode aloud: token where the user has one, else disabled. Ray puts the
+    working folder of a driver first on its workers' import path; from the state folder nothing of
+    the user's can stand in for one of our packages. Paths have been made absolute by then.
     """
     say_auth(os.environ)
     os.chdir(state_dir())
@@ -83,7 +89,8 @@ def say_auth(environ: MutableMapping[str, str]) -> None:
 
 
 def job_address(environ: Mapping[str, str]) -> str | None:
-    """GCS address of the cluster that RAY_ADDRESS names, as it does in a Ray job; None for anything else."""
+    """GCS address of the cluster that RAY_ADDRESS names, as it does in a Ray job; None for anything
+    else."""
     named = environ.get("RAY_ADDRESS", "")
     host, _, port = named.rpartition(":")
     return named if host and port.isdigit() and "/" not in named else None
@@ -95,7 +102,8 @@ def _has_token(environ: MutableMapping[str, str]) -> bool:
 
 
 def is_guarded(address: str) -> bool | None:
-    """Whether the GCS at `address` refuses a stranger, who could run code there; None: its answer says neither."""
+    """Whether the GCS at `address` refuses a stranger, who could run code there; None: its answer
+    says neither."""
     with sync_channel(address) as channel:
         ask = channel.unary_unary(_METHOD)
         try:
@@ -108,7 +116,8 @@ def is_guarded(address: str) -> bool | None:
 
 
 def check_guarded(address: str, *, insecure: bool) -> None:
-    """Refuses a cluster that strangers can drive: one that does not ask and can be reached from elsewhere."""
+    """Refuses a cluster that strangers can drive: one that does not ask and can be reached from
+    elsewhere."""
     if insecure or (guarded := is_guarded(address)):
         return
     host, _ = split_endpoint(address, "address")
@@ -116,11 +125,13 @@ def check_guarded(address: str, *, insecure: bool) -> None:
         return
     if guarded is None:
         raise NothingStarted(
-            f"the Ray cluster at {address} did not say within {ASK_TIMEOUT_S:g} s whether it asks for a token; "
+            f"the Ray cluster at {address} did not say within {ASK_TIMEOUT_S:g} s whether it asks "
+            "for a token; "
             "try again, or say --insecure"
         )
     raise NothingStarted(
-        f"the Ray cluster at {address} does not ask for a token: whoever reaches it can run code there. "
+        f"the Ray cluster at {address} does not ask for a token: whoever reaches it can run code "
+        "there. "
         "Start it with RAY_AUTH_MODE=token, or say --insecure"
     )
 
@@ -131,10 +142,15 @@ def run(words: Sequence[str]) -> int:
     if not words:
         raise ConfigError("ray: say which of Ray's commands, as in `dspark ray -- status`")
     if words[0] in REFUSED:
-        raise ConfigError(f"ray: `ray {words[0]}` ends what is not this cell's; `dspark down` ends the cell")
+        raise ConfigError(
+            f"ray: `ray {words[0]}` ends what is not this cell's; `dspark down` ends the cell"
+        )
     cell = find_cell()
     if words[0] in ASK_DASHBOARD and cell.ray_pid and not cell.dashboard:
-        raise DsparkError(f"`ray {words[0]}` asks Ray's dashboard, which `dspark up --dashboard` would have started")
+        raise DsparkError(
+            f"`ray {words[0]}` asks Ray's dashboard, which `dspark up --dashboard` would have "
+            "started"
+        )
     command = [sys.executable, "-m", "ray.scripts.scripts", *words]
     return subprocess.run(command, env=variables(cell, os.environ), check=False).returncode
 

@@ -1,7 +1,9 @@
-"""Desired against actual: which processes to start and which to stop. Pure: facts and a clock reading in, actions out.
+"""Desired against actual: which processes to start and which to stop. Pure: facts and a clock
+reading in, actions out.
 
-A replica that was lost after serving is started again at once. One that keeps failing waits longer each time, so a
-broken checkpoint or a full machine is not hammered; one that served for a while is forgiven.
+A replica that was lost after serving is started again at once. One that keeps failing waits longer
+each time, so a broken checkpoint or a full machine is not hammered; one that served for a while is
+forgiven.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ class Phase(enum.StrEnum):
 class Observed:
     """What is known of one replica.
 
-    since: when it entered the phase. failures: starts or lives in a row that ended badly. reason: of the last one.
-    fatal: the replica itself said it can never start as configured. starts: how often it was started.
+    since: when it entered the phase. failures: starts or lives in a row that ended badly. reason:
+    of the last one. fatal: the replica itself said it can never start as configured. starts: how
+    often it was started.
     """
 
     phase: Phase
@@ -40,13 +43,16 @@ class Observed:
     starts: int = 0
 
 
-def plan(desired: Set[str], observed: Mapping[str, Observed], now: float) -> tuple[list[str], list[str]]:
-    """(whom to start now, whom to stop because nobody wants it), in a stable order. A replica in transition is left
-    alone."""
+def plan(
+    desired: Set[str], observed: Mapping[str, Observed], now: float
+) -> tuple[list[str], list[str]]:
+    """(whom to start now, whom to stop because nobody wants it), in a stable order. A replica in
+    transition is left alone."""
     starts = [
         name
         for name in sorted(desired)
-        if (seen := observed.get(name)) is None or (seen.phase is Phase.DOWN and now >= seen.since + delay_s(seen))
+        if (seen := observed.get(name)) is None
+        or (seen.phase is Phase.DOWN and now >= seen.since + delay_s(seen))
     ]
     stops = [
         name
@@ -57,7 +63,8 @@ def plan(desired: Set[str], observed: Mapping[str, Observed], now: float) -> tup
 
 
 def delay_s(seen: Observed) -> float:
-    """How long to wait before the next start: nothing after the first failure, then doubling up to a bound."""
+    """How long to wait before the next start: nothing after the first failure, then doubling up to
+    a bound."""
     if seen.failures <= 1 and not seen.fatal:
         return 0.0
     return float(min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(max(seen.failures - 2, 0), 16)))

@@ -1,12 +1,13 @@
-"""What Ray reserves for each process, where the settings do not say, and what no node can hold. Pure.
+"""What Ray reserves for each process, where the settings do not say, and what no node can hold.
+Pure.
 
-A GPU a worker, where the cluster has GPUs. A processor a thread, on nodes that have room for `ROOM` threads; on smaller
-ones a thread reserves its share of such room, for in a lane the verifier and its drafters compute by turns. Memory is
-what weights and caches may come to (`footprint`).
+A GPU a worker, where the cluster has GPUs. A processor a thread, on nodes that have room for `ROOM`
+threads; on smaller ones a thread reserves its share of such room, for in a lane the verifier and
+its drafters compute by turns. Memory is what weights and caches may come to (`footprint`).
 
-On a machine of its own a cell shares with nobody, so there it always fits: processors are divided among twice what was
-asked for, cards that are too few are shared (by one verifier each, never two), and memory that is not there is not
-reserved but told of.
+On a machine of its own a cell shares with nobody, so there it always fits: processors are divided
+among twice what was asked for, cards that are too few are shared (by one verifier each, never two),
+and memory that is not there is not reserved but told of.
 """
 
 from __future__ import annotations
@@ -47,9 +48,11 @@ def reserve(
     most: Mapping[ProcessRole, int],
     memory: Mapping[ProcessRole, int],
 ) -> tuple[Topology, str]:
-    """The cell with reservations, and a sentence about memory that is not there (empty: there is enough).
+    """The cell with reservations, and a sentence about memory that is not there (empty: there is
+    enough).
 
-    most: how many processes of each role there may come to be. memory: bytes one of them takes on a processor.
+    most: how many processes of each role there may come to be. memory: bytes one of them takes on a
+    processor.
     """
     own = config.address is None
     cpus = _cpus(topology, config, nodes, most, own=own)
@@ -70,7 +73,12 @@ def reserve(
 
 
 def _cpus(
-    topology: Topology, config: ClusterConfig, nodes: Sequence[Node], most: Mapping[ProcessRole, int], *, own: bool
+    topology: Topology,
+    config: ClusterConfig,
+    nodes: Sequence[Node],
+    most: Mapping[ProcessRole, int],
+    *,
+    own: bool,
 ) -> dict[ProcessRole, float]:
     given = {
         ProcessRole.COORDINATOR: config.coordinator_cpus,
@@ -82,14 +90,24 @@ def _cpus(
     free, room = max((node.total.get("CPU", 0.0) for node in nodes), default=0.0), float(ROOM)
     if own:
         free -= sum((given[role] or 0.0) * most[role] for role in threads)
-        room = max(room, 2.0 * sum(threads[role] * most[role] for role in threads if given[role] is None))
+        room = max(
+            room, 2.0 * sum(threads[role] * most[role] for role in threads if given[role] is None)
+        )
     # Where no node is there yet, one that comes is taken to be large.
     share = min(max(free, 0.0) / room, 1.0) if nodes and (own or free) else 1.0
-    return {role: _down(threads[role] * share) if (said := given[role]) is None else said for role in threads}
+    return {
+        role: _down(threads[role] * share) if (said := given[role]) is None else said
+        for role in threads
+    }
 
 
 def _gpus(
-    topology: Topology, config: ClusterConfig, nodes: Sequence[Node], most: Mapping[ProcessRole, int], *, own: bool
+    topology: Topology,
+    config: ClusterConfig,
+    nodes: Sequence[Node],
+    most: Mapping[ProcessRole, int],
+    *,
+    own: bool,
 ) -> dict[ProcessRole, float]:
     said = {ProcessRole.VERIFY: config.verifier_gpus, ProcessRole.DRAFT: config.drafter_gpus}
     cards = int(_total(nodes, "GPU"))
@@ -102,8 +120,13 @@ def _gpus(
             share[ProcessRole.DRAFT] = _down(1.0 / max(math.ceil(drafters / spare), DRAFTERS))
         else:
             share[ProcessRole.VERIFY] = VERIFIER_SHARE
-            share[ProcessRole.DRAFT] = _down((1.0 - VERIFIER_SHARE) / max(math.ceil(drafters / cards), DRAFTERS))
-    return {role: share.get(role, 0.0) if (given := said.get(role)) is None else given for role in topology.templates}
+            share[ProcessRole.DRAFT] = _down(
+                (1.0 - VERIFIER_SHARE) / max(math.ceil(drafters / cards), DRAFTERS)
+            )
+    return {
+        role: share.get(role, 0.0) if (given := said.get(role)) is None else given
+        for role in topology.templates
+    }
 
 
 def _beside(verifier: float, drafter: float, drafters: int) -> float:
@@ -116,21 +139,36 @@ def _beside(verifier: float, drafter: float, drafters: int) -> float:
 def _wants_card(settings: Mapping[str, Any], cards: int) -> bool:
     """A card that is named by its number was chosen by hand: Ray could only hide it."""
     device = str(settings.get("device", "auto"))
-    return settings.get("engine") != "synthetic" and (device == "cuda" or (device == "auto" and cards > 0))
+    return settings.get("engine") != "synthetic" and (
+        device == "cuda" or (device == "auto" and cards > 0)
+    )
 
 
 def _memory(
-    topology: Topology, config: ClusterConfig, nodes: Sequence[Node], memory: Mapping[ProcessRole, int], *, own: bool
+    topology: Topology,
+    config: ClusterConfig,
+    nodes: Sequence[Node],
+    memory: Mapping[ProcessRole, int],
+    *,
+    own: bool,
 ) -> tuple[dict[ProcessRole, int], str]:
-    given = {ProcessRole.VERIFY: config.verifier_memory_gib, ProcessRole.DRAFT: config.drafter_memory_gib}
-    wanted = {
-        role: int(memory[role] if (said := given.get(role)) is None else said * GIB) for role in topology.templates
+    given = {
+        ProcessRole.VERIFY: config.verifier_memory_gib,
+        ProcessRole.DRAFT: config.drafter_memory_gib,
     }
-    total, there = sum(wanted[role] * topology.sizes[role] for role in wanted), _total(nodes, "memory")
+    wanted = {
+        role: int(memory[role] if (said := given.get(role)) is None else said * GIB)
+        for role in topology.templates
+    }
+    total, there = (
+        sum(wanted[role] * topology.sizes[role] for role in wanted),
+        _total(nodes, "memory"),
+    )
     if not own or total <= there:
         return wanted, ""
     warning = (
-        f"memory: with full caches the cell takes {total / GIB:.1f} GiB, {there / GIB:.1f} GiB are here "
+        f"memory: with full caches the cell takes {total / GIB:.1f} GiB, {there / GIB:.1f} GiB are "
+        "here "
         "(verify.kv_tokens and draft.context_tokens bound the caches)"
     )
     return {role: int(size * there / total) for role, size in wanted.items()}, warning
@@ -154,24 +192,36 @@ def needs(replica: Replica) -> Amounts:
     return {kind: amount for kind, amount in asked.items() if amount > 0}
 
 
-def missing(replica: Replica, of: Iterable[Replica], nodes: Sequence[Node], held: Mapping[str, str]) -> str:
-    """Why no node can hold `replica`; empty while one may. Ray itself would wait for a node that may never come.
+def missing(
+    replica: Replica, of: Iterable[Replica], nodes: Sequence[Node], held: Mapping[str, str]
+) -> str:
+    """Why no node can hold `replica`; empty while one may. Ray itself would wait for a node that
+    may never come.
 
-    Judged by what nodes have and what this cell holds of it, both of which are certain; what others hold may be given
-    back.
+    Judged by what nodes have and what this cell holds of it, both of which are certain; what others
+    hold may be given back.
 
-    of: every process that is there or waits, this one included. held: node id by name of those that have their place.
+    of: every process that is there or waits, this one included. held: node id by name of those that
+    have their place.
     """
     everybody = {each.name: each for each in of}
     able = [node for node in nodes if replica.selector.items() <= node.labels.items()]
     if not able:
         wanted = ", ".join(f"{key}={value}" for key, value in replica.selector.items())
-        return f"no node labelled {wanted}: {len(nodes)} nodes there" if wanted else "no node is there"
+        return (
+            f"no node labelled {wanted}: {len(nodes)} nodes there" if wanted else "no node is there"
+        )
     asked = needs(replica)
     free = [_free(node, everybody, held, asked) for node in able]
-    if any(all(one.get(kind, 0.0) + CLOSE >= amount for kind, amount in asked.items()) for one in free):
+    if any(
+        all(one.get(kind, 0.0) + CLOSE >= amount for kind, amount in asked.items()) for one in free
+    ):
         return ""
-    short = [kind for kind, amount in asked.items() if not any(one.get(kind, 0.0) + CLOSE >= amount for one in free)]
+    short = [
+        kind
+        for kind, amount in asked.items()
+        if not any(one.get(kind, 0.0) + CLOSE >= amount for one in free)
+    ]
     if not short:
         return f"no node with {' and '.join(shown(kind, amount) for kind, amount in asked.items())} free together"
     return "; ".join(
@@ -187,10 +237,19 @@ def shown(kind: str, amount: float) -> str:
     return f"{_bare(kind, amount)} {'GiB of memory' if kind == 'memory' else kind}"
 
 
-def _free(node: Node, everybody: Mapping[str, Replica], held: Mapping[str, str], asked: Mapping[str, float]) -> Amounts:
+def _free(
+    node: Node,
+    everybody: Mapping[str, Replica],
+    held: Mapping[str, str],
+    asked: Mapping[str, float],
+) -> Amounts:
     """What is left of a node to one that asks for so much."""
     left = dict(node.total)
-    there = [needs(everybody[name]) for name, where in held.items() if where == node.id and name in everybody]
+    there = [
+        needs(everybody[name])
+        for name, where in held.items()
+        if where == node.id and name in everybody
+    ]
     for kind in left:
         left[kind] -= sum(taken.get(kind, 0.0) for taken in there)
     if "GPU" in left:

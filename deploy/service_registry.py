@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Room:
-    """A room that runs as a process. service: full name of the gRPC service whose health tells that it serves."""
+    """A room that runs as a process. service: full name of the gRPC service whose health tells that
+    it serves."""
 
     package: str
     config: str
@@ -32,7 +33,9 @@ class Room:
 ROOMS = {
     ProcessRole.COORDINATOR: Room("coordinator", "CoordinatorConfig", "dspark.wire.v1.Generation"),
     ProcessRole.VERIFY: Room("verify_service", "VerifyConfig", "dspark.wire.v1.Verify"),
-    ProcessRole.FRONTEND: Room("coordinator.frontend", "FrontendConfig", "dspark.wire.v1.Generation"),
+    ProcessRole.FRONTEND: Room(
+        "coordinator.frontend", "FrontendConfig", "dspark.wire.v1.Generation"
+    ),
     ProcessRole.DRAFT: Room("draft_service", "DraftConfig", "dspark.wire.v1.Draft"),
 }
 
@@ -40,14 +43,21 @@ ROOMS = {
 def config_class(role: ProcessRole) -> type[Any]:
     """The room's frozen configuration class."""
     room = ROOMS[role]
-    found: type[Any] = getattr(importlib.import_module(f"{room.package.split('.')[0]}.config"), room.config)
+    found: type[Any] = getattr(
+        importlib.import_module(f"{room.package.split('.')[0]}.config"), room.config
+    )
     return found
 
 
 def load_settings(
-    role: ProcessRole, *, file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
+    role: ProcessRole,
+    *,
+    file: str | Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, object],
 ) -> dict[str, Any]:
-    """The room's resolved configuration as plain values. Flags the room has no key for are left out."""
+    """The room's resolved configuration as plain values. Flags the room has no key for are left
+    out."""
     cls = config_class(role)
     known = {field.name for field in dataclasses.fields(cls)}
     mine = {key: value for key, value in flags.items() if key in known}
@@ -56,7 +66,8 @@ def load_settings(
 
 
 def check_room(role: ProcessRole, settings: Mapping[str, Any]) -> None:
-    """Raises ConfigError for settings that the room itself would refuse, before it loads anything."""
+    """Raises ConfigError for settings that the room itself would refuse, before it loads
+    anything."""
     importlib.import_module(f"{ROOMS[role].package}.process").check(config_class(role)(**settings))
 
 

@@ -1,4 +1,5 @@
-"""Desired replicas. Pure: configuration in, names and settings out. Knows nothing of Ray, processes or time."""
+"""Desired replicas. Pure: configuration in, names and settings out. Knows nothing of Ray, processes
+or time."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ WORKERS = tuple(f"{role}/" for role in POOLS)  # how names of workers begin
 class Replica:
     """One process that should exist.
 
-    name: for people, stable over restarts. settings: fields of the room's configuration. gpus, cpus, memory (bytes):
-    what Ray reserves. selector: labels its node must have.
+    name: for people, stable over restarts. settings: fields of the room's configuration. gpus,
+    cpus, memory (bytes): what Ray reserves. selector: labels its node must have.
     """
 
     name: str
@@ -47,8 +48,9 @@ class Replica:
 
 @dataclass(frozen=True)
 class Topology:
-    """All processes of a cell. templates: what one more replica of each role would be, its name aside. sizes: how many
-    there are. homes: setting `cpus` of replicas by name, where their template has none."""
+    """All processes of a cell. templates: what one more replica of each role would be, its name
+    aside. sizes: how many there are. homes: setting `cpus` of replicas by name, where their
+    template has none."""
 
     templates: Mapping[ProcessRole, Replica]
     sizes: Mapping[ProcessRole, int]
@@ -56,7 +58,9 @@ class Topology:
 
     @cached_property
     def replicas(self) -> tuple[Replica, ...]:
-        names = [(role, f"{role}/{index}") for role in ProcessRole for index in range(self.sizes[role])]
+        names = [
+            (role, f"{role}/{index}") for role in ProcessRole for index in range(self.sizes[role])
+        ]
         return tuple(self._replica(role, name) for role, name in names)
 
     def named(self, name: str) -> Replica | None:
@@ -93,28 +97,36 @@ def sizes_of(config: ClusterConfig) -> dict[ProcessRole, int]:
 
 
 def desired(
-    config: ClusterConfig, settings: Mapping[ProcessRole, Mapping[str, Any]], homes: Mapping[str, str] | None = None
+    config: ClusterConfig,
+    settings: Mapping[ProcessRole, Mapping[str, Any]],
+    homes: Mapping[str, str] | None = None,
 ) -> Topology:
-    """The processes `config` asks for, with nothing reserved (`reserving` does that); `settings` holds the resolved
-    configuration of each room, `homes` processors by replica name."""
+    """The processes `config` asks for, with nothing reserved (`reserving` does that); `settings`
+    holds the resolved configuration of each room, `homes` processors by replica name."""
     selectors = {
         ProcessRole.COORDINATOR: config.coordinator_selector,
         ProcessRole.VERIFY: config.verifier_selector,
         ProcessRole.DRAFT: config.drafter_selector,
     }
     templates = {
-        role: Replica(str(role), role, dict(settings.get(role, {})), selector=_labels(selectors.get(role)))
+        role: Replica(
+            str(role), role, dict(settings.get(role, {})), selector=_labels(selectors.get(role))
+        )
         for role in ProcessRole
     }
     return Topology(templates, sizes_of(config), homes or {})
 
 
 def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
-    """The same cell with pools of other sizes; replicas that stay keep their names, the highest numbers go first."""
+    """The same cell with pools of other sizes; replicas that stay keep their names, the highest
+    numbers go first."""
     if not 1 <= verifiers <= MOST or not 0 <= drafters <= MOST:
         raise ConfigError(f"a cell of {verifiers} verifiers and {drafters} drafters cannot serve")
     if drafters and not topology.has_drafter:
-        raise ConfigError(f"scale: the cell was started without a drafter, {drafters} of them would have no weights")
+        raise ConfigError(
+            f"scale: the cell was started without a drafter, {drafters} of them would have no "
+            "weights"
+        )
     pools = {ProcessRole.VERIFY: verifiers, ProcessRole.DRAFT: drafters}
     return replace(topology, sizes={**topology.sizes, **pools})
 
@@ -122,14 +134,16 @@ def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
 def adopted(topology: Topology, names: Iterable[str]) -> Topology:
     """The cell as an earlier controller left it: pools that were resized keep their sizes.
 
-    A coordinator among the names says that the cell had come up; without one there is nothing to go by.
+    A coordinator among the names says that the cell had come up; without one there is nothing to go
+    by.
     """
     left = set(names)
     if topology.coordinator.name not in left:
         return topology
     parted = [name.partition("/") for name in left]
     sizes = {
-        role: max((int(i) + 1 for r, _, i in parted if r == role and i.isdigit()), default=0) for role in ProcessRole
+        role: max((int(i) + 1 for r, _, i in parted if r == role and i.isdigit()), default=0)
+        for role in ProcessRole
     }
     return resized(topology, max(1, sizes[ProcessRole.VERIFY]), sizes[ProcessRole.DRAFT])
 
@@ -151,14 +165,16 @@ def threads_of(role: ProcessRole, settings: Mapping[str, Any], alike: int) -> in
 
 
 def homes(usable: Sequence[int], threads: int = 1) -> Mapping[str, str]:
-    """Setting `cpus` by replica name, where settings do not say; replicas that are not named run anywhere.
+    """Setting `cpus` by replica name, where settings do not say; replicas that are not named run
+    anywhere.
 
-    In a lane the verifier and the drafter work by turns. With two processors they lose nothing by sharing one, whose
-    caches then stay theirs, and the coordinator and the clients, which work at other times, have the other one; the
-    operating system would wake each wherever nobody runs at that moment. With more there is room for all.
+    In a lane the verifier and the drafter work by turns. With two processors they lose nothing by
+    sharing one, whose caches then stay theirs, and the coordinator and the clients, which work at
+    other times, have the other one; the operating system would wake each wherever nobody runs at
+    that moment. With more there is room for all.
 
-    usable: numbers of the machine's processors that the cell may use. threads: the most that one worker computes with;
-    a worker of several needs all processors.
+    usable: numbers of the machine's processors that the cell may use. threads: the most that one
+    worker computes with; a worker of several needs all processors.
     """
     if len(usable) != PROCESSORS or threads > 1:
         return {}

@@ -1,7 +1,9 @@
-"""Training with several workers: Ray Train places them and makes their process group, `training` does the work.
+"""Training with several workers: Ray Train places them and makes their process group, `training`
+does the work.
 
-Every worker reads the same samples and the same state, and the first one writes, so `out` must be a folder that all of
-them see. A worker that dies takes the group with it; the group starts again from the last state, a few times.
+Every worker reads the same samples and the same state, and the first one writes, so `out` must be a
+folder that all of them see. A worker that dies takes the group with it; the group starts again from
+the last state, a few times.
 """
 
 from __future__ import annotations
@@ -29,8 +31,11 @@ RESTARTS = 3
 FOLLOW_EVERY_S = 5.0
 
 
-def train_with_workers(settings: Settings, *, workers: int, gpus: bool, address: str | None, say: Say) -> Path:
-    """Trains with `workers` workers on the Ray cluster at `address`, or on one of its own that ends with it."""
+def train_with_workers(
+    settings: Settings, *, workers: int, gpus: bool, address: str | None, say: Say
+) -> Path:
+    """Trains with `workers` workers on the Ray cluster at `address`, or on one of its own that ends
+    with it."""
     settings = _absolute(settings)
     with _cluster(address, say):
         from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -42,7 +47,8 @@ def train_with_workers(settings: Settings, *, workers: int, gpus: bool, address:
             torch_config=TorchConfig(backend="nccl" if gpus else "gloo", timeout_s=GROUP_TIMEOUT_S),
             scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpus),
             run_config=RunConfig(
-                storage_path=str(Path(settings.out) / "ray"), failure_config=FailureConfig(max_failures=RESTARTS)
+                storage_path=str(Path(settings.out) / "ray"),
+                failure_config=FailureConfig(max_failures=RESTARTS),
             ),
         )
         with _following(Path(settings.out), say):
@@ -59,8 +65,14 @@ def work(config: dict[str, Any]) -> None:
 
 def _absolute(settings: Settings) -> Settings:
     """Workers run in folders of their own: what is a folder or file here gets its full path."""
-    given = {name: getattr(settings, name) for name in ("target", "samples", "out", "cache", "start", "keep_tokens")}
-    full = {name: str(Path(path).resolve()) if path and Path(path).exists() else path for name, path in given.items()}
+    given = {
+        name: getattr(settings, name)
+        for name in ("target", "samples", "out", "cache", "start", "keep_tokens")
+    }
+    full = {
+        name: str(Path(path).resolve()) if path and Path(path).exists() else path
+        for name, path in given.items()
+    }
     return from_json(settings.to_json() | full | {"out": str(Path(settings.out).resolve())})
 
 
@@ -70,7 +82,9 @@ def _cluster(address: str | None, say: Say) -> Iterator[None]:
     head: Head | None = None
     if address is None:
         say("ray: starting a local cluster")
-        head = start_head(state_dir() / "ray_train_token", new_cell_id(), os.environ, lambda _: None)
+        head = start_head(
+            state_dir() / "ray_train_token", new_cell_id(), os.environ, lambda _: None
+        )
     try:
         with driving(head.address if head else str(address), local=head is not None):
             yield

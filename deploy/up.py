@@ -1,4 +1,5 @@
-"""Bringing a cell up: returns when it serves, or says in one sentence why it does not and leaves nothing behind."""
+"""Bringing a cell up: returns when it serves, or says in one sentence why it does not and leaves
+nothing behind."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def _alone() -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DsparkError(f"another `dspark up` is starting a cluster here ({state_dir()})") from None
+            raise DsparkError(
+                f"another `dspark up` is starting a cluster here ({state_dir()})"
+            ) from None
         yield
     finally:
         os.close(descriptor)
@@ -60,18 +63,27 @@ def bring_up(
     scaling: keys of section `autoscale` that override the file and the environment.
     """
     _refuse_second(say)
-    autoscale = load_config(AutoscaleConfig, section="autoscale", file=file, environ=environ, flags=scaling)
+    autoscale = load_config(
+        AutoscaleConfig, section="autoscale", file=file, environ=environ, flags=scaling
+    )
     config = within(config, autoscale)
     if config.http is not None and (missing := http_missing()):
-        say(f"no HTTP: not installed: {', '.join(missing)} (`pip install '.[http]'` in the checkout)")
+        say(
+            f"no HTTP: not installed: {', '.join(missing)} (`pip install '.[http]'` in the "
+            "checkout)"
+        )
     if config.address is None:
         _import_models(config, say)
     files = token_files(config)
     (port,) = [config.port] if config.port else free_ports(1)
     if config.address is None:
-        check_listeners([("cluster.port" if config.port else "cluster.bind", f"{config.bind}:{port}")])
+        check_listeners(
+            [("cluster.port" if config.port else "cluster.bind", f"{config.bind}:{port}")]
+        )
     most = largest(config, autoscale)
-    topology = plan_topology(config, file=file, environ=environ, port=port, token_files=files, most=most)
+    topology = plan_topology(
+        config, file=file, environ=environ, port=port, token_files=files, most=most
+    )
     secrets = {key: write_token(path) for key, path in files.items()}
     if "client_token_file" in secrets:
         say(f"clients from elsewhere need the token in {files['client_token_file']}")
@@ -95,14 +107,24 @@ def bring_up(
     def noted(head: Head) -> None:
         nonlocal cell
         cell = replace(
-            cell, ray_address=head.address, ray_pid=head.pid, ray_dir=str(head.folder), dashboard=head.dashboard
+            cell,
+            ray_address=head.address,
+            ray_pid=head.pid,
+            ray_dir=str(head.folder),
+            dashboard=head.dashboard,
         )
         write_cell(cell)  # from now on `dspark down` can clear up, whatever happens here
 
     try:
         if config.address is None:
             say("ray: starting a local cluster")
-            start_head(state_dir() / "ray_token", cell.cell_id, os.environ, noted, dashboard=config.dashboard)
+            start_head(
+                state_dir() / "ray_token",
+                cell.cell_id,
+                os.environ,
+                noted,
+                dashboard=config.dashboard,
+            )
         else:
             write_cell(cell)
         return _serve(cell, topology, secrets, config, autoscale, deadline, say)
@@ -127,8 +149,14 @@ def _serve(
         say(f"ray: {'started' if cell.ray_pid else 'joined'} at {cell.ray_address}")
         check_guarded(cell.ray_address, insecure=config.insecure)
         if cell.dashboard:
-            say(f"Ray's dashboard: {cell.dashboard} (it asks for the token in {state_dir() / 'ray_token'})")
-        memory = {role: footprint.of(role, template.settings) for role, template in topology.templates.items()}
+            say(
+                f"Ray's dashboard: {cell.dashboard} (it asks for the token in "
+                f"{state_dir() / 'ray_token'})"
+            )
+        memory = {
+            role: footprint.of(role, template.settings)
+            for role, template in topology.templates.items()
+        }
         most = largest(config, autoscale)
         topology, warning = reserve(topology, config, cluster.nodes(), most=most, memory=memory)
         if warning:
@@ -136,9 +164,13 @@ def _serve(
         cluster.start_controller(topology, secrets, config, autoscale)
         rows = await_replicas(lambda: cluster.report(cell.name), deadline, say)
         served = next(row for row in rows if row["name"] == topology.coordinator.name)
-        fronts = [row["endpoint"] for row in rows if row["name"].startswith(f"{ProcessRole.FRONTEND}/")]
+        fronts = [
+            row["endpoint"] for row in rows if row["name"].startswith(f"{ProcessRole.FRONTEND}/")
+        ]
         # The endpoint is another one where the coordinator runs on another node of the cluster.
-        cell = replace(cell, endpoint=served["endpoint"], http=served["http"], frontends=",".join(fronts))
+        cell = replace(
+            cell, endpoint=served["endpoint"], http=served["http"], frontends=",".join(fronts)
+        )
         write_cell(cell)
         if cell.http:
             say(f"OpenAI endpoint: {cell.http}/v1")
@@ -172,7 +204,8 @@ def _refuse_second(say: Say) -> None:
 
 
 def _import_models(config: ClusterConfig, say: Say) -> None:
-    """What becomes a folder first does so here, where somebody looks on; the processes find it in the cache."""
+    """What becomes a folder first does so here, where somebody looks on; the processes find it in
+    the cache."""
     for model in filter(is_imported, filter(None, (config.target, config.drafter))):
         folder = folder_of(model)
         if not folder.is_dir():

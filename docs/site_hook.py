@@ -1,4 +1,5 @@
-"""What `mkdocs build` needs beyond its own words: the marks that tests read behind a block's language are taken off."""
+"""What `mkdocs build` needs beyond its own words: the marks that tests read behind a block's
+language are taken off."""
 
 from __future__ import annotations
 

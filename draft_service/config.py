@@ -13,20 +13,28 @@ class DraftConfig(ListenConfig):
     """One drafter process."""
 
     drafter: str = setting("", "Folder or hub id of the drafter.")
-    target: str = setting("", "Folder or hub id of the target; read where the drafter leaves out their tables.")
-    engine: str = setting("real", "real, or synthetic: no weights, given step times.", one_of=ENGINES)
+    target: str = setting(
+        "", "Folder or hub id of the target; read where the drafter leaves out their tables."
+    )
+    engine: str = setting(
+        "real", "real, or synthetic: no weights, given step times.", one_of=ENGINES
+    )
     synthetic: str | None = setting(None, "YAML file of a synthetic engine.")
     drafter_revision: str | None = setting(None, "Hub revision of the drafter.")
     target_revision: str | None = setting(None, "Hub revision of the target.")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
     dtype: str = setting("auto", "auto, float32, bfloat16 or float16.", one_of=DTYPES)
-    threads: int = setting(0, "Torch threads of passes; 0: by the processors there are.", least=0, most=1024)
+    threads: int = setting(
+        0, "Torch threads of passes; 0: by the processors there are.", least=0, most=1024
+    )
     context_tokens: int = setting(65536, "Context rows of the pool.", least=1)
     page_size: int = setting(16, "Context rows of one page.", least=1, most=4096)
     context_length: int | None = setting(
         None, "Blocks past this length are empty; absent: the checkpoint's own limit.", least=1
     )
-    whole_blocks: bool = setting(False, "Compute all slots of a block, as in training, though fewer are asked for.")
+    whole_blocks: bool = setting(
+        False, "Compute all slots of a block, as in training, though fewer are asked for."
+    )
     q_entries: int = setting(64, "Entries kept of each draft distribution.", least=1, most=4096)
     max_sequences: int = setting(1024, "Sequences with context at one time.", least=1, most=1 << 20)
     lease_s: float = setting(
@@ -35,11 +43,15 @@ class DraftConfig(ListenConfig):
         least=0.1,
         most=86_400,
     )
-    max_batch_sequences: int = setting(256, "Blocks of one pass; more are drafted in turns.", least=1, most=1 << 16)
+    max_batch_sequences: int = setting(
+        256, "Blocks of one pass; more are drafted in turns.", least=1, most=1 << 16
+    )
     rounds_port: int | None = setting(
         0,
-        "Port beside that of `bind`, on the same address, where verifiers run their rounds: 0 takes any, "
-        "none leaves rounds on that of `bind`, a little slower. Who cannot reach it uses that of `bind`.",
+        "Port beside that of `bind`, on the same address, where verifiers run their rounds: 0 "
+        "takes any, "
+        "none leaves rounds on that of `bind`, a little slower. Who cannot reach it uses that of "
+        "`bind`.",
         least=0,
         most=65535,
     )

@@ -1,9 +1,10 @@
-"""Which sequences have room here and which of their rows have come. No tensors, so engines without weights use it too.
+"""Which sequences have room here and which of their rows have come. No tensors, so engines without
+weights use it too.
 
-Rows may come in any order and more than once; what counts is the watermark, the length of the run without a gap from
-position 0. Rows belong to an epoch: a higher one starts the context over, a lower one is refused. A sequence that
-nobody opened has no room and gets none. Room belongs to the epoch under which it was opened, whatever rows came: who
-opened it can release it, or open it again.
+Rows may come in any order and more than once; what counts is the watermark, the length of the run
+without a gap from position 0. Rows belong to an epoch: a higher one starts the context over, a
+lower one is refused. A sequence that nobody opened has no room and gets none. Room belongs to the
+epoch under which it was opened, whatever rows came: who opened it can release it, or open it again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Context:
     ahead: list[tuple[int, int]] = field(default_factory=list)  # runs past a gap, ascending, apart
 
     def covers(self, start: int, stop: int) -> bool:
-        return stop <= self.watermark or any(low <= start and stop <= high for low, high in self.ahead)
+        return stop <= self.watermark or any(
+            low <= start and stop <= high for low, high in self.ahead
+        )
 
     def add(self, start: int, stop: int) -> None:
         """Rows start .. stop - 1 are there now."""
@@ -53,7 +56,8 @@ C = TypeVar("C", bound=Context)
 
 
 class ContextTable(Generic[C]):
-    """All contexts of one drafter and the pages they hold. Used on the device thread, read from anywhere."""
+    """All contexts of one drafter and the pages they hold. Used on the device thread, read from
+    anywhere."""
 
     def __init__(self, kind: type[C], *, tokens: int, page_size: int, max_sequences: int) -> None:
         self.pages = KVBlockPool(tokens // page_size, page_size)
@@ -75,14 +79,22 @@ class ContextTable(Generic[C]):
     def watermark(self, sequence: int, epoch: int | None = None) -> int:
         """Contiguous rows held; 0 for an unknown sequence or another epoch."""
         context = self._contexts.get(sequence)
-        return 0 if context is None or (epoch is not None and context.epoch != epoch) else context.watermark
+        return (
+            0
+            if context is None or (epoch is not None and context.epoch != epoch)
+            else context.watermark
+        )
 
     def open(self, cursor: Cursor, reserve_tokens: int, owner: int) -> Refusal | None:
-        """Reserves rows for the sequence's whole life. Opening it again keeps its rows; a higher epoch does not."""
+        """Reserves rows for the sequence's whole life. Opening it again keeps its rows; a higher
+        epoch does not."""
         context = self._contexts.get(cursor.sequence)
         if context is not None:
             if cursor.epoch < context.opened:
-                return Refusal(RefusalReason.STALE_CURSOR, f"epoch {cursor.epoch} was followed by {context.opened}")
+                return Refusal(
+                    RefusalReason.STALE_CURSOR,
+                    f"epoch {cursor.epoch} was followed by {context.opened}",
+                )
             if reserve_tokens <= context.capacity:
                 context.owner, context.opened = owner, cursor.epoch
                 if cursor.epoch != context.epoch:
@@ -92,32 +104,47 @@ class ContextTable(Generic[C]):
         if reserve_tokens < 1:
             return Refusal(RefusalReason.INVALID, "reserve_tokens: 0 rows are no context")
         if len(self._contexts) >= self._max_sequences:
-            return Refusal(RefusalReason.NO_PAGES, f"{len(self._contexts)} sequences are held, the limit")
+            return Refusal(
+                RefusalReason.NO_PAGES, f"{len(self._contexts)} sequences are held, the limit"
+            )
         if not self.pages.open(cursor.sequence, reserve_tokens, reserve_tokens):
             return Refusal(
                 RefusalReason.NO_PAGES,
-                f"{self.pages.pages_for(reserve_tokens)} pages are needed and {self.pages.free} are free",
+                f"{self.pages.pages_for(reserve_tokens)} pages are needed and {self.pages.free} "
+                "are free",
             )
         capacity = self.pages.room(cursor.sequence)
-        self._contexts[cursor.sequence] = self._kind(cursor.sequence, cursor.epoch, owner, capacity, cursor.epoch)
+        self._contexts[cursor.sequence] = self._kind(
+            cursor.sequence, cursor.epoch, owner, capacity, cursor.epoch
+        )
         return None
 
     def admit(self, chunk: Rows) -> C | Refusal:
-        """The context that a chunk's rows belong to, started over by a higher epoch; or why they are dropped."""
+        """The context that a chunk's rows belong to, started over by a higher epoch; or why they
+        are dropped."""
         context = self._contexts.get(chunk.sequence)
         if context is None:
-            return Refusal(RefusalReason.UNKNOWN_SEQUENCE, "the sequence was never opened here, or was released")
+            return Refusal(
+                RefusalReason.UNKNOWN_SEQUENCE,
+                "the sequence was never opened here, or was released",
+            )
         if chunk.epoch < context.epoch:
-            return Refusal(RefusalReason.STALE_CURSOR, f"epoch {chunk.epoch} was followed by {context.epoch}")
+            return Refusal(
+                RefusalReason.STALE_CURSOR, f"epoch {chunk.epoch} was followed by {context.epoch}"
+            )
         stop = chunk.start + len(chunk.rows)
         if stop > context.capacity:
-            return Refusal(RefusalReason.INVALID, f"start_position: rows up to {stop} exceed {context.capacity}")
+            return Refusal(
+                RefusalReason.INVALID,
+                f"start_position: rows up to {stop} exceed {context.capacity}",
+            )
         if chunk.epoch > context.epoch:
             context.start_over(chunk.epoch)
         return context
 
     def release(self, sequence: int, epoch: int) -> bool:
-        """Frees a context that was opened under this epoch or a lower one; an unknown one is fine."""
+        """Frees a context that was opened under this epoch or a lower one; an unknown one is
+        fine."""
         context = self._contexts.get(sequence)
         if context is None or context.opened > epoch:
             return False

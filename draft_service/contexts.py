@@ -1,8 +1,10 @@
-"""Context of every sequence: entries of all draft layers, in a paged pool, made of rows and token ids as they arrive.
+"""Context of every sequence: entries of all draft layers, in a paged pool, made of rows and token
+ids as they arrive.
 
-What an entry is made of is the drafter's business (`dspark.model.family`). Where a row alone makes one, entries are
-made as rows come, in whatever order. Where the token after it is needed, or all entries before it, rows and ids are
-kept and entries follow in order, up to the watermark less the drafter's lag: the last row waits for the anchor.
+What an entry is made of is the drafter's business (`dspark.model.family`). Where a row alone makes
+one, entries are made as rows come, in whatever order. Where the token after it is needed, or all
+entries before it, rows and ids are kept and entries follow in order, up to the watermark less the
+drafter's lag: the last row waits for the anchor.
 
 Symbols: L draft layers, S entries, n sequences, T tokens, Hkv key-value heads, hd head size.
 """
@@ -32,7 +34,9 @@ class DraftContext(Context):
     """Rows of one sequence, and what has been made of them."""
 
     made: int = 0  # entries 0 .. made - 1 are there; for drafters that make them in order
-    shaper: Shaper | None = None  # made where parameters ask for it; counts rows below the watermark
+    shaper: Shaper | None = (
+        None  # made where parameters ask for it; counts rows below the watermark
+    )
 
     def start_over(self, epoch: int) -> None:
         Context.start_over(self, epoch)
@@ -42,15 +46,20 @@ class DraftContext(Context):
 class ContextStore(ContextTable[DraftContext]):
     """All contexts of one drafter. Used on the device thread only."""
 
-    def __init__(self, drafter: Drafter, *, tokens: int, page_size: int, max_sequences: int) -> None:
-        super().__init__(DraftContext, tokens=tokens, page_size=page_size, max_sequences=max_sequences)
+    def __init__(
+        self, drafter: Drafter, *, tokens: int, page_size: int, max_sequences: int
+    ) -> None:
+        super().__init__(
+            DraftContext, tokens=tokens, page_size=page_size, max_sequences=max_sequences
+        )
         self._drafter, self._needs = drafter, drafter.needs
         self.in_order = self._needs.past or self._needs.token != "none"
         weight = next(drafter.parameters())
         self._device, self._dtype = weight.device, weight.dtype
         slots = self.pages.total * page_size
         layers, kv_heads, head_dim = drafter.entry
-        # Asked for whole, touched only where entries are written. Padding is read from one slot more than anybody has.
+        # Asked for whole, touched only where entries are written. Padding is read from one slot
+        # more than anybody has.
         self._spare = slots
         size = (layers, slots + 1, kv_heads, head_dim)
         self._keys = torch.empty(size, dtype=self._dtype, device=self._device)
@@ -71,13 +80,21 @@ class ContextStore(ContextTable[DraftContext]):
         slots, positions, token_ids = list[Slots](), list[range](), list[int]()
         for chunk, context in zip(chunks, admitted, strict=True):
             stop = chunk.start + len(chunk.rows)
-            if isinstance(context, Context) and context.epoch == chunk.epoch and not context.covers(chunk.start, stop):
+            if (
+                isinstance(context, Context)
+                and context.epoch == chunk.epoch
+                and not context.covers(chunk.start, stop)
+            ):
                 fresh.append((context, chunk))
                 slots.append(self.pages.slots(chunk.sequence, chunk.start, stop))
                 token_ids.extend(chunk.token_ids)
                 positions.append(range(chunk.start, stop))
         if fresh:
-            rows = fresh[0][1].rows if len(fresh) == 1 else torch.cat([chunk.rows for _, chunk in fresh])
+            rows = (
+                fresh[0][1].rows
+                if len(fresh) == 1
+                else torch.cat([chunk.rows for _, chunk in fresh])
+            )
             at = np.stack((together(positions), together(slots)))
             where = torch.from_numpy(at).to(self._device)
             rows = rows.to(self._device, self._dtype)
@@ -85,8 +102,13 @@ class ContextStore(ContextTable[DraftContext]):
             if self.in_order:
                 self._rows.index_copy_(0, where[1], rows)
             else:
-                self._drafter.ingest_into(ContextTokens(rows, None, where[0]), self._keys, self._values, where[1])
-        for context, chunk in fresh:  # only now: a watermark never claims rows that were not written
+                self._drafter.ingest_into(
+                    ContextTokens(rows, None, where[0]), self._keys, self._values, where[1]
+                )
+        for (
+            context,
+            chunk,
+        ) in fresh:  # only now: a watermark never claims rows that were not written
             context.add(chunk.start, chunk.start + len(chunk.rows))
         if self.in_order:
             self.catch_up({context.sequence: context for context, _ in fresh}.values())
@@ -94,13 +116,23 @@ class ContextStore(ContextTable[DraftContext]):
 
     @torch.inference_mode()
     def catch_up(self, contexts: Iterable[DraftContext]) -> None:
-        """Makes what entries can be made of the rows that are there, for drafters that make them in order."""
-        behind = [context for context in contexts if context.made < context.watermark - self._needs.lag]
+        """Makes what entries can be made of the rows that are there, for drafters that make them in
+        order."""
+        behind = [
+            context for context in contexts if context.made < context.watermark - self._needs.lag
+        ]
         if behind and not self._needs.past:
             self._make_pairs(behind)
         while behind and self._needs.past:
             # Those that begin have no past to pad; a long text goes in pieces, by itself.
-            lone = next((one for one in behind if one.made == 0 or one.watermark - one.made > PASS_TOKENS // 8), None)
+            lone = next(
+                (
+                    one
+                    for one in behind
+                    if one.made == 0 or one.watermark - one.made > PASS_TOKENS // 8
+                ),
+                None,
+            )
             self._make_next([lone] if lone is not None else behind)
             behind = [context for context in behind if context.made < context.watermark]
 
@@ -112,27 +144,40 @@ class ContextStore(ContextTable[DraftContext]):
             held = self.pages.pages(sequence)[: self.pages.pages_for(count)]
             row[: len(held)] = held
         lengths = torch.tensor([count for _, count in members], dtype=torch.int32)
-        return PagedEntries(self._paged[0], self._paged[1], torch.from_numpy(blocks), lengths, longest)
+        return PagedEntries(
+            self._paged[0], self._paged[1], torch.from_numpy(blocks), lengths, longest
+        )
 
     def entries(self, members: Sequence[tuple[int, int]], room: int = 0) -> Entries:
-        """(sequence, entries) of n members, padded to the longest and by `room` more; a lone run is a view without.
+        """(sequence, entries) of n members, padded to the longest and by `room` more; a lone run is
+        a view without.
 
         Of a drafter with a window the newest entries alone.
 
         What is no view is overwritten by the next call.
         """
-        spans = [(sequence, max(count - (self._drafter.window or count), 0), count) for sequence, count in members]
-        lengths = torch.tensor([stop - start for _, start, stop in spans], dtype=torch.int64, device=self._device)
+        spans = [
+            (sequence, max(count - (self._drafter.window or count), 0), count)
+            for sequence, count in members
+        ]
+        lengths = torch.tensor(
+            [stop - start for _, start, stop in spans], dtype=torch.int64, device=self._device
+        )
         longest = max(stop - start for _, start, stop in spans)
         if len(spans) == 1 and isinstance(run := self.pages.slots(*spans[0]), range):
-            keys, values = (pool[:, run.start : run.stop].unsqueeze(1) for pool in (self._keys, self._values))
+            keys, values = (
+                pool[:, run.start : run.stop].unsqueeze(1) for pool in (self._keys, self._values)
+            )
             return Entries(keys, values, lengths)
         # Padding is a slot of zeros: masked garbage could still be NaN.
         table = np.full((len(members), longest + room), self._spare, np.int64)
         for row, (sequence, start, stop) in zip(table, spans, strict=True):
             row[: stop - start] = self.pages.slots(sequence, start, stop)
         index = torch.from_numpy(table.ravel()).to(self._device)
-        keys, values = (self._gathered(name, pool, index) for name, pool in (("k", self._keys), ("v", self._values)))
+        keys, values = (
+            self._gathered(name, pool, index)
+            for name, pool in (("k", self._keys), ("v", self._values))
+        )
         shape = (len(self._keys), *table.shape, *self._keys.shape[2:])
         return Entries(keys.view(shape), values.view(shape), lengths, room)
 
@@ -148,14 +193,21 @@ class ContextStore(ContextTable[DraftContext]):
         return self._rows.index_select(0, torch.from_numpy(slots).to(self._device))
 
     def shaper(self, sequence: int, params: SamplingParams, through: int) -> Shaper:
-        """What the parameters make of logits after the rows below `through`. A token id that was not told or cannot be
-        one makes a draft less like the target's distribution, and nothing else."""
+        """What the parameters make of logits after the rows below `through`. A token id that was
+        not told or cannot be one makes a draft less like the target's distribution, and nothing
+        else."""
         context = self[sequence]
-        if context.shaper is None or context.shaper.params != params or context.shaper.length > through:
+        if (
+            context.shaper is None
+            or context.shaper.params != params
+            or context.shaper.length > through
+        ):
             context.shaper = Shaper(params)
         return context.shaper.extend(self._known_ids(context, context.shaper.length, through))
 
-    def _known_ids(self, context: Context, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _known_ids(
+        self, context: Context, start: int, stop: int
+    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         slots = together([self.pages.slots(context.sequence, start, stop)])
         return np.minimum(self._token_ids[slots], self._drafter.config.vocab_size - 1)
 
@@ -171,12 +223,15 @@ class ContextStore(ContextTable[DraftContext]):
         where = torch.from_numpy(np.stack((together(positions), together(slots)))).to(self._device)
         token_ids = torch.from_numpy(np.concatenate(ids)).to(self._device)
         rows = self._rows.index_select(0, where[1])
-        self._drafter.ingest_into(ContextTokens(rows, token_ids, where[0]), self._keys, self._values, where[1])
+        self._drafter.ingest_into(
+            ContextTokens(rows, token_ids, where[0]), self._keys, self._values, where[1]
+        )
         for context in behind:
             context.made = context.watermark - lag
 
     def _make_next(self, behind: list[DraftContext]) -> None:
-        """The next entries of some contexts, which depend on those before; all of them have a past, or a lone one."""
+        """The next entries of some contexts, which depend on those before; all of them have a past,
+        or a lone one."""
         counts = [min(context.watermark - context.made, PASS_TOKENS) for context in behind]
         ids = np.zeros((len(behind), max(counts)), np.int64)
         slots: list[Slots] = []
@@ -189,8 +244,14 @@ class ContextStore(ContextTable[DraftContext]):
             torch.from_numpy(ids).to(self._device),
             made.unsqueeze(1) + torch.arange(ids.shape[1], device=self._device),
         )
-        past = self.entries([(context.sequence, context.made) for context in behind]) if behind[0].made else None
-        keys, values = self._drafter.ingest(tokens, past)  # [L, n, T, Hkv, hd]; padding comes last and is left out
+        past = (
+            self.entries([(context.sequence, context.made) for context in behind])
+            if behind[0].made
+            else None
+        )
+        keys, values = self._drafter.ingest(
+            tokens, past
+        )  # [L, n, T, Hkv, hd]; padding comes last and is left out
         index = torch.from_numpy(together(slots)).to(self._device)
         self._keys.index_copy_(1, index, _unpadded(keys, counts))
         self._values.index_copy_(1, index, _unpadded(values, counts))

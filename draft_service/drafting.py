@@ -1,7 +1,8 @@
-"""Orders that wait for the device, merged: a drafter that is free takes what waits, of any verifier, in one pass.
+"""Orders that wait for the device, merged: a drafter that is free takes what waits, of any
+verifier, in one pass.
 
-It never waits for more to come. Verifiers take turns, an order each, until a pass is full, so that one with many
-sequences cannot keep another waiting for more than a pass. On the device thread.
+It never waits for more to come. Verifiers take turns, an order each, until a pass is full, so that
+one with many sequences cannot keep another waiting for more than a pass. On the device thread.
 
 Invariant R5: when an answer leaves depends on what was ordered, never on what was drawn.
 """
@@ -20,7 +21,8 @@ from dspark.types import Block
 
 
 class Drafted(NamedTuple):
-    """Blocks in the order of the items, the device time of their pass, how long they waited for it."""
+    """Blocks in the order of the items, the device time of their pass, how long they waited for
+    it."""
 
     blocks: Sequence[Block] | None  # None: the pass failed
     forward_ns: int
@@ -39,15 +41,20 @@ class _Asked(NamedTuple):
 class Drafting:
     """post: makes the device thread run a pass, after what it was asked before."""
 
-    def __init__(self, engine: DraftEngineCore, metrics: Metrics, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self, engine: DraftEngineCore, metrics: Metrics, post: Callable[[Callable[[], None]], None]
+    ) -> None:
         self._engine, self._metrics, self._post = engine, metrics, post
-        self._waiting: dict[int, deque[_Asked]] = {}  # by verifier's stream; whose turn it is comes first
+        self._waiting: dict[
+            int, deque[_Asked]
+        ] = {}  # by verifier's stream; whose turn it is comes first
         self._posted = False
         self.wait_s = 0.0  # orders waited for a busy device, all together
         self.waits = 0  # orders that came to the device
 
     def ask(self, owner: int, items: Sequence[DraftItem], answer: Answer) -> None:
-        """A block for each item, soon. answer: called once, unless the stream is forgotten before."""
+        """A block for each item, soon. answer: called once, unless the stream is forgotten
+        before."""
         self._waiting.setdefault(owner, deque()).append(_Asked(items, answer, time.monotonic()))
         self._wake()
 
@@ -84,7 +91,8 @@ class Drafting:
         self._note(taken, now, forward_ns)
 
     def _take(self) -> list[_Asked]:
-        """Round robin, while there is room in the pass; an order that is larger than a pass has one of its own."""
+        """Round robin, while there is room in the pass; an order that is larger than a pass has one
+        of its own."""
         taken: list[_Asked] = []
         room = self._engine.config.max_batch_sequences
         while self._waiting:

@@ -1,8 +1,9 @@
 """The device side of a drafter: contexts in, blocks out, for whole cohorts at once.
 
-Synchronous and free of gRPC; everything runs on the one thread that owns the device. An item that cannot be drafted
-gets an empty block that says why; an empty block is an ordinary block. Rows at and past `features_through` are never
-looked at, whatever has arrived meanwhile: what a drafter saw is then a function of the command.
+Synchronous and free of gRPC; everything runs on the one thread that owns the device. An item that
+cannot be drafted gets an empty block that says why; an empty block is an ordinary block. Rows at
+and past `features_through` are never looked at, whatever has arrived meanwhile: what a drafter saw
+is then a function of the command.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class DraftEngine(DraftEngineCore):
 
     _contexts: ContextStore
 
-    def __init__(self, drafter: Drafter, calibration: Calibration, config: DraftConfig, *, version: str) -> None:
+    def __init__(
+        self, drafter: Drafter, calibration: Calibration, config: DraftConfig, *, version: str
+    ) -> None:
         self.drafter = drafter
         self.calibrated, self.projection = calibration is not IDENTITY, drafter.fingerprint
         self.device: torch.device = drafter.device
@@ -45,7 +48,10 @@ class DraftEngine(DraftEngineCore):
         self._calibration = calibration
         self._lag = drafter.needs.lag
         contexts = ContextStore(
-            drafter, tokens=config.context_tokens, page_size=config.page_size, max_sequences=config.max_sequences
+            drafter,
+            tokens=config.context_tokens,
+            page_size=config.page_size,
+            max_sequences=config.max_sequences,
         )
         own = drafter.config
         shape = DrafterShape(own.vocab_size, drafter.width, own.block_size)
@@ -65,8 +71,13 @@ class DraftEngine(DraftEngineCore):
         if calibration is IDENTITY:
             log.info("draft.not_calibrated", drafter=config.drafter)
         elif calibration.top_k_cut not in (None, config.q_entries):
-            # Confidence was fitted for another cut of q; it still orders slots, but its product is off.
-            log.warning("draft.calibrated_for_other_cut", fitted=calibration.top_k_cut, serving=config.q_entries)
+            # Confidence was fitted for another cut of q; it still orders slots, but its product is
+            # off.
+            log.warning(
+                "draft.calibrated_for_other_cut",
+                fitted=calibration.top_k_cut,
+                serving=config.q_entries,
+            )
         return DraftEngine(drafter, calibration, config, version=fingerprint(folder, **shared))
 
     # -- contexts ---------------------------------------------------------------------------
@@ -92,7 +103,9 @@ class DraftEngine(DraftEngineCore):
         blocks: list[Block | None] = [self._empty(item) for item in items]
         runnable = [index for index, block in enumerate(blocks) if block is None]
         for group in self._groups(items, runnable):
-            for index, block in zip(group, self._draft_sound([items[i] for i in group]), strict=True):
+            for index, block in zip(
+                group, self._draft_sound([items[i] for i in group]), strict=True
+            ):
                 blocks[index] = block
         return [block for block in blocks if block is not None]
 
@@ -100,18 +113,23 @@ class DraftEngine(DraftEngineCore):
         position = item.cursor.anchor_position
         if self._contexts.in_order and not self._lag <= item.features_through == position:
             return False  # the anchor continues the context, or nothing does
-        return not item.params.shapes or params_problem(item.params, self.drafter.config.vocab_size) is None
+        return (
+            not item.params.shapes
+            or params_problem(item.params, self.drafter.config.vocab_size) is None
+        )
 
     def _groups(self, items: Sequence[DraftItem], runnable: list[int]) -> list[list[int]]:
-        """Batches: of like context lengths where those are padded, so that padding costs at most about as much as the
-        work itself."""
+        """Batches: of like context lengths where those are padded, so that padding costs at most
+        about as much as the work itself."""
         in_place = self.drafter.reads_pages
         order = sorted(runnable, key=lambda index: items[index].features_through)
         groups: list[list[int]] = []
         current: list[int] = []
         useful = 0
         for index in order:
-            length = min(items[index].features_through, self.drafter.window or items[index].features_through)
+            length = min(
+                items[index].features_through, self.drafter.window or items[index].features_through
+            )
             padded = (len(current) + 1) * length
             full = len(current) >= self.config.max_batch_sequences
             wasteful = not in_place and padded > 2 * (useful + length) + 2048
@@ -123,7 +141,8 @@ class DraftEngine(DraftEngineCore):
         return [*groups, current] if current else groups
 
     def _draft_sound(self, items: list[DraftItem]) -> list[Block]:
-        """Blocks of a batch; where rows that are not numbers or a bug spoil it, only their own sequences pay.
+        """Blocks of a batch; where rows that are not numbers or a bug spoil it, only their own
+        sequences pay.
 
         Raises what fails for everybody.
         """
@@ -181,13 +200,15 @@ class DraftEngine(DraftEngineCore):
 
     @torch.inference_mode()
     def propose(self, items: Sequence[DraftItem], slots: int) -> tuple[Proposal, torch.Tensor]:
-        """The blocks of items that can be drafted, before anything is drawn, and their anchors [n]."""
+        """The blocks of items that can be drafted, before anything is drawn, and their anchors
+        [n]."""
         if self._contexts.in_order:  # what an earlier failure left undone
             self._contexts.catch_up([self._contexts[item.cursor.sequence] for item in items])
         members = [(item.cursor.sequence, item.features_through - self._lag) for item in items]
         # Row 0: anchors, row 1: their positions.
         facts = torch.tensor(
-            [[item.anchor for item in items], [item.cursor.anchor_position for item in items]], dtype=torch.int64
+            [[item.anchor for item in items], [item.cursor.anchor_position for item in items]],
+            dtype=torch.int64,
         )
         anchors, positions = facts.to(self.device) if self.device.type != "cpu" else facts
         proposal = self.drafter.propose(
@@ -202,7 +223,8 @@ class DraftEngine(DraftEngineCore):
         return proposal, anchors
 
     def _shapers(self, items: list[DraftItem]) -> list[Shaper | None] | None:
-        """What the parameters make of logits after the rows that count, without the anchor; None when nothing."""
+        """What the parameters make of logits after the rows that count, without the anchor; None
+        when nothing."""
         if not any(item.params.shapes for item in items):
             return None
         return [
@@ -218,5 +240,7 @@ class DraftEngine(DraftEngineCore):
         """Opens a sequence and fills its context with ordinary numbers. For timing only."""
         if (problem := self.open(cursor, rows + 1)) is not None:
             return problem
-        self.ingest(cursor.sequence, cursor.epoch, 0, [0] * rows, torch.ones(rows, self.drafter.width))
+        self.ingest(
+            cursor.sequence, cursor.epoch, 0, [0] * rows, torch.ones(rows, self.drafter.width)
+        )
         return None

@@ -1,8 +1,10 @@
-"""What the services ask of a draft engine: contexts, rows into them, blocks, and which items can be drafted. No torch.
+"""What the services ask of a draft engine: contexts, rows into them, blocks, and which items can be
+drafted. No torch.
 
-Two engines keep it: `engine.DraftEngine`, which runs a drafter, and `synthetic.SyntheticDraftEngine`, which sleeps.
-Every method runs on the thread that owns the device; `watermark`, `read_rows` and attributes may be used from anywhere.
-An item that cannot be drafted gets an empty block that says why; an empty block is an ordinary block.
+Two engines keep it: `engine.DraftEngine`, which runs a drafter, and
+`synthetic.SyntheticDraftEngine`, which sleeps. Every method runs on the thread that owns the
+device; `watermark`, `read_rows` and attributes may be used from anywhere. An item that cannot be
+drafted gets an empty block that says why; an empty block is an ordinary block.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class DraftEngineCore(ABC):
         """longest: tokens that the drafter itself can reach."""
         self.config, self.fingerprint, self.shape, self._contexts = config, version, shape, contexts
         own = config.context_length
-        self.context_length = longest if own is None else min(longest, own)  # blocks beyond it are empty
+        self.context_length = (
+            longest if own is None else min(longest, own)
+        )  # blocks beyond it are empty
 
     @property
     def q_entries(self) -> int:
@@ -51,7 +55,8 @@ class DraftEngineCore(ABC):
         return Held(len(self._contexts), pages.total - pages.free, pages.total)
 
     def open(self, cursor: Cursor, reserve_tokens: int, *, owner: int = 0) -> Refusal | None:
-        """Makes room for a sequence, as far as blocks can reach: rows past that length are of no use here."""
+        """Makes room for a sequence, as far as blocks can reach: rows past that length are of no
+        use here."""
         return self._contexts.open(cursor, min(reserve_tokens, self.context_length), owner)
 
     def watermark(self, sequence: int, epoch: int | None = None) -> int:
@@ -66,11 +71,13 @@ class DraftEngineCore(ABC):
 
     @abstractmethod
     def read_rows(self, chunk: types_pb2.TensorChunk, max_rows: int) -> Any:
-        """[rows, width] of a message in the engine's own form; raises PeerError naming the field that is wrong."""
+        """[rows, width] of a message in the engine's own form; raises PeerError naming the field
+        that is wrong."""
 
     @abstractmethod
     def ingest_many(self, chunks: Sequence[Rows]) -> list[int | Refusal]:
-        """Several chunks in one pass; the watermark of each one's sequence afterwards, or why not."""
+        """Several chunks in one pass; the watermark of each one's sequence afterwards, or why
+        not."""
 
     @abstractmethod
     def draft(self, items: Sequence[DraftItem]) -> list[Block]:
@@ -89,7 +96,10 @@ class DraftEngineCore(ABC):
         """The empty block of an item that cannot be drafted, None for one that can."""
         cursor, shape = item.cursor, self.shape
         watermark = self.watermark(item.cursor.sequence, item.cursor.epoch)
-        fits = 0 <= item.anchor < shape.vocab_size and 0 <= item.features_through <= cursor.anchor_position
+        fits = (
+            0 <= item.anchor < shape.vocab_size
+            and 0 <= item.features_through <= cursor.anchor_position
+        )
         if not (fits and self._sound(item)):
             why = EmptyReason.INVALID
         elif not self._contexts.knows(cursor):

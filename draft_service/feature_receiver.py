@@ -1,6 +1,7 @@
 """Feature rows that come in bulk, on their way into contexts.
 
-Chunks that arrive while the device is busy go in together, in one job; rounds go before them. Lives on the event loop.
+Chunks that arrive while the device is busy go in together, in one job; rounds go before them. Lives
+on the event loop.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ class FeatureReceiver:
         try:
             while self._waiting:
                 taken, rows = 1, _count(self._waiting[0][0])
-                while taken < len(self._waiting) and rows + (more := _count(self._waiting[taken][0])) <= JOB_ROWS:
+                while (
+                    taken < len(self._waiting)
+                    and rows + (more := _count(self._waiting[taken][0])) <= JOB_ROWS
+                ):
                     taken, rows = taken + 1, rows + more
                 chunks, self._waiting[:taken] = self._waiting[:taken], []
                 self._rows -= rows

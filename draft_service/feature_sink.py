@@ -1,7 +1,7 @@
 """The Features servicer: checks what verifiers send, hands rows on, acknowledges now and then.
 
-A chunk of another process, projection or shape is refused and counted, and the stream goes on. Rows of sequences that
-were never opened are dropped and counted too: room is given by Open alone.
+A chunk of another process, projection or shape is refused and counted, and the stream goes on. Rows
+of sequences that were never opened are dropped and counted too: room is given by Open alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from dspark.wire.v1 import features_pb2, features_pb2_grpc
 
 NAME = "dspark.wire.v1.Features"
 MAX_ROWS = 4096  # of one chunk
-BOUNDS = Bounds({3: ("projection", KIB), 4: ("runs", 8 * MAX_ROWS), 5: ("rows", MAX_MESSAGE)}, most=MAX_ROWS + 4)
+BOUNDS = Bounds(
+    {3: ("projection", KIB), 4: ("runs", 8 * MAX_ROWS), 5: ("rows", MAX_MESSAGE)}, most=MAX_ROWS + 4
+)
 
 
 @dataclass(slots=True)
@@ -36,8 +38,12 @@ class _Taken:
     done: int = 0
     told: int = 0
     refused: list[features_pb2.FeatureRefusal] = field(default_factory=list)
-    watermarks: dict[tuple[int, int], int] = field(default_factory=dict)  # by sequence and epoch, of what is not told
-    news: asyncio.Event = field(default_factory=asyncio.Event)  # something is done, or nothing more comes
+    watermarks: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  # by sequence and epoch, of what is not told
+    news: asyncio.Event = field(
+        default_factory=asyncio.Event
+    )  # something is done, or nothing more comes
 
     def finish(self, refusals: list[features_pb2.FeatureRefusal]) -> None:
         self.done += 1
@@ -52,7 +58,10 @@ class _Taken:
         return features_pb2.FeatureAck(
             chunks=self.done,
             refused=refused,
-            watermarks=[features_pb2.Watermark(sequence=at[0], epoch=at[1], rows=rows) for at, rows in marks.items()],
+            watermarks=[
+                features_pb2.Watermark(sequence=at[0], epoch=at[1], rows=rows)
+                for at, rows in marks.items()
+            ],
         )
 
 
@@ -63,7 +72,9 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
         self._worker, self._metrics, self._arrivals = worker, worker.metrics, arrivals
 
     async def Push(
-        self, request_iterator: AsyncIterator[Read[features_pb2.FeatureChunk]], context: grpc.aio.ServicerContext
+        self,
+        request_iterator: AsyncIterator[Read[features_pb2.FeatureChunk]],
+        context: grpc.aio.ServicerContext,
     ) -> AsyncGenerator[features_pb2.FeatureAck, None]:
         taken = _Taken()
         reading = asyncio.create_task(self._read_all(request_iterator, taken))
@@ -76,16 +87,24 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
         finally:
             reading.cancel()
 
-    async def _read_all(self, chunks: AsyncIterator[Read[features_pb2.FeatureChunk]], taken: _Taken) -> None:
+    async def _read_all(
+        self, chunks: AsyncIterator[Read[features_pb2.FeatureChunk]], taken: _Taken
+    ) -> None:
         async for chunk, too_large, _ in chunks:
             self._take(chunk, too_large, taken)
 
-    def _take(self, chunk: features_pb2.FeatureChunk, too_large: InvalidRequest | None, taken: _Taken) -> None:
+    def _take(
+        self, chunk: features_pb2.FeatureChunk, too_large: InvalidRequest | None, taken: _Taken
+    ) -> None:
         taken.read += 1
         if too_large is None and len(chunk.runs) > MAX_ROWS:  # empty ones: every run has a row
             too_large = InvalidRequest("runs", f"more than {MAX_ROWS}")
-        if too_large is not None:  # nobody is told of each of so many runs; those left out count as one
-            self._metrics.dropped.labels(kind="feature_runs", reason="too_many").inc(max(len(chunk.runs), 1))
+        if (
+            too_large is not None
+        ):  # nobody is told of each of so many runs; those left out count as one
+            self._metrics.dropped.labels(kind="feature_runs", reason="too_many").inc(
+                max(len(chunk.runs), 1)
+            )
             refusal = Refusal(RefusalReason.INVALID, str(too_large))
             taken.finish([features_pb2.FeatureRefusal(refusal=codec.write_refusal(refusal))])
             return
@@ -93,7 +112,9 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
         if isinstance(read, Refusal):
             taken.finish(self._settle(chunk, [read] * max(len(chunk.runs), 1), taken))
         else:
-            self._arrivals.put(read, lambda outcomes: taken.finish(self._settle(chunk, outcomes, taken)))
+            self._arrivals.put(
+                read, lambda outcomes: taken.finish(self._settle(chunk, outcomes, taken))
+            )
 
     def _settle(
         self, chunk: features_pb2.FeatureChunk, outcomes: Sequence[Outcome], taken: _Taken
@@ -104,7 +125,9 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
         for run, outcome in zip(chunk.runs or [features_pb2.FeatureRun()], outcomes, strict=True):
             if isinstance(outcome, Refusal):
                 reason = outcome.reason.name.lower()
-                self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(len(run.token_ids))
+                self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(
+                    len(run.token_ids)
+                )
                 refusals.append(
                     features_pb2.FeatureRefusal(
                         sequence=run.sequence, epoch=run.epoch, refusal=codec.write_refusal(outcome)
@@ -115,21 +138,30 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
                 taken.watermarks[run.sequence, run.epoch] = outcome
         if received:
             self._metrics.feature_rows.labels(direction="received").inc(received)
-            self._metrics.bytes.labels(direction="received", kind="features").inc(len(chunk.rows.data))
+            self._metrics.bytes.labels(direction="received", kind="features").inc(
+                len(chunk.rows.data)
+            )
         return refusals
 
     def _read(self, chunk: features_pb2.FeatureChunk) -> list[Rows] | Refusal:
         if chunk.sink_incarnation != self._worker.incarnation:
-            return Refusal(RefusalReason.WRONG_INCARNATION, f"the rows are for process {chunk.sink_incarnation}")
+            return Refusal(
+                RefusalReason.WRONG_INCARNATION,
+                f"the rows are for process {chunk.sink_incarnation}",
+            )
         if chunk.projection != self._worker.engine.projection:
-            return Refusal(RefusalReason.INVALID, f"projection: rows were made by {chunk.projection[:64]!r}")
+            return Refusal(
+                RefusalReason.INVALID, f"projection: rows were made by {chunk.projection[:64]!r}"
+            )
         try:
             rows = self._worker.engine.read_rows(chunk.rows, MAX_ROWS)
         except PeerError as error:
             return Refusal(RefusalReason.INVALID, str(error))
         counts = [len(run.token_ids) for run in chunk.runs]
         if not all(counts) or sum(counts) != len(rows):
-            return Refusal(RefusalReason.INVALID, f"runs.token_ids: {sum(counts)} ids for {len(rows)} rows")
+            return Refusal(
+                RefusalReason.INVALID, f"runs.token_ids: {sum(counts)} ids for {len(rows)} rows"
+            )
         runs, first = [], 0
         for run, count in zip(chunk.runs, counts, strict=True):
             its = rows[first : first + count]

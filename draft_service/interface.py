@@ -40,5 +40,6 @@ class DrafterShape:
 
 
 def number_here(verifier: int, sequence: int) -> int:
-    """Under which a verifier's sequence is known here: several verifiers may give one number to different sequences."""
+    """Under which a verifier's sequence is known here: several verifiers may give one number to
+    different sequences."""
     return verifier << 64 | sequence

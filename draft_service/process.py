@@ -28,7 +28,9 @@ async def start(config: DraftConfig, *, name: str = "draft/0") -> WorkerProcess[
     """Loads and measures the drafter on the device thread, then serves."""
     check(config)
     model = config.target or config.drafter
-    return await start_worker("draft", config, name=name, model=model, load=partial(_load, config), services=_services)
+    return await start_worker(
+        "draft", config, name=name, model=model, load=partial(_load, config), services=_services
+    )
 
 
 def _services(worker: Worker[DraftEngineCore]) -> Services:
@@ -55,11 +57,20 @@ def _services(worker: Worker[DraftEngineCore]) -> Services:
             await asyncio.to_thread(own_port.close)
         await arrivals.close()
 
-    drafts = DraftService(worker, drafting, open_rounds, own_port.port if own_port is not None else 0)
+    drafts = DraftService(
+        worker, drafting, open_rounds, own_port.port if own_port is not None else 0
+    )
     return Services(
         (
-            Servicer(draft_pb2_grpc.add_DraftServicer_to_server, drafts, service.NAME, {"Rounds": read_rounds}),
-            Servicer(features_pb2_grpc.add_FeaturesServicer_to_server, sink, feature_sink.NAME, chunks),
+            Servicer(
+                draft_pb2_grpc.add_DraftServicer_to_server,
+                drafts,
+                service.NAME,
+                {"Rounds": read_rounds},
+            ),
+            Servicer(
+                features_pb2_grpc.add_FeaturesServicer_to_server, sink, feature_sink.NAME, chunks
+            ),
         ),
         close,
     )
@@ -85,4 +96,7 @@ def check(config: DraftConfig) -> None:
         raise ConfigError("draft.drafter: required and not given")
     check_worker("draft", config)
     if config.context_tokens < config.page_size:
-        raise ConfigError(f"draft.context_tokens: {config.context_tokens} does not hold one page of {config.page_size}")
+        raise ConfigError(
+            f"draft.context_tokens: {config.context_tokens} does not hold one page of "
+            f"{config.page_size}"
+        )

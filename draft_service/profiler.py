@@ -1,7 +1,9 @@
-"""How long one draft pass takes, measured on this device: sequences in the pass against context length.
+"""How long one draft pass takes, measured on this device: sequences in the pass against context
+length.
 
-A pass is what a round costs: the block forward, the sequential walk, the confidence. Points are visited in turns, so
-that a busy moment of the machine spoils one sample of many points and not one point; medians are reported.
+A pass is what a round costs: the block forward, the sequential walk, the confidence. Points are
+visited in turns, so that a busy moment of the machine spoils one sample of many points and not one
+point; medians are reported.
 """
 
 from __future__ import annotations
@@ -31,9 +33,16 @@ def measure(engine: DraftEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
     size = engine.config.page_size
     room = engine.held.pages_total // 2
     block = engine.drafter.config.block_size
-    contexts = [c for c in CONTEXTS if c + block < engine.context_length and 2 * _pages(c, size) <= room]
+    contexts = [
+        c for c in CONTEXTS if c + block < engine.context_length and 2 * _pages(c, size) <= room
+    ]
     most = room // _pages(contexts[-1], size) if contexts else 0
-    limits = (engine.config.cost_max_sequences, engine.config.max_batch_sequences, engine.config.max_sequences, most)
+    limits = (
+        engine.config.cost_max_sequences,
+        engine.config.max_batch_sequences,
+        engine.config.max_sequences,
+        most,
+    )
     counts = [n for n in SEQUENCES if n <= min(limits)]
     if not counts or not contexts:
         return None
@@ -44,7 +53,9 @@ def measure(engine: DraftEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
         for sequence in range(counts[-1]):
             problem = engine.pretend(Cursor(sequence, 1, 0, context), context)
             assert problem is None, problem
-        items = [DraftItem(Cursor(n, 1, 1, context + 1), 0, context, _LAW) for n in range(counts[-1])]
+        items = [
+            DraftItem(Cursor(n, 1, 1, context + 1), 0, context, _LAW) for n in range(counts[-1])
+        ]
         for sweep in range(MOST_SWEEPS + 1):
             for count in counts:
                 seconds = _step(engine, items[:count])
@@ -75,7 +86,9 @@ def _key(engine: DraftEngine) -> dict[str, object]:
         "role": "draft",
         "model": engine.fingerprint,
         **processor(),
-        "device": str(engine.device) if engine.device.type == "cpu" else torch.cuda.get_device_name(engine.device),
+        "device": str(engine.device)
+        if engine.device.type == "cpu"
+        else torch.cuda.get_device_name(engine.device),
         "dtype": engine.dtype,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -1,10 +1,12 @@
-"""Rounds with one verifier: contexts opened, orders taken with their rows, blocks sent back, in one stream.
+"""Rounds with one verifier: contexts opened, orders taken with their rows, blocks sent back, in one
+stream.
 
-All of it happens on the thread that owns the device; who reads the stream only hands on what came. Rows are taken in as
-they come, so that the context of a large order is under way before its last part is here, and nothing waits for a
-watermark. A message that does not fit breaks the protocol: the stream ends with the field's name, and the verifier, who
-loses drafts and nothing else, begins anew. The stream is the lease of its contexts: when it ends, or nothing comes for
-too long, they are freed.
+All of it happens on the thread that owns the device; who reads the stream only hands on what came.
+Rows are taken in as they come, so that the context of a large order is under way before its last
+part is here, and nothing waits for a watermark. A message that does not fit breaks the protocol:
+the stream ends with the field's name, and the verifier, who loses drafts and nothing else, begins
+anew. The stream is the lease of its contexts: when it ends, or nothing comes for too long, they are
+freed.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ class _Arriving:
         self.missing = sum(order.rows)
 
     def take(self, rows: Any) -> list[RowRun]:
-        """The next rows [r, H] of the order, cut by sequence. Raises PeerError for more than there are to come."""
+        """The next rows [r, H] of the order, cut by sequence. Raises PeerError for more than there
+        are to come."""
         order, row, within, count = self.order, self._row, self._within, len(rows)
         if count > self.missing:
             raise PeerError(f"rows.features: {count} rows where {self.missing} are to come")
@@ -91,8 +94,8 @@ class _Arriving:
 
 
 class Rounds:
-    """One stream. post: makes the device thread run something; say: takes events to the verifier; failed: is told why
-    the stream ends."""
+    """One stream. post: makes the device thread run something; say: takes events to the verifier;
+    failed: is told why the stream ends."""
 
     def __init__(
         self,
@@ -131,8 +134,8 @@ class Rounds:
             self._post(self._turn)
 
     def left_s(self) -> float:
-        """Seconds until its lease ends, if nothing comes. Raises Unavailable when it has ended: a verifier that hangs
-        with its connection up may not hold its contexts for ever."""
+        """Seconds until its lease ends, if nothing comes. Raises Unavailable when it has ended: a
+        verifier that hangs with its connection up may not hold its contexts for ever."""
         lease_s = max(self._engine.config.lease_s, LEAST_LEASE_S)
         left = self._heard_at + lease_s - time.monotonic()
         if left > 0:
@@ -186,7 +189,10 @@ class Rounds:
         if (kind == "hello") is (self._verifier is not None):
             raise PeerError(f"{kind or 'command'}: hello comes first, and once")
         if self._arriving is not None and kind != "rows":
-            raise PeerError(f"rows: {self._arriving.missing} rows of order {self._arriving.order.number} are missing")
+            raise PeerError(
+                f"rows: {self._arriving.missing} rows of order {self._arriving.order.number} are "
+                "missing"
+            )
         match kind:
             case "hello":
                 self._greet(command.hello)
@@ -200,15 +206,21 @@ class Rounds:
                 self._close_contexts([(ref.sequence, ref.epoch) for ref in command.close.sequences])
             case "keep":
                 wanted = {(ref.sequence, ref.epoch) for ref in command.keep.sequences}
-                self._close_contexts([at for at in self._sequences if at not in wanted])  # a word of it got lost
+                self._close_contexts(
+                    [at for at in self._sequences if at not in wanted]
+                )  # a word of it got lost
             case _:
                 raise PeerError("command: is empty")
 
     def _greet(self, hello: draft_pb2.RoundsHello) -> None:
         if hello.drafter_incarnation != self._worker.incarnation:
-            raise Unavailable(f"hello.drafter_incarnation: this is not process {hello.drafter_incarnation}")
+            raise Unavailable(
+                f"hello.drafter_incarnation: this is not process {hello.drafter_incarnation}"
+            )
         if hello.projection != self._engine.projection:
-            raise PeerError(f"hello.projection: rows made by {hello.projection[:64]!r} are of no use here")
+            raise PeerError(
+                f"hello.projection: rows made by {hello.projection[:64]!r} are of no use here"
+            )
         self._verifier = hello.verifier_incarnation
         welcome = draft_pb2.RoundsWelcome(
             incarnation=self._worker.incarnation, drafter_version=self._engine.fingerprint
@@ -258,7 +270,9 @@ class Rounds:
         self._last = order.number
         verifier = self._verifier
         assert verifier is not None
-        self._arriving = _Arriving(order, [number_here(verifier, sequence) for sequence in order.sequences])
+        self._arriving = _Arriving(
+            order, [number_here(verifier, sequence) for sequence in order.sequences]
+        )
         if message.HasField("features"):
             self._rows_came(message.features)
         else:
@@ -270,13 +284,16 @@ class Rounds:
         self._rows_came(message.features)
 
     def _rows_came(self, features: types_pb2.TensorChunk) -> None:
-        """Rows that cannot be taken in leave blocks empty, by the watermarks that they leave behind."""
+        """Rows that cannot be taken in leave blocks empty, by the watermarks that they leave
+        behind."""
         arriving = self._arriving
         assert arriving is not None
         runs = arriving.take(self._engine.read_rows(features, max(arriving.missing, 1)))
         try:
             self._engine.ingest_many(runs)
-        except Exception as error:  # of one order, perhaps of one sequence, and the others need none of it
+        except (
+            Exception
+        ) as error:  # of one order, perhaps of one sequence, and the others need none of it
             log.error("rows.failed", exc_info=error)
         if not arriving.missing:
             self._complete(arriving)
@@ -312,5 +329,7 @@ class Rounds:
         else:
             blocks = iter(drafted.blocks)
             made = [next(blocks) if isinstance(each, DraftItem) else each for each in asked]
-        fields: Any = write_blocks(made, number, forward_ns=drafted.forward_ns, wait_ns=drafted.wait_ns)
+        fields: Any = write_blocks(
+            made, number, forward_ns=drafted.forward_ns, wait_ns=drafted.wait_ns
+        )
         self._say(draft_pb2.RoundsEvent(blocks=fields))

@@ -1,4 +1,5 @@
-"""A port of its own for rounds, whose messages pass no event loop: a stream is two threads that block.
+"""A port of its own for rounds, whose messages pass no event loop: a stream is two threads that
+block.
 
 Access, TLS, bounds and statuses are those of `GrpcServer`.
 """
@@ -19,7 +20,14 @@ from dspark.errors import Overloaded
 from dspark.runtime import roles
 from dspark.runtime.outbox import MAX_EVENTS
 from dspark.runtime.security import Security
-from dspark.runtime.server import ServerLimits, authorization_in, listen, names_in, server_options, status_of
+from dspark.runtime.server import (
+    ServerLimits,
+    authorization_in,
+    listen,
+    names_in,
+    server_options,
+    status_of,
+)
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.wire_limits import Read
 from dspark.wire.v1 import draft_pb2
@@ -35,8 +43,8 @@ Event = draft_pb2.RoundsEvent
 
 
 class RoundsServer:
-    """open_rounds: makes a stream, given what takes its events to the verifier and what ends it, both to be called on
-    any thread. Listens from the start."""
+    """open_rounds: makes a stream, given what takes its events to the verifier and what ends it,
+    both to be called on any thread. Listens from the start."""
 
     def __init__(
         self,
@@ -66,7 +74,9 @@ class RoundsServer:
         try:
             metadata = context.invocation_metadata() or ()
             shown = authorization_in(metadata)
-            self._access.admit(METHOD, roles.allowed(METHOD), authorization=shown, names=names_in(context))
+            self._access.admit(
+                METHOD, roles.allowed(METHOD), authorization=shown, names=names_in(context)
+            )
             yield from self._events(commands, context)
         except Exception as error:
             if not context.is_active():

@@ -1,8 +1,10 @@
-"""The sequential walk over a block: slot by slot, each told the token drawn before it, then the confidence.
+"""The sequential walk over a block: slot by slot, each told the token drawn before it, then the
+confidence.
 
-Invariant 3, q sent is q sampled: a slot's token is drawn from the very float32 numbers that go into the block, cut to
-the most likely entries and renormalised. Greedy sequences send one entry, coupled ones none. Confidence of slot k knows
-the tokens before slot k and never its own, and leaves here calibrated.
+Invariant 3, q sent is q sampled: a slot's token is drawn from the very float32 numbers that go into
+the block, cut to the most likely entries and renormalised. Greedy sequences send one entry, coupled
+ones none. Confidence of slot k knows the tokens before slot k and never its own, and leaves here
+calibrated.
 
 Symbols: n sequences, k slots, V vocabulary, K entries.
 """
@@ -48,15 +50,19 @@ def sample_block(
     *,
     slots: int,
     entries: int,
-    shapers: Sequence[Shaper | None] | None = None,  # [n], have counted what comes before the anchors
+    shapers: Sequence[Shaper | None]
+    | None = None,  # [n], have counted what comes before the anchors
     masks: Sequence[bytes] = (),  # [n] of first slots, see `first_masked`; or none
     waits: bool | None = None,
 ) -> SampledBlock:
-    """Draws k tokens for each of n sequences. Without waits, as on a card, only the end of it waits for the device."""
+    """Draws k tokens for each of n sequences. Without waits, as on a card, only the end of it waits
+    for the device."""
     device = anchor_ids.device
     waits = device.type == "cpu" if waits is None else waits
     columns = SamplingColumns.of(all_params, device)
-    noise = None if columns.all_greedy else DraftNoise(all_params, cursors, slots, device, waits=waits)
+    noise = (
+        None if columns.all_greedy else DraftNoise(all_params, cursors, slots, device, waits=waits)
+    )
     previous = [anchor_ids]
     ids: list[Tensor] = []
     probs: list[Tensor] = []

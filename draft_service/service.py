@@ -52,7 +52,9 @@ class DraftService(draft_pb2_grpc.DraftServicer):
             block_size=shape.block_size,
             q_entries=engine.q_entries,
             context_length=engine.context_length,
-            load=codec.write_load(engine.held, device.queued, device.busy_s, drafting.wait_s, drafting.waits),
+            load=codec.write_load(
+                engine.held, device.queued, device.busy_s, drafting.wait_s, drafting.waits
+            ),
             rounds_port=self._rounds_port,
             calibrated=engine.calibrated,
             **self._worker.described(),
@@ -71,18 +73,26 @@ class DraftService(draft_pb2_grpc.DraftServicer):
             await asyncio.Event().wait()  # until the process ends
 
     async def Rounds(
-        self, request_iterator: AsyncIterator[Read[draft_pb2.RoundsCommand]], context: grpc.aio.ServicerContext
+        self,
+        request_iterator: AsyncIterator[Read[draft_pb2.RoundsCommand]],
+        context: grpc.aio.ServicerContext,
     ) -> AsyncGenerator[draft_pb2.RoundsEvent, None]:
-        """On the port that everything else is on: for verifiers that cannot reach the rounds' own."""
+        """On the port that everything else is on: for verifiers that cannot reach the rounds'
+        own."""
         loop = asyncio.get_running_loop()
         outbox: Outbox[draft_pb2.RoundsEvent] = Outbox(self._worker.metrics)
 
         def soon(what: Callable[[Any], None], said: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed, and nobody waits any more
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the loop has closed, and nobody waits any more
                 loop.call_soon_threadsafe(what, said)
 
         rounds = self._open_rounds(partial(soon, outbox.put), partial(soon, outbox.fail))
-        reading, watching = asyncio.create_task(_read(request_iterator, rounds)), asyncio.create_task(_watch(rounds))
+        reading, watching = (
+            asyncio.create_task(_read(request_iterator, rounds)),
+            asyncio.create_task(_watch(rounds)),
+        )
         try:
             async with contextlib.aclosing(outbox.until(reading, watching)) as events:
                 async for event in events:

@@ -1,8 +1,8 @@
 """A drafter without weights: the services of a real one around an engine that sleeps.
 
-What a block says, how sure it claims to be and how long a pass takes come from a file (`dspark.synthetic`). Contexts
-are opened, filled by feature rows and waited for as real ones are; what a row says of its sequence is all the drafter
-knows of it. No torch.
+What a block says, how sure it claims to be and how long a pass takes come from a file
+(`dspark.synthetic`). Contexts are opened, filled by feature rows and waited for as real ones are;
+what a row says of its sequence is all the drafter knows of it. No torch.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class SyntheticDraftEngine(DraftEngineCore):
         )
         config = dataclasses.replace(config, drafter=config.drafter or "synthetic")
         shape = DrafterShape(spec.vocabulary, spec.feature_width, spec.block)
-        super().__init__(config, f"synthetic-{spec.fingerprint}", contexts, shape, spec.context_length)
+        super().__init__(
+            config, f"synthetic-{spec.fingerprint}", contexts, shape, spec.context_length
+        )
         self.projection = self.fingerprint
 
     @staticmethod
@@ -119,6 +121,7 @@ class SyntheticDraftEngine(DraftEngineCore):
         context = sum(item.cursor.committed_len for item in asked) / len(asked)
         most = self.config.max_batch_sequences
         seconds = sum(
-            self.spec.draft.seconds(min(len(asked) - first, most), context) for first in range(0, len(asked), most)
+            self.spec.draft.seconds(min(len(asked) - first, most), context)
+            for first in range(0, len(asked), most)
         )
         self._pace.sleep_until(began_ns + int(self._pace.take(seconds) * 1e9))

@@ -1,4 +1,5 @@
-"""Shared kernel of the DSpark serving system: nouns, wire, decoding rule, models, process harness."""
+"""Shared kernel of the DSpark serving system: nouns, wire, decoding rule, models, process
+harness."""
 
 __version__: str  # of the installed distribution
 

@@ -1,4 +1,5 @@
-"""The error tree. Who is to blame is part of the type; statuses are assigned in `runtime/server.py` only.
+"""The error tree. Who is to blame is part of the type; statuses are assigned in `runtime/server.py`
+only.
 
 DsparkError
 |-- InvalidRequest         the client sent something malformed; `field` names it     INVALID_ARGUMENT

@@ -1,7 +1,9 @@
-"""What ties a drafter to the one that feeds it: a fingerprint that says what differs when two do not agree.
+"""What ties a drafter to the one that feeds it: a fingerprint that says what differs when two do
+not agree.
 
-Spelled `family:taps:digest`, for example `dspark:1,9,17,25,33:0f3a...`: how rows are made and read, the layers they
-come from, and a digest of the tensors that make them, of the shapes they fit and of what token ids mean. No torch.
+Spelled `family:taps:digest`, for example `dspark:1,9,17,25,33:0f3a...`: how rows are made and read,
+the layers they come from, and a digest of the tensors that make them, of the shapes they fit and of
+what token ids mean. No torch.
 """
 
 from __future__ import annotations
@@ -27,11 +29,17 @@ class Fingerprint(NamedTuple):
 
 
 def difference(needed: str, given: str) -> str:
-    """What differs between two fingerprints that are not equal, as the end of a sentence about the first."""
+    """What differs between two fingerprints that are not equal, as the end of a sentence about the
+    first."""
     mine, theirs = Fingerprint.parse(needed), Fingerprint.parse(given)
     if mine is None or theirs is None or mine[:2] == theirs[:2]:
-        short = [tie.digest if tie is not None else text for tie, text in ((mine, needed), (theirs, given))]
+        short = [
+            tie.digest if tie is not None else text
+            for tie, text in ((mine, needed), (theirs, given))
+        ]
         return f"needs the context projection {short[0][:16]}, not {short[1][:16]}: both must load the same drafter"
     if mine.family != theirs.family:
-        return f"is of the family {mine.family}, not {theirs.family}: both must load the same drafter"
+        return (
+            f"is of the family {mine.family}, not {theirs.family}: both must load the same drafter"
+        )
     return f"reads the target's layers {mine.taps or 'none'}, not {theirs.taps or 'none'}"

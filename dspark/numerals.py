@@ -1,6 +1,7 @@
 """Numbers that people and clients give, taken as they stand or refused.
 
-Python's own readers are generous: `int` takes "1_0" for 10, "٣" for 3, 1.7 for 1 and True for 1. Nothing here does.
+Python's own readers are generous: `int` takes "1_0" for 10, "٣" for 3, 1.7 for 1 and True for 1.
+Nothing here does.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def number_in(text: str) -> float:
 
 
 def whole(value: object) -> int:
-    """A value that is a whole number, of whatever library; ValueError for fractions, texts and truth values."""
+    """A value that is a whole number, of whatever library; ValueError for fractions, texts and
+    truth values."""
     if not _is_truth(value):
         try:
             return operator.index(value)  # type: ignore[arg-type]

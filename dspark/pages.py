@@ -1,10 +1,12 @@
-"""Pages of token slots, of a target's keys and values or of a drafter's: ask for all that a step needs, then act.
+"""Pages of token slots, of a target's keys and values or of a drafter's: ask for all that a step
+needs, then act.
 
-Pure bookkeeping over page numbers: knows neither tensors nor devices. A page may have several holders (sequences that
-share a prefix, the prefix cache); it is free when it has none. A sequence that is opened with a wish for its whole life
-is placed where that would lie in a row and keeps the row to itself while memory is plentiful, because a row of slots
-can be viewed where scattered pages must be gathered. The wish is no reservation: whoever finds nothing else takes from
-it, from its far end.
+Pure bookkeeping over page numbers: knows neither tensors nor devices. A page may have several
+holders (sequences that share a prefix, the prefix cache); it is free when it has none. A sequence
+that is opened with a wish for its whole life is placed where that would lie in a row and keeps the
+row to itself while memory is plentiful, because a row of slots can be viewed where scattered pages
+must be gathered. The wish is no reservation: whoever finds nothing else takes from it, from its far
+end.
 
 Invariant: `free` counts the pages without a holder; nobody writes to a page that has more than one.
 """
@@ -36,7 +38,9 @@ class _Table:
     pages: list[int] = field(default_factory=list)
     in_row: bool = True
     wish: tuple[int, int] = (0, 0)  # pages first .. last - 1 it would like to grow into
-    slots: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # made once they are no row
+    slots: npt.NDArray[np.int64] = field(
+        default_factory=lambda: np.empty(0, np.int64)
+    )  # made once they are no row
     numbered: int = 0  # pages that are in `slots`
 
 
@@ -77,7 +81,8 @@ class KVBlockPool:
         return self._tables[key].pages
 
     def open(self, key: Hashable, tokens: int, longest: int, shared: Sequence[int] = ()) -> bool:
-        """Room for `tokens` under a new key, behind pages it shares with others; all of it or nothing."""
+        """Room for `tokens` under a new key, behind pages it shares with others; all of it or
+        nothing."""
         if key in self._tables:
             raise ValueError("the key already holds pages")
         if self.pages_for(tokens) - len(shared) > self.free:
@@ -116,7 +121,8 @@ class KVBlockPool:
         return True
 
     def slots(self, key: Hashable, start: int, stop: int) -> Slots:
-        """Slot ids of tokens start .. stop - 1: a range where they lie in a row, else a view that must not be kept."""
+        """Slot ids of tokens start .. stop - 1: a range where they lie in a row, else a view that
+        must not be kept."""
         table = self._tables[key]
         if not 0 <= start <= stop <= len(table.pages) * self.page_size:
             raise ValueError(f"tokens {start}..{stop} are outside {len(table.pages)} pages")
@@ -127,7 +133,8 @@ class KVBlockPool:
         return table.slots[start:stop]
 
     def release(self, key: Hashable) -> int:
-        """Lets go of a sequence's pages; returns how many became free. An unknown key holds none."""
+        """Lets go of a sequence's pages; returns how many became free. An unknown key holds
+        none."""
         table = self._tables.pop(key, None)
         if table is None:
             return 0
@@ -180,11 +187,16 @@ class KVBlockPool:
         return int(fitting[fitting[:, 1].argmin(), 0]) if len(fitting) else None
 
     def _elsewhere(self, need: int) -> list[int]:
-        """Free pages anywhere: whole open runs if they do, then what others wish for, from the far end."""
+        """Free pages anywhere: whole open runs if they do, then what others wish for, from the far
+        end."""
         taken: list[int] = []
         runs = _runs((self._holders == 0) & ~self._wished)
         fitting = runs[runs[:, 1] >= need]
-        chosen = fitting[[fitting[:, 1].argmin()]] if len(fitting) else runs[np.argsort(-runs[:, 1], kind="stable")]
+        chosen = (
+            fitting[[fitting[:, 1].argmin()]]
+            if len(fitting)
+            else runs[np.argsort(-runs[:, 1], kind="stable")]
+        )
         for first, count in chosen.tolist():
             taken += range(first, first + min(count, need - len(taken)))
         while len(taken) < need:
@@ -210,14 +222,19 @@ class KVBlockPool:
             grown = np.empty(max(have, 2 * len(table.slots)), np.int64)
             grown[:before] = table.slots[:before]
             table.slots = grown
-        new = np.asarray(table.pages[table.numbered :], np.int64)[:, None] * self.page_size + np.arange(self.page_size)
+        new = np.asarray(table.pages[table.numbered :], np.int64)[
+            :, None
+        ] * self.page_size + np.arange(self.page_size)
         table.slots[before:have] = new.ravel()
         table.numbered = len(table.pages)
 
 
 def together(parts: Iterable[Slots]) -> npt.NDArray[np.int64]:
     """Slots of several runs, or positions, one after the other."""
-    each = (np.arange(part.start, part.stop, dtype=np.int64) if isinstance(part, range) else part for part in parts)
+    each = (
+        np.arange(part.start, part.stop, dtype=np.int64) if isinstance(part, range) else part
+        for part in parts
+    )
     return np.concatenate(list(each))
 
 

@@ -1,4 +1,5 @@
-"""What every picture of a measurement shares: where it may go, and how it is finished and written."""
+"""What every picture of a measurement shares: where it may go, and how it is finished and
+written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The pair that comes with the project: a target by name, and its drafter's folder in a checkout or an installation."""
+"""The pair that comes with the project: a target by name, and its drafter's folder in a checkout or
+an installation."""
 
 from __future__ import annotations
 
@@ -11,15 +12,21 @@ from dspark.errors import ConfigError
 
 TARGET = "smollm2"
 DRAFTER = "smollm2-dspark"
-_INSTALLED = Path("share") / "dspark" / DRAFTER  # below what an installation keeps its data files in
+_INSTALLED = (
+    Path("share") / "dspark" / DRAFTER
+)  # below what an installation keeps its data files in
 
 
 def places() -> list[Path]:
-    """Where the drafter's folder may be: in a checkout, else beside an installation's data files."""
+    """Where the drafter's folder may be: in a checkout, else beside an installation's data
+    files."""
     bases = [Path(sysconfig.get_path("data"))]
     if site.ENABLE_USER_SITE:
         bases.append(Path(sysconfig.get_path("data", f"{os.name}_user")))
-    return [Path(__file__).resolve().parents[1] / "models" / DRAFTER, *(base / _INSTALLED for base in bases)]
+    return [
+        Path(__file__).resolve().parents[1] / "models" / DRAFTER,
+        *(base / _INSTALLED for base in bases),
+    ]
 
 
 def drafter() -> Path:
@@ -34,7 +41,8 @@ def drafter() -> Path:
 
 
 def pair(target: str | None, drafts: str | None) -> dict[str, str | None]:
-    """The pair to serve: what is given, else the shipped one, whose drafter goes with its target."""
+    """The pair to serve: what is given, else the shipped one, whose drafter goes with its
+    target."""
     if drafts is None and target in (None, TARGET):
         return {"target": TARGET, "drafter": str(drafter())}
     return {"target": target, "drafter": drafts}

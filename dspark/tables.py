@@ -6,8 +6,11 @@ from collections.abc import Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], *, right: bool = False, indent: int = 0) -> list[str]:
-    """A line for each row, its cells below those of the others; from the right where they are numbers."""
+    """A line for each row, its cells below those of the others; from the right where they are
+    numbers."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     pad = str.rjust if right else str.ljust
-    lines = ("  ".join(pad(cell, width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    lines = (
+        "  ".join(pad(cell, width) for cell, width in zip(row, widths, strict=True)) for row in rows
+    )
     return [" " * indent + line.rstrip() for line in lines]

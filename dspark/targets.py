@@ -1,8 +1,9 @@
-"""Targets that are not checkpoint folders yet: a GGUF file, or a name known here. Each becomes a folder in the user's
-cache, once.
+"""Targets that are not checkpoint folders yet: a GGUF file, or a name known here. Each becomes a
+folder in the user's cache, once.
 
-The work is done by another process, so that neither a coordinator without torch nor a server's memory is part of it.
-Several processes that want the same target at the same time wait for the first one.
+The work is done by another process, so that neither a coordinator without torch nor a server's
+memory is part of it. Several processes that want the same target at the same time wait for the
+first one.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def is_imported(target: str | Path) -> bool:
 
 
 def cache_dir() -> Path:
-    """Where imported targets are kept: $XDG_CACHE_HOME/dspark/targets, ~/.cache without it. May be deleted."""
+    """Where imported targets are kept: $XDG_CACHE_HOME/dspark/targets, ~/.cache without it. May be
+    deleted."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "dspark" / "targets"
 
@@ -70,11 +72,15 @@ def folder_of(target: str | Path) -> Path:
     except OSError as error:
         raise CheckpointError(f"{target}: {error.strerror}") from error
     path = path.resolve()
-    return cache_dir() / f"{path.stem}-{_digest(f'{path} {found.st_ino} {found.st_size} {found.st_mtime_ns}')}"
+    return (
+        cache_dir()
+        / f"{path.stem}-{_digest(f'{path} {found.st_ino} {found.st_size} {found.st_mtime_ns}')}"
+    )
 
 
 def imported(target: str | Path) -> Path:
-    """The folder of a target that `is_imported`, made now if it is not there. Raises CheckpointError."""
+    """The folder of a target that `is_imported`, made now if it is not there. Raises
+    CheckpointError."""
     folder = folder_of(target)
     if folder.is_dir():  # it appears as a whole
         return folder
@@ -88,11 +94,23 @@ def imported(target: str | Path) -> Path:
 
 
 def _import(target: str | Path, folder: Path, lock: int, deadline: float) -> None:
-    """`dspark checkpoint import` in a process of its own, which holds the lock too: it may outlive us."""
-    command = [sys.executable, "-m", "dspark.cli.main", "checkpoint", "import", str(target), str(folder), "--json"]
+    """`dspark checkpoint import` in a process of its own, which holds the lock too: it may outlive
+    us."""
+    command = [
+        sys.executable,
+        "-m",
+        "dspark.cli.main",
+        "checkpoint",
+        "import",
+        str(target),
+        str(folder),
+        "--json",
+    ]
     paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, pass_fds=[lock]) as child:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=environment, pass_fds=[lock]
+    ) as child:
         try:
             said, _ = child.communicate(timeout=max(deadline - time.monotonic(), 1.0))
         except subprocess.TimeoutExpired as error:
@@ -124,7 +142,9 @@ def _alone(folder: Path, deadline: float) -> Iterator[int]:
     with held:
         while not _locked(held.fileno()):
             if time.monotonic() > deadline:
-                raise CheckpointError(f"{path}: another process has been importing for {LONGEST_S:.0f} s")
+                raise CheckpointError(
+                    f"{path}: another process has been importing for {LONGEST_S:.0f} s"
+                )
             time.sleep(_POLL_S)
         yield held.fileno()
 

@@ -1,8 +1,8 @@
 """The bytes that each token of a checkpoint's tokenizer stands for, read from its files alone.
 
-Entries of a vocabulary are bytes in a printable alphabet (byte-level BPE), pieces of text with `▁` for a space and
-`<0x0A>` for single bytes (SentencePiece), or plain text: the tokenizer's decoder says which, of added tokens
-too. Special tokens are no text: they have no bytes here.
+Entries of a vocabulary are bytes in a printable alphabet (byte-level BPE), pieces of text with `▁`
+for a space and `<0x0A>` for single bytes (SentencePiece), or plain text: the tokenizer's decoder
+says which, of added tokens too. Special tokens are no text: they have no bytes here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from dspark.errors import ConfigError
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 # Keys of its configuration that name tokens which are no text.
-SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+SPECIAL = (
+    "bos_token",
+    "eos_token",
+    "pad_token",
+    "unk_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
 _MORE = ("additional_special_tokens", "extra_special_tokens")
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SPACE = "▁"
@@ -26,18 +34,23 @@ _SPACE = "▁"
 
 @functools.cache
 def byte_alphabet() -> dict[str, int]:
-    """Byte-level vocabularies write every byte as a printable letter: the printable ones as themselves, the others in
-    order from U+0100 on (GPT-2)."""
+    """Byte-level vocabularies write every byte as a printable letter: the printable ones as
+    themselves, the others in order from U+0100 on (GPT-2)."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
+    return {chr(byte): byte for byte in plain} | {
+        chr(256 + index): byte for index, byte in enumerate(others)
+    }
 
 
-def read_token_bytes(folder: Path, vocab_size: int, *, special_too: bool = False) -> list[bytes] | None:
-    """Of ids 0 .. vocab_size - 1; empty for special tokens and for ids that no entry has. None without a tokenizer.
+def read_token_bytes(
+    folder: Path, vocab_size: int, *, special_too: bool = False
+) -> list[bytes] | None:
+    """Of ids 0 .. vocab_size - 1; empty for special tokens and for ids that no entry has. None
+    without a tokenizer.
 
-    special_too: special tokens have bytes that no text has, so that they can be asked for by their ids. Raises
-    ConfigError where the files cannot be read.
+    special_too: special tokens have bytes that no text has, so that they can be asked for by their
+    ids. Raises ConfigError where the files cannot be read.
     """
     path = folder / FILE
     if not path.is_file():
@@ -45,14 +58,28 @@ def read_token_bytes(folder: Path, vocab_size: int, *, special_too: bool = False
     try:
         raw = json.loads(path.read_bytes())
         entries, spelled = raw["model"]["vocab"], spelling(raw.get("decoder"))
-        pairs = entries.items() if isinstance(entries, dict) else [(entry[0], at) for at, entry in enumerate(entries)]
+        pairs = (
+            entries.items()
+            if isinstance(entries, dict)
+            else [(entry[0], at) for at, entry in enumerate(entries)]
+        )
         added = raw.get("added_tokens") or []
-        special = {each["content"] for each in added if each["special"]} | set(special_tokens(folder / CONFIG))
+        special = {each["content"] for each in added if each["special"]} | set(
+            special_tokens(folder / CONFIG)
+        )
         of = {token: spelled(name) for name, token in pairs if name not in special}
         for each in added:
             no_text = b"\xff\xff%d" % each["id"] if special_too else b""
             of[each["id"]] = no_text if each["content"] in special else spelled(each["content"])
-    except (OSError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        TypeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise ConfigError(f"target: {path} cannot be read: {error}") from error
     return [of.get(token, b"") for token in range(vocab_size)]
 
@@ -65,8 +92,12 @@ def special_tokens(config: Path) -> list[str]:
         raw = json.loads(config.read_bytes())
         more: list[Any] = [raw.get(key) or () for key in _MORE]
         named = [raw.get(key) for key in SPECIAL]
-        named += [each for each in (raw.get("added_tokens_decoder") or {}).values() if each.get("special")]
-        named += [each for some in more for each in (some.values() if isinstance(some, dict) else some)]
+        named += [
+            each for each in (raw.get("added_tokens_decoder") or {}).values() if each.get("special")
+        ]
+        named += [
+            each for some in more for each in (some.values() if isinstance(some, dict) else some)
+        ]
         texts = [each.get("content") if isinstance(each, dict) else each for each in named]
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ConfigError(f"target: {config} cannot be read: {error}") from error
@@ -82,7 +113,9 @@ def spelling(decoder: Any) -> Callable[[str], bytes]:
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
         return _byte_level
-    swaps = [(step.get("replacement", _SPACE), " ") for step in steps if step["type"] == "Metaspace"]
+    swaps = [
+        (step.get("replacement", _SPACE), " ") for step in steps if step["type"] == "Metaspace"
+    ]
     for step in steps:
         if step["type"] == "Replace" and "String" in step["pattern"]:
             swaps.append((step["pattern"]["String"], step["content"]))
@@ -111,4 +144,8 @@ def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
 
 def _byte_level(name: str) -> bytes:
     alphabet = byte_alphabet()
-    return bytes(alphabet[letter] for letter in name) if all(map(alphabet.__contains__, name)) else name.encode()
+    return (
+        bytes(alphabet[letter] for letter in name)
+        if all(map(alphabet.__contains__, name))
+        else name.encode()
+    )

@@ -1,7 +1,9 @@
-"""The nouns every room shares. Plain, frozen, torch-free; those a round makes many of are tuples, as cheap as can be.
+"""The nouns every room shares. Plain, frozen, torch-free; those a round makes many of are tuples,
+as cheap as can be.
 
-Invariant 1, one cursor: `committed_len` counts the prompt and every committed token, the anchor included.
-Between rounds the verifier's cache, the drafter's context and the feature watermark stand at `committed_len - 1`.
+Invariant 1, one cursor: `committed_len` counts the prompt and every committed token, the anchor
+included. Between rounds the verifier's cache, the drafter's context and the feature watermark stand
+at `committed_len - 1`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ MAX_BIAS = 100.0  # each of logit_bias is in [-this, this]
 MAX_BIASED = 1024  # ids of logit_bias
 MAX_LOGPROBS = 20  # likeliest tokens told beside each committed one, and beside each of a prompt
 MAX_CONSTRAINT = 256 * 1024  # characters that describe the form of an answer
-MAX_PROMPT_LOGPROBS = 262_144  # of a prompt: tokens times (1 + likeliest ones), so that one message holds them
+MAX_PROMPT_LOGPROBS = (
+    262_144  # of a prompt: tokens times (1 + likeliest ones), so that one message holds them
+)
 PLACES = 64  # equal parts of [0, 1) in which the places of drafted tokens under their q are counted
 
 
@@ -83,18 +87,27 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (id, bias), ids distinct
     min_tokens: int = 0  # tokens of the answer before one of stop_token_ids may come
     stop_token_ids: tuple[int, ...] = ()  # only beside min_tokens
-    logprobs: int | None = None  # likeliest tokens told beside each committed one; None tells nothing
+    logprobs: int | None = (
+        None  # likeliest tokens told beside each committed one; None tells nothing
+    )
     prompt_len: int = 0  # where the answer begins; 0 where that is not known
-    constraint: Constraint | None = None  # tokens that leave its form have probability 0; see `decoding/masking.py`
-    # Derived here, because rounds ask for it again and again: whether logits are changed before temperature and
-    # truncation (see `decoding/shaping.py`), and whether all fields from min_p on ask for nothing.
+    constraint: Constraint | None = (
+        None  # tokens that leave its form have probability 0; see `decoding/masking.py`
+    )
+    # Derived here, because rounds ask for it again and again: whether logits are changed before
+    # temperature and truncation (see `decoding/shaping.py`), and whether all fields from min_p on
+    # ask for nothing.
     shapes: bool = field(init=False, repr=False, compare=False)
     plain: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         shapes = self.penalises or bool(self.logit_bias) or self.min_tokens > 0
         object.__setattr__(self, "shapes", shapes)
-        object.__setattr__(self, "plain", not (shapes or self.min_p or self.logprobs is not None or self.constraint))
+        object.__setattr__(
+            self,
+            "plain",
+            not (shapes or self.min_p or self.logprobs is not None or self.constraint),
+        )
 
     @property
     def greedy(self) -> bool:
@@ -103,14 +116,18 @@ class SamplingParams:
     @property
     def penalises(self) -> bool:
         """Whether what was said changes what may follow."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
 
 
 class SparseQ(NamedTuple):
     """The distributions a block was drawn from, `entries` per slot, as the bytes that travel.
 
-    Invariant 3, q sent is q sampled: `probs` are the very float32 numbers the drafter drew with. Their float64 sum
-    over a slot may differ from 1 by rounding; both sides divide by it.
+    Invariant 3, q sent is q sampled: `probs` are the very float32 numbers the drafter drew with.
+    Their float64 sum over a slot may differ from 1 by rounding; both sides divide by it.
     """
 
     entries: int
@@ -127,7 +144,9 @@ class SparseQ(NamedTuple):
     def arrays(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
         """(ids, probs), each [slots, entries], read-only views."""
         shape = (-1, max(self.entries, 1))
-        return np.frombuffer(self.ids, "<u4").reshape(shape), np.frombuffer(self.probs, "<f4").reshape(shape)
+        return np.frombuffer(self.ids, "<u4").reshape(shape), np.frombuffer(
+            self.probs, "<f4"
+        ).reshape(shape)
 
     @staticmethod
     def of(ids: npt.NDArray[np.uint32], probs: npt.NDArray[np.float32]) -> SparseQ:
@@ -161,8 +180,8 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """Natural log-probabilities at one position, of the target's own distribution: softmax of the raw logits, before
-    penalties, bias, temperature and truncation."""
+    """Natural log-probabilities at one position, of the target's own distribution: softmax of the
+    raw logits, before penalties, bias, temperature and truncation."""
 
     logprob: float  # of the committed token
     top_ids: tuple[int, ...] = ()  # likeliest first, as many as were asked for and may come
@@ -185,16 +204,21 @@ class ScoredPrompt:
             np.concatenate([np.zeros(0, np.float32), *(part.logprobs for part in parts)]),
             np.concatenate([np.zeros(0, np.uint32), *(part.ranks for part in parts)]),
             np.concatenate([np.zeros((0, top), np.uint32), *(part.top_ids for part in parts)]),
-            np.concatenate([np.zeros((0, top), np.float32), *(part.top_logprobs for part in parts)]),
+            np.concatenate(
+                [np.zeros((0, top), np.float32), *(part.top_logprobs for part in parts)]
+            ),
         )
 
 
 def scores_problem(tokens: int, top: int) -> str | None:
-    """Why log-probabilities of a prompt of so many tokens, with so many likeliest ones, are not told, or None."""
+    """Why log-probabilities of a prompt of so many tokens, with so many likeliest ones, are not
+    told, or None."""
     if not 0 <= top <= MAX_LOGPROBS:
         return f"must be in 0..{MAX_LOGPROBS}, got {top}"
     if tokens * (1 + top) > MAX_PROMPT_LOGPROBS:
-        return f"{tokens} tokens times {1 + top} are more than {MAX_PROMPT_LOGPROBS} log-probabilities"
+        return (
+            f"{tokens} tokens times {1 + top} are more than {MAX_PROMPT_LOGPROBS} log-probabilities"
+        )
     return None
 
 
@@ -211,7 +235,9 @@ class Verdict(NamedTuple):
     cursor: Cursor
     accepted: int
     next_token: int
-    judged: int  # drafted tokens verified: fewer than were asked for without pages, none of what cannot be a draft
+    # drafted tokens verified: fewer than were asked for without pages, none of what cannot be a
+    # draft
+    judged: int
     spoilt: bool = False  # what was drafted cannot have been
     logprobs: tuple[ScoredToken, ...] = ()  # of the tokens kept and added, where asked for
     form: InForm | None = None  # where its answer has one
@@ -219,7 +245,8 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Sums over verified slots and blocks of one drafter version, see `decoding/draws.py`. They add up."""
+    """Sums over verified slots and blocks of one drafter version, see `decoding/draws.py`. They add
+    up."""
 
     drafter_version: str
     slots: int = 0

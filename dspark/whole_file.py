@@ -13,8 +13,8 @@ from pathlib import Path
 def placed(path: Path, *, mode: int = 0o666, lasts: bool = False) -> Iterator[Path]:
     """Where to write what is at `path` behind the block; of a block that fails nothing is left.
 
-    mode: of the file, as far as the umask lets it. lasts: it is there even when the machine stops right behind the
-    block.
+    mode: of the file, as far as the umask lets it. lasts: it is there even when the machine stops
+    right behind the block.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))

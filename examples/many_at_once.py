@@ -23,7 +23,9 @@ async def main() -> int:
     try:
         async with AsyncClient() as client:
             print((await client.model_info()).model)
-            for prompt, answer in zip(PROMPTS, await asyncio.gather(*(ask(client, p) for p in PROMPTS)), strict=True):
+            for prompt, answer in zip(
+                PROMPTS, await asyncio.gather(*(ask(client, p) for p in PROMPTS)), strict=True
+            ):
                 print(f"--- {prompt}{answer}")
     except DsparkError as error:
         print(error, file=sys.stderr)

@@ -1,4 +1,5 @@
-"""Talks to a cell through its OpenAI-compatible front with the official client (`pip install openai`).
+"""Talks to a cell through its OpenAI-compatible front with the official client (`pip install
+openai`).
 
 python examples/openai_client.py "Problem 1: Add 12 and 30."
 """
@@ -12,7 +13,8 @@ from dspark.client import DsparkError, find_cell
 
 def main(prompt: str) -> int:
     try:
-        # Here: the cluster of this user. Elsewhere: OpenAI(base_url="http://host:8000/v1", api_key="the client token").
+        # Here: the cluster of this user. Elsewhere: OpenAI(base_url="http://host:8000/v1",
+        # api_key="the client token").
         client = OpenAI(base_url=f"{find_cell().http}/v1", api_key="none")
         model = client.models.list().data[0].id
         stream = client.chat.completions.create(
@@ -23,14 +25,20 @@ def main(prompt: str) -> int:
             stream=True,
             stream_options={"include_usage": True},
             # Fields OpenAI does not have go here: vLLM's names, and `speculation`.
-            extra_body={"per_request_spec_decode_metrics": "summary", "speculation": {"policy": "adaptive"}},
+            extra_body={
+                "per_request_spec_decode_metrics": "summary",
+                "speculation": {"policy": "adaptive"},
+            },
         )
         for event in stream:
             for choice in event.choices:
                 print(choice.delta.content or "", end="", flush=True)
             if event.usage:
                 spec = (event.model_extra or {})["metrics"]["speculative_decoding"]
-                print(f"\n[{event.usage.completion_tokens} tokens, {spec['mean_acceptance_length']:.2f} a round]")
+                print(
+                    f"\n[{event.usage.completion_tokens} tokens, "
+                    f"{spec['mean_acceptance_length']:.2f} a round]"
+                )
     except (APIError, DsparkError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -12,11 +12,16 @@ def main(prompt: str) -> int:
     # Without an endpoint: the cluster of this user. Elsewhere: Client("host:port", token="...").
     try:
         with Client() as client:
-            for event in client.generate(prompt, max_tokens=64, temperature=0.7, seed=1, timeout=60):
+            for event in client.generate(
+                prompt, max_tokens=64, temperature=0.7, seed=1, timeout=60
+            ):
                 print(event.text, end="", flush=True)
                 if isinstance(event, Finished):
                     spec = event.speculation
-                    print(f"\n[{event.usage.completion_tokens} tokens, {spec.mean_acceptance_length:.2f} a round]")
+                    print(
+                        f"\n[{event.usage.completion_tokens} tokens, "
+                        f"{spec.mean_acceptance_length:.2f} a round]"
+                    )
     except DsparkError as error:
         print(error, file=sys.stderr)
         return 1

@@ -22,7 +22,8 @@ class Authority:
         issue(self.folder, hosts=[], tenants=self._tenants, days=1)
 
     def tls(self, name: str | None = "node") -> Tls:
-        """What the holder of a certificate knows; without a name, whoever has the authority's certificate only."""
+        """What the holder of a certificate knows; without a name, whoever has the authority's
+        certificate only."""
         mine = (self.path(f"{name}.crt"), self.path(f"{name}.key")) if name else (None, None)
         return Tls(*mine, self.path("ca.crt"))
 
@@ -35,4 +36,8 @@ class Authority:
 
     def settings(self) -> dict[str, str]:
         """The keys of a process's configuration."""
-        return {"tls_cert": self.path("node.crt"), "tls_key": self.path("node.key"), "tls_ca": self.path("ca.crt")}
+        return {
+            "tls_cert": self.path("node.crt"),
+            "tls_key": self.path("node.key"),
+            "tls_ca": self.path("ca.crt"),
+        }

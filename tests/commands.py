@@ -17,7 +17,11 @@ LIMIT_S = 240
 def run(*words: str, environment: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
     """environment: beside this process's own."""
     return subprocess.run(
-        [*DSPARK, *words], capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, **environment}
+        [*DSPARK, *words],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={**os.environ, **environment},
     )
 
 

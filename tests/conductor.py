@@ -1,4 +1,5 @@
-"""A small coordinator over `RoundsPort`, for tests: admits, commits in order, acknowledges, releases, begins anew.
+"""A small coordinator over `RoundsPort`, for tests: admits, commits in order, acknowledges,
+releases, begins anew.
 
 It plans nothing by itself: a test sets the plan, and may set another one at any time.
 """
@@ -190,7 +191,13 @@ async def conducting(
 
 
 def planned(
-    kind: PlanKind, slots: int = 5, price: float = 0.0, *, window: int = 0, cohorts: int = 1, **rest: Any
+    kind: PlanKind,
+    slots: int = 5,
+    price: float = 0.0,
+    *,
+    window: int = 0,
+    cohorts: int = 1,
+    **rest: Any,
 ) -> Plan:
     return Plan(1, Terms(kind, slots, price), cohorts, window, 0.002, **rest)
 

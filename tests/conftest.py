@@ -1,4 +1,5 @@
-"""What every test may rely on: one torch thread, a state folder of its own, and no Ray outside tests/ray."""
+"""What every test may rely on: one torch thread, a state folder of its own, and no Ray outside
+tests/ray."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(autouse=True)
-def _own_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def _own_state_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """Nothing a test does may touch the user's clusters or stored cost curves."""
     if request.node.get_closest_marker("ray") is None:
         monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "dspark-home"))
@@ -38,7 +41,8 @@ def _logging_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _ray_stays_at_the_edge(request: pytest.FixtureRequest) -> None:
-    """A test that needs a cluster carries the mark `ray`; any other that starts one is in the wrong folder."""
+    """A test that needs a cluster carries the mark `ray`; any other that starts one is in the wrong
+    folder."""
     if request.node.get_closest_marker("ray") is None:
         ray = sys.modules.get("ray")
         assert ray is None or not ray.is_initialized()

@@ -1,4 +1,5 @@
-"""What tests of a verifier's engine begin with: prompts that are taken in, and what is asked of a round."""
+"""What tests of a verifier's engine begin with: prompts that are taken in, and what is asked of a
+round."""
 
 from __future__ import annotations
 
@@ -27,9 +28,12 @@ def line_up(
     salt: str = "",
     keep: bool = True,
 ) -> None:
-    """Opens a sequence whose rows are kept, of 60 tokens more than its prompt, unless told otherwise."""
+    """Opens a sequence whose rows are kept, of 60 tokens more than its prompt, unless told
+    otherwise."""
     cursor, longest = Cursor(sequence, epoch, 0, len(prompt)), longest or len(prompt) + 60
-    assert engine.open(cursor, params, longest, keep, owner=owner, token_ids=prompt, salt=salt) is None
+    assert (
+        engine.open(cursor, params, longest, keep, owner=owner, token_ids=prompt, salt=salt) is None
+    )
     engine.line.add(PromptPrefill(sequence, epoch, prompt, owner))
 
 
@@ -57,7 +61,9 @@ def take_in(engine: Any, sequence: int, prompt: list[int], **more: Any) -> int:
     return anchor
 
 
-def item(sequence: int, number: int, tokens: Sequence[int], draft: Sequence[int] = (), epoch: int = 1) -> VerifyItem:
+def item(
+    sequence: int, number: int, tokens: Sequence[int], draft: Sequence[int] = (), epoch: int = 1
+) -> VerifyItem:
     """Round `number` behind these tokens, with a draft that its drafter was sure of."""
     ids = np.array(draft, np.uint32).reshape(-1, 1)
     q = SparseQ.of(ids, np.ones(ids.shape, np.float32)) if draft else NO_Q

@@ -1,7 +1,9 @@
-"""A target made of arithmetic, whose answers can be worked out by hand, and a client that reads them.
+"""A target made of arithmetic, whose answers can be worked out by hand, and a client that reads
+them.
 
-The toy target says, after token t at position p, the token (3 t + p) mod 97; so after the prompt 5 6 (positions 0, 1)
-come 3*6+1 = 19, 3*19+2 = 59, 3*59+3 = 83, ... `rounds_cell` puts it behind real rounds.
+The toy target says, after token t at position p, the token (3 t + p) mod 97; so after the prompt 5
+6 (positions 0, 1) come 3*6+1 = 19, 3*19+2 = 59, 3*59+3 = 83, ... `rounds_cell` puts it behind real
+rounds.
 """
 
 from __future__ import annotations

@@ -27,7 +27,10 @@ def judged(
     """(accepted, next token)."""
     sent = SparseQ.of(q[0].astype(np.uint32), q[1].astype(np.float32)) if len(draft_ids) else NO_Q
     case = PackedCase(Cursor(1, 1, 1, 9), SamplingParams(rule=rule), 0, list(draft_ids), sent)
-    told = {Purpose.ACCEPT: np.asarray(accept_u, np.float64).ravel(), Purpose.EMIT: np.array([emit_u])}
+    told = {
+        Purpose.ACCEPT: np.asarray(accept_u, np.float64).ravel(),
+        Purpose.EMIT: np.array([emit_u]),
+    }
     real, ratio.coins = ratio.coins, lambda purpose, *_: told[purpose]
     try:
         return judge(torch.log(probs), [case])[0]

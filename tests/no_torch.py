@@ -1,7 +1,8 @@
-"""A pytest plugin for `make test-fast`: torch and transformers cannot be imported, and test files that do are left out.
+"""A pytest plugin for `make test-fast`: torch and transformers cannot be imported, and test files
+that do are left out.
 
-Loading them takes longer than all the tests of the pure rooms together; that none of these rooms loads them unseen is
-what the plugin proves on the way.
+Loading them takes longer than all the tests of the pure rooms together; that none of these rooms
+loads them unseen is what the plugin proves on the way.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class _Refuse:
     """Finds nothing but the slow libraries, and refuses those."""
 
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name.split(".", 1)[0] in SLOW:
             raise ImportError(f"{name} is not loaded in the fast tests")
         return None
@@ -32,6 +35,8 @@ sys.meta_path.insert(0, _Refuse())
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leaves out files that say themselves that they need one of the libraries."""
-    if collection_path.suffix == ".py" and _IMPORTS.search(collection_path.read_text(encoding="utf-8")):
+    if collection_path.suffix == ".py" and _IMPORTS.search(
+        collection_path.read_text(encoding="utf-8")
+    ):
         return True
     return None

@@ -1,6 +1,8 @@
-"""What the shipped drafter says its chances are, as the coordinator hears it: `python -m tests.record_confidences`.
+"""What the shipped drafter says its chances are, as the coordinator hears it: `python -m
+tests.record_confidences`.
 
-Answers of the shipped pair at T=1 in rounds of whole blocks, told by Explain. Plans are tested on them.
+Answers of the shipped pair at T=1 in rounds of whole blocks, told by Explain. Plans are tested on
+them.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ AT_A_TIME = 4
 
 
 async def record(pair: Pair) -> None:
-    """[texts, rounds, slots], float16: the calibrated chance of a slot once those before it are kept."""
+    """[texts, rounds, slots], float16: the calibrated chance of a slot once those before it are
+    kept."""
     of_domains = [pair.prompts(domain, TEXTS // len(DOMAINS)) for domain in DOMAINS]
     prompts = itertools.chain.from_iterable(zip(*of_domains, strict=True))
     found = []

@@ -1,4 +1,5 @@
-"""Which report of one sequence a test's coordinator applies next: exactly in order of (epoch, round)."""
+"""Which report of one sequence a test's coordinator applies next: exactly in order of (epoch,
+round)."""
 
 from __future__ import annotations
 

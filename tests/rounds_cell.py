@@ -1,7 +1,8 @@
-"""A cell in simulated time: admission, lanes, planner and the very `RoundLoop`s of their verifiers, in one process.
+"""A cell in simulated time: admission, lanes, planner and the very `RoundLoop`s of their verifiers,
+in one process.
 
-The toy target of `fakes` says what follows; its drafter is wrong where the position is a multiple of `wrong_every`.
-Every wait costs nothing, and a run is a function of what the story does.
+The toy target of `fakes` says what follows; its drafter is wrong where the position is a multiple
+of `wrong_every`. Every wait costs nothing, and a run is a function of what the story does.
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ class ToyPair:
         return after(held.tokens[-1], len(held.tokens) - 1)
 
     def draft(self, asked: Sequence[tuple[SimulatedContext, int]]) -> list[SimulatedBlock]:
-        return [SimulatedBlock(self._block(held, slots), (self.confidence,) * slots) for held, slots in asked]
+        return [
+            SimulatedBlock(self._block(held, slots), (self.confidence,) * slots)
+            for held, slots in asked
+        ]
 
     def _block(self, held: SimulatedContext, slots: int) -> list[int]:
         ids: list[int] = []
@@ -81,7 +85,9 @@ class ToyPair:
             ids.append(token)
         return ids
 
-    def judge(self, asked: Sequence[tuple[SimulatedContext, Sequence[int]]]) -> list[tuple[int, ...]]:
+    def judge(
+        self, asked: Sequence[tuple[SimulatedContext, Sequence[int]]]
+    ) -> list[tuple[int, ...]]:
         drawn = []
         for held, prefix in asked:
             said: list[int] = []
@@ -129,7 +135,9 @@ class Tampered:
     def in_reports(self, change: Callable[[PassReport], Sequence[Up]]) -> None:
         """The verifier says this in place of each report from now on."""
         self.tampers = lambda news: [
-            told for each in news for told in (change(each) if isinstance(each, PassReport) else (each,))
+            told
+            for each in news
+            for told in (change(each) if isinstance(each, PassReport) else (each,))
         ]
 
     def orders(self, kind: type[D]) -> list[D]:
@@ -184,8 +192,12 @@ class RoundsCell:
         self.monitor = Monitor(self.metrics)
         self.pair = pair or ToyPair()
         self.admission = Scheduler(bounds or QueueBounds(), self.clock, self.metrics)
-        self.world = World(self.pair, costs(draft_ms), Hops(1e-4, 0.0, 0.0, 0.0, 0.0), KVShape(pages, 4))
-        shared = LaneContext(self.clock, self.metrics, self.monitor, waits or Conduct(), self.explain, write=write)
+        self.world = World(
+            self.pair, costs(draft_ms), Hops(1e-4, 0.0, 0.0, 0.0, 0.0), KVShape(pages, 4)
+        )
+        shared = LaneContext(
+            self.clock, self.metrics, self.monitor, waits or Conduct(), self.explain, write=write
+        )
         self._shared, self.load, self._sink = shared, shared.load, sink
         self._drafts = drafts or Waits(deadline_s=0.05, patience_s=0.5, inline_rows=6)
         self._numbers, self._named = itertools.count(1), itertools.count()
@@ -266,21 +278,32 @@ class RoundsCell:
         return self.submit(request, number, note_epoch=note_epoch)[0]
 
     def submit(
-        self, request: Request, number: int = 0, note_epoch: Callable[[int], object] = lambda epoch: None
+        self,
+        request: Request,
+        number: int = 0,
+        note_epoch: Callable[[int], object] = lambda epoch: None,
     ) -> list[RequestState]:
         """All answers of a request."""
         states = []
         sink = OutputQueue(self._sink * request.choices)
         for index in range(request.choices):
             log = CommitLog(request.prompt)
-            answer = Answer(log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=index)
+            answer = Answer(
+                log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=index
+            )
             life = Life(number or next(self._numbers))
-            states.append(RequestState(request, life, answer, RequestStats(self.clock.time()), sink, note_epoch))
+            states.append(
+                RequestState(
+                    request, life, answer, RequestStats(self.clock.time()), sink, note_epoch
+                )
+            )
         self.admission.check(request)
         self.admission.submit(*states)
         return states
 
-    async def until(self, condition: Callable[[], bool], within_s: float = 60.0, each_s: float = 0.001) -> None:
+    async def until(
+        self, condition: Callable[[], bool], within_s: float = 60.0, each_s: float = 0.001
+    ) -> None:
         """Looks every so often, in simulated time."""
         for _ in range(round(within_s / each_s)):
             if condition():

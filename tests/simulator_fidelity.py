@@ -1,9 +1,10 @@
-"""The simulator against real services around synthetic workers: `python -m tests.simulator_fidelity`, on idle cores.
+"""The simulator against real services around synthetic workers: `python -m
+tests.simulator_fidelity`, on idle cores.
 
-One constant is fitted: the factor on the simulator's hops, so that it meets one measured point. The other points are
-then predicted. Points: policies, loads, an open loop, two verifiers that share a drafter, a coordinator and the cores
-of this machine. All points are measured in turns, so that what else the machine does falls on each of them; a point is
-the median over the turns.
+One constant is fitted: the factor on the simulator's hops, so that it meets one measured point. The
+other points are then predicted. Points: policies, loads, an open loop, two verifiers that share a
+drafter, a coordinator and the cores of this machine. All points are measured in turns, so that what
+else the machine does falls on each of them; a point is the median over the turns.
 """
 
 from __future__ import annotations
@@ -39,10 +40,20 @@ TURNS = 5
 
 def main() -> int:
     """Prints the row; 1 when the bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one JSON row per line")
-    parser.add_argument("--quick", action="store_true", help=f"shorter windows, and one turn instead of {TURNS}")
-    parser.add_argument("--pace", type=float, default=1.0, metavar="F", help="slower devices, for a busy machine (1)")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"shorter windows, and one turn instead of {TURNS}"
+    )
+    parser.add_argument(
+        "--pace",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="slower devices, for a busy machine (1)",
+    )
     args = parser.parse_args()
     leave_in_order()
     # A line per request is a service's log; the simulated coordinator writes none.
@@ -76,7 +87,9 @@ async def _predictions(quick: bool, pace: float) -> Row:
         return await _compared(file, fitted, predicted, quick, pace)
 
 
-async def _compared(file: Path, fitted: Scenario, predicted: list[Scenario], quick: bool, pace: float) -> Row:
+async def _compared(
+    file: Path, fitted: Scenario, predicted: list[Scenario], quick: bool, pace: float
+) -> Row:
     everything = [fitted, *predicted]
     found: list[list[float]] = [[] for _ in everything]
     with ExitStack() as stack:
@@ -105,35 +118,51 @@ async def _compared(file: Path, fitted: Scenario, predicted: list[Scenario], qui
             "simulated": said["tok_s"],
             "off": round(off, 4),
         }
-        note(f"{_name(scenario)}: simulated {said['tok_s']:.0f}, measured {measured[index]:.0f}, {off:+.1%}")
+        note(
+            f"{_name(scenario)}: simulated {said['tok_s']:.0f}, measured {measured[index]:.0f}, "
+            f"{off:+.1%}"
+        )
     value["worst"] = round(worst, 4)
     return Row(
-        "simulator", "simulator against real services on synthetic workers, tok/s", value, "within 5 %", worst <= BAR
+        "simulator",
+        "simulator against real services on synthetic workers, tok/s",
+        value,
+        "within 5 %",
+        worst <= BAR,
     )
 
 
 async def measure(endpoint: str, scenario: Scenario) -> float:
-    """Tokens a second under the load of a scenario, for as many real seconds. Raises when a request failed."""
+    """Tokens a second under the load of a scenario, for as many real seconds. Raises when a request
+    failed."""
     longest_s = scenario.warmup_s + scenario.window_s
     plan = LoadPlan(
         concurrency=scenario.concurrency,
         rate=scenario.rate,
-        requests=math.ceil(2 * scenario.rate * longest_s) + 8 if scenario.rate else 0,  # more than arrive in time
+        requests=math.ceil(2 * scenario.rate * longest_s) + 8
+        if scenario.rate
+        else 0,  # more than arrive in time
         duration_s=longest_s,
         seed=scenario.seed,
     )
     settle_s = scenario.warmup_s
-    if scenario.rate:  # it counts from the first arrival, the scenario from when the first gap began
+    if (
+        scenario.rate
+    ):  # it counts from the first arrival, the scenario from when the first gap began
         settle_s -= random.Random(f"arrivals/{scenario.seed}").expovariate(scenario.rate)
-    return await windowed(endpoint, sampling(scenario), questions(scenario), plan, settle_s, scenario.window_s)
+    return await windowed(
+        endpoint, sampling(scenario), questions(scenario), plan, settle_s, scenario.window_s
+    )
 
 
 def slower(file: Path, pace: float, folder: Path) -> Path:
-    """The same pair on devices that take `pace` times as long: what a busy machine can still follow."""
+    """The same pair on devices that take `pace` times as long: what a busy machine can still
+    follow."""
     document = yaml.safe_load(file.read_text(encoding="utf-8"))
     for role in ("verify", "draft"):
         document[role]["ms"] = [
-            [value * pace for value in row] if isinstance(row, list) else row * pace for row in document[role]["ms"]
+            [value * pace for value in row] if isinstance(row, list) else row * pace
+            for row in document[role]["ms"]
         ]
     if "prefill_ms" in document["verify"]:
         document["verify"]["prefill_ms"] *= pace
@@ -148,7 +177,8 @@ def scaled(factor: float) -> Hops:
 
 
 def _fit(scenario: Scenario, tok_s: float) -> tuple[Hops, float]:
-    """The factor on the hops at which the simulator meets one measured rate; it falls as hops grow."""
+    """The factor on the hops at which the simulator meets one measured rate; it falls as hops
+    grow."""
     low, high = 0.05, 20.0
     for _ in range(7):
         middle = (low * high) ** 0.5
@@ -159,7 +189,11 @@ def _fit(scenario: Scenario, tok_s: float) -> tuple[Hops, float]:
 
 
 def _name(scenario: Scenario) -> str:
-    load = f"{scenario.concurrency} streams" if scenario.concurrency else f"{scenario.rate:g} requests/s"
+    load = (
+        f"{scenario.concurrency} streams"
+        if scenario.concurrency
+        else f"{scenario.rate:g} requests/s"
+    )
     return f"{scenario.policy}, {load}, {scenario.verifiers} verifiers, {scenario.drafters} drafter"
 
 

@@ -18,7 +18,8 @@ def synthetic_file(
     concentration: float | None = None,
     **more: Any,
 ) -> str:
-    """Writes it and returns its path. accept: the chance of each slot; more: keys of the file beside these."""
+    """Writes it and returns its path. accept: the chance of each slot; more: keys of the file
+    beside these."""
     spread = {} if concentration is None else {"concentration": concentration}
     document = {
         "verify": {"tokens": [1], "ms": [verify_ms]},

@@ -12,7 +12,8 @@ MOST = 6
 
 
 def wide(text: str) -> Iterator[tuple[str, int]]:
-    """(class, arguments) of the constructors in a module that take more. Generated ones, of plain data, are apart."""
+    """(class, arguments) of the constructors in a module that take more. Generated ones, of plain
+    data, are apart."""
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.ClassDef):
             continue

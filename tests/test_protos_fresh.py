@@ -16,9 +16,16 @@ PROTOS = sorted((ROOT / "protos" / "dspark" / "wire" / "v1").glob("*.proto"))
 def test_generated_code_is_fresh(tmp_path: Path) -> None:
     outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
     names = [str(path.relative_to(ROOT)) for path in PROTOS]
-    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-Iprotos", *outputs, *names], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "grpc_tools.protoc", "-Iprotos", *outputs, *names],
+        cwd=ROOT,
+        check=True,
+    )
     fresh = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*pb2*")}
-    kept = {path.relative_to(ROOT): path.read_text() for path in (ROOT / "dspark" / "wire" / "v1").glob("*pb2*")}
+    kept = {
+        path.relative_to(ROOT): path.read_text()
+        for path in (ROOT / "dspark" / "wire" / "v1").glob("*pb2*")
+    }
     assert fresh == kept, "run `make protos`"
 
 

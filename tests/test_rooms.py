@@ -18,7 +18,8 @@ BELOW_ALL = ("clock", "config")  # files of the coordinator that any of its pack
 
 
 def _imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """(dotted module, or what is taken from one; whether the import runs when the file is imported)."""
+    """(dotted module, or what is taken from one; whether the import runs when the file is
+    imported)."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     top = set(map(id, _module_level(tree.body)))
     for node in ast.walk(tree):
@@ -35,7 +36,9 @@ def _module_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         yield node
         for inner in ("body", "orelse", "handlers", "finalbody"):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield from _module_level([s for s in getattr(node, inner, []) if isinstance(s, ast.stmt)])
+                yield from _module_level(
+                    [s for s in getattr(node, inner, []) if isinstance(s, ast.stmt)]
+                )
 
 
 def _sources(room: str) -> list[Path]:
@@ -53,14 +56,22 @@ def _forbidden(room: str, path: Path, module: str, at_import: bool) -> str | Non
         return "dspark knows no room; dspark/cli may import one inside a function"
     if module.startswith("dspark.training") and (
         room in SERVICES
-        or (room == "dspark" and not inside.startswith("dspark/training/") and (at_import or "/cli/" not in inside))
+        or (
+            room == "dspark"
+            and not inside.startswith("dspark/training/")
+            and (at_import or "/cli/" not in inside)
+        )
     ):
         return "nothing that serves knows training; dspark/cli may import it inside a function"
-    if module.startswith("dspark.cli.") and inside.startswith(("dspark/training/", "dspark/loadgen/")):
+    if module.startswith("dspark.cli.") and inside.startswith(
+        ("dspark/training/", "dspark/loadgen/")
+    ):
         return "commands know training and load, not the other way"
     if room == "coordinator" and (
         head in {"torch", "transformers", "safetensors"}
-        or module.startswith(("dspark.model", "dspark.decoding", "dspark.gguf", "dspark.wire.tensors"))
+        or module.startswith(
+            ("dspark.model", "dspark.decoding", "dspark.gguf", "dspark.wire.tensors")
+        )
     ):
         return "the coordinator never loads torch"
     if module in {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}:
@@ -82,17 +93,24 @@ def test_every_import_stays_inside_the_map(room: str) -> None:
 
 
 def _graph(files: dict[str, Path]) -> dict[str, set[str]]:
-    """Module -> modules of `files` that it imports anywhere: inside functions and for types alone, too."""
-    return {module: {name for name, _ in _imports(path) if name in files} - {module} for module, path in files.items()}
+    """Module -> modules of `files` that it imports anywhere: inside functions and for types alone,
+    too."""
+    return {
+        module: {name for name, _ in _imports(path) if name in files} - {module}
+        for module, path in files.items()
+    }
 
 
 def _circle(graph: dict[str, set[str]]) -> set[str]:
-    """What is left when modules that import nothing of what is left are taken away, then those nobody imports."""
+    """What is left when modules that import nothing of what is left are taken away, then those
+    nobody imports."""
     left = dict(graph)
     while gone := {module for module in left if not left[module] & left.keys()}:
         left = {module: names for module, names in left.items() if module not in gone}
     while left.keys() - set().union(*left.values()):
-        left = {module: names for module, names in left.items() if module in set().union(*left.values())}
+        left = {
+            module: names for module, names in left.items() if module in set().union(*left.values())
+        }
     return set(left)
 
 
@@ -107,7 +125,12 @@ def test_no_module_imports_itself_on_any_way() -> None:
 
 def test_a_circle_would_be_seen(tmp_path: Path) -> None:
     files = {name: tmp_path / f"{name}.py" for name in ("a", "b", "c", "d")}
-    for name, text in (("a", "import b"), ("b", "def f():\n    from c import x"), ("c", "import a"), ("d", "import a")):
+    for name, text in (
+        ("a", "import b"),
+        ("b", "def f():\n    from c import x"),
+        ("c", "import a"),
+        ("d", "import a"),
+    ):
         files[name].write_text(text, encoding="utf-8")
     assert _circle(_graph(files)) == {"a", "b", "c"}
 
@@ -120,7 +143,8 @@ def test_dangerous_calls_are_absent() -> None:
                 if isinstance(node, ast.Call):
                     name = ast.unparse(node.func)
                     remote = any(
-                        k.arg == "trust_remote_code" and ast.unparse(k.value) != "False" for k in node.keywords
+                        k.arg == "trust_remote_code" and ast.unparse(k.value) != "False"
+                        for k in node.keywords
                     )
                     if name in {"eval", "exec", "torch.load", "pickle.loads"} or remote:
                         wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
@@ -128,16 +152,21 @@ def test_dangerous_calls_are_absent() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["coordinator.process", "coordinator.frontend.process", "dspark.cli.main", "dspark.client"]
+    "module",
+    ["coordinator.process", "coordinator.frontend.process", "dspark.cli.main", "dspark.client"],
 )
 def test_light_entry_points_load_neither_torch_nor_ray(module: str) -> None:
     code = f"import sys, {module}; print([m for m in ('torch', 'transformers', 'ray') if m in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert result.stdout.strip() == "[]"
 
 
 def test_the_client_needs_grpc_and_protobuf_alone() -> None:
-    blocked = "('numpy', 'yaml', 'structlog', 'prometheus_client', 'tokenizers', 'torch', 'ray', 'rich')"
+    blocked = (
+        "('numpy', 'yaml', 'structlog', 'prometheus_client', 'tokenizers', 'torch', 'ray', 'rich')"
+    )
     code = (
         "import sys\n"
         f"for name in {blocked}: sys.modules[name] = None\n"
@@ -156,24 +185,46 @@ def _packages() -> dict[str, set[str]]:
 
 
 def test_the_map_of_the_coordinator_names_every_file() -> None:
-    here = {path.name: path for path in (ROOT / "coordinator").iterdir() if (path / "__init__.py").exists()}
+    here = {
+        path.name: path
+        for path in (ROOT / "coordinator").iterdir()
+        if (path / "__init__.py").exists()
+    }
     packages = _packages()
     assert set(packages) == set(here)
     for name, named in packages.items():
         files = {path.stem for path in here[name].glob("*.py")} - {"__init__"}
-        assert named <= files if name == "simulation" else named == files, name  # of one, the main ones
-    assert {path.stem for path in (ROOT / "coordinator").glob("*.py")} == {"__init__", "process", *BELOW_ALL}
+        assert named <= files if name == "simulation" else named == files, (
+            name
+        )  # of one, the main ones
+    assert {path.stem for path in (ROOT / "coordinator").glob("*.py")} == {
+        "__init__",
+        "process",
+        *BELOW_ALL,
+    }
 
 
 def test_packages_of_the_coordinator_import_only_from_those_below() -> None:
     packages = list(_packages())
     wrong = []
     for name in [*packages, *BELOW_ALL]:
-        above = {*packages, "process"} if name in BELOW_ALL else {*packages[: packages.index(name)], "process"}
-        for path in [ROOT / f"coordinator/{name}.py"] if name in BELOW_ALL else _sources(f"coordinator/{name}"):
+        above = (
+            {*packages, "process"}
+            if name in BELOW_ALL
+            else {*packages[: packages.index(name)], "process"}
+        )
+        for path in (
+            [ROOT / f"coordinator/{name}.py"]
+            if name in BELOW_ALL
+            else _sources(f"coordinator/{name}")
+        ):
             for module, _ in _imports(path):
                 _, _, inside = module.partition("coordinator.")
-                if module.startswith("coordinator.") and inside.split(".")[0] in above and "config" not in inside:
+                if (
+                    module.startswith("coordinator.")
+                    and inside.split(".")[0] in above
+                    and "config" not in inside
+                ):
                     wrong.append(f"{path.relative_to(ROOT)}: {module}")
     assert not wrong, "\n".join(wrong)
 
@@ -196,7 +247,9 @@ def test_no_two_classes_share_a_name() -> None:
         for path in _sources(room)
         if "dspark/wire/v1/" not in path.as_posix()
     }
-    shared = {name: sorted(modules) for name, modules in _classes(files).items() if len(modules) > 1}
+    shared = {
+        name: sorted(modules) for name, modules in _classes(files).items() if len(modules) > 1
+    }
     assert not shared
 
 

@@ -1,4 +1,5 @@
-"""Types hold, strictly: a minute of one core, which is free beside tests that wait for processes."""
+"""Types hold, strictly: a minute of one core, which is free beside tests that wait for
+processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A request and a row do not travel through more code than they do today; `tests.walk` prints the whole way."""
+"""A request and a row do not travel through more code than they do today; `tests.walk` prints the
+whole way."""
 
 from __future__ import annotations
 

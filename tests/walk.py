@@ -1,8 +1,9 @@
-"""How far a request and a feature row travel through the code: `PYTHONPATH=.:tests python -m tests.walk`.
+"""How far a request and a feature row travel through the code: `PYTHONPATH=.:tests python -m
+tests.walk`.
 
-A cell of synthetic workers runs in one thread and in simulated time, so the figures are the same in every run. Counted
-are calls of functions of the project's own rooms, the files they are in, and stays: how often the file changes, by a
-call or by a return.
+A cell of synthetic workers runs in one thread and in simulated time, so the figures are the same in
+every run. Counted are calls of functions of the project's own rooms, the files they are in, and
+stays: how often the file changes, by a call or by a return.
 """
 
 from __future__ import annotations
@@ -30,13 +31,18 @@ def file_of(frame: FrameType | None) -> str:
     if frame is None or not frame.f_code.co_filename.startswith(NAMED):
         return ""
     name = frame.f_code.co_filename.removeprefix(NAMED)
-    ours = name.partition("/")[0] in ROOMS and "_pb2" not in name and not name.startswith("coordinator/simulation/")
+    ours = (
+        name.partition("/")[0] in ROOMS
+        and "_pb2" not in name
+        and not name.startswith("coordinator/simulation/")
+    )
     return name if ours else ""
 
 
 @dataclass
 class Walk:
-    """From one call to another. rooms: those that count; begins, ends: of a call, by file and function."""
+    """From one call to another. rooms: those that count; begins, ends: of a call, by file and
+    function."""
 
     begins: Callable[[str, str], bool]
     ends: Callable[[str, str], bool]
@@ -71,20 +77,29 @@ class Walk:
                 self.files.append(name)
 
     def told(self) -> dict[str, Any]:
-        return {"calls": self.calls, "files": len(self.files), "stays": self.stays, "walked": self.files}
+        return {
+            "calls": self.calls,
+            "files": len(self.files),
+            "stays": self.stays,
+            "walked": self.files,
+        }
 
 
 GENERATE = ("coordinator/reception/service.py", "Generate")
 
 
-def walk(begins: Callable[[str, str], bool], ends: Callable[[str, str], bool], *rooms: str, warm: int = 1) -> Walk:
+def walk(
+    begins: Callable[[str, str], bool], ends: Callable[[str, str], bool], *rooms: str, warm: int = 1
+) -> Walk:
     """What the walk of one answer was, after as many others."""
     made = Walk(begins, ends, rooms or ROOMS)
 
     async def story(cell: SimulatedCell) -> None:
         for _ in range(warm):
             await cell.ask([5, 9, 17], max_tokens=12, policy="fixed:3")
-        asking = asyncio.get_running_loop().create_task(cell.ask([6, 9, 17], max_tokens=12, policy="fixed:3"))
+        asking = asyncio.get_running_loop().create_task(
+            cell.ask([6, 9, 17], max_tokens=12, policy="fixed:3")
+        )
         sys.setprofile(made.saw)
         try:
             await asking
@@ -115,7 +130,8 @@ def first_token() -> Walk:
 
 
 def feature_row() -> Walk:
-    """The rows of a round, from the end of its pass at the verifier until the drafter has them in its context."""
+    """The rows of a round, from the end of its pass at the verifier until the drafter has them in
+    its context."""
 
     def begins(name: str, function: str) -> bool:
         return name.startswith("verify_service/") and function == "commit"

@@ -1,7 +1,7 @@
 """What services, an engine and what runs its batches tell each other. No torch.
 
-Batches are prepared where sequences and KV blocks live, executed on any thread, committed. Two run them:
-`packed_step.PackedStep`, which runs a target, and `synthetic.SyntheticStep`, which sleeps.
+Batches are prepared where sequences and KV blocks live, executed on any thread, committed. Two run
+them: `packed_step.PackedStep`, which runs a target, and `synthetic.SyntheticStep`, which sleeps.
 """
 
 from __future__ import annotations
@@ -59,28 +59,35 @@ class Judged:
     outcomes: list[Verdict | Refusal]
     tokens: int  # of the items, in the packed passes
     forward_ns: int
-    prefill_tokens: int = 0  # of prompts that rode along; what came of them is `PromptLine.take_news`
+    prefill_tokens: int = (
+        0  # of prompts that rode along; what came of them is `PromptLine.take_news`
+    )
     near_ties: int = 0  # positions of coupled sequences that rounding could decide otherwise
-    # By sequence, [slots, 2] float32: the chance to get to each slot judged, and to keep it too; and what the rule
-    # saw of the drafted tokens. See `dspark/decoding/draws.py`.
+    # By sequence, [slots, 2] float32: the chance to get to each slot judged, and to keep it too;
+    # and what the rule saw of the drafted tokens. See `dspark/decoding/draws.py`.
     labels: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)
     draws: Sequence[Draws] = ()
 
 
 class KeptRows(NamedTuple):
-    """What travels with an order: feature rows, those of one sequence after those of the other, and masks."""
+    """What travels with an order: feature rows, those of one sequence after those of the other, and
+    masks."""
 
     counts: list[int]  # of each sequence; 0 where none are kept
     token_ids: list[int]  # at each position
     features: PackedRows | None  # None where there are none
-    masks: Sequence[bytes] = ()  # what each answer's form lets come next, see `first_masked`; none has a form: none
+    masks: Sequence[
+        bytes
+    ] = ()  # what each answer's form lets come next, see `first_masked`; none has a form: none
 
 
 class TooSlow(Exception):
     """Finding out what may come next takes longer than anybody waits for."""
 
 
-Grammar = Callable[[], "Matcher"]  # a form of answers, compiled: makes a matcher at the beginning of one
+Grammar = Callable[
+    [], "Matcher"
+]  # a form of answers, compiled: makes a matcher at the beginning of one
 
 
 class TargetFacts(Protocol):
@@ -101,7 +108,9 @@ class PromptChunk(NamedTuple):
 
     state: CachedSequence
     token_ids: Sequence[int]
-    next_ids: Sequence[int] = ()  # where the prompt is scored: the token behind each of them, but the prompt's last
+    next_ids: Sequence[
+        int
+    ] = ()  # where the prompt is scored: the token behind each of them, but the prompt's last
 
 
 Rider = tuple[PromptPrefill, PromptChunk]  # a prompt in a pass
@@ -122,7 +131,8 @@ class PreparedBatch(Protocol):
         """Of the items."""
 
     def part(self, places: Sequence[int]) -> PreparedBatch:
-        """Some of its items alone, by their places. Reads no sequence: some may have left meanwhile."""
+        """Some of its items alone, by their places. Reads no sequence: some may have left
+        meanwhile."""
 
 
 class RuleSaw(NamedTuple):
@@ -144,7 +154,8 @@ class ExecutedBatch(Protocol):
 
 
 class BatchRunner(Protocol):
-    """Of one engine. `execute` may run on any thread, everything else on the one that owns the sequences."""
+    """Of one engine. `execute` may run on any thread, everything else on the one that owns the
+    sequences."""
 
     def forget(self, sequence: int) -> None:
         """It was dropped, and so is what is held for it beside its KV blocks."""
@@ -152,11 +163,13 @@ class BatchRunner(Protocol):
     def unready(self, state: CachedSequence) -> Refusal | None:
         """Why a sequence cannot be judged, found out before anybody else is in a batch with it."""
 
-    def prepare(self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]) -> PreparedBatch: ...
+    def prepare(
+        self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]
+    ) -> PreparedBatch: ...
 
     def execute(self, prepared: Any) -> ExecutedBatch:
-        """Blocks that cannot have been drafted count as empty. Whatever it raises, nothing is committed: the same, or a
-        part of it, may be run again."""
+        """Blocks that cannot have been drafted count as empty. Whatever it raises, nothing is
+        committed: the same, or a part of it, may be run again."""
 
     def commit(self, executed: Any) -> Sequence[Verdict | Refusal]:
         """What became of each item."""

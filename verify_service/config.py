@@ -17,45 +17,82 @@ class VerifyConfig(ListenConfig):
     """One verifier process."""
 
     target: str = setting("", "Folder or hub id of the target.")
-    engine: str = setting("real", "real, or synthetic: no weights, given step times.", one_of=ENGINES)
+    engine: str = setting(
+        "real", "real, or synthetic: no weights, given step times.", one_of=ENGINES
+    )
     synthetic: str | None = setting(None, "YAML file of a synthetic engine.")
     target_revision: str | None = setting(None, "Hub revision of the target.")
-    drafter: str | None = setting(None, "Folder or hub id of the drafter that rows are made for; none: plain decoding.")
+    drafter: str | None = setting(
+        None, "Folder or hub id of the drafter that rows are made for; none: plain decoding."
+    )
     drafter_revision: str | None = setting(None, "Hub revision of the drafter.")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
     dtype: str = setting("auto", "auto, float32, bfloat16 or float16.", one_of=DTYPES)
-    threads: int = setting(0, "Torch threads of passes; 0: by the processors there are.", least=0, most=1024)
+    threads: int = setting(
+        0, "Torch threads of passes; 0: by the processors there are.", least=0, most=1024
+    )
     kv_tokens: int = setting(
-        0, f"Token slots of the KV pool; 0: what gpu_memory_utilization leaves, on a processor {KV_TOKENS}.", least=0
+        0,
+        "Token slots of the KV pool; 0: what gpu_memory_utilization leaves, on a processor "
+        f"{KV_TOKENS}.",
+        least=0,
     )
     gpu_memory_utilization: float = setting(
-        0.9, "Share of a card's memory that weights, passes and the key-value pool may fill.", least=0.05, most=1
+        0.9,
+        "Share of a card's memory that weights, passes and the key-value pool may fill.",
+        least=0.05,
+        most=1,
     )
     page_size: int = setting(16, "Token slots of one page.", least=1, most=4096)
-    prefill_chunk: int = setting(256, "Prompt tokens per pass while no round is running.", least=1, most=1 << 20)
-    step_prefill_tokens: int = setting(0, "Prompt tokens that ride in one round; 0 leaves it to the device.", least=0)
-    prefix_cache: bool = setting(True, "Keep full pages of ended sequences for prompts that begin alike.")
+    prefill_chunk: int = setting(
+        256, "Prompt tokens per pass while no round is running.", least=1, most=1 << 20
+    )
+    step_prefill_tokens: int = setting(
+        0, "Prompt tokens that ride in one round; 0 leaves it to the device.", least=0
+    )
+    prefix_cache: bool = setting(
+        True, "Keep full pages of ended sequences for prompts that begin alike."
+    )
     state_cache_mb: int = setting(
         1024, "MiB of states kept for such prompts, of a target that is served `stateful`.", least=0
     )
-    max_batch_tokens: int = setting(4096, "Tokens of one packed pass; larger cohorts split.", least=1)
+    max_batch_tokens: int = setting(
+        4096, "Tokens of one packed pass; larger cohorts split.", least=1
+    )
     max_sequences: int = setting(1024, "Sequences with state at one time.", least=1, most=1 << 20)
     lease_s: float = setting(
-        120.0, "A sequence that its coordinator has not mentioned for so long is freed.", least=0.1, most=86_400
+        120.0,
+        "A sequence that its coordinator has not mentioned for so long is freed.",
+        least=0.1,
+        most=86_400,
     )
-    attention: str = setting("auto", "auto (paged if that is right for the target) or stateful.", one_of=ATTENTIONS)
-    attention_kernel: bool = setting(True, "Read pages in place where a kernel here can; else they are gathered.")
+    attention: str = setting(
+        "auto", "auto (paged if that is right for the target) or stateful.", one_of=ATTENTIONS
+    )
+    attention_kernel: bool = setting(
+        True, "Read pages in place where a kernel here can; else they are gathered."
+    )
     cuda_graphs: bool = setting(True, "On a GPU, with such a kernel: replay recorded passes.")
-    lean_layers: bool = setting(True, "Run layers of a known shape in fewer operations, if trials show them equal.")
+    lean_layers: bool = setting(
+        True, "Run layers of a known shape in fewer operations, if trials show them equal."
+    )
     measure_cost: bool = setting(True, "Measure the cost curve at start, or load a stored one.")
     cost_max_tokens: int = setting(128, "Largest step that the cost curve covers.", least=1)
     feature_dtype: str = setting(
-        "bfloat16", "Feature rows on the wire: bfloat16, or float8_e4m3 with a scale per row.", one_of=FEATURE_DTYPES
+        "bfloat16",
+        "Feature rows on the wire: bfloat16, or float8_e4m3 with a scale per row.",
+        one_of=FEATURE_DTYPES,
     )
     draft_deadline_s: float = setting(
-        0.5, "Least deadline of an order to a drafter; where drafts take longer it gets more.", least=0.001, most=86_400
+        0.5,
+        "Least deadline of an order to a drafter; where drafts take longer it gets more.",
+        least=0.001,
+        most=86_400,
     )
     drafter_patience_s: float = setting(
-        5.0, "Silence after which a drafter that owes a block is given up.", least=0.001, most=86_400
+        5.0,
+        "Silence after which a drafter that owes a block is given up.",
+        least=0.001,
+        most=86_400,
     )
     push_queue_rows: int = setting(65536, "Feature rows that may wait for one drafter.", least=1)

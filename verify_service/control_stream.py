@@ -1,8 +1,9 @@
-"""A coordinator's control stream: plans in, reports out, and everything that came through it freed when it ends.
+"""A coordinator's control stream: plans in, reports out, and everything that came through it freed
+when it ends.
 
-A message that does not fit breaks the protocol, and the stream ends with the field's name. The stream is the lease of
-all its sequences: it ends, too, when the coordinator has said nothing for too long, who may hang with its connection
-alive.
+A message that does not fit breaks the protocol, and the stream ends with the field's name. The
+stream is the lease of all its sequences: it ends, too, when the coordinator has said nothing for
+too long, who may hang with its connection alive.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ class ControlStream:
                     async for event in events:
                         yield event
         finally:
-            with contextlib.suppress(Unavailable):  # else the process is ending, and its memory with it
+            with contextlib.suppress(
+                Unavailable
+            ):  # else the process is ending, and its memory with it
                 await self._driver.end()
                 self._worker.note_load()
             log.info("control.ended")
@@ -119,5 +122,7 @@ class ControlStream:
         while (left := self._heard_at + lease_s - time.monotonic()) > 0:  # noqa: ASYNC110 - every message puts the end off
             await asyncio.sleep(left)
         log.warning("control.lease_over", lease_s=lease_s)
-        self._worker.metrics.dropped.labels(kind="sequence", reason="lease").inc(len(self._driver.rounds))
+        self._worker.metrics.dropped.labels(kind="sequence", reason="lease").inc(
+            len(self._driver.rounds)
+        )
         raise Unavailable(f"lease: nothing came for {lease_s:g} s")

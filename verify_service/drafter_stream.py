@@ -1,7 +1,9 @@
-"""The stream to one drafter: orders out, blocks in. Blocking gRPC, so that rounds pass no event loop.
+"""The stream to one drafter: orders out, blocks in. Blocking gRPC, so that rounds pass no event
+loop.
 
-The device thread writes; a thread of the stream finds the drafter's port for rounds, reads, and only hands on. A stream
-that breaks, or was never answered, says so once; whoever owns it opens another one later.
+The device thread writes; a thread of the stream finds the drafter's port for rounds, reads, and
+only hands on. A stream that breaks, or was never answered, says so once; whoever owns it opens
+another one later.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ IDLE_S = 0.004  # without a message to send, after which nothing more is on its 
 
 
 class DrafterStream:
-    """came: every event; lost: why nothing more comes, once. Both are called on a thread of the stream."""
+    """came: every event; lost: why nothing more comes, once. Both are called on a thread of the
+    stream."""
 
     def __init__(
         self,
@@ -43,7 +46,9 @@ class DrafterStream:
     ) -> None:
         self._endpoint, self._metadata, self._tls = endpoint, auth_metadata(token), tls
         self._came, self._lost = came, lost
-        self.idle: Callable[[], None] = lambda: None  # called on another one, IDLE_S after the last message has left
+        self.idle: Callable[[], None] = lambda: (
+            None
+        )  # called on another one, IDLE_S after the last message has left
         self._unsent: queue.SimpleQueue[draft_pb2.RoundsCommand | None] = queue.SimpleQueue()
         self._put = self._left = 0  # messages
         self._closed = False
@@ -92,7 +97,9 @@ class DrafterStream:
         try:
             with contextlib.ExitStack() as channels:
                 stub = self._found(channels)
-                self._call = stub.Rounds(self._messages(), metadata=self._metadata, wait_for_ready=False)
+                self._call = stub.Rounds(
+                    self._messages(), metadata=self._metadata, wait_for_ready=False
+                )
                 if self._closed:
                     self._call.cancel()
                 for event in self._call:
@@ -100,7 +107,9 @@ class DrafterStream:
         except grpc.RpcError as error:
             why = f"{error.code().name.lower()}: {error.details()}"
             del error
-        except Exception as error:  # certificates that cannot be read, or a bug; no reason to stop rounds
+        except (
+            Exception
+        ) as error:  # certificates that cannot be read, or a bug; no reason to stop rounds
             log.error("drafter_stream.failed", drafter=self._endpoint, exc_info=error)
             why = f"failed: {error}"
         finally:
@@ -109,7 +118,8 @@ class DrafterStream:
             self._lost(why)
 
     def _found(self, channels: contextlib.ExitStack) -> Any:
-        """The drafter at its port for rounds, or where that cannot be reached, or is none, at its own."""
+        """The drafter at its port for rounds, or where that cannot be reached, or is none, at its
+        own."""
         main = channels.enter_context(_open(self._endpoint, self._tls))
         stub = draft_pb2_grpc.DraftStub(main)  # type: ignore[no-untyped-call]
         port = self._rounds_port(stub)
@@ -129,7 +139,9 @@ class DrafterStream:
     def _rounds_port(self, stub: Any) -> int:
         """0: none."""
         try:
-            described = stub.Describe(types_pb2.DescribeRequest(), metadata=self._metadata, timeout=DESCRIBE_S)
+            described = stub.Describe(
+                types_pb2.DescribeRequest(), metadata=self._metadata, timeout=DESCRIBE_S
+            )
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return 0

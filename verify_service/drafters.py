@@ -1,7 +1,8 @@
-"""The drafters of one control stream: streams to them, orders that are out, blocks that came. On the device thread.
+"""The drafters of one control stream: streams to them, orders that are out, blocks that came. On
+the device thread.
 
-Nothing of a drafter can stop the verifier: sending never waits, and a stream that breaks, is not answered or breaks the
-protocol is a lost drafter, tried again after a pause.
+Nothing of a drafter can stop the verifier: sending never waits, and a stream that breaks, is not
+answered or breaks the protocol is a lost drafter, tried again after a pause.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ PAUSE_S = 1.0  # after a stream broke, before the same drafter is tried again
 KEEP_S = 10.0  # between two lists of the contexts that are wanted
 GREETING_S = 5.0  # a drafter that has not answered by then is lost
 MOST_ORDERS = 256  # that are out, or whose times are remembered
-MALFORMED_ORDERS = 3  # in a row, after which a drafter is let go; its coordinator says when it is tried again
+MALFORMED_ORDERS = (
+    3  # in a row, after which a drafter is let go; its coordinator says when it is tried again
+)
 MAX_VERSION = 256  # characters
 
 
@@ -64,14 +67,16 @@ class _KnownPeer:
     begun: float = 0.0  # when its stream was
     version: str = ""  # once it has answered
     broke: float = -PAUSE_S
-    wanted: set[tuple[int, int]] = field(default_factory=set)  # contexts there, by sequence and epoch
+    wanted: set[tuple[int, int]] = field(
+        default_factory=set
+    )  # contexts there, by sequence and epoch
     kept: float = 0.0  # when they were listed last
     malformed: int = 0  # orders in a row without one block that can have been drafted
 
 
 class Drafters:
-    """tell: runs something in a turn of the device, whose result is fed to the loop, and `tell_here` on the calling
-    thread; admitted: by sequence."""
+    """tell: runs something in a turn of the device, whose result is fed to the loop, and
+    `tell_here` on the calling thread; admitted: by sequence."""
 
     def __init__(
         self,
@@ -95,7 +100,9 @@ class Drafters:
     # From the coordinator.
 
     def told_of(self, at: DrafterAt) -> list[Told]:
-        known = self._known.setdefault(at.drafter, _KnownPeer(Sink(at.endpoint, at.incarnation)))  # which stays
+        known = self._known.setdefault(
+            at.drafter, _KnownPeer(Sink(at.endpoint, at.incarnation))
+        )  # which stays
         known.use = at.use
         if at.use is not Use.GONE:
             return []
@@ -114,7 +121,9 @@ class Drafters:
             sequence=sequence,
             epoch=epoch,
             reserve_tokens=admission.longest,
-            sampling=codec.write_sampling(replace(admission.params, constraint=None)),  # forms are kept at the target
+            sampling=codec.write_sampling(
+                replace(admission.params, constraint=None)
+            ),  # forms are kept at the target
         )
         stream.send(draft_pb2.RoundsCommand(open=told))
         known.wanted.add((sequence, epoch))
@@ -126,7 +135,9 @@ class Drafters:
         if known is not None and known.stream is not None:
             known.wanted.discard((sequence, epoch))
             ref = types_pb2.SequenceRef(sequence=sequence, epoch=epoch)
-            known.stream.send(draft_pb2.RoundsCommand(close=draft_pb2.CloseContexts(sequences=[ref])))
+            known.stream.send(
+                draft_pb2.RoundsCommand(close=draft_pb2.CloseContexts(sequences=[ref]))
+            )
 
     def sink(self, drafter: int) -> Sink | None:
         """Where its rows go."""
@@ -177,7 +188,8 @@ class Drafters:
         return min(due, default=None)
 
     def overdue(self, now: float) -> list[Told]:
-        """Lists the contexts that are wanted where it is time; drafters that do not answer are lost."""
+        """Lists the contexts that are wanted where it is time; drafters that do not answer are
+        lost."""
         lost: list[Told] = []
         for drafter, known in list(self._known.items()):
             if known.stream is None:
@@ -187,7 +199,9 @@ class Drafters:
             elif known.version and now >= known.kept + KEEP_S:
                 known.kept = now
                 refs = [types_pb2.SequenceRef(sequence=at[0], epoch=at[1]) for at in known.wanted]
-                known.stream.send(draft_pb2.RoundsCommand(keep=draft_pb2.KeepContexts(sequences=refs)))
+                known.stream.send(
+                    draft_pb2.RoundsCommand(keep=draft_pb2.KeepContexts(sequences=refs))
+                )
         return lost
 
     # Streams.
@@ -216,11 +230,22 @@ class Drafters:
             security, endpoint = self._security, known.sink.endpoint
             try:
                 mine.append(
-                    DrafterStream(endpoint, hello, token=security.token, tls=security.tls, came=came, lost=lost)
+                    DrafterStream(
+                        endpoint,
+                        hello,
+                        token=security.token,
+                        tls=security.tls,
+                        came=came,
+                        lost=lost,
+                    )
                 )
                 mine[0].idle = self._news.orders_left
-            except Exception as error:  # a file of certificates that cannot be read, no thread: it is tried again
-                log.warning("drafter.unreachable", drafter=drafter, endpoint=endpoint, exc_info=error)
+            except (
+                Exception
+            ) as error:  # a file of certificates that cannot be read, no thread: it is tried again
+                log.warning(
+                    "drafter.unreachable", drafter=drafter, endpoint=endpoint, exc_info=error
+                )
                 known.broke = now
                 return None
             known.stream, known.begun, known.version = mine[0], now, ""
@@ -239,10 +264,14 @@ class Drafters:
             known.stream.close()
         known.stream, known.broke = None, time.monotonic()
         self._feeds.forget(drafter)
-        self.orders = {at: each for at, each in self.orders.items() if each.came or each.drafter != drafter}
+        self.orders = {
+            at: each for at, each in self.orders.items() if each.came or each.drafter != drafter
+        }
         return [DrafterLost(drafter, why)]
 
-    def _came(self, drafter: int, stream: DrafterStream, event: draft_pb2.RoundsEvent) -> Iterable[Told]:
+    def _came(
+        self, drafter: int, stream: DrafterStream, event: draft_pb2.RoundsEvent
+    ) -> Iterable[Told]:
         known = self._known.get(drafter)
         if known is None or known.stream is not stream:
             self._metrics.dropped.labels(kind="event", reason="stream_is_over").inc()
@@ -284,8 +313,11 @@ class Drafters:
         if order.came:
             raise PeerError(f"blocks.order: {message.order} was answered")
         blocks = read_blocks(len(order.rows), message, self._engine.target.vocab_size)
-        # Beside those whose values are none. What was drafted decides nothing of it: no honest one is among them.
-        blocks.spoil([row for row, asked in enumerate(order.rows) if blocks.lengths[row] > asked.slots])
+        # Beside those whose values are none. What was drafted decides nothing of it: no honest one
+        # is among them.
+        blocks.spoil(
+            [row for row, asked in enumerate(order.rows) if blocks.lengths[row] > asked.slots]
+        )
         if blocks.spoilt:
             if len(blocks.spoilt) == len(order.rows):
                 _count(known, True)
@@ -301,13 +333,16 @@ class Drafters:
     def judged(
         self, orders: Mapping[int, OutstandingOrder], spoilt: Sequence[HeldBlock], sound: Set[int]
     ) -> list[Told]:
-        """Blocks of these orders were in a pass, in which it was found out that some cannot have been drafted. sound:
-        orders of which it judged another one. Blocks without a slot to judge say nothing of their drafter."""
+        """Blocks of these orders were in a pass, in which it was found out that some cannot have
+        been drafted. sound: orders of which it judged another one. Blocks without a slot to judge
+        say nothing of their drafter."""
         lost: list[Told] = []
         for held in spoilt:
             held.blocks.spoil([held.row])
             self._metrics.dropped.labels(kind="block", reason="malformed").inc()
-        whole = {held.order for held in spoilt if len(held.blocks.spoilt) == len(held.blocks.lengths)}
+        whole = {
+            held.order for held in spoilt if len(held.blocks.spoilt) == len(held.blocks.lengths)
+        }
         for number, order in orders.items():
             known = self._known.get(order.drafter)
             if known is None or known.stream is None or number not in whole | sound:
@@ -325,19 +360,27 @@ class Drafters:
 
     def _answered(self, number: int, order: OutstandingOrder, draft_s: float, version: str) -> None:
         """Its times are told with the pass that its blocks are in, which comes soon or never."""
-        self.orders[number] = order._replace(rows=(), came=time.monotonic(), draft_s=draft_s, version=version)
+        self.orders[number] = order._replace(
+            rows=(), came=time.monotonic(), draft_s=draft_s, version=version
+        )
         if len(self.orders) > MOST_ORDERS:
             del self.orders[next(at for at, each in self.orders.items() if each.came)]
 
 
-_WHY = {reason: "" if reason is EmptyReason.NONE else reason.name.lower().replace("_", " ") for reason in EmptyReason}
+_WHY = {
+    reason: "" if reason is EmptyReason.NONE else reason.name.lower().replace("_", " ")
+    for reason in EmptyReason
+}
 
 
 def _count(known: _KnownPeer, whole: bool) -> None:
-    """An order that was answered. whole: by nothing that can have been drafted. Raises PeerError for too many such."""
+    """An order that was answered. whole: by nothing that can have been drafted. Raises PeerError
+    for too many such."""
     known.malformed = known.malformed + 1 if whole else 0
     if known.malformed >= MALFORMED_ORDERS:
-        raise PeerError(f"blocks: those of {known.malformed} orders in a row cannot have been drafted")
+        raise PeerError(
+            f"blocks: those of {known.malformed} orders in a row cannot have been drafted"
+        )
 
 
 def _greet(known: _KnownPeer, welcome: draft_pb2.RoundsWelcome) -> None:

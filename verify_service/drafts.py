@@ -1,7 +1,8 @@
 """Whether drafted tokens can have been drawn from the distributions that came with them. No torch.
 
-Found out while a pass runs, which needs the tokens alone: what turns out unsound counts as an empty block, and nothing
-of it is judged. No honest drafter's is, so nothing that was drafted decides whether it is used.
+Found out while a pass runs, which needs the tokens alone: what turns out unsound counts as an empty
+block, and nothing of it is judged. No honest drafter's is, so nothing that was drafted decides
+whether it is used.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ from dspark.types import Rule, SamplingParams, SparseQ
 from verify_service.sequences import VerifyItem
 
 
-def unsound(items: Sequence[VerifyItem], params: Sequence[SamplingParams], vocab_size: int) -> list[int]:
-    """Places of items that cannot: also of those with distributions that need none, and the other way round. All of a
-    kind are looked at together; only where some are bad, one by one."""
+def unsound(
+    items: Sequence[VerifyItem], params: Sequence[SamplingParams], vocab_size: int
+) -> list[int]:
+    """Places of items that cannot: also of those with distributions that need none, and the other
+    way round. All of a kind are looked at together; only where some are bad, one by one."""
     bad: list[int] = []
     by_entries: dict[int, list[int]] = {}
     for place, (item, own) in enumerate(zip(items, params, strict=True)):
         entries, size = item.q.entries, 4 * item.q.entries * len(item.draft_ids)
         if not item.draft_ids:
             continue
-        if (entries == 0) is not (own.rule is Rule.COUPLED) or (len(item.q.ids), len(item.q.probs)) != (size, size):
+        if (entries == 0) is not (own.rule is Rule.COUPLED) or (
+            len(item.q.ids),
+            len(item.q.probs),
+        ) != (size, size):
             bad.append(place)
         elif entries:
             by_entries.setdefault(entries, []).append(place)
@@ -35,5 +41,9 @@ def unsound(items: Sequence[VerifyItem], params: Sequence[SamplingParams], vocab
 
 def _sound(entries: int, items: Sequence[VerifyItem], vocab_size: int) -> bool:
     ids = [token for item in items for token in item.draft_ids]
-    q = SparseQ(entries, b"".join([item.q.ids for item in items]), b"".join([item.q.probs for item in items]))
+    q = SparseQ(
+        entries,
+        b"".join([item.q.ids for item in items]),
+        b"".join([item.q.probs for item in items]),
+    )
     return validate_q(*q.arrays(), ids, vocab_size) is None

@@ -1,4 +1,5 @@
-"""The device side of a verifier: prefill in chunks, one packed pass per cohort, the acceptance rule, kept features."""
+"""The device side of a verifier: prefill in chunks, one packed pass per cohort, the acceptance
+rule, kept features."""
 
 from __future__ import annotations
 
@@ -29,7 +30,12 @@ class VerifyEngine(EngineCore):
     """An engine with a target that runs."""
 
     def __init__(self, parts: VerifierParts, sampler: Sampler = judge_each) -> None:
-        target, runner, projection, config = parts.target, parts.runner, parts.projection, parts.config
+        target, runner, projection, config = (
+            parts.target,
+            parts.runner,
+            parts.projection,
+            parts.config,
+        )
         self.target: LoadedTarget = target
         self.projection = projection.fingerprint if projection is not None else ""
         self._runner = runner
@@ -42,7 +48,9 @@ class VerifyEngine(EngineCore):
             store = FeatureStore(pages * config.page_size, projection, config.feature_dtype)
         # Whether a prompt goes on behind what was computed for another that begins alike.
         self.shares_prefixes = config.prefix_cache and runner.shares_prefixes
-        scarce = isinstance(runner, ModelRunner) and runner.likes_rows  # a full pool has no row for who comes
+        scarce = (
+            isinstance(runner, ModelRunner) and runner.likes_rows
+        )  # a full pool has no row for who comes
         holdings = KVCacheManager(
             pages=pages,
             page_size=config.page_size,
@@ -53,11 +61,14 @@ class VerifyEngine(EngineCore):
         if self.shares_prefixes and isinstance(runner, StatefulRunner):
             holdings.prefixes.states = StateCache(runner, config.state_cache_mb << 20)
         self._grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)
-        super().__init__(config, parts.fingerprint, holdings, PackedStep(runner, holdings, sampler, store))
+        super().__init__(
+            config, parts.fingerprint, holdings, PackedStep(runner, holdings, sampler, store)
+        )
 
     @staticmethod
     def load(config: VerifyConfig, sampler: Sampler = judge_each) -> VerifyEngine:
-        """Loads the weights and chooses the attention path; call it on the thread that will own the device."""
+        """Loads the weights and chooses the attention path; call it on the thread that will own the
+        device."""
         return VerifyEngine(load_parts(config), sampler)
 
     # -- what it is -------------------------------------------------------------------------
@@ -74,15 +85,23 @@ class VerifyEngine(EngineCore):
 
     def _salted(self, salt: str, prompt_len: int) -> str:
         rotation = self._runner.rotation
-        return salt if rotation is None else f"{salt}\0{rotation.of(prompt_len)}"  # keys turned otherwise are of no use
+        return (
+            salt if rotation is None else f"{salt}\0{rotation.of(prompt_len)}"
+        )  # keys turned otherwise are of no use
 
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
         return self._grammars.compile(constraint, salt)
 
-    def first_token(self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None) -> int | Refusal:
+    def first_token(
+        self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None
+    ) -> int | Refusal:
         """Draws the anchor that follows a finished prefill."""
         state = self._holdings.states.get(sequence)
-        if state is None or state.last_logits is None or (epoch is not None and epoch != state.epoch):
+        if (
+            state is None
+            or state.last_logits is None
+            or (epoch is not None and epoch != state.epoch)
+        ):
             return unknown(Cursor(sequence, epoch or 0, 0, 0))
         logits, state.last_logits = state.last_logits, None
         if state.broken is not None:
@@ -108,21 +127,29 @@ class VerifyEngine(EngineCore):
 
     # -- for timing -------------------------------------------------------------------------
 
-    def pretend(self, cursor: Cursor, params: SamplingParams, reserve_tokens: int) -> Refusal | None:
-        """Opens a sequence as if cursor.committed_len tokens had been run and an anchor drawn. For timing only."""
+    def pretend(
+        self, cursor: Cursor, params: SamplingParams, reserve_tokens: int
+    ) -> Refusal | None:
+        """Opens a sequence as if cursor.committed_len tokens had been run and an anchor drawn. For
+        timing only."""
         prompt = [0] * cursor.committed_len
-        problem = self.open(cursor, params, reserve_tokens, keep_features=True, token_ids=prompt, salt=None)
+        problem = self.open(
+            cursor, params, reserve_tokens, keep_features=True, token_ids=prompt, salt=None
+        )
         if problem is not None:
             return problem
         state = self._holdings.states[cursor.sequence]
         state.token_ids = [*prompt, 0]
         state.cached = cursor.committed_len
         state.anchored = True
-        self._runner.fill(cursor.sequence, self._holdings.slots(state, 0, state.cached), state.cached)
+        self._runner.fill(
+            cursor.sequence, self._holdings.slots(state, 0, state.cached), state.cached
+        )
         return None
 
     def rewind(self, sequence: int, cached: int) -> None:
-        """Takes committed tokens back, so that the same step can be timed again. For timing only."""
+        """Takes committed tokens back, so that the same step can be timed again. For timing
+        only."""
         state = self._holdings.states[sequence]
         state.cached = cached
         state.token_ids = [0] * (cached + 1)
@@ -136,6 +163,7 @@ class VerifyEngine(EngineCore):
         self._runner.reset()
 
     def record(self) -> None:
-        """Passes of the sizes that rounds will have, where a card replays them: before the first request."""
+        """Passes of the sizes that rounds will have, where a card replays them: before the first
+        request."""
         if isinstance(self._runner, ModelRunner):
             self._runner.record(self.config.max_sequences, self.config.max_batch_tokens)

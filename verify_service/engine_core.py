@@ -1,12 +1,15 @@
-"""What the services ask of a verify engine: sequences with their KV blocks, prompts in line, rounds in packed passes.
+"""What the services ask of a verify engine: sequences with their KV blocks, prompts in line, rounds
+in packed passes.
 
 Two engines are made of it and a `BatchRunner`: `engine.VerifyEngine`, whose target runs, and
-`synthetic.SyntheticVerifyEngine`, which sleeps. No torch. Everything happens on the one thread that owns the device,
-but for `run` of a step under way (see `under_way` for what that may count on); properties may be read from anywhere.
+`synthetic.SyntheticVerifyEngine`, which sleeps. No torch. Everything happens on the one thread that
+owns the device, but for `run` of a step under way (see `under_way` for what that may count on);
+properties may be read from anywhere.
 
-A command about one sequence is checked before anything is computed, so a bad row never touches its neighbours. A step
-first asks for the pages of everybody in it, the oldest sequence first, then acts; who gets none is refused and stays
-where it stood. A sequence, or a prompt (see `prompt_line`), is in one pass at a time.
+A command about one sequence is checked before anything is computed, so a bad row never touches its
+neighbours. A step first asks for the pages of everybody in it, the oldest sequence first, then
+acts; who gets none is refused and stays where it stood. A sequence, or a prompt (see
+`prompt_line`), is in one pass at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +23,16 @@ from typing import Any
 
 from dspark.pages import Held
 from dspark.rounds.events import OrderRow
-from dspark.types import Constraint, Cursor, Refusal, RefusalReason, SamplingParams, ScoredPrompt, ScoredToken, Verdict
+from dspark.types import (
+    Constraint,
+    Cursor,
+    Refusal,
+    RefusalReason,
+    SamplingParams,
+    ScoredPrompt,
+    ScoredToken,
+    Verdict,
+)
 from verify_service.batch_runner import (
     BatchRunner,
     FeatureRun,
@@ -47,7 +59,10 @@ from verify_service.sequences import (
 )
 from verify_service.under_way import Batch, UnderWay, halves
 
-RIDE_ALONG = {"cpu": 64, "cuda": 512}  # prompt tokens in a round, where the configuration leaves it to the device
+RIDE_ALONG = {
+    "cpu": 64,
+    "cuda": 512,
+}  # prompt tokens in a round, where the configuration leaves it to the device
 
 
 class EngineCore(ABC):
@@ -60,23 +75,33 @@ class EngineCore(ABC):
     attention_path: str
     attention_reason: str  # why the path is not paged; empty where it is
 
-    def __init__(self, config: VerifyConfig, version: str, holdings: KVCacheManager, step: BatchRunner) -> None:
+    def __init__(
+        self, config: VerifyConfig, version: str, holdings: KVCacheManager, step: BatchRunner
+    ) -> None:
         self.config, self.fingerprint = config, version
         self._holdings, self._step = holdings, step
         self.line = PromptLine(holdings)
-        self._busy: set[int] = set()  # sequences in steps under way; of a number that left nobody else begins meanwhile
-        self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(str(self.device).partition(":")[0], 512)
+        self._busy: set[int] = (
+            set()
+        )  # sequences in steps under way; of a number that left nobody else begins meanwhile
+        self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(
+            str(self.device).partition(":")[0], 512
+        )
 
     @abstractmethod
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
         """Soon, and on another thread: the grammar, or why there is none.
 
-        salt: it is given again among equals, as computed prefixes are. TENANT/WORD, or without a tenant any word.
+        salt: it is given again among equals, as computed prefixes are. TENANT/WORD, or without a
+        tenant any word.
         """
 
     @abstractmethod
-    def first_token(self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None) -> int | Refusal:
-        """Draws the anchor that follows a finished prefill. grammar: of the form that is asked for."""
+    def first_token(
+        self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None
+    ) -> int | Refusal:
+        """Draws the anchor that follows a finished prefill. grammar: of the form that is asked
+        for."""
 
     @property
     def feature_width(self) -> int:
@@ -88,7 +113,8 @@ class EngineCore(ABC):
         return self._holdings.held
 
     def _unserved(self, params: SamplingParams, scores: int | None) -> Refusal | None:
-        """Why nobody here can draw by these parameters, or tell so many of a prompt's likeliest tokens."""
+        """Why nobody here can draw by these parameters, or tell so many of a prompt's likeliest
+        tokens."""
         return None
 
     def _salted(self, salt: str, prompt_len: int) -> str:
@@ -109,11 +135,14 @@ class EngineCore(ABC):
     ) -> Refusal | None:
         """Makes room for the prompt, whose chunks will follow, less what is `spared`.
 
-        A higher epoch takes the place of a lower one. salt: of computed prefixes; None: it neither uses nor leaves any.
+        A higher epoch takes the place of a lower one. salt: of computed prefixes; None: it neither
+        uses nor leaves any.
         """
         state = self._holdings.states.get(cursor.sequence)
         if state is not None and cursor.epoch <= state.epoch:
-            return stale(state, f"epoch {cursor.epoch} is already held, or followed by {state.epoch}")
+            return stale(
+                state, f"epoch {cursor.epoch} is already held, or followed by {state.epoch}"
+            )
         problem = check_prompt(
             cursor,
             token_ids,
@@ -124,7 +153,10 @@ class EngineCore(ABC):
         if (problem := problem or self._unserved(params, scores)) is not None:
             return problem
         if cursor.sequence in self._busy:
-            return Refusal(RefusalReason.NO_PAGES, "what was held under this number is in a pass that has not ended")
+            return Refusal(
+                RefusalReason.NO_PAGES,
+                "what was held under this number is in a pass that has not ended",
+            )
         if state is not None:
             self._drop(cursor.sequence)
         opened = CachedSequence(
@@ -134,7 +166,9 @@ class EngineCore(ABC):
             params,
             cursor.committed_len,
             keep_features,
-            salt=None if salt is None else self._salted(salt, params.prompt_len or cursor.committed_len),
+            salt=None
+            if salt is None
+            else self._salted(salt, params.prompt_len or cursor.committed_len),
             scores=None if scores is None else min(scores, self.target.vocab_size),
         )
         return self._holdings.admit(opened, reserve_tokens, token_ids)
@@ -145,7 +179,8 @@ class EngineCore(ABC):
         return None if state is None or state.epoch != epoch else state
 
     def busy(self, sequence: int) -> bool:
-        """Whether a pass that has not ended holds what has, or had, this number: it cannot be opened until then."""
+        """Whether a pass that has not ended holds what has, or had, this number: it cannot be
+        opened until then."""
         return sequence in self._busy
 
     def spared(self, sequence: int, epoch: int) -> int:
@@ -211,7 +246,10 @@ class EngineCore(ABC):
         if not state.keep_features:
             return invalid("no feature rows are kept for this sequence")
         if cursor.committed_len > state.committed_len or not state.anchored:
-            return stale(state, f"committed_len {cursor.committed_len} was claimed, {state.committed_len} is here")
+            return stale(
+                state,
+                f"committed_len {cursor.committed_len} was claimed, {state.committed_len} is here",
+            )
         # A round may have finished since the command was sent; what it added travels on its own.
         stop = max(cursor.committed_len - 1, 0)
         return (
@@ -223,8 +261,8 @@ class EngineCore(ABC):
     # -- passes -----------------------------------------------------------------------------
 
     def prefill_next(self, *, owner: int = 0) -> Progress | None:
-        """A chunk of the owner's first prompt in line, in a pass of its own; what it brought, unless older news wait.
-        None when there are none."""
+        """A chunk of the owner's first prompt in line, in a pass of its own; what it brought,
+        unless older news wait. None when there are none."""
         step = self.begin_prefill(owner=owner)
         if step is not None:
             step.run()
@@ -234,7 +272,8 @@ class EngineCore(ABC):
         return self.line.take_news(owner)
 
     def begin_prefill(self, *, short: bool = False, owner: int = 0) -> UnderWay | None:
-        """The same as a step under way, a short one where a round may come; what it brings is news."""
+        """The same as a step under way, a short one where a round may come; what it brings is
+        news."""
         began = time.perf_counter_ns()
         most = self._ride_along if short else self.config.prefill_chunk
         riders = self.line.riders(most, self._busy, alone=owner)
@@ -244,7 +283,8 @@ class EngineCore(ABC):
         return self._under_way(UnderWay(self._step, (), {}, [Batch((), prepared)], riders, began))
 
     def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged:
-        """One packed pass over every item that fits, then the rule. Bad rows are refused, the others do not notice."""
+        """One packed pass over every item that fits, then the rule. Bad rows are refused, the
+        others do not notice."""
         step = self.begin(items)
         step.run()
         judged = self.end(step)
@@ -283,7 +323,9 @@ class EngineCore(ABC):
                 riding = self.line.riders(self._ride_along, self._busy)
             try:
                 prepared, riding = self._prepare([given[index] for index in indices], riding)
-            except Exception as error:  # of somebody in it, who is told once alone; the others go on
+            except (
+                Exception
+            ) as error:  # of somebody in it, who is told once alone; the others go on
                 if len(indices) == 1:
                     outcomes[indices[0]] = failed(given[indices[0]].cursor.sequence, error)
                 waiting.extendleft(reversed(halves(indices)))
@@ -319,13 +361,18 @@ class EngineCore(ABC):
         self._step.forget(state.sequence)
 
     def _ask(
-        self, items: Sequence[VerifyItem], runnable: Sequence[int], outcomes: dict[int, Verdict | Refusal]
+        self,
+        items: Sequence[VerifyItem],
+        runnable: Sequence[int],
+        outcomes: dict[int, Verdict | Refusal],
     ) -> dict[int, VerifyItem]:
-        """Pages for everybody, the oldest sequence first; those who get them by index, in the order of the items.
+        """Pages for everybody, the oldest sequence first; those who get them by index, in the order
+        of the items.
 
-        Invariant 2, no peeking: a prefix that finds too few pages is cut to those there are, and only an anchor
-        without one is refused. Refusing for the length of the prefix, which depends on its own tokens by way of later
-        confidences, would make what is drawn instead depend on them too.
+        Invariant 2, no peeking: a prefix that finds too few pages is cut to those there are, and
+        only an anchor without one is refused. Refusing for the length of the prefix, which depends
+        on its own tokens by way of later confidences, would make what is drawn instead depend on
+        them too.
         """
         given: dict[int, VerifyItem] = {}
         for index in sorted(runnable, key=lambda i: items[i].cursor.sequence):
@@ -333,7 +380,9 @@ class EngineCore(ABC):
             state = self._holdings.states[item.cursor.sequence]
             slots = self._holdings.grow_within(state, state.cached + 1, len(item.draft_ids))
             if slots is None:
-                outcomes[index] = Refusal(RefusalReason.OUT_OF_PAGES, f"no page is left for token {state.cached + 1}")
+                outcomes[index] = Refusal(
+                    RefusalReason.OUT_OF_PAGES, f"no page is left for token {state.cached + 1}"
+                )
             else:
                 given[index] = item if slots == len(item.draft_ids) else item.prefix(slots)
         return dict(sorted(given.items()))
@@ -351,9 +400,12 @@ class EngineCore(ABC):
             size += count
         return batches
 
-    def _prepare(self, items: Sequence[VerifyItem], riders: list[Rider]) -> tuple[PreparedBatch, list[Rider]]:
-        """A pass, and the prompts that are in it. One that cannot be prepared goes no further and takes nobody along;
-        of several, those behind the first wait for a later pass. Raises what is no prompt's fault."""
+    def _prepare(
+        self, items: Sequence[VerifyItem], riders: list[Rider]
+    ) -> tuple[PreparedBatch, list[Rider]]:
+        """A pass, and the prompts that are in it. One that cannot be prepared goes no further and
+        takes nobody along; of several, those behind the first wait for a later pass. Raises what is
+        no prompt's fault."""
         try:
             return self._step.prepare(items, [chunk for _, chunk in riders]), riders
         except Exception as error:

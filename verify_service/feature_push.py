@@ -1,8 +1,9 @@
 """Feature rows on their way to drafters, straight from the verifier.
 
-Per drafter one stream, beside that of its rounds, so that a long prompt never delays a round. Queues are bounded and
-nobody waits for them: what does not fit, and what a broken stream leaves behind, is dropped and counted, and whoever
-sent it hears so. A broken drafter is tried again after a pause, by then usually under a new incarnation.
+Per drafter one stream, beside that of its rounds, so that a long prompt never delays a round.
+Queues are bounded and nobody waits for them: what does not fit, and what a broken stream leaves
+behind, is dropped and counted, and whoever sent it hears so. A broken drafter is tried again after
+a pause, by then usually under a new incarnation.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ PAUSE_S = 1.0  # after a broken stream, before the same drafter is tried again
 IDLE_S = 300.0  # a drafter nobody names any more is let go
 BULK_ROWS = 512  # rows of one bulk message
 MAX_ENDPOINT = 256
-# A name or an address and a port: nothing that gRPC would resolve in another way, such as files or other schemes.
+# A name or an address and a port: nothing that gRPC would resolve in another way, such as files or
+# other schemes.
 _ENDPOINT = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 
@@ -50,7 +52,8 @@ class Sink:
 
 
 class PushListener(Protocol):
-    """Whoever wants to know what became of rows, its own among others'; called on the event loop."""
+    """Whoever wants to know what became of rows, its own among others'; called on the event
+    loop."""
 
     def rows_came(self, sink: Sink, ack: features_pb2.FeatureAck) -> None: ...
 
@@ -86,7 +89,10 @@ class FeaturePush:
 
     def _chunk(self, sink: Sink, run: FeatureRun) -> features_pb2.FeatureChunk:
         about = features_pb2.FeatureRun(
-            sequence=run.sequence, epoch=run.epoch, start_position=run.start, token_ids=run.token_ids
+            sequence=run.sequence,
+            epoch=run.epoch,
+            start_position=run.start,
+            token_ids=run.token_ids,
         )
         return features_pb2.FeatureChunk(
             sink_incarnation=sink.incarnation,
@@ -113,7 +119,9 @@ class FeaturePush:
             for other, idle in [(s, now - each.used_at) for s, each in self._links.items()]:
                 if idle > IDLE_S:
                     self._let_go(other)
-            channel = open_channel(sink.endpoint, tls=self._worker.security.tls, watch_ms=WORKER_WATCH_MS)
+            channel = open_channel(
+                sink.endpoint, tls=self._worker.security.tls, watch_ms=WORKER_WATCH_MS
+            )
             link = self._links[sink] = _Link(self, sink, channel)
         link.used_at = now
         return link
@@ -135,7 +143,9 @@ class _Link:
         self._metadata = auth_metadata(push._worker.security.token)
         self._queue_rows = push._worker.engine.config.push_queue_rows
         self._metrics, self._channel = push._metrics, channel
-        self._waiting: deque[tuple[features_pb2.FeatureChunk, int]] = deque()  # with the rows of each
+        self._waiting: deque[tuple[features_pb2.FeatureChunk, int]] = (
+            deque()
+        )  # with the rows of each
         self._rows = 0  # of all that wait
         self._more = asyncio.Event()
         self._task = asyncio.create_task(self._stream())
@@ -168,30 +178,40 @@ class _Link:
                     self._more.clear()
                 travelling.append(rows)
                 self._metrics.feature_rows.labels(direction="sent").inc(rows)
-                self._metrics.bytes.labels(direction="sent", kind="features").inc(len(chunk.rows.data))
+                self._metrics.bytes.labels(direction="sent", kind="features").inc(
+                    len(chunk.rows.data)
+                )
                 yield chunk
 
         acknowledged = 0
         try:
             await self._more.wait()  # no stream before there is something to send
-            async for ack in ending_as_told(stub.Push(chunks(), metadata=self._metadata, wait_for_ready=False)):
+            async for ack in ending_as_told(
+                stub.Push(chunks(), metadata=self._metadata, wait_for_ready=False)
+            ):
                 while travelling and acknowledged < ack.chunks:
                     travelling.popleft()
                     acknowledged += 1
                 if ack.refused:
-                    self._metrics.dropped.labels(kind="feature_runs", reason="refused_by_sink").inc(len(ack.refused))
+                    self._metrics.dropped.labels(kind="feature_runs", reason="refused_by_sink").inc(
+                        len(ack.refused)
+                    )
                 self._came(self._sink, ack)
             raise ConnectionError("the drafter ended the stream")
         except Exception as error:  # also of a bug: the next rows get a stream of their own
             reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else str(error)
             bug = None if isinstance(error, (grpc.aio.AioRpcError, ConnectionError)) else error
             self.broken_at = time.monotonic()
-            log.warning("feature_push.broken", sink=self._sink.endpoint, reason=reason, exc_info=bug)
+            log.warning(
+                "feature_push.broken", sink=self._sink.endpoint, reason=reason, exc_info=bug
+            )
             self._drop_queued("broken")
             self._lost(self._sink, reason)
         finally:
             if travelling:
-                self._metrics.dropped.labels(kind="feature_rows", reason="unacknowledged").inc(sum(travelling))
+                self._metrics.dropped.labels(kind="feature_rows", reason="unacknowledged").inc(
+                    sum(travelling)
+                )
 
     def _drop_queued(self, reason: str) -> None:
         if self._rows:

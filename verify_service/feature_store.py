@@ -1,10 +1,10 @@
 """Projected feature rows, kept in host memory beside the key-value pages, at the same slots.
 
-With them a lost, new or moved drafter is filled by sending again; without them the whole prefix would have to be
-prefilled once more. Rows belong to one projection, named by its fingerprint.
+With them a lost, new or moved drafter is filled by sending again; without them the whole prefix
+would have to be prefilled once more. Rows belong to one projection, named by its fingerprint.
 
-Rows that nobody waits for are owed: their taps lie by, and are projected many at a time, or when somebody asks. A
-projection of sixteen rows reads as many weights as one of hundreds.
+Rows that nobody waits for are owed: their taps lie by, and are projected many at a time, or when
+somebody asks. A projection of sixteen rows reads as many weights as one of hundreds.
 """
 
 from __future__ import annotations
@@ -44,18 +44,22 @@ class FeatureStore:
 
     @torch.inference_mode()
     def project(self, taps: Tensor | None, count: int) -> Tensor:
-        """taps [count, m*H] -> rows [count, H] bfloat16 on the CPU. No taps: rows without a width, for token ids."""
+        """taps [count, m*H] -> rows [count, H] bfloat16 on the CPU. No taps: rows without a width,
+        for token ids."""
         if taps is None:
             return torch.empty(count, 0, dtype=ROW_DTYPE)
         return self._projection.project(taps).to("cpu", ROW_DTYPE)
 
     @torch.inference_mode()
     def under_way(self, taps: Tensor) -> Tensor:
-        """The same rows on their way to the host: they are there once the device has been waited for."""
+        """The same rows on their way to the host: they are there once the device has been waited
+        for."""
         made = self._projection.project(taps)
         if made.device.type != "cuda":
             return made.to("cpu", ROW_DTYPE)
-        return torch.empty(made.shape, dtype=ROW_DTYPE, pin_memory=True).copy_(made, non_blocking=True)
+        return torch.empty(made.shape, dtype=ROW_DTYPE, pin_memory=True).copy_(
+            made, non_blocking=True
+        )
 
     def put(self, slots: Slots | Sequence[int], rows: Tensor) -> None:
         """Stores rows [n, H] at n slots."""
@@ -93,7 +97,8 @@ class FeatureStore:
         return PackedRows(dtype, len(slots), self.width, data)
 
     def _pay(self) -> None:
-        """Projects what is owed, but for slots that were written since. If that fails, it is owed still."""
+        """Projects what is owed, but for slots that were written since. If that fails, it is owed
+        still."""
         assert self._taps is not None
         slots, taps = self._slots[: self._owed], self._taps[: self._owed]
         due = np.flatnonzero(self._place[slots] == np.arange(self._owed))
@@ -110,4 +115,8 @@ def _numbers(slots: Slots | Sequence[int]) -> npt.NDArray[np.int64]:
 
 
 def _index(slots: Slots | Sequence[int]) -> slice | Tensor:
-    return slice(slots.start, slots.stop) if isinstance(slots, range) else torch.as_tensor(slots, dtype=torch.int64)
+    return (
+        slice(slots.start, slots.stop)
+        if isinstance(slots, range)
+        else torch.as_tensor(slots, dtype=torch.int64)
+    )

@@ -1,8 +1,9 @@
 """Recorded passes on a GPU: one per size of step, replayed with new numbers in the same memory.
 
-A step's tokens, sequences and pages are rounded up to tiers; what is left over is a sequence of its own that reads and
-writes a page nobody owns. Launching a pass is then one call, whatever the number of layers. What cannot be recorded
-runs as it always did: long prompts, models that copy to the host, builds that refuse.
+A step's tokens, sequences and pages are rounded up to tiers; what is left over is a sequence of its
+own that reads and writes a page nobody owns. Launching a pass is then one call, whatever the number
+of layers. What cannot be recorded runs as it always did: long prompts, models that copy to the
+host, builds that refuse.
 """
 
 from __future__ import annotations
@@ -44,13 +45,18 @@ def shape_of(segments: Sequence[Segment], page_size: int) -> PlanShape | None:
     token_tier = tier(tokens, TOKENS)
     # Tokens left over need a sequence of their own.
     spare = 1 if token_tier is not None and token_tier > tokens else 0
-    tiers = (token_tier, tier(len(segments) + spare, SEQUENCES), tier(pages, PAGES), tier(most, QUERIES))
+    tiers = (
+        token_tier,
+        tier(len(segments) + spare, SEQUENCES),
+        tier(pages, PAGES),
+        tier(most, QUERIES),
+    )
     return None if None in tiers else PlanShape(*(each for each in tiers if each is not None))
 
 
 def shapes_at_start(sequences: int, tokens: int, page_size: int) -> list[PlanShape]:
-    """What rounds of up to so many sequences will ask for, smallest first: plain ones and whole blocks, in contexts of
-    up to a thousand tokens or so."""
+    """What rounds of up to so many sequences will ask for, smallest first: plain ones and whole
+    blocks, in contexts of up to a thousand tokens or so."""
     few = tier(-(-1024 // page_size), PAGES) or PAGES[-1]
     pages = [each for each in PAGES if each <= few][-2:]
     found: dict[PlanShape, None] = {}
@@ -79,7 +85,9 @@ class _Recording:
     def plan(self, shape: PlanShape, kernel: Kernel, page_size: int) -> PassPlan:
         cu_q, used_k = self.small[: shape.sequences + 1], self.small[shape.sequences + 1 :]
         tables = Tables(cu_q, used_k, self.blocks, shape.queries, shape.pages * page_size)
-        return PassPlan(self.rows[0:1], self.rows[1:2], self.rows[2], None, [], tables=tables, kernel=kernel)
+        return PassPlan(
+            self.rows[0:1], self.rows[1:2], self.rows[2], None, [], tables=tables, kernel=kernel
+        )
 
     def fill(self, made: Arrays) -> None:
         """New numbers; the copies wait for nobody."""
@@ -110,7 +118,8 @@ class Graphs:
         self._refused = False
 
     def run(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor | None] | None:
-        """Logits [T, V] and taps of every token, valid until the next call; None where nothing can be replayed."""
+        """Logits [T, V] and taps of every token, valid until the next call; None where nothing can
+        be replayed."""
         shape = None if self._refused else shape_of(segments, self._page_size)
         if shape is None:
             return None
@@ -135,7 +144,9 @@ class Graphs:
     def forget(self) -> None:
         """Their memory is about to go."""
         self._made.clear()
-        self._pool = None  # without a recording the library knows the old one no more, and refuses its name
+        self._pool = (
+            None  # without a recording the library knows the old one no more, and refuses its name
+        )
 
     def _record(self, shape: PlanShape, segments: Sequence[Segment]) -> _Recording | None:
         if len(self._made) >= MOST_GRAPHS:
@@ -150,8 +161,12 @@ class Graphs:
             torch.cuda.current_stream(self._device).wait_stream(side)
             # The thread that owns sequences calls the device meanwhile.
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(recording.graph, pool=self._pool, capture_error_mode="thread_local"):
-                recording.outputs = self._forward(recording.plan(shape, self._kernel, self._page_size))
+            with torch.cuda.graph(
+                recording.graph, pool=self._pool, capture_error_mode="thread_local"
+            ):
+                recording.outputs = self._forward(
+                    recording.plan(shape, self._kernel, self._page_size)
+                )
         except RuntimeError as error:
             self._refused = True
             log.warning("graphs.refused", shape=tuple(shape), reason=str(error)[:200])

@@ -1,5 +1,5 @@
-"""The acceptance rule as a verifier uses it: which sampling parameters it can judge by, and a bad case spoiling nobody
-else's verdict."""
+"""The acceptance rule as a verifier uses it: which sampling parameters it can judge by, and a bad
+case spoiling nobody else's verdict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def rule_problem(params: SamplingParams, vocab_size: int) -> Refusal | None:
 
 
 def shaper_of(state: CachedSequence) -> Shaper | None:
-    """What the parameters make of logits after the committed tokens; None when they leave them alone."""
+    """What the parameters make of logits after the committed tokens; None when they leave them
+    alone."""
     if not state.params.shapes:
         return None
     if state.shaper is None:
@@ -50,7 +51,8 @@ def matcher_of(state: CachedSequence, grammar: Grammar | None) -> Matcher | Refu
 
 
 def unready(state: CachedSequence) -> Refusal | None:
-    """Why a sequence cannot be judged, found out before anybody else is in a pass with it; None when it can."""
+    """Why a sequence cannot be judged, found out before anybody else is in a pass with it; None
+    when it can."""
     if state.matcher is not None and state.matcher.too_slow:
         return _SLOW
     try:
@@ -60,9 +62,16 @@ def unready(state: CachedSequence) -> Refusal | None:
     return None
 
 
-def told(params: SamplingParams, logits: Tensor, token_ids: Sequence[int]) -> tuple[ScoredToken, ...]:
-    """Log-probabilities of tokens that come next, from the leading rows of logits [m or more, V], where asked for."""
-    return () if params.logprobs is None else token_logprobs(logits[: len(token_ids)], token_ids, params.logprobs)
+def told(
+    params: SamplingParams, logits: Tensor, token_ids: Sequence[int]
+) -> tuple[ScoredToken, ...]:
+    """Log-probabilities of tokens that come next, from the leading rows of logits [m or more, V],
+    where asked for."""
+    return (
+        ()
+        if params.logprobs is None
+        else token_logprobs(logits[: len(token_ids)], token_ids, params.logprobs)
+    )
 
 
 def masks_of(state: CachedSequence, item: VerifyItem) -> Masks | Refusal | None:
@@ -79,12 +88,18 @@ def masks_of(state: CachedSequence, item: VerifyItem) -> Masks | Refusal | None:
 
 Decided = tuple[int, int] | Refusal  # drafted tokens accepted, the token behind them
 
-# Of the logits [T, V] of a packed pass and its cases; counts near-ties by sequence, lets the watch see what was drawn.
-Sampler = Callable[[Tensor, list[PackedCase], Counter[int] | None, DrawsWatch | None], list[Decided]]
+# Of the logits [T, V] of a packed pass and its cases; counts near-ties by sequence, lets the watch
+# see what was drawn.
+Sampler = Callable[
+    [Tensor, list[PackedCase], Counter[int] | None, DrawsWatch | None], list[Decided]
+]
 
 
 def judge_each(
-    logits: Tensor, cases: list[PackedCase], near_ties: Counter[int] | None = None, watch: DrawsWatch | None = None
+    logits: Tensor,
+    cases: list[PackedCase],
+    near_ties: Counter[int] | None = None,
+    watch: DrawsWatch | None = None,
 ) -> list[Decided]:
     """The rule on all cases at once, or one by one when some cannot be judged.
 
@@ -98,7 +113,9 @@ def judge_each(
             try:
                 decided.extend(judge(logits, [case]))
             except FloatingPointError:
-                decided.append(Refusal(RefusalReason.INTERNAL, "the target's logits are not numbers"))
+                decided.append(
+                    Refusal(RefusalReason.INTERNAL, "the target's logits are not numbers")
+                )
             except DsparkError as error:
                 decided.append(invalid(str(error)))
             except Exception as error:

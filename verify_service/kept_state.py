@@ -1,9 +1,9 @@
 """The library's cache of one sequence, brought back to any length since the pass before.
 
-Keys and values alone are cut. Where a layer keeps more (states of linear attention and state spaces, convolutions,
-compressed windows), the cache is copied before a pass, and tokens that stay after a rejected draft run once more in
-front of the next ones. What grows with the context is shared between the copies: the library makes new tensors of it
-and never writes into the old ones.
+Keys and values alone are cut. Where a layer keeps more (states of linear attention and state
+spaces, convolutions, compressed windows), the cache is copied before a pass, and tokens that stay
+after a rejected draft run once more in front of the next ones. What grows with the context is
+shared between the copies: the library makes new tensors of it and never writes into the old ones.
 """
 
 from __future__ import annotations
@@ -19,11 +19,17 @@ from dspark.errors import CheckpointError
 
 REPLAYED_AT_MOST = 16  # tokens in front of a pass; more run by themselves, once
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.device)
-_GROWING = {"keys", "values", "compressed_kv", "indexer_keys"}  # attributes that are replaced, never written into
+_GROWING = {
+    "keys",
+    "values",
+    "compressed_kv",
+    "indexer_keys",
+}  # attributes that are replaced, never written into
 
 
 class KeptState:
-    """Used on the device thread only. `cache` is None before the first pass: most models make their own."""
+    """Used on the device thread only. `cache` is None before the first pass: most models make their
+    own."""
 
     def __init__(self, make: Callable[[], Any], *, cut: bool, length: int = 0) -> None:
         self.cache: Any = make()
@@ -31,11 +37,14 @@ class KeptState:
         self._cut = cut  # whether taking tokens back is cutting
         self._before: Any = copied(self.cache)
         self._start = length  # tokens in the copy
-        self._since: list[int] = []  # tokens behind the copy: those that ran, and those that have to run again
+        self._since: list[
+            int
+        ] = []  # tokens behind the copy: those that ran, and those that have to run again
         self._sound = True  # no pass has failed half-way
 
     def reach(self, start: int) -> list[int]:
-        """Brings the cache to `start` tokens or some before; returns those that have to run again to be at `start`.
+        """Brings the cache to `start` tokens or some before; returns those that have to run again
+        to be at `start`.
 
         They are kept until `hold`: the pass that runs them may fail, and be run again.
         """
@@ -47,7 +56,9 @@ class KeptState:
         if start == self.length:
             return []
         if not self._start <= start <= self._start + len(self._since):
-            raise CheckpointError(f"a state of {self.length} tokens, kept from {self._start} on, cannot be at {start}")
+            raise CheckpointError(
+                f"a state of {self.length} tokens, kept from {self._start} on, cannot be at {start}"
+            )
         del self._since[start - self._start :]
         self._restore()
         return list(self._since)
@@ -64,7 +75,9 @@ class KeptState:
         """It has ended with this cache."""
         self.cache, self._sound = cache, True
         at = self.length - self._start
-        self._since[at : at + len(token_ids)] = token_ids  # behind them, what has to run again and has not yet
+        self._since[at : at + len(token_ids)] = (
+            token_ids  # behind them, what has to run again and has not yet
+        )
         self.length += len(token_ids)
 
     def _restore(self) -> None:
@@ -72,29 +85,41 @@ class KeptState:
 
 
 def copied(cache: Any, *, apart: bool = False) -> Any:
-    """A cache that changes apart from the other; with `apart` it shares no memory with anything either."""
+    """A cache that changes apart from the other; with `apart` it shares no memory with anything
+    either."""
     if cache is None:
         return None
     growing = set() if apart else _GROWING
     made = copy.copy(cache)
     for name, value in vars(cache).items():
-        parts = [copied(layer, apart=apart) for layer in value] if name == "layers" else _copied(name, value, growing)
+        parts = (
+            [copied(layer, apart=apart) for layer in value]
+            if name == "layers"
+            else _copied(name, value, growing)
+        )
         setattr(made, name, parts)
     return made
 
 
 def size(cache: Any) -> int:
     """Bytes of the tensors in it."""
-    return sum(sum(map(size, value)) if name == "layers" else _bytes(value) for name, value in vars(cache).items())
+    return sum(
+        sum(map(size, value)) if name == "layers" else _bytes(value)
+        for name, value in vars(cache).items()
+    )
 
 
 def form(cache: Any) -> Any:
-    """What caches have in common that can be joined: hashable; None where this one cannot be. Every tensor has the
-    sequence for its first axis then, or is one number, and everything else is equal."""
+    """What caches have in common that can be joined: hashable; None where this one cannot be. Every
+    tensor has the sequence for its first axis then, or is one number, and everything else is
+    equal."""
     if cache is None:
         return None
     try:
-        found = type(cache), tuple((name, _form(name, value)) for name, value in vars(cache).items())
+        found = (
+            type(cache),
+            tuple((name, _form(name, value)) for name, value in vars(cache).items()),
+        )
         hash(found)
     except (TypeError, ValueError):
         return None
@@ -126,7 +151,9 @@ def parted(cache: Any, count: int) -> list[Any]:
     def row(number: int) -> Any:
         def pick(tensors: list[Tensor]) -> Tensor:
             if len(tensors[0]) != count:
-                raise CheckpointError(f"a state of {count} sequences has a part of shape {tuple(tensors[0].shape)}")
+                raise CheckpointError(
+                    f"a state of {count} sequences has a part of shape {tuple(tensors[0].shape)}"
+                )
             return tensors[0][number : number + 1]
 
         return _woven([cache], pick)

@@ -1,10 +1,12 @@
 """Which attention kernel reads the pages in place here, if any: tried before it is used.
 
-On a GPU, in order: torch's own `varlen_attn` where it takes a block table, flash-attn where it is installed. On a CPU
-the project's own, for steps of few queries: prompts go through torch's own attention, whose products are faster with
-many. Without any, keys are gathered, see `paged_attention`, and every sequence is padded to the longest of its group,
-which is half of attention's time on a CPU with sixteen sequences of 260 tokens. Some builds want pages of 256 slots: a
-kernel counts only if a small case on this device, in this number format, with this page size, comes out right.
+On a GPU, in order: torch's own `varlen_attn` where it takes a block table, flash-attn where it is
+installed. On a CPU the project's own, for steps of few queries: prompts go through torch's own
+attention, whose products are faster with many. Without any, keys are gathered, see
+`paged_attention`, and every sequence is padded to the longest of its group, which is half of
+attention's time on a CPU with sixteen sequences of 260 tokens. Some builds want pages of 256 slots:
+a kernel counts only if a small case on this device, in this number format, with this page size,
+comes out right.
 """
 
 from __future__ import annotations
@@ -43,14 +45,21 @@ def find(device: torch.device, dtype: torch.dtype, page_size: int) -> tuple[str,
         if why is None:
             return name, kernel
         log.info("attention.kernel_not_used", kernel=name, page_size=page_size, reason=why)
-        if device.type == "cuda" and page_size != 256 and problem(kernel, device, dtype, 256) is None:
-            log.warning("attention.page_size", kernel=name, set="verify.page_size=256", page_size=page_size)
+        if (
+            device.type == "cuda"
+            and page_size != 256
+            and problem(kernel, device, dtype, 256) is None
+        ):
+            log.warning(
+                "attention.page_size", kernel=name, set="verify.page_size=256", page_size=page_size
+            )
     return None
 
 
 @torch.inference_mode()
 def problem(kernel: Kernel, device: torch.device, dtype: torch.dtype, page_size: int) -> str | None:
-    """Why a kernel must not be used, or None: two sequences with grouped heads on pages out of order, by formula."""
+    """Why a kernel must not be used, or None: two sequences with grouped heads on pages out of
+    order, by formula."""
     draw = torch.Generator().manual_seed(7)
     lengths, counts, heads, kv_heads, size = (page_size + 3, 5), (4, 1), 4, 2, 64
     pages = -(-max(lengths) // page_size)
@@ -62,7 +71,10 @@ def problem(kernel: Kernel, device: torch.device, dtype: torch.dtype, page_size:
         max(lengths),
     )
     q = torch.randn(sum(counts), heads, size, generator=draw).to(device, dtype)
-    k, v = (torch.randn(2 * pages, page_size, kv_heads, size, generator=draw).to(device, dtype) for _ in range(2))
+    k, v = (
+        torch.randn(2 * pages, page_size, kv_heads, size, generator=draw).to(device, dtype)
+        for _ in range(2)
+    )
     try:
         made = kernel(q, k, v, tables, size**-0.5, None)
         expected = reference(q, k, v, tables, size**-0.5, None)
@@ -72,18 +84,24 @@ def problem(kernel: Kernel, device: torch.device, dtype: torch.dtype, page_size:
     return None if off <= _TOLERANCE[dtype] else f"outputs differ by {off:.3g}"
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, at: Tables, scale: float | None, window: int | None) -> Tensor:
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, at: Tables, scale: float | None, window: int | None
+) -> Tensor:
     """The same by formula, one sequence after the other: what kernels are held against."""
     out = torch.empty(q.shape[0], q.shape[1], v.shape[-1], dtype=q.dtype, device=q.device)
     ratio = q.shape[1] // k.shape[2]
     for n, (first, stop) in enumerate(zip(at.cu_q.tolist(), at.cu_q.tolist()[1:], strict=False)):
         used, pages = int(at.used_k[n]), at.blocks[n].long()
-        keys, values = (pool[pages].flatten(0, 1)[:used].float().repeat_interleave(ratio, 1) for pool in (k, v))
+        keys, values = (
+            pool[pages].flatten(0, 1)[:used].float().repeat_interleave(ratio, 1) for pool in (k, v)
+        )
         scores = torch.einsum("qhd,khd->hqk", q[first:stop].float(), keys)
         scores *= scale if scale is not None else q.shape[-1] ** -0.5
         position = torch.arange(used - (stop - first), used, device=q.device)[:, None]
         key = torch.arange(used, device=q.device)[None]
-        hidden = (key > position) if window is None else (key > position) | (key <= position - window)
+        hidden = (
+            (key > position) if window is None else (key > position) | (key <= position - window)
+        )
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         out[first:stop] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
     return out

@@ -1,7 +1,8 @@
-"""Everything a verifier holds for its sequences: states, pages, feature rows beside them, and prefixes kept for later.
+"""Everything a verifier holds for its sequences: states, pages, feature rows beside them, and
+prefixes kept for later.
 
-Invariant: a sequence has pages for every token that is cached; what it is given for the tokens of a step it asked for
-before the step began.
+Invariant: a sequence has pages for every token that is cached; what it is given for the tokens of a
+step it asked for before the step began.
 """
 
 from __future__ import annotations
@@ -52,11 +53,15 @@ class KVCacheManager:
         used = self.pool.total - self.pool.free - self.prefixes.idle
         return Held(len(self.states), used, self.pool.total)
 
-    def admit(self, state: CachedSequence, longest: int, token_ids: Sequence[int]) -> Refusal | None:
-        """Pages for its prompt, as far as they are not kept from before; one more page stays free per sequence. Whose
-        prompt is to be scored runs all of it."""
+    def admit(
+        self, state: CachedSequence, longest: int, token_ids: Sequence[int]
+    ) -> Refusal | None:
+        """Pages for its prompt, as far as they are not kept from before; one more page stays free
+        per sequence. Whose prompt is to be scored runs all of it."""
         if len(self.states) >= self._most:
-            return Refusal(RefusalReason.NO_PAGES, f"{len(self.states)} sequences are held, the limit")
+            return Refusal(
+                RefusalReason.NO_PAGES, f"{len(self.states)} sequences are held, the limit"
+            )
         state.keep_features &= self.store is not None
         keep_features, salt = state.keep_features, state.salt
         shared: list[int] = []
@@ -71,7 +76,8 @@ class KVCacheManager:
         if not opened:
             free = self.pool.free + self.prefixes.idle
             return Refusal(
-                RefusalReason.NO_PAGES, f"{wanted} pages are needed beside {len(self.states)} to grow; {free} are free"
+                RefusalReason.NO_PAGES,
+                f"{wanted} pages are needed beside {len(self.states)} to grow; {free} are free",
             )
         state.capacity = self.pool.pages_for(longest) * self.pool.page_size
         state.cached = state.spared = state.kept_state = len(shared) * self.pool.page_size
@@ -83,9 +89,14 @@ class KVCacheManager:
         if state.spared and (kept := self.prefixes.states) is not None:
             name = self.prefixes.name(state.token_ids, salt or "")
             assert name is not None
-            if not kept.begin(state.sequence, name):  # nothing is kept any more: the next try runs all of it
+            if not kept.begin(
+                state.sequence, name
+            ):  # nothing is kept any more: the next try runs all of it
                 self.drop(state)
-                return Refusal(RefusalReason.NO_PAGES, "the device has no memory for the state of what is computed")
+                return Refusal(
+                    RefusalReason.NO_PAGES,
+                    "the device has no memory for the state of what is computed",
+                )
         return None
 
     def grow(self, state: CachedSequence, tokens: int) -> bool:
@@ -94,7 +105,8 @@ class KVCacheManager:
         return not missing or (self._make_free(missing) and self.pool.grow(state.sequence, tokens))
 
     def grow_within(self, state: CachedSequence, least: int, more: int) -> int | None:
-        """Room for `least` tokens and as many of `more` as there are pages for; how many of those, None without any."""
+        """Room for `least` tokens and as many of `more` as there are pages for; how many of those,
+        None without any."""
         if self.pool.room(state.sequence) >= least + more or self.grow(state, least + more):
             return more
         size = self.pool.page_size
@@ -112,11 +124,17 @@ class KVCacheManager:
         """Its full pages can be found by others from now on."""
         if state.salt is not None:
             rows = state.keep_features
-            self.prefixes.enter(state.token_ids[: state.cached], state.salt, self.pool.pages(state.sequence), rows=rows)
+            self.prefixes.enter(
+                state.token_ids[: state.cached],
+                state.salt,
+                self.pool.pages(state.sequence),
+                rows=rows,
+            )
 
     def keep_state(self, state: CachedSequence) -> None:
-        """So can what the target made of its prompt so far: at its last whole page, and where a prompt before it went
-        another way; between them where it is twice as long as the last one kept, so that a long prompt keeps few."""
+        """So can what the target made of its prompt so far: at its last whole page, and where a
+        prompt before it went another way; between them where it is twice as long as the last one
+        kept, so that a long prompt keeps few."""
         kept, size = self.prefixes.states, self.pool.page_size
         if kept is None or state.salt is None or state.cached % size:
             return
@@ -128,7 +146,8 @@ class KVCacheManager:
             kept.keep(state.sequence, name)
 
     def chunk_end(self, state: CachedSequence, most: int) -> int:
-        """Where the next chunk of its prompt, of up to `most` tokens, stops: where a page ends, if states are kept."""
+        """Where the next chunk of its prompt, of up to `most` tokens, stops: where a page ends, if
+        states are kept."""
         start, size = state.cached, self.pool.page_size
         stop = min(start + most, state.prompt_len)
         if self.prefixes.states is None:
@@ -161,7 +180,12 @@ class KVCacheManager:
         counts, token_ids, runs = [], list[int](), []
         for sequence, epoch, _, committed_len, _, _, start in asked:
             state, count = self.states.get(sequence), 0
-            if self.store is not None and state is not None and state.epoch == epoch and state.keep_features:
+            if (
+                self.store is not None
+                and state is not None
+                and state.epoch == epoch
+                and state.keep_features
+            ):
                 count = max(min(committed_len - 1, state.cached) - start, 0)
                 if count:
                     token_ids += state.token_ids[start : start + count]

@@ -1,4 +1,5 @@
-"""Keys and values of every token slot, layer by layer. Knows tensors and slots, nothing of who holds them.
+"""Keys and values of every token slot, layer by layer. Knows tensors and slots, nothing of who
+holds them.
 
 Symbols: Hkv heads, D head size, T tokens of a pass, R rows.
 """
@@ -14,8 +15,9 @@ from dspark.model.scratch import Scratch
 class KeyValuePool:
     """Keys and values of every layer: [num_slots, Hkv, D] each, made when a layer first writes.
 
-    Memory is asked for whole and touched only where tokens are written. With `by_head` it lies as [Hkv, num_slots, D]
-    and what is handed out is a view: a head's keys then lie side by side, which is how attention on a CPU reads them.
+    Memory is asked for whole and touched only where tokens are written. With `by_head` it lies as
+    [Hkv, num_slots, D] and what is handed out is a view: a head's keys then lie side by side, which
+    is how attention on a CPU reads them.
     """
 
     def __init__(self, num_slots: int, page_size: int = 1, *, by_head: bool = False) -> None:
@@ -33,15 +35,17 @@ class KeyValuePool:
         return pools
 
     def gather(self, which: str, rows: Tensor, index: Tensor, members: int) -> Tensor:
-        """rows [num_slots, Hkv, D] at index [n * S] of n members: [n, Hkv, S, D], a view of room that the next call
-        with this name overwrites."""
+        """rows [num_slots, Hkv, D] at index [n * S] of n members: [n, Hkv, S, D], a view of room
+        that the next call with this name overwrites."""
         heads, size = rows.shape[1:]
         if self._by_head:
             out = self._scratch.room(which, rows, heads, len(index), size)
             torch.index_select(rows.transpose(0, 1), 1, index, out=out)
             return out.view(heads, members, -1, size).transpose(0, 1)
         if rows.device.type == "cpu":
-            out = torch.index_select(rows, 0, index, out=self._scratch.room(which, rows, len(index), heads, size))
+            out = torch.index_select(
+                rows, 0, index, out=self._scratch.room(which, rows, len(index), heads, size)
+            )
         else:
             out = rows.index_select(0, index)
         return out.view(members, -1, heads, size).transpose(1, 2)

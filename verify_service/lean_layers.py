@@ -1,8 +1,10 @@
-"""The same decoder layers in fewer operations: joined projections, short norms, one rotation for queries and keys.
+"""The same decoder layers in fewer operations: joined projections, short norms, one rotation for
+queries and keys.
 
-A stock layer of this shape is some seventy small operations, and on a CPU, or with few rows, their overhead is half of
-a step. Layers are recognised by the names of their parts; each is replaced only if, on the inputs of a trial pass, it
-gives what the stock layer gives. Hooks stay where they are, and calls without a plan go to the stock code.
+A stock layer of this shape is some seventy small operations, and on a CPU, or with few rows, their
+overhead is half of a step. Layers are recognised by the names of their parts; each is replaced only
+if, on the inputs of a trial pass, it gives what the stock layer gives. Hooks stay where they are,
+and calls without a plan go to the stock code.
 
 Symbols: T tokens of the pass, H hidden size, Hq and Hkv heads, D head size.
 """
@@ -27,7 +29,8 @@ _MLP = {"gate_proj", "up_proj", "down_proj"}
 
 
 class Norm:
-    """x / rms(x) * weight over the last axis, in four operations where the stock module takes seven."""
+    """x / rms(x) * weight over the last axis, in four operations where the stock module takes
+    seven."""
 
     def __init__(self, module: Any) -> None:
         self.weight: Tensor = module.weight.detach()
@@ -48,12 +51,19 @@ class LeanLayer:
         attention, mlp = layer.self_attn, layer.mlp
         self._stock = layer.forward
         self._call = call
-        self._first, self._second = Norm(layer.input_layernorm), Norm(layer.post_attention_layernorm)
-        self._qkv = Product([attention.q_proj, attention.k_proj, attention.v_proj], may_copy=may_copy)
+        self._first, self._second = (
+            Norm(layer.input_layernorm),
+            Norm(layer.post_attention_layernorm),
+        )
+        self._qkv = Product(
+            [attention.q_proj, attention.k_proj, attention.v_proj], may_copy=may_copy
+        )
         self._out = Product([attention.o_proj], may_copy=may_copy)
         self._gate_up = Product([mlp.gate_proj, mlp.up_proj], may_copy=may_copy)
         self._down = Product([mlp.down_proj], may_copy=may_copy)
-        self._activation = silu if type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation") else mlp.act_fn
+        self._activation = (
+            silu if type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation") else mlp.act_fn
+        )
         self._head_dim = int(attention.head_dim)
         self._heads = attention.q_proj.out_features // self._head_dim
         self._kv_heads = attention.k_proj.out_features // self._head_dim
@@ -78,7 +88,9 @@ class LeanLayer:
         gated = self._activation(wide[:, : self._wide]).mul_(wide[:, self._wide :])
         return self._down.plus(gated, x).unsqueeze(0)
 
-    def _attend(self, x: Tensor, plan: PassPlan, pool: KeyValuePool, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def _attend(
+        self, x: Tensor, plan: PassPlan, pool: KeyValuePool, rotation: tuple[Tensor, Tensor]
+    ) -> Tensor:
         """x [T, H] with attention's contribution added."""
         heads, both = self._heads, self._heads + self._kv_heads
         qkv = self._qkv(self._first(x)).view(x.shape[0], both + self._kv_heads, self._head_dim)
@@ -102,8 +114,8 @@ def scale_to_one(x: Tensor, eps: Tensor) -> Tensor:
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], plan: PassPlan) -> Tensor:
     """x [T, heads, D] with pairs (i, i + D/2) turned by angles whose cos and sin are [1, T, D].
 
-    In fp32 as complex numbers: pairs then lie side by side in the result. Queries and keys change places alike, so
-    their products stay what they were.
+    In fp32 as complex numbers: pairs then lie side by side in the result. Queries and keys change
+    places alike, so their products stay what they were.
     """
     cos, sin = rotation
     half = x.shape[-1] // 2
@@ -114,7 +126,10 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], plan: PassPlan) -> Tensor
         turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
         return torch.addcmul(x * turn[0], turned, turn[1])
     if turn is None:
-        turn = plan.rotations[id(cos)] = (torch.complex(cos[0, :, None, :half], sin[0, :, None, :half]), cos)
+        turn = plan.rotations[id(cos)] = (
+            torch.complex(cos[0, :, None, :half], sin[0, :, None, :half]),
+            cos,
+        )
     return torch.view_as_real(torch.complex(x[..., :half], x[..., half:]) * turn[0]).flatten(-2)
 
 
@@ -131,7 +146,11 @@ def fits(layer: Any) -> bool:
     plain = all(type(attention[name]) is nn.Linear for name in _ATTENTION) and all(
         type(mlp[n]) is nn.Linear for n in _MLP
     )
-    norms = [parts["input_layernorm"], parts["post_attention_layernorm"], *(attention.get(n) for n in _HEAD_NORMS)]
+    norms = [
+        parts["input_layernorm"],
+        parts["post_attention_layernorm"],
+        *(attention.get(n) for n in _HEAD_NORMS),
+    ]
     return (
         plain
         and hasattr(parts["self_attn"], "head_dim")
@@ -141,6 +160,9 @@ def fits(layer: Any) -> bool:
 
 def _epsilon(module: Any) -> float:
     """0 when the module is no norm of this kind."""
-    if not isinstance(getattr(module, "weight", None), Tensor) or getattr(module, "bias", None) is not None:
+    if (
+        not isinstance(getattr(module, "weight", None), Tensor)
+        or getattr(module, "bias", None) is not None
+    ):
         return 0.0
     return float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)) or 0.0)

@@ -1,6 +1,8 @@
-"""Puts lean layers into a stock model: tried on a pass of the model's own, kept only where they give the same.
+"""Puts lean layers into a stock model: tried on a pass of the model's own, kept only where they
+give the same.
 
-What is no layer of the known shape stays as it is, so a mixture keeps its expert layers and gains in the others.
+What is no layer of the known shape stays as it is, so a mixture keeps its expert layers and gains
+in the others.
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ from verify_service.paged_attention import AttentionCall, packed_pass
 from verify_service.plan import Segment, build_plan
 
 COPY_AT_MOST = 2 << 30  # bytes of weights that may be held twice
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}  # of the largest value compared
+_TOLERANCE = {
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 4e-2,
+}  # of the largest value compared
 _DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _TRIAL = 24  # tokens of the longer of two trial sequences
 
@@ -55,8 +61,8 @@ class _Seen:
 
 @torch.inference_mode()
 def make_lean(model: Any) -> Lean:
-    """Replaces what can be; the model must already use the paged attention. Raises nothing: trials that fail leave
-    the stock code."""
+    """Replaces what can be; the model must already use the paged attention. Raises nothing: trials
+    that fail leave the stock code."""
     lean = Lean()
     layers = [layer for layer in decoder_layers(model) if fits(layer)]
     if not layers:
@@ -83,19 +89,29 @@ def make_lean(model: Any) -> Lean:
 
 
 def _trial(model: Any, modules: list[Any]) -> tuple[dict[Any, _Seen], dict[int, AttentionCall]]:
-    """Inputs and outputs of modules in one packed pass of two random prompts; what layers say of their attention."""
+    """Inputs and outputs of modules in one packed pass of two random prompts; what layers say of
+    their attention."""
     draw = torch.Generator().manual_seed(5)
     device = next(model.parameters()).device
-    ids = torch.randint(0, model.config.get_text_config().vocab_size, (_TRIAL + 9,), generator=draw).tolist()
-    segments = [Segment(0, 0, ids[:_TRIAL], range(1, _TRIAL + 1)), Segment(1, 0, ids[_TRIAL:], range(40, 49))]
+    ids = torch.randint(
+        0, model.config.get_text_config().vocab_size, (_TRIAL + 9,), generator=draw
+    ).tolist()
+    segments = [
+        Segment(0, 0, ids[:_TRIAL], range(1, _TRIAL + 1)),
+        Segment(1, 0, ids[_TRIAL:], range(40, 49)),
+    ]
     seen: dict[Any, _Seen] = {}
     calls: list[tuple[int, AttentionCall]] = []
     plan = build_plan(segments, device)
     # Far from the start, where whatever depends on the position shows.
-    longest = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2 * _TRIAL)
+    longest = int(
+        getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2 * _TRIAL
+    )
     plan.positions.add_(max(longest - 2 * _TRIAL, 0))
     with _watched(modules, seen):
-        packed_pass(model, plan, KeyValuePool(64), torch.tensor([0], device=device), dspark_calls=calls)
+        packed_pass(
+            model, plan, KeyValuePool(64), torch.tensor([0], device=device), dspark_calls=calls
+        )
     return seen, dict(calls)
 
 
@@ -135,7 +151,9 @@ def _replace_ends(model: Any, lean: Lean, budget: int) -> None:
     decoder = model.get_decoder()
     norm, head = getattr(decoder, "norm", None), model.get_output_embeddings()
     if norm is not None and getattr(norm, "weight", None) is not None:
-        x = torch.randn(1, 3, norm.weight.shape[0], dtype=norm.weight.dtype, device=norm.weight.device)
+        x = torch.randn(
+            1, 3, norm.weight.shape[0], dtype=norm.weight.dtype, device=norm.weight.device
+        )
         with contextlib.suppress(Exception):
             made = Norm(norm)
             if _close(made(x), norm(x)):
@@ -154,7 +172,8 @@ def _replace_ends(model: Any, lean: Lean, budget: int) -> None:
 
 
 def _straighten(decoder: Any, lean: Lean, seen: _Seen) -> None:
-    """The way through the layers without the library's masks and decorators, where there is nothing else to it."""
+    """The way through the layers without the library's masks and decorators, where there is nothing
+    else to it."""
     if {name for name, _ in decoder.named_children()} != _DECODER:
         return
     stock = decoder.forward
@@ -169,7 +188,9 @@ def _straighten(decoder: Any, lean: Lean, seen: _Seen) -> None:
             x = layer(x, position_embeddings=rotation, **passed)
         return BaseModelOutputWithPast(last_hidden_state=decoder.norm(x))
 
-    with contextlib.suppress(Exception):  # whatever a foreign decoder lacks means that its own code stays
+    with contextlib.suppress(
+        Exception
+    ):  # whatever a foreign decoder lacks means that its own code stays
         made = forward(*seen.args, **(seen.kwargs | {"dspark_pool": KeyValuePool(64)}))
         if not seen.args and _close(made.last_hidden_state, seen.output.last_hidden_state):
             decoder.forward = forward

@@ -1,7 +1,8 @@
 """From a configuration to weights on a device and a way to run them.
 
-Decides three things once: device and number format, which context projection belongs to the target, and whether the
-packed attention path is right for this model. What cannot serve is refused here, by name.
+Decides three things once: device and number format, which context projection belongs to the target,
+and whether the packed attention path is right for this model. What cannot serve is refused here, by
+name.
 """
 
 from __future__ import annotations
@@ -72,33 +73,51 @@ def load_parts(config: VerifyConfig) -> VerifierParts:
         taps = TargetTaps(target.model, projection.target_layer_ids).attach()
     runner = choose_runner(config, target, taps)
     if not asked.kv_tokens and runner.path == "stateful" and card_memory(device) is not None:
-        # A pass makes all its keys and values anew, and those of before are kept until the next one.
+        # A pass makes all its keys and values anew, and those of before are kept until the next
+        # one.
         kept = config.state_cache_mb << 20 if config.prefix_cache and runner.shares_prefixes else 0
         config = sized(asked, target, device, dtype, beside=kept)
-        config = replace(config, kv_tokens=max(config.kv_tokens // 2 // config.page_size, 1) * config.page_size)
+        config = replace(
+            config, kv_tokens=max(config.kv_tokens // 2 // config.page_size, 1) * config.page_size
+        )
     version = fingerprint(config.target, revision=config.target_revision)
     return VerifierParts(target, runner, projection, version, config)
 
 
 def sized(
-    config: VerifyConfig, target: LoadedTarget, device: torch.device, dtype: torch.dtype, *, beside: int = 0
+    config: VerifyConfig,
+    target: LoadedTarget,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    beside: int = 0,
 ) -> VerifyConfig:
-    """With a pool of the size that memory has room for beside so many bytes, where none was asked for."""
+    """With a pool of the size that memory has room for beside so many bytes, where none was asked
+    for."""
     if config.kv_tokens:
         return config
     each, memory = _slot_bytes(target, dtype), card_memory(device)
     if memory is None or not each:
         return replace(config, kv_tokens=KV_TOKENS)
     free, whole = memory
-    left = int(free - (1.0 - config.gpu_memory_utilization) * whole) - pass_bytes(config, target, dtype)
+    left = int(free - (1.0 - config.gpu_memory_utilization) * whole) - pass_bytes(
+        config, target, dtype
+    )
     tokens = (left - beside) // each // config.page_size * config.page_size
     if tokens < config.page_size:
         raise ConfigError(
-            f"verify.gpu_memory_utilization: {config.gpu_memory_utilization:g} of {whole / 1e9:.1f} GB leaves "
+            f"verify.gpu_memory_utilization: {config.gpu_memory_utilization:g} of "
+            f"{whole / 1e9:.1f} GB leaves "
             "no page of the key-value pool beside the weights"
-            f"{' and verify.state_cache_mb' * bool(beside)} ({free / 1e9:.1f} GB are free on {device})"
+            f"{' and verify.state_cache_mb' * bool(beside)} ({free / 1e9:.1f} GB are free on "
+            f"{device})"
         )
-    log.info("verify.kv_pool", tokens=tokens, gigabytes=round(tokens * each / 1e9, 1), free=round(free / 1e9, 1))
+    log.info(
+        "verify.kv_pool",
+        tokens=tokens,
+        gigabytes=round(tokens * each / 1e9, 1),
+        free=round(free / 1e9, 1),
+    )
     return replace(config, kv_tokens=tokens)
 
 
@@ -111,18 +130,25 @@ def _slot_bytes(target: LoadedTarget, dtype: torch.dtype) -> int | None:
 
 
 def pass_bytes(config: VerifyConfig, target: LoadedTarget, dtype: torch.dtype) -> int:
-    """What the largest pass takes beside its keys and values: logits, what the rule makes of them, rows of layers."""
+    """What the largest pass takes beside its keys and values: logits, what the rule makes of them,
+    rows of layers."""
     tokens = min(config.max_batch_tokens, WIDEST)
-    return tokens * (target.vocab_size * (dtype.itemsize + 4 * 8) + 16 * target.hidden_size * dtype.itemsize)
+    return tokens * (
+        target.vocab_size * (dtype.itemsize + 4 * 8) + 16 * target.hidden_size * dtype.itemsize
+    )
 
 
-def check_room(config: VerifyConfig, target: LoadedTarget, device: torch.device, dtype: torch.dtype) -> None:
-    """Refuses a pool that the memory left beside the weights cannot hold, before anything is run."""
+def check_room(
+    config: VerifyConfig, target: LoadedTarget, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Refuses a pool that the memory left beside the weights cannot hold, before anything is
+    run."""
     each, there = _slot_bytes(target, dtype), free_bytes(device)
     if not each or there is None or config.kv_tokens * each <= there:
         return
     raise ConfigError(
-        f"verify.kv_tokens: {config.kv_tokens} slots of {each} bytes take {config.kv_tokens * each / 1e9:.1f} GB, and "
+        f"verify.kv_tokens: {config.kv_tokens} slots of {each} bytes take "
+        f"{config.kv_tokens * each / 1e9:.1f} GB, and "
         f"{there / 1e9:.1f} GB are free on {device} beside the weights: {there // each} would fit"
     )
 
@@ -139,7 +165,8 @@ def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps |
         ) from error
     if forgets and not self_test.looks_ahead(target, cases):
         raise CheckpointError(
-            f"{config.target}: not eligible as a target: with its cache the library gives other answers than without"
+            f"{config.target}: not eligible as a target: with its cache the library gives other "
+            "answers than without"
         )
     reason = "asked for by configuration"
     if config.attention == "auto":
@@ -151,14 +178,19 @@ def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps |
         stateful = StatefulRunner(target.model, taps, reason, single=single, together=together)
         problem = self_test.disagreement(stateful, cases)
         if problem is None:
-            log.warning("verify.attention_path", path=stateful.path, make=stateful.make, reason=reason)
+            log.warning(
+                "verify.attention_path", path=stateful.path, make=stateful.make, reason=reason
+            )
             return stateful
     if self_test.looks_ahead(target, cases):
         raise CheckpointError(
-            f"{config.target}: not eligible as a target: what it makes of a token depends on the tokens behind it, its "
+            f"{config.target}: not eligible as a target: what it makes of a token depends on the "
+            "tokens behind it, its "
             "attention is not causal"
         )
-    raise CheckpointError(f"{config.target}: not eligible as a target: paged: {reason}; stateful: {problem}")
+    raise CheckpointError(
+        f"{config.target}: not eligible as a target: paged: {reason}; stateful: {problem}"
+    )
 
 
 def _packed(
@@ -172,7 +204,8 @@ def _packed(
     num_slots = config.kv_tokens // config.page_size * config.page_size
     if (least := self_test.least_slots(cases, config.page_size)) > num_slots:
         raise ConfigError(
-            f"verify.kv_tokens: {config.kv_tokens} are {num_slots} slots in pages of {config.page_size}; the "
+            f"verify.kv_tokens: {config.kv_tokens} are {num_slots} slots in pages of "
+            f"{config.page_size}; the "
             f"self-test of this target needs {least}, and answers need more"
         )
     if (reason := reach.unlike(model)) is not None:
@@ -181,7 +214,9 @@ def _packed(
     found = kernels.find(device, dtype, config.page_size) if config.attention_kernel else None
     tried: list[tuple[str, Kernel | None]] = [*([found] if found else ()), ("gather", None)]
     reason = "nothing was tried"
-    for (name, kernel), lean in itertools.product(tried, (True, False) if config.lean_layers else (False,)):
+    for (name, kernel), lean in itertools.product(
+        tried, (True, False) if config.lean_layers else (False,)
+    ):
         packed = ModelRunner(
             model,
             taps,
@@ -194,7 +229,12 @@ def _packed(
             packed.record_graphs()
         problem = self_test.disagreement(packed, cases)
         if problem is None:
-            log.info("verify.attention_path", path=packed.path, kernel=name, lean_layers=packed.lean.layers)
+            log.info(
+                "verify.attention_path",
+                path=packed.path,
+                kernel=name,
+                lean_layers=packed.lean.layers,
+            )
             return packed
         packed.lean.undo()
         reason = problem

@@ -1,7 +1,9 @@
-"""Runs the target over the new tokens of several sequences: one packed pass, or one pass each where packing fails.
+"""Runs the target over the new tokens of several sequences: one packed pass, or one pass each where
+packing fails.
 
-Both runners take the same segments and give the same rows back; `path` says which one is at work. Rolling back is
-saying a smaller start next time. Knows no cursors, rules or features beyond the taps it was given.
+Both runners take the same segments and give the same rows back; `path` says which one is at work.
+Rolling back is saying a smaller start next time. Knows no cursors, rules or features beyond the
+taps it was given.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class Runner(Protocol):
         """How its passes are made, as far as that decides how long they take."""
 
     def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
-        """New tokens through the target; `rows` are the tokens whose logits are wanted, None means all."""
+        """New tokens through the target; `rows` are the tokens whose logits are wanted, None means
+        all."""
 
     def release(self, key: int) -> None:
         """Forgets a sequence."""
@@ -101,7 +104,9 @@ class ModelRunner:
         self._asked_to_record = True
         # A recording would choose the rotation of its own largest position.
         if self._kernel is not None and self.device.type == "cuda" and self.rotation is None:
-            self._graphs = Graphs(self._forward, self._kernel, self._page_size, self._spare_page, self.device)
+            self._graphs = Graphs(
+                self._forward, self._kernel, self._page_size, self._spare_page, self.device
+            )
 
     @property
     def make(self) -> str:
@@ -113,7 +118,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
-        if self._graphs is not None and rows is None and (replayed := self._graphs.run(segments)) is not None:
+        if (
+            self._graphs is not None
+            and rows is None
+            and (replayed := self._graphs.run(segments)) is not None
+        ):
             return Pass(*replayed)
         plan = self._plan(segments)
         keep = None if rows is None else torch.tensor(rows, dtype=torch.int64).to(self.device)

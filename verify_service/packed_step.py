@@ -1,8 +1,10 @@
-"""One packed pass: the prefixes of a cohort, and perhaps chunks of prompts behind them; then rule and projection.
+"""One packed pass: the prefixes of a cohort, and perhaps chunks of prompts behind them; then rule
+and projection.
 
-Everybody in it has been checked and has pages. It has three parts, so that one may be prepared while another one runs:
-`prepare` and `commit` belong to the thread that owns sequences and pages, `execute` touches tensors alone and changes
-nothing of a sequence. Invariant 3, q sent is q sampled: the rule gets q as it came.
+Everybody in it has been checked and has pages. It has three parts, so that one may be prepared
+while another one runs: `prepare` and `commit` belong to the thread that owns sequences and pages,
+`execute` touches tensors alone and changes nothing of a sequence. Invariant 3, q sent is q sampled:
+the rule gets q as it came.
 """
 
 from __future__ import annotations
@@ -31,12 +33,14 @@ from verify_service.model_runner import Pass, Runner
 from verify_service.plan import Segment
 from verify_service.sequences import CachedSequence, VerifyItem, failed, unknown
 
-# Cohorts of so many sequences are watched in one round of so many: they bring draws enough, and the device waits for
-# it. Which rounds those are depends on nothing that was drafted.
+# Cohorts of so many sequences are watched in one round of so many: they bring draws enough, and the
+# device waits for it. Which rounds those are depends on nothing that was drafted.
 MANY, EVERY = 32, 4
 
 
-_Complete = tuple[int, int, tuple[ScoredToken, ...]] | Refusal  # drafted tokens kept, the next one, what is told
+_Complete = (
+    tuple[int, int, tuple[ScoredToken, ...]] | Refusal
+)  # drafted tokens kept, the next one, what is told
 
 
 class _Committed(NamedTuple):
@@ -69,7 +73,8 @@ class Prepared(NamedTuple):
         return self._replace(items=items, cases=cases)
 
     def part(self, places: Sequence[int]) -> Prepared:
-        """Some of its items alone, by their places. Reads no sequence: some may have left meanwhile."""
+        """Some of its items alone, by their places. Reads no sequence: some may have left
+        meanwhile."""
         cases: list[PackedCase] = []
         row = 0
         for place in places:
@@ -88,7 +93,8 @@ class Prepared(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """What a pass brought, and nobody knows yet. Tensors are nobody else's: the next pass may run."""
+    """What a pass brought, and nobody knows yet. Tensors are nobody else's: the next pass may
+    run."""
 
     prepared: Prepared
     saw: RuleSaw
@@ -104,7 +110,11 @@ class PackedStep:
     """Keeps `BatchRunner`."""
 
     def __init__(
-        self, runner: Runner, holdings: KVCacheManager, sampler: Sampler, store: FeatureStore | None = None
+        self,
+        runner: Runner,
+        holdings: KVCacheManager,
+        sampler: Sampler,
+        store: FeatureStore | None = None,
     ) -> None:
         """store: of feature rows, the one that `holdings` has."""
         self._runner, self._holdings, self._sampler, self._store = runner, holdings, sampler, store
@@ -129,19 +139,25 @@ class PackedStep:
             ids = [item.anchor, *item.draft_ids]
             slots = holdings.slots(state, 0, state.cached + len(ids))
             segments.append(Segment(state.sequence, state.cached, ids, slots, state.given))
-            cases.append(PackedCase(item.cursor, state.params, row, item.draft_ids, item.q, shaper_of(state)))
+            cases.append(
+                PackedCase(item.cursor, state.params, row, item.draft_ids, item.q, shaper_of(state))
+            )
             row += len(ids)
         tokens, logit_rows = row, list(range(row))
         for chunk in chunks:
             state, stop = chunk.state, chunk.state.cached + len(chunk.token_ids)
             slots = holdings.slots(state, 0, stop)
-            segments.append(Segment(state.sequence, state.cached, chunk.token_ids, slots, state.given))
+            segments.append(
+                Segment(state.sequence, state.cached, chunk.token_ids, slots, state.given)
+            )
             logit_rows += range(row, row + len(chunk.next_ids))
             row += len(chunk.token_ids)
             if stop == state.prompt_len:  # only the last token of a prompt is followed by a draw
                 logit_rows.append(row - 1)
         masks = [masks_of(state, item) for state, item in zip(states, items, strict=True)]
-        return Prepared(items, chunks, states, segments, cases, masks, tokens, logit_rows if chunks else None)
+        return Prepared(
+            items, chunks, states, segments, cases, masks, tokens, logit_rows if chunks else None
+        )
 
     def execute(self, prepared: Prepared) -> Executed:
         """The pass, on any thread."""
@@ -151,19 +167,28 @@ class PackedStep:
         if bad := unsound(items, [case.params for case in prepared.cases], result.logits.shape[-1]):
             prepared = prepared.without_drafts(bad)
             items = prepared.items
-        # On a card all tokens of the items are projected before anybody knows which are committed: so rows come with
-        # what is decided, and it is waited for once. On a processor nobody waits, and a row in vain costs its time.
+        # On a card all tokens of the items are projected before anybody knows which are committed:
+        # so rows come with what is decided, and it is waited for once. On a processor nobody waits,
+        # and a row in vain costs its time.
         ahead, taps = None, result.taps
         if self._ahead and drafted and self._store is not None and taps is not None:
             ahead = self._store.under_way(taps[: prepared.tokens])
         near_ties: Counter[int] = Counter()
         decided = self._decide(prepared, result, near_ties) if items else []
         labels = self._watch.labels()
-        draws = self._watch.sums({item.cursor.sequence: item.drafter for item in items}) if labels else []
+        draws = (
+            self._watch.sums({item.cursor.sequence: item.drafter for item in items})
+            if labels
+            else []
+        )
         saw = RuleSaw(near_ties.total(), labels, draws)
         committed = [
-            _Committed(state, state.cached, [item.anchor, *item.draft_ids[: each[0]]], case.first_row)
-            for state, item, case, each in zip(prepared.states, items, prepared.cases, decided, strict=True)
+            _Committed(
+                state, state.cached, [item.anchor, *item.draft_ids[: each[0]]], case.first_row
+            )
+            for state, item, case, each in zip(
+                prepared.states, items, prepared.cases, decided, strict=True
+            )
             if not isinstance(each, Refusal)
         ]
         scored: list[ScoredPrompt | Refusal | None] = []
@@ -171,14 +196,20 @@ class PackedStep:
         row = last = prepared.tokens  # of all tokens, of logits
         for chunk in chunks:
             state, count = chunk.state, len(chunk.token_ids)
-            scored.append(_scored(state, result.logits[last : last + len(chunk.next_ids)], chunk.next_ids))
+            scored.append(
+                _scored(state, result.logits[last : last + len(chunk.next_ids)], chunk.next_ids)
+            )
             last += len(chunk.next_ids)
             ends = state.cached + count == state.prompt_len
             last_logits.append(result.logits[last].clone() if ends else None)
             last += ends
             committed.append(_Committed(state, state.cached, list(chunk.token_ids), row))
             row += count
-        kept = [each for each in committed if each.state.keep_features] if self._store is not None else []
+        kept = (
+            [each for each in committed if each.state.keep_features]
+            if self._store is not None
+            else []
+        )
         rows, owed = self._project(kept, result.taps, ahead, now=drafted)
         return Executed(prepared, saw, decided, scored, last_logits, kept, rows, owed)
 
@@ -186,28 +217,44 @@ class PackedStep:
         items, cases, masks = prepared.items, prepared.cases, prepared.masks
         self._rounds += 1
         due = len(items) < MANY or self._rounds % EVERY == 0
-        mask(result.logits, [(case.first_row, each) for case, each in zip(cases, masks, strict=True) if _is_mask(each)])
+        mask(
+            result.logits,
+            [
+                (case.first_row, each)
+                for case, each in zip(cases, masks, strict=True)
+                if _is_mask(each)
+            ],
+        )
         decisions = self._sampler(result.logits, cases, near_ties, self._watch if due else None)
         return [
             refused
             if isinstance(refused, Refusal)
             else _with_logprobs(state, result.logits[case.first_row :], item.draft_ids, decided)
-            for state, item, case, refused, decided in zip(prepared.states, items, cases, masks, decisions, strict=True)
+            for state, item, case, refused, decided in zip(
+                prepared.states, items, cases, masks, decisions, strict=True
+            )
         ]
 
     def _project(
         self, kept: Sequence[_Committed], taps: Tensor | None, ahead: Tensor | None, *, now: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Their rows, if they are wanted now: those of drafted rounds travel with the next order. For those of plain
-        rounds nobody may ever ask, so their taps are put by."""
+        """Their rows, if they are wanted now: those of drafted rounds travel with the next order.
+        For those of plain rounds nobody may ever ask, so their taps are put by."""
         if not kept or self._store is None:
             return None, None
-        if now and ahead is not None and all(each.row < len(ahead) for each in kept):  # no prompts rode along
-            return torch.cat([ahead[each.row : each.row + len(each.token_ids)] for each in kept]), None
+        if (
+            now and ahead is not None and all(each.row < len(ahead) for each in kept)
+        ):  # no prompts rode along
+            return torch.cat(
+                [ahead[each.row : each.row + len(each.token_ids)] for each in kept]
+            ), None
         picked = _picked(taps, kept)
         if now:
             return self._store.project(picked, sum(len(each.token_ids) for each in kept)), None
-        return None, None if picked is None else picked.clone()  # a pass may write its taps where the last one did
+        return (
+            None,
+            None if picked is None else picked.clone(),
+        )  # a pass may write its taps where the last one did
 
     def commit(self, executed: Executed) -> list[Verdict | Refusal]:
         """What came of it becomes so, but for sequences that have left since."""
@@ -222,7 +269,9 @@ class PackedStep:
             else:
                 form = in_form(masks, item.draft_ids, decided[0]) if _is_mask(masks) else None
                 outcomes.append(self._commit_item(state, item, *decided, form))
-        for chunk, scored, logits in zip(prepared.chunks, executed.scored, executed.last_logits, strict=True):
+        for chunk, scored, logits in zip(
+            prepared.chunks, executed.scored, executed.last_logits, strict=True
+        ):
             if self._there(chunk.state):
                 _commit_chunk(chunk, scored)
                 holdings.keep_state(chunk.state)
@@ -230,7 +279,9 @@ class PackedStep:
                     chunk.state.last_logits = logits
         self._keep(executed)
         for chunk in prepared.chunks:
-            if self._there(chunk.state) and chunk.state.cached == chunk.state.prompt_len:  # rows and all are there
+            if (
+                self._there(chunk.state) and chunk.state.cached == chunk.state.prompt_len
+            ):  # rows and all are there
                 holdings.keep_prefix(chunk.state)
         return outcomes
 
@@ -256,21 +307,28 @@ class PackedStep:
         state.token_ids.extend(tokens)
         state.cached += 1 + accepted
         state.round = item.cursor.round
-        return Verdict(item.cursor, accepted, next_token, len(item.draft_ids), item.spoilt, logprobs, form)
+        return Verdict(
+            item.cursor, accepted, next_token, len(item.draft_ids), item.spoilt, logprobs, form
+        )
 
     def _keep(self, executed: Executed) -> None:
-        """Feature rows, made or owed: in one go, as a cohort has a row or two of each. Not of who has left since."""
+        """Feature rows, made or owed: in one go, as a cohort has a row or two of each. Not of who
+        has left since."""
         rows, taps, kept = executed.rows, executed.taps, executed.committed
         if not kept or self._store is None:
             return
         there = [self._there(each.state) for each in kept]
         if not all(there):
-            staying = torch.repeat_interleave(torch.tensor(there), torch.tensor([len(each.token_ids) for each in kept]))
+            staying = torch.repeat_interleave(
+                torch.tensor(there), torch.tensor([len(each.token_ids) for each in kept])
+            )
             rows, taps = (None if of is None else of[staying.to(of.device)] for of in (rows, taps))
             kept = [each for each, here in zip(kept, there, strict=True) if here]
         if not kept:
             return
-        slots = self._holdings.where([(each.state, each.start, len(each.token_ids)) for each in kept])
+        slots = self._holdings.where(
+            [(each.state, each.start, len(each.token_ids)) for each in kept]
+        )
         if rows is not None:
             self._store.put(slots, rows)
         else:
@@ -287,8 +345,11 @@ def _commit_chunk(chunk: PromptChunk, scored: ScoredPrompt | Refusal | None) -> 
         state.scored.append(scored)
 
 
-def _scored(state: CachedSequence, logits: Tensor, next_ids: Sequence[int]) -> ScoredPrompt | Refusal | None:
-    """Log-probabilities of a part of a prompt. What goes wrong here is told when the prompt is in."""
+def _scored(
+    state: CachedSequence, logits: Tensor, next_ids: Sequence[int]
+) -> ScoredPrompt | Refusal | None:
+    """Log-probabilities of a part of a prompt. What goes wrong here is told when the prompt is
+    in."""
     if not next_ids:
         return None
     try:
@@ -298,7 +359,10 @@ def _scored(state: CachedSequence, logits: Tensor, next_ids: Sequence[int]) -> S
 
 
 def _with_logprobs(
-    state: CachedSequence, logits: Tensor, draft_ids: Sequence[int], decided: tuple[int, int] | Refusal
+    state: CachedSequence,
+    logits: Tensor,
+    draft_ids: Sequence[int],
+    decided: tuple[int, int] | Refusal,
 ) -> _Complete:
     """A decision and what is told of its tokens, before anything of it is committed."""
     if isinstance(decided, Refusal):
@@ -319,7 +383,9 @@ def _picked(taps: Tensor | None, committed: Sequence[_Committed]) -> Tensor | No
     if taps is None:
         return None
     ends = [each.row + len(each.token_ids) for each in committed]
-    if all(each.row == end for each, end in zip(committed[1:], ends[:-1], strict=True)):  # in a plain round they are
+    if all(
+        each.row == end for each, end in zip(committed[1:], ends[:-1], strict=True)
+    ):  # in a plain round they are
         return taps[committed[0].row : ends[-1]]
     index = [each.row + j for each in committed for j in range(len(each.token_ids))]
     return taps.index_select(0, torch.tensor(index, device=taps.device))

@@ -1,9 +1,11 @@
-"""Attention of one packed pass over a paged key-value pool, for any model that asks `AttentionInterface`.
+"""Attention of one packed pass over a paged key-value pool, for any model that asks
+`AttentionInterface`.
 
-Per layer one write and one attention per group of the plan. Knows nothing of sequences' lives, of sampling or of gRPC.
+Per layer one write and one attention per group of the plan. Knows nothing of sequences' lives, of
+sampling or of gRPC.
 
-Symbols: T tokens of the pass, n sequences of a group, Q queries and S keys of its longest member, Hq and Hkv heads,
-D head size.
+Symbols: T tokens of the pass, n sequences of a group, Q queries and S keys of its longest member,
+Hq and Hkv heads, D head size.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from verify_service.plan import Group, PassPlan
 
 _NAME = "dspark_paged"
 
-FOLD_UP_TO = 128  # query rows per key-value head up to which a head group is folded into one product
+FOLD_UP_TO = (
+    128  # query rows per key-value head up to which a head group is folded into one product
+)
 
 
 class AttentionCall(NamedTuple):
@@ -33,8 +37,8 @@ class AttentionCall(NamedTuple):
 
 
 def packed_pass(model: Any, plan: PassPlan, pool: KeyValuePool, keep: Tensor, **calls: Any) -> Any:
-    """The output of a model that uses this attention, with logits of the rows of `keep`: always a tensor, as an int
-    would slice the packed row as if it were one sequence."""
+    """The output of a model that uses this attention, with logits of the rows of `keep`: always a
+    tensor, as an int would slice the packed row as if it were one sequence."""
     return model(
         input_ids=plan.token_ids,
         position_ids=plan.positions,
@@ -58,22 +62,36 @@ def paged_attention(
     s_aux: Tensor | None = None,
     **passed: Any,
 ) -> tuple[Tensor, None]:
-    """What a model's attention layer calls; the plan and the pool arrive as keyword arguments of `forward`."""
-    # A layer that says None sees everything, whatever the module of its kind holds for other layers.
-    window = passed["sliding_window"] if "sliding_window" in passed else getattr(module, "sliding_window", None)
+    """What a model's attention layer calls; the plan and the pool arrive as keyword arguments of
+    `forward`."""
+    # A layer that says None sees everything, whatever the module of its kind holds for other
+    # layers.
+    window = (
+        passed["sliding_window"]
+        if "sliding_window" in passed
+        else getattr(module, "sliding_window", None)
+    )
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
     call = AttentionCall(module.layer_idx, scaling, window, softcap, sinks)
     if (seen := passed.get("dspark_calls")) is not None:
         seen.append((id(module), call))
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
     # In a row as the library's own attention gives it: some models view it in another shape.
-    return attend_rows(passed["dspark_plan"], passed["dspark_pool"], call, *rows).contiguous().unsqueeze(0), None
+    return attend_rows(
+        passed["dspark_plan"], passed["dspark_pool"], call, *rows
+    ).contiguous().unsqueeze(0), None
 
 
 def attend_rows(
-    plan: PassPlan, pool: KeyValuePool, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor
+    plan: PassPlan,
+    pool: KeyValuePool,
+    call: AttentionCall,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
 ) -> Tensor:
-    """Writes the new keys and values [T, Hkv, D], then attends with query [T, Hq, D]; [T, Hq, D]."""
+    """Writes the new keys and values [T, Hkv, D], then attends with query [T, Hq, D]; [T, Hq,
+    D]."""
     keys, values = pool.layer(call.layer, key, value)
     if plan.run is not None:
         keys[plan.run] = key
@@ -85,7 +103,9 @@ def attend_rows(
         if call.softcap is not None or call.sinks is not None:
             raise NotImplementedError("no kernel here caps scores or has sinks")
         paged = (-1, pool.page_size, *keys.shape[1:])
-        return plan.kernel(query, keys.view(paged), values.view(paged), plan.tables, call.scaling, call.window)
+        return plan.kernel(
+            query, keys.view(paged), values.view(paged), plan.tables, call.scaling, call.window
+        )
     if len(plan.groups) == 1:
         return _attend(plan.groups[0], call, query, keys, values, pool)
     out = query.new_empty(*query.shape[:2], values.shape[-1])
@@ -97,16 +117,27 @@ def attend_rows(
 
 
 def _attend(
-    group: Group, call: AttentionCall, query: Tensor, keys: Tensor, values: Tensor, pool: KeyValuePool
+    group: Group,
+    call: AttentionCall,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    pool: KeyValuePool,
 ) -> Tensor:
     """Outputs of a group's own queries: [sum of counts, Hq, D], in the group's order."""
     n, kv_heads, heads = group.members, keys.shape[1], query.shape[1]
     k: Tensor  # [n, Hkv, S, D], and so is v
     if group.view is not None:
-        k, v = keys[group.view].transpose(0, 1).unsqueeze(0), values[group.view].transpose(0, 1).unsqueeze(0)
+        k, v = (
+            keys[group.view].transpose(0, 1).unsqueeze(0),
+            values[group.view].transpose(0, 1).unsqueeze(0),
+        )
     else:
         assert group.gather is not None
-        k, v = pool.gather("keys", keys, group.gather, n), pool.gather("values", values, group.gather, n)
+        k, v = (
+            pool.gather("keys", keys, group.gather, n),
+            pool.gather("values", values, group.gather, n),
+        )
     most = max(group.counts)
     q = query if group.rows is None else query.index_select(0, group.rows)
     ratio, size = heads // kv_heads, q.shape[-1]
@@ -115,9 +146,12 @@ def _attend(
         mask = group.mask(call.window, 1, query.dtype)
         flat = _explicit(q, k, v, mask, call.scaling, call.softcap, call.sinks).transpose(1, 2)
     elif ratio > 1 and ratio * most <= FOLD_UP_TO:
-        # The queries of a key-value group stand in one row: no expanded keys, one product instead of several.
+        # The queries of a key-value group stand in one row: no expanded keys, one product instead
+        # of several.
         folded = (
-            q.reshape(n, most, kv_heads, ratio, size).permute(0, 2, 3, 1, 4).reshape(n, kv_heads, ratio * most, size)
+            q.reshape(n, most, kv_heads, ratio, size)
+            .permute(0, 2, 3, 1, 4)
+            .reshape(n, kv_heads, ratio * most, size)
         )
         mask = group.mask(call.window, ratio, query.dtype)
         out = scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=call.scaling)
@@ -125,7 +159,9 @@ def _attend(
     else:
         q = q.reshape(n, most, heads, size).transpose(1, 2)
         mask = group.mask(call.window, 1, query.dtype)
-        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scaling, enable_gqa=ratio > 1)
+        out = scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=call.scaling, enable_gqa=ratio > 1
+        )
         flat = out.transpose(1, 2)
     flat = flat.reshape(n * most, heads, v.shape[-1])
     return flat if group.kept is None else flat.index_select(0, group.kept)
@@ -149,7 +185,9 @@ def _explicit(
     if mask is not None:
         scores = scores + mask
     if sinks is not None:
-        sink = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
+        sink = (
+            sinks.to(scores.dtype).view(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
+        )
         weights = torch.softmax(torch.cat((scores, sink), dim=-1), dim=-1)[..., :-1]
     else:
         weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)

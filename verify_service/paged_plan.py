@@ -1,6 +1,8 @@
-"""The plan of a pass whose kernel reads pages in place: three rows of numbers, two of boundaries, one table of pages.
+"""The plan of a pass whose kernel reads pages in place: three rows of numbers, two of boundaries,
+one table of pages.
 
-May be larger than its pass: what is left over is a sequence of its own that reads and writes a page nobody owns.
+May be larger than its pass: what is left over is a sequence of its own that reads and writes a page
+nobody owns.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Arrays(NamedTuple):
     blocks: Ints  # [N, P]
 
 
-def arrays_of(segments: Sequence[Segment], shape: PlanShape, page_size: int, spare_page: int) -> Arrays:
+def arrays_of(
+    segments: Sequence[Segment], shape: PlanShape, page_size: int, spare_page: int
+) -> Arrays:
     """Fills a shape; slots of a segment start at the beginning of a page."""
     made = Arrays(
         np.zeros((3, shape.tokens), np.int64),
@@ -71,12 +75,18 @@ def arrays_of(segments: Sequence[Segment], shape: PlanShape, page_size: int, spa
 
 
 def paged_plan(
-    made: Arrays, shape: PlanShape, kernel: Kernel, page_size: int, device: torch.device, run: slice | None = None
+    made: Arrays,
+    shape: PlanShape,
+    kernel: Kernel,
+    page_size: int,
+    device: torch.device,
+    run: slice | None = None,
 ) -> PassPlan:
     """On the device. `run`: the slots written, where they lie in a row."""
     rows = torch.from_numpy(made.rows).to(device)
     cu_q, used_k, blocks = (
-        torch.from_numpy(each.astype(np.int32)).to(device) for each in (made.cu_q, made.used_k, made.blocks)
+        torch.from_numpy(each.astype(np.int32)).to(device)
+        for each in (made.cu_q, made.used_k, made.blocks)
     )
     tables = Tables(cu_q, used_k, blocks, shape.queries, shape.pages * page_size)
     return PassPlan(rows[0:1], rows[1:2], rows[2], run, [], tables=tables, kernel=kernel)

@@ -1,7 +1,8 @@
 """Who is in one packed pass, where their keys and values lie, and who may see what.
 
-A pass is one row of tokens: those of several sequences end to end. Everything that depends only on who is in the pass
-(slots, masks, gather indices) is worked out once, here, so that a layer does nothing but write and attend.
+A pass is one row of tokens: those of several sequences end to end. Everything that depends only on
+who is in the pass (slots, masks, gather indices) is worked out once, here, so that a layer does
+nothing but write and attend.
 
 Symbols: T tokens of the pass, n sequences of a group, Q queries and S keys of its longest member.
 """
@@ -23,8 +24,11 @@ from verify_service.varlen import Kernel
 Indices = npt.NDArray[np.int64]
 
 _TRIANGLE_UP_TO = 16  # queries of a lone member up to which masks are kept
-ALONE_FROM = 384  # on a CPU, from this context length a sliced view beats a share of a padded gather
-# Measured on a CPU with two key-value heads of 64: to gather and to read a key, and to make a call at all.
+ALONE_FROM = (
+    384  # on a CPU, from this context length a sliced view beats a share of a padded gather
+)
+# Measured on a CPU with two key-value heads of 64: to gather and to read a key, and to make a call
+# at all.
 KEY_COST, CALL_COST = 2.25, 2800.0
 
 
@@ -35,7 +39,9 @@ class Segment:
     key: int
     start: int
     token_ids: Sequence[int]
-    slots: Slots | Sequence[int]  # of positions 0 .. start + len(token_ids) - 1; a range where they are consecutive
+    slots: (
+        Slots | Sequence[int]
+    )  # of positions 0 .. start + len(token_ids) - 1; a range where they are consecutive
     prompt: int = 0  # tokens that were given at once, for rotation that depends on length
 
     @property
@@ -52,7 +58,9 @@ class Group:
     counts: list[int]  # queries of each member
     device: torch.device
     view: slice | None  # slots of a lone member that lie in a row
-    gather: Tensor | None  # [n * S] slots; padding repeats a slot of the same sequence, so it is never garbage
+    gather: (
+        Tensor | None
+    )  # [n * S] slots; padding repeats a slot of the same sequence, so it is never garbage
     rows: Tensor | None  # [n * Q] which tokens of the pass are the queries; None: all, in order
     kept: Tensor | None  # [sum of counts] which of the n * Q outputs count; None: all
     _masks: dict[tuple[int | None, bool, torch.dtype], Tensor | None] = field(default_factory=dict)
@@ -77,7 +85,8 @@ class Group:
             return _triangle(most, groups, longest, dtype)
         lengths = torch.tensor(self.lengths, device=self.device).view(-1, 1, 1)
         counts = torch.tensor(self.counts, device=self.device).view(-1, 1, 1)
-        # Query j of a member stands at position length - count + j; padded ones stand with the last.
+        # Query j of a member stands at position length - count + j; padded ones stand with the
+        # last.
         slot = torch.arange(most, device=self.device).view(1, -1, 1).minimum(counts - 1)
         position = lengths - counts + slot
         keys = torch.arange(longest, device=self.device).view(1, 1, -1)
@@ -92,7 +101,8 @@ class Group:
 
 
 def _triangle(queries: int, groups: int, keys: int, dtype: torch.dtype) -> Tensor:
-    """[1, 1, groups * queries, keys]: the newest keys are those of the queries; a view of a mask that is kept."""
+    """[1, 1, groups * queries, keys]: the newest keys are those of the queries; a view of a mask
+    that is kept."""
     kept = _triangles.get((queries, groups, dtype))
     if kept is None or kept.shape[1] < keys:
         width = max(1024, 2 * keys)
@@ -117,7 +127,9 @@ class PassPlan:
     groups: list[Group]  # none where a kernel reads the pages in place
     tables: Tables | None = None
     kernel: Kernel | None = None
-    rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of lean layers, by the model's table
+    rotations: dict[int, tuple[Tensor, Tensor]] = field(
+        default_factory=dict
+    )  # of lean layers, by the model's table
 
 
 def build_plan(segments: Sequence[Segment], device: torch.device) -> PassPlan:
@@ -131,7 +143,12 @@ def build_plan(segments: Sequence[Segment], device: torch.device) -> PassPlan:
     for segment, first, count in zip(segments, first_rows.tolist(), counts.tolist(), strict=True):
         packed[2, first : first + count] = segment.slots[segment.start : segment.length]
     groups = [
-        _group([segments[i] for i in chosen], first_rows[chosen], device, whole=len(chosen) == len(segments))
+        _group(
+            [segments[i] for i in chosen],
+            first_rows[chosen],
+            device,
+            whole=len(chosen) == len(segments),
+        )
         for chosen in _choose_groups(segments, device)
     ]
     moved = torch.from_numpy(packed).to(device)
@@ -139,7 +156,8 @@ def build_plan(segments: Sequence[Segment], device: torch.device) -> PassPlan:
 
 
 def run_of(segments: Sequence[Segment]) -> slice | None:
-    """Where a lone sequence writes, if its slots lie in a row: a copy where scattered slots need an index."""
+    """Where a lone sequence writes, if its slots lie in a row: a copy where scattered slots need an
+    index."""
     slots = segments[0].slots
     if len(segments) > 1 or not isinstance(slots, range):
         return None
@@ -147,10 +165,11 @@ def run_of(segments: Sequence[Segment]) -> slice | None:
 
 
 def _choose_groups(segments: Sequence[Segment], device: torch.device) -> list[list[int]]:
-    """Indices of segments by group: long ones alone where they are a view, the others with their like.
+    """Indices of segments by group: long ones alone where they are a view, the others with their
+    like.
 
-    Everybody in a group costs what its longest member and the one with most queries would. Likes are found in order
-    of queries and in order of keys; the cheaper grouping of the two is taken.
+    Everybody in a group costs what its longest member and the one with most queries would. Likes
+    are found in order of queries and in order of keys; the cheaper grouping of the two is taken.
     """
     if len(segments) == 1:
         return [[0]]
@@ -168,7 +187,8 @@ def _choose_groups(segments: Sequence[Segment], device: torch.device) -> list[li
 
 
 def _parted(sizes: Sequence[tuple[int, int, int]]) -> tuple[float, list[list[int]]]:
-    """(cost, groups) of (queries, keys, index) in this order, a new group wherever that costs less."""
+    """(cost, groups) of (queries, keys, index) in this order, a new group wherever that costs
+    less."""
     groups: list[list[int]] = []
     total = before = 0.0  # cost of the groups that are done, and of the current one
     most = longest = 0
@@ -190,7 +210,9 @@ def _cost(members: int, keys: int, queries: int) -> float:
     return members * keys * (KEY_COST + queries) + CALL_COST
 
 
-def _group(members: list[Segment], first_rows: Indices, device: torch.device, *, whole: bool) -> Group:
+def _group(
+    members: list[Segment], first_rows: Indices, device: torch.device, *, whole: bool
+) -> Group:
     lengths = [segment.length for segment in members]
     counts = [len(segment.token_ids) for segment in members]
     longest, most = max(lengths), max(counts)
@@ -207,7 +229,9 @@ def _group(members: list[Segment], first_rows: Indices, device: torch.device, *,
     rows, kept = None, None
     if not (whole and even):
         column, has = np.arange(most), np.array(counts)[:, None]
-        rows = torch.from_numpy((first_rows[:, None] + np.minimum(column, has - 1)).ravel()).to(device)
+        rows = torch.from_numpy((first_rows[:, None] + np.minimum(column, has - 1)).ravel()).to(
+            device
+        )
         if not even:
             kept = torch.from_numpy(np.flatnonzero(column < has)).to(device)
     return Group(lengths, counts, device, view, gather, rows, kept)

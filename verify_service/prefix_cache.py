@@ -1,10 +1,11 @@
-"""Full pages kept after their sequence is gone, found again by what they hold: the same tokens behind the same tokens.
+"""Full pages kept after their sequence is gone, found again by what they hold: the same tokens
+behind the same tokens.
 
-A page's name is a hash over its own token ids, the name of the page before it, and a salt: sequences with another salt
-(another tenant) never meet. Feature rows lie at the same slots, so a hit spares the prefill and the drafter's context
-alike; a page without rows serves only those who need none. Only pages wholly below `committed_len - 1` enter: nothing
-writes to them any more. The least recently used page that no sequence holds goes first, the end of a chain before its
-beginning.
+A page's name is a hash over its own token ids, the name of the page before it, and a salt:
+sequences with another salt (another tenant) never meet. Feature rows lie at the same slots, so a
+hit spares the prefill and the drafter's context alike; a page without rows serves only those who
+need none. Only pages wholly below `committed_len - 1` enter: nothing writes to them any more. The
+least recently used page that no sequence holds goes first, the end of a chain before its beginning.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class PrefixCache:
     def __init__(self, pool: KVBlockPool, most: int) -> None:
         """most: pages that are kept."""
         self._pool, self._most = pool, most
-        self.states: StateCache | None = None  # of a target whose state is no list of pages, before anything is kept
+        self.states: StateCache | None = (
+            None  # of a target whose state is no list of pages, before anything is kept
+        )
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # least recently used first
 
     @property
@@ -42,7 +45,8 @@ class PrefixCache:
         return self._pool.idle
 
     def match(self, token_ids: Sequence[int], salt: str, *, needs_rows: bool) -> list[int]:
-        """Pages of the longest kept prefix; at least one token is left over, for whose logits a pass is needed."""
+        """Pages of the longest kept prefix; at least one token is left over, for whose logits a
+        pass is needed."""
         found = list(self._found(token_ids, salt, needs_rows=needs_rows))
         while self.states is not None and found and found[-1][0] not in self.states:
             found.pop()
@@ -50,17 +54,22 @@ class PrefixCache:
         return [page for _, page in found]
 
     def alike(self, token_ids: Sequence[int], salt: str, *, needs_rows: bool) -> int:
-        """Pages in which a prompt before it began alike, whether or not a state is kept at their end."""
+        """Pages in which a prompt before it began alike, whether or not a state is kept at their
+        end."""
         return sum(1 for _ in self._found(token_ids, salt, needs_rows=needs_rows))
 
-    def _found(self, token_ids: Sequence[int], salt: str, *, needs_rows: bool) -> Iterator[tuple[bytes, int]]:
+    def _found(
+        self, token_ids: Sequence[int], salt: str, *, needs_rows: bool
+    ) -> Iterator[tuple[bytes, int]]:
         for name in self._names(token_ids[: len(token_ids) - 1], salt):
             kept = self._kept.get(name)
             if kept is None or (needs_rows and not kept.rows):
                 return
             yield name, kept.page
 
-    def enter(self, token_ids: Sequence[int], salt: str, pages: Sequence[int], *, rows: bool) -> None:
+    def enter(
+        self, token_ids: Sequence[int], salt: str, pages: Sequence[int], *, rows: bool
+    ) -> None:
         """Keeps the full pages of a sequence whose keys and values for `token_ids` are there."""
         names, fresh = list(self._names(token_ids, salt)), list[int]()
         for name, page in zip(names, pages, strict=False):
@@ -109,7 +118,9 @@ class PrefixCache:
         ids = np.asarray(token_ids, "<u4")
         name = hashlib.blake2b(salt.encode(), digest_size=16).digest()
         for first in range(0, len(ids) - size + 1, size):
-            name = hashlib.blake2b(name + ids[first : first + size].tobytes(), digest_size=16).digest()
+            name = hashlib.blake2b(
+                name + ids[first : first + size].tobytes(), digest_size=16
+            ).digest()
             yield name
 
     def _touch(self, names: Sequence[bytes]) -> None:

@@ -36,13 +36,16 @@ def _services(worker: Worker[EngineCore]) -> Services:
     if engine.config.engine == "real":
         import torch
 
-        # Of all threads but that of passes, which has its own number by now: with a pool of threads for each, OpenMP
-        # has more than there are processors, and lets them sleep behind every product.
+        # Of all threads but that of passes, which has its own number by now: with a pool of threads
+        # for each, OpenMP has more than there are processors, and lets them sleep behind every
+        # product.
         torch.set_num_threads(1)
     push = FeaturePush(worker)
     service = VerifyService(worker, push)
     context_length = engine.target.context_length
-    readers = {"Control": reading(verify_pb2.ControlDown.FromString, control_bounds(context_length))}
+    readers = {
+        "Control": reading(verify_pb2.ControlDown.FromString, control_bounds(context_length))
+    }
     servicer = Servicer(verify_pb2_grpc.add_VerifyServicer_to_server, service, NAME, readers)
     return Services((servicer,), push.close)
 
@@ -69,4 +72,6 @@ def check(config: VerifyConfig) -> None:
         raise ConfigError("verify.target: required and not given")
     check_worker("verify", config)
     if config.kv_tokens and config.kv_tokens < config.page_size:
-        raise ConfigError(f"verify.kv_tokens: {config.kv_tokens} does not hold one page of {config.page_size}")
+        raise ConfigError(
+            f"verify.kv_tokens: {config.kv_tokens} does not hold one page of {config.page_size}"
+        )

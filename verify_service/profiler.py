@@ -1,8 +1,10 @@
-"""How long one verification step takes, measured on this device: tokens in the step against context length.
+"""How long one verification step takes, measured on this device: tokens in the step against context
+length.
 
-A step is what a round costs: the packed pass, the rule, the projection. Points are visited in turns, so that a busy
-moment of the machine spoils one sample of many points and not one point; medians are reported. The scheduler's quality
-rests on these numbers, so nothing is guessed: what was not measured is a neighbour's value, and marked as that.
+A step is what a round costs: the packed pass, the rule, the projection. Points are visited in
+turns, so that a busy moment of the machine spoils one sample of many points and not one point;
+medians are reported. The scheduler's quality rests on these numbers, so nothing is guessed: what
+was not measured is a neighbour's value, and marked as that.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from verify_service.sequences import VerifyItem
 
 Floats = npt.NDArray[np.float64]
 
-# Step sizes from coarse to fine: where time is short the curve keeps its reach and loses points in between.
+# Step sizes from coarse to fine: where time is short the curve keeps its reach and loses points in
+# between.
 LEVELS = ((1, 8, 32, 128, 512), (2, 4, 16, 64, 256), (3, 6, 12, 24, 48, 96, 192, 384), (5, 7))
 TOKENS = tuple(sorted(count for level in LEVELS for count in level))
 CONTEXTS = (128, 1024)
@@ -52,18 +55,23 @@ def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None
     if not tokens or not contexts:
         return None
     samples: dict[tuple[int, int], list[float]] = {}
-    alone: dict[int, list[float]] = {}  # by context: steps of one token a sequence, of as many as the largest step has
+    alone: dict[
+        int, list[float]
+    ] = {}  # by context: steps of one token a sequence, of as many as the largest step has
     largest: dict[int, int] = {}  # by context: sequences of its largest step
     began = time.perf_counter()
     share = budget_s / len(contexts)
     for at, context in enumerate(contexts):
         _open(engine, _sequences(tokens[-1]), context)
-        # The first visit pays for memory and kernels that later ones find ready; it also shows what can be afforded.
+        # The first visit pays for memory and kernels that later ones find ready; it also shows what
+        # can be afforded.
         sizes = _affordable(engine, tokens, context, share)
         many = _sequences(sizes[-1])
         for sweep in range(MOST_SWEEPS):
             for count in sizes:
-                samples.setdefault((count, context), []).append(_step(engine, count, context, _sequences(count)))
+                samples.setdefault((count, context), []).append(
+                    _step(engine, count, context, _sequences(count))
+                )
             alone.setdefault(context, []).append(_step(engine, many, context, many))
             if sweep >= 1 and time.perf_counter() - began > share * (at + 1):
                 break
@@ -82,18 +90,25 @@ def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None
     return dataclasses.replace(curve, sequence_seconds=more, tokens_per_sequence=PER_SEQUENCE)
 
 
-def _sequence_seconds(tokens: npt.NDArray[np.int64], seconds: Floats, alone: float, count: int) -> float:
+def _sequence_seconds(
+    tokens: npt.NDArray[np.int64], seconds: Floats, alone: float, count: int
+) -> float:
     """What one more sequence costs a step of as many tokens: its attention, above all.
 
-    `seconds` [tokens] are of steps that spread their tokens over few sequences, `alone` of one token for each of
-    `count` sequences.
+    `seconds` [tokens] are of steps that spread their tokens over few sequences, `alone` of one
+    token for each of `count` sequences.
     """
     few = _sequences(count)
-    return max(alone - float(np.interp(count, tokens, seconds)), 0.0) / (count - few) if count > few else 0.0
+    return (
+        max(alone - float(np.interp(count, tokens, seconds)), 0.0) / (count - few)
+        if count > few
+        else 0.0
+    )
 
 
 def _affordable(engine: VerifyEngine, tokens: list[int], context: int, share: float) -> list[int]:
-    """The step sizes, ascending, whose one visit each stays within a third of the time; at least a few."""
+    """The step sizes, ascending, whose one visit each stays within a third of the time; at least a
+    few."""
     _step(engine, tokens[0], context, 1)  # what the very first step pays for is no size's own
     kept: list[int] = []
     began = time.perf_counter()
@@ -132,7 +147,11 @@ def _step(engine: VerifyEngine, tokens: int, context: int, count: int) -> float:
     for sequence in range(count):
         draft = tokens // count + (sequence < tokens % count) - 1
         ids = tuple(range(1, draft + 1))
-        q = SparseQ.of(np.array(ids, np.uint32)[:, None], np.ones((draft, 1), np.float32)) if draft else NO_Q
+        q = (
+            SparseQ.of(np.array(ids, np.uint32)[:, None], np.ones((draft, 1), np.float32))
+            if draft
+            else NO_Q
+        )
         items.append(VerifyItem(Cursor(sequence, 1, 1, context + 1), 0, ids, q))
     if engine.device.type == "cuda":
         torch.cuda.synchronize(engine.device)
@@ -154,7 +173,9 @@ def _key(engine: VerifyEngine) -> dict[str, object]:
         "path": engine.attention_path,
         "make": engine.make,
         **processor(),
-        "device": str(engine.device) if engine.device.type == "cpu" else torch.cuda.get_device_name(engine.device),
+        "device": str(engine.device)
+        if engine.device.type == "cpu"
+        else torch.cuda.get_device_name(engine.device),
         "dtype": engine.dtype,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -1,7 +1,8 @@
-"""Prompts on their way into an engine: one line, first come, first served, and what came of their chunks.
+"""Prompts on their way into an engine: one line, first come, first served, and what came of their
+chunks.
 
-The next chunks of the first, as many as a token budget holds, ride in the pass of a cohort, so that rounds go on and
-prompts do too; while nobody decodes the first has passes of its own.
+The next chunks of the first, as many as a token budget holds, ride in the pass of a cohort, so that
+rounds go on and prompts do too; while nobody decodes the first has passes of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from verify_service.batch_runner import Progress, PromptChunk, PromptPrefill, Ri
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.sequences import unknown
 
-SCORED = 256  # tokens of a prompt in a pass, where each of them brings logits over the whole vocabulary
+SCORED = (
+    256  # tokens of a prompt in a pass, where each of them brings logits over the whole vocabulary
+)
 
 
 class PromptLine:
@@ -25,7 +28,8 @@ class PromptLine:
         self._news: list[Progress] = []  # that nobody has taken yet
 
     def add(self, prompt: PromptPrefill) -> None:
-        """The rest of an opened sequence's prompt will run, chunk by chunk, in rounds or between them."""
+        """The rest of an opened sequence's prompt will run, chunk by chunk, in rounds or between
+        them."""
         self.prompts.append(prompt)
 
     def forget(self, owner: int) -> None:
@@ -34,8 +38,8 @@ class PromptLine:
         self._news = [each for each in self._news if each.prefill.owner != owner]
 
     def riders(self, budget: int, busy: Container[int], *, alone: int | None = None) -> list[Rider]:
-        """The next chunks of prompts that are in no pass, `budget` tokens in all. A prompt that cannot go on leaves the
-        line. alone: an owner, the first of whose prompts goes by itself."""
+        """The next chunks of prompts that are in no pass, `budget` tokens in all. A prompt that
+        cannot go on leaves the line. alone: an owner, the first of whose prompts goes by itself."""
         able = [each for each in self.prompts if each.sequence not in busy]
         if alone is not None:
             able = [each for each in able if each.owner == alone][:1]
@@ -45,26 +49,31 @@ class PromptLine:
                 break
             state = self._holdings.states.get(prompt.sequence)
             if state is None or state.epoch != prompt.epoch or state.cached >= state.prompt_len:
-                self.tell(Progress(prompt, problem=unknown(Cursor(prompt.sequence, prompt.epoch, 0, 0))))
+                self.tell(
+                    Progress(prompt, problem=unknown(Cursor(prompt.sequence, prompt.epoch, 0, 0)))
+                )
                 continue
             start, most = state.cached, budget if state.scores is None else min(budget, SCORED)
             stop = self._holdings.chunk_end(state, most)
             ids = prompt.token_ids[start:stop]
-            behind = () if state.scores is None else prompt.token_ids[start + 1 : start + 1 + len(ids)]
+            behind = (
+                () if state.scores is None else prompt.token_ids[start + 1 : start + 1 + len(ids)]
+            )
             riders.append((prompt, PromptChunk(state, ids, behind)))
             budget -= len(ids)
         return riders
 
     def tell(self, news: Progress) -> None:
-        """What came of a prompt; one that is done, or cannot go on, leaves. Nobody hears of who has left before."""
+        """What came of a prompt; one that is done, or cannot go on, leaves. Nobody hears of who has
+        left before."""
         if news.prefill in self.prompts:
             self._news.append(news)
             if news.done or news.problem is not None:
                 self.prompts.remove(news.prefill)
 
     def take_news(self, owner: int = 0) -> Progress | None:
-        """The oldest news of an owner's prompts, once. They are not told with verdicts: prompts may be of other
-        streams, and outlive the round's."""
+        """The oldest news of an owner's prompts, once. They are not told with verdicts: prompts may
+        be of other streams, and outlive the round's."""
         for at, each in enumerate(self._news):
             if each.prefill.owner == owner:
                 return self._news.pop(at)

@@ -1,6 +1,8 @@
-"""Prompts of one control stream on their way in: opened, run in chunks, the first token drawn. On the device thread.
+"""Prompts of one control stream on their way in: opened, run in chunks, the first token drawn. On
+the device thread.
 
-Chunks ride in the passes of rounds; while nothing decodes the first prompt in line has passes of its own.
+Chunks ride in the passes of rounds; while nothing decodes the first prompt in line has passes of
+its own.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class Prompts:
         """wake: has `collect` called soon; any thread may call it."""
         self._engine, self._owner, self._wake = engine, owner, wake
         self._waiting: dict[tuple[int, int], _Prompt] = {}
-        self._held_up: dict[tuple[int, int], Admission] = {}  # while a pass holds what had their number before
+        self._held_up: dict[
+            tuple[int, int], Admission
+        ] = {}  # while a pass holds what had their number before
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._held_up)
@@ -84,7 +88,9 @@ class Prompts:
         if admission.params.constraint is not None:
             grammar = self._engine.compile(admission.params.constraint, admission.cache_salt)
             grammar.add_done_callback(lambda _: self._wake())
-        self._waiting[cursor.sequence, cursor.epoch] = _Prompt(admission, time.monotonic(), spared, grammar)
+        self._waiting[cursor.sequence, cursor.epoch] = _Prompt(
+            admission, time.monotonic(), spared, grammar
+        )
         self._engine.line.add(PromptPrefill(cursor.sequence, cursor.epoch, ids, self._owner))
         return None
 
@@ -99,17 +105,19 @@ class Prompts:
         return True
 
     def chunk_at(self, last_round: float) -> float | None:
-        """When the next chunk gets a pass of its own, unless a round takes it along before; None: there is none."""
+        """When the next chunk gets a pass of its own, unless a round takes it along before; None:
+        there is none."""
         return last_round + IDLE_S if any(not each.ran for each in self._waiting.values()) else None
 
     def begin_chunk(self, last_round: float) -> UnderWay | None:
-        """A pass of its own, under way; None where none can be. last_round: when one ended, in monotonic seconds.
-        Raises what the engine raises."""
+        """A pass of its own, under way; None where none can be. last_round: when one ended, in
+        monotonic seconds. Raises what the engine raises."""
         short = time.monotonic() - last_round < LIVELY_S
         return self._engine.begin_prefill(short=short, owner=self._owner)
 
     def collect(self) -> Iterator[Began]:
-        """Prompts that have ended since the last time, in whichever pass; those whose form cannot be kept at once."""
+        """Prompts that have ended since the last time, in whichever pass; those whose form cannot
+        be kept at once."""
         for key in [key for key in self._held_up if not self._engine.busy(key[0])]:
             refusal = self.begin(self._held_up.pop(key))
             if refusal is not None:
@@ -119,7 +127,11 @@ class Prompts:
                 yield from self._ended(news.prefill, news.problem)
         for key, prompt in list(self._waiting.items()):
             grammar = prompt.grammar
-            if grammar is not None and grammar.done() and (prompt.ran or isinstance(grammar.result(), Refusal)):
+            if (
+                grammar is not None
+                and grammar.done()
+                and (prompt.ran or isinstance(grammar.result(), Refusal))
+            ):
                 yield self._begin_answer(*key, self._waiting.pop(key), None)
 
     def _ended(self, prefill: PromptPrefill, problem: Refusal | None) -> Iterator[Began]:
@@ -132,10 +144,14 @@ class Prompts:
         else:
             yield self._begin_answer(sequence, epoch, self._waiting.pop((sequence, epoch)), problem)
 
-    def _begin_answer(self, sequence: int, epoch: int, prompt: _Prompt, problem: Refusal | None) -> Began:
+    def _begin_answer(
+        self, sequence: int, epoch: int, prompt: _Prompt, problem: Refusal | None
+    ) -> Began:
         spent = time.monotonic() - prompt.began
         anchor: int | Refusal
-        grammar = None if problem is not None or prompt.grammar is None else prompt.grammar.result()  # it is there
+        grammar = (
+            None if problem is not None or prompt.grammar is None else prompt.grammar.result()
+        )  # it is there
         if isinstance(grammar, Refusal):
             problem, grammar = Refusal(grammar.reason, f"constraint: {grammar.message}"), None
         try:
@@ -146,6 +162,15 @@ class Prompts:
             self._engine.release(sequence, epoch)
             return Began(sequence, epoch, anchor)
         asked = prompt.admission
-        scored = self._engine.prompt_logprobs(sequence) if asked.prompt_logprobs is not None else None
+        scored = (
+            self._engine.prompt_logprobs(sequence) if asked.prompt_logprobs is not None else None
+        )
         told = self._engine.anchor_logprobs(sequence) if asked.params.logprobs is not None else ()
-        return Began(sequence, epoch, anchor, len(asked.token_ids), Started(spent, prompt.spared, scored), told)
+        return Began(
+            sequence,
+            epoch,
+            anchor,
+            len(asked.token_ids),
+            Started(spent, prompt.spared, scored),
+            told,
+        )

@@ -1,8 +1,9 @@
-"""What the library says each layer keeps and how far back it sees, against what a packed pass is told.
+"""What the library says each layer keeps and how far back it sees, against what a packed pass is
+told.
 
-A window longer than any test prompt, or a layer that sees chunks, would pass a comparison of short sequences and be
-wrong later. The library's own cache has one entry per layer, made from the configuration alone; whatever it says there
-a layer of the packed pass has to say too.
+A window longer than any test prompt, or a layer that sees chunks, would pass a comparison of short
+sequences and be wrong later. The library's own cache has one entry per layer, made from the
+configuration alone; whatever it says there a layer of the packed pass has to say too.
 """
 
 from __future__ import annotations
@@ -19,16 +20,21 @@ from verify_service.plan import Segment, build_plan
 
 @torch.inference_mode()
 def unlike(model: Any) -> str | None:
-    """Why the packed pass cannot be right for some layer, or None. Leaves the model with the paged attention."""
+    """Why the packed pass cannot be right for some layer, or None. Leaves the model with the paged
+    attention."""
     if (more := beyond_keys(model)) is not None:
         return more
     try:
         told = _told(model)
     except KeyError as error:
         return f"its attention layers are not told what the model is told ({error})"
-    except Exception as error:  # whatever a foreign model raises here means that it does not go by its plan
+    except (
+        Exception
+    ) as error:  # whatever a foreign model raises here means that it does not go by its plan
         return f"{type(error).__name__}: {error}"[:300]
-    if (twice := next((index for index, windows in told.items() if len(windows) > 1), None)) is not None:
+    if (
+        twice := next((index for index, windows in told.items() if len(windows) > 1), None)
+    ) is not None:
         return f"layer {twice} runs more than once in a pass, and its keys have one place"
     for index, layer in enumerate(cache_layers(model)):
         sees = getattr(layer, "sliding_window", None)

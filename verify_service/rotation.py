@@ -1,13 +1,16 @@
-"""Rotation that depends on how long a sequence is: every token turned as the library turns it for that sequence alone.
+"""Rotation that depends on how long a sequence is: every token turned as the library turns it for
+that sequence alone.
 
-Some rotary modules choose their frequencies by the largest position of a call: `longrope` (Phi-3 to Phi-4-mini) has two
-sets, `dynamic` a set for every length. In a pass of several sequences, or with drafted tokens at its end, that position
-is somebody else's. What is right is what the library's own `generate` does with one sequence: its prompt is one call,
-each later token a call of its own, and a key stays as it was turned. So a token's frequencies are those of length
-max(prompt, position + 1), whoever else is in the pass, and they are told here token by token.
+Some rotary modules choose their frequencies by the largest position of a call: `longrope` (Phi-3 to
+Phi-4-mini) has two sets, `dynamic` a set for every length. In a pass of several sequences, or with
+drafted tokens at its end, that position is somebody else's. What is right is what the library's own
+`generate` does with one sequence: its prompt is one call, each later token a call of its own, and a
+key stays as it was turned. So a token's frequencies are those of length max(prompt, position + 1),
+whoever else is in the pass, and they are told here token by token.
 
-Some models (Phi-3's) compute the whole context again when it grows past the border, all of it with the other set. Their
-keys have no one rotation: `switches_at` is that border, and only `stateful.StatefulRunner` serves them.
+Some models (Phi-3's) compute the whole context again when it grows past the border, all of it with
+the other set. Their keys have no one rotation: `switches_at` is that border, and only
+`stateful.StatefulRunner` serves them.
 """
 
 from __future__ import annotations
@@ -59,7 +62,8 @@ class LengthRotation:
 
     @contextlib.contextmanager
     def told(self, lengths: Lengths) -> Iterator[None]:
-        """In here calls of one row of T tokens turn each by its own length; elsewhere a call has one length."""
+        """In here calls of one row of T tokens turn each by its own length; elsewhere a call has
+        one length."""
         self._told = lengths
         try:
             yield
@@ -70,7 +74,10 @@ class LengthRotation:
     def lowered(self, border: int) -> Iterator[None]:
         """In here the border is a shorter length, so that crossing it is a short test."""
         before = [part.border for part in self._parts]
-        switches, self.switches_at = self.switches_at, border if self.switches_at is not None else None
+        switches, self.switches_at = (
+            self.switches_at,
+            border if self.switches_at is not None else None,
+        )
         for part in self._parts:
             part.move_border(border)
         try:
@@ -80,7 +87,9 @@ class LengthRotation:
             for part, own in zip(self._parts, before, strict=True):
                 part.move_border(own)
 
-    def rotate(self, part: _RotationPart, x: Tensor, positions: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
+    def rotate(
+        self, part: _RotationPart, x: Tensor, positions: Tensor, **more: Any
+    ) -> tuple[Tensor, Tensor]:
         """cos and sin, [B, T, D] each."""
         told = self._told
         if told is None:
@@ -122,7 +131,9 @@ class _RotationPart:
             return SHORT
         return self.border + 1 if self.kind == "longrope" else length
 
-    def at(self, length: int, x: Tensor, positions: Tensor, more: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def at(
+        self, length: int, x: Tensor, positions: Tensor, more: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
         """As in a call whose largest position is `length` - 1."""
         self._forget(x, positions, more)
         last = positions.new_full((*positions.shape[:-1], 1), length - 1)
@@ -137,7 +148,9 @@ class _RotationPart:
                 config.original_max_position_embeddings = border
             return
         more = {} if self.layer_type is None else {"layer_type": self.layer_type}
-        weights: Tensor = next(each for name, each in self.module.named_buffers() if name.endswith("inv_freq"))
+        weights: Tensor = next(
+            each for name, each in self.module.named_buffers() if name.endswith("inv_freq")
+        )
         self._forget(weights, torch.zeros(1, 1, dtype=torch.int64, device=weights.device), more)
         config.max_position_embeddings = border
         self.module.original_max_seq_len = self.module.max_seq_len_cached = border
@@ -145,7 +158,8 @@ class _RotationPart:
             setattr(self.module, f"{self.layer_type}_max_seq_len_cached", border)
 
     def _forget(self, x: Tensor, positions: Tensor, more: dict[str, Any]) -> None:
-        """A dynamic module remembers the longest length it has seen, until it sees one within the border."""
+        """A dynamic module remembers the longest length it has seen, until it sees one within the
+        border."""
         if self.kind != "longrope":
             self._stock(x, positions.new_zeros(*positions.shape[:-1], 1), **more)
 
@@ -162,17 +176,22 @@ class _Forward:
         self._module = parts[0].module
         self._parts = {part.layer_type: part for part in parts}
 
-    def __call__(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
+    ) -> tuple[Tensor, Tensor]:
         more = {} if layer_type is None else {"layer_type": layer_type}
         part = self._parts.get(layer_type)
         if part is None:  # layers of another kind, whose rotation is of the position alone
-            made: tuple[Tensor, Tensor] = type(self._module).forward(self._module, x, position_ids, **more)
+            made: tuple[Tensor, Tensor] = type(self._module).forward(
+                self._module, x, position_ids, **more
+            )
             return made
         return self.rotation.rotate(part, x, position_ids, **more)
 
 
 def find(model: nn.Module) -> LengthRotation | None:
-    """The model's rotation by length, put in place if it is not there yet; None for all but a few models."""
+    """The model's rotation by length, put in place if it is not there yet; None for all but a few
+    models."""
     parts: list[_RotationPart] = []
     for module in model.modules():
         stands = module.__dict__.get("forward")
@@ -180,7 +199,9 @@ def find(model: nn.Module) -> LengthRotation | None:
             return stands.rotation
         kinds = getattr(module, "rope_type", None)
         for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
-            if isinstance(kind, str) and (kind == "longrope" or "dynamic" in kind):  # as the library tells them apart
+            if isinstance(kind, str) and (
+                kind == "longrope" or "dynamic" in kind
+            ):  # as the library tells them apart
                 parts.append(_RotationPart(module, kind, layer_type))
     return LengthRotation(model, parts) if parts else None
 

@@ -1,10 +1,12 @@
-"""The rounds of one control stream: `RoundLoop` with an engine, drafters and a coordinator around it.
+"""The rounds of one control stream: `RoundLoop` with an engine, drafters and a coordinator around
+it.
 
-All of it happens in turns, one at a time: on the thread that owns the engine, where something came from the event loop,
-and else on the thread that has it, a drafter's stream or that of passes, since a round waits for every change of
-threads. A turn feeds the loop all that came and carries out what it asks for. A pass is prepared in a turn, computed on
-the thread of passes, one after the other, and ended in a turn: with two cohorts the next pass lies ready when one ends,
-and goes first. What the coordinator is to hear is said behind the turn, by the engine's thread: nobody waits for it.
+All of it happens in turns, one at a time: on the thread that owns the engine, where something came
+from the event loop, and else on the thread that has it, a drafter's stream or that of passes, since
+a round waits for every change of threads. A turn feeds the loop all that came and carries out what
+it asks for. A pass is prepared in a turn, computed on the thread of passes, one after the other,
+and ended in a turn: with two cohorts the next pass lies ready when one ends, and goes first. What
+the coordinator is to hear is said behind the turn, by the engine's thread: nobody waits for it.
 """
 
 from __future__ import annotations
@@ -55,12 +57,14 @@ log = structlog.get_logger("dspark.rounds")
 
 ENDS_S, LOOK_S = 10.0, 0.002  # for passes to end that a stream leaves behind, and between looks
 
-Came = Callable[[], Iterable[Told | Plan]]  # on the device thread: what the loop is told of something that came
+Came = Callable[
+    [], Iterable[Told | Plan]
+]  # on the device thread: what the loop is told of something that came
 
 
 class RoundDriver:
-    """Keeps `KVCache` for its loop. say: takes news to the coordinator; failed: of a bug, behind which nothing goes on.
-    Both are called on the event loop."""
+    """Keeps `KVCache` for its loop. say: takes news to the coordinator; failed: of a bug, behind
+    which nothing goes on. Both are called on the event loop."""
 
     def __init__(
         self,
@@ -80,8 +84,12 @@ class RoundDriver:
         assert passes is not None
         self._device = passes
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = float("inf")  # when it goes off; written on the device thread and where it does
-        self._arriving: dict[tuple[int, int], Admission] = {}  # told, and not taken up by the loop yet
+        self._timer_at = float(
+            "inf"
+        )  # when it goes off; written on the device thread and where it does
+        self._arriving: dict[
+            tuple[int, int], Admission
+        ] = {}  # told, and not taken up by the loop yet
         self._admitted: dict[int, Admission] = {}
         self._more: list[Told | Plan] = []  # what carrying out brought
         self._began: dict[int, Began] = {}  # prompts that the loop is being told of
@@ -92,7 +100,9 @@ class RoundDriver:
         self._prompts = Prompts(self._engine, owner, self._wake)
         self._feeds = RowFeeds(self._engine, push, self._events, self.tell)
         self._news = RoundNews(worker.device, self._events, self._surely, self._say_news)
-        self._drafters = Drafters(worker, self._feeds, self._admitted, self.tell, self.tell_here, self._news)
+        self._drafters = Drafters(
+            worker, self._feeds, self._admitted, self.tell, self.tell_here, self._news
+        )
         self._news.leaving = self._drafters.leaving
         made = (self.rounds, self._drafters, self._admitted, self._news)
         self._passes = RoundPasses(self._engine, worker.metrics, *made)
@@ -227,7 +237,9 @@ class RoundDriver:
 
     def _chunk_ended(self, step: UnderWay) -> Iterable[Told]:
         judged = self._engine.end(step)
-        self._worker.metrics.forward_seconds.labels(kind="prefill").observe(judged.forward_ns * 1e-9)
+        self._worker.metrics.forward_seconds.labels(kind="prefill").observe(
+            judged.forward_ns * 1e-9
+        )
         return ()  # what it brought is news
 
     def _compute(self, step: UnderWay, end: Came) -> None:
@@ -235,7 +247,8 @@ class RoundDriver:
         self._device.post(partial(self._computed, step, end), self._events)
 
     def _computed(self, step: UnderWay, end: Came) -> None:
-        """On the thread of passes. Raises why nothing of it ran, by which the device's health is judged."""
+        """On the thread of passes. Raises why nothing of it ran, by which the device's health is
+        judged."""
         bug = None
         try:
             step.run()
@@ -284,7 +297,9 @@ class RoundDriver:
             told, self._more = self._more, []
         if counts := self.rounds.counts:
             for what, count in counts.items():
-                self._worker.metrics.dropped.labels(kind="rounds", reason=what.replace(" ", "_")).inc(count)
+                self._worker.metrics.dropped.labels(
+                    kind="rounds", reason=what.replace(" ", "_")
+                ).inc(count)
             counts.clear()
         self._news.tell()
 
@@ -293,13 +308,20 @@ class RoundDriver:
 
     # What came.
 
-    def _heard(self, told: Sequence[Down | Refused], seen: Callable[[], None]) -> Iterable[Told | Plan]:
+    def _heard(
+        self, told: Sequence[Down | Refused], seen: Callable[[], None]
+    ) -> Iterable[Told | Plan]:
         seen()
         for each in told:
             if isinstance(each, Admission):
                 admit = each.admit
                 if self._worker.draining.is_set() and not self._runs(admit.sequence, admit.epoch):
-                    self._refuse(admit.sequence, admit.epoch, RefusalReason.NO_PAGES, "the verifier is draining")
+                    self._refuse(
+                        admit.sequence,
+                        admit.epoch,
+                        RefusalReason.NO_PAGES,
+                        "the verifier is draining",
+                    )
                 else:
                     self._arriving.setdefault((admit.sequence, admit.epoch), each)
                     yield admit
@@ -317,7 +339,9 @@ class RoundDriver:
     def _refuse(self, sequence: int, epoch: int, why: RefusalReason, message: str) -> None:
         """Of a sequence that the loop does not hear of."""
         self._worker.refused(why)
-        self._news.add(Refused(sequence, epoch, why, message), Released(sequence, epoch, 0, 0, Why.NO_PAGES))
+        self._news.add(
+            Refused(sequence, epoch, why, message), Released(sequence, epoch, 0, 0, Why.NO_PAGES)
+        )
 
     def _told_of(self, began: Iterable[Began]) -> Iterable[Told]:
         for each in began:
@@ -360,7 +384,12 @@ class RoundDriver:
         logprobs = [began.logprobs] if began.logprobs else []
         held = self._engine.held
         self._news.add(
-            PassReport(report, started=began.started, logprobs=logprobs, pages_free=held.pages_total - held.pages_held)
+            PassReport(
+                report,
+                started=began.started,
+                logprobs=logprobs,
+                pages_free=held.pages_total - held.pages_held,
+            )
         )
 
     def _drafter_event(self, event: DrafterEvent) -> None:

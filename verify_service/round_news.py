@@ -1,7 +1,8 @@
-"""What a coordinator is to hear of its rounds: made and said behind the turns, once orders have left.
+"""What a coordinator is to hear of its rounds: made and said behind the turns, once orders have
+left.
 
-Nobody waits for it, while the order's drafter may need the processor that making it takes, and hearing and answering
-it: it is said when the next pass has begun, or nothing has come for a while.
+Nobody waits for it, while the order's drafter may need the processor that making it takes, and
+hearing and answering it: it is said when the next pass has begun, or nothing has come for a while.
 """
 
 from __future__ import annotations
@@ -43,15 +44,16 @@ class RoundNews:
         self._news += news
 
     def tell(self) -> None:
-        """At the end of a turn: all that came is about to be said. Where orders are leaving not even a thread is woken:
-        it would be in their way."""
+        """At the end of a turn: all that came is about to be said. Where orders are leaving not
+        even a thread is woken: it would be in their way."""
         if self._news and not self._saying:
             self._saying, self._say_by = True, time.monotonic() + LEAVE_S
         if self._saying and self._due():
             self._post()
 
     def _due(self) -> bool:
-        """Whether none waits: else again when orders have left, in a later turn, or when somebody looks."""
+        """Whether none waits: else again when orders have left, in a later turn, or when somebody
+        looks."""
         if not self.leaving() or time.monotonic() >= self._say_by:
             return True
         if not self._watched:
@@ -75,7 +77,8 @@ class RoundNews:
         self._say([each() if callable(each) else each for each in news])
 
     def _look(self) -> None:
-        """On the event loop: a drafter that hangs takes no order, and a lane that waits for clients has no turn."""
+        """On the event loop: a drafter that hangs takes no order, and a lane that waits for clients
+        has no turn."""
         self._watched = False
         if self._saying:
             self._post()

@@ -62,13 +62,19 @@ class RoundPasses:
         admitted: dict[int, Admission],
         news: RoundNews,
     ) -> None:
-        self._engine, self._rounds, self._drafters, self._admitted = engine, rounds, drafters, admitted
+        self._engine, self._rounds, self._drafters, self._admitted = (
+            engine,
+            rounds,
+            drafters,
+            admitted,
+        )
         self._metrics, self._news = metrics, news
         self._ran: dict[int, Ran] = {}  # those that ended last, by number
         self._spans = RoundSpans()
 
     def begin(self, run: RunPass) -> Running:
-        """Everything but the computing; a row that cannot be read is refused alone. Raises what the engine raises."""
+        """Everything but the computing; a row that cannot be read is refused alone. Raises what the
+        engine raises."""
         items: list[VerifyItem] = []
         for row in run.rows:
             try:
@@ -88,14 +94,20 @@ class RoundPasses:
             if block.order != row.order:
                 raise RuntimeError(f"order {row.order} is to be judged, and {block.order} is here")
             ids, q = block.blocks.drafted(block.row, row.prefix)
-            version = "" if self._admitted[row.sequence].repeatable else self._drafters.orders[row.order].version
+            version = (
+                ""
+                if self._admitted[row.sequence].repeatable
+                else self._drafters.orders[row.order].version
+            )
         return VerifyItem(Cursor(*row[:4]), row.anchor, ids, q, version)
 
     def ended(self, running: Running) -> list[Told]:
         """What the loop is told of it."""
         judged = self._engine.end(running.step)
         if running.step.failure is not None:
-            return [PassEnded(running.number, [NOTHING] * len(running.rows))]  # the device's fault, none of theirs
+            return [
+                PassEnded(running.number, [NOTHING] * len(running.rows))
+            ]  # the device's fault, none of theirs
         spoilt: list[HeldBlock] = []
         sound: set[int] = set()  # orders
         verdicts: dict[int, Verdict] = {}
@@ -103,12 +115,18 @@ class RoundPasses:
         for item, outcome in zip(running.items, judged.outcomes, strict=True):
             sequence = item.cursor.sequence
             if isinstance(outcome, Refusal):
-                self._news.add(Refused(sequence, item.cursor.epoch, outcome.reason, outcome.message))
+                self._news.add(
+                    Refused(sequence, item.cursor.epoch, outcome.reason, outcome.message)
+                )
             else:
                 verdicts[sequence] = outcome
-                held = self._drafters.blocks.pop(sequence, None)  # it holds all that came for its order
+                held = self._drafters.blocks.pop(
+                    sequence, None
+                )  # it holds all that came for its order
                 tokens = (*item.draft_ids[: outcome.accepted], outcome.next_token)
-                drawn[sequence] = Drawn(tokens) if outcome.form is None else Drawn(tokens, *outcome.form)
+                drawn[sequence] = (
+                    Drawn(tokens) if outcome.form is None else Drawn(tokens, *outcome.form)
+                )
                 if held is None or not item.draft_ids:
                     continue
                 if outcome.spoilt:
@@ -125,7 +143,11 @@ class RoundPasses:
     def _note(self, judged: Judged) -> None:
         metrics = self._metrics
         metrics.coupled_near_ties.inc(judged.near_ties)
-        for form in [each.form for each in judged.outcomes if isinstance(each, Verdict) and each.form is not None]:
+        for form in [
+            each.form
+            for each in judged.outcomes
+            if isinstance(each, Verdict) and each.form is not None
+        ]:
             metrics.form_tokens.inc(len(form.forced))
             metrics.form_forced_tokens.inc(sum(form.forced))
             metrics.form_refused_drafts.inc(form.forbidden)
@@ -158,7 +180,9 @@ class RoundPasses:
         forward_s = ran.judged.forward_ns * 1e-9
         whose = (item.cursor.sequence for item in ran.running.items)
         round_s = self._spans.ended(cohort, whose, ran.ended, forward_s)
-        waited = max(each.came for each in orders) - min(each.sent for each in orders) if orders else 0.0
+        waited = (
+            max(each.came for each in orders) - min(each.sent for each in orders) if orders else 0.0
+        )
         draft_s = max((each.draft_s for each in orders), default=0.0)
         return Timing(forward_s, round_s, draft_s, max(waited, 0.0))
 

@@ -1,7 +1,8 @@
-"""Feature rows on their way to drafters over the bulk stream: pieces of what is kept, a bounded number at a time.
+"""Feature rows on their way to drafters over the bulk stream: pieces of what is kept, a bounded
+number at a time.
 
-Rows lie in the verifier anyhow, so nothing is queued here: a piece is read when there is room on its way, and what gets
-lost is read again. On the device thread, but for what `FeaturePush` calls.
+Rows lie in the verifier anyhow, so nothing is queued here: a piece is read when there is room on
+its way, and what gets lost is read again. On the device thread, but for what `FeaturePush` calls.
 """
 
 from __future__ import annotations
@@ -87,7 +88,11 @@ class RowFeeds:
         return [DrafterLost(drafter, "lost: it takes no rows") for drafter in late]
 
     def _go_on(self, drafter: int) -> None:
-        mine = [(at[1], feed) for at, feed in self._feeds.items() if at[0] == drafter and at in self._opened]
+        mine = [
+            (at[1], feed)
+            for at, feed in self._feeds.items()
+            if at[0] == drafter and at in self._opened
+        ]
         room = self._most - sum(feed.next - feed.held for _, feed in mine)
         for key, feed in mine:
             while feed.next < feed.stop and room > 0:
@@ -111,10 +116,14 @@ class RowFeeds:
     def rows_lost(self, sink: Sink, why: str) -> None:
         self._tell(lambda: self._lost(sink, why))
 
-    def _came(self, sink: Sink, marks: Sequence[tuple[Key, int]], refused: Sequence[Key]) -> Sequence[Told]:
+    def _came(
+        self, sink: Sink, marks: Sequence[tuple[Key, int]], refused: Sequence[Key]
+    ) -> Sequence[Told]:
         ready: list[Told] = []
         feeds = {key: feed for (_, key), feed in self._feeds.items() if feed.sink == sink}
-        if any(key in feeds for key, _ in marks):  # what is on its way is shared, so who waits for room got on, too
+        if any(
+            key in feeds for key, _ in marks
+        ):  # what is on its way is shared, so who waits for room got on, too
             now = time.monotonic()
             for each in feeds.values():
                 each.since = now

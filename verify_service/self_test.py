@@ -1,9 +1,10 @@
 """Is a way of running this model right? Asked once, at load, of the model itself.
 
-Two random prompts go through the library's own forward one by one, then through the runner in chunks, side by side, on
-scattered slots, with a rolled-back draft in between. Where rotation depends on length, its border is lowered to lie
-between the two, and a third sequence crosses it with its answer, and with a draft before that. States that may be run
-as one are tried with two sequences of one length. Equal up to rounding, or that runner is not used.
+Two random prompts go through the library's own forward one by one, then through the runner in
+chunks, side by side, on scattered slots, with a rolled-back draft in between. Where rotation
+depends on length, its border is lowered to lie between the two, and a third sequence crosses it
+with its answer, and with a draft before that. States that may be run as one are tried with two
+sequences of one length. Equal up to rounding, or that runner is not used.
 """
 
 from __future__ import annotations
@@ -26,13 +27,18 @@ from verify_service.stateful import use_own_attention
 _LENGTHS = (23, 9)
 _LONG = 150  # where layers keep states: what they make of chunks of 64 and windows of 128 shows
 _LONGEST_WINDOW = 512  # a shorter sliding window is crossed by the first prompt
-_TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 8e-2}  # of the largest logit
+_TOLERANCE = {
+    torch.float32: 1e-3,
+    torch.float16: 3e-2,
+    torch.bfloat16: 8e-2,
+}  # of the largest logit
 _BORDER = 16  # of rotation that depends on length
 _PROMPT, _ANSWERED = 12, 10  # tokens of the sequence that crosses it
 
 
 class Case(NamedTuple):
-    """Tokens, and their logits [length, V] by the library's own attention; the first `prompt` are given at once."""
+    """Tokens, and their logits [length, V] by the library's own attention; the first `prompt` are
+    given at once."""
 
     token_ids: list[int]
     logits: Tensor
@@ -53,13 +59,16 @@ def expected(target: LoadedTarget) -> list[Case]:
             cases.append(Case(ids.tolist(), _logits(model, ids), length))
         if turned is not None and target.context_length >= _PROMPT + _ANSWERED:
             ids = torch.randint(0, target.vocab_size, (_PROMPT + _ANSWERED,), generator=draw)
-            cases.append(Case(ids.tolist(), _answered(model, ids, _PROMPT, turned.switches_at), _PROMPT))
+            cases.append(
+                Case(ids.tolist(), _answered(model, ids, _PROMPT, turned.switches_at), _PROMPT)
+            )
     return cases
 
 
 @torch.inference_mode()
 def looks_ahead(target: LoadedTarget, cases: list[Case]) -> bool:
-    """Whether the library's own logits of a token depend on tokens behind it, so that nothing can go on from them."""
+    """Whether the library's own logits of a token depend on tokens behind it, so that nothing can
+    go on from them."""
     if rotation.find(target.model) is not None:
         return False  # they depend on the length
     use_own_attention(target.model)
@@ -71,7 +80,8 @@ def looks_ahead(target: LoadedTarget, cases: list[Case]) -> bool:
 
 @torch.inference_mode()
 def forgets(target: LoadedTarget, cases: list[Case]) -> bool:
-    """Whether the library's own cache drops keys that its attention sees without one, so that it answers otherwise."""
+    """Whether the library's own cache drops keys that its attention sees without one, so that it
+    answers otherwise."""
     model = target.model
     windows = [getattr(layer, "sliding_window", None) for layer in cache_layers(model)]
     if rotation.find(model) is not None or not any(windows):
@@ -115,7 +125,9 @@ def _around(turned: LengthRotation | None) -> contextlib.AbstractContextManager[
 
 def _lengths(target: LoadedTarget) -> tuple[int, ...]:
     window = getattr(target.model.config.get_text_config(), "sliding_window", None)
-    first = window + 15 if isinstance(window, int) and 8 <= window <= _LONGEST_WINDOW else _LENGTHS[0]
+    first = (
+        window + 15 if isinstance(window, int) and 8 <= window <= _LONGEST_WINDOW else _LENGTHS[0]
+    )
     if beyond_keys(target.model) is not None:
         first = max(first, _LONG)
     return tuple(min(length, target.context_length) for length in (first, *_LENGTHS[1:]))
@@ -128,7 +140,8 @@ def _logits(model: Any, ids: Tensor) -> Tensor:
 
 
 def _answered(model: Any, ids: Tensor, prompt: int, switches_at: int | None = None) -> Tensor:
-    """A prompt at once and then token by token, as `generate` does it; all again from the border on, where it does."""
+    """A prompt at once and then token by token, as `generate` does it; all again from the border
+    on, where it does."""
     device = next(model.parameters()).device
     from transformers import DynamicCache
 
@@ -137,23 +150,29 @@ def _answered(model: Any, ids: Tensor, prompt: int, switches_at: int | None = No
         if switches_at is not None and stop > switches_at:
             rows.append(_logits(model, ids[:stop])[-1:])
             continue
-        rows.append(model(input_ids=ids[None, start:stop].to(device), use_cache=True, **cache).logits[0])
+        rows.append(
+            model(input_ids=ids[None, start:stop].to(device), use_cache=True, **cache).logits[0]
+        )
     return torch.cat(rows)
 
 
 def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
     """(largest difference, largest logit) over the rows of a few packed passes."""
     long, short = cases[:2]
-    # Pages of all interleave, so no sequence lies in a row; a page is one slot unless a kernel reads more.
+    # Pages of all interleave, so no sequence lies in a row; a page is one slot unless a kernel
+    # reads more.
     page = int(getattr(runner, "slot_page", 1))
     longest = max(len(case.token_ids) for case in cases)
     slots = [
-        [(len(cases) * (p // page) + number) * page + p % page for p in range(longest)] for number in range(len(cases))
+        [(len(cases) * (p // page) + number) * page + p % page for p in range(longest)]
+        for number in range(len(cases))
     ]
     split, ready = len(long.token_ids) // 2, len(short.token_ids) - 4
     last = max(len(long.token_ids) - 3, split + 1)
 
-    def segment(number: int, start: int, stop: int | None = None, *, wrong_from: int | None = None) -> Segment:
+    def segment(
+        number: int, start: int, stop: int | None = None, *, wrong_from: int | None = None
+    ) -> Segment:
         case = cases[number]
         ids = list(case.token_ids[:stop])
         if wrong_from is not None:
@@ -162,16 +181,25 @@ def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
 
     # The flag says whether rows are compared: those of a draft that will be rolled back are not.
     passes: list[tuple[bool, list[Segment]]] = [
-        (True, [segment(0, 0, split), segment(1, 0, ready)]),  # prefill of one beside prefill of the other
+        (
+            True,
+            [segment(0, 0, split), segment(1, 0, ready)],
+        ),  # prefill of one beside prefill of the other
         (False, [segment(1, ready, wrong_from=ready)]),
-        (True, [segment(0, split, last), segment(1, ready)]),  # the next chunk of one beside a verification
+        (
+            True,
+            [segment(0, split, last), segment(1, ready)],
+        ),  # the next chunk of one beside a verification
         # A step of both, some of it once more: so few tokens may go another way than prompts do.
         (True, [segment(0, last), segment(1, ready)]),
     ]
     if len(cases) > 2:
         passes += [
             (True, [segment(2, 0, _PROMPT), segment(1, ready), segment(0, last)]),
-            (False, [segment(2, _PROMPT, wrong_from=_PROMPT + 1), segment(1, ready)]),  # past the border and back
+            (
+                False,
+                [segment(2, _PROMPT, wrong_from=_PROMPT + 1), segment(1, ready)],
+            ),  # past the border and back
             (True, [segment(2, _PROMPT, _PROMPT + 1), segment(0, last)]),
             (True, [segment(1, ready), segment(2, _PROMPT + 1)]),
         ]
@@ -179,12 +207,16 @@ def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
     for number, (compared, segments) in enumerate([*passes, passes[-1]]):
         rows = None if number < len(passes) else [0]  # a round asks for some rows only
         logits, taps = runner.run(segments, rows)
-        if taps is not None and len(taps) != (tokens := sum(len(each.token_ids) for each in segments)):
+        if taps is not None and len(taps) != (
+            tokens := sum(len(each.token_ids) for each in segments)
+        ):
             raise CheckpointError(f"its layers give {len(taps)} rows of {tokens} tokens")
         if compared:
             if not bool(torch.isfinite(logits).all()):
                 return float("inf"), 1.0
-            reference = torch.cat([cases[each.key].logits[each.start : each.length] for each in segments])
+            reference = torch.cat(
+                [cases[each.key].logits[each.start : each.length] for each in segments]
+            )
             reference = reference if rows is None else reference[rows]
             worst = max(worst, float((logits - reference).abs().max()))
             scale = max(scale, float(reference.abs().max()))
@@ -192,7 +224,8 @@ def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
 
 
 def _side_by_side(runner: Runner, cases: list[Case]) -> float:
-    """The largest difference where two sequences always stand alike, a draft that is taken back between."""
+    """The largest difference where two sequences always stand alike, a draft that is taken back
+    between."""
     length = min(len(case.token_ids) for case in cases[:2])
     worst, ready = 0.0, length - 4
     for start, stop, wrong in ((0, ready, False), (ready, length, True), (ready, length, False)):

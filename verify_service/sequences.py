@@ -1,7 +1,7 @@
 """What a verifier knows about one sequence, and whether a command about it fits.
 
-Invariant 1, one cursor: between rounds `cached` is `committed_len - 1`; whoever says otherwise is refused and told what
-is here.
+Invariant 1, one cursor: between rounds `cached` is `committed_len - 1`; whoever says otherwise is
+refused and told what is here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger("dspark.verify")
 
 MAX_DRAFT = 64  # drafted tokens of one item
-_BUG = Refusal(RefusalReason.INTERNAL, "its parameters or its rows met a bug; see the verifier's log")
+_BUG = Refusal(
+    RefusalReason.INTERNAL, "its parameters or its rows met a bug; see the verifier's log"
+)
 
 
 class VerifyItem(NamedTuple):
@@ -47,7 +49,9 @@ class VerifyItem(NamedTuple):
 
     def prefix(self, slots: int) -> VerifyItem:
         """The same with the first `slots` drafted tokens only."""
-        return self._replace(draft_ids=self.draft_ids[:slots], q=self.q.prefix(slots) if slots else NO_Q)
+        return self._replace(
+            draft_ids=self.draft_ids[:slots], q=self.q.prefix(slots) if slots else NO_Q
+        )
 
     def without_draft(self) -> VerifyItem:
         """The same, of which nothing can have been drafted."""
@@ -67,19 +71,29 @@ class CachedSequence:
     capacity: int = 0  # tokens it was announced to reach, in whole pages
     salt: str | None = None  # of prefixes kept for others; None: none are kept
     spared: int = 0  # prompt tokens that were found computed
-    alike: int = 0  # prompt tokens up to where one before it went another way, where states are kept
+    alike: int = (
+        0  # prompt tokens up to where one before it went another way, where states are kept
+    )
     kept_state: int = 0  # prompt tokens of the longest state that is kept of it
     token_ids: list[int] = field(default_factory=list)  # committed, the anchor last
     cached: int = 0  # tokens whose keys and values are there
-    last_logits: Tensor | None = None  # of a prompt that has run, until the anchor is drawn from them
+    last_logits: Tensor | None = (
+        None  # of a prompt that has run, until the anchor is drawn from them
+    )
     anchored: bool = False  # whether it has been
     round: int = -1  # the last that was judged
     anchor_logprobs: tuple[ScoredToken, ...] = ()
-    scores: int | None = None  # likeliest tokens told at every position of the prompt; None tells nothing
+    scores: int | None = (
+        None  # likeliest tokens told at every position of the prompt; None tells nothing
+    )
     scored: list[ScoredPrompt] = field(default_factory=list)  # of its chunks so far
     broken: Refusal | None = None  # a bug met it on its way in
-    matcher: Matcher | None = None  # of the form that is asked for; stands at the end of token_ids between rounds
-    shaper: Shaper | None = None  # made when first asked for; catches up with token_ids whenever it is
+    matcher: Matcher | None = (
+        None  # of the form that is asked for; stands at the end of token_ids between rounds
+    )
+    shaper: Shaper | None = (
+        None  # made when first asked for; catches up with token_ids whenever it is
+    )
 
     @property
     def committed_len(self) -> int:
@@ -87,7 +101,8 @@ class CachedSequence:
 
     @property
     def given(self) -> int:
-        """Tokens of the request's own prompt: fewer than were prefilled where an answer goes on elsewhere."""
+        """Tokens of the request's own prompt: fewer than were prefilled where an answer goes on
+        elsewhere."""
         return min(self.params.prompt_len, self.prompt_len) or self.prompt_len
 
 
@@ -98,7 +113,10 @@ def invalid(message: str) -> Refusal:
 
 def unknown(cursor: Cursor) -> Refusal:
     """Nothing is held under this id and epoch."""
-    return Refusal(RefusalReason.UNKNOWN_SEQUENCE, f"sequence {cursor.sequence} epoch {cursor.epoch} is not held here")
+    return Refusal(
+        RefusalReason.UNKNOWN_SEQUENCE,
+        f"sequence {cursor.sequence} epoch {cursor.epoch} is not held here",
+    )
 
 
 def failed(sequence: int, error: Exception) -> Refusal:
@@ -113,7 +131,12 @@ def stale(state: CachedSequence, message: str) -> Refusal:
 
 
 def check_prompt(
-    cursor: Cursor, token_ids: Sequence[int], reserve_tokens: int, *, vocab_size: int, context_length: int
+    cursor: Cursor,
+    token_ids: Sequence[int],
+    reserve_tokens: int,
+    *,
+    vocab_size: int,
+    context_length: int,
 ) -> Refusal | None:
     """Whether these tokens can be prefilled at all."""
     count = len(token_ids)
@@ -126,11 +149,16 @@ def check_prompt(
     if max(token_ids) >= vocab_size or min(token_ids) < 0:
         return invalid(f"token_ids: an id is not below the vocabulary size {vocab_size}")
     if not count < reserve_tokens <= context_length + MAX_DRAFT + 1:
-        return invalid(f"reserve_tokens: {reserve_tokens} is not in {count + 1}..{context_length + MAX_DRAFT + 1}")
+        return invalid(
+            f"reserve_tokens: {reserve_tokens} is not in "
+            f"{count + 1}..{context_length + MAX_DRAFT + 1}"
+        )
     return None
 
 
-def check_item(state: CachedSequence | None, item: VerifyItem, *, vocab_size: int) -> Refusal | None:
+def check_item(
+    state: CachedSequence | None, item: VerifyItem, *, vocab_size: int
+) -> Refusal | None:
     """None when the item may run; its distributions are looked at meanwhile."""
     cursor = item.cursor
     if state is None or cursor.epoch != state.epoch or not state.anchored:
@@ -138,7 +166,10 @@ def check_item(state: CachedSequence | None, item: VerifyItem, *, vocab_size: in
             return stale(state, f"epoch {cursor.epoch} was followed by {state.epoch}")
         return unknown(cursor)
     if cursor.committed_len != state.committed_len:
-        return stale(state, f"committed_len {cursor.committed_len} was claimed, {state.committed_len} is here")
+        return stale(
+            state,
+            f"committed_len {cursor.committed_len} was claimed, {state.committed_len} is here",
+        )
     if cursor.round <= state.round:
         return stale(state, f"round {cursor.round} is over, the last was {state.round}")
     if item.anchor != state.token_ids[-1]:
@@ -149,7 +180,9 @@ def check_item(state: CachedSequence | None, item: VerifyItem, *, vocab_size: in
 def _check_draft(state: CachedSequence, item: VerifyItem, vocab_size: int) -> Refusal | None:
     count = len(item.draft_ids)
     if state.committed_len + count > state.capacity:
-        return invalid(f"draft_ids: {state.committed_len + count} tokens exceed the announced {state.capacity}")
+        return invalid(
+            f"draft_ids: {state.committed_len + count} tokens exceed the announced {state.capacity}"
+        )
     if count > MAX_DRAFT:
         return invalid(f"draft_ids: {count} tokens are over the limit of {MAX_DRAFT}")
     if count and not 0 <= min(item.draft_ids) <= max(item.draft_ids) < vocab_size:

@@ -37,7 +37,9 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
             attention_path=engine.attention_path,
             attention_reason=engine.attention_reason,
             load=codec.write_load(
-                engine.held, device.queued, device.busy_s + (passes.busy_s if passes is not None else 0.0)
+                engine.held,
+                device.queued,
+                device.busy_s + (passes.busy_s if passes is not None else 0.0),
             ),
             feature_dtype=engine.config.feature_dtype if engine.projection else "",
             stop_token_ids=engine.target.stop_ids,
@@ -45,7 +47,9 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
         )
 
     async def Control(
-        self, request_iterator: AsyncIterator[Read[verify_pb2.ControlDown]], context: grpc.aio.ServicerContext
+        self,
+        request_iterator: AsyncIterator[Read[verify_pb2.ControlDown]],
+        context: grpc.aio.ServicerContext,
     ) -> AsyncGenerator[verify_pb2.ControlUp, None]:
         stream = ControlStream(self._worker, self._push)
         async with contextlib.aclosing(stream.run(request_iterator)) as events:

@@ -1,9 +1,11 @@
-"""Whole states kept where a page of a prompt ends, for prompts that begin alike: see `prefix_cache` for their names.
+"""Whole states kept where a page of a prompt ends, for prompts that begin alike: see `prefix_cache`
+for their names.
 
-A state cannot be put together from pages, so a prompt begins with the longest of its prefixes whose state is here.
-Names carry the salt, so tenants never meet. Once all of them take too many bytes, those kept or used longest ago go
-first; one that a prompt began with since it was last looked at is passed over once, so that the many states of one long
-prompt do not push out a beginning that many share.
+A state cannot be put together from pages, so a prompt begins with the longest of its prefixes whose
+state is here. Names carry the salt, so tenants never meet. Once all of them take too many bytes,
+those kept or used longest ago go first; one that a prompt began with since it was last looked at is
+passed over once, so that the many states of one long prompt do not push out a beginning that many
+share.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class StateCache:
         return name in self._kept
 
     def keep(self, sequence: int, name: bytes) -> None:
-        """Its state as it stands, unless that alone is too large. Where the device is full all are forgotten."""
+        """Its state as it stands, unless that alone is too large. Where the device is full all are
+        forgotten."""
         if name in self._kept:
             self._kept.move_to_end(name)
             return
@@ -62,7 +65,8 @@ class StateCache:
                 self.bytes -= kept.bytes
 
     def begin(self, sequence: int, name: bytes) -> bool:
-        """The sequence stands where this state was taken; False where the device is full, and all are forgotten."""
+        """The sequence stands where this state was taken; False where the device is full, and all
+        are forgotten."""
         self._kept.move_to_end(name)
         self._used.add(name)
         kept = self._kept[name]
@@ -75,7 +79,12 @@ class StateCache:
 
     def _give_way(self) -> None:
         """Whoever runs needs the memory more."""
-        log.warning("verify.state_cache", dropped=len(self._kept), bytes=self.bytes, reason="the device is full")
+        log.warning(
+            "verify.state_cache",
+            dropped=len(self._kept),
+            bytes=self.bytes,
+            reason="the device is full",
+        )
         self.clear()
 
     def clear(self) -> None:

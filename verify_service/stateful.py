@@ -1,7 +1,8 @@
 """Passes over the library's own states: slower than pages, and right for more models.
 
-Sequences with as many tokens to run, and with states of one form, share a pass: those of state spaces always are of one
-form, keys only where contexts are equally long. All others have a pass of their own.
+Sequences with as many tokens to run, and with states of one form, share a pass: those of state
+spaces always are of one form, keys only where contexts are equally long. All others have a pass of
+their own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ import torch
 from torch import Tensor
 
 from dspark.errors import CheckpointError
-from dspark.model.target import TargetTaps, beyond_keys, cache_argument, returned_cache, takes_positions
+from dspark.model.target import (
+    TargetTaps,
+    beyond_keys,
+    cache_argument,
+    returned_cache,
+    takes_positions,
+)
 from dspark.pages import Slots
 from verify_service import rotation
 from verify_service.kept_state import REPLAYED_AT_MOST, KeptState, copied, form, joined, parted
@@ -44,20 +51,30 @@ class _Ready(NamedTuple):
 
 
 class StatefulRunner:
-    """`single` where the model can go on from a state by one token only, `together` where several states can be one.
+    """`single` where the model can go on from a state by one token only, `together` where several
+    states can be one.
 
-    A model that computes its whole context again past a border (see `rotation`) has two caches per sequence around it:
-    tokens before the border belong to the first, and those behind it to the second, which begins with all others.
+    A model that computes its whole context again past a border (see `rotation`) has two caches per
+    sequence around it: tokens before the border belong to the first, and those behind it to the
+    second, which begins with all others.
     """
 
     path = "stateful"
 
     def __init__(
-        self, model: Any, taps: TargetTaps | None, reason: str = "", *, single: bool = False, together: bool = False
+        self,
+        model: Any,
+        taps: TargetTaps | None,
+        reason: str = "",
+        *,
+        single: bool = False,
+        together: bool = False,
     ) -> None:
         use_own_attention(model)
         self.reason = reason
-        self.make = "library, token by token" if single else "library, together" if together else "library"
+        self.make = (
+            "library, token by token" if single else "library, together" if together else "library"
+        )
         self.device: torch.device = next(model.parameters()).device
         self.rotation = rotation.find(model)
         self._model, self._cache = model, cache_argument(model)
@@ -66,11 +83,14 @@ class StatefulRunner:
         self._together = together and not single and self.rotation is None
         self._cut = beyond_keys(model) is None
         self._states: dict[int, dict[int, KeptState]] = {}
-        self._token_ids: dict[int, list[int]] = {}  # of sequences that may have to be computed again
+        self._token_ids: dict[
+            int, list[int]
+        ] = {}  # of sequences that may have to be computed again
 
     @property
     def shares_prefixes(self) -> bool:
-        """Not where going on from a state takes a pass a token, and not of sequences with two caches."""
+        """Not where going on from a state takes a pass a token, and not of sequences with two
+        caches."""
         return not self._single and (self.rotation is None or self.rotation.switches_at is None)
 
     @torch.inference_mode()
@@ -94,7 +114,8 @@ class StatefulRunner:
         return self._states.get(key, {}).get(0)
 
     def begin(self, key: int, cache: Any, length: int) -> None:
-        """A sequence begins behind so many tokens, with what was made of them; the cache stays as it is."""
+        """A sequence begins behind so many tokens, with what was made of them; the cache stays as
+        it is."""
         self._states[key] = {0: KeptState(lambda: copied(cache), cut=self._cut, length=length)}
 
     @torch.inference_mode()
@@ -121,9 +142,9 @@ class StatefulRunner:
         groups: dict[Any, list[int]] = {}
         for place, each in enumerate(ready):
             kind = form(each.state.cache)
-            groups.setdefault((len(each.ids), kind, place if kind is None and each.state.length else -1), []).append(
-                place
-            )
+            groups.setdefault(
+                (len(each.ids), kind, place if kind is None and each.state.length else -1), []
+            ).append(place)
         made: dict[int, tuple[Tensor, Tensor | None]] = {}
         for places in groups.values():
             group = [ready[place] for place in places]
@@ -143,9 +164,12 @@ class StatefulRunner:
         return _Ready(call, state, [*again, *segment.token_ids], keep)
 
     def _alone(self, ready: _Ready) -> tuple[Tensor, Tensor | None]:
-        """Logits of the new tokens kept, or of one where there are none, and taps of all new ones."""
+        """Logits of the new tokens kept, or of one where there are none, and taps of all new
+        ones."""
         before = ready.before
-        logits, taps = self._forward(ready.state, ready.call.segment, ready.ids, [before + j for j in ready.keep])
+        logits, taps = self._forward(
+            ready.state, ready.call.segment, ready.ids, [before + j for j in ready.keep]
+        )
         return logits, None if taps is None else taps[before:]
 
     def _run_together(self, group: Sequence[_Ready]) -> list[tuple[Tensor, Tensor | None]]:
@@ -166,9 +190,14 @@ class StatefulRunner:
             logits_to_keep=torch.tensor(kept, device=self.device),
             **told,
         )
-        taps, logits = self._taps.collect() if self._taps is not None else None, _of(output.logits, kept)
+        taps, logits = (
+            self._taps.collect() if self._taps is not None else None,
+            _of(output.logits, kept),
+        )
         made = []
-        for row, (each, cache) in enumerate(zip(group, parted(self._returned(output), count), strict=True)):
+        for row, (each, cache) in enumerate(
+            zip(group, parted(self._returned(output), count), strict=True)
+        ):
             each.state.ran(each.ids, cache)
             mine = [kept.index(each.before + j) for j in each.keep]
             made.append((logits[row][mine], None if taps is None else taps[row, each.before :]))
@@ -180,9 +209,14 @@ class StatefulRunner:
         """Logits of the tokens kept, or of one where there are none, and taps of all of them."""
         if not self._single or not state.length or len(ids) == 1:
             return self._step(state, segment, ids, keep)
-        made = [self._step(state, segment, [token], [0] if at in keep else []) for at, token in enumerate(ids)]
+        made = [
+            self._step(state, segment, [token], [0] if at in keep else [])
+            for at, token in enumerate(ids)
+        ]
         logits = torch.cat([made[at][0] for at in keep or [-1]])
-        return logits, None if self._taps is None else torch.cat([taps for _, taps in made if taps is not None])
+        return logits, None if self._taps is None else torch.cat(
+            [taps for _, taps in made if taps is not None]
+        )
 
     def _step(
         self, state: KeptState, segment: Segment, ids: Sequence[int], keep: list[int]
@@ -198,31 +232,42 @@ class StatefulRunner:
                 **self._told(state, len(ids)),
             )
         state.ran(ids, self._returned(output))
-        return _of(output.logits, kept)[0], self._taps.collect()[0] if self._taps is not None else None
+        return _of(output.logits, kept)[0], self._taps.collect()[
+            0
+        ] if self._taps is not None else None
 
     def _returned(self, output: Any) -> Any:
         cache = returned_cache(output)
         if cache is None:
-            raise CheckpointError(f"{type(self._model).__name__} keeps its state where nothing can take tokens back")
+            raise CheckpointError(
+                f"{type(self._model).__name__} keeps its state where nothing can take tokens back"
+            )
         return cache
 
     def _told(self, state: KeptState, count: int) -> dict[str, Any]:
         """Where the tokens of a call stand, and what is before them."""
         told = {} if state.cache is None else {self._cache: state.cache}
         if self._positions:
-            told["position_ids"] = torch.arange(state.length, state.length + count, device=self.device)[None]
+            told["position_ids"] = torch.arange(
+                state.length, state.length + count, device=self.device
+            )[None]
         return told
 
-    def _turned(self, segment: Segment, start: int, ids: Sequence[int]) -> contextlib.AbstractContextManager[None]:
+    def _turned(
+        self, segment: Segment, start: int, ids: Sequence[int]
+    ) -> contextlib.AbstractContextManager[None]:
         if self.rotation is None:
             return contextlib.nullcontext()
         prompt = segment.prompt
         if self.rotation.switches_at is not None:  # all of a cache alike
             prompt = max(prompt, segment.length)
-        return self.rotation.told(self.rotation.of_tokens([Segment(segment.key, start, ids, (), prompt)]))
+        return self.rotation.told(
+            self.rotation.of_tokens([Segment(segment.key, start, ids, (), prompt)])
+        )
 
     def _calls(self, segment: Segment) -> Iterator[_Call]:
-        """The segment as it is; where the model switches, its tokens before the border and those behind it."""
+        """The segment as it is; where the model switches, its tokens before the border and those
+        behind it."""
         count = len(segment.token_ids)
         border = self.rotation.switches_at if self.rotation is not None else None
         if border is None:
@@ -236,7 +281,9 @@ class StatefulRunner:
             yield _Call(segment, count, 1)
             return
         if early := max(min(border - segment.start, count), 0):
-            yield _Call(Segment(key, segment.start, segment.token_ids[:early], (), segment.prompt), early, 0)
+            yield _Call(
+                Segment(key, segment.start, segment.token_ids[:early], (), segment.prompt), early, 0
+            )
         else:
             self._states.get(key, {}).pop(0, None)  # what is committed has left it behind
         if early < count:
@@ -261,7 +308,8 @@ class StatefulRunner:
 
 
 def _of(logits: Tensor, kept: list[int]) -> Tensor:
-    """The rows that were asked for, [n, kept, V]: some models of the library make those of all tokens all the same."""
+    """The rows that were asked for, [n, kept, V]: some models of the library make those of all
+    tokens all the same."""
     return logits if logits.shape[1] == len(kept) else logits[:, kept]
 
 

@@ -1,8 +1,9 @@
 """A verifier without a target: the engine of a real one around batches that sleep.
 
-Sequences, KV blocks, prompts in line and cursors are those of the real engine; what a batch says and how long it takes
-come from a file (`dspark.synthetic`). Its tokens depend on the sequence's seed and their position alone, at every
-temperature and under every rule, so an answer is the same whatever is drafted, verified or preempted. No torch.
+Sequences, KV blocks, prompts in line and cursors are those of the real engine; what a batch says
+and how long it takes come from a file (`dspark.synthetic`). Its tokens depend on the sequence's
+seed and their position alone, at every temperature and under every rule, so an answer is the same
+whatever is drafted, verified or preempted. No torch.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class SyntheticBatch(NamedTuple):
 
     items: Sequence[VerifyItem]
     states: Sequence[CachedSequence]
-    said: Sequence[tuple[int, ...]]  # of each item: what is kept of its prefix, and the target's own token
+    said: Sequence[
+        tuple[int, ...]
+    ]  # of each item: what is kept of its prefix, and the target's own token
     chunks: Sequence[PromptChunk]
     lengths: Sequence[int]  # committed tokens of each item
     began_ns: int
@@ -95,7 +98,9 @@ class SyntheticExecuted(NamedTuple):
 class SyntheticStep:
     """Keeps `BatchRunner`: sleeps where a real one computes."""
 
-    def __init__(self, spec: SyntheticSpec, holdings: KVCacheManager, store: SyntheticRowStore) -> None:
+    def __init__(
+        self, spec: SyntheticSpec, holdings: KVCacheManager, store: SyntheticRowStore
+    ) -> None:
         self._spec, self._holdings, self._store = spec, holdings, store
         self._oracle, self._pace = SyntheticOracle(spec), Pace(spec.jitter, spec.seed)
         self._keys: dict[int, int] = {}
@@ -104,7 +109,9 @@ class SyntheticStep:
     def key(self, state: CachedSequence) -> int:
         """What the tokens of a sequence whose prompt has begun hang on."""
         if state.sequence not in self._keys:
-            self._keys[state.sequence] = self._oracle.key(state.token_ids[0], state.params.seed, state.params.choice)
+            self._keys[state.sequence] = self._oracle.key(
+                state.token_ids[0], state.params.seed, state.params.choice
+            )
         return self._keys[state.sequence]
 
     def forget(self, sequence: int) -> None:
@@ -112,7 +119,11 @@ class SyntheticStep:
 
     def first_token(self, state: CachedSequence) -> int:
         """The anchor behind a prompt."""
-        return int(self._oracle.target(np.array([self.key(state)], np.uint64), np.array([state.committed_len]))[0])
+        return int(
+            self._oracle.target(
+                np.array([self.key(state)], np.uint64), np.array([state.committed_len])
+            )[0]
+        )
 
     def unready(self, state: CachedSequence) -> Refusal | None:
         return None
@@ -122,14 +133,23 @@ class SyntheticStep:
         states = [self._holdings.states[item.cursor.sequence] for item in items]
         lengths = [state.committed_len for state in states]
         keys = np.array([self.key(state) for state in states], np.uint64)
-        said = self._oracle.judge(keys, np.array(lengths), [item.draft_ids for item in items]) if items else []
+        said = (
+            self._oracle.judge(keys, np.array(lengths), [item.draft_ids for item in items])
+            if items
+            else []
+        )
         tokens = sum(1 + len(item.draft_ids) for item in items)
         return SyntheticBatch(items, states, said, chunks, lengths, began, tokens)
 
     def execute(self, prepared: SyntheticBatch) -> SyntheticExecuted:
-        """Until the batch is over that began when it was prepared, or when the one before it ended."""
-        ends_ns = max(prepared.began_ns, self._free_ns) + int(self._pace.take(self._seconds(prepared)) * 1e9)
-        if bad := unsound(prepared.items, [state.params for state in prepared.states], self._spec.vocabulary):
+        """Until the batch is over that began when it was prepared, or when the one before it
+        ended."""
+        ends_ns = max(prepared.began_ns, self._free_ns) + int(
+            self._pace.take(self._seconds(prepared)) * 1e9
+        )
+        if bad := unsound(
+            prepared.items, [state.params for state in prepared.states], self._spec.vocabulary
+        ):
             prepared = prepared.without_drafts(bad)
         self._pace.sleep_until(ends_ns)
         self._free_ns = time.perf_counter_ns()
@@ -138,7 +158,9 @@ class SyntheticStep:
     def _seconds(self, batch: SyntheticBatch) -> float:
         seconds = 0.0
         if batch.items:
-            seconds = self._spec.verify.seconds(batch.tokens, sum(batch.lengths) / len(batch.lengths))
+            seconds = self._spec.verify.seconds(
+                batch.tokens, sum(batch.lengths) / len(batch.lengths)
+            )
         for chunk in batch.chunks:
             count = len(chunk.token_ids)
             seconds += self._spec.prefill_seconds(count, chunk.state.cached + count)
@@ -157,7 +179,9 @@ class SyntheticStep:
             drafted = len(item.draft_ids)
             outcomes.append(Verdict(item.cursor, len(said) - 1, said[-1], drafted, item.spoilt))
         grown += [
-            (each.state, each.token_ids) for each in batch.chunks if states.get(each.state.sequence) is each.state
+            (each.state, each.token_ids)
+            for each in batch.chunks
+            if states.get(each.state.sequence) is each.state
         ]
         self._commit(grown)
         return outcomes
@@ -177,7 +201,9 @@ class SyntheticStep:
 
 
 def _index(slots: Slots | Sequence[int]) -> slice | Ints:
-    return slice(slots.start, slots.stop) if isinstance(slots, range) else np.asarray(slots, np.int64)
+    return (
+        slice(slots.start, slots.stop) if isinstance(slots, range) else np.asarray(slots, np.int64)
+    )
 
 
 class SyntheticVerifyEngine(EngineCore):
@@ -193,7 +219,9 @@ class SyntheticVerifyEngine(EngineCore):
         self.spec = spec
         version = f"synthetic-{spec.fingerprint}"
         self.target = SyntheticTarget(spec.vocabulary, spec.context_length)
-        self.projection = version  # the drafter of the same file, and no other, understands the rows
+        self.projection = (
+            version  # the drafter of the same file, and no other, understands the rows
+        )
         pages = (config.kv_tokens or KV_TOKENS) // config.page_size
         store = SyntheticRowStore(pages * config.page_size, spec.feature_width)
         holdings = KVCacheManager(
@@ -223,7 +251,9 @@ class SyntheticVerifyEngine(EngineCore):
         future.set_result(invalid("unsupported: the target is synthetic and has no tokenizer"))
         return future
 
-    def first_token(self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None) -> int | Refusal:
+    def first_token(
+        self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None
+    ) -> int | Refusal:
         state = self._holdings.states.get(sequence)
         waits = state is not None and not state.anchored and state.cached >= state.prompt_len
         if state is None or not waits or (epoch is not None and epoch != state.epoch):

@@ -1,9 +1,11 @@
-"""A step of an engine between its preparation and its end: packed passes that run while others are prepared.
+"""A step of an engine between its preparation and its end: packed passes that run while others are
+prepared.
 
-Invariant: while it is under way, what it reads and writes stays. States of the sequences in it do not change, their
-pages go to nobody, and who leaves meanwhile leaves when it has ended. Pages of others may be handed on: whoever gets
-them is in a later pass, and passes run one after the other. `run` computes and changes nothing of this; `end` does,
-on the thread that owns sequences and pages, and is always called once `run` is over.
+Invariant: while it is under way, what it reads and writes stays. States of the sequences in it do
+not change, their pages go to nobody, and who leaves meanwhile leaves when it has ended. Pages of
+others may be handed on: whoever gets them is in a later pass, and passes run one after the other.
+`run` computes and changes nothing of this; `end` does, on the thread that owns sequences and pages,
+and is always called once `run` is over.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from typing import NamedTuple
 import structlog
 
 from dspark.types import Refusal, RefusalReason, Verdict
-from verify_service.batch_runner import BatchRunner, ExecutedBatch, Judged, PreparedBatch, Progress, Rider
+from verify_service.batch_runner import (
+    BatchRunner,
+    ExecutedBatch,
+    Judged,
+    PreparedBatch,
+    Progress,
+    Rider,
+)
 from verify_service.sequences import CachedSequence, VerifyItem
 
 log = structlog.get_logger("dspark.verify")
@@ -43,7 +52,9 @@ class UnderWay:
         began_ns: int,
     ) -> None:
         self.riders = riders
-        self.states: list[CachedSequence] = [state for batch in batches for state in _states(batch.prepared)]
+        self.states: list[CachedSequence] = [
+            state for batch in batches for state in _states(batch.prepared)
+        ]
         self.failure: Exception | None = None  # why nothing of it ran
         self._step, self._items, self._outcomes, self._batches = step, items, outcomes, batches
         self._ran: list[tuple[Sequence[int], ExecutedBatch]] = []
@@ -60,18 +71,25 @@ class UnderWay:
         self._spent_ns += time.perf_counter_ns() - began
 
     def _run(self, batch: Batch) -> None:
-        """A pass; of one that failed, with fewer beside each other, so that whoever spoils it is alone at last. One of
-        them, or their number, may have been more than the device could bear."""
+        """A pass; of one that failed, with fewer beside each other, so that whoever spoils it is
+        alone at last. One of them, or their number, may have been more than the device could
+        bear."""
         indices, prepared = batch
         try:
             self._ran.append((indices, self._step.execute(prepared)))
             return
-        except Exception as error:  # of the target, or of what is made of its logits: nothing of it is committed
+        except (
+            Exception
+        ) as error:  # of the target, or of what is made of its logits: nothing of it is committed
             self._error = error
-            log.error("pass.failed", sequences=len(indices), prompts=len(prepared.chunks), exc_info=error)
+            log.error(
+                "pass.failed", sequences=len(indices), prompts=len(prepared.chunks), exc_info=error
+            )
         self._spoilt.append(prepared)
         places = range(len(indices))
-        for part in ([places] if indices else []) if prepared.chunks else halves(places):  # what rode goes no further
+        for part in (
+            ([places] if indices else []) if prepared.chunks else halves(places)
+        ):  # what rode goes no further
             self._run(Batch([indices[place] for place in part], prepared.part(part)))
 
     def end(self) -> tuple[Judged, list[Progress]]:
@@ -85,7 +103,9 @@ class UnderWay:
         for indices, executed in self._ran:
             try:
                 committed = self._step.commit(executed)
-            except Exception as error:  # a bug: some may be committed and not told, so all begin anew
+            except (
+                Exception
+            ) as error:  # a bug: some may be committed and not told, so all begin anew
                 log.error("step.failed", sequences=len(indices), exc_info=error)
                 _spoil(executed.prepared)
                 continue

@@ -1,4 +1,5 @@
-"""Attention kernels of libraries for GPUs that read pages in place, found by signature: older releases lack parameters.
+"""Attention kernels of libraries for GPUs that read pages in place, found by signature: older
+releases lack parameters.
 
 Symbols: T tokens of the pass, N sequences, P pages of the longest, Hq and Hkv heads, D head size.
 """
@@ -17,7 +18,8 @@ from dspark.native.attention import Tables
 _NEEDED = {"scale", "window_size", "enable_gqa", "seqused_k", "block_table"}
 
 
-# (query [T, Hq, D], keys and values [pages, page_size, Hkv, D], tables, scale, window) -> [T, Hq, D]
+# (query [T, Hq, D], keys and values [pages, page_size, Hkv, D], tables, scale, window) -> [T, Hq,
+# D]
 Kernel = Callable[[Tensor, Tensor, Tensor, Tables, float | None, int | None], Tensor]
 
 
@@ -30,7 +32,9 @@ def torch_kernel() -> Kernel | None:
     if not set(inspect.signature(varlen_attn).parameters) >= _NEEDED:
         return None
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, at: Tables, scale: float | None, window: int | None) -> Tensor:
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, at: Tables, scale: float | None, window: int | None
+    ) -> Tensor:
         left = -1 if window is None else window - 1
         out = varlen_attn(
             q,
@@ -61,7 +65,9 @@ def flash_kernel() -> Kernel | None:
     if "block_table" not in inspect.signature(flash_attn_varlen_func).parameters:
         return None
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, at: Tables, scale: float | None, window: int | None) -> Tensor:
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, at: Tables, scale: float | None, window: int | None
+    ) -> Tensor:
         cu_k = torch.nn.functional.pad(at.used_k.cumsum(0, dtype=torch.int32), (1, 0))
         left = -1 if window is None else window - 1
         out: Any = flash_attn_varlen_func(

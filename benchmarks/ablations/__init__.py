@@ -1,1 +1,2 @@
-"""What parts bring: to accepted lengths, and of the kernels for CPUs: `python -m benchmarks.ablations`."""
+"""What parts bring: to accepted lengths, and of the kernels for CPUs: `python -m
+benchmarks.ablations`."""

@@ -1,8 +1,9 @@
 """What parts bring, by doing without them: of tau and kernels with both engines in this process.
 
-python -m benchmarks.ablations tau         # accepted lengths: entries of q, rule, precision of rows, missing rows
-python -m benchmarks.ablations kernels     # tokens a second: each kernel for CPUs, and `torch.compile`
-python -m benchmarks.ablations threads     # tokens a second: one thread a worker, and processors divided
+python -m benchmarks.ablations tau         # accepted lengths: entries of q, rule, precision of
+rows, missing rows python -m benchmarks.ablations kernels     # tokens a second: each kernel for
+CPUs, and `torch.compile` python -m benchmarks.ablations threads     # tokens a second: one thread a
+worker, and processors divided
 """
 
 from __future__ import annotations
@@ -18,16 +19,28 @@ from benchmarks.row import only_rows
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ablations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.ablations",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", choices=["tau", "kernels", "threads"])
     add_arguments(parser)
-    parser.add_argument("--table", type=Path, metavar="FILE", help="the table as JSON; kernels are added to it")
-    parser.add_argument("--quick", action="store_true", help=f"of tau: {tau.QUICK_PROMPTS} prompts a domain")
-    parser.add_argument("--kernel", choices=kernels.KERNELS, action="append", help="only this; may be said again")
+    parser.add_argument(
+        "--table", type=Path, metavar="FILE", help="the table as JSON; kernels are added to it"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help=f"of tau: {tau.QUICK_PROMPTS} prompts a domain"
+    )
+    parser.add_argument(
+        "--kernel", choices=kernels.KERNELS, action="append", help="only this; may be said again"
+    )
     longest = kernels.LONGEST_PROMPT
-    parser.add_argument("--context", type=int, default=longest, help=f"of kernels: tokens of a prompt ({longest})")
-    parser.add_argument("--repetitions", type=int, default=4, help="of kernels: answers of every sequence (4)")
+    parser.add_argument(
+        "--context", type=int, default=longest, help=f"of kernels: tokens of a prompt ({longest})"
+    )
+    parser.add_argument(
+        "--repetitions", type=int, default=4, help="of kernels: answers of every sequence (4)"
+    )
     args = parser.parse_args(argv)
     only_rows()
     pair = chosen(args)

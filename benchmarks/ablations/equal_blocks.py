@@ -1,7 +1,9 @@
-"""What a drafted block is worth under a rule: the tokens it commits on average over the rule's own coins.
+"""What a drafted block is worth under a rule: the tokens it commits on average over the rule's own
+coins.
 
-Two settings are then compared on equal contexts, block by block, and neither the coins nor the way an answer happens to
-go stands between them. Only the block itself is a draw; under `coupled` the target's noise is one too.
+Two settings are then compared on equal contexts, block by block, and neither the coins nor the way
+an answer happens to go stands between them. Only the block itself is a draw; under `coupled` the
+target's noise is one too.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from dspark.types import Block, Rule, SamplingParams
 def committed(block: Block, probs: Tensor, params: SamplingParams, anchor_position: int) -> float:
     """Mean tokens of a round that verifies the whole block, the target's own included.
 
-    probs [l + 1, V] float64: the target's distribution at the anchor and behind each of the l drafted tokens.
+    probs [l + 1, V] float64: the target's distribution at the anchor and behind each of the l
+    drafted tokens.
     """
     ids = list(block.token_ids)
     if not ids:
@@ -46,9 +49,13 @@ def committed(block: Block, probs: Tensor, params: SamplingParams, anchor_positi
 
 
 def probs_behind(
-    model: torch.nn.Module, tokens: Sequence[int], blocks: Sequence[Sequence[int]], params: SamplingParams
+    model: torch.nn.Module,
+    tokens: Sequence[int],
+    blocks: Sequence[Sequence[int]],
+    params: SamplingParams,
 ) -> list[Tensor]:
-    """The target's distribution along each block after `tokens`, [l + 1, V] each, by one pass over all of them.
+    """The target's distribution along each block after `tokens`, [l + 1, V] each, by one pass over
+    all of them.
 
     Blocks stand side by side behind the tokens; a mask keeps them from seeing each other.
     """

@@ -1,9 +1,11 @@
-"""What each of the project's kernels for CPUs brings end to end: the shipped pair with it and without, round by round.
+"""What each of the project's kernels for CPUs brings end to end: the shipped pair with it and
+without, round by round.
 
-Two pairs of engines live in this process, one with a kernel and one without. Both decode the same prompts greedily with
-blocks of a fixed length, one round each by turns, and a round's cost is the processor time of this thread, so that
-other work on the machine shifts both alike. What counts is tokens per second; the ratio is the median over pairs of
-rounds. `torch.compile` in place of lean layers is measured in the same way.
+Two pairs of engines live in this process, one with a kernel and one without. Both decode the same
+prompts greedily with blocks of a fixed length, one round each by turns, and a round's cost is the
+processor time of this thread, so that other work on the machine shifts both alike. What counts is
+tokens per second; the ratio is the median over pairs of rounds. `torch.compile` in place of lean
+layers is measured in the same way.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ KERNELS = {
     "attention": Without({"attention_kernel": False}, loading=(_NO_BLOCKS,)),
     "half products": Without(loading=(_NO_HALF,)),
     "lean layers": Without({"lean_layers": False}),
-    "torch.compile": Without({"attention_kernel": False, "lean_layers": False}, (_NO_BLOCKS,), compiled=True),
+    "torch.compile": Without(
+        {"attention_kernel": False, "lean_layers": False}, (_NO_BLOCKS,), compiled=True
+    ),
 }
 
 
@@ -66,7 +70,8 @@ class Side:
     def begin(self, prompts: Sequence[list[int]]) -> None:
         """Prompts take their pass; the first round is next."""
         self._running = [
-            self._engines.begin(number, prompt, GREEDY, TOKENS + 16) for number, prompt in enumerate(prompts)
+            self._engines.begin(number, prompt, GREEDY, TOKENS + 16)
+            for number, prompt in enumerate(prompts)
         ]
 
     def round(self) -> tuple[float, int]:
@@ -88,10 +93,20 @@ def _patched(names: Sequence[str]) -> Iterator[None]:
         yield
 
 
-def compare(name: str, pair: Pair, sequences: int, context: int, repetitions: int) -> dict[str, float]:
-    """Tokens a second of both sides at so many sequences, and the ratio of what they take for the same rounds."""
-    sides = (Side(pair, sequences, context, Without()), Side(pair, sequences, context, KERNELS[name]))
-    texts = [_long(pair.token_ids(prompt), context) for domain in DOMAINS for prompt in pair.prompts(domain, 6)]
+def compare(
+    name: str, pair: Pair, sequences: int, context: int, repetitions: int
+) -> dict[str, float]:
+    """Tokens a second of both sides at so many sequences, and the ratio of what they take for the
+    same rounds."""
+    sides = (
+        Side(pair, sequences, context, Without()),
+        Side(pair, sequences, context, KERNELS[name]),
+    )
+    texts = [
+        _long(pair.token_ids(prompt), context)
+        for domain in DOMAINS
+        for prompt in pair.prompts(domain, 6)
+    ]
     took: tuple[list[float], list[float]] = ([], [])
     tokens = [0, 0]
     for repetition in range(repetitions + 1):  # the first warms up
@@ -107,7 +122,10 @@ def compare(name: str, pair: Pair, sequences: int, context: int, repetitions: in
                     tokens[which] += committed
         for side in sides:
             side.end()
-    note(f"{name}, {sequences}: {[round(1e3 * statistics.median(each), 2) for each in took]} ms a round")
+    note(
+        f"{name}, {sequences}: {[round(1e3 * statistics.median(each), 2) for each in took]} ms a "
+        "round"
+    )
     return {
         "with": round(tokens[0] / sum(took[0]), 1),
         "without": round(tokens[1] / sum(took[1]), 1),
@@ -119,7 +137,9 @@ def compare(name: str, pair: Pair, sequences: int, context: int, repetitions: in
 
 def _long(ids: list[int], context: int) -> list[int]:
     """A prompt of at most so many tokens; a short one is said again where that is many."""
-    return ids[:context] if context <= LONGEST_PROMPT else (ids * (context // len(ids) + 1))[:context]
+    return (
+        ids[:context] if context <= LONGEST_PROMPT else (ids * (context // len(ids) + 1))[:context]
+    )
 
 
 def row(pair: Pair, names: Sequence[str], context: int, repetitions: int, file: Path | None) -> Row:

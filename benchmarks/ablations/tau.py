@@ -1,9 +1,11 @@
-"""What the accepted length owes to its parts: entries of q, rule, precision of feature rows, rows that are missing.
+"""What the accepted length owes to its parts: entries of q, rule, precision of feature rows, rows
+that are missing.
 
-One run decodes the held-out prompts as a deployment does (block rule, 64 entries, bfloat16 rows, whole blocks). In each
-of its rounds every setting of the table drafts a block from the same context, and `equal_blocks` says what that block
-would commit on average, the target's own token included. So settings are compared in pairs, round by round: beside each
-tau stands its difference to the deployed setting's, whose standard error comes from the spread between prompts. tau is
+One run decodes the held-out prompts as a deployment does (block rule, 64 entries, bfloat16 rows,
+whole blocks). In each of its rounds every setting of the table drafts a block from the same
+context, and `equal_blocks` says what that block would commit on average, the target's own token
+included. So settings are compared in pairs, round by round: beside each tau stands its difference
+to the deployed setting's, whose standard error comes from the spread between prompts. tau is
 averaged over the rounds of a domain, and then over domains. Both engines run in this process.
 """
 
@@ -67,13 +69,20 @@ def settings(vocab: int, temperature: float) -> list[Setting]:
     made: list[Setting] = []
     if temperature > 0:
         made += [
-            ("entries", f"{rule.name.lower()}, K = {'full' if count == vocab else count}", DraftSetting(rule, count))
+            (
+                "entries",
+                f"{rule.name.lower()}, K = {'full' if count == vocab else count}",
+                DraftSetting(rule, count),
+            )
             for rule in (Rule.BLOCK, Rule.COUPLED)
             for count in (16, 64, 256, vocab)
         ]
         made += [("rule", rule.name.lower(), DraftSetting(rule)) for rule in Rule]
     made += [("rows", form, DraftSetting(rows=form)) for form in FORMS]
-    made += [("missing rows", f"last {count} missing", DraftSetting(missing=count)) for count in (0, 1, 2, 4, 8)]
+    made += [
+        ("missing rows", f"last {count} missing", DraftSetting(missing=count))
+        for count in (0, 1, 2, 4, 8)
+    ]
     return made
 
 
@@ -136,16 +145,28 @@ class Bench:
 
     def _weigh(self, stream: AnswerStream, blocks: dict[DraftSetting, Block]) -> None:
         """Adds what each block is worth; the target looks at blocks of equal ids once."""
-        answer, different = stream.answer, list(dict.fromkeys(tuple(block.token_ids) for block in blocks.values()))
-        probs = dict(zip(different, probs_behind(self._target, answer.tokens, different, answer.params), strict=True))
+        answer, different = (
+            stream.answer,
+            list(dict.fromkeys(tuple(block.token_ids) for block in blocks.values())),
+        )
+        probs = dict(
+            zip(
+                different,
+                probs_behind(self._target, answer.tokens, different, answer.params),
+                strict=True,
+            )
+        )
         for drafting, block in blocks.items():
             params = replace(answer.params, rule=drafting.rule)
-            worth = committed(block, probs[tuple(block.token_ids)], params, answer.cursor.anchor_position)
+            worth = committed(
+                block, probs[tuple(block.token_ids)], params, answer.cursor.anchor_position
+            )
             stream.worth[drafting] += worth
 
 
 def compared(drafting: DraftSetting, streams: Sequence[AnswerStream]) -> dict[str, Any]:
-    """more: over the deployed setting's tau, in shares of it. error, more_error: standard errors of tau and of more."""
+    """more: over the deployed setting's tau, in shares of it. error, more_error: standard errors of
+    tau and of more."""
     rounds = np.array([float(stream.rounds) for stream in streams])
     own = np.array([stream.worth[drafting] for stream in streams])
     base = np.array([stream.worth[DEPLOYED] for stream in streams])
@@ -158,7 +179,9 @@ def compared(drafting: DraftSetting, streams: Sequence[AnswerStream]) -> dict[st
         "error": round(error, 4),
         "more": round(float(more.mean()) / scale, 4),
         "more_error": round(more_error / scale, 4),
-        "by_domain": {domain: round(value, 3) for domain, value in zip(DOMAINS, tau.tolist(), strict=True)},
+        "by_domain": {
+            domain: round(value, 3) for domain, value in zip(DOMAINS, tau.tolist(), strict=True)
+        },
     }
 
 
@@ -166,11 +189,14 @@ Floats = npt.NDArray[np.float64]
 
 
 def _ratio(sums: Floats, rounds: Floats, domains: npt.NDArray[np.int64]) -> tuple[Floats, float]:
-    """Sums over rounds by domain, and the standard error of the domains' mean: what each prompt misses of its share."""
+    """Sums over rounds by domain, and the standard error of the domains' mean: what each prompt
+    misses of its share."""
     made, variance = [], 0.0
     for domain in range(len(DOMAINS)):
         its = domains == domain
         ratio = float(sums[its].sum() / rounds[its].sum())
-        variance += float(((sums[its] - ratio * rounds[its]) ** 2).sum()) / float(rounds[its].sum()) ** 2
+        variance += (
+            float(((sums[its] - ratio * rounds[its]) ** 2).sum()) / float(rounds[its].sum()) ** 2
+        )
         made.append(ratio)
     return np.array(made), math.sqrt(variance) / len(DOMAINS)

@@ -1,5 +1,5 @@
-"""Tokens a second of two cells in turns: workers of one thread each, kept to their places, and workers that divide the
-processors, as they do where nobody says otherwise (ADR 31)."""
+"""Tokens a second of two cells in turns: workers of one thread each, kept to their places, and
+workers that divide the processors, as they do where nobody says otherwise (ADR 31)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ async def compare(pair: Pair) -> dict[str, dict[str, float]]:
         }
         async with AsyncExitStack() as stack:
             clients = {
-                name: await stack.enter_async_context(AsyncClient(endpoint)) for name, endpoint in endpoints.items()
+                name: await stack.enter_async_context(AsyncClient(endpoint))
+                for name, endpoint in endpoints.items()
             }
             for client in clients.values():
                 for policy in ("off", DEFAULT):  # first rounds are not what is compared
@@ -46,9 +47,16 @@ async def compare(pair: Pair) -> dict[str, dict[str, float]]:
                         rates: dict[str, list[float]] = {name: [] for name in clients}
                         for turn in range(turns):
                             for name in list(clients)[:: -1 if turn % 2 else 1]:
-                                rates[name].append(await _rate(clients[name], pair, domain, policy, streams))
-                        ratios = [more / one for one, more in zip(rates["one"], rates["divided"], strict=True)]
-                        found = {name: round(statistics.median(each), 1) for name, each in rates.items()}
+                                rates[name].append(
+                                    await _rate(clients[name], pair, domain, policy, streams)
+                                )
+                        ratios = [
+                            more / one
+                            for one, more in zip(rates["one"], rates["divided"], strict=True)
+                        ]
+                        found = {
+                            name: round(statistics.median(each), 1) for name, each in rates.items()
+                        }
                         key = f"{streams} stream{'s' * (streams > 1)}, {domain}, {policy}"
                         table[key] = {**found, "ratio": round(statistics.median(ratios), 3)}
                         note(f"{key}: {table[key]}")
@@ -58,4 +66,10 @@ async def compare(pair: Pair) -> dict[str, dict[str, float]]:
 def row(pair: Pair) -> Row:
     table = asyncio.run(compare(pair))
     holds = all(found["ratio"] >= LEAST for found in table.values())
-    return Row("B11", "tokens a second where processors are divided, over one thread each", table, ">= 1", holds)
+    return Row(
+        "B11",
+        "tokens a second where processors are divided, over one thread each",
+        table,
+        ">= 1",
+        holds,
+    )

@@ -1,1 +1,2 @@
-"""Tokens for a second of processor time of a coordinator: `python -m benchmarks.coordinator_rate`."""
+"""Tokens for a second of processor time of a coordinator: `python -m
+benchmarks.coordinator_rate`."""

@@ -1,8 +1,9 @@
-"""What a front end in a process of its own does with a second of processor time, and its number of clients (B6).
+"""What a front end in a process of its own does with a second of processor time, and its number of
+clients (B6).
 
-Two synthetic workers, a coordinator and one front end, a process each; clients in this process, over real gRPC, with
-text both ways. The front end's processor time is what the kernel says. Beside tokens in drafted rounds stand tokens
-without drafts (`off`: a chunk for every token).
+Two synthetic workers, a coordinator and one front end, a process each; clients in this process,
+over real gRPC, with text both ways. The front end's processor time is what the kernel says. Beside
+tokens in drafted rounds stand tokens without drafts (`off`: a chunk for every token).
 """
 
 from __future__ import annotations
@@ -60,7 +61,12 @@ def rows(*, quick: bool) -> Iterator[Row]:
 @contextlib.contextmanager
 def _cell(pair: Path, room: int) -> Iterator[ProcessCell]:
     """Workers, a coordinator and a front end."""
-    served = {"max_running": room, "max_queued": room, "max_prefills": 256, "request_deadline_s": 1200}
+    served = {
+        "max_running": room,
+        "max_queued": room,
+        "max_prefills": 256,
+        "request_deadline_s": 1200,
+    }
     own: dict[str, Any] = {"kind": real_cell.AnywhereCell, "target": TARGET, "coordinator": served}
     with real_cell.workers(pair, room=2 * room, tokens_each=TOKENS_EACH, **own) as cell:
         cell.add_front_end(request_deadline_s=1200, max_streams=2 * room)
@@ -96,12 +102,16 @@ class Clients:
             if number % WAVE == WAVE - 1:
                 await asyncio.sleep(0.02)
             stub = generate_pb2_grpc.GenerationStub(self._channels[number % CHANNELS])  # type: ignore[no-untyped-call]
-            self._tasks.append(asyncio.create_task(self._talk(stub, number, policy, tokens, forever)))
+            self._tasks.append(
+                asyncio.create_task(self._talk(stub, number, policy, tokens, forever))
+            )
 
     async def started(self, count: int) -> None:
         """Until so many answers have begun; raises what went wrong with one."""
         while self.heard.started < count:
-            done, _ = await asyncio.wait(self._tasks, timeout=0.1, return_when=asyncio.FIRST_EXCEPTION)
+            done, _ = await asyncio.wait(
+                self._tasks, timeout=0.1, return_when=asyncio.FIRST_EXCEPTION
+            )
             for task in done:
                 task.result()
 
@@ -118,7 +128,9 @@ class Clients:
     async def _talk(self, stub: Any, number: int, policy: str, tokens: int, forever: bool) -> None:
         request = generate_pb2.GenerateRequest(
             text=PROMPT,
-            sampling_params=generate_pb2.SamplingParams(max_tokens=tokens, ignore_eos=True, seed=number),
+            sampling_params=generate_pb2.SamplingParams(
+                max_tokens=tokens, ignore_eos=True, seed=number
+            ),
             speculation=generate_pb2.SpeculationParams(policy=policy, rule="RULE_TOKEN"),
         )
         heard = self.heard
@@ -152,7 +164,11 @@ async def _rates(cell: ProcessCell, windows: int, seconds: float) -> dict[str, A
                 said, spent = heard.tokens, cpu_seconds(front.pid)
                 await asyncio.sleep(seconds)
                 rates.append((heard.tokens - said) / (cpu_seconds(front.pid) - spent))
-            tokens, chunks, took = heard.tokens - tokens, heard.chunks - chunks, time.monotonic() - began
+            tokens, chunks, took = (
+                heard.tokens - tokens,
+                heard.chunks - chunks,
+                time.monotonic() - began,
+            )
         note(f"{policy}: {[round(rate) for rate in rates]} tokens per CPU second")
         value[policy] = round(statistics.median(rates))
         value[f"{policy}_tokens_per_chunk"] = round(tokens / max(chunks, 1), 2)
@@ -178,7 +194,9 @@ async def _hold(cell: ProcessCell, tokens: int) -> dict[str, Any]:
     """All clients at once, and what becomes of them."""
     front = cell.children["frontend/0"]
     with cell.client() as client:
-        port = next(each.metrics_port for each in client.status().processes if each.name == front.name)
+        port = next(
+            each.metrics_port for each in client.status().processes if each.name == front.name
+        )
     clients = Clients(front.endpoint)
     await clients.ask(HELD, "adaptive", tokens, forever=False)
     ended = asyncio.create_task(clients.ended())

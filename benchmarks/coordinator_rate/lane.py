@@ -1,10 +1,11 @@
 """Committed tokens per second of processor time of the process that runs a lane (B6).
 
-The lane is in this process, before two synthetic workers in theirs. Admission, lane, scheduler and the gRPC sessions
-are the deployed ones. Requests come in by an attached front end's message and commits leave in its batches, packed to
-bytes (`coordinator.cells.frontends`), as a coordinator with front ends in processes of their own does it; only the
-writing of those few messages to a socket is left out. Temperature 1, 64 entries of q per drafted slot. Nobody joins or
-leaves while it is measured. Beside it, in the same run, what is left without drafts (policy `off`).
+The lane is in this process, before two synthetic workers in theirs. Admission, lane, scheduler and
+the gRPC sessions are the deployed ones. Requests come in by an attached front end's message and
+commits leave in its batches, packed to bytes (`coordinator.cells.frontends`), as a coordinator with
+front ends in processes of their own does it; only the writing of those few messages to a socket is
+left out. Temperature 1, 64 entries of q per drafted slot. Nobody joins or leaves while it is
+measured. Beside it, in the same run, what is left without drafts (policy `off`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def row(*, quick: bool) -> Row:
         for policy in ("adaptive", "off"):
             rates, per_round = asyncio.run(_measure(workers, policy, windows, seconds))
             rate[policy] = round(statistics.median(rates))
-            note(f"{policy}: {[round(rate) for rate in rates]} tokens per CPU second, {per_round:.2f} tokens a round")
+            note(
+                f"{policy}: {[round(rate) for rate in rates]} tokens per CPU second, "
+                f"{per_round:.2f} tokens a round"
+            )
             if policy != "off":
                 value["tokens_per_round"] = round(per_round, 2)
     bar = f"committed tokens per CPU second of the lane process, at least {WITH_DRAFTS:.0f}; {PLAIN:.0f} plain"
@@ -60,7 +64,9 @@ def row(*, quick: bool) -> Row:
     return Row("B6", "lane rate", value | rate, bar, holds)
 
 
-async def _measure(workers: ProcessCell, policy: str, windows: int, seconds: float) -> tuple[list[float], float]:
+async def _measure(
+    workers: ProcessCell, policy: str, windows: int, seconds: float
+) -> tuple[list[float], float]:
     """Tokens per CPU second of every window, and tokens a round over all of them."""
     async with _running_lane(workers, policy) as lane:
         rates, rounds, tokens = [], lane.rounds, lane.committed_by_rounds
@@ -119,7 +125,14 @@ async def _read(attachment: FrontendConnection) -> None:
 
 def _submit(number: int, policy: str) -> frontend_pb2.Submit:
     prompt = [2 + (number * 31 + at) % 1000 for at in range(PROMPT)]
-    options = Options(policy=policy, temperature=1.0, seed=number, rule="block", max_tokens=ANSWER, ignore_eos=True)
+    options = Options(
+        policy=policy,
+        temperature=1.0,
+        seed=number,
+        rule="block",
+        max_tokens=ANSWER,
+        ignore_eos=True,
+    )
     message = write_request(prompt, options)
     message.request_id = f"r{number}"
     return frontend_pb2.Submit(call=number, request=message, deadline_us=int(ANSWER_S * 1e6))

@@ -1,10 +1,11 @@
 """Answers in a form (JSON schema, expression, grammar), in four parts.
 
-    python -m benchmarks.forms costs           # a mask of a slot and the first use of a schema, at a verifier
-    python -m benchmarks.forms answers --part 1/12 --kept FILE
-    python -m benchmarks.forms answers --kept FILE      # whatever of it is not done yet, then the row
-    python -m benchmarks.forms forced          # of answers: tokens that a form left no choice for
-    python -m benchmarks.forms hostile         # forty grammars that explode, over HTTP beside an honest stream
+    python -m benchmarks.forms costs           # a mask of a slot and the first use of a schema, at
+    a verifier python -m benchmarks.forms answers --part 1/12 --kept FILE python -m benchmarks.forms
+    answers --kept FILE      # whatever of it is not done yet, then the row python -m
+    benchmarks.forms forced          # of answers: tokens that a form left no choice for python -m
+    benchmarks.forms hostile         # forty grammars that explode, over HTTP beside an honest
+    stream
 
 All but the costs ask the shipped pair over HTTP.
 """
@@ -25,13 +26,25 @@ from deploy.processes import ProcessCell
 def main(argv: list[str] | None = None) -> int:
     """Prints a row; 1 when its bar is missed."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.forms", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.forms",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", choices=["costs", "answers", "forced", "hostile"])
     add_arguments(parser)
-    parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth case from the Ith on")
-    parser.add_argument("--kept", type=Path, help="of answers: rows of cases, one a line; goes on behind them")
-    parser.add_argument("--alone", type=float, default=20.0, metavar="S", help="how long the stream is measured alone")
+    parser.add_argument(
+        "--part", default="1/1", metavar="I/N", help="every Nth case from the Ith on"
+    )
+    parser.add_argument(
+        "--kept", type=Path, help="of answers: rows of cases, one a line; goes on behind them"
+    )
+    parser.add_argument(
+        "--alone",
+        type=float,
+        default=20.0,
+        metavar="S",
+        help="how long the stream is measured alone",
+    )
     args = parser.parse_args(argv)
     pair = chosen(args)
     if args.what == "costs":

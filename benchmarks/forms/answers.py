@@ -1,7 +1,7 @@
 """Answers in 200 schemas and 100 expressions, at temperature 0: `off`, and the default policy.
 
-Every answer that ended by itself has to be valid, and its ids have to be those without drafts. Tokens a second are of
-each answer alone, beside the same question without a form.
+Every answer that ended by itself has to be valid, and its ids have to be those without drafts.
+Tokens a second are of each answer alone, beside the same question without a form.
 """
 
 from __future__ import annotations
@@ -28,16 +28,34 @@ Case = tuple[str, dict[str, Any], str]
 def cases() -> Iterator[Case]:
     """(name, form, question) of each."""
     for name, schema in schemas():
-        yield name, {"json": schema}, f"Invent one example of this as JSON: {', '.join(schema['properties'])}."
+        yield (
+            name,
+            {"json": schema},
+            f"Invent one example of this as JSON: {', '.join(schema['properties'])}.",
+        )
     for name, expression in expressions():
-        yield name, {"regex": expression}, f"Write one example of a text that fits the pattern {expression}"
+        yield (
+            name,
+            {"regex": expression},
+            f"Write one example of a text that fits the pattern {expression}",
+        )
 
 
 def ask(
-    client: httpx.Client, question: str, form: dict[str, Any] | None, policy: str, *, longest: int = LONGEST
+    client: httpx.Client,
+    question: str,
+    form: dict[str, Any] | None,
+    policy: str,
+    *,
+    longest: int = LONGEST,
 ) -> dict[str, Any]:
     """One answer: text, ids, whether it ended by itself, tokens a second."""
-    body = {"prompt": f"{question}\n", "temperature": 0.0, "max_tokens": longest, "return_token_ids": True}
+    body = {
+        "prompt": f"{question}\n",
+        "temperature": 0.0,
+        "max_tokens": longest,
+        "return_token_ids": True,
+    }
     body |= {"structured_outputs": form} if form else {}
     body |= {"speculation": {"policy": policy}} if policy else {}
     while True:
@@ -126,8 +144,8 @@ def compared(client: httpx.Client, wanted: Sequence[Case], kept: Path | None) ->
 
 
 def forced(client: httpx.Client, wanted: Sequence[Case], cell: ProcessCell) -> Row:
-    """Under the default policy, by kind of form: tokens of rounds, and those that were the only ones to come, as the
-    verifier counts them."""
+    """Under the default policy, by kind of form: tokens of rounds, and those that were the only
+    ones to come, as the verifier counts them."""
     with cell.client() as asked:
         port = next(each.metrics_port for each in asked.status().processes if each.role == "verify")
     value: dict[str, Any] = {}
@@ -146,4 +164,6 @@ def forced(client: httpx.Client, wanted: Sequence[Case], cell: ProcessCell) -> R
 def _counted(port: int) -> list[float]:
     """(tokens of forms, forced ones) so far."""
     page = prometheus.fetch(f"http://127.0.0.1:{port}/metrics")
-    return [prometheus.total(page, f"dspark_form_{name}_total") for name in ("tokens", "forced_tokens")]
+    return [
+        prometheus.total(page, f"dspark_form_{name}_total") for name in ("tokens", "forced_tokens")
+    ]

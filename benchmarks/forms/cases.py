@@ -1,7 +1,9 @@
-"""Schemas and regular expressions in the manner of what applications ask for, written for this project.
+"""Schemas and regular expressions in the manner of what applications ask for, written for this
+project.
 
-200 schemas: twenty subjects, each as ten shapes (flat, with optional keys, with enums, with patterns, nested, lists,
-lists of objects, alternatives, references, all of it). 100 expressions: twenty-five kinds, each in four sizes.
+200 schemas: twenty subjects, each as ten shapes (flat, with optional keys, with enums, with
+patterns, nested, lists, lists of objects, alternatives, references, all of it). 100 expressions:
+twenty-five kinds, each in four sizes.
 """
 
 from __future__ import annotations
@@ -12,29 +14,96 @@ from typing import Any
 Schema = dict[str, Any]
 
 # (subject, three names of texts, a number's name with its bounds, a flag's name, words of an enum)
-SUBJECTS: tuple[tuple[str, tuple[str, str, str], tuple[str, int, int], str, tuple[str, ...]], ...] = (
+SUBJECTS: tuple[
+    tuple[str, tuple[str, str, str], tuple[str, int, int], str, tuple[str, ...]], ...
+] = (
     ("person", ("name", "city", "job"), ("age", 0, 120), "married", ("mother", "father", "child")),
     ("order", ("item", "shop", "note"), ("pieces", 1, 99), "paid", ("open", "sent", "back")),
-    ("book", ("title", "author", "publisher"), ("pages", 1, 2000), "translated", ("novel", "poem", "play")),
+    (
+        "book",
+        ("title", "author", "publisher"),
+        ("pages", 1, 2000),
+        "translated",
+        ("novel", "poem", "play"),
+    ),
     ("weather", ("place", "wind", "sky"), ("degrees", -40, 50), "rain", ("sun", "snow", "fog")),
     ("flight", ("from", "to", "airline"), ("minutes", 30, 900), "direct", ("economy", "business")),
-    ("recipe", ("dish", "spice", "cook"), ("servings", 1, 12), "vegan", ("starter", "main", "dessert")),
-    ("mail", ("subject", "sender", "receiver"), ("attachments", 0, 9), "read", ("inbox", "archive", "trash")),
-    ("bug", ("summary", "module", "reporter"), ("votes", 0, 500), "fixed", ("low", "high", "urgent")),
-    ("film", ("title", "director", "country"), ("year", 1900, 2030), "colour", ("drama", "comedy", "thriller")),
-    ("hotel", ("street", "chef", "view"), ("stars", 1, 5), "breakfast", ("single", "double", "suite")),
-    ("café", ("größe", "süßung", "milch"), ("preis", 1, 20), "heiß", ("klein", "groß", "überraschung")),
+    (
+        "recipe",
+        ("dish", "spice", "cook"),
+        ("servings", 1, 12),
+        "vegan",
+        ("starter", "main", "dessert"),
+    ),
+    (
+        "mail",
+        ("subject", "sender", "receiver"),
+        ("attachments", 0, 9),
+        "read",
+        ("inbox", "archive", "trash"),
+    ),
+    (
+        "bug",
+        ("summary", "module", "reporter"),
+        ("votes", 0, 500),
+        "fixed",
+        ("low", "high", "urgent"),
+    ),
+    (
+        "film",
+        ("title", "director", "country"),
+        ("year", 1900, 2030),
+        "colour",
+        ("drama", "comedy", "thriller"),
+    ),
+    (
+        "hotel",
+        ("street", "chef", "view"),
+        ("stars", 1, 5),
+        "breakfast",
+        ("single", "double", "suite"),
+    ),
+    (
+        "café",
+        ("größe", "süßung", "milch"),
+        ("preis", 1, 20),
+        "heiß",
+        ("klein", "groß", "überraschung"),
+    ),
     ("都市", ("名前", "国", "川"), ("人口", 0, 40_000_000), "首都", ("東京", "大阪", "京都")),
     ("город", ("имя", "улица", "река"), ("дома", 1, 9999), "столица", ("север", "юг")),
     ("song", ("artist", "album", "label"), ("seconds", 10, 900), "live", ("rock", "jazz", "folk")),
     ("server", ("host", "owner", "rack"), ("port", 1, 65535), "up", ("debian", "fedora", "alpine")),
     ("exam", ("pupil", "subject", "teacher"), ("points", 0, 100), "passed", ("A", "B", "C", "D")),
-    ("plant", ("species", "soil", "garden"), ("height", 1, 300), "evergreen", ("tree", "shrub", "herb")),
+    (
+        "plant",
+        ("species", "soil", "garden"),
+        ("height", 1, 300),
+        "evergreen",
+        ("tree", "shrub", "herb"),
+    ),
     ("train", ("line", "platform", "driver"), ("delay", 0, 240), "full", ("local", "express")),
-    ("invoice", ("customer", "street", "iban"), ("total", 0, 100_000), "overdue", ("EUR", "USD", "JPY")),
-    ("game", ("home", "guest", "referee"), ("spectators", 0, 90_000), "over", ("league", "cup", "friendly 🏆")),
+    (
+        "invoice",
+        ("customer", "street", "iban"),
+        ("total", 0, 100_000),
+        "overdue",
+        ("EUR", "USD", "JPY"),
+    ),
+    (
+        "game",
+        ("home", "guest", "referee"),
+        ("spectators", 0, 90_000),
+        "over",
+        ("league", "cup", "friendly 🏆"),
+    ),
 )
-PATTERNS = ("^[A-Z]{2}-[0-9]{3}$", "^[a-z]+@[a-z]+\\.org$", "^[0-9]{4}-[0-9]{2}-[0-9]{2}$", "^#[0-9a-f]{6}$")
+PATTERNS = (
+    "^[A-Z]{2}-[0-9]{3}$",
+    "^[a-z]+@[a-z]+\\.org$",
+    "^[0-9]{4}-[0-9]{2}-[0-9]{2}$",
+    "^#[0-9a-f]{6}$",
+)
 SHAPES = 10
 
 EXPRESSIONS = (
@@ -51,7 +120,12 @@ SIZES = (1, 3, 6, 12)
 def closed(properties: Schema, required: list[str] | None = None) -> Schema:
     """An object with these properties and no others."""
     needed = list(properties) if required is None else required
-    return {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": needed,
+        "additionalProperties": False,
+    }
 
 
 def schemas() -> Iterator[tuple[str, Schema]]:
@@ -63,7 +137,12 @@ def schemas() -> Iterator[tuple[str, Schema]]:
         pattern: Schema = {"type": "string", "pattern": PATTERNS[number % len(PATTERNS)]}
         flat = {texts[0]: text, count: amount, flag: {"type": "boolean"}}
         inner = closed({texts[1]: text, "kind": choice})
-        several: Schema = {"type": "array", "items": {**text, "maxLength": 12}, "minItems": 1, "maxItems": 3}
+        several: Schema = {
+            "type": "array",
+            "items": {**text, "maxLength": 12},
+            "minItems": 1,
+            "maxItems": 3,
+        }
         named = {"$ref": "#/$defs/part"}
         shapes = (
             closed(flat),
@@ -72,12 +151,28 @@ def schemas() -> Iterator[tuple[str, Schema]]:
             closed({"code": pattern, "size": {"type": "number"}}),
             closed({subject: closed({**flat, "inner": inner})}),
             closed({"all": several, count: {"type": "array", "items": amount, "maxItems": 4}}),
-            closed({"rows": {"type": "array", "items": closed({texts[0]: text, count: amount}), "maxItems": 2}}),
+            closed(
+                {
+                    "rows": {
+                        "type": "array",
+                        "items": closed({texts[0]: text, count: amount}),
+                        "maxItems": 2,
+                    }
+                }
+            ),
             closed({"value": {"anyOf": [amount, choice, {"type": "null"}, inner]}}),
-            {**closed({"first": named, "next": {"anyOf": [named, {"type": "null"}]}}), "$defs": {"part": inner}},
             {
-                **closed({**flat, "kind": choice, "tags": several, "part": named, "code": pattern}, [texts[0], "part"]),
-                "$defs": {"part": closed({texts[1]: text, "deep": closed({texts[2]: text, flag: choice})})},
+                **closed({"first": named, "next": {"anyOf": [named, {"type": "null"}]}}),
+                "$defs": {"part": inner},
+            },
+            {
+                **closed(
+                    {**flat, "kind": choice, "tags": several, "part": named, "code": pattern},
+                    [texts[0], "part"],
+                ),
+                "$defs": {
+                    "part": closed({texts[1]: text, "deep": closed({texts[2]: text, flag: choice})})
+                },
             },
         )
         assert len(shapes) == SHAPES

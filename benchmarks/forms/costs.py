@@ -1,7 +1,8 @@
 """What forms cost at a verifier: a mask of a slot, and the first use of a schema.
 
-On the vocabulary of a target. Masks are those of slots along answers that fit, as in rounds of five slots, and are put
-on logits; a schema's first use is everything between its admission and its matcher, in a compiler that runs.
+On the vocabulary of a target. Masks are those of slots along answers that fit, as in rounds of five
+slots, and are put on logits; a schema's first use is everything between its admission and its
+matcher, in a compiler that runs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ STRING, WHOLE, LINKED = {"type": "string"}, {"type": "integer"}, {"$ref": "#/$de
 SCHEMAS: list[tuple[dict[str, Any], object]] = [
     (closed({"name": STRING, "age": WHOLE}), {"name": "Ada Lovelace", "age": 36}),
     (
-        closed({"kind": {"enum": ["cat", "dog", "bird"]}, "tags": {"type": "array", "items": STRING, "maxItems": 4}}),
+        closed(
+            {
+                "kind": {"enum": ["cat", "dog", "bird"]},
+                "tags": {"type": "array", "items": STRING, "maxItems": 4},
+            }
+        ),
         {"kind": "bird", "tags": ["small", "loud", "süß"]},
     ),
     (
@@ -46,7 +52,10 @@ SCHEMAS: list[tuple[dict[str, Any], object]] = [
         {"code": "ABC-1234", "at": {"x": -1.5, "y": 7}},
     ),
     (
-        {"$ref": "#/$defs/n", "$defs": {"n": closed({"v": WHOLE, "next": {"anyOf": [LINKED, {"type": "null"}]}})}},
+        {
+            "$ref": "#/$defs/n",
+            "$defs": {"n": closed({"v": WHOLE, "next": {"anyOf": [LINKED, {"type": "null"}]}})},
+        },
         {"v": 1, "next": {"v": 2, "next": {"v": 3, "next": None}}},
     ),
 ]
@@ -99,4 +108,6 @@ def row(folder: Path) -> Row:
         "again_ms": round(max(again), 3),
     }
     bar = f"mask <= {MASK_MS} ms, first use <= {FIRST_MS:g} ms"
-    return Row("forms", "what forms cost", value, bar, a_slot["p50"] <= MASK_MS and max(first) <= FIRST_MS)
+    return Row(
+        "forms", "what forms cost", value, bar, a_slot["p50"] <= MASK_MS and max(first) <= FIRST_MS
+    )

@@ -1,9 +1,10 @@
-"""Forty hostile grammars beside an honest stream, over HTTP: what they are answered, and what the stream feels.
+"""Forty hostile grammars beside an honest stream, over HTTP: what they are answered, and what the
+stream feels.
 
-The honest stream decodes at temperature 0 under `fixed:3`; its gaps are measured first alone, then while one hostile
-request follows the other, then while several come at once. Refusals are timed as their client sees them; who is told
-to come again is none that was refused. The verifier compiles at a lower priority; on one processor core the stream
-shares it all the same.
+The honest stream decodes at temperature 0 under `fixed:3`; its gaps are measured first alone, then
+while one hostile request follows the other, then while several come at once. Refusals are timed as
+their client sees them; who is told to come again is none that was refused. The verifier compiles at
+a lower priority; on one processor core the stream shares it all the same.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from dspark.types import Constraint
 from dspark.types import ConstraintKind as KIND
 
 KNOWN = (200, 400, 413, 429)
-TOLD_S, WORSE = 1.0, 1.5  # bars: of an answer that serves nothing, and of the honest p99 against alone
+TOLD_S, WORSE = (
+    1.0,
+    1.5,
+)  # bars: of an answer that serves nothing, and of the honest p99 against alone
 WORDS = {KIND.JSON_SCHEMA: "json", KIND.REGEX: "regex", KIND.GRAMMAR: "grammar"}
 AT_ONCE = 8  # requests of the second wave
 LONGEST = 8  # tokens of an answer in a hostile form that is served
@@ -37,7 +41,9 @@ def hostile() -> dict[str, Constraint]:
         return '{"type":"array","items":' * count + "{}" + "}" * count
 
     def optional(count: int) -> str:
-        return json.dumps({"type": "object", "properties": {f"key_{n}": STRING for n in range(count)}})
+        return json.dumps(
+            {"type": "object", "properties": {f"key_{n}": STRING for n in range(count)}}
+        )
 
     def repeated(depth: int, count: int) -> str:
         return "(" * depth + "x" + f"{{1,{count}}})" * depth
@@ -84,7 +90,13 @@ class HonestStream:
         self._thread.join()
 
     def _run(self) -> None:
-        body = {"prompt": "def add(a, b):", "max_tokens": 200, "temperature": 0.0, "stream": True, "ignore_eos": True}
+        body = {
+            "prompt": "def add(a, b):",
+            "max_tokens": 200,
+            "temperature": 0.0,
+            "stream": True,
+            "ignore_eos": True,
+        }
         body["speculation"] = {"policy": "fixed:3"}
         with httpx.Client(base_url=self._url, timeout=60.0) as client:
             while not self._over.is_set():
@@ -100,7 +112,8 @@ class HonestStream:
 
 
 def attack(url: str, constraint: Constraint, salt: str = "") -> tuple[int, float, str]:
-    """(status, seconds, what was said) of one hostile request. salt: nothing is remembered across two of them."""
+    """(status, seconds, what was said) of one hostile request. salt: nothing is remembered across
+    two of them."""
     body: dict[str, Any] = {"prompt": "x", "max_tokens": LONGEST, "cache_salt": salt}
     body["structured_outputs"] = {WORDS[constraint.kind]: constraint.text}
     began = time.perf_counter()
@@ -110,7 +123,8 @@ def attack(url: str, constraint: Constraint, salt: str = "") -> tuple[int, float
 
 
 def wave(url: str, at_once: int) -> dict[str, Any]:
-    """All forty, so many at once: how they were answered, the longest refusal, and the longest that went unserved."""
+    """All forty, so many at once: how they were answered, the longest refusal, and the longest that
+    went unserved."""
 
     def one(item: tuple[str, Constraint]) -> tuple[str, int, float, str]:
         name, constraint = item
@@ -125,9 +139,17 @@ def wave(url: str, at_once: int) -> dict[str, Any]:
         "refused": counts[400] + counts[413],
         "told_to_come_again": counts[429],
         "served": counts[200],
-        "other": [f"{name}: {status} {said[:100]}" for name, status, _, said in told if status not in KNOWN],
-        "slowest_refusal_s": round(max((took for _, status, took, _ in told if status in (400, 413)), default=0.0), 2),
-        "slowest_not_served_s": round(max((took for _, status, took, _ in told if status != 200), default=0.0), 2),
+        "other": [
+            f"{name}: {status} {said[:100]}"
+            for name, status, _, said in told
+            if status not in KNOWN
+        ],
+        "slowest_refusal_s": round(
+            max((took for _, status, took, _ in told if status in (400, 413)), default=0.0), 2
+        ),
+        "slowest_not_served_s": round(
+            max((took for _, status, took, _ in told if status != 200), default=0.0), 2
+        ),
     }
 
 

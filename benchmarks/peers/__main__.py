@@ -1,11 +1,13 @@
-"""One stream and eight at temperature 0: tokens a second beside what a user would run instead, on the same target.
+"""One stream and eight at temperature 0: tokens a second beside what a user would run instead, on
+the same target.
 
-    python -m benchmarks.peers [--streams 1,8] [--vllm-python FILE] [--llama-python FILE --gguf FILE] [--quick]
+    python -m benchmarks.peers [--streams 1,8] [--vllm-python FILE] [--llama-python FILE --gguf
+    FILE] [--quick]
 
-We and one peer at a time are up on the same two cores and take turns; a ratio is the median over the repetitions of the
-ratio inside a repetition. Answers have one length, stop tokens are ignored, the client is part of every time.
-With several streams that many prompts are asked at once, and the time ends with the last answer; who decodes one
-sequence at a time answers them one after the other.
+We and one peer at a time are up on the same two cores and take turns; a ratio is the median over
+the repetitions of the ratio inside a repetition. Answers have one length, stop tokens are ignored,
+the client is part of every time. With several streams that many prompts are asked at once, and the
+time ends with the last answer; who decodes one sequence at a time answers them one after the other.
 """
 
 from __future__ import annotations
@@ -46,10 +48,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     add_arguments(parser)
     parser.add_argument("--streams", default="1,8", help="prompts asked at once (1,8)")
-    parser.add_argument("--vllm-python", type=Path, default=os.environ.get(VLLM) or None, help=f"(${VLLM})")
-    parser.add_argument("--llama-python", type=Path, default=os.environ.get(LLAMA) or None, help=f"(${LLAMA})")
+    parser.add_argument(
+        "--vllm-python", type=Path, default=os.environ.get(VLLM) or None, help=f"(${VLLM})"
+    )
+    parser.add_argument(
+        "--llama-python", type=Path, default=os.environ.get(LLAMA) or None, help=f"(${LLAMA})"
+    )
     parser.add_argument("--gguf", type=Path, help="the target's weights as llama.cpp reads them")
-    parser.add_argument("--assistant", type=Path, help="a language model that drafts, for assisted generation")
+    parser.add_argument(
+        "--assistant", type=Path, help="a language model that drafts, for assisted generation"
+    )
     parser.add_argument("--repetitions", type=int, help="5")
     parser.add_argument("--prompts", type=int, help="2 of each domain")
     parser.add_argument("--tokens", type=int, help="96 an answer")
@@ -59,13 +67,18 @@ def main(argv: list[str] | None = None) -> int:
     shape = (2, 1, 24) if args.quick else (5, 2, 96)
     given = (args.repetitions, args.prompts, args.tokens)
     repetitions, prompts, tokens = (wish or usual for wish, usual in zip(given, shape, strict=True))
-    questions = {domain: [pair.token_ids(p) for p in pair.prompts(domain, prompts)] for domain in DOMAINS}
+    questions = {
+        domain: [pair.token_ids(p) for p in pair.prompts(domain, prompts)] for domain in DOMAINS
+    }
     absent: dict[str, str] = {}
     streams = [int(count) for count in args.streams.split(",")]
     values: dict[int, dict[str, Any]] = {}
     used = _pinned()
     # In float32, as whom we are compared with.
-    with ProcessCell(pair.target, pair.drafter, verify={"dtype": "float32"}) as cell, cell.client() as client:
+    with (
+        ProcessCell(pair.target, pair.drafter, verify={"dtype": "float32"}) as cell,
+        cell.client() as client,
+    ):
         ahead = [Ours(client), Ours(client, "off")]
         for start in _peers(args, pair, used, questions[DOMAINS[0]][0], absent):
             with ExitStack() as stack:
@@ -75,23 +88,38 @@ def main(argv: list[str] | None = None) -> int:
                 for contestant in contestants:
                     contestant.answers([questions[DOMAINS[0]][0]], WARM_TOKENS)
                 for count in streams:
-                    measured = Contest([c for c in contestants if count == 1 or not c.most], questions, count, tokens)
+                    measured = Contest(
+                        [c for c in contestants if count == 1 or not c.most],
+                        questions,
+                        count,
+                        tokens,
+                    )
                     for repetition in range(repetitions):
                         measured.turn(repetition)
                         note(f"  {count} streams, repetition {repetition + 1} of {repetitions}")
-                    _merge(values.setdefault(count, {"streams": count, "tokens": tokens}), measured.value())
+                    _merge(
+                        values.setdefault(count, {"streams": count, "tokens": tokens}),
+                        measured.value(),
+                    )
             del ahead[1:]  # plain decoding is compared once
     for count, value in values.items():
         value |= {"repetitions": repetitions, "absent": absent}
-        name = f"{count} streams beside other programs" if count > 1 else "one stream beside other programs"
+        name = (
+            f"{count} streams beside other programs"
+            if count > 1
+            else "one stream beside other programs"
+        )
         same = value["same_ids"].get(REFERENCE)
-        row = Row(f"B2 {count}", name, value, f"ids of {REFERENCE}", None if same is None else same == 1.0)
+        row = Row(
+            f"B2 {count}", name, value, f"ids of {REFERENCE}", None if same is None else same == 1.0
+        )
         code |= row.show(as_json=args.json)
     return code
 
 
 def _pinned(count: int = 2) -> tuple[int, ...]:
-    """Keeps this process and all it starts, client included, on the first cores it may use; returns those."""
+    """Keeps this process and all it starts, client included, on the first cores it may use; returns
+    those."""
     allowed = sorted(os.sched_getaffinity(0))
     if len(allowed) < count:
         raise SystemExit(f"{count} CPU cores are needed, {len(allowed)} may be used")
@@ -110,7 +138,11 @@ Make = Callable[..., AbstractContextManager[Contestant]]  # by the contestant's 
 
 
 def _peers(
-    args: argparse.Namespace, pair: Pair, used: Sequence[int], prompt: list[int], absent: dict[str, str]
+    args: argparse.Namespace,
+    pair: Pair,
+    used: Sequence[int],
+    prompt: list[int],
+    absent: dict[str, str],
 ) -> Iterator[Start]:
     """Those that are up at the same time, group by group; `absent` hears why some cannot be had."""
 
@@ -130,7 +162,10 @@ def _peers(
         return [peer]
 
     def llama(stack: ExitStack) -> list[Contestant]:
-        plain = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dspark-peers-"))) / "f16.gguf"
+        plain = (
+            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dspark-peers-")))
+            / "f16.gguf"
+        )
         write_f16(args.gguf, plain)
         files = {"llama.cpp F16": plain, "llama.cpp as packed": args.gguf}
         up = (
@@ -143,7 +178,9 @@ def _peers(
     if args.assistant is None:
         absent["transformers assisted"] = "no --assistant was named"
     for name, options in VLLM_MODES.items():
-        make = partial(VllmServer, python=args.vllm_python, target=pair.target, cores=used, **options)
+        make = partial(
+            VllmServer, python=args.vllm_python, target=pair.target, cores=used, **options
+        )
         yield partial(started, name, make=make)
     if args.gguf is None:
         absent["llama.cpp"] = f"{NOT_INSTALLED}: no --gguf was named"
@@ -178,15 +215,18 @@ class Contest:
                     answers = contestant.answers(asked, self._tokens)
                     taken += time.perf_counter() - began
                     if any(len(ids) != self._tokens for ids in answers):
-                        raise SystemExit(f"{contestant.name}: {list(map(len, answers))} tokens, not {self._tokens}")
+                        raise SystemExit(
+                            f"{contestant.name}: {list(map(len, answers))} tokens, not "
+                            f"{self._tokens}"
+                        )
                     of = self._ids.setdefault(contestant.name, {})
                     for place, ids in enumerate(answers):
                         of.setdefault((part, at + place), ids)
                 self._seconds.setdefault((part, contestant.name), []).append(taken)
 
     def value(self) -> dict[str, dict[str, Any]]:
-        """tok_s: medians, by total time. over: ours over each, the median of the turns' ratios. same_ids: share of
-        first-turn answers that are ours, token by token."""
+        """tok_s: medians, by total time. over: ours over each, the median of the turns' ratios.
+        same_ids: share of first-turn answers that are ours, token by token."""
         names = [contestant.name for contestant in self._contestants]
         rates = {name: self._rates(name, self._parts) for name in names}
         over = {name: _median(ratios(rates[OURS], rates[name])) for name in names if name != OURS}
@@ -203,7 +243,8 @@ class Contest:
         if len(self._parts) > 1:
             value["over_by_domain"] = {
                 name: {
-                    part: _median(ratios(self._rates(OURS, [part]), self._rates(name, [part]))) for part in self._parts
+                    part: _median(ratios(self._rates(OURS, [part]), self._rates(name, [part])))
+                    for part in self._parts
                 }
                 for name in over
             }

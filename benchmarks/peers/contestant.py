@@ -22,7 +22,8 @@ class Contestant(Protocol):
     most: int
 
     def answers(self, prompts: Sequence[list[int]], tokens: int) -> list[list[int]]:
-        """Exactly `tokens` greedy ids behind each prompt, all asked at once, stop tokens ignored."""
+        """Exactly `tokens` greedy ids behind each prompt, all asked at once, stop tokens
+        ignored."""
 
 
 class Absent(Exception):
@@ -30,21 +31,37 @@ class Absent(Exception):
 
 
 class Peer(ABC):
-    """A program that runs in an environment of its own and ends with this process; a context manager.
+    """A program that runs in an environment of its own and ends with this process; a context
+    manager.
 
     python: of that environment; raises Absent without one.
     """
 
     def __init__(self, python: Path | None) -> None:
         if python is None or not python.is_file():
-            raise Absent(NOT_INSTALLED if python is None else f"{NOT_INSTALLED}: {python} is no file")
+            raise Absent(
+                NOT_INSTALLED if python is None else f"{NOT_INSTALLED}: {python} is no file"
+            )
         self.python = python
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, words: Sequence[str], environment: Mapping[str, str], **pipes: Any) -> subprocess.Popen[bytes]:
+    def start(
+        self, words: Sequence[str], environment: Mapping[str, str], **pipes: Any
+    ) -> subprocess.Popen[bytes]:
         """The environment's python with these words. Threads are the program's own choice."""
-        command = [sys.executable, "-m", "benchmarks.peers.leash", str(os.getpid()), str(self.python), *words]
-        kept = {key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "PYTHONPATH")}
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.peers.leash",
+            str(os.getpid()),
+            str(self.python),
+            *words,
+        ]
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if key not in ("OMP_NUM_THREADS", "PYTHONPATH")
+        }
         self._process = subprocess.Popen(command, cwd=ROOT, env=kept | dict(environment), **pipes)
         return self._process
 

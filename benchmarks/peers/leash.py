@@ -1,9 +1,10 @@
-"""Runs a command in a process group of its own and ends the whole group when the benchmark that asked for it is gone.
+"""Runs a command in a process group of its own and ends the whole group when the benchmark that
+asked for it is gone.
 
     python -m benchmarks.peers.leash PARENT_PID COMMAND...
 
-Other projects' servers start processes of their own and know nothing of ours; a benchmark killed with SIGKILL would
-leave them running. SIGTERM and SIGINT to the leash end the group too.
+Other projects' servers start processes of their own and know nothing of ours; a benchmark killed
+with SIGKILL would leave them running. SIGTERM and SIGINT to the leash end the group too.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def main(argv: list[str]) -> int:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the group, SIGKILL to what is left of it; the group's leader may be gone while others are not."""
+    """SIGTERM to the group, SIGKILL to what is left of it; the group's leader may be gone while
+    others are not."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S

@@ -12,12 +12,15 @@ from benchmarks.peers.worker import PeerWorker
 
 
 class LlamaCpp(PeerWorker):
-    """One file. Prompts asked at once are answered one after the other: the package does not batch."""
+    """One file. Prompts asked at once are answered one after the other: the package does not
+    batch."""
 
     most = 0
 
     def __init__(self, name: str, python: Path | None, file: Path, cores: Sequence[int]) -> None:
-        super().__init__(python, "benchmarks.peers.llama_worker", [f"--gguf={file}", f"--threads={len(cores)}"])
+        super().__init__(
+            python, "benchmarks.peers.llama_worker", [f"--gguf={file}", f"--threads={len(cores)}"]
+        )
         self.name = name
 
     def answers(self, prompts: Sequence[list[int]], tokens: int) -> list[list[int]]:
@@ -36,7 +39,11 @@ def write_f16(source: Path, file: Path) -> None:
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     for tensor in reader.tensors:
         plain = tensor.tensor_type == gguf.GGMLQuantizationType.F32
-        values = tensor.data if plain else gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float16)
+        values = (
+            tensor.data
+            if plain
+            else gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float16)
+        )
         writer.add_tensor(tensor.name, np.ascontiguousarray(values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -1,4 +1,5 @@
-"""llama.cpp through llama-cpp-python, which decodes one sequence at a time. Needs nothing else of this project."""
+"""llama.cpp through llama-cpp-python, which decodes one sequence at a time. Needs nothing else of
+this project."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def main(argv: list[str] | None = None) -> None:
 
     def answer(asked: dict[str, Any]) -> list[list[int]]:
         # `generate` goes on behind a stop token, as everybody here does.
-        made = (islice(model.generate(prompt, temp=0.0), asked["tokens"]) for prompt in asked["prompts"])
+        made = (
+            islice(model.generate(prompt, temp=0.0), asked["tokens"]) for prompt in asked["prompts"]
+        )
         return [list(map(int, ids)) for ids in made]
 
     serve(answer)

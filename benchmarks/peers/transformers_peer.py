@@ -1,7 +1,7 @@
 """transformers: `generate`, prompt lookup, and assisted generation where an assistant is at hand.
 
-How many threads help depends on the machine, so a short trial decides before anything is measured: a baseline is worth
-beating only at its best.
+How many threads help depends on the machine, so a short trial decides before anything is measured:
+a baseline is worth beating only at its best.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class TransformersWorker(PeerWorker):
             taken[threads] = time.perf_counter() - began
         self.threads = min(taken, key=taken.__getitem__)
 
-    def run(self, prompts: Sequence[list[int]], tokens: int, mode: str, threads: int) -> list[list[int]]:
+    def run(
+        self, prompts: Sequence[list[int]], tokens: int, mode: str, threads: int
+    ) -> list[list[int]]:
         return self.ask(prompts=prompts, tokens=tokens, mode=mode, threads=threads)
 
 

@@ -40,11 +40,15 @@ def _load(folder: str) -> Any:
 
 
 @torch.inference_mode()
-def _answer(target: Any, prompts: list[list[int]], tokens: int, extra: dict[str, Any]) -> list[list[int]]:
+def _answer(
+    target: Any, prompts: list[list[int]], tokens: int, extra: dict[str, Any]
+) -> list[list[int]]:
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    out = target.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=tokens, pad_token_id=0, **extra)
+    out = target.generate(
+        ids, attention_mask=mask, do_sample=False, max_new_tokens=tokens, pad_token_id=0, **extra
+    )
     answers: list[list[int]] = out[:, longest:].tolist()
     return answers
 

@@ -1,7 +1,7 @@
 """vLLM's CPU build as an OpenAI-style server, from an environment of its own.
 
-How to install it: benchmarks/README.md. Intel's OpenMP is preloaded where the environment has it, as vLLM's own log
-advises.
+How to install it: benchmarks/README.md. Intel's OpenMP is preloaded where the environment has it,
+as vLLM's own log advises.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from dspark.loadgen.prompts import Question
 START_TIMEOUT_S = 900.0  # the first start with a model compiles, for many layers as long as this
 ANSWER_TIMEOUT_S = 300.0
 MODEL = "peer"
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_max": 4,
+    "prompt_lookup_min": 2,
+}
 
 
 class VllmServer(Peer):
@@ -53,7 +58,12 @@ class VllmServer(Peer):
         host, _, port = self._address.partition(":")
         # Its console script wants a distribution named `vllm`; the module does not.
         serve = ["-m", "vllm.entrypoints.openai.api_server", f"--model={self._target}"]
-        serve += [f"--served-model-name={MODEL}", f"--dtype={self._dtype}", f"--host={host}", f"--port={port}"]
+        serve += [
+            f"--served-model-name={MODEL}",
+            f"--dtype={self._dtype}",
+            f"--host={host}",
+            f"--port={port}",
+        ]
         serve += ["--max-model-len=1024", "--max-num-seqs=64", "--no-enable-log-requests"]
         serve += ["--disable-uvicorn-access-log"]
         if self._ngram:
@@ -78,7 +88,9 @@ class VllmServer(Peer):
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
         }
-        intel = self.python.parent.parent / "lib" / "libiomp5.so"  # where the package intel-openmp puts it
+        intel = (
+            self.python.parent.parent / "lib" / "libiomp5.so"
+        )  # where the package intel-openmp puts it
         return environment | ({"LD_PRELOAD": str(intel)} if intel.is_file() else {})
 
     def _last_words(self) -> str:
@@ -95,7 +107,9 @@ class VllmServer(Peer):
             return await asyncio.gather(*(self._answer(prompt, tokens) for prompt in prompts))
 
     async def _answer(self, prompt: list[int], tokens: int) -> list[int]:
-        endpoint = OpenAiEndpoint(OpenAiOptions(f"http://{self._address}/v1", MODEL, max_tokens=tokens), self.name)
+        endpoint = OpenAiEndpoint(
+            OpenAiOptions(f"http://{self._address}/v1", MODEL, max_tokens=tokens), self.name
+        )
         pieces = endpoint.stream(Question(tuple(prompt)), 0)
         return [token async for piece in pieces for token in piece.token_ids]
 

@@ -1,6 +1,7 @@
 """A library in a process of its own: a JSON line with prompts in, a JSON line with the ids out.
 
-A process of its own keeps its threads, memory and packages apart from the client's, as every server's are.
+A process of its own keeps its threads, memory and packages apart from the client's, as every
+server's are.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""One sequence's answer: what of a verdict is committed, and what of it is passed on to whoever reads.
+"""One sequence's answer: what of a verdict is committed, and what of it is passed on to whoever
+reads.
 
-Invariant 6, committed before shown: `take` appends to the log before it returns anything to show. Every way to end
-that tokens tell is decided here, in one place: stop tokens and the length. What a verdict holds behind the end was
-never said: it is not committed, not shown and not counted. Knows nothing of text, see `reception/output_processor.py`.
+Invariant 6, committed before shown: `take` appends to the log before it returns anything to show.
+Every way to end that tokens tell is decided here, in one place: stop tokens and the length. What a
+verdict holds behind the end was never said: it is not committed, not shown and not counted. Knows
+nothing of text, see `reception/output_processor.py`.
 
-The commit log says which token stands at which position: append-only, and the truth about an answer.
+The commit log says which token stands at which position: append-only, and the truth about an
+answer.
 """
 
 from __future__ import annotations
@@ -68,8 +71,11 @@ class CommitLog:
         self._ids.extend(tokens)
 
 
-def cut(tokens: Sequence[int], room: int, stop_ids: frozenset[int]) -> tuple[tuple[int, ...], End | None]:
-    """The leading tokens an answer with `room` tokens left may commit, and its end if they end it."""
+def cut(
+    tokens: Sequence[int], room: int, stop_ids: frozenset[int]
+) -> tuple[tuple[int, ...], End | None]:
+    """The leading tokens an answer with `room` tokens left may commit, and its end if they end
+    it."""
     count, ended = kept(tokens, room, stop_ids)
     said = tuple(tokens[:count])
     if not ended:
@@ -98,7 +104,8 @@ class FirstCommit:
 
 @dataclass(frozen=True, slots=True)
 class CommittedTokens:
-    """What one commit passes on. Pieces follow each other without gaps, so nothing says where one stands."""
+    """What one commit passes on. Pieces follow each other without gaps, so nothing says where one
+    stands."""
 
     tokens: tuple[int, ...]
     end: End | None
@@ -123,11 +130,18 @@ class Answer:
     """Grows by commits until something ends it."""
 
     def __init__(
-        self, log: CommitLog, *, max_tokens: int, stop_ids: frozenset[int] = frozenset(), index: int = 0
+        self,
+        log: CommitLog,
+        *,
+        max_tokens: int,
+        stop_ids: frozenset[int] = frozenset(),
+        index: int = 0,
     ) -> None:
         self.log = log
         self.index = index
-        self.room = max_tokens - log.answered  # tokens it may still grow by; rounds ask for it again and again
+        self.room = (
+            max_tokens - log.answered
+        )  # tokens it may still grow by; rounds ask for it again and again
         self._stop_ids = stop_ids
 
     def take(
@@ -142,7 +156,9 @@ class Answer:
         kept, end = cut(tokens, self.room, self._stop_ids)
         self.log.append(kept)
         self.room -= len(kept)
-        return CommittedTokens(kept, end, self.index, tuple(logprobs[: len(kept)]) if logprobs else (), round, started)
+        return CommittedTokens(
+            kept, end, self.index, tuple(logprobs[: len(kept)]) if logprobs else (), round, started
+        )
 
     def stopped(self, end: End) -> CommittedTokens:
         """Something else than a commit ends it."""

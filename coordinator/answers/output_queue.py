@@ -1,8 +1,10 @@
-"""What lanes put out for one client: a bounded queue with an end. One writer per answer, one reader.
+"""What lanes put out for one client: a bounded queue with an end. One writer per answer, one
+reader.
 
-A lane never waits for a client: a reader that falls too far behind is told so by `Overfull`, and is cut. Readers of a
-round are woken a few at a time, so that what workers say meanwhile is heard in between: a verdict wakes the streams of
-a whole cohort at once, and a message to a client takes some 0.2 ms of this process.
+A lane never waits for a client: a reader that falls too far behind is told so by `Overfull`, and is
+cut. Readers of a round are woken a few at a time, so that what workers say meanwhile is heard in
+between: a verdict wakes the streams of a whole cohort at once, and a message to a client takes some
+0.2 ms of this process.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class OutputSink(Protocol):
 
 
 class OutputQueue:
-    """Pieces in order, then an end: None when all answers are complete, or the error that ended them.
+    """Pieces in order, then an end: None when all answers are complete, or the error that ended
+    them.
 
     wake_ups: what its reader shares with those of other clients.
     """
@@ -91,7 +94,8 @@ class OutputQueue:
         self._wake()
 
     async def take(self) -> list[tuple[CommittedTokens, float]] | None:
-        """All that waits, with the clock times it came at; None behind the last piece. Raises the error at the end."""
+        """All that waits, with the clock times it came at; None behind the last piece. Raises the
+        error at the end."""
         while not self._waiting:
             if self._closed:
                 if self._error is not None:

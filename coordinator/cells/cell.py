@@ -1,4 +1,5 @@
-"""What a front end needs of a coordinator, in the same process or across a wire: tokens, never text."""
+"""What a front end needs of a coordinator, in the same process or across a wire: tokens, never
+text."""
 
 from __future__ import annotations
 
@@ -46,19 +47,22 @@ class RequestHandle(Protocol):
 
 
 class CellPort(Protocol):
-    """A coordinator and its workers. Errors say whose fault it is, and mean that nothing was taken in."""
+    """A coordinator and its workers. Errors say whose fault it is, and mean that nothing was taken
+    in."""
 
     draining: bool  # it takes nobody new because it is about to end
 
     def terms(self) -> CellTerms: ...
 
     def check_capacity(self, tenant: str = "") -> None:
-        """Raises when a request of this tenant would surely be refused. Cheap, so it comes before parsing."""
+        """Raises when a request of this tenant would surely be refused. Cheap, so it comes before
+        parsing."""
 
     def submit(self, order: SubmitRequest, sink: OutputSink) -> RequestHandle: ...
 
     async def abort(self, request_ids: Sequence[str]) -> list[str]:
-        """Ends running requests in good order, whoever asked for them; returns those that were running."""
+        """Ends running requests in good order, whoever asked for them; returns those that were
+        running."""
 
     async def emptied(self, longest_s: float) -> None:
         """Until no request is open, or for so long."""

@@ -1,6 +1,7 @@
 """Commits, errors and terms between a coordinator and a front end, there and back. Pure.
 
-Commits travel as columns: building and reading them costs half a microsecond a commit, a message each would cost ten.
+Commits travel as columns: building and reading them costs half a microsecond a commit, a message
+each would cost ten.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from coordinator.answers.answer import CommittedTokens, End, FirstCommit, Reason
 from coordinator.cells.cell import CellTerms
 from coordinator.requests.validation import Limits
 from dspark.client.fields import copied
-from dspark.errors import Expired, InvalidRequest, Overloaded, PeerError, RequestCancelled, Unavailable, Unsupported
+from dspark.errors import (
+    Expired,
+    InvalidRequest,
+    Overloaded,
+    PeerError,
+    RequestCancelled,
+    Unavailable,
+    Unsupported,
+)
 from dspark.rounds.policy import parse_policy
 from dspark.types import Rule
 from dspark.wire import codec
@@ -32,7 +41,8 @@ class InOrder:
         self._heard = heard
 
     def takes(self, number: int) -> bool:
-        """Whether this message is news; 0 is not counted. Raises PeerError when one before it never came."""
+        """Whether this message is news; 0 is not counted. Raises PeerError when one before it never
+        came."""
         if number == 0:
             return True
         if number > self._heard + 1:
@@ -42,7 +52,9 @@ class InOrder:
         return news
 
 
-def write_commits(batch: frontend_pb2.CellBatch, said: Sequence[tuple[int, CommittedTokens]]) -> None:
+def write_commits(
+    batch: frontend_pb2.CellBatch, said: Sequence[tuple[int, CommittedTokens]]
+) -> None:
     """Adds (call, piece) in order."""
     commits = [(call, piece) for call, piece in said if piece.tokens]
     rounds = [piece.round or _NO_ROUND for _, piece in commits]
@@ -94,7 +106,16 @@ def read_commits(batch: frontend_pb2.CellBatch) -> Iterator[tuple[int, Committed
     last = {(calls[at], indices[at]): at for at in range(count)} if ends else {}
     start = 0
     for at, (call, index, length, judged, drafted, verified, accepted) in enumerate(
-        zip(calls, indices, lengths, batch.rounds, batch.drafted, batch.verified, batch.accepted, strict=True)
+        zip(
+            calls,
+            indices,
+            lengths,
+            batch.rounds,
+            batch.drafted,
+            batch.verified,
+            batch.accepted,
+            strict=True,
+        )
     ):
         stop = start + length
         yield (
@@ -124,11 +145,15 @@ def _read_end(ended: frontend_pb2.Ended) -> End:
     reason = _ENDS.get(ended.reason)
     if reason is None:
         raise PeerError(f"an answer ended for no known reason: {ended.reason}")
-    return End(reason, token_id=ended.matched_token_id if ended.HasField("matched_token_id") else None)
+    return End(
+        reason, token_id=ended.matched_token_id if ended.HasField("matched_token_id") else None
+    )
 
 
 _Failed = frontend_pb2.Failed
-_FAILURES: tuple[tuple[frontend_pb2.Failed.Kind, type[Exception]], ...] = (  # the first that fits counts
+_FAILURES: tuple[
+    tuple[frontend_pb2.Failed.Kind, type[Exception]], ...
+] = (  # the first that fits counts
     (_Failed.KIND_UNSUPPORTED, Unsupported),
     (_Failed.KIND_INVALID, InvalidRequest),
     (_Failed.KIND_OVERLOADED, Overloaded),
@@ -140,7 +165,8 @@ _FAILURES: tuple[tuple[frontend_pb2.Failed.Kind, type[Exception]], ...] = (  # t
 
 
 def write_failure(call: int, error: Exception) -> frontend_pb2.Failed:
-    """What the other side needs to take an error for its own: a client's status, or what became of a request."""
+    """What the other side needs to take an error for its own: a client's status, or what became of
+    a request."""
     kind = next(kind for kind, errors in _FAILURES if isinstance(error, errors))
     failed = frontend_pb2.Failed(call=call, kind=kind, message=str(error))
     if isinstance(error, InvalidRequest):

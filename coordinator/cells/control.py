@@ -1,4 +1,5 @@
-"""For operators and the deployment: who the workers are, and the whole cell as this coordinator sees it."""
+"""For operators and the deployment: who the workers are, and the whole cell as this coordinator
+sees it."""
 
 from __future__ import annotations
 
@@ -49,9 +50,15 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.AnnounceRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.AnnounceReply:
         if len(request.workers) > MAX_WORKERS:
-            raise InvalidRequest("workers", f"{len(request.workers)} workers, at most {MAX_WORKERS} are allowed")
+            raise InvalidRequest(
+                "workers", f"{len(request.workers)} workers, at most {MAX_WORKERS} are allowed"
+            )
         addresses = [_address(index, worker) for index, worker in enumerate(request.workers)]
-        draining = [address for address, worker in zip(addresses, request.workers, strict=True) if worker.draining]
+        draining = [
+            address
+            for address, worker in zip(addresses, request.workers, strict=True)
+            if worker.draining
+        ]
         membership = self._cell.membership
         connected = await membership.announce(addresses, draining)
         return control_pb2.AnnounceReply(connected=connected, idle=membership.idle())
@@ -60,9 +67,15 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.GetStatusRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.GetStatusReply:
         admission, membership = self._cell.admission, self._cell.membership
-        workers = await asyncio.gather(*(_worker_status(worker, membership) for worker in membership.workers))
+        workers = await asyncio.gather(
+            *(_worker_status(worker, membership) for worker in membership.workers)
+        )
         reply = control_pb2.GetStatusReply(
-            processes=[self._own_status(), *map(_frontend_status, self._frontends.attached), *workers],
+            processes=[
+                self._own_status(),
+                *map(_frontend_status, self._frontends.attached),
+                *workers,
+            ],
             lanes=[self._lane_status(lane) for lane in membership.lanes],
             queued=admission.queued,
             queue_limit=admission.queue_limit,
@@ -96,7 +109,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.GetEndedRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.GetEndedReply:
         endings = self._cell.admission.endings
-        found = endings.of(request.request_id) if request.request_id else endings.last(request.most or endings.most)
+        found = (
+            endings.of(request.request_id)
+            if request.request_id
+            else endings.last(request.most or endings.most)
+        )
         return control_pb2.GetEndedReply(answers=found, kept=endings.most)
 
     def _own_status(self) -> control_pb2.ProcessStatus:
@@ -143,10 +160,14 @@ def _frontend_status(attached: FrontendConnection) -> control_pb2.ProcessStatus:
     )
 
 
-async def _worker_status(worker: WorkerConnection, membership: Membership) -> control_pb2.ProcessStatus:
+async def _worker_status(
+    worker: WorkerConnection, membership: Membership
+) -> control_pb2.ProcessStatus:
     address = worker.address
     status = control_pb2.ProcessStatus(
-        role=control_pb2.ROLE_VERIFY if address.role is WorkerRole.VERIFY else control_pb2.ROLE_DRAFT,
+        role=control_pb2.ROLE_VERIFY
+        if address.role is WorkerRole.VERIFY
+        else control_pb2.ROLE_DRAFT,
         name=address.name,
         endpoint=address.endpoint,
         incarnation=worker.port.facts.incarnation if worker.port else address.incarnation,
@@ -157,7 +178,9 @@ async def _worker_status(worker: WorkerConnection, membership: Membership) -> co
         return status
     status.detail = status.detail or membership.why_not(worker.port)
     try:
-        said: verify_pb2.VerifierDescription | draft_pb2.DrafterDescription = await worker.describe(DESCRIBE_S)
+        said: verify_pb2.VerifierDescription | draft_pb2.DrafterDescription = await worker.describe(
+            DESCRIBE_S
+        )
     except grpc.aio.AioRpcError as error:
         status.detail = f"does not say what it holds: {error.code().name.lower()}"
         return status
@@ -177,8 +200,12 @@ def _address(index: int, worker: control_pb2.WorkerEndpoint) -> Address:
         raise InvalidRequest(f"workers[{index}].role", "must be a verifier or a drafter")
     host, _, port = worker.endpoint.rpartition(":")
     if not host or not port.isdigit():
-        raise InvalidRequest(f"workers[{index}].endpoint", f"{worker.endpoint[:80]!r} is not host:port")
-    return Address(role, worker.endpoint, worker.incarnation, worker.name or f"{role.value}/{index}")
+        raise InvalidRequest(
+            f"workers[{index}].endpoint", f"{worker.endpoint[:80]!r} is not host:port"
+        )
+    return Address(
+        role, worker.endpoint, worker.incarnation, worker.name or f"{role.value}/{index}"
+    )
 
 
 def _cost(curve: CostCurve | None) -> types_pb2.CostCurve | None:
@@ -186,13 +213,17 @@ def _cost(curve: CostCurve | None) -> types_pb2.CostCurve | None:
         return None
     tokens, contexts, seconds = curve.grid()
     return types_pb2.CostCurve(
-        tokens=tokens, contexts=contexts, seconds=seconds, source="measured", borrowed=curve.borrowed
+        tokens=tokens,
+        contexts=contexts,
+        seconds=seconds,
+        source="measured",
+        borrowed=curve.borrowed,
     )
 
 
 def write_totals(metrics: Metrics, reply: control_pb2.GetStatusReply) -> None:
-    """What the metrics count: counters summed over labels, latencies bucket by bucket; a counter nobody touched is left
-    out."""
+    """What the metrics count: counters summed over labels, latencies bucket by bucket; a counter
+    nobody touched is left out."""
     for family in metrics.registry.collect():
         if family.type == "counter":
             total = sum(sample.value for sample in family.samples if sample.name.endswith("_total"))

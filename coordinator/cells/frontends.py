@@ -1,8 +1,9 @@
-"""Front ends that are attached: one stream each, for everything they ask and everything they are told.
+"""Front ends that are attached: one stream each, for everything they ask and everything they are
+told.
 
-Everything it asked for goes when it goes. A lane never waits for a front end: what is committed piles up until the
-stream takes it, in one message; one that lets too much pile up is let go. A request of many that fails, by whatever
-bug, leaves its neighbours alone.
+Everything it asked for goes when it goes. A lane never waits for a front end: what is committed
+piles up until the stream takes it, in one message; one that lets too much pile up is let go. A
+request of many that fails, by whatever bug, leaves its neighbours alone.
 """
 
 from __future__ import annotations
@@ -22,16 +23,27 @@ from coordinator.cells.local_cell import LocalCell
 from coordinator.clock import Clock, Timer, let_orders_leave
 from coordinator.requests.request import MAX_TENANT
 from coordinator.requests.validation import read_request
-from dspark.errors import DsparkError, Expired, InvalidRequest, Overloaded, PeerError, RequestCancelled, Unavailable
+from dspark.errors import (
+    DsparkError,
+    Expired,
+    InvalidRequest,
+    Overloaded,
+    PeerError,
+    RequestCancelled,
+    Unavailable,
+)
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc
 
 log = structlog.get_logger("dspark.cell")
 
-MAX_UNSENT = 65_536  # parts of messages that wait for one front end to read: seconds of all a coordinator can commit
+# parts of messages that wait for one front end to read: seconds of all a coordinator can commit
+MAX_UNSENT = 65_536
 MAX_ABORTS = 1024
 TERMS_S = 0.25  # how old the terms that a front end knows may be
-BACKSTOP_S = 1.0  # how much later than the front end the coordinator ends a request whose time is up
+BACKSTOP_S = (
+    1.0  # how much later than the front end the coordinator ends a request whose time is up
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +66,9 @@ class _Relay:
 class FrontendConnection:
     """`hello` says who it is."""
 
-    def __init__(self, cell: LocalCell, hello: frontend_pb2.FrontendHello, clock: Clock, metrics: Metrics) -> None:
+    def __init__(
+        self, cell: LocalCell, hello: frontend_pb2.FrontendHello, clock: Clock, metrics: Metrics
+    ) -> None:
         self.hello = hello
         self._cell, self._clock, self._metrics = cell, clock, metrics
         self._calls: dict[int, _Relay] = {}
@@ -149,7 +163,9 @@ class FrontendConnection:
         except Exception as error:  # a bug
             log.error("frontend.submit_failed", name=self.hello.name, exc_info=error)
             self._calls.pop(number, None)
-            self._fail(number, PeerError("the request could not be taken in; see the coordinator's log"))
+            self._fail(
+                number, PeerError("the request could not be taken in; see the coordinator's log")
+            )
             return
         late = Expired(f"no answer within {order.lasts_s:.3g} s")
         relay.timer = self._clock.call_later(order.lasts_s + BACKSTOP_S, relay.call.cut, late)
@@ -162,7 +178,9 @@ class FrontendConnection:
         self._cell.check_capacity(submit.tenant)
         limits = self._cell.terms().limits
         prompt = tuple(message.tokenized.input_ids)
-        request = read_request(message, prompt, limits, name=message.request_id, seed=secrets.randbits(64))
+        request = read_request(
+            message, prompt, limits, name=message.request_id, seed=secrets.randbits(64)
+        )
         if len(submit.tenant) > MAX_TENANT or "/" in submit.tenant:
             raise InvalidRequest("tenant", "not a tenant's name")
         request = replace(request, tenant=submit.tenant)
@@ -194,7 +212,10 @@ class FrontendConnection:
         """Something more waits; whoever does not read it is let go."""
         self._news.set()
         unsent, commits = self._unsent, self._commits
-        if len(commits) + len(unsent.failed) + len(unsent.aborted) > MAX_UNSENT and not self._overran:
+        if (
+            len(commits) + len(unsent.failed) + len(unsent.aborted) > MAX_UNSENT
+            and not self._overran
+        ):
             log.warning("frontend.not_read", name=self.hello.name, commits=len(commits))
             self._metrics.dropped.labels(kind="commit", reason="not_read").inc(len(commits))
             self._overran = True
@@ -238,16 +259,22 @@ class CellService(frontend_pb2_grpc.CellServicer):
         self.attached: list[FrontendConnection] = []
 
     async def Attach(
-        self, request_iterator: AsyncIterator[frontend_pb2.FrontendBatch], context: grpc.aio.ServicerContext
+        self,
+        request_iterator: AsyncIterator[frontend_pb2.FrontendBatch],
+        context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[frontend_pb2.CellBatch]:
         if len(self.attached) >= MAX_FRONTENDS:
             self._metrics.dropped.labels(kind="frontend", reason="too_many").inc()
             raise Overloaded(f"{MAX_FRONTENDS} front ends are attached already", retry_after_s=5.0)
         batches = aiter(request_iterator)
-        attachment = FrontendConnection(self._cell, await _hello(batches), self._clock, self._metrics)
+        attachment = FrontendConnection(
+            self._cell, await _hello(batches), self._clock, self._metrics
+        )
         self.attached.append(attachment)
         self._count()
-        log.info("frontend.attached", name=attachment.hello.name, endpoint=attachment.hello.endpoint)
+        log.info(
+            "frontend.attached", name=attachment.hello.name, endpoint=attachment.hello.endpoint
+        )
         reader = asyncio.create_task(self._read(batches, attachment))
         try:
             while (batch := await attachment.next()) is not None:
@@ -264,7 +291,9 @@ class CellService(frontend_pb2_grpc.CellServicer):
     def _count(self) -> None:
         self._metrics.pool_replicas.labels(pool="frontend", state="serving").set(len(self.attached))
 
-    async def _read(self, batches: AsyncIterator[frontend_pb2.FrontendBatch], attachment: FrontendConnection) -> None:
+    async def _read(
+        self, batches: AsyncIterator[frontend_pb2.FrontendBatch], attachment: FrontendConnection
+    ) -> None:
         try:
             async for batch in batches:
                 self._metrics.cell_batches.labels(direction="in").inc()

@@ -1,9 +1,11 @@
-"""What clients may resume: which tokens were committed for which request, here and after this process.
+"""What clients may resume: which tokens were committed for which request, here and after this
+process.
 
-Invariant 6, committed before shown, beyond the process: what `write` returned from is read again by the next
-coordinator. Knows requests by digest, not by prompt. An answer stays resumable while it runs, and for a while after
-its client went away or its end was told: the end may not have arrived. A journal that cannot be written any more
-says so once, by log and metric, and answers go on without it.
+Invariant 6, committed before shown, beyond the process: what `write` returned from is read again by
+the next coordinator. Knows requests by digest, not by prompt. An answer stays resumable while it
+runs, and for a while after its client went away or its end was told: the end may not have arrived.
+A journal that cannot be written any more says so once, by log and metric, and answers go on without
+it.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Said:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[ScoredToken] = field(default_factory=list)
-    epoch: int = 0  # the highest that committed; of verifiers that run their rounds, the highest that was given out
+    # the highest that committed; of verifiers that run their rounds, the highest that was given out
+    epoch: int = 0
     end: End | None = None
 
 
@@ -59,10 +62,14 @@ class Entry:
 
 
 def digest(request: Request) -> bytes:
-    """Equal for equal prompts under equal sampling parameters and limits. Draws' key aside: the journal knows the one
-    in use."""
-    params = codec.write_sampling(replace(request.params, seed=0, choice=0)).SerializeToString(deterministic=True)
-    rest = repr((request.max_tokens, sorted(request.stop_ids), request.choices, request.cache_salt)).encode()
+    """Equal for equal prompts under equal sampling parameters and limits. Draws' key aside: the
+    journal knows the one in use."""
+    params = codec.write_sampling(replace(request.params, seed=0, choice=0)).SerializeToString(
+        deterministic=True
+    )
+    rest = repr(
+        (request.max_tokens, sorted(request.stop_ids), request.choices, request.cache_salt)
+    ).encode()
     return hashlib.sha256(np.asarray(request.prompt, np.uint32).tobytes() + rest + params).digest()
 
 
@@ -70,12 +77,19 @@ class Journal:
     """`file` None: in memory, for clients that lost their connection or their front end."""
 
     def __init__(
-        self, file: JournalFile | None, *, keep_s: float, metrics: Metrics, clock: Callable[[], float] = time.time
+        self,
+        file: JournalFile | None,
+        *,
+        keep_s: float,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._file, self._keep_s, self._metrics, self._now = file, keep_s, metrics, clock
         self._entries: dict[str, Entry] = {}
         self._unwritten = journal_pb2.JournalBatch()
-        self._said: list[tuple[int, CommittedTokens]] = []  # by requests' numbers, what is not written yet
+        self._said: list[
+            tuple[int, CommittedTokens]
+        ] = []  # by requests' numbers, what is not written yet
         self._numbers = 0
         if file is not None:
             self._read(file)
@@ -93,7 +107,15 @@ class Journal:
         self._expire()
         self._numbers += 1
         answers = known.answers if known is not None else [Said() for _ in range(request.choices)]
-        entry = Entry(self._numbers, request.id, digest(request), request.params.seed, answers, True, self._now())
+        entry = Entry(
+            self._numbers,
+            request.id,
+            digest(request),
+            request.params.seed,
+            answers,
+            True,
+            self._now(),
+        )
         self._entries.pop(request.id, None)
         self._entries[request.id] = entry
         self._unwritten.requests.append(_request(entry))
@@ -102,20 +124,24 @@ class Journal:
         return entry
 
     def begins(self, entry: Entry, index: int, epoch: int) -> None:
-        """Something may be drawn under this epoch once it was written, and is drawn under a higher one afterwards."""
+        """Something may be drawn under this epoch once it was written, and is drawn under a higher
+        one afterwards."""
         said = entry.answers[index]
         said.epoch = max(said.epoch, epoch)
         self._unwritten.epochs.add(number=entry.number, index=index, epoch=epoch)
 
     def committed(self, entry: Entry, piece: CommittedTokens) -> None:
-        """Notes what was committed, under an epoch that `begins` noted, and what ended; `write` makes it last."""
+        """Notes what was committed, under an epoch that `begins` noted, and what ended; `write`
+        makes it last."""
         said = entry.answers[piece.index]
         end = piece.end if said.end is None else None
         if piece.tokens or end is not None:
             said.tokens += piece.tokens
             said.logprobs += piece.logprobs
             said.end = said.end or end
-            self._said.append((entry.number, CommittedTokens(piece.tokens, end, piece.index, piece.logprobs)))
+            self._said.append(
+                (entry.number, CommittedTokens(piece.tokens, end, piece.index, piece.logprobs))
+            )
 
     def left(self, entry: Entry) -> None:
         """Nobody works on it any more; it can be resumed for a while."""
@@ -137,7 +163,11 @@ class Journal:
                 self._expire()
                 self._file.begin([*self._snapshot()])
         except OSError as error:
-            log.error("journal.failed", error=error.strerror, effect="answers cannot be resumed after a restart")
+            log.error(
+                "journal.failed",
+                error=error.strerror,
+                effect="answers cannot be resumed after a restart",
+            )
             self._metrics.journal_failed.set(1)
             self._file = None
 
@@ -166,7 +196,9 @@ class Journal:
         """Everything that may still be resumed, a record for each request."""
         for entry in self._entries.values():
             when = self._now() if entry.running else entry.touched
-            batch = journal_pb2.JournalBatch(unix_s=when, requests=[_request(entry)], epochs=_epochs(entry))
+            batch = journal_pb2.JournalBatch(
+                unix_s=when, requests=[_request(entry)], epochs=_epochs(entry)
+            )
             cell_wire.write_commits(batch.said, [*_pieces(entry)])
             yield batch.SerializeToString()
 
@@ -224,9 +256,16 @@ def _epochs(entry: Entry) -> list[journal_pb2.JournalEpoch]:
 def _pieces(entry: Entry) -> Iterator[tuple[int, CommittedTokens]]:
     """All that was said so far, a piece of each answer."""
     for index, said in enumerate(entry.answers):
-        yield entry.number, CommittedTokens(tuple(said.tokens), said.end, index, tuple(said.logprobs))
+        yield (
+            entry.number,
+            CommittedTokens(tuple(said.tokens), said.end, index, tuple(said.logprobs)),
+        )
 
 
 def _size(entry: Entry) -> int:
-    """Of what was said: three bytes for a token, five for each of its log-probabilities and as many ids."""
-    return sum(3 * len(said.tokens) + sum(8 + 8 * len(one.top_ids) for one in said.logprobs) for said in entry.answers)
+    """Of what was said: three bytes for a token, five for each of its log-probabilities and as many
+    ids."""
+    return sum(
+        3 * len(said.tokens) + sum(8 + 8 * len(one.top_ids) for one in said.logprobs)
+        for said in entry.answers
+    )

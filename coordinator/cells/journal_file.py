@@ -1,12 +1,14 @@
-"""The journal's bytes on disk: append-only segments, one written at a time, bounded by starting over.
+"""The journal's bytes on disk: append-only segments, one written at a time, bounded by starting
+over.
 
-A record is written to the operating system before `append` returns, so it survives the end of this process however
-that comes. Against the end of the machine `sync` says when it reaches the disk: "always" before `append` returns,
-"interval" within `sync_s`, from a thread of its own. When a segment is full the next one begins with all that is
-still of use, is put in place whole or not at all, and takes the old one's place; so the folder never holds more than
-two segments. Where that is most of a segment already, the next may grow to twice of it: else it would be full at once,
-and everything be written again with every record. Files of another format, which another version of the software may
-want again, are told of and left. One process writes a folder at a time. See ADR 23.
+A record is written to the operating system before `append` returns, so it survives the end of this
+process however that comes. Against the end of the machine `sync` says when it reaches the disk:
+"always" before `append` returns, "interval" within `sync_s`, from a thread of its own. When a
+segment is full the next one begins with all that is still of use, is put in place whole or not at
+all, and takes the old one's place; so the folder never holds more than two segments. Where that is
+most of a segment already, the next may grow to twice of it: else it would be full at once, and
+everything be written again with every record. Files of another format, which another version of the
+software may want again, are told of and left. One process writes a folder at a time. See ADR 23.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _HEAD = struct.Struct("<II")
 
 
 class JournalFile:
-    """Records of bytes in `folder`. `read` once, then `begin`, then `append`. Raises ConfigError, later OSError."""
+    """Records of bytes in `folder`. `read` once, then `begin`, then `append`. Raises ConfigError,
+    later OSError."""
 
     def __init__(self, folder: Path, *, sync: str, sync_s: float, segment_bytes: int) -> None:
         self._folder, self._sync, self.segment_bytes = folder, sync, segment_bytes
@@ -48,7 +51,9 @@ class JournalFile:
             os.close(self._lock)
             raise ConfigError(f"coordinator.journal: another coordinator writes {folder}") from None
         self._ending = threading.Event()
-        self._syncing = threading.Thread(target=self._sync_now_and_then, args=(sync_s,), name="journal", daemon=True)
+        self._syncing = threading.Thread(
+            target=self._sync_now_and_then, args=(sync_s,), name="journal", daemon=True
+        )
         if sync == "interval":
             self._syncing.start()
 
@@ -78,7 +83,12 @@ class JournalFile:
         os.fsync(descriptor)
         os.replace(draft, path)
         flush_to_disk(self._folder)
-        before, self._descriptor, self._size, self._begun = self._descriptor, descriptor, len(content), len(content)
+        before, self._descriptor, self._size, self._begun = (
+            self._descriptor,
+            descriptor,
+            len(content),
+            len(content),
+        )
         if before >= 0:
             os.close(before)
         for each in old:
@@ -115,7 +125,9 @@ class JournalFile:
                 self._unsynced = False
                 try:
                     os.fdatasync(self._descriptor)
-                except OSError as error:  # a segment that was closed meanwhile was synced as a whole
+                except (
+                    OSError
+                ) as error:  # a segment that was closed meanwhile was synced as a whole
                     log.warning("journal.not_synced", error=error.strerror)
 
 

@@ -1,4 +1,5 @@
-"""The coordinator as front ends see it: makes request states of orders and hands them to admission. Holds none."""
+"""The coordinator as front ends see it: makes request states of orders and hands them to admission.
+Holds none."""
 
 from __future__ import annotations
 
@@ -54,7 +55,12 @@ class LocalCell:
         rule: Rule = Rule.BLOCK,
         journal: Journal | None = None,
     ) -> None:
-        self.admission, self.membership, self.policy, self._rule = admission, membership, policy, rule
+        self.admission, self.membership, self.policy, self._rule = (
+            admission,
+            membership,
+            policy,
+            rule,
+        )
         self.journal = journal
         # Drafters may serve several coordinators, so numbers of two of them must not meet.
         self._numbers = itertools.count(secrets.randbits(47) << 16)
@@ -83,9 +89,13 @@ class LocalCell:
         verifiers, drafters = self.membership.verifiers, self.membership.drafters
         if not verifiers:
             raise Unavailable("no verifier is connected")
-        capacities = [facts.page_size * facts.pages_total for facts in verifiers]  # 0 of one that does not say
+        capacities = [
+            facts.page_size * facts.pages_total for facts in verifiers
+        ]  # 0 of one that does not say
         # Requests that name no rule keep being drafted for, by a rule that no draft can hurt.
-        distrusted = self.membership.monitor.distrusts_all([facts.fingerprint for facts in drafters])
+        distrusted = self.membership.monitor.distrusts_all(
+            [facts.fingerprint for facts in drafters]
+        )
         limits = Limits(
             vocab_size=verifiers[0].vocab_size,
             context_length=min([facts.context_length for facts in verifiers]),
@@ -108,7 +118,8 @@ class LocalCell:
         self.admission.check_capacity(tenant=tenant)
 
     def submit(self, order: SubmitRequest, sink: OutputSink) -> LocalHandle:
-        """A state per answer, with one sink for all; of a resumed request, per answer that is not complete."""
+        """A state per answer, with one sink for all; of a resumed request, per answer that is not
+        complete."""
         order = replace(order, request=owned(order.request))
         request, known = order.request, None
         if order.message.HasField("resume"):
@@ -118,14 +129,20 @@ class LocalCell:
         self.admission.check(request)
         kept = None
         if self.journal is not None:
-            kept = Journaled(self.journal, self.journal.open(request, known.entry if known else None), sink)
+            kept = Journaled(
+                self.journal, self.journal.open(request, known.entry if known else None), sink
+            )
         states = {
-            choice: self._state(request, choice, order.arrived, sink, kept, known.answers[choice] if known else None)
+            choice: self._state(
+                request, choice, order.arrived, sink, kept, known.answers[choice] if known else None
+            )
             for choice in range(request.choices)
             if known is None or known.answers[choice].end is None
         }
         if states:
-            self.admission.submit(*states.values())  # nothing is committed before this turn of the loop is over
+            self.admission.submit(
+                *states.values()
+            )  # nothing is committed before this turn of the loop is over
         if known is not None:
             tell_again(sink, known)
         if not states:
@@ -141,7 +158,13 @@ class LocalCell:
         return [name for name in request_ids if self.admission.abort(name)]
 
     def _state(
-        self, request: Request, choice: int, arrived: float, sink: OutputSink, kept: Journaled | None, said: Said | None
+        self,
+        request: Request,
+        choice: int,
+        arrived: float,
+        sink: OutputSink,
+        kept: Journaled | None,
+        said: Said | None,
     ) -> RequestState:
         if choice:
             request = replace(request, params=replace(request.params, choice=choice))
@@ -152,4 +175,6 @@ class LocalCell:
         life = Life(next(self._numbers), epoch=said.epoch + 1 if said is not None else 0)
         if kept is None:
             return RequestState(request, life, answer, RequestStats(arrived), sink)
-        return RequestState(request, life, answer, RequestStats(arrived), kept, partial(kept.note_epoch, choice))
+        return RequestState(
+            request, life, answer, RequestStats(arrived), kept, partial(kept.note_epoch, choice)
+        )

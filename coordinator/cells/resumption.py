@@ -1,8 +1,9 @@
-"""Going on with a request that a client has lost sight of: what was committed of it, and what its answers still lack.
+"""Going on with a request that a client has lost sight of: what was committed of it, and what its
+answers still lack.
 
-Invariant 6: what a client is told again is what was committed, and what follows is drawn under a higher epoch, so that
-no draw is used twice. Where the parameters fix the ids (temperature 0, or coupled under a seed of the client's) an
-answer can also be computed anew, and needs no journal.
+Invariant 6: what a client is told again is what was committed, and what follows is drawn under a
+higher epoch, so that no draw is used twice. Where the parameters fix the ids (temperature 0, or
+coupled under a seed of the client's) an answer can also be computed anew, and needs no journal.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Known:
 
 
 def look_up(order: SubmitRequest, journal: Journal | None) -> Known:
-    """What is known of the request of an order that asks for the rest of its answers. Raises InvalidRequest."""
+    """What is known of the request of an order that asks for the rest of its answers. Raises
+    InvalidRequest."""
     request, held = order.request, tuple(order.message.resume.offsets)
     entry = journal.find(request.id) if journal is not None else None
     if entry is not None and entry.digest != digest(request):
@@ -41,7 +43,11 @@ def look_up(order: SubmitRequest, journal: Journal | None) -> Known:
     answers = entry.answers if entry is not None else [Said() for _ in range(request.choices)]
     short = any(offset > len(said.tokens) for offset, said in zip(held, answers, strict=False))
     if short and not _repeatable(order, entry):
-        why = "nothing is known of this request" if entry is None else "less is known of it than you hold"
+        why = (
+            "nothing is known of this request"
+            if entry is None
+            else "less is known of it than you hold"
+        )
         raise InvalidRequest("resume.offsets", f"{why}, and its draws cannot be repeated")
     return Known(request, answers, entry)
 
@@ -83,7 +89,9 @@ def tell_again(sink: OutputSink, known: Known) -> None:
         if said.tokens:
             sink.push(told if not aborted(said.end) else replace(told, end=None))
         if said.end is not None and (aborted(said.end) or not said.tokens):
-            sink.push(CommittedTokens((), said.end, index))  # it came by itself, behind the last token
+            sink.push(
+                CommittedTokens((), said.end, index)
+            )  # it came by itself, behind the last token
 
 
 def aborted(end: End | None) -> bool:

@@ -11,7 +11,13 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from coordinator.answers.answer import End, Reason
-from coordinator.dialects.telling import CommonFields, Translated, answer_chat, ours, translated_chat
+from coordinator.dialects.telling import (
+    CommonFields,
+    Translated,
+    answer_chat,
+    ours,
+    translated_chat,
+)
 from coordinator.http.api import Api
 from coordinator.http.calls import Part
 from coordinator.http.errors import as_message, described
@@ -108,7 +114,8 @@ class CountBody(MessagesBody):
 
 
 def translated(body: MessagesBody, arguments: Container[str]) -> Translated:
-    """arguments: of the target's chat template. Raises InvalidRequest naming a field of the body."""
+    """arguments: of the target's chat template. Raises InvalidRequest naming a field of the
+    body."""
     messages: list[Object] = []
     places: list[str] = []
     if body.system:
@@ -159,17 +166,25 @@ def _messages(message: Object, field: str) -> list[tuple[Object, str]]:
             made.append(({"role": "tool", **answer}, at))
         elif kind == "tool_use" and role == "assistant":
             function = {"name": string(block, "name", at), "arguments": block.get("input", {})}
-            read_arguments(function["arguments"], f"{at}.input")  # which a turn of chat would not name
+            read_arguments(
+                function["arguments"], f"{at}.input"
+            )  # which a turn of chat would not name
             call = {"id": string(block, "id", at), "type": "function", "function": function}
             turn.setdefault("tool_calls", []).append(call)
         elif kind == "thinking" and role == "assistant":
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + string(block, "thinking", at)
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + string(
+                block, "thinking", at
+            )
         elif isinstance(kind, str):
-            raise Unsupported(f"{at}.type", f"{kind[:100]!r} is not supported in a turn of the {role}")
+            raise Unsupported(
+                f"{at}.type", f"{kind[:100]!r} is not supported in a turn of the {role}"
+            )
         else:
             raise InvalidRequest(at, "must be a block with a type")
     if texts or len(turn) > 1 or not made:
-        made.append((turn | {"content": "\n".join(texts) or (None if len(turn) > 1 else "")}, field))
+        made.append(
+            (turn | {"content": "\n".join(texts) or (None if len(turn) > 1 else "")}, field)
+        )
     return made
 
 
@@ -185,14 +200,19 @@ def _choice(choice: ToolChoice | None) -> Object:
     if choice.type == "tool" and choice.name is None:
         raise InvalidRequest("tool_choice.name", "field required")
     kinds: dict[str, Any] = {"auto": "auto", "none": "none", "any": "required", "tool": named}
-    parallel = None if choice.disable_parallel_tool_use is None else not choice.disable_parallel_tool_use
+    parallel = (
+        None if choice.disable_parallel_tool_use is None else not choice.disable_parallel_tool_use
+    )
     return {"tool_choice": kinds[choice.type], "parallel_tool_calls": parallel}
 
 
 def _output(config: OutputConfig | None) -> Object:
     if config is None:
         return {}
-    form = config.format and {"type": "json_schema", "json_schema": {"name": "answer", "schema": config.format.schema_}}
+    form = config.format and {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": config.format.schema_},
+    }
     return {"response_format": form, "reasoning_effort": config.effort}
 
 
@@ -205,7 +225,8 @@ def _thinking(asked: Thinking | None, arguments: Container[str]) -> Object:
 
 
 def arguments_of(written: str) -> Any:
-    """The arguments of a call as JSON; as they were written where they are none that can be told."""
+    """The arguments of a call as JSON; as they were written where they are none that can be
+    told."""
     try:
         made = json.loads(written or "{}", strict=False)
         json.dumps(made, ensure_ascii=False, allow_nan=False).encode()
@@ -254,17 +275,24 @@ class MessageWriter:
         self._open = False
 
     def begin(self, usage: Object) -> Iterator[Object]:
-        yield {"type": "message_start", "message": self.whole | {"content": [], "usage": _usage(usage)}}
+        yield {
+            "type": "message_start",
+            "message": self.whole | {"content": [], "usage": _usage(usage)},
+        }
 
     def part(self, part: Part) -> Iterator[Object]:
         if part.call is None:
             kind, said = ("thinking", part.reasoning) if part.reasoning else ("text", part.text)
             if not self._open or self._content[-1]["type"] != kind:
-                yield from self._start({"type": kind, kind: "", **({"signature": ""} if part.reasoning else {})})
+                yield from self._start(
+                    {"type": kind, kind: "", **({"signature": ""} if part.reasoning else {})}
+                )
             yield from self._more(f"{kind}_delta", kind, said)
             return
         if part.name:
-            yield from self._start({"type": "tool_use", "id": part.id, "name": part.name, "input": {}})
+            yield from self._start(
+                {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+            )
         if part.arguments:
             yield from self._more("input_json_delta", "partial_json", part.arguments)
 
@@ -283,7 +311,11 @@ class MessageWriter:
         yield from self._stop()
         self._content.append(dict(block))
         self._open, self._written = True, ""
-        yield {"type": "content_block_start", "index": len(self._content) - 1, "content_block": block}
+        yield {
+            "type": "content_block_start",
+            "index": len(self._content) - 1,
+            "content_block": block,
+        }
 
     def _more(self, kind: str, key: str, said: str) -> Iterator[Object]:
         self._written += said
@@ -298,7 +330,9 @@ class MessageWriter:
             return
         self._open, block = False, self._content[-1]
         kind = block["type"]
-        block |= {"input": arguments_of(self._written)} if kind == "tool_use" else {kind: self._written}
+        block |= (
+            {"input": arguments_of(self._written)} if kind == "tool_use" else {kind: self._written}
+        )
         yield {"type": "content_block_stop", "index": len(self._content) - 1}
 
 

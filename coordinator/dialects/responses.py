@@ -1,5 +1,5 @@
-"""/v1/responses: OpenAI's Responses, as bodies of chat, answered by chat. What needs an answer to be kept is refused by
-name."""
+"""/v1/responses: OpenAI's Responses, as bodies of chat, answered by chat. What needs an answer to
+be kept is refused by name."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ _IDLE: dict[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
 }
 _INCLUDED = ("reasoning.encrypted_content",)  # thoughts are told in the open
-_TEXTS = dict.fromkeys(("input_text", "output_text", "text", "summary_text", "reasoning_text"), "text") | {
-    "refusal": "refusal"
-}
+_TEXTS = dict.fromkeys(
+    ("input_text", "output_text", "text", "summary_text", "reasoning_text"), "text"
+) | {"refusal": "refusal"}
 
 
 class ResponsesTool(BodyPart):
@@ -164,19 +164,27 @@ def _add(messages: list[Object], item: Object, at: str) -> None:
         messages[-1].setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
         output = joined_texts(item.get("output"), f"{at}.output", _TEXTS)
-        messages.append({"role": "tool", "tool_call_id": string(item, "call_id", at), "content": output})
+        messages.append(
+            {"role": "tool", "tool_call_id": string(item, "call_id", at), "content": output}
+        )
     elif kind == "reasoning":
-        thought = joined_texts(item.get("content") or item.get("summary") or "", f"{at}.content", _TEXTS)
+        thought = joined_texts(
+            item.get("content") or item.get("summary") or "", f"{at}.content", _TEXTS
+        )
         messages.append({"role": "assistant", "content": None, "reasoning_content": thought})
     elif kind == "item_reference":
-        raise Unsupported(f"{at}.type", "'item_reference' is not supported: nothing is kept between requests")
+        raise Unsupported(
+            f"{at}.type", "'item_reference' is not supported: nothing is kept between requests"
+        )
     else:
         raise Unsupported(f"{at}.type", f"{str(kind)[:100]!r} is not supported")
 
 
 def _thinks(messages: list[Object]) -> bool:
     """Whether the last turn is a thought whose answer is to come."""
-    return bool(messages) and "reasoning_content" in messages[-1] and messages[-1]["content"] is None
+    return (
+        bool(messages) and "reasoning_content" in messages[-1] and messages[-1]["content"] is None
+    )
 
 
 def _tool(tool: ResponsesTool) -> Object:
@@ -185,7 +193,11 @@ def _tool(tool: ResponsesTool) -> Object:
 
 
 def _choice(choice: str | ResponsesChoice | None) -> Any:
-    return {"type": "function", "function": {"name": choice.name}} if isinstance(choice, ResponsesChoice) else choice
+    return (
+        {"type": "function", "function": {"name": choice.name}}
+        if isinstance(choice, ResponsesChoice)
+        else choice
+    )
 
 
 def _format(form: ResponsesFormat | None) -> Object | None:
@@ -207,7 +219,13 @@ def routes(api: Api) -> APIRouter:
     return router
 
 
-_REPEATED = {"metadata", "reasoning", "text", "tool_choice", "tools"}  # what an answer says of its request
+_REPEATED = {
+    "metadata",
+    "reasoning",
+    "text",
+    "tool_choice",
+    "tools",
+}  # what an answer says of its request
 
 
 class ResponseWriter:
@@ -282,16 +300,28 @@ class ResponseWriter:
         made = {"id": f"{kind}_{secrets.token_hex(12)}", **item, "status": "in_progress"}
         self._items.append(made)
         self._open, self._written = True, ""
-        yield self._told("response.output_item.added", output_index=len(self._items) - 1, item=dict(made))
+        yield self._told(
+            "response.output_item.added", output_index=len(self._items) - 1, item=dict(made)
+        )
 
     def _start_text(self, kind: str) -> Iterator[Object]:
-        empty: Object = {"role": "assistant", "content": []} if kind == "message" else {"summary": [], "content": []}
+        empty: Object = (
+            {"role": "assistant", "content": []}
+            if kind == "message"
+            else {"summary": [], "content": []}
+        )
         yield from self._start("msg" if kind == "message" else "rs", {"type": kind, **empty})
-        yield self._told("response.content_part.added", **self._place(), content_index=0, part=_content(kind, ""))
+        yield self._told(
+            "response.content_part.added", **self._place(), content_index=0, part=_content(kind, "")
+        )
 
     def _more(self, kind: str, said: str) -> Iterator[Object]:
         self._written += said
-        where = self._place() if kind == _DELTAS["function_call"] else self._place() | {"content_index": 0}
+        where = (
+            self._place()
+            if kind == _DELTAS["function_call"]
+            else self._place() | {"content_index": 0}
+        )
         more: Object = {"logprobs": []} if kind == _DELTAS["message"] else {}
         yield self._told(f"{kind}.delta", **where, delta=said, **more)
 
@@ -335,6 +365,8 @@ def _usage(told: Object) -> Object:
         "input_tokens": told["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": told["prompt_tokens_details"]["cached_tokens"]},
         "output_tokens": told["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": told["completion_tokens_details"]["reasoning_tokens"]},
+        "output_tokens_details": {
+            "reasoning_tokens": told["completion_tokens_details"]["reasoning_tokens"]
+        },
         "total_tokens": told["total_tokens"],
     }

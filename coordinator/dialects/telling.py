@@ -1,7 +1,8 @@
-"""One way from a body in other words to its answer: a body of chat, its answer read part by part, and a writer.
+"""One way from a body in other words to its answer: a body of chat, its answer read part by part,
+and a writer.
 
-Nothing is kept between requests. A writer makes the events of a stream; the whole answer is what it has made by their
-end, so both say the same.
+Nothing is kept between requests. A writer makes the events of a stream; the whole answer is what it
+has made by their end, so both say the same.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ class CommonFields(SharedFields):
 
 
 class Translated(NamedTuple):
-    """A body of chat, None where nothing is said. places: where each of its messages stands in the body it was made of.
-    names: patterns of its fields, and what they are called there; the first that fits counts."""
+    """A body of chat, None where nothing is said. places: where each of its messages stands in the
+    body it was made of. names: patterns of its fields, and what they are called there; the first
+    that fits counts."""
 
     fields: Object
     places: Sequence[str]
@@ -100,7 +102,9 @@ async def answer_chat(
     model = api.check_model(translated.fields.get("model"), api.processor.cell.terms())
     body, chat = await translated_chat(api, translated)
     with naming(translated.name):
-        asking = await Asking.begin(api, request, [chat.prompt], chat.options, kind=kind, names=chat.names)
+        asking = await Asking.begin(
+            api, request, [chat.prompt], chat.options, kind=kind, names=chat.names
+        )
     writer = make_writer(asking.id, model)
     told = _told(asking, chat.reader(), writer, translated)
 
@@ -113,11 +117,16 @@ async def answer_chat(
     def failed(error: Exception) -> bytes:
         return _event(writer.failed(error))
 
-    return await respond(api, request, asking, _events(told, asking) if body.stream else None, whole, failed)
+    return await respond(
+        api, request, asking, _events(told, asking) if body.stream else None, whole, failed
+    )
 
 
-async def _told(asking: Asking, reader: Reader, writer: Writer, translated: Translated) -> AsyncGenerator[list[Object]]:
-    """What is said together. The first of it waits until something is known, so that an error has a status."""
+async def _told(
+    asking: Asking, reader: Reader, writer: Writer, translated: Translated
+) -> AsyncGenerator[list[Object]]:
+    """What is said together. The first of it waits until something is known, so that an error has a
+    status."""
     answer, begun = asking.streams[0].output.answers[0], False
     with naming(translated.name):
         async for _, shown in asking.parts():

@@ -1,4 +1,5 @@
-"""What clients talk to, before a cell in this process or in another: the gRPC service, and HTTP where it is wanted.
+"""What clients talk to, before a cell in this process or in another: the gRPC service, and HTTP
+where it is wanted.
 
 Loads the HTTP libraries only where there is a front for them.
 """
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=CellPort)
 
-LAST_CALLS_S = 0.2  # who asks again right after the last answer is refused in words, not cut by the server's end
+# who asks again right after the last answer is refused in words, not cut by the server's end
+LAST_CALLS_S = 0.2
 LAST_WRITES_S = 1.0  # for what streams still have to say after their requests were ended
 
 
 class FrontEnd:
-    """most: requests at one time, those that are being refused included. interval_s: least time between the chunks of
-    one client."""
+    """most: requests at one time, those that are being refused included. interval_s: least time
+    between the chunks of one client."""
 
     def __init__(
         self,
@@ -58,9 +60,14 @@ class FrontEnd:
             longest_s=config.request_deadline_s,
         )
         generation = GenerationService(
-            self.processor, interval_s=interval_s, unread_s=config.max_unread_s, pace=read_pace(config)
+            self.processor,
+            interval_s=interval_s,
+            unread_s=config.max_unread_s,
+            pace=read_pace(config),
         )
-        self.servicer = Servicer(generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION)
+        self.servicer = Servicer(
+            generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION
+        )
         self._http: HttpServer | None = None
 
     @property
@@ -85,7 +92,8 @@ class FrontEnd:
             return
         if missing := http_missing():
             raise ConfigError(
-                f"http: needs {', '.join(missing)}; they come with the extra `http`: pip install '.[http]' in the "
+                f"http: needs {', '.join(missing)}; they come with the extra `http`: pip install "
+                "'.[http]' in the "
                 "checkout"
             )
         from coordinator.dialects import messages, responses
@@ -98,7 +106,9 @@ class FrontEnd:
         routers = [routes(api) for routes in (*ours, messages.routes, responses.routes)]
         app = build_app(api, [*routers, *more(api)])
         metrics = self.processor.metrics
-        self._http = HttpServer(app, self._config.http, most=self._most, security=api.security, metrics=metrics)
+        self._http = HttpServer(
+            app, self._config.http, most=self._most, security=api.security, metrics=metrics
+        )
         await self._http.start()
 
     async def close(self, grace_s: float) -> None:

@@ -1,7 +1,7 @@
 """One stream to a coordinator: the requests that go through it, and what it still has to be told.
 
-Everything that happens in one tick of the event loop goes out in one message. Pieces of requests that are over here
-are dropped and counted: they were committed before the coordinator heard of it.
+Everything that happens in one tick of the event loop goes out in one message. Pieces of requests
+that are over here are dropped and counted: they were committed before the coordinator heard of it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ BATCH_BYTES = 2 * 1024 * 1024  # of one message, unless a request alone is large
 class RemoteHandle:
     """One request."""
 
-    def __init__(self, number: int, link: CoordinatorConnection, sink: OutputSink, answers: int) -> None:
+    def __init__(
+        self, number: int, link: CoordinatorConnection, sink: OutputSink, answers: int
+    ) -> None:
         self.number, self.sink = number, sink
         self._link = link
         self._said = [0] * answers  # tokens that came, by answer

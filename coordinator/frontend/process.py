@@ -23,7 +23,8 @@ SPARE_STREAMS = 64  # for calls that are being refused: beyond, gRPC refuses wit
 
 
 async def start(config: FrontendConfig, *, name: str = "frontend/0") -> ClientsProcess[RemoteCell]:
-    """Listens at once; SERVING whenever the coordinator is attached and has somebody to serve with."""
+    """Listens at once; SERVING whenever the coordinator is attached and has somebody to serve
+    with."""
     check(config)
     cell: RemoteCell | None = None
     shell = Shell("frontend", config, lambda: config.target or served(cell), config.http)
@@ -31,7 +32,11 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> ClientsP
     hello = frontend_pb2.FrontendHello(name=name, incarnation=shell.incarnation, pid=os.getpid())
 
     def changed(serving: bool) -> None:
-        log.info("frontend.serving" if serving else "frontend.waiting", name=name, coordinator=config.coordinator)
+        log.info(
+            "frontend.serving" if serving else "frontend.waiting",
+            name=name,
+            coordinator=config.coordinator,
+        )
         shell.server.say_serving(serving)
 
     try:
@@ -44,7 +49,9 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> ClientsP
             metrics=shell.metrics,
         )
         most = config.max_streams + SPARE_STREAMS
-        front = FrontEnd(config, shell, cell, tokenizer, most=most, interval_s=config.chunk_interval_ms / 1000)
+        front = FrontEnd(
+            config, shell, cell, tokenizer, most=most, interval_s=config.chunk_interval_ms / 1000
+        )
         await shell.listen([front.servicer], **front.listening())
         hello.endpoint, hello.metrics_port = shell.endpoint, shell.metrics_port
         await front.open_http()

@@ -1,7 +1,8 @@
-"""A cell across a wire: what a front end asks for goes out in batches, what was committed comes back in batches.
+"""A cell across a wire: what a front end asks for goes out in batches, what was committed comes
+back in batches.
 
-Attaches again, with growing pauses, whenever the stream ends; what was open then ends with UNAVAILABLE and the offset
-its answer stands at. Nothing is ever asked twice.
+Attaches again, with growing pauses, whenever the stream ends; what was open then ends with
+UNAVAILABLE and the offset its answer stands at. Nothing is ever asked twice.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ ABORT_S = 5.0  # longest wait for the coordinator to say what was running
 
 
 class RemoteCell:
-    """endpoint: of its coordinator. hello: said at every attachment. `on_change` is called with whether requests can be
-    asked for, whenever that changes."""
+    """endpoint: of its coordinator. hello: said at every attachment. `on_change` is called with
+    whether requests can be asked for, whenever that changes."""
 
     def __init__(
         self,
@@ -63,7 +64,9 @@ class RemoteCell:
 
     def check_capacity(self, tenant: str = "") -> None:
         if self.draining:
-            raise self._refuse("draining", Unavailable("the front end is draining; try another one"))
+            raise self._refuse(
+                "draining", Unavailable("the front end is draining; try another one")
+            )
         if self._terms is None or self._link is None:
             raise self._refuse("no_cell", Unavailable(self._closed))
         if self._link.requests >= self._max_calls:
@@ -126,7 +129,9 @@ class RemoteCell:
         channel = open_channel(self._endpoint, tls=self._security.tls, watch_ms=FRONT_WATCH_MS)
         try:
             stub = frontend_pb2_grpc.CellStub(channel)  # type: ignore[no-untyped-call]
-            async for batch in ending_as_told(stub.Attach(link, metadata=auth_metadata(self._security.token))):
+            async for batch in ending_as_told(
+                stub.Attach(link, metadata=auth_metadata(self._security.token))
+            ):
                 heard, self._link = True, link
                 self._metrics.cell_batches.labels(direction="in").inc()
                 if batch.HasField("terms"):

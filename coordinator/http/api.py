@@ -1,4 +1,5 @@
-"""What every route needs: the processor, what the target's conversations look like, and who may come in."""
+"""What every route needs: the processor, what the target's conversations look like, and who may
+come in."""
 
 from __future__ import annotations
 
@@ -32,9 +33,10 @@ Guard = Callable[[Request], Awaitable[None]]
 class Api:
     """One HTTP front.
 
-    guard: a dependency that raises Denied; `operator_guard` for what clients need not see. template: of the target.
-    pace: hides what packets tell of answers. security: of the listener. local: only this machine can come in, and
-    nobody asks it for a key, so web pages must not either.
+    guard: a dependency that raises Denied; `operator_guard` for what clients need not see.
+    template: of the target. pace: hides what packets tell of answers. security: of the listener.
+    local: only this machine can come in, and nobody asks it for a key, so web pages must not
+    either.
     """
 
     processor: InputProcessor
@@ -51,12 +53,14 @@ class Api:
         return model_name(terms.model, self.config.served_model)
 
     def fingerprint(self, terms: CellTerms) -> str:
-        """Changes when the target's weights or this software do: what an answer under a seed depends on."""
+        """Changes when the target's weights or this software do: what an answer under a seed
+        depends on."""
         made = hashlib.sha256(f"{terms.fingerprint} {dspark.__version__}".encode())
         return f"fp_{made.hexdigest()[:12]}"
 
     def check_model(self, asked: str | None, terms: CellTerms) -> str:
-        """The served name; UnknownModel for any other model. Nothing asked for is the one there is."""
+        """The served name; UnknownModel for any other model. Nothing asked for is the one there
+        is."""
         served = self.model(terms)
         if asked not in (None, "", served, terms.model):
             raise UnknownModel(f"the model {str(asked)[:200]!r} is not served here; {served!r} is")
@@ -64,11 +68,14 @@ class Api:
 
 
 def check_host(request: Request) -> None:
-    """A web page that resolves its own name to this machine carries that name; it must not drive a local server."""
+    """A web page that resolves its own name to this machine carries that name; it must not drive a
+    local server."""
     host = request.headers.get("host", "")
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
     if not name.endswith(".localhost") and not is_loopback(name.strip("[]")):
-        raise HTTPException(403, f"host {host[:100]!r}: without a client token only local names are answered")
+        raise HTTPException(
+            403, f"host {host[:100]!r}: without a client token only local names are answered"
+        )
 
 
 _ORIGIN = re.compile(r"https?://[^/\s?#@]+")
@@ -98,9 +105,13 @@ def _check_origins(given: tuple[str, ...], asked: bool) -> None:
     """asked: whether callers are asked who they are."""
     for origin in given:
         if origin == "*" and not asked:
-            raise ConfigError("cors_origin: * lets any web page in where nobody is asked for a key; name origins")
+            raise ConfigError(
+                "cors_origin: * lets any web page in where nobody is asked for a key; name origins"
+            )
         if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise ConfigError(f"cors_origin: {origin[:100]!r} is not a scheme, a host and perhaps a port")
+            raise ConfigError(
+                f"cors_origin: {origin[:100]!r} is not a scheme, a host and perhaps a port"
+            )
 
 
 def guard_of(security: Security, roles: Roles) -> Guard:
@@ -109,14 +120,17 @@ def guard_of(security: Security, roles: Roles) -> Guard:
 
     async def guard(request: Request) -> None:
         shown, names = request.headers.get("authorization"), names_of(request.scope)
-        if shown is None and (key := request.headers.get("x-api-key")) is not None:  # as Anthropic's clients show it
+        if (
+            shown is None and (key := request.headers.get("x-api-key")) is not None
+        ):  # as Anthropic's clients show it
             shown = f"Bearer {key}"
         try:
             caller = admit(authorization=shown, names=names)
         except Denied as error:
             if shown is None or isinstance(error, Forbidden) or not security.access.open_to & roles:
                 raise
-            # Clients of this interface cannot leave the key out; where anybody may come in, any key will do.
+            # Clients of this interface cannot leave the key out; where anybody may come in, any key
+            # will do.
             caller = admit(authorization=None, names=names)
         set_caller(caller)
 
@@ -130,7 +144,8 @@ def build_app(api: Api, routers: Iterable[APIRouter]) -> FastAPI:
         if api.local:
             check_host(request)
 
-    # No pages of documentation: they would load scripts from elsewhere. The description itself is at /openapi.json.
+    # No pages of documentation: they would load scripts from elsewhere. The description itself is
+    # at /openapi.json.
     app = FastAPI(title="dspark", docs_url=None, redoc_url=None)
     handle_errors(app)
     for router in routers:

@@ -1,4 +1,5 @@
-"""From a body to running answers: messages for the processor, one per prompt, and one stream of what comes back."""
+"""From a body to running answers: messages for the processor, one per prompt, and one stream of
+what comes back."""
 
 from __future__ import annotations
 
@@ -22,14 +23,20 @@ MAX_PROMPTS = 256
 _KEY = re.compile("0|[1-9][0-9]{0,9}")  # one way to write each
 GIVEN = 64  # characters of a client's name that go into ours
 
-# Fields that are options of the gRPC interface by the same name, though some of them say it in another way.
+# Fields that are options of the gRPC interface by the same name, though some of them say it in
+# another way.
 _PLAIN = Options.__annotations__.keys() & Body.model_fields.keys()
 
 Prompt = str | Sequence[int]
 
 
 def sampling(
-    body: Body, form: Form | None, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
+    body: Body,
+    form: Form | None,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
 ) -> dict[str, Any]:
     """The fields of a body as the options of the gRPC interface. form: of the answer."""
     return {
@@ -63,17 +70,21 @@ def _biases(given: dict[str, float]) -> dict[int, float]:
 
 
 def new_id(kind: str, given: str | None) -> str:
-    """Of a response, and of its request in logs. `given` is the client's own, which need not differ from call to call:
-    clients that try again, and proxies that pass a name on, say it twice."""
-    return f"{kind}-{given[:GIVEN]}-{secrets.token_hex(4)}" if given else f"{kind}-{secrets.token_hex(12)}"
+    """Of a response, and of its request in logs. `given` is the client's own, which need not differ
+    from call to call: clients that try again, and proxies that pass a name on, say it twice."""
+    return (
+        f"{kind}-{given[:GIVEN]}-{secrets.token_hex(4)}"
+        if given
+        else f"{kind}-{secrets.token_hex(12)}"
+    )
 
 
 ID_HEADER = "x-request-id"  # answers have `request-id` as well, which Anthropic's clients read
 
 
 class Asking:
-    """All prompts of one HTTP request, under the answer's id and headers. `leave` it in any case: that frees whatever
-    has not ended."""
+    """All prompts of one HTTP request, under the answer's id and headers. `leave` it in any case:
+    that frees whatever has not ended."""
 
     def __init__(self, kind: str, given: str | None, names: Mapping[str, str]) -> None:
         self.id = new_id(kind, given)
@@ -93,11 +104,13 @@ class Asking:
         usual: int | None = None,
         record: bool = False,
     ) -> Asking:
-        """Takes all prompts in, or none. kind: first word of the id. names: what the body calls fields of the gRPC
-        interface. usual: tokens of an answer that sets no limit, where it is not the deployment's. record: answers keep
-        the steps that they were made in."""
+        """Takes all prompts in, or none. kind: first word of the id. names: what the body calls
+        fields of the gRPC interface. usual: tokens of an answer that sets no limit, where it is not
+        the deployment's. record: answers keep the steps that they were made in."""
         if len(prompts) > MAX_PROMPTS:
-            raise InvalidRequest("text", f"{len(prompts)} prompts, at most {MAX_PROMPTS} are allowed")
+            raise InvalidRequest(
+                "text", f"{len(prompts)} prompts, at most {MAX_PROMPTS} are allowed"
+            )
         asking = Asking(kind, request.headers.get(ID_HEADER), names)
         try:
             with naming(asking._name):
@@ -105,7 +118,9 @@ class Asking:
                     message = write_request(prompt, options)
                     message.request_id = asking.id if len(prompts) == 1 else f"{asking.id}-{index}"
                     message.traceparent = request.headers.get("traceparent", "")
-                    begun = await api.processor.accept(message, usual=usual or api.config.default_max_tokens)
+                    begun = await api.processor.accept(
+                        message, usual=usual or api.config.default_max_tokens
+                    )
                     asking.streams.append(begun)
                     for answer in begun.output.answers if record else ():
                         answer.steps = []
@@ -121,7 +136,10 @@ class Asking:
             while not only.done:
                 yield 0, await self._next(only)
             return
-        waiting = {asyncio.create_task(self._next(stream)): index for index, stream in enumerate(self.streams)}
+        waiting = {
+            asyncio.create_task(self._next(stream)): index
+            for index, stream in enumerate(self.streams)
+        }
         try:
             while waiting:
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -137,8 +155,8 @@ class Asking:
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def scored_parts(self) -> AsyncIterator[tuple[int, list[OutputChunk]]]:
-        """`parts`, but those of a prompt that is scored wait until it is: another answer to it may be quicker. It never
-        is where all of them end before."""
+        """`parts`, but those of a prompt that is scored wait until it is: another answer to it may
+        be quicker. It never is where all of them end before."""
         held: dict[int, list[list[OutputChunk]]] = {}
         async for prompt, shown in self.parts():
             stream = self.streams[prompt]

@@ -1,8 +1,8 @@
 """Calls of tools in the text of an answer, read as it comes.
 
-A call is told as soon as its name is known and its arguments begin, and these as they are written, letter by letter.
-What only looked like a call is text, as it was written. Every character is looked at once, and what is told does not
-depend on how the text is cut.
+A call is told as soon as its name is known and its arguments begin, and these as they are written,
+letter by letter. What only looked like a call is text, as it was written. Every character is looked
+at once, and what is told does not depend on how the text is cut.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _BLANK = 64  # characters of white space that are held back where a call may fol
 
 
 class Part(NamedTuple):
-    """What follows: text of the answer, of what was thought before it, or the beginning or more of the arguments of a
-    call."""
+    """What follows: text of the answer, of what was thought before it, or the beginning or more of
+    the arguments of a call."""
 
     text: str = ""
     reasoning: str = ""
@@ -36,18 +36,31 @@ def joined(parts: Iterable[Part]) -> list[Part]:
     """The same in as few parts as can be."""
     made: list[Part] = []
     for part in parts:
-        if made and not part.name and (part.call, bool(part.reasoning)) == (made[-1].call, bool(made[-1].reasoning)):
+        if (
+            made
+            and not part.name
+            and (part.call, bool(part.reasoning)) == (made[-1].call, bool(made[-1].reasoning))
+        ):
             text, reasoning, call, name, id, arguments = made[-1]
-            part = Part(text + part.text, reasoning + part.reasoning, call, name, id, arguments + part.arguments)
+            part = Part(
+                text + part.text,
+                reasoning + part.reasoning,
+                call,
+                name,
+                id,
+                arguments + part.arguments,
+            )
             made.pop()
         made.append(part)
     return made
 
 
 def parted(held: str, marks: Iterable[str], blank: str = "") -> tuple[str, str, str]:
-    """(the text before the first of the marks, that mark, what is behind it). Where none is there yet: (what can be
-    told, "", what may yet begin one, and the characters of `blank` before it)."""
-    at, mark = min(((place, mark) for mark in marks if (place := held.find(mark)) >= 0), default=(-1, ""))
+    """(the text before the first of the marks, that mark, what is behind it). Where none is there
+    yet: (what can be told, "", what may yet begin one, and the characters of `blank` before it)."""
+    at, mark = min(
+        ((place, mark) for mark in marks if (place := held.find(mark)) >= 0), default=(-1, "")
+    )
     if mark:
         return held[:at], mark, held[at + len(mark) :]
     keep = max((overlap(held, mark) for mark in marks), default=0)
@@ -91,7 +104,9 @@ class JsonValue:
                 self._quoted = True
             elif letter in "{[":
                 self._depth += 1
-            elif not self._depth and (letter in ",}]" or letter in _SPACE):  # behind a number or a word
+            elif not self._depth and (
+                letter in ",}]" or letter in _SPACE
+            ):  # behind a number or a word
                 self.over = True
                 return place
             elif letter in "}]":
@@ -103,7 +118,8 @@ class JsonValue:
 
 
 class JsonKeys:
-    """An object, key by key. listed: it is the first of a list, which begins with it. broken: it is none."""
+    """An object, key by key. listed: it is the first of a list, which begins with it. broken: it is
+    none."""
 
     def __init__(self, *, listed: bool = False) -> None:
         self._next, self._key = "[" if listed else "{", ""
@@ -111,8 +127,8 @@ class JsonKeys:
         self.over = self.broken = False
 
     def read(self, text: str, at: int) -> tuple[int, tuple[str, str, bool] | None]:
-        """From `at` on, up to the next of a value: (index behind it, (key, more of its value, whether that is all));
-        None where there is no more in this text."""
+        """From `at` on, up to the next of a value: (index behind it, (key, more of its value,
+        whether that is all)); None where there is no more in this text."""
         while at < len(text) and not self.over and not self.broken:
             if self._value is not None:
                 begin, at, ended = at, self._value.take(text, at), self._value.over
@@ -243,7 +259,10 @@ class _OpenCall:
         self._size = 0
         self._head = ""  # of a name that stands before its arguments
         self._keys = JsonKeys(listed=listed and bool(form.parted)) if form.parameters else None
-        self._values: dict[str, list[str]] = {"name": [], form.parameters: []}  # those of a call that is one object
+        self._values: dict[str, list[str]] = {
+            "name": [],
+            form.parameters: [],
+        }  # those of a call that is one object
         self._value: JsonValue | None = None  # arguments that stand by themselves
         self._ready = self._whole = False  # all arguments have come; they were told at once
         self.name = ""
@@ -287,7 +306,8 @@ class _OpenCall:
         return end, text[start:end]
 
     def _keyed(self, text: str) -> tuple[int, str]:
-        """A call that is an object with the name and the arguments, in any order, and perhaps more."""
+        """A call that is an object with the name and the arguments, in any order, and perhaps
+        more."""
         assert self._keys is not None
         at, out = 0, list[str]()
         while not self.over:
@@ -306,7 +326,9 @@ class _OpenCall:
             if key == "name" and ended and not self._read_name():
                 self.over = True
                 break
-            if key == self._form.parameters and ended and not any(self._values[key]):  # `"arguments": }`
+            if (
+                key == self._form.parameters and ended and not any(self._values[key])
+            ):  # `"arguments": }`
                 self.over = True
                 break
             out.append(self._tell(ended and key == self._form.parameters))
@@ -336,7 +358,8 @@ class _OpenCall:
 
 
 def _text(written: str) -> str:
-    """A text in JSON. Raises ValueError for anything else, and for halves of characters, which cannot be told."""
+    """A text in JSON. Raises ValueError for anything else, and for halves of characters, which
+    cannot be told."""
     if not written.startswith('"'):
         raise ValueError("no text")
     text = str(json.loads(written, strict=False))
@@ -346,4 +369,8 @@ def _text(written: str) -> str:
 
 def new_call_id(form: Format | None = None) -> str:
     """As the target's template takes them."""
-    return secrets.token_hex(5)[:9] if form is not None and form.short_ids else f"call_{secrets.token_hex(12)}"
+    return (
+        secrets.token_hex(5)[:9]
+        if form is not None and form.short_ids
+        else f"call_{secrets.token_hex(12)}"
+    )

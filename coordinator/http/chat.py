@@ -1,4 +1,5 @@
-"""/v1/chat/completions: messages through the target's chat template, and the answer as the assistant's turn."""
+"""/v1/chat/completions: messages through the target's chat template, and the answer as the
+assistant's turn."""
 
 from __future__ import annotations
 
@@ -41,27 +42,36 @@ _NAMES = {
 }
 _HERE = "CONTINUE_FINAL_MESSAGE_TAG "  # the space tells whether the template trims
 _TAIL = 8  # tokens of a prompt that tell whether it has begun thoughts
-_KEYWORDS = ("enable_thinking", "reasoning_effort")  # arguments of templates that have a field of their own
+_KEYWORDS = (
+    "enable_thinking",
+    "reasoning_effort",
+)  # arguments of templates that have a field of their own
 
 
 def routes(api: Api) -> APIRouter:
     router = APIRouter(tags=["OpenAI"])
     texts = TokenTexts(api.processor.tokenizer)
 
-    @router.post("/v1/chat/completions", dependencies=[Depends(api.guard)], openapi_extra=described_by(ChatBody))
+    @router.post(
+        "/v1/chat/completions",
+        dependencies=[Depends(api.guard)],
+        openapi_extra=described_by(ChatBody),
+    )
     async def chat_completions(request: Request) -> Response:
         """Answers a conversation."""
         body = await read_body(request, ChatBody, prompt_bytes(api.processor.cell))
         chat = await read_chat(api, body)
         shape = ChatShape(texts, chat.reader)
-        return await answered(api, request, body, [chat.prompt], chat.options, shape, chat.names, kind="chatcmpl")
+        return await answered(
+            api, request, body, [chat.prompt], chat.options, shape, chat.names, kind="chatcmpl"
+        )
 
     return router
 
 
 class AskedChat(NamedTuple):
-    """A conversation that is to go on. reader: makes one of each answer. names: what fields of the gRPC interface are
-    called in its body."""
+    """A conversation that is to go on. reader: makes one of each answer. names: what fields of the
+    gRPC interface are called in its body."""
 
     prompt: tuple[int, ...]
     options: dict[str, Any]
@@ -83,15 +93,25 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
     tail = tokenizer.decode(prompt[-_TAIL:], skip_special=False).rstrip()
     budget = body.thinking_token_budget
     inside = tail.endswith(BEGIN) and (budget is not None or not forced)
-    if budget is not None and calling is None and not (template.marks_thoughts or template.has_channels):
+    if (
+        budget is not None
+        and calling is None
+        and not (template.marks_thoughts or template.has_channels)
+    ):
         raise Unsupported("thinking_token_budget", "the target's chat template marks no thoughts")
     if budget is not None and not tail.endswith(END):
         field = "thinking_token_budget" if form is None else field
         form = with_budget(budget, form, inside=inside, token=tokenizer.id_of(END))
     options = sampling(body, form, max_tokens=_max_tokens(body), logprobs=_logprobs(body))
     # What parts an answer may be written in tokens that are no text.
-    marks = (BEGINS,) if template.has_channels else calling.format.marks if calling is not None else ()
-    if body.skip_special_tokens is None and marks and not tokenizer.special_ids().keys().isdisjoint(marks):
+    marks = (
+        (BEGINS,) if template.has_channels else calling.format.marks if calling is not None else ()
+    )
+    if (
+        body.skip_special_tokens is None
+        and marks
+        and not tokenizer.special_ids().keys().isdisjoint(marks)
+    ):
         options["skip_special_tokens"] = False
     names = {**_NAMES, "constraint": field}
     if body.max_completion_tokens is not None:
@@ -107,7 +127,8 @@ def _reader(calling: Calling | None, template: ChatTemplate, inside: bool) -> Re
 
 
 class ChatShape:
-    """`chat.completion` or its chunks, with the thoughts and the calls of tools that answers hold."""
+    """`chat.completion` or its chunks, with the thoughts and the calls of tools that answers
+    hold."""
 
     whole_object, part_object = "chat.completion", "chat.completion.chunk"
 
@@ -123,7 +144,9 @@ class ChatShape:
         return {"delta": {"role": "assistant", "content": ""}}
 
     def part(self, prompt: int, shown: OutputChunk) -> Object:
-        reader = self._readers.get(shown.index) or self._readers.setdefault(shown.index, self._make_reader())
+        reader = self._readers.get(shown.index) or self._readers.setdefault(
+            shown.index, self._make_reader()
+        )
         parts = [part for text in shown.texts for part in reader.push(text)]
         delta = _delta(parts + reader.close() if shown.ended else parts)
         return {"delta": delta, "logprobs": chat_logprobs(self._texts, shown)}
@@ -138,17 +161,29 @@ class ChatShape:
         for part in message.pop("tool_calls", ()):
             calls[part["index"]] = added(calls.get(part["index"]), part)
         if calls:
-            told = [{key: value for key, value in call.items() if key != "index"} for call in calls.values()]
+            told = [
+                {key: value for key, value in call.items() if key != "index"}
+                for call in calls.values()
+            ]
             message |= {"content": message["content"] or None, "tool_calls": told}
-        return {"message": message, "logprobs": None, **made, **prompt_logprobs(self._texts, output)}
+        return {
+            "message": message,
+            "logprobs": None,
+            **made,
+            **prompt_logprobs(self._texts, output),
+        }
 
 
 async def read_prompt(api: Api, body: ChatBody, calling: Calling | None = None) -> tuple[int, ...]:
     """The conversation as token ids."""
     template, tokenizer = api.template, api.processor.tokenizer
     if template is None or tokenizer is None:
-        raise Unsupported("messages", "the target has no chat template; /v1/completions takes plain prompts")
-    api.processor.cell.check_capacity(current_caller().tenant)  # before anything is done for a request that has no room
+        raise Unsupported(
+            "messages", "the target has no chat template; /v1/completions takes plain prompts"
+        )
+    api.processor.cell.check_capacity(
+        current_caller().tenant
+    )  # before anything is done for a request that has no room
     messages = template.fitted(read_messages(body.messages))
     arguments = dict(body.chat_template_kwargs or {})
     for name in _KEYWORDS:
@@ -159,7 +194,9 @@ async def read_prompt(api: Api, body: ChatBody, calling: Calling | None = None) 
     tools = calling.tools if calling is not None else ()
     asked = (template, messages, arguments, body, tools)
     text = await beside(len(str((messages, arguments, tools))) > LONG_TEXT, _rendered, *asked)
-    return await encoded(tokenizer, text, "messages", add_special=False)  # the template writes them itself
+    return await encoded(
+        tokenizer, text, "messages", add_special=False
+    )  # the template writes them itself
 
 
 def _rendered(
@@ -177,17 +214,24 @@ def _rendered(
         return template.render(messages, arguments, add_generation_prompt=begin, tools=tools)
     said = str(messages[-1].get("content") or "")
     marked = {**messages[-1], "content": said + _HERE}
-    text = template.render([*messages[:-1], marked], arguments, add_generation_prompt=begin, tools=tools)
+    text = template.render(
+        [*messages[:-1], marked], arguments, add_generation_prompt=begin, tools=tools
+    )
     return _cut_behind(text, said)
 
 
 def _cut_behind(text: str, said: str) -> str:
-    """Without what the template puts behind the last message, so that the answer goes on with it."""
+    """Without what the template puts behind the last message, so that the answer goes on with
+    it."""
     at = text.rfind(_HERE.strip())
     if not said.strip() or at < 0 or said.strip() not in text:
-        raise InvalidRequest("continue_final_message", "the chat template does not show the last message as it is")
+        raise InvalidRequest(
+            "continue_final_message", "the chat template does not show the last message as it is"
+        )
     kept = text[:at]
-    return kept if text[at : at + len(_HERE)] == _HERE else kept.rstrip()  # a template that trims would have trimmed it
+    return (
+        kept if text[at : at + len(_HERE)] == _HERE else kept.rstrip()
+    )  # a template that trims would have trimmed it
 
 
 def _max_tokens(body: ChatBody) -> int | None:
@@ -206,9 +250,16 @@ def _delta(parts: Sequence[Part]) -> Object:
     calls: dict[int, Object] = {}
     for part in parts:
         if part.call is None:
-            added(made, {"reasoning_content": part.reasoning} if part.reasoning else {"content": part.text})
+            added(
+                made,
+                {"reasoning_content": part.reasoning} if part.reasoning else {"content": part.text},
+            )
             continue
-        named = {"id": part.id, "type": "function", "function": {"name": part.name}} if part.name else {}
+        named = (
+            {"id": part.id, "type": "function", "function": {"name": part.name}}
+            if part.name
+            else {}
+        )
         call = calls.setdefault(part.call, {"index": part.call})
         added(added(call, named), {"function": {"arguments": part.arguments}})
     return made | ({"tool_calls": list(calls.values())} if calls else {})

@@ -9,7 +9,12 @@ from starlette.responses import Response
 
 from coordinator.http.api import Api
 from coordinator.http.asking import Prompt, sampling
-from coordinator.http.logprobs import TokenTexts, completion_logprobs, echo_logprobs, prompt_logprobs
+from coordinator.http.logprobs import (
+    TokenTexts,
+    completion_logprobs,
+    echo_logprobs,
+    prompt_logprobs,
+)
 from coordinator.http.reply import Object, answered
 from coordinator.http.schema import CompletionBody, described_by, form_of, read_body
 from coordinator.reception.input_processor import decoded, prompt_bytes
@@ -23,14 +28,20 @@ def routes(api: Api) -> APIRouter:
     router = APIRouter(tags=["OpenAI"])
     texts = TokenTexts(api.processor.tokenizer)
 
-    @router.post("/v1/completions", dependencies=[Depends(api.guard)], openapi_extra=described_by(CompletionBody))
+    @router.post(
+        "/v1/completions",
+        dependencies=[Depends(api.guard)],
+        openapi_extra=described_by(CompletionBody),
+    )
     async def completions(request: Request) -> Response:
         """Goes on with each prompt."""
         body = await read_body(request, CompletionBody, prompt_bytes(api.processor.cell))
         prompts = read_prompts(body.prompt)
         field, form = form_of(body)
         scores, names = _scores(body)
-        options = sampling(body, form, max_tokens=body.max_tokens, logprobs=body.logprobs, prompt_logprobs=scores)
+        options = sampling(
+            body, form, max_tokens=body.max_tokens, logprobs=body.logprobs, prompt_logprobs=scores
+        )
         echoes = [await _echoed(api, prompt) for prompt in prompts] if body.echo else None
         shape = CompletionShape(texts, echoes, body.logprobs, body.prompt_logprobs)
         asked = (prompts, options, shape, names | {"constraint": field})
@@ -53,14 +64,19 @@ class CompletionShape:
         prompt_logprobs: int | None = None,
     ) -> None:
         self._texts, self._echoes = texts, echoes
-        self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs  # likeliest tokens asked for
+        self._logprobs, self._prompt_logprobs = (
+            logprobs,
+            prompt_logprobs,
+        )  # likeliest tokens asked for
         self._said: dict[tuple[int, int], int] = {}  # characters told, by prompt and answer
         self._before: dict[int, int] = {}  # of each prompt, where they are told of
 
     def opening(self, prompt: int, output: OutputProcessor) -> Object | None:
         if self._echoes is None:
             return None
-        told = None if self._logprobs is None else echo_logprobs(self._texts, output, self._logprobs)
+        told = (
+            None if self._logprobs is None else echo_logprobs(self._texts, output, self._logprobs)
+        )
         if told is not None:
             self._before[prompt] = sum(map(len, told["tokens"]))
         return {"text": self._echoes[prompt], "logprobs": told}
@@ -80,12 +96,15 @@ class CompletionShape:
     def _told(self, key: tuple[int, int], shown: OutputChunk) -> int:
         before = self._said.get(key, self._before.get(key[0], 0))
         if shown.logprobs:
-            self._said[key] = before + sum(len(self._texts.text_of(token)) for token in shown.tokens)
+            self._said[key] = before + sum(
+                len(self._texts.text_of(token)) for token in shown.tokens
+            )
         return before
 
 
 def _scores(body: CompletionBody) -> tuple[int | None, dict[str, str]]:
-    """Likeliest tokens to tell at each position of the prompt, and what that is called in the body."""
+    """Likeliest tokens to tell at each position of the prompt, and what that is called in the
+    body."""
     if not body.echo or (body.logprobs is None and body.max_tokens != 0):
         return None, {}
     if body.prompt_logprobs is not None:
@@ -110,4 +129,6 @@ async def _echoed(api: Api, prompt: Prompt) -> str:
     tokenizer = api.processor.tokenizer
     if tokenizer is None:
         raise InvalidRequest("echo", "the target has no tokenizer, so there is no text to show")
-    return await decoded(tokenizer, prompt, "text", api.processor.cell.terms().limits.context_length)
+    return await decoded(
+        tokenizer, prompt, "text", api.processor.cell.terms().limits.context_length
+    )

@@ -1,8 +1,9 @@
-"""One HTTP connection, and what the library's own leaves open: how long it may be quiet, its end, and who is there.
+"""One HTTP connection, and what the library's own leaves open: how long it may be quiet, its end,
+and who is there.
 
-The library counts quiet connections as work, waits for a first request for ever, and can only close a connection whose
-buffers the peer empties. Here a head comes within `HEAD_S`, a connection can be cut by what answers on it, and the one
-that has been quiet longest makes room for a new one.
+The library counts quiet connections as work, waits for a first request for ever, and can only close
+a connection whose buffers the peer empties. Here a head comes within `HEAD_S`, a connection can be
+cut by what answers on it, and the one that has been quiet longest makes room for a new one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Quiet:
         self._all: dict[Connection, None] = {}
 
     def add(self, connection: Connection, there: int) -> None:
-        """There are `there` connections, this one included; if those are too many, the longest quiet one ends."""
+        """There are `there` connections, this one included; if those are too many, the longest
+        quiet one ends."""
         self._all[connection] = None
         if there > self._most:
             longest = next(iter(self._all))
@@ -49,7 +51,9 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._quiet = quiet
         self._head: asyncio.TimerHandle | None = None
-        self._running: Any = None  # the request that is being answered; `cycle` is the last that came
+        self._running: Any = (
+            None  # the request that is being answered; `cycle` is the last that came
+        )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -68,7 +72,9 @@ class Connection(HttpToolsProtocol):
         self._head_came()
         self._quiet.remove(self)
         super().on_headers_complete()
-        if len(self.pipeline) <= AHEAD:  # the library stops reading, and would not notice that the client leaves
+        if (
+            len(self.pipeline) <= AHEAD
+        ):  # the library stops reading, and would not notice that the client leaves
             self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
@@ -116,7 +122,8 @@ def names_of(scope: Scope) -> Iterable[str]:
 
 
 def cut(scope: Scope) -> bool:
-    """Ends a request's connection at once, whatever waits to be sent. False where there is none to end."""
+    """Ends a request's connection at once, whatever waits to be sent. False where there is none to
+    end."""
     end = scope.get("state", {}).get(_CUT)
     if end is not None:
         end()

@@ -1,5 +1,5 @@
-"""Errors in OpenAI's shape, or Anthropic's on its routes, with the status that tells a client what to do. The HTTP half
-of `dspark.errors`."""
+"""Errors in OpenAI's shape, or Anthropic's on its routes, with the status that tells a client what
+to do. The HTTP half of `dspark.errors`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,12 @@ def described(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
             status, kind, code = 401, _INVALID, "invalid_api_key"
             headers["WWW-Authenticate"] = "Bearer"
         case Overloaded():
-            status, kind, code, headers = 429, "rate_limit_error", "rate_limit_exceeded", _retry(error.retry_after_s)
+            status, kind, code, headers = (
+                429,
+                "rate_limit_error",
+                "rate_limit_exceeded",
+                _retry(error.retry_after_s),
+            )
         case Unavailable():
             status, code, headers = 503, "unavailable", _retry(_RETRY_UNAVAILABLE_S)
         case Expired():
@@ -68,13 +73,21 @@ def described(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         case RequestCancelled():
             status, code = 499, "cancelled"
         case HTTPException():
-            status, message, headers = error.status_code, str(error.detail), dict(error.headers or {})
+            status, message, headers = (
+                error.status_code,
+                str(error.detail),
+                dict(error.headers or {}),
+            )
             kind = _INVALID if status < 500 else kind
         case _:
             reference = secrets.token_hex(4)
             log.error("http.failed", reference=reference, exc_info=error)
             status, message = 500, f"internal error, reference {reference}"
-    return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}, headers
+    return (
+        status,
+        {"error": {"message": message, "type": kind, "param": param, "code": code}},
+        headers,
+    )
 
 
 # Anthropic's words for statuses, on its own routes.
@@ -103,17 +116,26 @@ def as_message(status: int, body: dict[str, Any]) -> dict[str, Any]:
 def error_response(path: str, error: Exception) -> JSONResponse:
     """In the shape of the route."""
     status, body, headers = described(error)
-    return JSONResponse(as_message(status, body) if path.startswith(_MESSAGES) else body, status, headers)
+    return JSONResponse(
+        as_message(status, body) if path.startswith(_MESSAGES) else body, status, headers
+    )
 
 
 def _retry(after_s: float) -> dict[str, str]:
     """Whole seconds for everybody, milliseconds for clients that know them."""
-    return {"Retry-After": str(max(1, math.ceil(after_s))), "retry-after-ms": str(max(1, round(1000 * after_s)))}
+    return {
+        "Retry-After": str(max(1, math.ceil(after_s))),
+        "retry-after-ms": str(max(1, round(1000 * after_s))),
+    }
 
 
 def _routes(app: FastAPI) -> str:
     """Those that the description knows."""
-    return ", ".join(f"{method.upper()} {path}" for path, ways in app.openapi()["paths"].items() for method in ways)
+    return ", ".join(
+        f"{method.upper()} {path}"
+        for path, ways in app.openapi()["paths"].items()
+        for method in ways
+    )
 
 
 def handle_errors(app: FastAPI) -> None:

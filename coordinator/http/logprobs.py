@@ -1,7 +1,8 @@
-"""Log-probabilities as bodies of answers have them: single tokens as text and bytes, answers' and prompts'.
+"""Log-probabilities as bodies of answers have them: single tokens as text and bytes, answers' and
+prompts'.
 
-A token need not be a whole character. Those of a prompt stand among those of a completion that shows it, as OpenAI
-writes them, or by themselves, as vLLM does.
+A token need not be a whole character. Those of a prompt stand among those of a completion that
+shows it, as OpenAI writes them, or by themselves, as vLLM does.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def chat_logprobs(texts: TokenTexts, shown: OutputChunk) -> dict[str, Any] | Non
     return {"content": content, "refusal": None}
 
 
-Row = tuple[int, float | None, Iterable[tuple[int, float]]]  # a token, its log-probability, the likeliest in its place
+Row = tuple[
+    int, float | None, Iterable[tuple[int, float]]
+]  # a token, its log-probability, the likeliest in its place
 
 
 def _listed(texts: TokenTexts, rows: Sequence[Row], before: int = 0) -> dict[str, Any]:
@@ -61,24 +64,34 @@ def _listed(texts: TokenTexts, rows: Sequence[Row], before: int = 0) -> dict[str
         "text_offset": list(accumulate(map(len, tokens[:-1]), initial=before)),
         "token_logprobs": [value for _, value, _ in rows],
         "tokens": tokens,
-        "top_logprobs": [{texts.text_of(token): value for token, value in top} or None for _, _, top in rows],
+        "top_logprobs": [
+            {texts.text_of(token): value for token, value in top} or None for _, _, top in rows
+        ],
     }
 
 
-def completion_logprobs(texts: TokenTexts, shown: OutputChunk, before: int) -> dict[str, Any] | None:
+def completion_logprobs(
+    texts: TokenTexts, shown: OutputChunk, before: int
+) -> dict[str, Any] | None:
     """Of a part of a completion; None where nothing was asked for."""
-    rows = [(token, one.logprob, _top(one)) for token, one in zip(shown.tokens, shown.logprobs, strict=False)]
+    rows = [
+        (token, one.logprob, _top(one))
+        for token, one in zip(shown.tokens, shown.logprobs, strict=False)
+    ]
     return _listed(texts, rows, before) if rows else None
 
 
 def echo_logprobs(texts: TokenTexts, output: OutputProcessor, top: int) -> dict[str, Any] | None:
-    """Of the prompt that a completion begins with; `top` likeliest tokens at each position but the first. None where
-    they were not asked for, or never came."""
+    """Of the prompt that a completion begins with; `top` likeliest tokens at each position but the
+    first. None where they were not asked for, or never came."""
     told = output.prompt_logprobs
     if told is None:
         return None
     tops = zip(told.top_ids[:, :top].tolist(), told.top_logprobs[:, :top].tolist(), strict=True)
-    values, likeliest = [None, *told.logprobs.tolist()], [(), *(zip(*each, strict=True) for each in tops)]
+    values, likeliest = (
+        [None, *told.logprobs.tolist()],
+        [(), *(zip(*each, strict=True) for each in tops)],
+    )
     return _listed(texts, list(zip(output.request.prompt, values, likeliest, strict=True)))
 
 
@@ -86,8 +99,11 @@ def _top(one: ScoredToken) -> list[tuple[int, float]]:
     return list(zip(one.top_ids, one.top_logprobs, strict=True))
 
 
-def prompt_logprobs(texts: TokenTexts, output: OutputProcessor, top: int | None = None) -> dict[str, Any]:
-    """The field `prompt_logprobs` of a choice; nothing where none came. The token itself is always told."""
+def prompt_logprobs(
+    texts: TokenTexts, output: OutputProcessor, top: int | None = None
+) -> dict[str, Any]:
+    """The field `prompt_logprobs` of a choice; nothing where none came. The token itself is always
+    told."""
     told = output.prompt_logprobs
     if told is None:
         return {}
@@ -105,7 +121,10 @@ def prompt_logprobs(texts: TokenTexts, output: OutputProcessor, top: int | None 
     )
     made = [
         {str(token): one(token, logprob, rank)}
-        | {str(each): one(each, value, place) for place, (each, value) in enumerate(zip(ids, values, strict=True), 1)}
+        | {
+            str(each): one(each, value, place)
+            for place, (each, value) in enumerate(zip(ids, values, strict=True), 1)
+        }
         for token, logprob, rank, ids, values in rows
     ]
     return {"prompt_logprobs": [None, *made]}

@@ -1,13 +1,14 @@
-"""The one way from a checked body to a response, and what all answers share: the frame around choices, usage, and the
-order in which a stream says things.
+"""The one way from a checked body to a response, and what all answers share: the frame around
+choices, usage, and the order in which a stream says things.
 
-A stream is: an opening of each choice where the shape has one, parts, a finish reason with the last part of a choice,
-then usage where asked for, then [DONE]. Several answers of one round leave in one write.
+A stream is: an opening of each choice where the shape has one, parts, a finish reason with the last
+part of a choice, then usage where asked for, then [DONE]. Several answers of one round leave in one
+write.
 
-`metrics`, where asked for, have vLLM's names: `num_draft_tokens` counts drafted tokens that were sent to verification,
-all that were drafted stand in `num_proposed_draft_tokens`. Identities: the acceptance histogram sums to
-`num_spec_steps` and weighted by its index to `num_accepted_draft_tokens`; `mean_acceptance_length` counts the target's
-own token.
+`metrics`, where asked for, have vLLM's names: `num_draft_tokens` counts drafted tokens that were
+sent to verification, all that were drafted stand in `num_proposed_draft_tokens`. Identities: the
+acceptance histogram sums to `num_spec_steps` and weighted by its index to
+`num_accepted_draft_tokens`; `mean_acceptance_length` counts the target's own token.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ from coordinator.http.stream import (
     while_connected,
     written,
 )
-from coordinator.reception.output_processor import AnswerOutput, OutputChunk, OutputProcessor, per_token_s
+from coordinator.reception.output_processor import (
+    AnswerOutput,
+    OutputChunk,
+    OutputProcessor,
+    per_token_s,
+)
 from dspark.errors import InvalidRequest
 
 Detail = Literal["none", "summary", "detailed"]
@@ -44,7 +50,8 @@ MANY = 2048  # tokens that are written beside the event loop
 
 
 class ReplyShape(Protocol):
-    """How one kind of answer is written. `prompt`: index of the prompt that an answer belongs to."""
+    """How one kind of answer is written. `prompt`: index of the prompt that an answer belongs
+    to."""
 
     whole_object: str
     part_object: str
@@ -54,7 +61,8 @@ class ReplyShape(Protocol):
         """Tokens of thoughts so far, of all answers."""
 
     def opening(self, prompt: int, output: OutputProcessor) -> Object | None:
-        """The first part of a prompt's choices, before any token; None where there is nothing to say."""
+        """The first part of a prompt's choices, before any token; None where there is nothing to
+        say."""
 
     def part(self, prompt: int, shown: OutputChunk) -> Object:
         """A choice's next part."""
@@ -96,16 +104,25 @@ def added(known: Any, more: Any) -> Any:
 Told = list[tuple[int, Object]]  # parts of choices, by their numbers
 
 
-async def _told(asking: Asking, shape: ReplyShape, frame: Frame) -> AsyncGenerator[tuple[bool, Told]]:
+async def _told(
+    asking: Asking, shape: ReplyShape, frame: Frame
+) -> AsyncGenerator[tuple[bool, Told]]:
     """What comes together, and whether it is long. A choice's last part says why it ended."""
     opened: set[int] = set()
     async for prompt, parts in asking.scored_parts():
         out, stream = Told(), asking.streams[prompt]
-        answers, many = stream.output.answers, prompt not in opened and len(stream.request.prompt) > MANY
+        answers, many = (
+            stream.output.answers,
+            prompt not in opened and len(stream.request.prompt) > MANY,
+        )
         if prompt not in opened:
             opened.add(prompt)
             opening = await beside(many, _opening, asking, prompt, shape, frame)
-            out += [(prompt * len(answers) + answer.index, opening) for answer in answers if opening is not None]
+            out += [
+                (prompt * len(answers) + answer.index, opening)
+                for answer in answers
+                if opening is not None
+            ]
         for shown in parts:
             choice = shape.part(prompt, shown)  # which counts tokens that show nothing yet, too
             said = shown.text and choice.get("delta", True)  # a reader may hold it back
@@ -130,19 +147,28 @@ def _opening(asking: Asking, prompt: int, shape: ReplyShape, frame: Frame) -> Ob
 
 
 async def whole_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> bytes:
-    """The reply to a request that does not stream, as JSON: what a stream would have told, put together."""
+    """The reply to a request that does not stream, as JSON: what a stream would have told, put
+    together."""
     choices: dict[int, Object] = {}
     async for _, told in _told(asking, shape, frame):
         for number, more in told:
             choices[number] = added(choices.get(number), more)
-    return await beside(usage_of(asking)["total_tokens"] > MANY, _written, asking, choices, shape, frame)
+    return await beside(
+        usage_of(asking)["total_tokens"] > MANY, _written, asking, choices, shape, frame
+    )
 
 
 def _written(asking: Asking, made: dict[int, Object], shape: ReplyShape, frame: Frame) -> bytes:
     outputs = [stream.output for stream in asking.streams]
     answers = len(outputs[0].answers)
-    choices = [{"index": number, **shape.whole(made[number], outputs[number // answers])} for number in sorted(made)]
-    told = _head(asking, frame, shape.whole_object) | {"choices": choices, "usage": usage_of(asking, shape.thought)}
+    choices = [
+        {"index": number, **shape.whole(made[number], outputs[number // answers])}
+        for number in sorted(made)
+    ]
+    told = _head(asking, frame, shape.whole_object) | {
+        "choices": choices,
+        "usage": usage_of(asking, shape.thought),
+    }
     return written(told | _metrics(asking, frame))
 
 
@@ -154,7 +180,9 @@ async def streamed_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> Asy
         running = usage_of(asking, shape.thought) if frame.options.continuous_usage_stats else None
         aside = {"usage": running} if usage else {}
         empty = {"logprobs": None, "finish_reason": None}
-        return b"".join(event(head | {"choices": [{"index": at, **empty, **more}]} | aside) for at, more in told)
+        return b"".join(
+            event(head | {"choices": [{"index": at, **empty, **more}]} | aside) for at, more in told
+        )
 
     try:
         async for many, told in _told(asking, shape, frame):
@@ -168,7 +196,8 @@ async def streamed_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> Asy
 
 
 def usage_of(asking: Asking, thought: int = 0) -> Object:
-    """Tokens so far: every prompt once, all answers together. thought: how many of them were thoughts."""
+    """Tokens so far: every prompt once, all answers together. thought: how many of them were
+    thoughts."""
     outputs = [stream.output for stream in asking.streams]
     prompt = sum(len(output.request.prompt) for output in outputs)
     said = sum(answer.answered for output in outputs for answer in output.answers)
@@ -219,7 +248,9 @@ def _metrics(asking: Asking, frame: Frame) -> Object:
         "mean_acceptance_length": stats.mean_acceptance_length,
         "draft_acceptance_rate": stats.accepted / verified if verified else 0.0,
         "acceptance_histogram": histogram + [0] * (block_size + 1 - len(histogram)),
-        "acceptance_histogram_by_draft_length": {str(length): by_length[length] for length in sorted(by_length)},
+        "acceptance_histogram_by_draft_length": {
+            str(length): by_length[length] for length in sorted(by_length)
+        },
         "num_spec_steps": stats.rounds,
         "num_accepted_draft_tokens": stats.accepted,
         "num_draft_tokens": verified,
@@ -278,7 +309,8 @@ async def respond(
     whole: Callable[[], Coroutine[Any, Any, bytes]],
     failed: Callable[[Exception], bytes] = failure,
 ) -> Response:
-    """The events of a stream, or the whole answer as JSON, at the deployment's pace. failed: see `EventStream`."""
+    """The events of a stream, or the whole answer as JSON, at the deployment's pace. failed: see
+    `EventStream`."""
     longest = max(stream.request.max_tokens for stream in asking.streams)
     if events is not None:
         if api.pace is not None:

@@ -1,7 +1,9 @@
-"""Bodies of requests: OpenAI's fields, vLLM's names for what OpenAI does not have, and `speculation` of our own.
+"""Bodies of requests: OpenAI's fields, vLLM's names for what OpenAI does not have, and
+`speculation` of our own.
 
-Types are checked here, values where the gRPC interface checks them, so that both refuse in the same words. What is
-understood and not built is refused by name, and so is what nobody knows; labels that change nothing are let through.
+Types are checked here, values where the gRPC interface checks them, so that both refuse in the same
+words. What is understood and not built is refused by name, and so is what nobody knows; labels that
+change nothing are let through.
 """
 
 from __future__ import annotations
@@ -145,8 +147,9 @@ class SpeculationFields(BodyPart):
 class SharedFields(BodyPart):
     """What every interface here has beside its own; None takes the deployment's default.
 
-    idle: values that ask for nothing, of fields that are known and not built; `true` is not 1. labels: fields that are
-    nothing to anybody here. stored: those for which something would have to be kept.
+    idle: values that ask for nothing, of fields that are known and not built; `true` is not 1.
+    labels: fields that are nothing to anybody here. stored: those for which something would have to
+    be kept.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -174,12 +177,17 @@ class SharedFields(BodyPart):
     def _known(self) -> Self:
         """Raises Unsupported for what is asked for beside the body's own fields."""
         for name, value in (self.model_extra or {}).items():
-            nothing = (value == each and type(value) is type(each) for each in self.idle.get(name, ()))
+            nothing = (
+                value == each and type(value) is type(each) for each in self.idle.get(name, ())
+            )
             if value is None or any(nothing) or name in self.labels:
                 continue
             if name in self.stored:
                 raise Unsupported(name, "is not supported: nothing is kept between requests")
-            raise Unsupported(name[:100], "is not supported" if name in self.idle else "is not a field of this request")
+            raise Unsupported(
+                name[:100],
+                "is not supported" if name in self.idle else "is not a field of this request",
+            )
         return self
 
 
@@ -228,7 +236,9 @@ def _of_format(asked: ResponseFormat | None) -> Form | None:
     if asked.type == "json_object":
         return {"json_object": True}
     if asked.type != "json_schema":
-        raise Unsupported("response_format.type", f"{asked.type!r} is not supported; structured_outputs has it")
+        raise Unsupported(
+            "response_format.type", f"{asked.type!r} is not supported; structured_outputs has it"
+        )
     if asked.json_schema is None or asked.json_schema.schema_ is None:
         raise InvalidRequest("response_format.json_schema.schema", "field required")
     return {"json_schema": asked.json_schema.schema_}
@@ -250,7 +260,9 @@ def _of_outputs(structured: StructuredOutputs | None) -> Form | None:
     }
     form = {name: value for name, value in given.items() if value is not None}
     if len(form) != 1:
-        raise InvalidRequest("structured_outputs", "give one of json, regex, choice, grammar, json_object")
+        raise InvalidRequest(
+            "structured_outputs", "give one of json, regex, choice, grammar, json_object"
+        )
     return form
 
 
@@ -271,7 +283,8 @@ def validated(kind: type[M], content: bytes) -> M:
 
 
 class AtFirst(FailFast):
-    """A long list of another kind is refused at its first item, not complained of at each of a million."""
+    """A long list of another kind is refused at its first item, not complained of at each of a
+    million."""
 
     def __hash__(self) -> int:  # members of a union need one
         return hash(self.fail_fast)
@@ -281,14 +294,18 @@ class CompletionBody(Body):
     """Of /v1/completions."""
 
     prompt: (
-        str | Annotated[list[str], AtFirst()] | Annotated[list[int], AtFirst()] | Annotated[list[list[int]], AtFirst()]
+        str
+        | Annotated[list[str], AtFirst()]
+        | Annotated[list[int], AtFirst()]
+        | Annotated[list[list[int]], AtFirst()]
     )
     logprobs: int | None = None
     echo: bool | None = None
 
 
 class ChatBody(Body):
-    """Of /v1/chat/completions. Messages are the template's business; only text is understood in their content."""
+    """Of /v1/chat/completions. Messages are the template's business; only text is understood in
+    their content."""
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
@@ -307,7 +324,8 @@ class ChatBody(Body):
 
 
 def _path(kind: type[BaseModel], error: ErrorDetails) -> str:
-    """`messages[0]` of the place where something is wrong, without the names of the alternatives that were tried."""
+    """`messages[0]` of the place where something is wrong, without the names of the alternatives
+    that were tried."""
     words, loc = "", error["loc"]
     for index, part in enumerate(loc):
         unknown = error["type"] == "extra_forbidden" and index == len(loc) - 1
@@ -337,7 +355,8 @@ READ_S = 30.0
 async def read_body(request: Request, kind: type[M], most: int) -> M:
     """The body as `kind`, of `most` bytes; errors name what is wrong."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # A browser sends JSON to another origin only after asking, so pages from elsewhere cannot post here.
+    # A browser sends JSON to another origin only after asking, so pages from elsewhere cannot post
+    # here.
     if media != "application/json":
         raise HTTPException(415, f"content-type: {media[:100] or 'none'} is not application/json")
     declared = request.headers.get("content-length", "")
@@ -366,7 +385,12 @@ def described_by(kind: type[BaseModel]) -> dict[str, Any]:
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     # Parts stand where they are used, so that routes need no shared components.
     parts = schema.pop("$defs", {})
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(schema, parts)}}}}
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _inlined(schema, parts)}},
+        }
+    }
 
 
 def _inlined(node: Any, parts: dict[str, Any]) -> Any:

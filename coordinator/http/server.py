@@ -1,4 +1,5 @@
-"""uvicorn inside a process that has an event loop, signals and certificates of its own, and few descriptors."""
+"""uvicorn inside a process that has an event loop, signals and certificates of its own, and few
+descriptors."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def room(most: int) -> int:
 
 
 class Exhausted:
-    """Counts connections that could not be taken, and says so once a second. Other complaints go where they went."""
+    """Counts connections that could not be taken, and says so once a second. Other complaints go
+    where they went."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, refused: Callable[[], None]) -> None:
         self._loop, self._refused = loop, refused
@@ -68,7 +70,8 @@ class Exhausted:
 
 
 BACKLOG = 2048
-IDLE_S = 75.0  # a connection may stay open between two requests, or with something sent that nobody reads
+# a connection may stay open between two requests, or with something sent that nobody reads
+IDLE_S = 75.0
 CONNECTIONS = 4  # for every request that may run: clients keep some open
 
 
@@ -82,10 +85,14 @@ class Bounded:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._running >= self._most:
             self._refused()
-            why = Overloaded(f"{self._running} requests are running, at most {self._most} may", retry_after_s=1.0)
+            why = Overloaded(
+                f"{self._running} requests are running, at most {self._most} may", retry_after_s=1.0
+            )
             return await error_response(scope["path"], why)(scope, receive, send)
         self._running += 1
-        if scope.get("method") == "HEAD":  # what GET says, without its body, which the server leaves out
+        if (
+            scope.get("method") == "HEAD"
+        ):  # what GET says, without its body, which the server leaves out
             scope = {**scope, "method": "GET"}
         try:
             await self._app(scope, receive, send)
@@ -94,9 +101,12 @@ class Bounded:
 
 
 class HttpServer:
-    """Listens from the start on, serves until stopped. most: requests at one time; more are refused."""
+    """Listens from the start on, serves until stopped. most: requests at one time; more are
+    refused."""
 
-    def __init__(self, app: ASGIApp, bind: str, *, most: int, security: Security, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, bind: str, *, most: int, security: Security, metrics: Metrics
+    ) -> None:
         def ended(why: str) -> None:
             metrics.dropped.labels(kind="connection", reason=why).inc()
 
@@ -110,7 +120,9 @@ class HttpServer:
             access_log=False,
             lifespan="off",
             ws="none",
-            http=cast(Any, functools.partial(Connection, quiet=Quiet(room(CONNECTIONS * most), ended))),
+            http=cast(
+                Any, functools.partial(Connection, quiet=Quiet(room(CONNECTIONS * most), ended))
+            ),
             server_header=False,
             proxy_headers=False,
             backlog=ACCEPTS,
@@ -118,7 +130,8 @@ class HttpServer:
         )
         config.load()
         config.ssl = security.server_context()
-        # Started and ended step by step: `serve` would take the signals, for which the process has handlers of its own.
+        # Started and ended step by step: `serve` would take the signals, for which the process has
+        # handlers of its own.
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
         self._ticking: asyncio.Task[None] | None = None
@@ -132,7 +145,9 @@ class HttpServer:
 
     async def start(self) -> None:
         """Returns when it listens."""
-        self._exhausted = Exhausted(asyncio.get_running_loop(), lambda: self._ended("no_descriptors"))
+        self._exhausted = Exhausted(
+            asyncio.get_running_loop(), lambda: self._ended("no_descriptors")
+        )
         await self._server.startup([self._socket])
         self._socket.listen(BACKLOG)  # the library asks for as many as it takes in one turn
         self._ticking = asyncio.create_task(self._server.main_loop())
@@ -154,7 +169,9 @@ def _listen(bind: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: ends also those that were closed and are still being read
+    if hasattr(
+        socket, "TCP_USER_TIMEOUT"
+    ):  # Linux: ends also those that were closed and are still being read
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * IDLE_S))
     try:
         found.bind((host, port))

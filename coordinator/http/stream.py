@@ -1,11 +1,12 @@
 """Server-sent events, and clients that go away.
 
-The status line waits for the first event, so that what fails before it is an honest status; a client that would wait
-too long for it gets comments meanwhile, which every reader of events skips. A client that goes is noticed by its
-connection, not by the next write.
+The status line waits for the first event, so that what fails before it is an honest status; a
+client that would wait too long for it gets comments meanwhile, which every reader of events skips.
+A client that goes is noticed by its connection, not by the next write.
 
-Under a pace a stream is filled up with comments and its last event comes at the end of a term; a whole answer comes at
-the end of a term too, filled up with spaces to as many bytes as a stream would have (`reception/pacing.py`).
+Under a pace a stream is filled up with comments and its last event comes at the end of a term; a
+whole answer comes at the end of a term too, filled up with spaces to as many bytes as a stream
+would have (`reception/pacing.py`).
 """
 
 from __future__ import annotations
@@ -58,10 +59,12 @@ class _Untaken(Exception):
 
 
 class EventStream(Response):
-    """Sends what `events` yields, whole events in bytes. `gone()` is called once when the client has left.
+    """Sends what `events` yields, whole events in bytes. `gone()` is called once when the client
+    has left.
 
-    An error of `events` becomes a status before the first event, and what `failed` makes of it after it. A client that
-    takes nothing for as long as may be unread has left as well: its connection is ended with all that it did not take.
+    An error of `events` becomes a status before the first event, and what `failed` makes of it
+    after it. A client that takes nothing for as long as may be unread has left as well: its
+    connection is ended with all that it did not take.
     """
 
     media_type = "text/event-stream"
@@ -111,7 +114,13 @@ class EventStream(Response):
     async def _write(self, send: Send, part: bytes) -> None:
         if not self._begun:
             self._begun = True
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
         self._sent = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self._api.config.max_unread_s):
@@ -151,8 +160,11 @@ async def left(receive: Receive) -> None:
         continue
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, T], gone: Callable[[], None]) -> T:
-    """The result of `work`; `gone()` is called when the client leaves meanwhile. The body must have been read."""
+async def while_connected(
+    request: Request, work: Coroutine[Any, Any, T], gone: Callable[[], None]
+) -> T:
+    """The result of `work`; `gone()` is called when the client leaves meanwhile. The body must have
+    been read."""
 
     async def watch() -> None:
         await left(request.receive)
@@ -169,8 +181,11 @@ _FILLER = (b": ", b"\n\n")
 _LEAST = sum(map(len, _FILLER))
 
 
-async def paced_events(events: AsyncGenerator[bytes], pace: PacketPace, max_tokens: int) -> AsyncGenerator[bytes]:
-    """What `events` yields, as one frame each interval; its last event with the last frame. Its errors are raised."""
+async def paced_events(
+    events: AsyncGenerator[bytes], pace: PacketPace, max_tokens: int
+) -> AsyncGenerator[bytes]:
+    """What `events` yields, as one frame each interval; its last event with the last frame. Its
+    errors are raised."""
     waiting: list[bytes] = []
 
     async def read() -> None:
@@ -209,7 +224,8 @@ async def paced_whole(answer: Awaitable[bytes], pace: PacketPace, max_tokens: in
 
 
 def _fitting(events: list[bytes], room: int) -> list[bytes]:
-    """The first events, as many as a frame holds but for the very last one, which ends the stream."""
+    """The first events, as many as a frame holds but for the very last one, which ends the
+    stream."""
     size, count = 0, 0
     for event in events[:-1]:
         size += len(event)

@@ -1,4 +1,5 @@
-"""Routes beside the answers: models, health, metrics, version; /tokenize and /detokenize as vLLM has them."""
+"""Routes beside the answers: models, health, metrics, version; /tokenize and /detokenize as vLLM
+has them."""
 
 from __future__ import annotations
 
@@ -55,8 +56,8 @@ def routes(api: Api) -> APIRouter:
 
     @router.get("/health", tags=["operation"])
     async def health() -> Response:
-        """200 while there is somebody to serve with whose first requests have run, 503 without and before the end. A
-        full queue is healthy."""
+        """200 while there is somebody to serve with whose first requests have run, 503 without and
+        before the end. A full queue is healthy."""
         try:
             ready = api.processor.cell.terms().ready
         except DsparkError:
@@ -66,7 +67,9 @@ def routes(api: Api) -> APIRouter:
     @router.get("/metrics", dependencies=[Depends(api.operator_guard)], tags=["operation"])
     async def metrics() -> Response:
         """Of this process, for Prometheus."""
-        return Response(generate_latest(api.processor.metrics.exposed), media_type=CONTENT_TYPE_LATEST)
+        return Response(
+            generate_latest(api.processor.metrics.exposed), media_type=CONTENT_TYPE_LATEST
+        )
 
     @router.get("/version", tags=["operation"])
     async def version() -> dict[str, str]:
@@ -106,9 +109,13 @@ def tokenizing_routes(api: Api) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("prompt", "give either a prompt or messages")
         if body.prompt is not None:
-            return await encoded(tokenizer, body.prompt, "prompt", add_special=body.add_special_tokens is not False)
+            return await encoded(
+                tokenizer, body.prompt, "prompt", add_special=body.add_special_tokens is not False
+            )
         if body.add_special_tokens:
-            raise Unsupported("add_special_tokens", "beside messages, whose template writes them itself")
+            raise Unsupported(
+                "add_special_tokens", "beside messages, whose template writes them itself"
+            )
         chat = ChatBody(
             messages=body.messages or [],
             add_generation_prompt=body.add_generation_prompt,
@@ -123,8 +130,14 @@ def tokenizing_routes(api: Api) -> APIRouter:
         body = await read_body(request, TokenizeBody, prompt_bytes(api.processor.cell))
         tokenizer = tokenizer_for(body.model)
         ids = await ids_of(body, tokenizer)
-        told = {"count": len(ids), "max_model_len": api.processor.cell.terms().limits.longest, "tokens": ids}
-        return await beside(len(ids) > LONG_IDS, _with_names, told, tokenizer if body.return_token_strs else None)
+        told = {
+            "count": len(ids),
+            "max_model_len": api.processor.cell.terms().limits.longest,
+            "tokens": ids,
+        }
+        return await beside(
+            len(ids) > LONG_IDS, _with_names, told, tokenizer if body.return_token_strs else None
+        )
 
     @router.post("/detokenize", openapi_extra=described_by(DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Conversations as prompts: messages read, and the target's chat template.
 
-The template comes with the checkpoint and runs in a sandboxed jinja2, as templates of the hub expect it. It sees
-messages and keyword arguments, no attribute of any object, and loops of a bounded length.
+The template comes with the checkpoint and runs in a sandboxed jinja2, as templates of the hub
+expect it. It sees messages and keyword arguments, no attribute of any object, and loops of a
+bounded length.
 """
 
 from __future__ import annotations
@@ -35,22 +36,29 @@ def read_messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not given:
         raise InvalidRequest("messages", "the list is empty")
     if len(given) > MAX_MESSAGES:
-        raise InvalidRequest("messages", f"{len(given)} messages, at most {MAX_MESSAGES} are allowed")
+        raise InvalidRequest(
+            "messages", f"{len(given)} messages, at most {MAX_MESSAGES} are allowed"
+        )
     return [_read_message(message, f"messages[{index}]") for index, message in enumerate(given)]
 
 
 def newest_that_fit(
     said: Sequence[Turn], room: int, encode: Callable[[list[Turn]], PromptIds]
 ) -> tuple[PromptIds, int]:
-    """(the prompt of a conversation within `room` tokens, how many of its oldest messages are left out of it).
+    """(the prompt of a conversation within `room` tokens, how many of its oldest messages are left
+    out of it).
 
-    Questions go with their answers, as few as it takes. A single turn that is too long stays: whoever is asked says so.
+    Questions go with their answers, as few as it takes. A single turn that is too long stays:
+    whoever is asked says so.
     """
     first = 1 if said[0]["role"] == "system" else 0
     prompt = encode(list(said))
     if len(prompt) <= room:
         return prompt, 0
-    few, enough = 0, max((len(said) - first - 1) // 2, 0)  # turns that are too few to leave out, and all that can be
+    few, enough = (
+        0,
+        max((len(said) - first - 1) // 2, 0),
+    )  # turns that are too few to leave out, and all that can be
     while enough - few > 1:  # a prompt grows with its turns
         middle = (few + enough) // 2
         fits = len(encode(_without(said, first, middle))) <= room
@@ -63,8 +71,13 @@ def _without(said: Sequence[Turn], first: int, turns: int) -> list[Turn]:
 
 
 def _read_message(message: dict[str, Any], field: str) -> dict[str, Any]:
-    # As the library does: templates ask whether a key is there, and clients write null for what is not.
-    message = {key: value for key, value in message.items() if value is not None and (key, value) != ("tool_calls", [])}
+    # As the library does: templates ask whether a key is there, and clients write null for what is
+    # not.
+    message = {
+        key: value
+        for key, value in message.items()
+        if value is not None and (key, value) != ("tool_calls", [])
+    }
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{field}.role", "must be a string such as system, user or assistant")
@@ -82,7 +95,8 @@ def _read_message(message: dict[str, Any], field: str) -> dict[str, Any]:
 
 
 def _read_calls(calls: Any, field: str) -> list[dict[str, Any]]:
-    """Calls an assistant made. Clients write their arguments as JSON in a text; templates write that themselves."""
+    """Calls an assistant made. Clients write their arguments as JSON in a text; templates write
+    that themselves."""
     if not isinstance(calls, list):
         raise InvalidRequest(field, "must be a list of calls")
     read = []
@@ -97,8 +111,8 @@ def _read_calls(calls: Any, field: str) -> list[dict[str, Any]]:
 
 
 def read_arguments(given: Any, field: str) -> dict[str, Any] | str:
-    """Those of a call. A text that is no JSON object stays as it is: targets write such calls too, and clients say them
-    again beside what was wrong with them. InvalidRequest names `field`."""
+    """Those of a call. A text that is no JSON object stays as it is: targets write such calls too,
+    and clients say them again beside what was wrong with them. InvalidRequest names `field`."""
     if isinstance(given, str):
         try:
             arguments = json.loads(given) if given else {}
@@ -118,7 +132,8 @@ def string(block: Mapping[str, Any], key: str, field: str) -> str:
 
 
 def joined_texts(given: Any, field: str, kinds: Mapping[str, str]) -> str:
-    """A text, or parts of text joined by lines. kinds: the key that holds the text, by the part's type."""
+    """A text, or parts of text joined by lines. kinds: the key that holds the text, by the part's
+    type."""
     if isinstance(given, str):
         return given
     if not isinstance(given, list):
@@ -143,7 +158,13 @@ USER = {"role": "user", "content": "u"}
 _CALL = {"id": "abcdefgh1", "type": "function", "function": {"name": CALLED, "arguments": {"a": 1}}}
 CALLS = {"role": "assistant", "tool_calls": [_CALL]}
 _RESULT = {"role": "tool", "tool_call_id": "abcdefgh1", "name": CALLED, "content": _SAID}
-_OURS = {"messages", "add_generation_prompt", "tools", "documents", *SPECIAL}  # not a client's to set
+_OURS = {
+    "messages",
+    "add_generation_prompt",
+    "tools",
+    "documents",
+    *SPECIAL,
+}  # not a client's to set
 
 
 class _Refused(jinja2.TemplateError):
@@ -151,7 +172,8 @@ class _Refused(jinja2.TemplateError):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what an assistant wrote, for training; here it is just its content."""
+    """`{% generation %}` marks what an assistant wrote, for training; here it is just its
+    content."""
 
     tags = {"generation"}  # noqa: RUF012, the class attribute jinja2 asks for
 
@@ -165,7 +187,10 @@ class ChatTemplate:
 
     def __init__(self, source: str, tokens: Mapping[str, str] | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], autoescape=False
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, loopcontrols],
+            autoescape=False,
         )
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
@@ -174,36 +199,51 @@ class ChatTemplate:
         self.marks_thoughts, self.has_channels = "</think>" in source, "<|channel|>" in source
         try:
             self._template = environment.from_string(source)
-            # Keyword arguments that may change what it writes: names it reads, those it sets in some branch included.
+            # Keyword arguments that may change what it writes: names it reads, those it sets in
+            # some branch included.
             parsed = environment.parse(source)
             self.arguments = frozenset(meta.find_undeclared_variables(parsed) - _OURS)
-            self._has_developer = any("developer" in repr(word.value) for word in parsed.find_all(nodes.Const))
+            self._has_developer = any(
+                "developer" in repr(word.value) for word in parsed.find_all(nodes.Const)
+            )
         except (jinja2.TemplateError, RecursionError) as error:
             raise ConfigError(f"target: its chat template is not valid: {error}") from error
         self.arguments -= frozenset(environment.globals)
         self._shows_role = functools.lru_cache(16)(self._try_role)
 
     def fitted(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The messages in roles that the template knows; what it would leave out is refused by name."""
-        return [self._fitted(message, f"messages[{index}]") for index, message in enumerate(messages)]
+        """The messages in roles that the template knows; what it would leave out is refused by
+        name."""
+        return [
+            self._fitted(message, f"messages[{index}]") for index, message in enumerate(messages)
+        ]
 
     def _fitted(self, message: Mapping[str, Any], field: str) -> Mapping[str, Any]:
         if message["role"] == "developer" and not self._has_developer:
             return {**message, "role": "system"}
         role = str(message["role"])
         if role not in ("system", "developer", "user", "assistant") and not self._shows_role(role):
-            raise Unsupported(f"{field}.role", f"the target's chat template has no role {role[:64]!r}")
+            raise Unsupported(
+                f"{field}.role", f"the target's chat template has no role {role[:64]!r}"
+            )
         if "tool_calls" in message and not self._shows_calls:
-            raise Unsupported(f"{field}.tool_calls", "the target's chat template shows no calls of tools")
+            raise Unsupported(
+                f"{field}.tool_calls", "the target's chat template shows no calls of tools"
+            )
         return message
 
     def _try_role(self, role: str) -> bool:
         said = {"role": "assistant", "content": "a"}
-        return any(self._shows(_SAID, [USER, before, {**_RESULT, "role": role}]) for before in (CALLS, said))
+        return any(
+            self._shows(_SAID, [USER, before, {**_RESULT, "role": role}])
+            for before in (CALLS, said)
+        )
 
     @functools.cached_property
     def _shows_calls(self) -> bool:
-        return self._shows(CALLED, [USER, CALLS, {**_RESULT, "name": "f"}]) or self._shows(CALLED, [USER, CALLS])
+        return self._shows(CALLED, [USER, CALLS, {**_RESULT, "name": "f"}]) or self._shows(
+            CALLED, [USER, CALLS]
+        )
 
     @functools.cached_property
     def shows_tools(self) -> bool:
@@ -214,7 +254,12 @@ class ChatTemplate:
         }
         return self._shows(CALLED, [USER], [tool])
 
-    def _shows(self, mark: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> bool:
+    def _shows(
+        self,
+        mark: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> bool:
         try:
             return mark in self.render(messages, {}, add_generation_prompt=True, tools=tools)
         except InvalidRequest:
@@ -228,12 +273,14 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The text of the prompt, special tokens included. What there is none of is None, as the library has it."""
+        """The text of the prompt, special tokens included. What there is none of is None, as the
+        library has it."""
         for name in arguments:
             if name not in self.arguments:
                 known = ", ".join(sorted(self.arguments)) or "none"
                 raise InvalidRequest(
-                    f"chat_template_kwargs.{name}", f"the target's chat template has no such argument; it has {known}"
+                    f"chat_template_kwargs.{name}",
+                    f"the target's chat template has no such argument; it has {known}",
                 )
         try:
             return self._template.render(
@@ -246,7 +293,14 @@ class ChatTemplate:
             )
         except _Refused as error:
             raise InvalidRequest("messages", str(error)[:500]) from error
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            RecursionError,
+        ) as error:
             raise InvalidRequest(
                 "messages", f"the target's chat template cannot render them: {str(error)[:300]}"
             ) from error
@@ -269,11 +323,15 @@ def find_template(target: str | None, revision: str | None) -> ChatTemplate | No
     except (OSError, ValueError) as error:
         raise ConfigError(f"target: {file} cannot be read: {error}") from error
     if isinstance(source, list):  # several, by name
-        named = {str(one.get("name")): one.get("template") for one in source if isinstance(one, dict)}
+        named = {
+            str(one.get("name")): one.get("template") for one in source if isinstance(one, dict)
+        }
         source = named.get("default")
     if not isinstance(source, str):
         return None
-    return ChatTemplate(source, {name: text for name in SPECIAL if (text := _token(config.get(name))) is not None})
+    return ChatTemplate(
+        source, {name: text for name in SPECIAL if (text := _token(config.get(name))) is not None}
+    )
 
 
 def question_renderer(target: str) -> Callable[[str], str] | None:
@@ -281,7 +339,9 @@ def question_renderer(target: str) -> Callable[[str], str] | None:
     template = find_template(target, None)
     if template is None:
         return None
-    return lambda text: template.render([{"role": "user", "content": text}], {}, add_generation_prompt=True)
+    return lambda text: template.render(
+        [{"role": "user", "content": text}], {}, add_generation_prompt=True
+    )
 
 
 def _find(target: str | None, name: str, revision: str | None) -> Path | None:
@@ -317,6 +377,12 @@ def _now(pattern: str) -> str:
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Any = None,
+    sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

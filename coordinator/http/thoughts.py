@@ -1,11 +1,12 @@
 """What a target thinks before it answers: told apart from the answer, and bounded.
 
-Templates that know `<think>` mark thoughts by it and `</think>`; their prompt may have begun them. A budget is a form:
-so many tokens, none of which ends the thoughts, then the token that does, then the answer in its own form.
+Templates that know `<think>` mark thoughts by it and `</think>`; their prompt may have begun them.
+A budget is a form: so many tokens, none of which ends the thoughts, then the token that does, then
+the answer in its own form.
 
-gpt-oss answers in channels: what it thinks, what it calls, and what it says. A message is a head up to `<|message|>`,
-then its text up to `<|end|>`, `<|call|>` or `<|return|>`. The head of the first one follows a prompt that has named the
-assistant. What has no head is text.
+gpt-oss answers in channels: what it thinks, what it calls, and what it says. A message is a head up
+to `<|message|>`, then its text up to `<|end|>`, `<|call|>` or `<|return|>`. The head of the first
+one follows a prompt that has named the assistant. What has no head is text.
 """
 
 from __future__ import annotations
@@ -111,18 +112,28 @@ class ThoughtReader:
 
 
 def with_budget(budget: int, form: Form | None, *, inside: bool, token: int | None) -> Form:
-    """A form in which at most `budget` tokens of thoughts come before what `form` says. token: ends thoughts."""
+    """A form in which at most `budget` tokens of thoughts come before what `form` says. token: ends
+    thoughts."""
     if token is None:
         raise Unsupported("thinking_token_budget", f"the target has no token {END}")
     if not 0 <= budget <= MOST:
         raise InvalidRequest("thinking_token_budget", f"must be in 0..{MOST}, got {budget}")
     thoughts: list[Shape] = [
-        {"type": "repeat", "min": 0, "max": budget, "content": {"type": "exclude_token", "exclude_tokens": [token]}},
+        {
+            "type": "repeat",
+            "min": 0,
+            "max": budget,
+            "content": {"type": "exclude_token", "exclude_tokens": [token]},
+        },
         {"type": "token", "token": token},
     ]
     if not inside:
         thoughts.insert(0, {"type": "const_string", "value": f"{BEGIN}\n"})
-    rest = {"type": "any_tokens", "exclude_tokens": []} if form is None else part_of(form, "thinking_token_budget")
+    rest = (
+        {"type": "any_tokens", "exclude_tokens": []}
+        if form is None
+        else part_of(form, "thinking_token_budget")
+    )
     whole = {"type": "sequence", "elements": [*thoughts, rest]}
     return {"structural_tag": {"type": "structural_tag", "format": whole}}
 
@@ -140,7 +151,10 @@ class HarmonyReader:
     """Keeps `Reader`."""
 
     def __init__(self) -> None:
-        self._held, self._kind = "", ""  # kind of the message that is being read; empty within a head
+        self._held, self._kind = (
+            "",
+            "",
+        )  # kind of the message that is being read; empty within a head
         self.calls = self.thought = 0
 
     def push(self, text: str) -> list[Part]:

@@ -1,8 +1,9 @@
-"""Tools of a request: what may be called, how the target writes a call, and the form that holds it to that.
+"""Tools of a request: what may be called, how the target writes a call, and the form that holds it
+to that.
 
-How a call is written is read off the target's own chat template, by what it makes of a call in a conversation. A call
-that is forced, or whose tool is `strict`, has its arguments kept by a form; any other is written freely and read as it
-stands.
+How a call is written is read off the target's own chat template, by what it makes of a call in a
+conversation. A call that is forced, or whose tool is `strict`, has its arguments kept by a form;
+any other is written freely and read as it stands.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ Shape = dict[str, Any]  # a part of a structural tag
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How calls are written: `begin`, the name, `middle`, the arguments as JSON, `end`; all of them between `opening`
-    and `closing`, parted by `separator`.
+    """How calls are written: `begin`, the name, `middle`, the arguments as JSON, `end`; all of them
+    between `opening` and `closing`, parted by `separator`.
 
-    trigger: announces a call in the middle of a text. close: what follows the JSON of one. parameters: what the key of
-    the arguments is called; empty where the name stands before them and is none of the JSON. many: whether an answer
-    may hold several calls. marked: `trigger` is no part of the JSON; where it is, a call is the whole answer. around:
-    what may stand around calls, and is no text. parted: between calls of one list. short_ids: names of calls have nine
-    letters. free: a call in the middle of a text can be told from what is none by how it begins.
+    trigger: announces a call in the middle of a text. close: what follows the JSON of one.
+    parameters: what the key of the arguments is called; empty where the name stands before them and
+    is none of the JSON. many: whether an answer may hold several calls. marked: `trigger` is no
+    part of the JSON; where it is, a call is the whole answer. around: what may stand around calls,
+    and is no text. parted: between calls of one list. short_ids: names of calls have nine letters.
+    free: a call in the middle of a text can be told from what is none by how it begins.
     """
 
     name: str
@@ -159,12 +161,15 @@ class Calling:
 
 
 def format_of(template: ChatTemplate, named: str = "") -> Format | None:
-    """How the target writes calls: the named way, or what its template makes of one; None where it makes nothing."""
+    """How the target writes calls: the named way, or what its template makes of one; None where it
+    makes nothing."""
     if named:
         return FORMATS[named]
     for content in ("", None):
         try:
-            text = template.render([USER, {**CALLS, "content": content}], {}, add_generation_prompt=False)
+            text = template.render(
+                [USER, {**CALLS, "content": content}], {}, add_generation_prompt=False
+            )
         except InvalidRequest:
             continue
         for each in FORMATS.values():
@@ -185,7 +190,8 @@ def _writes(form: Format, text: str) -> bool:
 
 
 def read_calling(api: Api, body: ChatBody) -> Calling | None:
-    """What a body lets be called, in the way of the target's template; None where nothing may be."""
+    """What a body lets be called, in the way of the target's template; None where nothing may
+    be."""
     tools, choice = body.tools, body.tool_choice
     if not tools:
         if choice not in (None, "none", "auto"):
@@ -198,7 +204,10 @@ def read_calling(api: Api, body: ChatBody) -> Calling | None:
         return None
     form = format_of(api.template, api.config.tool_format)
     if form is None or not api.template.shows_tools:
-        raise Unsupported("tools", "the target's chat template shows no tools, or writes calls in no way known here")
+        raise Unsupported(
+            "tools",
+            "the target's chat template shows no tools, or writes calls in no way known here",
+        )
     tokenizer = api.processor.tokenizer
     special = tokenizer.special_ids() if tokenizer is not None else {}
     field, asked = form_of(body)
@@ -219,7 +228,9 @@ def _check(tools: Sequence[Tool]) -> None:
     names = [tool.function.name for tool in tools]
     for index, name in enumerate(names):
         if not NAME.fullmatch(name):
-            raise InvalidRequest(f"tools[{index}].function.name", "must have 1 to 64 letters, digits, _, - and .")
+            raise InvalidRequest(
+                f"tools[{index}].function.name", "must have 1 to 64 letters, digits, _, - and ."
+            )
         if name in names[:index]:
             raise InvalidRequest(f"tools[{index}].function.name", f"{name!r} stands twice")
 
@@ -242,15 +253,25 @@ def _form(
     if isinstance(choice, Chosen):
         chosen = [tool for tool in tools if tool.function.name == choice.function.name]
         if not chosen:
-            raise InvalidRequest("tool_choice.function.name", f"{choice.function.name[:64]!r} is none of the tools")
+            raise InvalidRequest(
+                "tool_choice.function.name", f"{choice.function.name[:64]!r} is none of the tools"
+            )
         many = False
     forced = _forces(choice)
     if not forced and answer is not None and not (form.marked and form.free):
         raise Unsupported(field, "is not supported beside tools: the target marks no calls")
-    if not forced and answer is None and many == form.many and not any(tool.function.strict for tool in tools):
+    if (
+        not forced
+        and answer is None
+        and many == form.many
+        and not any(tool.function.strict for tool in tools)
+    ):
         return None
     if not forced and not form.free:
-        raise Unsupported("tools", "calls of the target can be held to a schema (strict) only where they are forced")
+        raise Unsupported(
+            "tools",
+            "calls of the target can be held to a schema (strict) only where they are forced",
+        )
     calls = [
         [
             *spelled(form.begin + json.dumps(tool.function.name)[1:-1] + form.middle, special),
@@ -262,7 +283,10 @@ def _form(
     if forced:
         inside = _sequence(_several(calls, form, special, many))
     elif answer is not None:
-        inside = {"type": "or", "elements": [_sequence(_several(calls, form, special, many)), answer]}
+        inside = {
+            "type": "or",
+            "elements": [_sequence(_several(calls, form, special, many)), answer],
+        }
     elif form.opening:
         inside = _triggered([_several(calls, form, special, many)], form.opening, many=False)
     else:
@@ -270,11 +294,18 @@ def _form(
     return {"structural_tag": {"type": "structural_tag", "format": inside}}
 
 
-def _several(calls: list[list[Shape]], form: Format, special: Mapping[str, int], many: bool) -> list[Shape]:
+def _several(
+    calls: list[list[Shape]], form: Format, special: Mapping[str, int], many: bool
+) -> list[Shape]:
     """One of the calls, or several, with what stands around all of them."""
     one = {"type": "or", "elements": [_sequence(call) for call in calls]}
     more = {"type": "star", "content": _sequence([*spelled(form.separator, special), one])}
-    return [*spelled(form.opening, special), one, *([more] if many else ()), *spelled(form.closing, special)]
+    return [
+        *spelled(form.opening, special),
+        one,
+        *([more] if many else ()),
+        *spelled(form.closing, special),
+    ]
 
 
 def _triggered(calls: list[list[Shape]], trigger: str, many: bool) -> Shape:
@@ -282,7 +313,11 @@ def _triggered(calls: list[list[Shape]], trigger: str, many: bool) -> Shape:
     tags, of_token = [], calls[0][0]["type"] == "token"
     for first, *rest in calls:
         begin = first if of_token else first["value"]
-        last = rest.pop() if rest[-1]["type"] == "token" or rest[-1]["type"] == "const_string" else None
+        last = (
+            rest.pop()
+            if rest[-1]["type"] == "token" or rest[-1]["type"] == "const_string"
+            else None
+        )
         end = "" if last is None else last if last["type"] == "token" else last["value"]
         tags.append({"type": "tag", "begin": begin, "content": _sequence(rest), "end": end})
     common = {"tags": tags, "at_least_one": False, "stop_after_first": not many}
@@ -292,7 +327,11 @@ def _triggered(calls: list[list[Shape]], trigger: str, many: bool) -> Shape:
 
 
 def _arguments(function: Function, *, strict: bool) -> Shape:
-    schema = (function.parameters or {"type": "object", "properties": {}}) if strict else {"type": "object"}
+    schema = (
+        (function.parameters or {"type": "object", "properties": {}})
+        if strict
+        else {"type": "object"}
+    )
     if not strict:
         schema = {**schema, "additionalProperties": True}
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": SPACES}
@@ -317,18 +356,24 @@ def part_of(form: Form, field: str) -> Shape:
         case {"grammar": str() as grammar}:
             return {"type": "grammar", "grammar": grammar}
         case {"choice": list() as texts}:
-            return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in texts]}
+            return {
+                "type": "or",
+                "elements": [{"type": "const_string", "value": text} for text in texts],
+            }
     raise Unsupported(field, "is not supported with this form as a part of another")
 
 
 def spelled(text: str, special: Mapping[str, int]) -> list[Shape]:
-    """A text that has to come, as the compiler takes it. special: ids of tokens that are no text."""
+    """A text that has to come, as the compiler takes it. special: ids of tokens that are no
+    text."""
     if not text:
         return []
     words = [word for word in special if word in text]
     pieces = re.split("(" + "|".join(map(re.escape, words)) + ")", text) if words else [text]
     return [
-        {"type": "token", "token": special[piece]} if piece in special else {"type": "const_string", "value": piece}
+        {"type": "token", "token": special[piece]}
+        if piece in special
+        else {"type": "const_string", "value": piece}
         for piece in pieces
         if piece
     ]

@@ -1,9 +1,10 @@
 """Applying reported rounds, one by one: check, commit, show, count.
 
-Invariant 6, committed before shown: `Answer.take` appends before the output queue sees anything, and whoever calls
-makes it last (`write`) before this turn of the event loop is over, so before anybody can read from that queue. Nothing
-that a verifier says is believed before it was looked at: a report that no block and no answer can lead to ends the
-request, or the sequence goes to another verifier.
+Invariant 6, committed before shown: `Answer.take` appends before the output queue sees anything,
+and whoever calls makes it last (`write`) before this turn of the event loop is over, so before
+anybody can read from that queue. Nothing that a verifier says is believed before it was looked at:
+a report that no block and no answer can lead to ends the request, or the sequence goes to another
+verifier.
 """
 
 from __future__ import annotations
@@ -33,10 +34,15 @@ class Commits:
         self._owner, self._vocab_size, self._metrics = owner, vocab_size, metrics
         self.counts = RoundCounts(metrics)
 
-    def problem(self, state: RequestState, said: RoundReport, logprobs: Sequence[ScoredToken]) -> str | None:
+    def problem(
+        self, state: RequestState, said: RoundReport, logprobs: Sequence[ScoredToken]
+    ) -> str | None:
         """What is wrong with a round that is the next one; None if nothing is."""
         tokens = said.tokens
-        if not 0 <= said.accepted <= said.verified <= len(said.confidence) or len(tokens) > said.accepted + 1:
+        if (
+            not 0 <= said.accepted <= said.verified <= len(said.confidence)
+            or len(tokens) > said.accepted + 1
+        ):
             return "a verdict that fits no block"
         if tokens and not (min(tokens) >= 0 and max(tokens) < self._vocab_size):
             return "a token that is not in its vocabulary"
@@ -44,10 +50,14 @@ class Commits:
             return "a token without its log-probability"
         return None
 
-    def begin(self, state: RequestState, said: RoundReport, told: control.PassReport, at: float) -> int:
+    def begin(
+        self, state: RequestState, said: RoundReport, told: control.PassReport, at: float
+    ) -> int:
         """The commit that a prefill brings. Returns tokens committed."""
         logprobs = told.logprobs[0] if told.logprobs else ()
-        if not state.answer.room:  # a token is drawn behind every prompt, and not said where none was asked for
+        if (
+            not state.answer.room
+        ):  # a token is drawn behind every prompt, and not said where none was asked for
             said, logprobs = said._replace(tokens=()), ()
         started = told.started or control.Started()
         problem = self.problem(state, said, logprobs)
@@ -68,7 +78,12 @@ class Commits:
         return self._finish(state, said, piece, at)
 
     def judged(
-        self, state: RequestState, said: RoundReport, logprobs: Sequence[ScoredToken], why: str, at: float
+        self,
+        state: RequestState,
+        said: RoundReport,
+        logprobs: Sequence[ScoredToken],
+        why: str,
+        at: float,
     ) -> int:
         """A round's. why: it had no block, for metrics. Returns tokens committed."""
         problem = self.problem(state, said, logprobs)
@@ -82,11 +97,18 @@ class Commits:
             return 0
 
     def _judged(
-        self, state: RequestState, said: RoundReport, logprobs: Sequence[ScoredToken], why: str, at: float
+        self,
+        state: RequestState,
+        said: RoundReport,
+        logprobs: Sequence[ScoredToken],
+        why: str,
+        at: float,
     ) -> int:
         drafted, verified = len(said.confidence), said.verified
         state.sequence.apply(LifeEvent.JUDGED)
-        piece = state.answer.take(said.tokens, logprobs, round=Round(drafted, verified, said.accepted))
+        piece = state.answer.take(
+            said.tokens, logprobs, round=Round(drafted, verified, said.accepted)
+        )
         committed, stats = len(piece.tokens), state.stats
         accepted = min(said.accepted, committed)
         stats.drafted += drafted
@@ -94,7 +116,9 @@ class Commits:
         self.counts.judged(JudgedRound(said, accepted, committed, why, state.request.label))
         return self._finish(state, said, piece, at)
 
-    def _finish(self, state: RequestState, said: RoundReport, piece: CommittedTokens, at: float) -> int:
+    def _finish(
+        self, state: RequestState, said: RoundReport, piece: CommittedTokens, at: float
+    ) -> int:
         """Hands a commit to the client; whoever does not read is cut."""
         count = len(piece.tokens)
         if count != len(said.tokens) or (piece.end is None and count != said.accepted + 1):

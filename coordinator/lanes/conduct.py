@@ -1,4 +1,5 @@
-"""How lanes behave, what those of one coordinator share, and what they tell of rounds to whoever watches."""
+"""How lanes behave, what those of one coordinator share, and what they tell of rounds to whoever
+watches."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from dspark.runtime.telemetry import Metrics
 class Conduct:
     """Of every lane of a coordinator. Waits are seconds."""
 
-    max_prefills: int = 32  # at one time: with many streams of short answers, a handful a round would be all that enter
+    # at one time: with many streams of short answers, a handful a round would be all that enter
+    max_prefills: int = 32
     prefill_deadline_s: float = 120.0
     verify_deadline_s: float = 10.0
     bypass: bool = True  # whether a lane may go without drafts where they do not pay
@@ -31,7 +33,8 @@ class Conduct:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """One cohort's round, when it had been committed: references, no arithmetic. Times are clock times."""
+    """One cohort's round, when it had been committed: references, no arithmetic. Times are clock
+    times."""
 
     lane: str
     ended: float
@@ -56,8 +59,8 @@ class RoundWatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LaneContext:
-    """Of all lanes of a coordinator. load: sequences by the drafter that drafts for them; write: makes commits and
-    epochs last before anybody is shown them, where there is a journal."""
+    """Of all lanes of a coordinator. load: sequences by the drafter that drafts for them; write:
+    makes commits and epochs last before anybody is shown them, where there is a journal."""
 
     clock: Clock
     metrics: Metrics

@@ -1,9 +1,10 @@
-"""Who drafts for which sequence of a lane, from its admission to its end; plans name who that is where it changes.
+"""Who drafts for which sequence of a lane, from its admission to its end; plans name who that is
+where it changes.
 
-A sequence goes on with empty blocks while it has nobody. It is looked at again when a report, a drafter or time may
-have changed something: its drafter left, or is about to, is distrusted, has no blocks of this length, or its rows never
-came. While a lane goes without drafts, feature rows of most sequences would be of no use to anybody: a part of them is
-enough to try drafts with.
+A sequence goes on with empty blocks while it has nobody. It is looked at again when a report, a
+drafter or time may have changed something: its drafter left, or is about to, is distrusted, has no
+blocks of this length, or its rows never came. While a lane goes without drafts, feature rows of
+most sequences would be of no use to anybody: a part of them is enough to try drafts with.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from dspark.rounds.policy import Adaptive
 from dspark.runtime.telemetry import Metrics
 
 AGAIN_S = 0.5  # between two looks for a drafter for the same sequence
-ROWS_S = 15.0  # rows that have not come to a drafter in this time do not come: it has no room, or is no use
+# rows that have not come to a drafter in this time do not come: it has no room, or is no use
+ROWS_S = 15.0
 KINDS = 1 << 16  # of drafters and buckets that are numbered
-LEAST_TRYING, TRYING = 2, 4  # where drafts do not pay, so many of a kind have a drafter, and one sequence of so many
+LEAST_TRYING, TRYING = (
+    2,
+    4,
+)  # where drafts do not pay, so many of a kind have a drafter, and one sequence of so many
 REASONS = {  # why a round went without a block, as metrics name it
     "rows missing": "features_missing",
     "rows lost": "features_missing",
@@ -42,7 +47,9 @@ REASONS = {  # why a round went without a block, as metrics name it
 class DrafterAssignment:
     """Of one lane. `named` is what the next plan has to say: drafters by sequence, 0 for nobody."""
 
-    def __init__(self, drafters: LaneDrafters, plans: LanePlans, clock: Clock, metrics: Metrics) -> None:
+    def __init__(
+        self, drafters: LaneDrafters, plans: LanePlans, clock: Clock, metrics: Metrics
+    ) -> None:
         self._drafters, self._plans, self._clock, self._metrics = drafters, plans, clock, metrics
         self.named: dict[int, int] = {}
         self._due: dict[int, Placed] = {}  # to be looked at
@@ -86,7 +93,9 @@ class DrafterAssignment:
         why = REASONS.get(said.why_empty, "unspecified")
         if why == "no_drafter" and placed.spared:
             return "bypass"
-        nobody = why == "no_drafter" or (why == "bypass" and placed.drafter == 0 and not placed.spared)
+        nobody = why == "no_drafter" or (
+            why == "bypass" and placed.drafter == 0 and not placed.spared
+        )
         return self._drafters.why_nobody(placed.state) if nobody else why
 
     def lost(self, drafter: int, placed: Iterable[Placed], why: str) -> None:
@@ -113,7 +122,12 @@ class DrafterAssignment:
             ):
                 continue
             other = self._drafters.choose(placed.state, besides=mine)
-            if other or stuck or placed.spared or (mine and not self._drafters.may_stay(mine, placed.state)):
+            if (
+                other
+                or stuck
+                or placed.spared
+                or (mine and not self._drafters.may_stay(mine, placed.state))
+            ):
                 self._assign(placed, other)
             if placed.drafter not in (0, mine):
                 self._metrics.resends.labels(reason="attached").inc()
@@ -129,14 +143,29 @@ class DrafterAssignment:
         before, request = placed.drafter, placed.state.request
         self._detach(placed)
         params, label = request.params, request.label
-        kind = (self._drafters.fingerprint(drafter), params.rule, params.greedy, params.constraint is not None, label)
-        placed.key = (
-            self._kinds.setdefault(kind, len(self._kinds)) if len(self._kinds) < KINDS else self._kinds.get(kind, 0)
+        kind = (
+            self._drafters.fingerprint(drafter),
+            params.rule,
+            params.greedy,
+            params.constraint is not None,
+            label,
         )
-        adaptive, on_trial = isinstance(request.policy, Adaptive), self._drafters.on_trial(drafter, placed.state)
+        placed.key = (
+            self._kinds.setdefault(kind, len(self._kinds))
+            if len(self._kinds) < KINDS
+            else self._kinds.get(kind, 0)
+        )
+        adaptive, on_trial = (
+            isinstance(request.policy, Adaptive),
+            self._drafters.on_trial(drafter, placed.state),
+        )
         able = drafter > 0 and adaptive and not on_trial
         placed.spared = able and self._plans.without_drafts and self._enough(placed)
-        placed.drafter, placed.fed, placed.rows_missing_since = 0 if placed.spared else drafter, False, None
+        placed.drafter, placed.fed, placed.rows_missing_since = (
+            0 if placed.spared else drafter,
+            False,
+            None,
+        )
         if placed.drafter:
             self._drafters.attach(drafter, placed.state)
             if adaptive:
@@ -148,6 +177,7 @@ class DrafterAssignment:
             self.named[placed.number] = placed.drafter
 
     def _enough(self, placed: Placed) -> bool:
-        """Whether drafts can be tried with those that have a drafter, two of its kind among them."""
+        """Whether drafts can be tried with those that have a drafter, two of its kind among
+        them."""
         alike = sum(kind == placed.key for kind in self._trying.values())
         return alike >= LEAST_TRYING and len(self._trying) >= len(self._plans) / TRYING

@@ -39,7 +39,8 @@ class DrafterFacts(WorkerFacts):
 
 
 class DrafterPort(Protocol):
-    """One drafter process, told apart by who it is. Verifiers speak to it, a lane only names it to them."""
+    """One drafter process, told apart by who it is. Verifiers speak to it, a lane only names it to
+    them."""
 
     @property
     def facts(self) -> DrafterFacts: ...

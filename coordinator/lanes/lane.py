@@ -1,11 +1,12 @@
-"""A lane: one verifier, its drafters, its sequences. Admits, plans, commits what is reported, takes sequences back.
+"""A lane: one verifier, its drafters, its sequences. Admits, plans, commits what is reported, takes
+sequences back.
 
-It stands beside the rounds, which the verifier runs by itself, never on their way. Invariants, those of `dspark.rounds`
-that are a coordinator's:
-R6. What is decided settles: a sequence that moves stays here until the verifier has released it. What ended is dropped.
-R7. Reports are applied exactly in order of (epoch, round): journal and log first, then the acknowledgement, then shown.
-R9. An epoch is written before anything can be drawn under it, and never given out again.
-R10. What this process cannot reach of a drafter never stops a verifier's orders to it.
+It stands beside the rounds, which the verifier runs by itself, never on their way. Invariants,
+those of `dspark.rounds` that are a coordinator's: R6. What is decided settles: a sequence that
+moves stays here until the verifier has released it. What ended is dropped. R7. Reports are applied
+exactly in order of (epoch, round): journal and log first, then the acknowledgement, then shown. R9.
+An epoch is written before anything can be drawn under it, and never given out again. R10. What this
+process cannot reach of a drafter never stops a verifier's orders to it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ MOVING_SHARE = 0.5  # ... but not before this share of what it gave them
 
 
 class Lane:
-    """Keeps `Listener`. Holds its requests from `take` until they end, are turned away or are orphaned."""
+    """Keeps `Listener`. Holds its requests from `take` until they end, are turned away or are
+    orphaned."""
 
     def __init__(
         self,
@@ -53,16 +55,25 @@ class Lane:
         """`on_lost`: the verifier is gone, and the lane closes."""
         clock, metrics, waits = shared.clock, shared.metrics, shared.conduct
         self.facts, self._port, self._owner, self._waits = facts, port, owner, waits
-        self._clock, self._metrics, self._shared, self._round_watch = clock, metrics, shared, shared.watch
+        self._clock, self._metrics, self._shared, self._round_watch = (
+            clock,
+            metrics,
+            shared,
+            shared.watch,
+        )
         self._on_lost, self._on_draining = on_lost, on_draining
         self._members = Members(facts, waits.max_prefills)
         self._drafters = LaneDrafters(facts.name, shared)
         self.why_left_out = self._drafters.why_left_out
-        self._plans = LanePlans(facts.cost, window=waits.window, cohorts=waits.cohorts, bypass=waits.bypass)
+        self._plans = LanePlans(
+            facts.cost, window=waits.window, cohorts=waits.cohorts, bypass=waits.bypass
+        )
         self._assignment = DrafterAssignment(self._drafters, self._plans, clock, metrics)
         self._commits = Commits(owner, facts.vocab_size, metrics)
         counts, monitor = self._commits.counts, shared.monitor
-        self._learning = RoundLearning(facts.name, self._plans, self._drafters, counts, monitor, metrics)
+        self._learning = RoundLearning(
+            facts.name, self._plans, self._drafters, counts, monitor, metrics
+        )
         self._orders: list[Down] = []  # to be told
         self._changed = True  # who takes part, or who drafts
         self._due = self._closed = False
@@ -81,7 +92,9 @@ class Lane:
         }
         metrics.cost_curve_in_force.labels(lane=facts.name).set(float(facts.cost is not None))
         if facts.cost is None:
-            log.warning("lane.no_cost_curve", verifier=facts.name, effect="adaptive verifies everything")
+            log.warning(
+                "lane.no_cost_curve", verifier=facts.name, effect="adaptive verifies everything"
+            )
         port.listen(self)
 
     # What others ask of a lane.
@@ -107,8 +120,8 @@ class Lane:
 
     @property
     def expected_rates(self) -> tuple[list[tuple[float, float]], float] | None:
-        """((slots verified in a round, expected tokens per second), slots chosen) of the plan in force, where there
-        is a choice."""
+        """((slots verified in a round, expected tokens per second), slots chosen) of the plan in
+        force, where there is a choice."""
         return self._plans.curve
 
     def can_take(self, state: RequestState) -> bool:
@@ -155,13 +168,15 @@ class Lane:
         self._soon()
 
     def drain(self, finish_within_s: float) -> None:
-        """The verifier will leave: nobody new, and who has not ended shortly before goes to another one."""
+        """The verifier will leave: nobody new, and who has not ended shortly before goes to another
+        one."""
         self.draining = True
         within_s = max(finish_within_s - MOVING_S, MOVING_SHARE * finish_within_s)
         self._clock.call_later(within_s, self._surely, self.move_all)
 
     def move_all(self) -> None:
-        """Its sequences begin again elsewhere, oldest first in line, each once the verifier has settled it."""
+        """Its sequences begin again elsewhere, oldest first in line, each once the verifier has
+        settled it."""
         self.draining = True
         for placed in reversed(tuple(self._members)):
             if placed.leaving is not None:
@@ -181,12 +196,16 @@ class Lane:
 
     def _settle(self, placed: Placed, becomes: LifeEvent = LifeEvent.MOVED) -> None:
         """It leaves once everything that was drawn for it is here."""
-        placed.leaving, placed.settled_by = becomes, self._clock.time() + self._waits.verify_deadline_s
+        placed.leaving, placed.settled_by = (
+            becomes,
+            self._clock.time() + self._waits.verify_deadline_s,
+        )
         self._orders.append(Release(placed.number, placed.epoch, How.SETTLE))
         self._soon()
 
     def close(self) -> None:
-        """The verifier is gone: every sequence goes back to where it came from, oldest first in line."""
+        """The verifier is gone: every sequence goes back to where it came from, oldest first in
+        line."""
         if self._closed:
             return
         self._closed = True
@@ -196,7 +215,9 @@ class Lane:
         self._learning.close()
         for placed in reversed(tuple(self._members)):
             self._take_out(placed)  # if it said that it ends, whoever was there lost nothing by it
-            hand_back(self._owner, placed.state, LifeEvent.MOVED if self.draining else LifeEvent.ORPHANED)
+            hand_back(
+                self._owner, placed.state, LifeEvent.MOVED if self.draining else LifeEvent.ORPHANED
+            )
 
     # What the verifier says.
 
@@ -207,7 +228,8 @@ class Lane:
         self._heard = self._clock.time()
         for each in news:
             self._hear[type(each)](each)
-        self._write()  # before this turn of the loop is over, so before anybody is shown what was committed in it
+        # before this turn of the loop is over, so before anybody is shown what was committed in it
+        self._write()
         self._tell_orders()
         self._soon()
 
@@ -223,7 +245,9 @@ class Lane:
             placed = self._find(each.sequence, each.epoch, "verdict")
             if placed is None:
                 continue
-            in_order = each.round == placed.round and each.committed_before == len(placed.state.answer.log)
+            in_order = each.round == placed.round and each.committed_before == len(
+                placed.state.answer.log
+            )
             if not in_order or (each.round == 0) is not (report.number == 0):
                 self._fault(placed, "verdict")
                 continue
@@ -250,7 +274,9 @@ class Lane:
         watch = self._round_watch
         if watch is not None and watch.watched and applied.rounds:
             plan, name_of = self._plans.in_force, self._drafters.name
-            watch.reported(Reported(self.facts.name, now, said, applied.rounds, states, reasons, plan, name_of))
+            watch.reported(
+                Reported(self.facts.name, now, said, applied.rounds, states, reasons, plan, name_of)
+            )
 
     def _released(self, said: Released) -> None:
         placed = self._find(said.sequence, said.epoch, "released")
@@ -273,7 +299,9 @@ class Lane:
 
     def _drafter_event(self, said: DrafterEvent) -> None:
         name = self._drafters.name(said.drafter)
-        log.warning("drafter.found_wanting", verifier=self.facts.name, drafter=name, what=said.what[:64])
+        log.warning(
+            "drafter.found_wanting", verifier=self.facts.name, drafter=name, what=said.what[:64]
+        )
         if said.what != "late":
             self._assignment.lost(said.drafter, self._members, said.what)
             self._changed = True
@@ -285,7 +313,8 @@ class Lane:
         return placed
 
     def _fault(self, placed: Placed, kind: str) -> None:
-        """What a verifier says of a sequence is not what comes next: nothing more of it is believed."""
+        """What a verifier says of a sequence is not what comes next: nothing more of it is
+        believed."""
         self._metrics.dropped.labels(kind=kind, reason="out_of_order").inc()
         self.forget(placed.state)
         hand_back(self._owner, placed.state, LifeEvent.ORPHANED)
@@ -301,7 +330,8 @@ class Lane:
     # Turns: everything that need not be done at once.
 
     def _surely(self, step: Callable[..., None], *args: object) -> None:
-        """Of a bug: its sequences get a fresh lane rather than none, and what was committed before it lasts."""
+        """Of a bug: its sequences get a fresh lane rather than none, and what was committed before
+        it lasts."""
         if self._closed:
             return
         try:
@@ -370,8 +400,8 @@ class Lane:
             self._watching = self._clock.call_later(self._silence.each_s, self._surely, self._look)
 
     def _look(self) -> None:
-        """A verifier that owes something and says nothing is lost; a sequence that it is silent about moves, and one
-        that it never settles is taken for lost."""
+        """A verifier that owes something and says nothing is lost; a sequence that it is silent
+        about moves, and one that it never settles is taken for lost."""
         self._watching, now = None, self._clock.time()
         lost = self._silence.verifier_lost(self._heard, now)
         if lost is not None:
@@ -384,6 +414,8 @@ class Lane:
             self._metrics.dropped.labels(kind="sequence", reason="silent").inc()
             self._settle(placed)
         self._assignment.look_at(self._members)
-        self._kept = frozenset((placed.number, placed.epoch) for placed in self._members if placed.admitted)
+        self._kept = frozenset(
+            (placed.number, placed.epoch) for placed in self._members if placed.admitted
+        )
         self._orders.append(Keep(self._kept))
         self._soon()

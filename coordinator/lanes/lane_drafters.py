@@ -1,9 +1,11 @@
-"""Which drafter drafts for which sequence of a lane: the least loaded one that fits, by the number plans name it by.
+"""Which drafter drafts for which sequence of a lane: the least loaded one that fits, by the number
+plans name it by.
 
-A drafter holds soft state only: losing one costs speed, never an answer. Health is per pair (invariant R10 of
-`dspark.rounds`): a drafter that this process cannot reach gets nobody new, and whoever is with it stays until the
-verifier, which speaks to it by itself, says that it is gone. A drafter of which the watchdog has an alarm gets nobody
-but one sequence at a time to be tried with, once its pause is over.
+A drafter holds soft state only: losing one costs speed, never an answer. Health is per pair
+(invariant R10 of `dspark.rounds`): a drafter that this process cannot reach gets nobody new, and
+whoever is with it stays until the verifier, which speaks to it by itself, says that it is gone. A
+drafter of which the watchdog has an alarm gets nobody but one sequence at a time to be tried with,
+once its pause is over.
 """
 
 from __future__ import annotations
@@ -51,7 +53,12 @@ class LaneDrafters:
     """Of one lane. `news` is what its verifier has to be told."""
 
     def __init__(self, lane: str, shared: LaneContext) -> None:
-        self._lane, self._load, self._clock, self._monitor = lane, shared.load, shared.clock, shared.monitor
+        self._lane, self._load, self._clock, self._monitor = (
+            lane,
+            shared.load,
+            shared.clock,
+            shared.monitor,
+        )
         self._metrics, self._bypass = shared.metrics, shared.conduct.bypass
         self._past: dict[str, BlockSums] = {}  # of versions
         self._known: dict[tuple[str, int], _Known] = {}  # by endpoint and incarnation
@@ -63,10 +70,12 @@ class LaneDrafters:
         return tuple(each.port for each in self._by_number.values() if each.there)
 
     def costs(self) -> list[DrafterCost]:
-        """What plans need to know of those that are there; who is left out for an alarm gets one sequence at most."""
+        """What plans need to know of those that are there; who is left out for an alarm gets one
+        sequence at most."""
         there = [each for each in self._by_number.values() if each.there]
         return [
-            DrafterCost(each.port.facts.block_size, each.port.facts.cost, shares=self._shares(each)) for each in there
+            DrafterCost(each.port.facts.block_size, each.port.facts.cost, shares=self._shares(each))
+            for each in there
         ]
 
     def joined(self, port: DrafterPort) -> None:
@@ -88,7 +97,8 @@ class LaneDrafters:
             known.there = False
 
     def leaves(self, port: DrafterPort, leaves: bool) -> None:
-        """Whether it gets nobody new; who is with it goes to another one as soon as there is one."""
+        """Whether it gets nobody new; who is with it goes to another one as soon as there is
+        one."""
         known = self._of(port)
         if known is not None:
             known.leaves = leaves
@@ -111,8 +121,8 @@ class LaneDrafters:
             self._by_number[number].pause_s = AGAIN_S
 
     def observe(self, rounds: Sequence[RoundReport], formed: Sequence[bool]) -> bool:
-        """Finished rounds of a pass, for the watchdog; formed: of each, whether its answer keeps a form.
-        Returns whether there is an alarm more or less."""
+        """Finished rounds of a pass, for the watchdog; formed: of each, whether its answer keeps a
+        form. Returns whether there is an alarm more or less."""
         changed = False
         for number, seen in drafted_passes(rounds, formed).items():
             known = self._by_number.get(number)
@@ -133,9 +143,16 @@ class LaneDrafters:
             sum(each.watch.alarm is not None for each in self._by_number.values())
         )
         if alarm is None:
-            log.info("watchdog.recovered", drafter=facts.name, version=facts.fingerprint, verifier=self._lane)
+            log.info(
+                "watchdog.recovered",
+                drafter=facts.name,
+                version=facts.fingerprint,
+                verifier=self._lane,
+            )
             return
-        self._metrics.drafter_alarms.labels(drafter=facts.fingerprint[:16], reason=alarm.value).inc()
+        self._metrics.drafter_alarms.labels(
+            drafter=facts.fingerprint[:16], reason=alarm.value
+        ).inc()
         log.error(
             "watchdog.alarm",
             drafter=facts.name,
@@ -160,7 +177,11 @@ class LaneDrafters:
 
     def choose(self, state: RequestState, besides: int = 0) -> int:
         """The least loaded drafter that may serve this sequence, but for one; 0 for nobody."""
-        able = [each for each in self._by_number.values() if each.number != besides and self._able(each, state)]
+        able = [
+            each
+            for each in self._by_number.values()
+            if each.number != besides and self._able(each, state)
+        ]
         if not able:
             return 0
         return min(able, key=lambda each: (self._load[each.port], each.port.facts.name)).number
@@ -198,7 +219,9 @@ class LaneDrafters:
     def why_nobody(self, state: RequestState) -> str:
         """Why a sequence has no drafter."""
         there = self.drafters
-        if there and not any(self._monitor.trusts(each.facts.fingerprint, state.request.params) for each in there):
+        if there and not any(
+            self._monitor.trusts(each.facts.fingerprint, state.request.params) for each in there
+        ):
             return "distrusted"
         if there and not any(_reaches(each, state) for each in there):
             return "too_long"
@@ -243,16 +266,20 @@ class LaneDrafters:
     def _heeds(self, known: _Known, state: RequestState) -> bool:
         """Whether an alarm is anything to a sequence: who fixed its slots drafts what is no use."""
         alarm = known.watch.alarm
-        return alarm is not None and (alarm.useless or (self._bypass and isinstance(state.request.policy, Adaptive)))
+        return alarm is not None and (
+            alarm.useless or (self._bypass and isinstance(state.request.policy, Adaptive))
+        )
 
     def _shares(self, known: _Known) -> bool:
-        """Whether adaptive sequences are with it as with others: where they may not go without drafts, most alarms are
-        nothing to them."""
+        """Whether adaptive sequences are with it as with others: where they may not go without
+        drafts, most alarms are nothing to them."""
         alarm = known.watch.alarm
         return alarm is None or not (alarm.useless or self._bypass)
 
     def _fits(self, port: DrafterPort, state: RequestState) -> bool:
-        return _reaches(port, state) and self._monitor.trusts(port.facts.fingerprint, state.request.params)
+        return _reaches(port, state) and self._monitor.trusts(
+            port.facts.fingerprint, state.request.params
+        )
 
 
 _LOST_BY = {"malformed": Alarm.MALFORMED, "silent": Alarm.NOTHING_DRAFTED}

@@ -1,8 +1,10 @@
-"""Who is in a lane: those in line for their prefill, those being prefilled, those in rounds; and who is silent there.
+"""Who is in a lane: those in line for their prefill, those being prefilled, those in rounds; and
+who is silent there.
 
-Sequences are taken in by what is in use of the page pool, not by the longest they may become: most end long before.
-When one that is running finds no page, its verifier takes the youngest out, and it begins again later, with everything
-it has said; so the oldest always goes on, and everybody becomes the oldest some day.
+Sequences are taken in by what is in use of the page pool, not by the longest they may become: most
+end long before. When one that is running finds no page, its verifier takes the youngest out, and it
+begins again later, with everything it has said; so the oldest always goes on, and everybody becomes
+the oldest some day.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ from coordinator.lanes.facts import VerifierFacts
 from coordinator.lanes.request_state import LifeEvent, Placed, RequestState
 from dspark.rounds.control import PassReport
 
-GROWTH = 64  # tokens that each running sequence may add before a new one counts; spares most preemptions
+GROWTH = (
+    64  # tokens that each running sequence may add before a new one counts; spares most preemptions
+)
 LOOKS = 4  # in the shortest time somebody may be silent
 
 
 class Owner(Protocol):
-    """Whoever placed sequences in a lane and hears what becomes of them: admission, or who runs a worker's first
-    requests."""
+    """Whoever placed sequences in a lane and hears what becomes of them: admission, or who runs a
+    worker's first requests."""
 
     def ended(self, state: RequestState, error: Exception | None) -> None:
         """It is over: complete (`state.end` says how) or by an error."""
@@ -41,15 +45,17 @@ def hand_back(owner: Owner, state: RequestState, event: LifeEvent) -> None:
 
 
 class Members:
-    """Answers of one request share a prompt: the first of them has it run, the others come when it is in, and find all
-    of it but the last page computed."""
+    """Answers of one request share a prompt: the first of them has it run, the others come when it
+    is in, and find all of it but the last page computed."""
 
     def __init__(self, facts: VerifierFacts, prefills: int) -> None:
         """prefills: at one time."""
         self._facts, self._prefills = facts, prefills
         self._placed: dict[int, Placed] = {}
         self._line: deque[Placed] = deque()
-        self._prompts: dict[str, Placed] = {}  # by request: who has it run, where others wait for it
+        self._prompts: dict[
+            str, Placed
+        ] = {}  # by request: who has it run, where others wait for it
         self._left = asyncio.Event()  # somebody did
         self._longest = 0  # pages of all of them at their longest
         self.prefilling = 0  # admitted ones whose anchor is not there
@@ -89,7 +95,10 @@ class Members:
 
     def could_fit(self, state: RequestState) -> bool:
         """Whether it would fit if the pool were empty."""
-        return not self._facts.pages_total or self._pages(state.request.longest) <= self._facts.pages_total
+        return (
+            not self._facts.pages_total
+            or self._pages(state.request.longest) <= self._facts.pages_total
+        )
 
     def _soon_held(self, state: RequestState) -> int:
         """Pages of a sequence, some rounds from now."""
@@ -117,7 +126,8 @@ class Members:
         self._prompt_over(placed)
 
     def next(self) -> list[Placed]:
-        """Whose turn it is, as many as may be prefilled now; they are being prefilled from now on."""
+        """Whose turn it is, as many as may be prefilled now; they are being prefilled from now
+        on."""
         admitted, held = list[Placed](), list[Placed]()
         while self._line and self.prefilling < self._prefills:
             placed = self._line.popleft()
@@ -153,13 +163,15 @@ class Members:
 
 
 class Silence:
-    """Who has said nothing for too long: a verifier, or one sequence at a verifier that speaks of others.
+    """Who has said nothing for too long: a verifier, or one sequence at a verifier that speaks of
+    others.
 
-    A verifier that owes something and says nothing at all is lost. A sequence in rounds is reported every round; one
-    whose reports stay away settles and moves, since whatever its verifier forgot, it knows nothing of it. Prompts are
-    run in their order: one that was overtaken, or that waits while none gets on, is not coming. Nobody is late while
-    the verifier has no page left, and nobody stands still for the window, for reports are acknowledged in the turn in
-    which they come. Times are clock times.
+    A verifier that owes something and says nothing at all is lost. A sequence in rounds is reported
+    every round; one whose reports stay away settles and moves, since whatever its verifier forgot,
+    it knows nothing of it. Prompts are run in their order: one that was overtaken, or that waits
+    while none gets on, is not coming. Nobody is late while the verifier has no page left, and
+    nobody stands still for the window, for reports are acknowledged in the turn in which they come.
+    Times are clock times.
     """
 
     def __init__(self, members: Members, waits: Conduct, now: float) -> None:
@@ -182,7 +194,10 @@ class Silence:
         """Why, or None. heard: when it said anything last."""
         since = min((placed.since for placed in self._members if placed.admitted), default=now)
         silent_s = now - max(heard, since)
-        if any(placed.prefilled for placed in self._members) and silent_s >= self._waits.verify_deadline_s:
+        if (
+            any(placed.prefilled for placed in self._members)
+            and silent_s >= self._waits.verify_deadline_s
+        ):
             return f"no verdict for {self._waits.verify_deadline_s:g} s"
         if self._members.prefilling and silent_s >= self._waits.prefill_deadline_s:
             return f"no prefill within {self._waits.prefill_deadline_s:g} s"
@@ -197,7 +212,11 @@ class Silence:
                 placed.heard = now if self._no_page else placed.heard
                 late = now >= placed.heard + self._waits.verify_deadline_s
             else:
-                got_on = placed.since if self._members.overtook(placed) else max(placed.since, self._prompts_got_on)
+                got_on = (
+                    placed.since
+                    if self._members.overtook(placed)
+                    else max(placed.since, self._prompts_got_on)
+                )
                 late = now >= got_on + self._waits.prefill_deadline_s
             if late:
                 yield placed

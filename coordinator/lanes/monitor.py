@@ -1,15 +1,18 @@
-"""The losslessness monitor: whether drafted tokens are draws of the q they come with, told while serving.
+"""The losslessness monitor: whether drafted tokens are draws of the q they come with, told while
+serving.
 
-The ratio rules keep the target's distribution only for honest drafts, and a verifier cannot see honesty in one block.
-Over many it can: per drafter version the sums that verdicts carry are tested, see `sequential_test`. A false alarm,
-ever, of a version has a chance of at most `FALSE_ALARM`, however long it serves and however often it is looked at: half
-of it for everything since the start, the other half for windows that begin anew, so that a lie that begins late is
-found as soon as one that was there from the start.
+The ratio rules keep the target's distribution only for honest drafts, and a verifier cannot see
+honesty in one block. Over many it can: per drafter version the sums that verdicts carry are tested,
+see `sequential_test`. A false alarm, ever, of a version has a chance of at most `FALSE_ALARM`,
+however long it serves and however often it is looked at: half of it for everything since the start,
+the other half for windows that begin anew, so that a lie that begins late is found as soon as one
+that was there from the start.
 
-An alarm is final for the version, until the coordinator is started anew. From then on no draft of that version is asked
-for under the ratio rules: their sequences go on with another version or with empty blocks, which keeps the distribution
-of every running request. The coupled rule and temperature 0 cannot be hurt by any draft and keep theirs; requests that
-name no rule get the coupled one while every drafter is distrusted.
+An alarm is final for the version, until the coordinator is started anew. From then on no draft of
+that version is asked for under the ratio rules: their sequences go on with another version or with
+empty blocks, which keeps the distribution of every running request. The coupled rule and
+temperature 0 cannot be hurt by any draft and keep theirs; requests that name no rule get the
+coupled one while every drafter is distrusted.
 """
 
 from __future__ import annotations
@@ -57,7 +60,11 @@ class Monitor:
     def why_not(self, version: str) -> str:
         """A sentence about a version that is distrusted, for people; empty for the others."""
         why = self._alarm(version)
-        return f"distrusted by the monitor ({why}): drafts under coupled and at temperature 0 only" if why else ""
+        return (
+            f"distrusted by the monitor ({why}): drafts under coupled and at temperature 0 only"
+            if why
+            else ""
+        )
 
     def distrusts_all(self, versions: Sequence[str]) -> bool:
         """Whether there are versions, and every one has had its alarm."""

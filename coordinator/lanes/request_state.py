@@ -1,10 +1,11 @@
-"""One running request, the life of its sequence as a table of states and events, and its stay in a lane.
+"""One running request, the life of its sequence as a table of states and events, and its stay in a
+lane.
 
 What an event asks for is done by who applies it.
 
-An event the table does not list is an error, never a guess. A sequence is handed to a verifier anew after a loss; that
-raises `epoch`, which changes here and nowhere else, and makes everything older stale. Where it stands within an epoch
-its verifier knows (`dspark.rounds.state`).
+An event the table does not list is an error, never a guess. A sequence is handed to a verifier anew
+after a loss; that raises `epoch`, which changes here and nowhere else, and makes everything older
+stale. Where it stands within an epoch its verifier knows (`dspark.rounds.state`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class LifeEvent(enum.Enum):
     PREFILLED = "prefilled"
     JUDGED = "judged"
     PREEMPTED = "preempted"  # another one needs its pages: it begins again with what it has said
-    MOVED = "moved"  # its verifier will leave: it begins again on another one, with what it has said
+    MOVED = (
+        "moved"  # its verifier will leave: it begins again on another one, with what it has said
+    )
     ORPHANED = "orphaned"  # its verifier is gone or does not know it
     ENDED = "ended"  # by a stop, a limit, its client or a failure
 
@@ -66,9 +69,16 @@ NEXT: dict[tuple[LifeState, LifeEvent], LifeState] = {
 }
 
 
-# The next verifier takes it in under a higher epoch, whether anything was drawn under this one or not.
+# The next verifier takes it in under a higher epoch, whether anything was drawn under this one or
+# not.
 HANDED_BACK = frozenset(
-    (LifeEvent.TURNED_AWAY, LifeEvent.ORPHANED, LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)
+    (
+        LifeEvent.TURNED_AWAY,
+        LifeEvent.ORPHANED,
+        LifeEvent.MOVED,
+        LifeEvent.PREEMPTED,
+        LifeEvent.HELD_UP,
+    )
 )
 
 
@@ -90,7 +100,9 @@ class SequenceLife:
         try:
             self.state = NEXT[self.state, event]
         except KeyError:
-            raise UnlistedLifeEvent(f"sequence {self.number} is {self.state.value} and was {event.value}") from None
+            raise UnlistedLifeEvent(
+                f"sequence {self.number} is {self.state.value} and was {event.value}"
+            ) from None
         if event in HANDED_BACK:
             self.epoch += 1
             self.turned_away += event in (LifeEvent.TURNED_AWAY, LifeEvent.HELD_UP)
@@ -111,7 +123,9 @@ class RequestState:
     answer: Answer
     stats: RequestStats
     sink: OutputSink
-    note_epoch: Callable[[int], object] = unnoted  # keeps an epoch before anything is drawn under it
+    note_epoch: Callable[[int], object] = (
+        unnoted  # keeps an epoch before anything is drawn under it
+    )
     end: End | None = None  # set when the answer is complete
 
     drafter: DrafterPort | None = None
@@ -127,7 +141,8 @@ class RequestState:
 
     @property
     def scores(self) -> int | None:
-        """Likeliest tokens that its prefill tells of the prompt: once for a request, before anything is said."""
+        """Likeliest tokens that its prefill tells of the prompt: once for a request, before
+        anything is said."""
         asked = self.request.prompt_logprobs
         return None if asked is None or self.answer.index or self.answer.log.answered else asked
 
@@ -140,7 +155,8 @@ _GONE: dict[Why | None, tuple[RefusalReason, str]] = {
 
 @dataclass(slots=True, eq=False)
 class Placed:
-    """One sequence in a lane: how far it is, and who drafts for it. From `take` until it has left the lane."""
+    """One sequence in a lane: how far it is, and who drafts for it. From `take` until it has left
+    the lane."""
 
     state: RequestState
     number: int = field(init=False)
@@ -180,7 +196,14 @@ class Placed:
         answer, request = self.state.answer, self.state.request
         ids = answer.log.ids()
         return Admission(
-            Admit(self.number, self.epoch, len(ids), max(answer.room, 1), request.stop_ids, self.drafter),
+            Admit(
+                self.number,
+                self.epoch,
+                len(ids),
+                max(answer.room, 1),
+                request.stop_ids,
+                self.drafter,
+            ),
             ids,
             request.params,
             request.longest,
@@ -213,7 +236,8 @@ class Placed:
         return LifeEvent.ORPHANED
 
     def refusal(self) -> DsparkError:
-        """Why it is refused for good: for its constraint, which is its client's, or for anything else."""
+        """Why it is refused for good: for its constraint, which is its client's, or for anything
+        else."""
         said = self.refused.message if self.refused is not None else ""
         if self.refused is not None and self.refused.reason is RefusalReason.BUSY:
             return Overloaded(said.removeprefix("constraint: "), retry_after_s=1.0)

@@ -1,4 +1,5 @@
-"""What reported rounds leave to count and to learn, gathered while they run and done when nobody waits for it."""
+"""What reported rounds leave to count and to learn, gathered while they run and done when nobody
+waits for it."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from dspark.runtime.telemetry import Metrics, observe_all
 
 
 class JudgedRound(NamedTuple):
-    """One answer's. accepted: of the slots that were, those that it had room for; committed: tokens that it took; why:
-    there was no block; label: of the request."""
+    """One answer's. accepted: of the slots that were, those that it had room for; committed: tokens
+    that it took; why: there was no block; label: of the request."""
 
     said: RoundReport
     accepted: int
@@ -37,7 +38,8 @@ class RoundCounts:
         self._rounds: list[JudgedRound] = []
 
     def shown(self, tokens: int, gap_s: float | None) -> None:
-        """Tokens of one answer were committed, so long after those before them; None: they are its first."""
+        """Tokens of one answer were committed, so long after those before them; None: they are its
+        first."""
         self._tokens += tokens
         if gap_s is not None:
             self._gaps.append(gap_s)
@@ -58,7 +60,9 @@ class RoundCounts:
             return
         metrics.rounds.inc(len(rounds))
         observe_all(metrics.scheduled_verify_length, [each.said.verified for each in rounds])
-        for reason, count in Counter(each.why or "unspecified" for each in rounds if not each.said.confidence).items():
+        for reason, count in Counter(
+            each.why or "unspecified" for each in rounds if not each.said.confidence
+        ).items():
             metrics.empty_blocks.labels(reason=reason).inc(count)
         for label in {each.label for each in rounds if each.label}:
             self._tell_label(label, [each for each in rounds if each.label == label])
@@ -68,10 +72,20 @@ class RoundCounts:
 
     def _tell_drafts(self, drafts: Sequence[JudgedRound]) -> None:
         metrics, said = self._metrics, [each.said for each in drafts]
-        drafted, verified = sum(len(each.confidence) for each in said), sum(each.verified for each in said)
-        judged, accepted = sum(each.accepted for each in said), sum(each.accepted for each in drafts)
+        drafted, verified = (
+            sum(len(each.confidence) for each in said),
+            sum(each.verified for each in said),
+        )
+        judged, accepted = (
+            sum(each.accepted for each in said),
+            sum(each.accepted for each in drafts),
+        )
         metrics.num_expected_tokens.inc(
-            sum(sum(accumulate(each.confidence[: each.verified], mul)) for each in said if each.verified)
+            sum(
+                sum(accumulate(each.confidence[: each.verified], mul))
+                for each in said
+                if each.verified
+            )
         )
         metrics.num_drafts.inc(len(drafts))
         metrics.num_draft_tokens.inc(drafted)
@@ -81,15 +95,23 @@ class RoundCounts:
         for slot in range(max(reached)):
             alive -= reached[slot]
             metrics.num_accepted_per_pos.labels(position=str(slot)).inc(alive)
-        wasted = {"not_verified": drafted - verified, "rejected": verified - judged, "cut": judged - accepted}
+        wasted = {
+            "not_verified": drafted - verified,
+            "rejected": verified - judged,
+            "cut": judged - accepted,
+        }
         for reason, count in wasted.items():
             if count:
                 metrics.draft_wasted_tokens.labels(reason=reason).inc(count)
 
     def _tell_label(self, label: str, mine: Sequence[JudgedRound]) -> None:
         metrics, name = self._metrics, self._metrics.bounded_label(label)
-        metrics.label_rounds.labels(label=name).inc(sum(bool(each.said.confidence) for each in mine))
-        metrics.label_draft_tokens.labels(label=name).inc(sum(len(each.said.confidence) for each in mine))
+        metrics.label_rounds.labels(label=name).inc(
+            sum(bool(each.said.confidence) for each in mine)
+        )
+        metrics.label_draft_tokens.labels(label=name).inc(
+            sum(len(each.said.confidence) for each in mine)
+        )
         metrics.label_accepted_tokens.labels(label=name).inc(sum(each.accepted for each in mine))
         metrics.label_generation_tokens.labels(label=name).inc(sum(each.committed for each in mine))
 
@@ -154,7 +176,8 @@ class RoundLearning:
             metrics.pipeline_bubble.observe(max(timing.round_s - timing.forward_s, 0.0))
 
     def _say_mode(self) -> None:
-        """What operators see of how a verifier goes about its rounds; single plans that try something are not."""
+        """What operators see of how a verifier goes about its rounds; single plans that try
+        something are not."""
         slots, cohorts = self._plans.mode
         self._show(Mode.PLAIN if not slots else Mode.TWO if cohorts == 2 else Mode.ONE)
 
@@ -162,4 +185,6 @@ class RoundLearning:
         if mode is not self._mode:
             self._mode = mode
             for each in Mode:
-                self._metrics.lane_mode.labels(lane=self._lane, mode=each.value).set(float(each is mode))
+                self._metrics.lane_mode.labels(lane=self._lane, mode=each.value).set(
+                    float(each is mode)
+                )

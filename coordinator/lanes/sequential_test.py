@@ -1,13 +1,16 @@
-"""Sequential tests of draws that may be looked at after every draw, for ever: wealth of bets against honest drafts.
+"""Sequential tests of draws that may be looked at after every draw, for ever: wealth of bets
+against honest drafts.
 
-A bet multiplies its wealth by a factor of mean 1 (at most) at every draw as long as tokens come from their q, whatever
-was bet on before; by Ville's inequality wealth then ever reaches 1/a with a chance of at most a, however often it is
-looked at. A mean of wealths is one of these again, so many bets are placed at once: whichever lie there is, some of
-them grow by a constant factor a draw. All are functions of sums (`Draws`), so sums of cohorts, lanes and verifiers add
-up. Ville 1939; for bounded differences of known variance Freedman 1975; mixtures: Robbins 1970.
+A bet multiplies its wealth by a factor of mean 1 (at most) at every draw as long as tokens come
+from their q, whatever was bet on before; by Ville's inequality wealth then ever reaches 1/a with a
+chance of at most a, however often it is looked at. A mean of wealths is one of these again, so many
+bets are placed at once: whichever lie there is, some of them grow by a constant factor a draw. All
+are functions of sums (`Draws`), so sums of cohorts, lanes and verifiers add up. Ville 1939; for
+bounded differences of known variance Freedman 1975; mixtures: Robbins 1970.
 
-Bets: on how many tokens fall into each dyadic part of [0, 1) by their place under q (Bernoulli, exact), on the drift of
-the chance to be kept, and on the luck of the rule's coins (differences within [-1, 1], variances known).
+Bets: on how many tokens fall into each dyadic part of [0, 1) by their place under q (Bernoulli,
+exact), on the drift of the chance to be kept, and on the luck of the rule's coins (differences
+within [-1, 1], variances known).
 """
 
 from __future__ import annotations
@@ -21,16 +24,24 @@ Floats = npt.NDArray[np.float64]
 
 LEVELS = PLACES.bit_length() - 1  # parts of 1/2, 1/4 .. 1/PLACES
 _HALF: Floats = 0.01 * np.exp2(np.arange(9.0))
-STAKES: Floats = np.concatenate((_HALF, -_HALF))  # exponents of the bets: small ones find small lies, late
+STAKES: Floats = np.concatenate(
+    (_HALF, -_HALF)
+)  # exponents of the bets: small ones find small lies, late
 _COST: Floats = np.expm1(np.abs(STAKES)) - np.abs(STAKES)
-_SHARE: Floats = np.log1p(np.exp2(-np.arange(1.0, LEVELS + 1.0))[:, None] * np.expm1(STAKES))  # [levels, stakes]
+_SHARE: Floats = np.log1p(
+    np.exp2(-np.arange(1.0, LEVELS + 1.0))[:, None] * np.expm1(STAKES)
+)  # [levels, stakes]
 
 STATISTICS = ("places", "drift", "luck")
 
 
 def log_wealth(draws: Draws) -> tuple[float, str]:
     """Logarithm of the mean wealth of all bets, and the statistic that brought most of it."""
-    each = [of_places(draws), of_sum(draws.drift, draws.variance), of_sum(draws.luck, draws.luck_variance)]
+    each = [
+        of_places(draws),
+        of_sum(draws.drift, draws.variance),
+        of_sum(draws.luck, draws.luck_variance),
+    ]
     best = max(range(len(each)), key=each.__getitem__)
     return float(np.logaddexp.reduce(each)) - float(np.log(len(each))), STATISTICS[best]
 
@@ -47,6 +58,7 @@ def of_places(draws: Draws) -> float:
 
 
 def of_sum(total: float, variance: float) -> float:
-    """Of the bets on a sum of differences within [-1, 1] whose conditional variances sum to `variance`."""
+    """Of the bets on a sum of differences within [-1, 1] whose conditional variances sum to
+    `variance`."""
     wealth = STAKES * total - _COST * variance
     return float(np.logaddexp.reduce(wealth) - np.log(len(STAKES)))

@@ -1,4 +1,5 @@
-"""An answer for the live page: every token with its origin, every round with its explanation, as JSON."""
+"""An answer for the live page: every token with its origin, every round with its explanation, as
+JSON."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class Message(BodyPart):
 
 
 class AnswerWish(BodyPart):
-    """An answer to a conversation, its rounds explained. Nothing is kept of it: the page sends all of it each time."""
+    """An answer to a conversation, its rounds explained. Nothing is kept of it: the page sends all
+    of it each time."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 256
@@ -52,10 +54,14 @@ class AnswerWish(BodyPart):
     rule: Rule = ""
     seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
     drafter: str = ""
-    shape: Annotated[str, Field(max_length=MAX_CONTENT)] = ""  # a JSON schema, or a regular expression
+    shape: Annotated[str, Field(max_length=MAX_CONTENT)] = (
+        ""  # a JSON schema, or a regular expression
+    )
 
 
-async def prompt_of(api: Api, messages: Sequence[Turn], max_tokens: int) -> tuple[str | tuple[int, ...], int]:
+async def prompt_of(
+    api: Api, messages: Sequence[Turn], max_tokens: int
+) -> tuple[str | tuple[int, ...], int]:
     """(prompt, how many of the oldest messages were left out so that `max_tokens` fit behind it).
 
     Without a chat template the newest message is the prompt, as plain text.
@@ -66,7 +72,9 @@ async def prompt_of(api: Api, messages: Sequence[Turn], max_tokens: int) -> tupl
 
     def encode(said: list[Turn]) -> tuple[int, ...]:
         text = template.render(said, {}, add_generation_prompt=True)
-        return encoded_now(tokenizer, text, "messages", add_special=False)  # the template writes them itself
+        return encoded_now(
+            tokenizer, text, "messages", add_special=False
+        )  # the template writes them itself
 
     room = api.processor.cell.terms().limits.longest - max_tokens
     long = sum(len(message["content"]) for message in messages) > LONG_TEXT
@@ -78,7 +86,9 @@ class Speaker:
 
     def __init__(self, prompt: Sequence[int], tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._stream: TextStream | None = tokenizer.stream(prompt, skip_special=True) if tokenizer else None
+        self._stream: TextStream | None = (
+            tokenizer.stream(prompt, skip_special=True) if tokenizer else None
+        )
         self._offset = 0
         self._parts: dict[int, RoundPart] = {}
 
@@ -87,7 +97,11 @@ class Speaker:
         self._parts.update((part.offset, part) for part in parts)
         round = piece.round
         shown = len(piece.tokens)
-        came = [ORIGIN_PLAIN] * shown if round is None else origins(round.accepted, round.verified, shown)
+        came = (
+            [ORIGIN_PLAIN] * shown
+            if round is None
+            else origins(round.accepted, round.verified, shown)
+        )
         words = [ORIGINS[each] for each in came]
         part = self._parts.pop(self._offset, None)
         found = read_explanation(told(part)) if part is not None and round is not None else None
@@ -97,7 +111,9 @@ class Speaker:
             "offset": self._offset,
             "tokens": [
                 {"id": token, "text": text, "origin": origin, "forced": only}
-                for token, text, origin, only in zip(piece.tokens, self._texts(piece), words, forced, strict=True)
+                for token, text, origin, only in zip(
+                    piece.tokens, self._texts(piece), words, forced, strict=True
+                )
             ],
             "told": self._told(found) if found is not None else None,
         }
@@ -114,7 +130,11 @@ class Speaker:
         return texts
 
     def _alone(self, token: int) -> str:
-        return f" {token}" if self._tokenizer is None else self._tokenizer.decode([token], skip_special=False)
+        return (
+            f" {token}"
+            if self._tokenizer is None
+            else self._tokenizer.decode([token], skip_special=False)
+        )
 
     def _told(self, found: RoundExplanation) -> dict[str, Any]:
         """With a text for every drafted token that is told of."""
@@ -133,16 +153,22 @@ async def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventSt
         rule=wish.rule,
         seed=wish.seed,
         drafter=wish.drafter,
-        constraint={"json_schema" if wish.shape.startswith("{") else "regex": wish.shape} if wish.shape else None,
+        constraint={"json_schema" if wish.shape.startswith("{") else "regex": wish.shape}
+        if wish.shape
+        else None,
         request_id=f"live-{secrets.token_hex(8)}",
     )
-    prompt, left_out = await prompt_of(api, [each.model_dump() for each in wish.messages], wish.max_tokens)
+    prompt, left_out = await prompt_of(
+        api, [each.model_dump() for each in wish.messages], wish.max_tokens
+    )
     stream = await api.processor.accept(write_request(prompt, options))
     request = stream.request
 
     async def events() -> AsyncGenerator[bytes]:
         try:
-            with explain.request(inside(request.tenant, request.id)) as watch:  # before its first round
+            with explain.request(
+                inside(request.tenant, request.id)
+            ) as watch:  # before its first round
                 speaker = Speaker(request.prompt, api.processor.tokenizer)
                 yield event(
                     {

@@ -1,7 +1,8 @@
 """The cell as the live page sees it, and the background streams that load it.
 
-Four frames a second, made once for all who watch, and not at all for nobody. Background streams are a bounded number of
-answers nobody reads: ordinary requests of whoever moved the slider, which end when nobody watches any more.
+Four frames a second, made once for all who watch, and not at all for nobody. Background streams are
+a bounded number of answers nobody reads: ordinary requests of whoever moved the slider, which end
+when nobody watches any more.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class BackgroundLoad:
             try:
                 await self._answer(next(self._questions), temperature=0.0 if number % 2 else 0.7)
             except DsparkError as error:
-                await asyncio.sleep(error.retry_after_s if isinstance(error, Overloaded) else PAUSE_S)
+                await asyncio.sleep(
+                    error.retry_after_s if isinstance(error, Overloaded) else PAUSE_S
+                )
             except asyncio.CancelledError:
                 raise
             except Exception as error:  # a bug: this stream tries again, and the page goes on
@@ -75,7 +78,11 @@ class BackgroundLoad:
         api = self._door
         prompt, _ = await prompt_of(api, [{"role": "user", "content": question}], TOKENS)
         options = Options(
-            max_tokens=TOKENS, temperature=temperature, policy=self.policy, rule=self.rule, ignore_eos=True
+            max_tokens=TOKENS,
+            temperature=temperature,
+            policy=self.policy,
+            rule=self.rule,
+            ignore_eos=True,
         )
         stream = await api.processor.accept(write_request(prompt, options))
         try:
@@ -94,7 +101,9 @@ SHOWN = 4  # of the last answers
 class CellFeed:
     """Frames of the cell, for as long as somebody watches."""
 
-    def __init__(self, api: Api, membership: Membership, admission: Scheduler, load: BackgroundLoad) -> None:
+    def __init__(
+        self, api: Api, membership: Membership, admission: Scheduler, load: BackgroundLoad
+    ) -> None:
         self._api, self._membership, self._admission, self._load = api, membership, admission, load
         self._watchers = 0
         self._frame: bytes | None = None  # None once there are no more
@@ -161,7 +170,9 @@ class CellFeed:
         for each in rounds:
             by_lane.setdefault(each.lane, []).append(each)
         lanes = self._membership.lanes
-        drafting = Counter(state.drafter.facts.name for lane in lanes for state in lane.states if state.drafter)
+        drafting = Counter(
+            state.drafter.facts.name for lane in lanes for state in lane.states if state.drafter
+        )
         verifying = {lane.facts.name: len(lane) for lane in lanes}
         return {
             "type": "cell",
@@ -170,7 +181,9 @@ class CellFeed:
             "lanes": [self._lane(lane, by_lane.get(lane.facts.name, [])) for lane in lanes],
             "ended": [_ended(each) for each in self._admission.endings.last(SHOWN)],
             "workers": [
-                _worker(worker, (verifying if worker.address.role is WorkerRole.VERIFY else drafting))
+                _worker(
+                    worker, (verifying if worker.address.role is WorkerRole.VERIFY else drafting)
+                )
                 for worker in self._membership.workers
             ],
         }

@@ -1,8 +1,9 @@
-"""The live page and what it asks for: `/`, its files, an answer with every round explained, the cell, the load.
+"""The live page and what it asks for: `/`, its files, an answer with every round explained, the
+cell, the load.
 
-The page and its files are anybody's: as they ship, without a build step, sent with strict headers. An answer is for
-clients; the pools are for those who may read metrics, and the load is for operators. Where no keys are set nobody is
-asked for one.
+The page and its files are anybody's: as they ship, without a build step, sent with strict headers.
+An answer is for clients; the pools are for those who may read metrics, and the load is for
+operators. Where no keys are set nobody is asked for one.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from dspark.rounds.policy import parse_policy
 
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
-# Scripts and styles from here and nowhere else, none of them inline; nobody may frame the page; strings never become
-# markup.
+# Scripts and styles from here and nowhere else, none of them inline; nobody may frame the page;
+# strings never become markup.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -66,7 +67,10 @@ class Page(StaticFiles):
     def file_response(self, *arguments: Any, **options: Any) -> Response:
         response = super().file_response(*arguments, **options)
         response.headers.update(HEADERS)
-        for name in ("etag", "last-modified"):  # of times and sizes, which files of two versions may share
+        for name in (
+            "etag",
+            "last-modified",
+        ):  # of times and sizes, which files of two versions may share
             del response.headers[name]
         return response
 
@@ -131,6 +135,7 @@ def live_routes(api: Api, membership: Membership, admission: Scheduler, streams:
 
 
 async def from_this_page(request: Request) -> None:
-    """Browsers say which site a request comes from; another site's pages must not drive this cell."""
+    """Browsers say which site a request comes from; another site's pages must not drive this
+    cell."""
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise HTTPException(403, "requests from other sites are not answered here")

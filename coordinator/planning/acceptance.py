@@ -1,10 +1,12 @@
-"""How far confidence can be believed: what was accepted over what was promised, by drafter, bucket and slot.
+"""How far confidence can be believed: what was accepted over what was promised, by drafter, bucket
+and slot.
 
-Invariant 2, no peeking: only finished rounds come in. Most slots are never verified, and those that were are the
-promising ones. What is compared is conditional, so that this does no harm: a slot counts iff it was verified and the
-slots before it were accepted (or with the chance that they were, where the verifier tells chances), and what it
-promised is its own confidence. Whether it was verified follows from confidences up to its own, which is what is
-conditioned on; so if confidence is calibrated, accepted and promised have the same mean whatever was verified.
+Invariant 2, no peeking: only finished rounds come in. Most slots are never verified, and those that
+were are the promising ones. What is compared is conditional, so that this does no harm: a slot
+counts iff it was verified and the slots before it were accepted (or with the chance that they were,
+where the verifier tells chances), and what it promised is its own confidence. Whether it was
+verified follows from confidences up to its own, which is what is conditioned on; so if confidence
+is calibrated, accepted and promised have the same mean whatever was verified.
 
 Symbols: n sequences, k slots of the longest block, b slots of a whole block.
 """
@@ -31,7 +33,9 @@ class AcceptanceEstimator:
         self.slots = slots
         self._sums: dict[Hashable, Floats] = {}  # [2, b]: promised, accepted
         self._everybody = np.zeros((2, slots))
-        self._confidence = np.zeros((2, slots))  # sums of confidences of drafted slots, and their number
+        self._confidence = np.zeros(
+            (2, slots)
+        )  # sums of confidences of drafted slots, and their number
 
     def observe(
         self,
@@ -39,7 +43,9 @@ class AcceptanceEstimator:
         confidence: Floats,  # [n, k] as the drafter gave it, NaN beyond each block
         verified: Ints,  # [n] slots
         accepted: Ints,  # [n] slots
-        labels: Floats | None = None,  # [n, k, 2] chances to get to a slot, and to keep it too; NaN where not known
+        labels: Floats
+        # [n, k, 2] chances to get to a slot, and to keep it too; NaN where not known
+        | None = None,
     ) -> None:
         """One finished round."""
         width = min(confidence.shape[1], self.slots)
@@ -67,8 +73,8 @@ class AcceptanceEstimator:
         _add(self._confidence, np.where(drafted, own, 0.0), drafted.astype(np.float64))
 
     def ratios(self, key: Hashable) -> Floats:
-        """[b] what a slot's confidence has to be multiplied by: the slot's own record, shrunk to its key's, which is
-        shrunk to the lane's, which is shrunk to agreement."""
+        """[b] what a slot's confidence has to be multiplied by: the slot's own record, shrunk to
+        its key's, which is shrunk to the lane's, which is shrunk to agreement."""
         lane = self._shrunk(self._everybody.sum(axis=1), 1.0)
         sums = self._sums.get(key)
         if sums is None:
@@ -78,7 +84,8 @@ class AcceptanceEstimator:
         return found
 
     def trust(self, key: Hashable) -> float:
-        """The same for all slots together: what a promised token of this drafter and bucket is worth."""
+        """The same for all slots together: what a promised token of this drafter and bucket is
+        worth."""
         lane = self._shrunk(self._everybody.sum(axis=1), 1.0)
         sums = self._sums.get(key)
         return lane if sums is None else self._shrunk(sums.sum(axis=1), lane)

@@ -1,14 +1,15 @@
 """What steps and rounds of a lane take. Pure numbers.
 
-A curve is what was measured: seconds by (tokens, context), and by sequences where they cost something. Whatever was
-measured, a step takes a positive time that never falls with tokens, with context or with sequences. A measured step
-spreads its tokens over as few sequences as hold them; a cohort's step may have more, and each of those costs its
-attention besides. Where the curve says how much, a step is asked for by (tokens, sequences): tokens that are added to
-the same sequences are then cheaper than tokens that bring sequences along.
+A curve is what was measured: seconds by (tokens, context), and by sequences where they cost
+something. Whatever was measured, a step takes a positive time that never falls with tokens, with
+context or with sequences. A measured step spreads its tokens over as few sequences as hold them; a
+cohort's step may have more, and each of those costs its attention besides. Where the curve says how
+much, a step is asked for by (tokens, sequences): tokens that are added to the same sequences are
+then cheaper than tokens that bring sequences along.
 
-What finished steps really took corrects it, by one slow ratio of measured to expected for each kind: passes of plain
-rounds, passes of drafted rounds, drafts. What is left of a drafted round is the time between them. Passes with prompts
-in them say nothing of any.
+What finished steps really took corrects it, by one slow ratio of measured to expected for each
+kind: passes of plain rounds, passes of drafted rounds, drafts. What is left of a drafted round is
+the time between them. Passes with prompts in them say nothing of any.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ OUTLIER = 1.5  # a single measurement counts as at most so many times what is ex
 
 
 class CostCurve:
-    """Seconds of one step on a grid, interpolated; beyond the most tokens the last slope goes on."""
+    """Seconds of one step on a grid, interpolated; beyond the most tokens the last slope goes
+    on."""
 
     def __init__(
         self,
@@ -40,8 +42,11 @@ class CostCurve:
         contexts: Sequence[int],
         seconds: Sequence[float],
         *,
-        sequence_seconds: Sequence[float] = (),  # [contexts] of one more sequence in a step of as many tokens
-        tokens_per_sequence: int = 0,  # of the measured steps; 0: sequences cost nothing by themselves
+        sequence_seconds: Sequence[
+            float
+        ] = (),  # [contexts] of one more sequence in a step of as many tokens
+        # of the measured steps; 0: sequences cost nothing by themselves
+        tokens_per_sequence: int = 0,
         borrowed: Sequence[int] = (),  # places in `seconds` that hold a neighbour's value
     ) -> None:
         self._tokens = np.asarray(tokens, np.float64)
@@ -56,13 +61,23 @@ class CostCurve:
         self.borrowed = tuple(borrowed)
         stairs = never_falling(grid.reshape(len(tokens), len(contexts)))
         self._stairs = _going_on(self._tokens, stairs)
-        self._tokens = np.append(self._tokens, self._tokens[-1] + FAR)  # [t + 1], and so are the rows of `_stairs`
+        self._tokens = np.append(
+            self._tokens, self._tokens[-1] + FAR
+        )  # [t + 1], and so are the rows of `_stairs`
         self._per_sequence = max(tokens_per_sequence, 1)
-        self._filled = np.maximum(self._tokens / self._per_sequence, 1.0)  # sequences that the tokens fill
+        self._filled = np.maximum(
+            self._tokens / self._per_sequence, 1.0
+        )  # sequences that the tokens fill
         self._more = np.zeros(len(contexts))
-        if tokens_per_sequence and len(sequence_seconds) == len(contexts) and np.isfinite(sequence_seconds).all():
+        if (
+            tokens_per_sequence
+            and len(sequence_seconds) == len(contexts)
+            and np.isfinite(sequence_seconds).all()
+        ):
             self._more = np.maximum.accumulate(np.maximum(sequence_seconds, 0.0))
-        self._column = functools.lru_cache(16)(self._read)  # a plan asks for a few of them many times
+        self._column = functools.lru_cache(16)(
+            self._read
+        )  # a plan asks for a few of them many times
 
     def stairs(self, context: float, sequences: float = 0.0) -> StepSeconds:
         """Tokens -> seconds at one context length, as measured."""
@@ -74,8 +89,8 @@ class CostCurve:
         return float(np.interp(tokens, self._tokens, self._column(context, sequences)))
 
     def _read(self, context: float, sequences: float) -> Floats:
-        """[t + 1] at one context, between two measured ones a mixture of theirs, with all that sequences beyond those
-        that the tokens fill take besides."""
+        """[t + 1] at one context, between two measured ones a mixture of theirs, with all that
+        sequences beyond those that the tokens fill take besides."""
         grid = self._stairs
         if sequences > 1.0 and self._more.any():
             spread = np.maximum(sequences - self._filled, 0.0)[:, None] * self._more
@@ -84,7 +99,9 @@ class CostCurve:
             return grid[:, 0]
         at = min(max(context, float(self._contexts[0])), float(self._contexts[-1]))
         right = min(max(int(np.searchsorted(self._contexts, at)), 1), len(self._contexts) - 1)
-        share = (at - self._contexts[right - 1]) / (self._contexts[right] - self._contexts[right - 1])
+        share = (at - self._contexts[right - 1]) / (
+            self._contexts[right] - self._contexts[right - 1]
+        )
         mixed: Floats = (1.0 - share) * grid[:, right - 1] + share * grid[:, right]
         return mixed
 
@@ -95,8 +112,13 @@ class CostCurve:
 
 
 def _going_on(tokens: Floats, seconds: Floats) -> Floats:
-    """[t, c] -> [t + 1, c], the last row `FAR` tokens on by the last slope, which no shorter context has steeper."""
-    slope = (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2]) if len(tokens) > 1 else np.zeros(seconds.shape[1])
+    """[t, c] -> [t + 1, c], the last row `FAR` tokens on by the last slope, which no shorter
+    context has steeper."""
+    slope = (
+        (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
+        if len(tokens) > 1
+        else np.zeros(seconds.shape[1])
+    )
     return np.vstack((seconds, np.maximum.accumulate(seconds[-1] + FAR * slope)))
 
 
@@ -130,7 +152,9 @@ class CostCorrector:
         """A plain round, with all it took."""
         self.plain.add(round_s / self.verify.measured(tokens, context, sequences))
 
-    def observe_drafted(self, tokens: float, context: float, sequences: int, forward_s: float) -> None:
+    def observe_drafted(
+        self, tokens: float, context: float, sequences: int, forward_s: float
+    ) -> None:
         self.drafted.add(forward_s / self.verify.measured(tokens, context, sequences))
 
     def observe_draft(self, sequences: int, slots: int, forward_s: float) -> None:
@@ -144,13 +168,19 @@ class CostCorrector:
         return self.drafting.value * self.draft(sequences, slots)
 
     def round_s(
-        self, tokens: Floats, context: float, sequences: float, drafting: float, slots: int, cohorts: int
+        self,
+        tokens: Floats,
+        context: float,
+        sequences: float,
+        drafting: float,
+        slots: int,
+        cohorts: int,
     ) -> Floats:
-        """[m] seconds in which all sequences get one round, by tokens [m] in their passes; `drafting` of them have
-        `slots` drafted.
+        """[m] seconds in which all sequences get one round, by tokens [m] in their passes;
+        `drafting` of them have `slots` drafted.
 
-        Of two cohorts one drafts while the other is verified: the longest of both passes, of both drafts, and of what
-        one of them takes by itself.
+        Of two cohorts one drafts while the other is verified: the longest of both passes, of both
+        drafts, and of what one of them takes by itself.
         """
         part = sequences / cohorts
         step = self.drafted.value * self.verify.stairs(context, part)(tokens / cohorts)

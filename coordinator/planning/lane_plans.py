@@ -1,7 +1,8 @@
-"""The plan of a lane whose sequences go by several policies, and what the planner learns from reported passes. Pure.
+"""The plan of a lane whose sequences go by several policies, and what the planner learns from
+reported passes. Pure.
 
-`off`, `fixed` and `threshold` are terms of a sequence's own. All adaptive sequences share what `Planner` finds; a lane
-whose verifier has measured no curve verifies whatever they draft.
+`off`, `fixed` and `threshold` are terms of a sequence's own. All adaptive sequences share what
+`Planner` finds; a lane whose verifier has measured no curve verifies whatever they draft.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Applied:
 class LanePlans:
     """Of one lane. `cohorts`: 1 or 2, or 0 for whichever is faster."""
 
-    def __init__(self, verify: CostCurve | None, *, window: int = 2, cohorts: int = 0, bypass: bool = True) -> None:
+    def __init__(
+        self, verify: CostCurve | None, *, window: int = 2, cohorts: int = 0, bypass: bool = True
+    ) -> None:
         self.window, self._cohorts = window, (1, 2) if cohorts == 0 else (cohorts,)
         self._verify, self._bypass = verify, bypass
         self._members: dict[int, Member] = {}
@@ -91,7 +94,9 @@ class LanePlans:
         for member in self._members.values():
             member.own = self._terms(member)
 
-    def add(self, number: int, policy: Policy, weight: float, key: Hashable, drafted: bool = True) -> Member:
+    def add(
+        self, number: int, policy: Policy, weight: float, key: Hashable, drafted: bool = True
+    ) -> Member:
         member = self._members[number] = Member(number, policy, weight, key, drafted=drafted)
         member.own = self._terms(member)
         return member
@@ -102,8 +107,8 @@ class LanePlans:
             self._members[number].key, self._members[number].drafted = key, somebody
 
     def tries(self, number: int, tries: bool) -> None:
-        """Whether its drafter is on trial: it drafts whole blocks then, whatever they promise, so that a trial takes
-        some rounds, also where drafting for one of many does not pay."""
+        """Whether its drafter is on trial: it drafts whole blocks then, whatever they promise, so
+        that a trial takes some rounds, also where drafting for one of many does not pay."""
         member = self._members.get(number)
         if member is not None and member.tries is not tries:
             member.tries = tries
@@ -120,14 +125,20 @@ class LanePlans:
             return Terms(PlanKind.THRESHOLD, self.block, policy.at, weight)
         if not isinstance(policy, Adaptive):
             return PLAIN
-        return Terms(PlanKind.FIXED, self.block, 0.0, weight) if self._verify is None or member.tries else None
+        return (
+            Terms(PlanKind.FIXED, self.block, 0.0, weight)
+            if self._verify is None or member.tries
+            else None
+        )
 
     def _draft_s(self, sequences: float, slots: int) -> float:
         """Of a pass, if sequences are dealt out evenly among those that get any."""
         shares, slowest = max(sum([each.shares for each in self._drafters]), 1), 0.0
         for each in self._drafters:
             if each.curve is not None and slots:
-                whole_s = each.curve.measured(sequences / shares if each.shares else 1.0, self._context)
+                whole_s = each.curve.measured(
+                    sequences / shares if each.shares else 1.0, self._context
+                )
                 part = 1.0 - SLOT_SHARE + SLOT_SHARE * min(slots / max(each.block, 1), 1.0)
                 slowest = max(slowest, part * whole_s)
         return slowest
@@ -243,12 +254,15 @@ class LanePlans:
     @property
     def mode(self) -> tuple[int, int]:
         """(slots, cohorts) at home."""
-        if self._planner is not None and any(each.own is None and each.drafted for each in self._members.values()):
+        if self._planner is not None and any(
+            each.own is None and each.drafted for each in self._members.values()
+        ):
             return self._planner.home
         return self._drafted_own()[1], self.in_force.cohorts
 
     def _drafted_own(self) -> tuple[int, int]:
-        """(how many have terms of their own and are drafted for, slots of the longest of their blocks)."""
+        """(how many have terms of their own and are drafted for, slots of the longest of their
+        blocks)."""
         count = longest = 0
         for each in self._members.values():
             if each.drafted and each.own is not None and each.own.slots:
@@ -270,7 +284,8 @@ class LanePlans:
             return draft_s, able[0] if able else 1
         tokens = np.array([count + own * self._verified])
         return draft_s, min(
-            able, key=lambda each: float(cost.round_s(tokens, self._context, count, own, slots, each)[0])
+            able,
+            key=lambda each: float(cost.round_s(tokens, self._context, count, own, slots, each)[0]),
         )
 
 

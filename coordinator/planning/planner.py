@@ -1,13 +1,15 @@
-"""Plans the rounds of one lane: how many slots are drafted, what one has to promise to be verified, how many cohorts.
+"""Plans the rounds of one lane: how many slots are drafted, what one has to promise to be verified,
+how many cohorts.
 
-Algorithm 1 over what recent blocks promised: their slots in descending order of what the verifier will compare, taken
-as long as expected tokens per second grow, for every length of blocks, for one cohort and for two. Where it stops is
-the price. Drafting nothing is always among the candidates: a draft is paid before any slot of it is judged, so nobody
-who looks at drafted slots could find that drafts do not pay. What is not done says nothing of itself, so by a keyed
-hash some rounds draft nevertheless or go without, and some draft whole blocks.
+Algorithm 1 over what recent blocks promised: their slots in descending order of what the verifier
+will compare, taken as long as expected tokens per second grow, for every length of blocks, for one
+cohort and for two. Where it stops is the price. Drafting nothing is always among the candidates: a
+draft is paid before any slot of it is judged, so nobody who looks at drafted slots could find that
+drafts do not pay. What is not done says nothing of itself, so by a keyed hash some rounds draft
+nevertheless or go without, and some draft whole blocks.
 
-Invariant 2, no peeking: everything in a plan is older than any block that it meets. So steps may be measured stairs and
-all sizes may be searched.
+Invariant 2, no peeking: everything in a plan is older than any block that it meets. So steps may be
+measured stairs and all sizes may be searched.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ BEGINS = 1.03  # ... and drafts than none: drafters have to be sent everybody's 
 EXPLORE = 0.004  # share of tokens that trying something may cost, by what is known
 PLAINLY = 0.3  # of that, trying to go without drafts: what plain rounds take changes rarely
 MOST_EXPLORED = 1 / 16  # of plans
-IN_A_ROW = 2  # plans that try the same: what rounds of a kind take is learned behind another one alone
+IN_A_ROW = (
+    2  # plans that try the same: what rounds of a kind take is learned behind another one alone
+)
 RENEWED = 0.02  # learned blocks over blocks in the window, from which on a lane is looked at anew
 PLAN = 1 / 16  # of a block, that every plan counts: what rounds take is learned too, and slowly
 CONTEXT_STEP = 128  # tokens of mean context from which on a lane is another one
@@ -89,8 +93,8 @@ class Walk(NamedTuple):
 
 
 def walk(compared: Floats, gained: Floats, worth: float, seconds: Floats) -> Walk:
-    """compared: [m] what the verifier will compare with the price, descending; gained: [m] expected tokens of each;
-    worth: tokens without any; seconds: [m + 1] of a round with so many."""
+    """compared: [m] what the verifier will compare with the price, descending; gained: [m] expected
+    tokens of each; worth: tokens without any; seconds: [m + 1] of a round with so many."""
     brought = np.zeros(len(gained) + 1)
     np.cumsum(gained, out=brought[1:])
     rates = (worth + brought) / seconds
@@ -131,7 +135,9 @@ class _Ranked(NamedTuple):
     def of(compared: Floats, gained: Floats) -> _Ranked:
         """[blocks, b] of both."""
         order = np.argsort(-compared, axis=None, kind="stable")
-        return _Ranked(len(compared), compared.ravel()[order], gained.ravel()[order], order % compared.shape[1])
+        return _Ranked(
+            len(compared), compared.ravel()[order], gained.ravel()[order], order % compared.shape[1]
+        )
 
     def among(self, slots: int) -> tuple[Floats, Floats]:
         """The first so many of each block."""
@@ -148,7 +154,9 @@ def _without_drafts(lane: PlannedLane) -> tuple[float, float]:
 class Planner:
     """Of one lane. Tell it of every finished pass, ask it for the next plan."""
 
-    def __init__(self, cost: CostCorrector, slots: int, *, explore: float = EXPLORE, bypass: bool = True) -> None:
+    def __init__(
+        self, cost: CostCorrector, slots: int, *, explore: float = EXPLORE, bypass: bool = True
+    ) -> None:
         """bypass: whether a lane may go without drafts where they do not pay."""
         self.cost, self.acceptance = cost, AcceptanceEstimator(slots)
         self.block, self._explore, self._bypass = slots, explore, bypass
@@ -173,19 +181,32 @@ class Planner:
                     self.cost.hop.add(done.round_s - done.forward_s - done.draft_s)
             elif done.alone:
                 self.cost.observe_plain(done.tokens, done.context, count, done.round_s)
-        drafted = np.flatnonzero(~np.isnan(done.confidence).all(axis=1)) if width else np.zeros(0, np.int64)
+        drafted = (
+            np.flatnonzero(~np.isnan(done.confidence).all(axis=1))
+            if width
+            else np.zeros(0, np.int64)
+        )
         if len(drafted):
             self.cost.observe_draft(len(drafted), width, done.draft_s)
-            self.acceptance.observe(done.keys, done.confidence, done.verified, done.accepted, done.labels)
-            self._remember([done.keys[row] for row in drafted.tolist()], done.confidence[drafted], done.weight[drafted])
+            self.acceptance.observe(
+                done.keys, done.confidence, done.verified, done.accepted, done.labels
+            )
+            self._remember(
+                [done.keys[row] for row in drafted.tolist()],
+                done.confidence[drafted],
+                done.weight[drafted],
+            )
 
     def _remember(self, keys: Sequence[Hashable], confidence: Floats, weight: Floats) -> None:
-        """Survivals of a round, of whole blocks: slots that were not drafted are taken for usual ones."""
+        """Survivals of a round, of whole blocks: slots that were not drafted are taken for usual
+        ones."""
         width = min(confidence.shape[1], self.block)
         own = np.full((len(keys), self.block), np.nan)
         own[:, :width] = confidence[:, :width]
         own = np.clip(np.where(np.isnan(own), self.acceptance.usual(), own), 0.0, 1.0)
-        by_key = {key: (self.acceptance.ratios(key), self.acceptance.trust(key)) for key in set(keys)}
+        by_key = {
+            key: (self.acceptance.ratios(key), self.acceptance.trust(key)) for key in set(keys)
+        }
         ratios = np.stack([by_key[key][0] for key in keys])
         trust = np.array([by_key[key][1] for key in keys])
         compared = np.cumprod(own, axis=1) * (weight * trust)[:, None]
@@ -206,14 +227,21 @@ class Planner:
         needed = BEGINS if best.slots and not kept.slots else STAYS
         self._last = kept if best.rate < needed * kept.rate else best
         chosen = self._last
-        # One plan among others fills no pipeline: what is tried keeps the cohorts that are in force.
+        # One plan among others fills no pipeline: what is tried keeps the cohorts that are in
+        # force.
         tried = [each for each in drafted if each.cohorts == chosen.cohorts] or drafted
         likely = max(tried, key=lambda option: option.rate)
-        whole = max((each for each in tried if each.slots == self.block), key=lambda option: option.rate)
+        whole = max(
+            (each for each in tried if each.slots == self.block), key=lambda option: option.rate
+        )
         drawn = self._drawn(lane.sequences[0])
         if self._blocks < WARM_UP or drawn < self._share(whole):
             return self._plan(lane, whole)
-        other, share = (likely, self._share(likely)) if not chosen.slots else (plain, PLAINLY * self._share(plain))
+        other, share = (
+            (likely, self._share(likely))
+            if not chosen.slots
+            else (plain, PLAINLY * self._share(plain))
+        )
         if other.rate and drawn > 1.0 - share:
             return self._plan(lane, other)
         return self._plan(lane, chosen)
@@ -242,8 +270,8 @@ class Planner:
         return (option.slots, option.cohorts) == (self._last.slots, self._last.cohorts)
 
     def _renewed(self, lane: PlannedLane) -> tuple[_Option, list[_Option]]:
-        """`_options`, not asked every time: on a small machine what plans take is missing where passes are computed. A
-        lane where one comes and one goes is the same again."""
+        """`_options`, not asked every time: on a small machine what plans take is missing where
+        passes are computed. A lane where one comes and one goes is the same again."""
         near, worth = lane.context // CONTEXT_STEP, float(lane.weight.sum())
         of = (frozenset(lane.keys), len(lane.sequences), worth, near, lane.cohorts, lane.others)
         self._news += PLAN
@@ -274,15 +302,20 @@ class Planner:
         scale = len(lane.sequences) / ranked.blocks
         compared, gained = ranked.among(slots)
         taken = scale * np.arange(len(gained) + 1, dtype=np.float64)
-        together, longest = len(lane.sequences) + lane.others.sequences, max(slots, lane.others.slots)
+        together, longest = (
+            len(lane.sequences) + lane.others.sequences,
+            max(slots, lane.others.slots),
+        )
         drafting = len(lane.sequences) + lane.others.drafting
-        seconds = self.cost.round_s(tokens + taken, lane.context, together, drafting, longest, cohorts)
+        seconds = self.cost.round_s(
+            tokens + taken, lane.context, together, drafting, longest, cohorts
+        )
         return walk(compared, scale * gained, worth, seconds)
 
     @property
     def curve(self) -> tuple[list[tuple[float, float]], float] | None:
-        """((slots verified, expected tokens per second) thinned out, slots chosen), of the lengths of blocks in force;
-        None before there was a plan with drafts."""
+        """((slots verified, expected tokens per second) thinned out, slots chosen), of the lengths
+        of blocks in force; None before there was a plan with drafts."""
         if self._lane is None or not self._last.slots:
             return None
         ranked = _Ranked.of(*self._past(self._lane))
@@ -297,12 +330,14 @@ class Planner:
         others, together = lane.others, len(lane.sequences) + lane.others.sequences
         if not others.slots:
             return self.cost.plain_s(together, lane.context)
-        seconds = self.cost.round_s(np.array([tokens]), lane.context, together, others.drafting, others.slots, 1)
+        seconds = self.cost.round_s(
+            np.array([tokens]), lane.context, together, others.drafting, others.slots, 1
+        )
         return float(seconds[0])
 
     def _past(self, lane: PlannedLane) -> tuple[Floats, Floats]:
-        """What recent blocks of these kinds, or of all while they are few, would be compared by and worth, [m, b]; of a
-        lane without a past what is hoped for."""
+        """What recent blocks of these kinds, or of all while they are few, would be compared by and
+        worth, [m, b]; of a lane without a past what is hoped for."""
         if not self._recent:
             usual = self.acceptance.usual()
             hoped: Floats = float(lane.weight.mean()) * np.cumprod(usual, dtype=np.float64)[None, :]
@@ -324,7 +359,9 @@ class Planner:
             for number, weight in zip(lane.sequences, weights, strict=True)
             if weight != weights[0]
         }
-        draft_s = self.cost.draft_s(len(weights) / chosen.cohorts, chosen.slots) + self.cost.hop.value
+        draft_s = (
+            self.cost.draft_s(len(weights) / chosen.cohorts, chosen.slots) + self.cost.hop.value
+        )
         return Plan(self._number, terms, chosen.cohorts, draft_s=draft_s, sequences=others)
 
 

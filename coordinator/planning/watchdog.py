@@ -1,13 +1,16 @@
-"""Whether a drafter still drafts as it did. An alarm leaves it out, and after a while it is tried again. Pure.
+"""Whether a drafter still drafts as it did. An alarm leaves it out, and after a while it is tried
+again. Pure.
 
-Nothing here can hurt an answer: what a drafter spoils is speed. Four things are told apart: blocks that cannot have
-been drafted (ids that are none, confidences that are no numbers), blocks that do not come or are empty, blocks of which
-far less is accepted than their confidences promise, and blocks that are worth next to nothing beside those that this
-version made before. The planner learns of the last two by itself, but slowly, since it must not follow every passage of
-a text; a watchdog may be quick, since all it asks for is a factor.
+Nothing here can hurt an answer: what a drafter spoils is speed. Four things are told apart: blocks
+that cannot have been drafted (ids that are none, confidences that are no numbers), blocks that do
+not come or are empty, blocks of which far less is accepted than their confidences promise, and
+blocks that are worth next to nothing beside those that this version made before. The planner learns
+of the last two by itself, but slowly, since it must not follow every passage of a text; a watchdog
+may be quick, since all it asks for is a factor.
 
-Sums fade by blocks, and what is usual is only learned while all is well. Whom an alarm is of is left out for a pause;
-then it is on trial with one sequence, which ends well, or in a pause that is twice as long.
+Sums fade by blocks, and what is usual is only learned while all is well. Whom an alarm is of is
+left out for a pause; then it is on trial with one sequence, which ends well, or in a pause that is
+twice as long.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ SHARE = 0.35  # of what is usually kept of a promise; less is a collapse
 LITTLE = 0.15  # of the usual worth of a block
 NONE = 24.0  # first slots that were promised in a row, in vain: a chance of at most exp(-24)
 CERTAIN = 4.0  # standard deviations by which less than usual is accepted
-PRIOR, SPREAD = 16.0, 2.0  # tokens that agreement counts for; variance of what is accepted, by its mean
+PRIOR, SPREAD = (
+    16.0,
+    2.0,
+)  # tokens that agreement counts for; variance of what is accepted, by its mean
 SETTLED = 256  # blocks that make a past
 BAD_MEMORY = 64.0  # passes
 ON_TRIAL = 0.8  # of what is too much, to begin with: who had an alarm has less credit
@@ -48,12 +54,14 @@ class Alarm(enum.Enum):
 
     @property
     def useless(self) -> bool:
-        """Whether there are no blocks at all, so that leaving the drafter out is nobody's choice."""
+        """Whether there are no blocks at all, so that leaving the drafter out is nobody's
+        choice."""
         return self in (Alarm.MALFORMED, Alarm.NOTHING_DRAFTED)
 
 
-# Share of blocks that are none; what no healthy drafter sends is borne less often than what comes late. A faded share
-# reaches what it fades to only in the end: half of all blocks passes a third within a hundred passes.
+# Share of blocks that are none; what no healthy drafter sends is borne less often than what comes
+# late. A faded share reaches what it fades to only in the end: half of all blocks passes a third
+# within a hundred passes.
 BAD = {Alarm.MALFORMED: 0.2, Alarm.NOTHING_DRAFTED: 0.34}
 _EMPTY = {
     "invalid": Alarm.MALFORMED,
@@ -106,13 +114,15 @@ class DraftedPass(BlockSums):
 
     malformed: int = 0
     missing: int = 0
-    formed: int = 0  # sound ones whose answer keeps a form, which drafters know nothing of: what is kept says nothing
+    # sound ones whose answer keeps a form, which drafters know nothing of: what is kept says
+    # nothing
+    formed: int = 0
     first: float = 0.0  # promised of the first slots that were verified
 
 
 def drafted_passes(rounds: Sequence[RoundReport], formed: Sequence[bool]) -> dict[int, DraftedPass]:
-    """By drafter's number. A round without a block that is not its drafter's fault says nothing. formed: of each
-    round, whether its answer keeps a form."""
+    """By drafter's number. A round without a block that is not its drafter's fault says nothing.
+    formed: of each round, whether its answer keeps a form."""
     found: dict[int, DraftedPass] = {}
     for each, form in zip(rounds, formed, strict=True):
         fault = None if len(each.confidence) else _EMPTY.get(each.why_empty)
@@ -126,7 +136,11 @@ def drafted_passes(rounds: Sequence[RoundReport], formed: Sequence[bool]) -> dic
             seen.formed += 1
         else:
             promised = _survivals(each.confidence[: each.verified])
-            behind = _survivals(each.confidence[each.verified :]) if each.accepted == each.verified else 0.0
+            behind = (
+                _survivals(each.confidence[each.verified :])
+                if each.accepted == each.verified
+                else 0.0
+            )
             seen.blocks += 1
             seen.promised += promised
             seen.accepted += each.accepted
@@ -142,11 +156,14 @@ def _survivals(confidence: Sequence[float]) -> float:
 
 
 class DrafterWatch:
-    """Of one drafter process, as one verifier finds it. past: of its version, shared by its processes."""
+    """Of one drafter process, as one verifier finds it. past: of its version, shared by its
+    processes."""
 
     def __init__(self, past: BlockSums) -> None:
         self.past, self.recent = past, BlockSums()
-        self._squares = 0.0  # of the weights of recent blocks: the first ones hold all of their variance
+        self._squares = (
+            0.0  # of the weights of recent blocks: the first ones hold all of their variance
+        )
         self.alarm: Alarm | None = None  # None: all is well
         self._in_vain = 0.0  # first slots that were promised since one was accepted
         self._bad = dict.fromkeys(BAD, 0.0)
@@ -163,7 +180,8 @@ class DrafterWatch:
 
     @property
     def accepted_length(self) -> float:
-        """Mean tokens of a round with a block, of late, the target's own among them; 0 before there were any."""
+        """Mean tokens of a round with a block, of late, the target's own among them; 0 before there
+        were any."""
         return 1.0 + self.recent.accepted / self.recent.blocks if self.recent.blocks else 0.0
 
     def observe(self, seen: DraftedPass, now: float) -> bool:
@@ -173,7 +191,10 @@ class DrafterWatch:
         if self.alarm is not None and not self._began:
             self._began = now
         asked = seen.blocks + seen.formed + seen.malformed + seen.missing
-        for kind, count in ((Alarm.MALFORMED, seen.malformed), (Alarm.NOTHING_DRAFTED, seen.missing)):
+        for kind, count in (
+            (Alarm.MALFORMED, seen.malformed),
+            (Alarm.NOTHING_DRAFTED, seen.missing),
+        ):
             self._bad[kind] += (count / asked - self._bad[kind]) / BAD_MEMORY
         self.recent.add(seen, RECENT)
         self._squares = math.exp(-2.0 * seen.blocks / RECENT) * self._squares + seen.blocks
@@ -193,13 +214,22 @@ class DrafterWatch:
         return False
 
     def raised(self, alarm: Alarm, now: float) -> bool:
-        """It is left out from now on, unless it is already. Returns whether there is something to tell."""
+        """It is left out from now on, unless it is already. Returns whether there is something to
+        tell."""
         if self.left_out(now):
             return False
         trial_s = now - self._began if self._began else 0.0
-        self._until = now + max(self._pause_s, min(COST * trial_s, LONGEST_S))  # most of a trial may be idle
+        self._until = now + max(
+            self._pause_s, min(COST * trial_s, LONGEST_S)
+        )  # most of a trial may be idle
         self._pause_s = min(2.0 * self._pause_s, LONGEST_S)
-        self.alarm, self._began, self._trial, self.recent, self._squares = alarm, 0.0, 0.0, BlockSums(), 0.0
+        self.alarm, self._began, self._trial, self.recent, self._squares = (
+            alarm,
+            0.0,
+            0.0,
+            BlockSums(),
+            0.0,
+        )
         self._bad, self._in_vain = {kind: ON_TRIAL * most for kind, most in BAD.items()}, 0.0
         return True
 
@@ -211,7 +241,9 @@ class DrafterWatch:
             return Alarm.NOTHING_ACCEPTED
         if not self._kept(SHARE):
             return Alarm.COLLAPSE
-        usual = min(self.past.mean_worth, self.recent.mean_slots)  # a short block is worth no more than its slots
+        usual = min(
+            self.past.mean_worth, self.recent.mean_slots
+        )  # a short block is worth no more than its slots
         poor = self.past.blocks >= SETTLED and self.recent.mean_worth < LITTLE * usual
         if self.alarm is None and poor and self.recent.blocks > RECENT / 2:
             self.past.blocks = self.past.worth = 0.0  # once: from now on this may be what is usual
@@ -220,13 +252,17 @@ class DrafterWatch:
 
     @property
     def _usual(self) -> float:
-        """Accepted over promised; a version that never kept half of it has no past to be measured by."""
+        """Accepted over promised; a version that never kept half of it has no past to be measured
+        by."""
         return min(max(self.past.ratio, HELD), 1.0)
 
     def _expected(self) -> tuple[float, float]:
-        """(tokens that are usually accepted of what was promised, by how many fewer may be chance)."""
+        """(tokens that are usually accepted of what was promised, by how many fewer may be
+        chance)."""
         usual = self._usual * self.recent.promised
-        return usual, CERTAIN * math.sqrt(self.past.spread * usual * self._squares / max(self.recent.blocks, 1.0))
+        return usual, CERTAIN * math.sqrt(
+            self.past.spread * usual * self._squares / max(self.recent.blocks, 1.0)
+        )
 
     @property
     def _tells(self) -> bool:
@@ -235,6 +271,7 @@ class DrafterWatch:
         return usual >= noise
 
     def _kept(self, share: float) -> bool:
-        """Whether at least this share of the usual was accepted of what was promised, as far as anybody can tell."""
+        """Whether at least this share of the usual was accepted of what was promised, as far as
+        anybody can tell."""
         usual, noise = self._expected()
         return self.recent.accepted >= min(share * usual, usual - noise)

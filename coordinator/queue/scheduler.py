@@ -1,9 +1,11 @@
-"""Who is taken in, in which order, by which lane; and what becomes of sequences that lose their place.
+"""Who is taken in, in which order, by which lane; and what becomes of sequences that lose their
+place.
 
-The queue is bounded, in number and in time, and fair: the tenant that was given least is next, see `waiting_queue`, and
-among a tenant's own it is first come, first served; whoever lost a place through no fault of their own gets back before
-everybody younger. What cannot be served in time is refused with the time it would take, measured. The owner of every
-request from `submit` to its end; ends are idempotent.
+The queue is bounded, in number and in time, and fair: the tenant that was given least is next, see
+`waiting_queue`, and among a tenant's own it is first come, first served; whoever lost a place
+through no fault of their own gets back before everybody younger. What cannot be served in time is
+refused with the time it would take, measured. The owner of every request from `submit` to its end;
+ends are idempotent.
 """
 
 from __future__ import annotations
@@ -31,10 +33,14 @@ from dspark.types import Refusal, RefusalReason
 
 log = structlog.get_logger("dspark.admission")
 
-PAGES_RETRY_S = 0.5  # a lane that turned somebody away is asked again after this, or when something in it ended
+PAGES_RETRY_S = (
+    0.5  # a lane that turned somebody away is asked again after this, or when something in it ended
+)
 FORM_RETRY_S = 0.5  # who was held up for the form of its answer asks again after this
 LEAST_HINT_S, MOST_HINT_S = 0.1, 30.0  # when to try again
-WARM_LOOK_S = 0.25  # how often a verifier that runs its first requests is looked at by those who wait for it
+WARM_LOOK_S = (
+    0.25  # how often a verifier that runs its first requests is looked at by those who wait for it
+)
 NEWCOMERS = 8  # one place more for every so many, for tenants with nobody running
 LOOKS = 20  # at who has waited too long, in the time one may wait
 
@@ -46,7 +52,9 @@ class QueueBounds:
     verifier_wait_s: float = 20.0
     max_handovers: int = 4
     queue_deadline_s: float = 60.0  # longest wait for a first place
-    warm_s: float = 0.0  # longest time for which a verifier that is there may run its first requests
+    warm_s: float = (
+        0.0  # longest time for which a verifier that is there may run its first requests
+    )
 
 
 class Scheduler:
@@ -54,7 +62,9 @@ class Scheduler:
 
     def __init__(self, bounds: QueueBounds, clock: Clock, metrics: Metrics) -> None:
         self._bounds, self._clock, self._metrics = bounds, clock, metrics
-        self._requests: dict[str, list[RequestState]] = {}  # answers that have not ended, by the request's id
+        self._requests: dict[
+            str, list[RequestState]
+        ] = {}  # answers that have not ended, by the request's id
         self._line = WaitingQueue()
         self._shares = TenantShares()
         self._overdue: Timer | None = None  # the next look at who has waited too long
@@ -66,7 +76,9 @@ class Scheduler:
         self._empty = asyncio.Event()
         self._outage: Timer | None = None  # runs from the last loss of a verifier ...
         self._lost_at = 0.0  # ... at this clock time
-        self.verifier_warms: Callable[[], bool] = lambda: False  # whether one is there and runs its first requests
+        self.verifier_warms: Callable[[], bool] = lambda: (
+            False
+        )  # whether one is there and runs its first requests
         self.draining = False
         self.tracing: Tracing | None = None
         self.endings = Endings(metrics)
@@ -90,13 +102,19 @@ class Scheduler:
         return next(iter(self._requests.get(request_id, ())), None)
 
     def check_capacity(self, answers: int = 1, tenant: str = "") -> None:
-        """Raises when a request could not even wait. Cheap, so it comes before anything is parsed."""
+        """Raises when a request could not even wait. Cheap, so it comes before anything is
+        parsed."""
         if self.draining:
-            raise self._refuse("draining", Unavailable("the coordinator is draining; try another one"))
+            raise self._refuse(
+                "draining", Unavailable("the coordinator is draining; try another one")
+            )
         if not self._lanes:
             raise self._refuse("no_verifier", Unavailable("no verifier is connected"))
         if self._lacks_room(answers) and not self._line.displaced_by(tenant, answers):
-            raise self._refuse("queue_full", Overloaded(f"{self._line.count} requests wait already", self._hint_s()))
+            raise self._refuse(
+                "queue_full",
+                Overloaded(f"{self._line.count} requests wait already", self._hint_s()),
+            )
 
     def check(self, request: Request) -> None:
         """Raises when a request cannot be taken in."""
@@ -112,10 +130,13 @@ class Scheduler:
 
     def _hint_s(self) -> float:
         """Seconds until all who wait now would be served, by the time between the last ends."""
-        return min(max(self._between_ends.seconds * max(self._line.count, 1), LEAST_HINT_S), MOST_HINT_S)
+        return min(
+            max(self._between_ends.seconds * max(self._line.count, 1), LEAST_HINT_S), MOST_HINT_S
+        )
 
     def submit(self, *states: RequestState) -> None:
-        """Takes responsibility for all answers of a request that `check` passed in this turn of the event loop."""
+        """Takes responsibility for all answers of a request that `check` passed in this turn of the
+        event loop."""
         state = states[0]
         tenant = state.request.tenant
         if self._lacks_room(len(states)):
@@ -170,7 +191,8 @@ class Scheduler:
     # What lanes report.
 
     def ended(self, state: RequestState, error: Exception | None) -> None:
-        """Frees everything an answer held, at once; the first end counts. An error ends its siblings too."""
+        """Frees everything an answer held, at once; the first end counts. An error ends its
+        siblings too."""
         if state.sequence.finished:
             return
         state.sequence.apply(LifeEvent.ENDED)
@@ -201,14 +223,17 @@ class Scheduler:
         self._place()
 
     def left(self, state: RequestState, event: LifeEvent) -> None:
-        """It left its lane unfinished, and waits in the order of arrival for one with room for all that it has said."""
+        """It left its lane unfinished, and waits in the order of arrival for one with room for all
+        that it has said."""
         lane = self._homes.pop(state, None)
         if event is LifeEvent.HELD_UP:  # nobody else is
             self._clock.call_later(FORM_RETRY_S, self._again, state)
             self._soon()
             return
         self._line.add(state)
-        if event is LifeEvent.TURNED_AWAY and lane is not None:  # a page pool is not asked again for nothing
+        if (
+            event is LifeEvent.TURNED_AWAY and lane is not None
+        ):  # a page pool is not asked again for nothing
             self._full.add(lane)
             self._clock.call_later(PAGES_RETRY_S, self._retry, lane)
         elif event is LifeEvent.PREEMPTED:
@@ -216,7 +241,9 @@ class Scheduler:
             log.info("sequence.preempted", **_place_of(state))
         elif event is LifeEvent.MOVED:  # planned, so it does not count as a loss
             self._metrics.handovers.labels(reason="drained").inc()
-        elif event is LifeEvent.ORPHANED:  # its verifier is gone or lost it: a bounded number of times
+        elif (
+            event is LifeEvent.ORPHANED
+        ):  # its verifier is gone or lost it: a bounded number of times
             state.handovers += 1
             self._metrics.handovers.labels(reason="lost").inc()
             log.warning("sequence.orphaned", **_place_of(state))
@@ -233,8 +260,8 @@ class Scheduler:
         self._place()
 
     def lane_left(self, lane: Lane) -> None:
-        """Call it after `lane.close()`. Whoever waits gets a bounded time for another verifier to come, and to run its
-        first requests once it is there."""
+        """Call it after `lane.close()`. Whoever waits gets a bounded time for another verifier to
+        come, and to run its first requests once it is there."""
         self._full.discard(lane)
         if lane not in self._lanes:
             return  # its loss was noticed before
@@ -245,15 +272,20 @@ class Scheduler:
         self._outage = self._clock.call_later(self._bounds.verifier_wait_s, self._waited)
 
     def _waited(self) -> None:
-        """Whoever still needs a verifier that is not there has waited long enough, unless one is about to serve."""
+        """Whoever still needs a verifier that is not there has waited long enough, unless one is
+        about to serve."""
         waited = self._clock.time() - self._lost_at
         left = self._bounds.verifier_wait_s + self._bounds.warm_s - waited
         if left > 0 and self.verifier_warms():
             self._outage = self._clock.call_later(min(left, WARM_LOOK_S), self._waited)
             return
         self._outage = None
-        for state in [each for each in self._line if not any(lane.could_take(each) for lane in self._lanes)]:
-            self.ended(state, Unavailable(f"no verifier came back within {waited:.3g} s; {_said(state)}"))
+        for state in [
+            each for each in self._line if not any(lane.could_take(each) for lane in self._lanes)
+        ]:
+            self.ended(
+                state, Unavailable(f"no verifier came back within {waited:.3g} s; {_said(state)}")
+            )
 
     # Placing.
 
@@ -273,9 +305,11 @@ class Scheduler:
         self._metrics.num_requests_waiting.set(self._line.count)
 
     def _next(self) -> RequestState | None:
-        """The oldest of the tenant that was given least; None when nobody waits or there is no place.
+        """The oldest of the tenant that was given least; None when nobody waits or there is no
+        place.
 
-        A tenant that has nobody running need not wait for one of others to end: some places are for such alone.
+        A tenant that has nobody running need not wait for one of others to end: some places are for
+        such alone.
         """
         tenants, most = self._line.tenants, self._bounds.max_running
         if len(self._homes) >= most:
@@ -312,23 +346,32 @@ class Scheduler:
             return
         self._line.add(state)
         self._place()
-        if not self._lanes and self._outage is None:  # whoever waited for a verifier was told meanwhile
+        if (
+            not self._lanes and self._outage is None
+        ):  # whoever waited for a verifier was told meanwhile
             self._waited()
 
     def _soon(self) -> None:
-        """After whoever reports has reported everything, so that the order of the queue is settled."""
+        """After whoever reports has reported everything, so that the order of the queue is
+        settled."""
         asyncio.get_running_loop().call_soon(self._place)
 
     # Waiting too long.
 
     def _look_after_the_line(self) -> None:
         if self._overdue is None and self._line.count:
-            self._overdue = self._clock.call_later(self._bounds.queue_deadline_s / LOOKS, self._look)
+            self._overdue = self._clock.call_later(
+                self._bounds.queue_deadline_s / LOOKS, self._look
+            )
 
     def _look(self) -> None:
         self._overdue = None
         for state in self._line.overdue(self._clock.time() - self._bounds.queue_deadline_s):
-            self._give_up(state, "queue_deadline", f"no place was free within {self._bounds.queue_deadline_s:g} s")
+            self._give_up(
+                state,
+                "queue_deadline",
+                f"no place was free within {self._bounds.queue_deadline_s:g} s",
+            )
         self._look_after_the_line()
 
     def _give_up(self, state: RequestState, reason: str, why: str) -> None:
@@ -355,8 +398,8 @@ def _place_of(state: RequestState) -> dict[str, Any]:
 
 
 def _given_up(state: RequestState, refused: Refusal | None) -> DsparkError:
-    """Why nobody is asked any more: verifiers are gone, or the last one is there and says why it cannot go on. A bug of
-    its own is no reason for a client to try again."""
+    """Why nobody is asked any more: verifiers are gone, or the last one is there and says why it
+    cannot go on. A bug of its own is no reason for a client to try again."""
     if refused is None:
         return Unavailable(f"{state.handovers} verifiers were lost; {_said(state)}")
     why = refused.message or refused.reason.name.lower()

@@ -1,12 +1,15 @@
-"""Who waits for a place, by tenant: first come, first served among one's own, fair among tenants, bounded in all.
+"""Who waits for a place, by tenant: first come, first served among one's own, fair among tenants,
+bounded in all.
 
-When the line is full a newcomer of a tenant that waits with fewer takes the place of the newest one of the tenant that
-waits with most: a flood is refused where it comes from. Whoever has had a place before cannot lose it that way.
+When the line is full a newcomer of a tenant that waits with fewer takes the place of the newest one
+of the tenant that waits with most: a flood is refused where it comes from. Whoever has had a place
+before cannot lose it that way.
 
-Whose turn it is among tenants is counted in weighted tokens, a virtual token counter (Sheng et al., OSDI 2024): whoever
-has been given least is served next, so two tenants that both wait are never further apart than one bound, and no place
-is left empty for it. A tenant that comes back after a while starts level with those that wait: idleness is no credit.
-Tokens of prompts cost `PROMPT`, those of answers `ANSWER`, when the sequence is placed and as they are said.
+Whose turn it is among tenants is counted in weighted tokens, a virtual token counter (Sheng et al.,
+OSDI 2024): whoever has been given least is served next, so two tenants that both wait are never
+further apart than one bound, and no place is left empty for it. A tenant that comes back after a
+while starts level with those that wait: idleness is no credit. Tokens of prompts cost `PROMPT`,
+those of answers `ANSWER`, when the sequence is placed and as they are said.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ MOST_TENANTS = 4096  # remembered without having a request; beyond, those given 
 
 
 class TenantShares:
-    """Tokens of sequences that have not ended are read off them, so that no round has anything to tell."""
+    """Tokens of sequences that have not ended are read off them, so that no round has anything to
+    tell."""
 
     def __init__(self) -> None:
         self._settled: dict[str, float] = {}
@@ -56,7 +60,8 @@ class TenantShares:
         return sums
 
     def arrives(self, tenant: str, waiting: Iterable[str], alive: Iterable[RequestState]) -> None:
-        """Call it before a tenant that has nobody waiting lines up: it starts level with those that do."""
+        """Call it before a tenant that has nobody waiting lines up: it starts level with those that
+        do."""
         others = [other for other in dict.fromkeys(waiting) if other != tenant] or [self._last]
         if others == [tenant]:
             return  # it is alone, and level with itself
@@ -77,7 +82,9 @@ class TenantShares:
 
     def _forget(self, kept: set[str]) -> None:
         """Who comes back is lifted to the others anyway, so the least given to lose nothing."""
-        able = sorted((given, tenant) for tenant, given in self._settled.items() if tenant not in kept)
+        able = sorted(
+            (given, tenant) for tenant, given in self._settled.items() if tenant not in kept
+        )
         for _, tenant in able[: len(self._settled) - MOST_TENANTS // 2]:
             del self._settled[tenant]
 
@@ -135,7 +142,8 @@ class WaitingQueue:
             del self._lines[tenant]
 
     def displaced_by(self, tenant: str, answers: int) -> list[RequestState]:
-        """Who has to leave a full line for a newcomer of `tenant` with so many answers; nobody if that is unfair."""
+        """Who has to leave a full line for a newcomer of `tenant` with so many answers; nobody if
+        that is unfair."""
         longest = max(self._lines, key=lambda each: len(self._lines[each]), default=tenant)
         if self.of(longest) - answers < self.of(tenant) + answers:
             return []

@@ -1,4 +1,5 @@
-"""Between the client's interface and the cell: checks a request, tokenizes it, and prepares what reads its answers.
+"""Between the client's interface and the cell: checks a request, tokenizes it, and prepares what
+reads its answers.
 
 The one way in, whatever the entry: everything that serves clients goes through `accept`.
 """
@@ -24,7 +25,8 @@ from dspark.wire.v1 import generate_pb2
 
 LONG_TEXT = 4096  # characters above which text is tokenized beside the event loop
 LONG_IDS = 1024  # the same of ids
-# By which the gRPC of a client, which rounds what it says is left, may end a call sooner than the timer here does.
+# By which the gRPC of a client, which rounds what it says is left, may end a call sooner than the
+# timer here does.
 TOGETHER_S, ROUNDED = 0.05, 0.01
 
 
@@ -36,12 +38,18 @@ def prompt_bytes(cell: CellPort) -> int:
         return MAX_REQUEST
 
 
-async def encoded(tokenizer: Tokenizer, text: str, field: str, *, add_special: bool = True) -> tuple[int, ...]:
+async def encoded(
+    tokenizer: Tokenizer, text: str, field: str, *, add_special: bool = True
+) -> tuple[int, ...]:
     """Text as token ids; errors name `field`."""
-    return await beside(len(text) > LONG_TEXT, encoded_now, tokenizer, text, field, add_special=add_special)
+    return await beside(
+        len(text) > LONG_TEXT, encoded_now, tokenizer, text, field, add_special=add_special
+    )
 
 
-def encoded_now(tokenizer: Tokenizer, text: str, field: str, *, add_special: bool = True) -> tuple[int, ...]:
+def encoded_now(
+    tokenizer: Tokenizer, text: str, field: str, *, add_special: bool = True
+) -> tuple[int, ...]:
     """The same on the thread that calls."""
     if len(text) > MAX_TEXT:
         raise InvalidRequest(field, f"{len(text)} characters, at most {MAX_TEXT} are allowed")
@@ -54,14 +62,19 @@ def encoded_now(tokenizer: Tokenizer, text: str, field: str, *, add_special: boo
 async def decoded(tokenizer: Tokenizer, ids: Sequence[int], field: str, context_length: int) -> str:
     """Token ids as text, special tokens shown; errors name `field`."""
     if len(ids) > context_length:
-        raise InvalidRequest(field, f"{len(ids)} ids are more than the context of {context_length} tokens")
+        raise InvalidRequest(
+            field, f"{len(ids)} ids are more than the context of {context_length} tokens"
+        )
     if any(not 0 <= token < tokenizer.vocab_size for token in ids):
-        raise InvalidRequest(field, f"an id is not below the vocabulary size {tokenizer.vocab_size}")
+        raise InvalidRequest(
+            field, f"an id is not below the vocabulary size {tokenizer.vocab_size}"
+        )
     return await beside(len(ids) > LONG_IDS, tokenizer.decode, ids, skip_special=False)
 
 
 class InputProcessor:
-    """Holds no request. `max_unread`: commits a client may leave unread. longest_s: longest life of a request."""
+    """Holds no request. `max_unread`: commits a client may leave unread. longest_s: longest life of
+    a request."""
 
     def __init__(
         self,
@@ -78,10 +91,14 @@ class InputProcessor:
         self._wake_ups = WakeUpLimit()
 
     async def accept(
-        self, message: generate_pb2.GenerateRequest, remaining_s: float | None = None, usual: int | None = None
+        self,
+        message: generate_pb2.GenerateRequest,
+        remaining_s: float | None = None,
+        usual: int | None = None,
     ) -> ResponseStream:
-        """Submits a request, or raises an error that says whose fault it is. remaining_s: time its client gives it.
-        usual: tokens of an answer that sets no limit, where the context leaves so many."""
+        """Submits a request, or raises an error that says whose fault it is. remaining_s: time its
+        client gives it. usual: tokens of an answer that sets no limit, where the context leaves so
+        many."""
         arrived = self.clock.time()
         lasts_s = self._longest_s if remaining_s is None else min(remaining_s, self._longest_s)
         has_tokenizer = self.tokenizer is not None
@@ -92,10 +109,14 @@ class InputProcessor:
         if usual is not None and not message.sampling_params.HasField("max_tokens"):
             message.sampling_params.max_tokens = max(min(usual, limits.longest - len(prompt)), 1)
         name, seed = secrets.token_hex(8), secrets.randbits(64)
-        request = read_request(message, prompt, limits, name=name, seed=seed, has_tokenizer=has_tokenizer)
+        request = read_request(
+            message, prompt, limits, name=name, seed=seed, has_tokenizer=has_tokenizer
+        )
         request = replace(request, tenant=current_caller().tenant)
         sink = OutputQueue(self._max_unread * request.choices, self._wake_ups)
-        output = OutputProcessor(request, self.tokenizer, arrived, read_resume(message, request.choices))
+        output = OutputProcessor(
+            request, self.tokenizer, arrived, read_resume(message, request.choices)
+        )
         call = self.cell.submit(SubmitRequest(message, request, arrived, lasts_s), sink)
         late, due = Expired(f"no answer within {lasts_s:.3g} s"), arrived + lasts_s
         timer = self.clock.call_later(max(due - self.clock.time(), 0.0), call.cut, late)

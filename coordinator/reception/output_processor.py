@@ -1,10 +1,13 @@
-"""What clients are shown of what was committed: text, stop strings, and the numbers of the last message. Pure.
+"""What clients are shown of what was committed: text, stop strings, and the numbers of the last
+message. Pure.
 
-The front end's half of an answer; `answers/answer.py` is the lane's. A stop string ends the answer with the token that
-completes it: tokens behind it may have been committed by then, and are neither shown nor counted. Every number is
-derived from the pieces themselves, so it does not matter where they were committed.
+The front end's half of an answer; `answers/answer.py` is the lane's. A stop string ends the answer
+with the token that completes it: tokens behind it may have been committed by then, and are neither
+shown nor counted. Every number is derived from the pieces themselves, so it does not matter where
+they were committed.
 
-Text that may yet turn out to begin a stop string is held back: never more than the longest one less a character.
+Text that may yet turn out to begin a stop string is held back: never more than the longest one less
+a character.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ class StopStrings:
     def push(self, text: str, *, may_end: bool = True) -> tuple[str, str | None]:
         """(text that may be shown, the stop string that ends the answer).
 
-        The earliest match that this text completes counts, and none where the answer may not end yet.
+        The earliest match that this text completes counts, and none where the answer may not end
+        yet.
         """
         if not self._stops:
             return text, None
@@ -57,7 +61,14 @@ class StopStrings:
 
 def overlap(text: str, mark: str) -> int:
     """Length of the longest end of `text` that begins `mark` and is not all of it."""
-    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
+    return next(
+        (
+            size
+            for size in range(min(len(mark) - 1, len(text)), 0, -1)
+            if text.endswith(mark[:size])
+        ),
+        0,
+    )
 
 
 @dataclass(slots=True)
@@ -85,7 +96,12 @@ class AnswerOutput:
     """One answer as its pieces come in."""
 
     def __init__(
-        self, request: Request, index: int, tokenizer: Tokenizer | None, arrived: float, held: int = 0
+        self,
+        request: Request,
+        index: int,
+        tokenizer: Tokenizer | None,
+        arrived: float,
+        held: int = 0,
     ) -> None:
         self.index = index
         self.held = held  # leading tokens that the client has: read, and not shown again
@@ -95,7 +111,9 @@ class AnswerOutput:
         self.cached_tokens = 0
         self.prompt_logprobs: ScoredPrompt | None = None
         self.stats = RequestStats(arrived)
-        self.steps: list[tuple[int, int]] | None = None  # (drafted tokens verified, of these shown) of each round
+        self.steps: list[tuple[int, int]] | None = (
+            None  # (drafted tokens verified, of these shown) of each round
+        )
         self._text: TextStream | None = None
         if tokenizer is not None:
             self._text = tokenizer.stream(request.prompt, skip_special=request.skip_special)
@@ -103,12 +121,15 @@ class AnswerOutput:
         self._show_stop, self._min_tokens = request.show_stop, request.params.min_tokens
 
     def read(self, piece: CommittedTokens, at: float, shown: OutputChunk) -> bool:
-        """Adds a piece that came at clock time `at` to what is shown; returns whether it ended the answer."""
+        """Adds a piece that came at clock time `at` to what is shown; returns whether it ended the
+        answer."""
         if self.end is not None:
             self.unsaid += len(piece.tokens)
             return False
         had = min(max(self.held - self.answered, 0), len(piece.tokens))
-        if 0 < had < len(piece.tokens):  # text is made token by token, so it can be parted where the tokens are
+        if (
+            0 < had < len(piece.tokens)
+        ):  # text is made token by token, so it can be parted where the tokens are
             ended = self.read(piece.part(0, had), at, OutputChunk(self.index, 0))
             return self.read(piece.part(had, None), at, shown) or ended
         kept, end, texts = self._read(piece.tokens, piece.end)
@@ -124,15 +145,18 @@ class AnswerOutput:
         self.end, self.stats.ended = end, at
         return True
 
-    def _read(self, tokens: tuple[int, ...], end: End | None) -> tuple[tuple[int, ...], End | None, list[str]]:
-        """(tokens that belong to the answer, its end, texts to show; what was held back is the last one's)."""
+    def _read(
+        self, tokens: tuple[int, ...], end: End | None
+    ) -> tuple[tuple[int, ...], End | None, list[str]]:
+        """(tokens that belong to the answer, its end, texts to show; what was held back is the last
+        one's)."""
         if self._text is None:
             return tokens, end, []
         shown: list[str] = []
         for index, token in enumerate(tokens):
             last = index == len(tokens) - 1
-            # A stop token ends the answer and is not part of its text. An end without one is that of a stop string,
-            # noted before and told again: its last token completes the string.
+            # A stop token ends the answer and is not part of its text. An end without one is that
+            # of a stop string, noted before and told again: its last token completes the string.
             if last and end is not None and end.token_id is not None and not self._show_stop:
                 break
             # A stop string counts when the token that completes it may end the answer.
@@ -167,14 +191,22 @@ class AnswerOutput:
 
 
 class OutputProcessor:
-    """All answers of one request; `held`: tokens of each that its client has, when it resumes them."""
+    """All answers of one request; `held`: tokens of each that its client has, when it resumes
+    them."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer | None, arrived: float, held: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer | None,
+        arrived: float,
+        held: Sequence[int] = (),
+    ) -> None:
         self.request = request
         self._open = request.choices
         had = held or (0,) * request.choices
         self.answers = [
-            AnswerOutput(request, index, tokenizer, arrived, had[index]) for index in range(request.choices)
+            AnswerOutput(request, index, tokenizer, arrived, had[index])
+            for index in range(request.choices)
         ]
 
     @property
@@ -194,7 +226,8 @@ class OutputProcessor:
     def read(
         self, waiting: Iterable[tuple[CommittedTokens, float]], finish: Callable[[int], None]
     ) -> list[OutputChunk]:
-        """What to show of pieces and the clock times they came at: one item per answer, whatever was waiting.
+        """What to show of pieces and the clock times they came at: one item per answer, whatever
+        was waiting.
 
         `finish(index)` is called when its text ends an answer.
         """

@@ -1,8 +1,10 @@
-"""Answers whose messages tell an eavesdropper nothing: one size, one rhythm, one length, whatever is in them.
+"""Answers whose messages tell an eavesdropper nothing: one size, one rhythm, one length, whatever
+is in them.
 
-How many tokens a round commits follows what is said, and shows in the sizes and times of encrypted packets. Under a
-pace a client hears a message of equal size every interval from the beginning, for as long as the longest answer it
-allows would take at an assumed speed. What the answer needs longer, it gets in as many whole terms.
+How many tokens a round commits follows what is said, and shows in the sizes and times of encrypted
+packets. Under a pace a client hears a message of equal size every interval from the beginning, for
+as long as the longest answer it allows would take at an assumed speed. What the answer needs
+longer, it gets in as many whole terms.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ _FIELD = 3  # bytes before the padding: one of its number, two of its length
 
 @dataclass(frozen=True)
 class PacketPace:
-    """interval_s: between messages. frame: bytes of a message; one that does not fit takes a multiple.
+    """interval_s: between messages. frame: bytes of a message; one that does not fit takes a
+    multiple.
 
-    tokens_per_s: the speed answers are made to look like; below the true one, or their ends tell it.
+    tokens_per_s: the speed answers are made to look like; below the true one, or their ends tell
+    it.
     """
 
     interval_s: float
@@ -46,7 +50,9 @@ def read_pace(config: ClientsConfig) -> PacketPace | None:
         return None
     if config.http is not None and getattr(config, "live_page", False):
         raise ConfigError("pace_interval_ms: the live page keeps no pace; say `live_page: false`")
-    return PacketPace(config.pace_interval_ms / 1000, config.pace_frame_bytes, config.pace_tokens_per_s)
+    return PacketPace(
+        config.pace_interval_ms / 1000, config.pace_frame_bytes, config.pace_tokens_per_s
+    )
 
 
 async def beats(pace: PacketPace, max_tokens: int) -> AsyncGenerator[bool]:
@@ -58,7 +64,9 @@ async def beats(pace: PacketPace, max_tokens: int) -> AsyncGenerator[bool]:
         yield ticks % term == 0
 
 
-async def paced(stream: ResponseStream, pace: PacketPace) -> AsyncGenerator[generate_pb2.GenerateResponse]:
+async def paced(
+    stream: ResponseStream, pace: PacketPace
+) -> AsyncGenerator[generate_pb2.GenerateResponse]:
     """The whole answer, its last message at the end of a term."""
     request = stream.request
     reading: asyncio.Task[list[OutputChunk]] | None = asyncio.create_task(stream.parts())

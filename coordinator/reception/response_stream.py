@@ -1,7 +1,8 @@
-"""A request between the cell and whoever reads its answers, the same for every entry, and its messages over gRPC.
+"""A request between the cell and whoever reads its answers, the same for every entry, and its
+messages over gRPC.
 
-Whoever leaves, by `leave` in any case, frees what has not ended in both pools at once. What waits for a reader that is
-slower than the cell comes in one part.
+Whoever leaves, by `leave` in any case, frees what has not ended in both pools at once. What waits
+for a reader that is slower than the cell comes in one part.
 """
 
 from __future__ import annotations
@@ -38,8 +39,16 @@ class ResponseStream:
         why_left: Callable[[], Exception],
     ) -> None:
         self.request, self.output = output.request, output
-        self._call, self._sink, self._timer, self._metrics, self._why_left = call, sink, timer, metrics, why_left
-        self.pieces: list[tuple[CommittedTokens, float]] = []  # what the newest parts were read from, with clock times
+        self._call, self._sink, self._timer, self._metrics, self._why_left = (
+            call,
+            sink,
+            timer,
+            metrics,
+            why_left,
+        )
+        self.pieces: list[
+            tuple[CommittedTokens, float]
+        ] = []  # what the newest parts were read from, with clock times
         self.scored: ScoredPrompt | None = None  # what came of the prompt with them
         metrics.client_streams.inc()
 
@@ -49,7 +58,8 @@ class ResponseStream:
         return self.output.done
 
     async def parts(self) -> list[OutputChunk]:
-        """Waits for something new and returns all of it: one part per answer, none where nothing can be shown yet."""
+        """Waits for something new and returns all of it: one part per answer, none where nothing
+        can be shown yet."""
         waiting = await self._sink.take()
         if waiting is None:
             raise PeerError("the cell closed a request whose answers have not ended")
@@ -123,7 +133,8 @@ def write_complete(output: OutputProcessor) -> generate_pb2.GenerateResponse:
             total_ms=1e3 * stats.total_s(),
         ),
         choices=[
-            generate_pb2.ChoiceComplete(index=answer.index, completion_tokens=answer.answered) for answer in answers
+            generate_pb2.ChoiceComplete(index=answer.index, completion_tokens=answer.answered)
+            for answer in answers
         ],
     )
     for answer, choice in zip(answers, message.choices, strict=True):
@@ -136,7 +147,9 @@ def write_rule(of: Rule) -> types_pb2.Rule:
     return cast("types_pb2.Rule", int(of))
 
 
-def _write_end(message: generate_pb2.GenerateComplete | generate_pb2.ChoiceComplete, end: End | None) -> None:
+def _write_end(
+    message: generate_pb2.GenerateComplete | generate_pb2.ChoiceComplete, end: End | None
+) -> None:
     assert end is not None, "a complete answer has an end"
     message.finish_reason = FINISH_REASONS[end.reason]
     if end.token_id is not None:

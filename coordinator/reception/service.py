@@ -1,12 +1,13 @@
 """The public interface: one call per request, its answers as chunks and then one `complete`.
 
-A client that cancels, vanishes or runs out of time frees its sequences in both pools at once. What waits for a client
-that is slower than the cell goes out in one chunk. The same code serves in the coordinator and in front ends of their
-own; only the cell behind the processor differs.
+A client that cancels, vanishes or runs out of time frees its sequences in both pools at once. What
+waits for a client that is slower than the cell goes out in one chunk. The same code serves in the
+coordinator and in front ends of their own; only the cell behind the processor differs.
 
-The transport takes a few megabytes for a client that has stopped reading before anybody notices; from the first message
-that it does not take any more, time runs. Lanes never wait for clients, see `answers/output_queue.py`; what such a
-client still holds is freed: its sequences, its place among the streams, and what was written for it.
+The transport takes a few megabytes for a client that has stopped reading before anybody notices;
+from the first message that it does not take any more, time runs. Lanes never wait for clients, see
+`answers/output_queue.py`; what such a client still holds is freed: its sequences, its place among
+the streams, and what was written for it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ import grpc
 
 from coordinator.reception.input_processor import InputProcessor
 from coordinator.reception.pacing import PacketPace, paced
-from coordinator.reception.response_stream import ResponseStream, write_complete, write_parts, write_rule
+from coordinator.reception.response_stream import (
+    ResponseStream,
+    write_complete,
+    write_parts,
+    write_rule,
+)
 from coordinator.requests.request import inside, outside
 from dspark.errors import InvalidRequest, Overloaded
 from dspark.runtime.roles import Role
@@ -33,8 +39,8 @@ MAX_ABORTS = 1024
 class GenerationService(generate_pb2_grpc.GenerationServicer):
     """Generate, Abort, GetModelInfo.
 
-    interval_s: least time between the chunks of one client. unread_s: how long it may leave one untaken. pace: hides
-    what packets tell of answers.
+    interval_s: least time between the chunks of one client. unread_s: how long it may leave one
+    untaken. pace: hides what packets tell of answers.
     """
 
     def __init__(
@@ -45,16 +51,25 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
         unread_s: float = 10.0,
         pace: PacketPace | None = None,
     ) -> None:
-        self._processor, self._interval_s, self._unread_s, self._pace = processor, interval_s, unread_s, pace
+        self._processor, self._interval_s, self._unread_s, self._pace = (
+            processor,
+            interval_s,
+            unread_s,
+            pace,
+        )
 
-    async def Generate(self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
+    async def Generate(
+        self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> None:
         """Writes by itself, so that every write has an end."""
         if not request.traceparent:
             metadata = dict(context.invocation_metadata() or ())
             request.traceparent = str(metadata.get("traceparent", ""))[:64]
         stream = await self._processor.accept(request, context.time_remaining())
         try:
-            written = self._as_they_come(stream) if self._pace is None else paced(stream, self._pace)
+            written = (
+                self._as_they_come(stream) if self._pace is None else paced(stream, self._pace)
+            )
             async with contextlib.aclosing(written) as messages:
                 async for message in messages:
                     await self._write(stream, message, context)
@@ -62,7 +77,10 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
             stream.leave()
 
     async def _write(
-        self, stream: ResponseStream, message: generate_pb2.GenerateResponse, context: grpc.aio.ServicerContext
+        self,
+        stream: ResponseStream,
+        message: generate_pb2.GenerateResponse,
+        context: grpc.aio.ServicerContext,
     ) -> None:
         try:
             async with asyncio.timeout(self._unread_s):
@@ -73,7 +91,9 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
             stream.cut(why)
             raise why from None  # said when it reads on; what it held is free already
 
-    async def _as_they_come(self, stream: ResponseStream) -> AsyncGenerator[generate_pb2.GenerateResponse]:
+    async def _as_they_come(
+        self, stream: ResponseStream
+    ) -> AsyncGenerator[generate_pb2.GenerateResponse]:
         while not stream.done:
             for message in write_parts(stream.request.id, await stream.parts(), stream.scored):
                 yield message
@@ -85,10 +105,14 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
         self, request: generate_pb2.AbortRequest, context: grpc.aio.ServicerContext
     ) -> generate_pb2.AbortReply:
         if len(request.request_ids) > MAX_ABORTS:
-            raise InvalidRequest("request_ids", f"{len(request.request_ids)} ids, at most {MAX_ABORTS} are allowed")
+            raise InvalidRequest(
+                "request_ids", f"{len(request.request_ids)} ids, at most {MAX_ABORTS} are allowed"
+            )
         caller = current_caller()
         if Role.OPERATOR in caller.roles:  # of any tenant, under the cell's own names
-            return generate_pb2.AbortReply(aborted=await self._processor.cell.abort(request.request_ids))
+            return generate_pb2.AbortReply(
+                aborted=await self._processor.cell.abort(request.request_ids)
+            )
         names = [inside(caller.tenant, name) for name in request.request_ids]
         ended = await self._processor.cell.abort(names)
         return generate_pb2.AbortReply(aborted=[outside(caller.tenant, name) for name in ended])

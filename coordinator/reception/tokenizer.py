@@ -1,4 +1,5 @@
-"""Text to ids and back, incremental and safe where a character takes several tokens. On `tokenizers` alone.
+"""Text to ids and back, incremental and safe where a character takes several tokens. On
+`tokenizers` alone.
 
 Without a tokenizer there is no text: ids in, ids out.
 """
@@ -62,7 +63,11 @@ class Tokenizer:
 
     def special_ids(self) -> dict[str, int]:
         """Tokens that are no text, by how they are written."""
-        return {each.content: token for token, each in self._backend.get_added_tokens_decoder().items() if each.special}
+        return {
+            each.content: token
+            for token, each in self._backend.get_added_tokens_decoder().items()
+            if each.special
+        }
 
     def encode(self, text: str, *, add_special: bool = True) -> tuple[int, ...]:
         """add_special: let the tokenizer put its own tokens around the text."""
@@ -81,16 +86,20 @@ def find_tokenizer(target: str | None, revision: str | None) -> Tokenizer | None
     path = find_file(target, FILE, revision)
     if path is None:
         return None
-    with contextlib.suppress(ConfigError):  # not in an offline cache; where it is, it comes to lie beside the other
+    with contextlib.suppress(
+        ConfigError
+    ):  # not in an offline cache; where it is, it comes to lie beside the other
         find_file(target, CONFIG, revision)
     return Tokenizer.load(path.parent)
 
 
 def _for_serving(backend: Any, config: Path) -> None:
-    """Takes off what a file keeps of its training, and makes special what the configuration calls so.
+    """Takes off what a file keeps of its training, and makes special what the configuration calls
+    so.
 
-    Truncation and padding are those of training batches; a dropout of merges, and sampling among pieces, would make two
-    prompts of one text. The post-processor stays: it is how the library puts its own tokens around a text.
+    Truncation and padding are those of training batches; a dropout of merges, and sampling among
+    pieces, would make two prompts of one text. The post-processor stays: it is how the library puts
+    its own tokens around a text.
     """
     backend.no_truncation()
     backend.no_padding()
@@ -106,7 +115,10 @@ def _for_serving(backend: Any, config: Path) -> None:
             continue
         known = added.get(token, AddedToken(text, normalized=False))
         if token not in added or not known.special:
-            flags = {name: getattr(known, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+            flags = {
+                name: getattr(known, name)
+                for name in ("single_word", "lstrip", "rstrip", "normalized")
+            }
             backend.add_special_tokens([AddedToken(text, special=True, **flags)])
 
 
@@ -119,13 +131,17 @@ def find_file(target: str | None, name: str, revision: str | None) -> Path | Non
     if os.path.isdir(target):
         path = Path(target) / name
         return path if path.is_file() else None
-    from huggingface_hub import hf_hub_download  # comes with `tokenizers`; most deployments name a folder
+    from huggingface_hub import (
+        hf_hub_download,
+    )  # comes with `tokenizers`; most deployments name a folder
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         return Path(hf_hub_download(target, name, revision=revision))
     except LocalEntryNotFoundError as error:
-        raise ConfigError(f"target: {target} is no folder, and its {name} is not in the hub cache") from error
+        raise ConfigError(
+            f"target: {target} is no folder, and its {name} is not in the hub cache"
+        ) from error
     except EntryNotFoundError:
         return None
     except (HfHubHTTPError, ValueError, OSError) as error:
@@ -135,7 +151,9 @@ def find_file(target: str | None, name: str, revision: str | None) -> Path | Non
 class TextStream:
     """The text of one answer as its ids arrive."""
 
-    def __init__(self, tokenizer: Tokenizer, backend: Any, prefix: Sequence[int], skip_special: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, backend: Any, prefix: Sequence[int], skip_special: bool
+    ) -> None:
         self._tokenizer = tokenizer
         self._backend = backend
         self._skip_special = skip_special
@@ -156,7 +174,9 @@ class TextStream:
     def _step(self, token: int) -> str | None:
         try:
             piece: str | None = self._stream.step(self._backend, token)
-        except Exception:  # the library gives up on some malformed byte sequences; the text goes on behind them
+        except (
+            Exception
+        ):  # the library gives up on some malformed byte sequences; the text goes on behind them
             flushed = list(self._pending)
             piece = self.flush()
             self._stream = DecodeStream(flushed[-_WINDOW:], self._skip_special)
@@ -164,11 +184,14 @@ class TextStream:
         return piece
 
     def flush(self) -> str:
-        """What dangles at the end, replacement characters included: a stream never gives it by itself."""
+        """What dangles at the end, replacement characters included: a stream never gives it by
+        itself."""
         if not self._pending:
             return ""
         before = self._tokenizer.decode(self._before, skip_special=self._skip_special)
-        whole = self._tokenizer.decode([*self._before, *self._pending], skip_special=self._skip_special)
+        whole = self._tokenizer.decode(
+            [*self._before, *self._pending], skip_special=self._skip_special
+        )
         alone = self._tokenizer.decode(self._pending, skip_special=self._skip_special)
         self._pending = []
         # Bytes that are no character can spoil how the bytes before them are read.

@@ -1,9 +1,11 @@
-"""What a client asked for, once everything malformed has been refused, and whose it is. Plain and frozen.
+"""What a client asked for, once everything malformed has been refused, and whose it is. Plain and
+frozen.
 
-Names that tenants choose are kept apart: one tenant's request ids and cache salts never meet another's.
+Names that tenants choose are kept apart: one tenant's request ids and cache salts never meet
+another's.
 
-Inside the cell a name carries its tenant. Two tenants that choose the same name get two names, and no tenant can spell
-another's: tenants' names hold no slash.
+Inside the cell a name carries its tenant. Two tenants that choose the same name get two names, and
+no tenant can spell another's: tenants' names hold no slash.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ class Request:
     params: SamplingParams
     max_tokens: int
     policy: Policy
-    stop_ids: frozenset[int] = frozenset()  # the target's own included, unless they are to be ignored
+    stop_ids: frozenset[int] = (
+        frozenset()
+    )  # the target's own included, unless they are to be ignored
     stops: tuple[str, ...] = ()
     show_stop: bool = False
     skip_special: bool = True
@@ -33,9 +37,13 @@ class Request:
     tenant: str = ""  # whose it is, as its credentials say; "" where nobody is asked
     label: str = ""  # acceptance is counted under it
     traceparent: str = ""  # W3C trace context of the caller
-    weight: float = 1.0  # what a token of this answer is worth to the scheduler beside those of others
+    weight: float = (
+        1.0  # what a token of this answer is worth to the scheduler beside those of others
+    )
     drafter: str = ""  # replica that is to draft; empty: the least loaded one
-    prompt_logprobs: int | None = None  # likeliest tokens told at every position of the prompt; None tells nothing
+    prompt_logprobs: int | None = (
+        None  # likeliest tokens told at every position of the prompt; None tells nothing
+    )
 
     @property
     def longest(self) -> int:
@@ -57,6 +65,9 @@ def outside(tenant: str, name: str) -> str:
 
 
 def owned(request: Request) -> Request:
-    """As the cell knows it. Prefixes are shared within a tenant at most, and there among equal salts."""
+    """As the cell knows it. Prefixes are shared within a tenant at most, and there among equal
+    salts."""
     tenant = request.tenant
-    return replace(request, id=inside(tenant, request.id), cache_salt=inside(tenant, request.cache_salt))
+    return replace(
+        request, id=inside(tenant, request.id), cache_salt=inside(tenant, request.cache_salt)
+    )

@@ -1,10 +1,12 @@
 """The one check every request passes, whichever way it came in. Errors name the field.
 
-What is understood and not built is refused by name, never ignored. Nothing is allocated for a refused request.
+What is understood and not built is refused by name, never ignored. Nothing is allocated for a
+refused request.
 
-The acceptance rule that is named wins. A request that brings a seed and names none wants its answer again, which the
-coupled rule alone promises whatever the load, the drafter or the schedule. Everything else runs under the deployment's
-rule. Draws are keyed by the request's seed, or by one drawn here.
+The acceptance rule that is named wins. A request that brings a seed and names none wants its answer
+again, which the coupled rule alone promises whatever the load, the drafter or the schedule.
+Everything else runs under the deployment's rule. Draws are keyed by the request's seed, or by one
+drawn here.
 
 Comparisons are written so that they refuse NaN.
 """
@@ -42,7 +44,9 @@ def parse_rule(text: str, *, field: str = "rule") -> Rule:
     try:
         return Rule[text.upper()]
     except KeyError:
-        raise InvalidRequest(field, f"{text!r} is none of {', '.join(rule.name.lower() for rule in Rule)}") from None
+        raise InvalidRequest(
+            field, f"{text!r} is none of {', '.join(rule.name.lower() for rule in Rule)}"
+        ) from None
 
 
 MAX_ID = 128
@@ -59,7 +63,9 @@ MAX_CHOICES = 16
 _PARAMS = "sampling_params"
 
 _PENALTY = (0.0, lambda p: abs(p) <= MAX_PENALTY, f"in [{-MAX_PENALTY:g}, {MAX_PENALTY:g}]")
-_NUMBERS: dict[str, tuple[float, Callable[[float], bool], str]] = {  # default, what fits, and how errors say it
+_NUMBERS: dict[
+    str, tuple[float, Callable[[float], bool], str]
+] = {  # default, what fits, and how errors say it
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
     "temperature": (1.0, lambda t: math.isfinite(t) and t >= 0, "finite and not negative"),
@@ -93,7 +99,9 @@ def check_head(message: generate_pb2.GenerateRequest, has_tokenizer: bool) -> No
         if len(name) > MAX_ID:
             raise InvalidRequest(field, f"{len(name)} characters, at most {MAX_ID} are allowed")
     if not LABEL.fullmatch(message.label):
-        raise InvalidRequest("label", f"{message.label[:40]!r} is not of letters, digits and ._- up to 32")
+        raise InvalidRequest(
+            "label", f"{message.label[:40]!r} is not of letters, digits and ._- up to 32"
+        )
     kind = message.WhichOneof("input")
     if kind is None:
         raise InvalidRequest("input", "give text or tokenized.input_ids")
@@ -112,13 +120,15 @@ def read_request(
     seed: int,
     has_tokenizer: bool = False,
 ) -> Request:
-    """A request that can be served, or an error that names the field. name, seed: of one that brings none.
-    has_tokenizer: whether text is understood here."""
+    """A request that can be served, or an error that names the field. name, seed: of one that
+    brings none. has_tokenizer: whether text is understood here."""
     check_head(message, has_tokenizer)
     field = "text" if message.WhichOneof("input") == "text" else "tokenized.input_ids"
     _check_prompt(prompt, field, limits)
     asked = message.sampling_params
-    policy = parse_policy(message.speculation.policy) if message.speculation.policy else limits.policy
+    policy = (
+        parse_policy(message.speculation.policy) if message.speculation.policy else limits.policy
+    )
     rule = Rule.COUPLED if asked.HasField("seed") else limits.rule
     if message.speculation.rule != types_pb2.RULE_UNSPECIFIED:
         rule = Rule(message.speculation.rule)
@@ -176,7 +186,9 @@ def read_resume(message: generate_pb2.GenerateRequest, choices: int) -> tuple[in
 def _read_weight(params: generate_pb2.SpeculationParams) -> float:
     weight = params.weight if params.HasField("weight") else 1.0
     if not WEIGHTS[0] <= weight <= WEIGHTS[1]:
-        raise InvalidRequest("speculation.weight", f"{weight:g} is not in [{WEIGHTS[0]:g}, {WEIGHTS[1]:g}]")
+        raise InvalidRequest(
+            "speculation.weight", f"{weight:g} is not in [{WEIGHTS[0]:g}, {WEIGHTS[1]:g}]"
+        )
     return weight
 
 
@@ -185,12 +197,18 @@ def _check_prompt(prompt: tuple[int, ...], field: str, limits: Limits) -> None:
         raise InvalidRequest(field, "the prompt is empty")
     if len(prompt) >= limits.context_length:
         raise InvalidRequest(
-            field, f"{len(prompt)} tokens leave no room for an answer in a context of {limits.context_length}"
+            field,
+            f"{len(prompt)} tokens leave no room for an answer in a context of "
+            f"{limits.context_length}",
         )
     if limits.capacity and len(prompt) >= limits.capacity:
-        raise InvalidRequest(field, f"{len(prompt)} tokens can never fit into {limits.capacity} cache slots")
+        raise InvalidRequest(
+            field, f"{len(prompt)} tokens can never fit into {limits.capacity} cache slots"
+        )
     if max(prompt) >= limits.vocab_size:
-        raise InvalidRequest(field, f"token id {max(prompt)} is not below the vocabulary size {limits.vocab_size}")
+        raise InvalidRequest(
+            field, f"token id {max(prompt)} is not below the vocabulary size {limits.vocab_size}"
+        )
 
 
 def _read_stops(params: generate_pb2.SamplingParams, has_tokenizer: bool) -> tuple[str, ...]:
@@ -210,10 +228,14 @@ def _read_stops(params: generate_pb2.SamplingParams, has_tokenizer: bool) -> tup
 def _read_stop_ids(params: generate_pb2.SamplingParams, limits: Limits) -> frozenset[int]:
     field = f"{_PARAMS}.stop_token_ids"
     if len(params.stop_token_ids) > MAX_STOP_IDS:
-        raise InvalidRequest(field, f"{len(params.stop_token_ids)} ids, at most {MAX_STOP_IDS} are allowed")
+        raise InvalidRequest(
+            field, f"{len(params.stop_token_ids)} ids, at most {MAX_STOP_IDS} are allowed"
+        )
     given = frozenset(params.stop_token_ids)
     if given and max(given) >= limits.vocab_size:
-        raise InvalidRequest(field, f"token id {max(given)} is not below the vocabulary size {limits.vocab_size}")
+        raise InvalidRequest(
+            field, f"token id {max(given)} is not below the vocabulary size {limits.vocab_size}"
+        )
     return given if params.ignore_eos else given | frozenset(limits.stop_token_ids)
 
 
@@ -235,11 +257,14 @@ def _read_max_tokens(params: generate_pb2.SamplingParams, prompt_len: int, limit
     if params.max_tokens > room:
         raise InvalidRequest(
             field,
-            f"{prompt_len} prompt tokens and {params.max_tokens} more exceed the context of {limits.context_length}",
+            f"{prompt_len} prompt tokens and {params.max_tokens} more exceed the context of "
+            f"{limits.context_length}",
         )
     if limits.capacity and prompt_len + params.max_tokens > limits.capacity:
         raise InvalidRequest(
-            field, f"{prompt_len} prompt tokens and {params.max_tokens} more never fit into {limits.capacity} slots"
+            field,
+            f"{prompt_len} prompt tokens and {params.max_tokens} more never fit into "
+            f"{limits.capacity} slots",
         )
     return params.max_tokens
 
@@ -269,13 +294,19 @@ def _numbers(params: generate_pb2.SamplingParams) -> dict[str, Any]:
 def _bias(params: generate_pb2.SamplingParams, vocab_size: int) -> tuple[tuple[int, float], ...]:
     field = f"{_PARAMS}.logit_bias"
     if len(params.logit_bias) > MAX_BIASED:
-        raise InvalidRequest(field, f"{len(params.logit_bias)} entries, at most {MAX_BIASED} are allowed")
+        raise InvalidRequest(
+            field, f"{len(params.logit_bias)} entries, at most {MAX_BIASED} are allowed"
+        )
     bias = sorted(params.logit_bias.items())
     if bias and bias[-1][0] >= vocab_size:
-        raise InvalidRequest(field, f"token id {bias[-1][0]} is not below the vocabulary size {vocab_size}")
+        raise InvalidRequest(
+            field, f"token id {bias[-1][0]} is not below the vocabulary size {vocab_size}"
+        )
     for token, value in bias:
         if not abs(value) <= MAX_BIAS:
-            raise InvalidRequest(field, f"must be in [{-MAX_BIAS:g}, {MAX_BIAS:g}], got {value} for token id {token}")
+            raise InvalidRequest(
+                field, f"must be in [{-MAX_BIAS:g}, {MAX_BIAS:g}], got {value} for token id {token}"
+            )
     return tuple(bias)
 
 
@@ -298,7 +329,9 @@ def _constraint(message: generate_pb2.GenerateRequest) -> Constraint | None:
     if constraint is None:
         return None
     if message.sampling_params.ignore_eos:
-        raise InvalidRequest("ignore_eos", "not beside a constraint: such an answer ends where its form does")
+        raise InvalidRequest(
+            "ignore_eos", "not beside a constraint: such an answer ends where its form does"
+        )
     if constraint.kind in (ConstraintKind.JSON_SCHEMA, ConstraintKind.STRUCTURAL_TAG):
         _check_json(f"constraint.{constraint.kind.name.lower()}", constraint.text)
     return constraint

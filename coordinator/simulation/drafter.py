@@ -1,4 +1,5 @@
-"""A drafter without messages: as soon as it is free it takes all orders that wait, of any verifier, into one pass."""
+"""A drafter without messages: as soon as it is free it takes all orders that wait, of any verifier,
+into one pass."""
 
 from __future__ import annotations
 
@@ -113,7 +114,10 @@ class SimulatedDrafter(SimulatedWorker):
         if self.closed:
             return
         for each in passed:
-            marks = [self.rows.get((each.verifier, row.sequence, row.epoch), 0) for row in each.order.rows]
+            marks = [
+                self.rows.get((each.verifier, row.sequence, row.epoch), 0)
+                for row in each.order.rows
+            ]
             able = [
                 (held, row.slots)
                 for held, row, mark in zip(each.held, each.order.rows, marks, strict=True)
@@ -121,7 +125,9 @@ class SimulatedDrafter(SimulatedWorker):
             ]
             drafted = iter(self._pair.draft(able)) if able else iter(())
             fit = {id(held) for held, _ in able}
-            blocks = [next(drafted) if id(held) in fit else SimulatedBlock((), ()) for held in each.held]
+            blocks = [
+                next(drafted) if id(held) in fit else SimulatedBlock((), ()) for held in each.held
+            ]
             self.serve(
                 len(blocks),
                 lambda each=each, blocks=blocks, marks=marks: each.answer(  # type: ignore[misc]

@@ -1,7 +1,9 @@
-"""Who asks, when and for what: keyed by the scenario's seed, so that a run repeats; and what they would have seen.
+"""Who asks, when and for what: keyed by the scenario's seed, so that a run repeats; and what they
+would have seen.
 
-Request n has the first token n modulo the number of domains and the seed `scenario.seed + n`, as `dspark.loadgen`
-sends them, at the moments of its schedule: the same requests to real services get the same drafts and verdicts.
+Request n has the first token n modulo the number of domains and the seed `scenario.seed + n`, as
+`dspark.loadgen` sends them, at the moments of its schedule: the same requests to real services get
+the same drafts and verdicts.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from dspark.types import SamplingParams
 
 
 class Recorder:
-    """Of one simulation. first, token, whole: seconds to a first token, of a token behind it, of a whole answer."""
+    """Of one simulation. first, token, whole: seconds to a first token, of a token behind it, of a
+    whole answer."""
 
     def __init__(self, opens: float, closes: float) -> None:
         self.opens, self.closes = opens, closes
@@ -115,7 +118,9 @@ class SimulatedLoad:
         log = CommitLog(prompt)
         answer = Answer(log, max_tokens=most)
         tap = Tap(self._recorder, self._ended)
-        state = RequestState(request, SequenceLife(number + 1), answer, RequestStats(self._loop.time()), tap)
+        state = RequestState(
+            request, SequenceLife(number + 1), answer, RequestStats(self._loop.time()), tap
+        )
         try:
             self._admission.check(request)
             self._admission.submit(state)

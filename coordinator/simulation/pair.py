@@ -39,7 +39,9 @@ class SimulatedPair(Protocol):
     def draft(self, asked: Sequence[tuple[SimulatedContext, int]]) -> Sequence[SimulatedBlock]:
         """Blocks of so many slots, behind the newest token of each."""
 
-    def judge(self, asked: Sequence[tuple[SimulatedContext, Sequence[int]]]) -> Sequence[tuple[int, ...]]:
+    def judge(
+        self, asked: Sequence[tuple[SimulatedContext, Sequence[int]]]
+    ) -> Sequence[tuple[int, ...]]:
         """Of each prefix what is kept, and the target's own token."""
 
 
@@ -51,20 +53,31 @@ class SyntheticPair:
 
     def admitted(self, held: SimulatedContext) -> None:
         params, first = held.admission.params, held.admission.token_ids[0]
-        held.key, held.domain = self._oracle.key(first, params.seed, params.choice), self._oracle.domain(first)
+        held.key, held.domain = (
+            self._oracle.key(first, params.seed, params.choice),
+            self._oracle.domain(first),
+        )
 
     def first(self, held: SimulatedContext) -> int:
-        return int(self._oracle.target(np.array([held.key], np.uint64), np.array([len(held.tokens)]))[0])
+        return int(
+            self._oracle.target(np.array([held.key], np.uint64), np.array([len(held.tokens)]))[0]
+        )
 
     def draft(self, asked: Sequence[tuple[SimulatedContext, int]]) -> Sequence[SimulatedBlock]:
         keys = np.array([held.key for held, _ in asked], np.uint64)
         anchors = np.array([len(held.tokens) - 1 for held, _ in asked])
-        ids, chances = self._oracle.draft(keys, np.array([held.domain for held, _ in asked]), anchors)
+        ids, chances = self._oracle.draft(
+            keys, np.array([held.domain for held, _ in asked]), anchors
+        )
         sure = self._oracle.confidences(keys, anchors, chances)
         rows = zip(ids.tolist(), sure.tolist(), asked, strict=True)
-        return [SimulatedBlock(mine[:slots], believed[:slots]) for mine, believed, (_, slots) in rows]
+        return [
+            SimulatedBlock(mine[:slots], believed[:slots]) for mine, believed, (_, slots) in rows
+        ]
 
-    def judge(self, asked: Sequence[tuple[SimulatedContext, Sequence[int]]]) -> Sequence[tuple[int, ...]]:
+    def judge(
+        self, asked: Sequence[tuple[SimulatedContext, Sequence[int]]]
+    ) -> Sequence[tuple[int, ...]]:
         keys = np.array([held.key for held, _ in asked], np.uint64)
         lengths = np.array([len(held.tokens) for held, _ in asked])
         return self._oracle.judge(keys, lengths, [prefix for _, prefix in asked])

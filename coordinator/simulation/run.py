@@ -1,4 +1,5 @@
-"""One simulation: the coordinator's own admission and lanes, simulated workers, virtual time; and what came of it."""
+"""One simulation: the coordinator's own admission and lanes, simulated workers, virtual time; and
+what came of it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ PAGE_SIZE = 16
 
 
 def simulate(scenario: Scenario) -> dict[str, Any]:
-    """The numbers of one scenario; a pure function of it, but for `wall_s`. Runs in a loop of its own."""
+    """The numbers of one scenario; a pure function of it, but for `wall_s`. Runs in a loop of its
+    own."""
     began = time.perf_counter()
     found = run_virtual(_run(scenario))
     return {**found, "wall_s": round(time.perf_counter() - began, 2)}
@@ -55,12 +57,24 @@ class _Cell:
         self._admission = Scheduler(bounds, self._clock, self._metrics)
         self._lost: list[str] = []  # why lanes ended
         kv = KVShape(scenario.kv_tokens // PAGE_SIZE, PAGE_SIZE, scenario.prefill_chunk)
-        world = World(SyntheticPair(SyntheticOracle(scenario.spec)), scenario.spec, scenario.hops, kv, scenario.cores)
-        self._shared = LaneContext(self._clock, self._metrics, Monitor(self._metrics), scenario.conduct)
+        world = World(
+            SyntheticPair(SyntheticOracle(scenario.spec)),
+            scenario.spec,
+            scenario.hops,
+            kv,
+            scenario.cores,
+        )
+        self._shared = LaneContext(
+            self._clock, self._metrics, Monitor(self._metrics), scenario.conduct
+        )
         self._processors = [Device(world.cores) for _ in range(scenario.coordinators)]
-        self._drafters = [SimulatedDrafter(world, f"draft/{n}", n + 1) for n in range(scenario.drafters)]
+        self._drafters = [
+            SimulatedDrafter(world, f"draft/{n}", n + 1) for n in range(scenario.drafters)
+        ]
         self._verifiers = [
-            SimulatedVerifier(world, f"verify/{n}", self._processors[n % scenario.coordinators], self._drafters)
+            SimulatedVerifier(
+                world, f"verify/{n}", self._processors[n % scenario.coordinators], self._drafters
+            )
             for n in range(scenario.verifiers)
         ]
         self._lanes = [
@@ -74,7 +88,9 @@ class _Cell:
 
     async def run(self) -> dict[str, Any]:
         scenario, clock = self._scenario, self._clock
-        for verifier, lane, at in zip(self._verifiers, self._lanes, scenario.verifiers_lost_s, strict=False):
+        for verifier, lane, at in zip(
+            self._verifiers, self._lanes, scenario.verifiers_lost_s, strict=False
+        ):
             clock.call_later(at, _lose_verifier, self._admission, lane, verifier)
         for drafter, at in zip(self._drafters, scenario.drafters_lost_s, strict=False):
             clock.call_later(at, self._lose_drafter, drafter)
@@ -85,7 +101,9 @@ class _Cell:
         before = self._marks()
         await asyncio.sleep(recorder.closes - clock.time())
         after = self._marks()
-        if len(self._lost) > len(scenario.verifiers_lost_s):  # a bug, and nothing that was measured counts
+        if len(self._lost) > len(
+            scenario.verifiers_lost_s
+        ):  # a bug, and nothing that was measured counts
             raise RuntimeError(f"a lane ended before the simulation did: {self._lost}")
         asking.cancel()
         return self._said(recorder, users, before, after)
@@ -109,10 +127,14 @@ class _Cell:
             self._metrics.value("cohorts_total"),
         )
 
-    def _said(self, recorder: Recorder, users: SimulatedLoad, before: _Marks, after: _Marks) -> dict[str, Any]:
+    def _said(
+        self, recorder: Recorder, users: SimulatedLoad, before: _Marks, after: _Marks
+    ) -> dict[str, Any]:
         """The keys are those of `dspark bench` where they mean the same."""
         scenario, window = self._scenario, self._scenario.window_s
-        rounds, committed, verified, cohorts = (late - early for early, late in zip(before[1:], after[1:], strict=True))
+        rounds, committed, verified, cohorts = (
+            late - early for early, late in zip(before[1:], after[1:], strict=True)
+        )
         rates = sorted(recorder.rates)
         return {
             "series": scenario.policy,
@@ -138,7 +160,10 @@ class _Cell:
             "verified_per_token": round(verified / committed, 4) if committed else None,
             "budget": round(verified / rounds, 4) if rounds else None,
             "cohort": round(rounds / max(cohorts, 1), 2),
-            **{f"{name}_busy": _shares(busy_s, after.busy_s[name], window) for name, busy_s in before.busy_s.items()},
+            **{
+                f"{name}_busy": _shares(busy_s, after.busy_s[name], window)
+                for name, busy_s in before.busy_s.items()
+            },
         }
 
 

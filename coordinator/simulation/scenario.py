@@ -1,4 +1,5 @@
-"""What is simulated: pools, load, policy, and the constants of what lies between. Checked by field name."""
+"""What is simulated: pools, load, policy, and the constants of what lies between. Checked by field
+name."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ Span = tuple[int, int]  # least and most, both included
 
 @dataclass(frozen=True)
 class Scenario:
-    """Exactly one of `concurrency` (users, each asking again when answered) and `rate` (Poisson arrivals) is set.
+    """Exactly one of `concurrency` (users, each asking again when answered) and `rate` (Poisson
+    arrivals) is set.
 
     The window opens after `warmup_s` and lasts `window_s`, both in simulated seconds.
     """
@@ -30,7 +32,9 @@ class Scenario:
     cores: int = 0  # of one machine, shared by all processes; 0: each has one of its own
     verifiers: int = 1
     drafters: int = 1
-    coordinators: int = 1  # processors that settle replies; verifiers are dealt out to them, drafters shared
+    coordinators: int = (
+        1  # processors that settle replies; verifiers are dealt out to them, drafters shared
+    )
     policy: str = "adaptive"
     prompt_tokens: Span = (32, 32)
     answer_tokens: Span = (128, 128)
@@ -42,7 +46,9 @@ class Scenario:
     conduct: Conduct = field(default_factory=Conduct)
     prefill_chunk: int = 256
     kv_tokens: int = 0  # per verifier; 0: no limit
-    verifiers_lost_s: tuple[float, ...] = ()  # when the first, the second, ... of the pool is lost for good
+    verifiers_lost_s: tuple[
+        float, ...
+    ] = ()  # when the first, the second, ... of the pool is lost for good
     drafters_lost_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -60,11 +66,15 @@ class Scenario:
             if not 1 <= low <= high:
                 raise InvalidRequest(name, f"{low}..{high} is no span of lengths from 1 on")
         if len(self.verifiers_lost_s) >= self.verifiers:
-            raise InvalidRequest("verifiers_lost_s", f"one of {self.verifiers} verifiers has to stay")
+            raise InvalidRequest(
+                "verifiers_lost_s", f"one of {self.verifiers} verifiers has to stay"
+            )
         if len(self.drafters_lost_s) > self.drafters:
             raise InvalidRequest("drafters_lost_s", f"there are {self.drafters} drafters")
         if self.warmup_s < 0 or not self.window_s > 0:
-            raise InvalidRequest("window_s", "the warm-up must be 0 or more seconds, the window above 0")
+            raise InvalidRequest(
+                "window_s", "the warm-up must be 0 or more seconds, the window above 0"
+            )
         parse_policy(self.policy, field="policy")
 
 

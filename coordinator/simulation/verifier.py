@@ -1,8 +1,9 @@
-"""A verifier without messages, around the `RoundLoop` that real ones run; what it carries out takes simulated time.
+"""A verifier without messages, around the `RoundLoop` that real ones run; what it carries out takes
+simulated time.
 
-It does what a verifier's driver does: one packed pass at a time, in which prompts ride; prompts by themselves where no
-round has come for a moment; rows and orders to drafters, blocks back; reports up. What is said comes from its
-`SimulatedPair`.
+It does what a verifier's driver does: one packed pass at a time, in which prompts ride; prompts by
+themselves where no round has come for a moment; rows and orders to drafters, blocks back; reports
+up. What is said comes from its `SimulatedPair`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ from coordinator.simulation.drafter import Answered, Key, SimulatedDrafter
 from coordinator.simulation.pair import SimulatedContext
 from coordinator.simulation.world import Device, Pages, SimulatedWorker, World, curve_of
 from dspark.rounds import events
-from dspark.rounds.control import Admission, Down, DrafterAt, Listener, PassReport, Started, Timing, Up, Use
+from dspark.rounds.control import (
+    Admission,
+    Down,
+    DrafterAt,
+    Listener,
+    PassReport,
+    Started,
+    Timing,
+    Up,
+    Use,
+)
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.orders import Waits
 from dspark.rounds.plan import Plan
@@ -69,7 +80,9 @@ class SimulatedVerifier(SimulatedWorker):
         self._blocks: dict[tuple[int, int], Sequence[int]] = {}  # the newest of each sequence
         self._spans = RoundSpans()
         self._cohorts = (_Cohort(), _Cohort())
-        self._passes: dict[int, tuple[float, int, int, float]] = {}  # seconds, tokens, of prompts, context
+        self._passes: dict[
+            int, tuple[float, int, int, float]
+        ] = {}  # seconds, tokens, of prompts, context
         self._prompts: dict[tuple[int, int], float] = {}  # seconds of those that are being told of
         self._running = 0
         self._last_pass = -IDLE_S
@@ -193,7 +206,8 @@ class SimulatedVerifier(SimulatedWorker):
         return drafts
 
     def _drafter_event(self, event: events.DrafterEvent) -> None:
-        """The stream to a drafter that was given up is ended, and what was opened there goes with it."""
+        """The stream to a drafter that was given up is ended, and what was opened there goes with
+        it."""
         if event.what != "late" and event.drafter in self._numbered:
             self._numbered[event.drafter].forget_all(self.facts.name)
         self._news.append(event)
@@ -230,12 +244,17 @@ class SimulatedVerifier(SimulatedWorker):
             return
 
         def answered(said: Answered) -> None:
-            self.world.loop.call_later(self.world.hops.hop_s, partial(self.serve, len(said.blocks), lambda: came(said)))
+            self.world.loop.call_later(
+                self.world.hops.hop_s, partial(self.serve, len(said.blocks), lambda: came(said))
+            )
 
         def came(said: Answered) -> None:
             if self.closed:
                 return
-            cohort.block_at, cohort.draft_s = self.world.loop.time(), max(cohort.draft_s, said.forward_s)
+            cohort.block_at, cohort.draft_s = (
+                self.world.loop.time(),
+                max(cohort.draft_s, said.forward_s),
+            )
             for row, block in zip(action.rows, said.blocks, strict=True):
                 self._blocks[row.sequence, row.epoch] = block.token_ids
             blocks = [block.confidence for block in said.blocks]
@@ -257,12 +276,14 @@ class SimulatedVerifier(SimulatedWorker):
             admit = prompt.held.admission.admit
             if (admit.sequence, admit.epoch) == (action.sequence, action.epoch):
                 self._line.remove(prompt)
-                self.world.loop.call_soon(self._feed, events.PrefillRefused(action.sequence, action.epoch))
+                self.world.loop.call_soon(
+                    self._feed, events.PrefillRefused(action.sequence, action.epoch)
+                )
                 return
 
     def _ride(self, budget: int, most: int) -> tuple[list[_SimulatedPrompt], float, int]:
-        """The next tokens of prompts in line, first come, first served: the prompts they complete, their seconds, and
-        how many they are."""
+        """The next tokens of prompts in line, first come, first served: the prompts they complete,
+        their seconds, and how many they are."""
         done: list[_SimulatedPrompt] = []
         seconds, taken, tokens = 0.0, 0, 0
         while self._line and budget > 0 and taken < most:
@@ -277,13 +298,18 @@ class SimulatedVerifier(SimulatedWorker):
             prompt.seconds = seconds
         return done, seconds, tokens
 
-    def _prefilled(self, prompts: Sequence[_SimulatedPrompt]) -> list[events.Prefilled | events.PrefillRefused]:
+    def _prefilled(
+        self, prompts: Sequence[_SimulatedPrompt]
+    ) -> list[events.Prefilled | events.PrefillRefused]:
         told: list[events.Prefilled | events.PrefillRefused] = []
         self._prompts.clear()
         for prompt in prompts:
             held, admit = prompt.held, prompt.held.admission.admit
             there = (admit.sequence, admit.epoch) in self.held  # else it was dropped meanwhile
-            if not there or self.pages.grow(admit.sequence, admit.epoch, len(held.tokens), 0) is None:
+            if (
+                not there
+                or self.pages.grow(admit.sequence, admit.epoch, len(held.tokens), 0) is None
+            ):
                 told.append(events.PrefillRefused(admit.sequence, admit.epoch))
                 continue
             token = self._pair.first(held)
@@ -363,12 +389,16 @@ class SimulatedVerifier(SimulatedWorker):
         number = self._rounds.plan.cohort(first.sequence)
         cohort = self._cohorts[number]
         seconds, tokens, ridden, context = self._passes.pop(report.number)
-        waited = max(cohort.block_at - cohort.ordered_at, 0.0) if cohort.ordered_at is not None else 0.0
+        waited = (
+            max(cohort.block_at - cohort.ordered_at, 0.0) if cohort.ordered_at is not None else 0.0
+        )
         whose = (each.sequence for each in report.rounds)
         round_s = self._spans.ended(number, whose, self.world.loop.time(), seconds)
         timing = Timing(seconds, round_s, cohort.draft_s, waited)
         cohort.ordered_at, cohort.draft_s = None, 0.0
-        self._news.append(PassReport(report, timing, context, tokens, ridden, pages_free=self.pages.left))
+        self._news.append(
+            PassReport(report, timing, context, tokens, ridden, pages_free=self.pages.left)
+        )
 
     def _free(self, key: tuple[int, int]) -> None:
         for kept in (self.held, self._blocks):

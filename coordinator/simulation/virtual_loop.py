@@ -1,8 +1,9 @@
 """An asyncio event loop whose time is simulated: when nobody can run, time jumps to the next timer.
 
-Everything that asks the running loop for timers and the time (`asyncio.sleep`, `asyncio.timeout`, the coordinator's
-`Clock`) then lives in simulated seconds. Nothing else may wait: no sockets, no threads. Callbacks run in the order in
-which they became due, so a run is a pure function of its inputs.
+Everything that asks the running loop for timers and the time (`asyncio.sleep`, `asyncio.timeout`,
+the coordinator's `Clock`) then lives in simulated seconds. Nothing else may wait: no sockets, no
+threads. Callbacks run in the order in which they became due, so a run is a pure function of its
+inputs.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class _Jumping(selectors.SelectSelector):
 
 
 class _InTurn(asyncio.TimerHandle):
-    """Of timers that are due at the same moment the one that was set first comes first: a stream keeps its order."""
+    """Of timers that are due at the same moment the one that was set first comes first: a stream
+    keeps its order."""
 
     order = 0
 
@@ -59,7 +61,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jumping.now
 
     def call_at(
-        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         timer = _InTurn(when, callback, args, self, context)
         timer.order = next(self._timers)

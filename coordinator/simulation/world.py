@@ -1,8 +1,9 @@
-"""What simulated workers share: the constants of what lies between, processors that take their time, counted pages.
+"""What simulated workers share: the constants of what lies between, processors that take their
+time, counted pages.
 
-A message costs processor time in two processes, its worker's and its coordinator's, and each of these does one thing at
-a time. So lanes of one coordinator, and lanes that share a drafter, wait for each other there; only the way between is
-free of queues.
+A message costs processor time in two processes, its worker's and its coordinator's, and each of
+these does one thing at a time. So lanes of one coordinator, and lanes that share a drafter, wait
+for each other there; only the way between is free of queues.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from dspark.synthetic.steps import StepTable
 class Pages:
     """Keeps `KVCache`: pages are handed out as sequences grow."""
 
-    def __init__(self, total: int, page_size: int, freed: Callable[[tuple[int, int]], object]) -> None:
+    def __init__(
+        self, total: int, page_size: int, freed: Callable[[tuple[int, int]], object]
+    ) -> None:
         """total: 0 for no limit. freed: told of (sequence, epoch) that are gone."""
         self.total, self.page_size, self._freed = total, page_size, freed
         self.held: dict[tuple[int, int], int] = {}
@@ -29,7 +32,11 @@ class Pages:
 
     def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
         held = self.held.get((sequence, epoch), 0)
-        room = (held + self.total - self._taken) * self.page_size - committed_len if self.total else slots
+        room = (
+            (held + self.total - self._taken) * self.page_size - committed_len
+            if self.total
+            else slots
+        )
         if room < 0:
             return None
         given = min(slots, room)
@@ -52,7 +59,8 @@ Done = Callable[[float], None]  # gets those seconds when they are over
 
 
 class Cores:
-    """Cores of a machine that several processes share: as many work at a time, the others wait in order."""
+    """Cores of a machine that several processes share: as many work at a time, the others wait in
+    order."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -74,15 +82,19 @@ class Cores:
 
 
 class Device:
-    """A pass at a time. What starts is finished; what waits is taken in order of arrival, urgent passes before ordinary
-    ones. With `cores` it is a process that needs one of them for every pass. Counts the seconds it was at work.
+    """A pass at a time. What starts is finished; what waits is taken in order of arrival, urgent
+    passes before ordinary ones. With `cores` it is a process that needs one of them for every pass.
+    Counts the seconds it was at work.
     """
 
     def __init__(self, cores: Cores | None = None) -> None:
         self.busy_s = 0.0
         self._cores = cores
         self._loop = asyncio.get_running_loop()
-        self._waiting: tuple[deque[tuple[Work, Done]], deque[tuple[Work, Done]]] = (deque(), deque())
+        self._waiting: tuple[deque[tuple[Work, Done]], deque[tuple[Work, Done]]] = (
+            deque(),
+            deque(),
+        )
         self._free_at = 0.0
         self._running = False
 
@@ -120,11 +132,13 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Hops:
-    """What lies between a command and its device and back, in seconds: the constants of the simulator.
+    """What lies between a command and its device and back, in seconds: the constants of the
+    simulator.
 
-    A reply is a block of drafts or a verdict; `round_` is what one takes of its coordinator's processor (scheduling,
-    settling, commits, clients, the next command), `worker_` what a command and its reply take of their worker's. As
-    much again follows a reply and nobody waits for it (rows, clients' streams).
+    A reply is a block of drafts or a verdict; `round_` is what one takes of its coordinator's
+    processor (scheduling, settling, commits, clients, the next command), `worker_` what a command
+    and its reply take of their worker's. As much again follows a reply and nobody waits for it
+    (rows, clients' streams).
     """
 
     hop_s: float = 150e-6  # one way: the wire, and waking who waits
@@ -144,7 +158,8 @@ class Hops:
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """Of a verifier's pool. pages: 0 for no limit; prefill_chunk: prompt tokens of a pass without rounds."""
+    """Of a verifier's pool. pages: 0 for no limit; prefill_chunk: prompt tokens of a pass without
+    rounds."""
 
     pages: int
     page_size: int
@@ -154,7 +169,9 @@ class KVShape:
 class World:
     """What the workers of one simulation share."""
 
-    def __init__(self, pair: SimulatedPair, spec: SyntheticSpec, hops: Hops, kv: KVShape, cores: int = 0) -> None:
+    def __init__(
+        self, pair: SimulatedPair, spec: SyntheticSpec, hops: Hops, kv: KVShape, cores: int = 0
+    ) -> None:
         self.pair, self.spec, self.hops, self.kv = pair, spec, hops, kv
         self.cores = Cores(cores) if cores else None  # None: every process has one of its own
         self.loop = asyncio.get_running_loop()
@@ -175,7 +192,8 @@ class SimulatedWorker:
         self.closed = False  # nothing is asked of it any more
 
     def command(self, sequences: int, then: Callable[[], object]) -> None:
-        """Sends a command on its way; `then` follows when the host has read it. Half of its time is for the reply."""
+        """Sends a command on its way; `then` follows when the host has read it. Half of its time is
+        for the reply."""
 
         def arrived() -> None:
             self.serve(sequences, then)

@@ -1,6 +1,8 @@
-"""The last answers that ended, in numbers: a bounded ring that is always kept, for who asks what became of a request.
+"""The last answers that ended, in numbers: a bounded ring that is always kept, for who asks what
+became of a request.
 
-It holds no token and no text. Rounds one by one are told while an answer runs (`explaining`), to whoever watches it.
+It holds no token and no text. Rounds one by one are told while an answer runs (`explaining`), to
+whoever watches it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class Endings:
 
     def __init__(self, metrics: Metrics, most: int = KEPT) -> None:
         self._metrics = metrics
-        self._ring: deque[tuple[float, EndedAnswer]] = deque(maxlen=most)  # with the time of arrival
+        self._ring: deque[tuple[float, EndedAnswer]] = deque(
+            maxlen=most
+        )  # with the time of arrival
 
     @property
     def most(self) -> int:
@@ -67,9 +71,13 @@ class Endings:
         return outcome
 
     def of(self, request_id: str) -> list[EndedAnswer]:
-        """The answers of the newest request with this id, in their order; empty when it is not known any more."""
+        """The answers of the newest request with this id, in their order; empty when it is not
+        known any more."""
         told = [each for each in self._ring if each[1].request_id == request_id]
-        return sorted((answer for arrived, answer in told if arrived == told[-1][0]), key=lambda each: each.index)
+        return sorted(
+            (answer for arrived, answer in told if arrived == told[-1][0]),
+            key=lambda each: each.index,
+        )
 
     def last(self, count: int) -> list[EndedAnswer]:
         """The newest first."""
@@ -88,7 +96,9 @@ class Endings:
         metrics.request_prompt_tokens.observe(len(state.request.prompt))
         metrics.request_generation_tokens.observe(state.answer.log.answered)
         if state.answer.log.answered > 1:
-            metrics.request_time_per_output_token.observe(stats.per_token_s(state.answer.log.answered))
+            metrics.request_time_per_output_token.observe(
+                stats.per_token_s(state.answer.log.answered)
+            )
 
 
 def outcome_of(state: RequestState, error: Exception | None) -> str:

@@ -1,7 +1,8 @@
-"""Why a reported round went as it did, as the message that tells it. Pure; made when somebody asks, never on the way.
+"""Why a reported round went as it did, as the message that tells it. Pure; made when somebody asks,
+never on the way.
 
-A slot's `gain` is what the verifier compared with the plan's price: survival times weight, which holds the request's
-weight and what promises of its drafter have been worth.
+A slot's `gain` is what the verifier compared with the plan's price: survival times weight, which
+holds the request's weight and what promises of its drafter have been worth.
 """
 
 from __future__ import annotations
@@ -17,8 +18,15 @@ from dspark.wire.v1 import control_pb2 as wire
 
 
 def origins(accepted: int, judged: int, kept: int) -> list[wire.Origin]:
-    """Of the tokens a round committed: `accepted` of `judged` drafted ones and the target's own, the first `kept`."""
-    last = wire.ORIGIN_PLAIN if not judged else wire.ORIGIN_BONUS if accepted == judged else wire.ORIGIN_CORRECTED
+    """Of the tokens a round committed: `accepted` of `judged` drafted ones and the target's own,
+    the first `kept`."""
+    last = (
+        wire.ORIGIN_PLAIN
+        if not judged
+        else wire.ORIGIN_BONUS
+        if accepted == judged
+        else wire.ORIGIN_CORRECTED
+    )
     return [*[wire.ORIGIN_DRAFTED] * accepted, last][:kept]
 
 

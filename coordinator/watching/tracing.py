@@ -1,9 +1,11 @@
-"""OpenTelemetry spans of requests: admission, prefill, and every round with its draft and its verification.
+"""OpenTelemetry spans of requests: admission, prefill, and every round with its draft and its
+verification.
 
-A request is traced when its caller says so (W3C trace context, its sampled flag), and otherwise by a share drawn at
-its start. What happened is noted as it happens, by the same means that explain rounds; spans are made of it when the
-request has ended, so that a round pays for nothing but a look at a list. Names of attributes follow the semantic
-conventions for generative AI where there are any, and begin with `dspark.` where there are none.
+A request is traced when its caller says so (W3C trace context, its sampled flag), and otherwise by
+a share drawn at its start. What happened is noted as it happens, by the same means that explain
+rounds; spans are made of it when the request has ended, so that a round pays for nothing but a look
+at a list. Names of attributes follow the semantic conventions for generative AI where there are
+any, and begin with `dspark.` where there are none.
 
 Needs the extra `otel`; nothing is imported before somebody names a collector.
 """
@@ -36,9 +38,12 @@ class _Open(NamedTuple):
 
 
 class Tracing:
-    """Holds what is known of traced requests until they end. share: of requests without a caller's word."""
+    """Holds what is known of traced requests until they end. share: of requests without a caller's
+    word."""
 
-    def __init__(self, tracer: Any, share: float, explain: Explain, clock: Clock, metrics: Metrics) -> None:
+    def __init__(
+        self, tracer: Any, share: float, explain: Explain, clock: Clock, metrics: Metrics
+    ) -> None:
         self._tracer, self._share, self._explain = tracer, share, explain
         self._clock, self._metrics = clock, metrics
         self._open: dict[str, _Open] = {}
@@ -62,7 +67,8 @@ class Tracing:
             self._metrics.dropped.labels(kind="trace", reason="full").inc()
 
     def ended(self, state: RequestState, outcome: str) -> None:
-        """The last answer of a request has ended: told when the round that ended it has been noted too."""
+        """The last answer of a request has ended: told when the round that ended it has been noted
+        too."""
         opened = self._open.pop(state.request.id, None)
         if opened is not None:
             asyncio.get_running_loop().call_soon(self._finish, state, outcome, opened)
@@ -101,7 +107,9 @@ class Tracing:
         placed = stats.placed if stats.placed is not None else end
         self._span("admission", at(stats.arrived), inside).end(at(placed))
         if stats.placed is not None:
-            self._span("prefill", at(placed), inside).end(at(stats.first if stats.first is not None else end))
+            self._span("prefill", at(placed), inside).end(
+                at(stats.first if stats.first is not None else end)
+            )
         for part in parts:
             self._round(part, inside, at)
         root.end(at(end))
@@ -119,13 +127,19 @@ class Tracing:
                 "dspark.spec.verified": said.verified,
                 "dspark.spec.accepted": said.accepted,
                 "dspark.spec.committed": part.kept,
-                **({"dspark.spec.without_draft": made.why_empty[part.at]} if made.why_empty[part.at] else {}),
+                **(
+                    {"dspark.spec.without_draft": made.why_empty[part.at]}
+                    if made.why_empty[part.at]
+                    else {}
+                ),
             }
         )
         within = _child_of(span)
         if len(said.confidence):
             drafted = self._span("draft", at(began), within)
-            drafted.set_attributes({"dspark.worker": made.name_of(said.drafter), "dspark.device_s": timing.draft_s})
+            drafted.set_attributes(
+                {"dspark.worker": made.name_of(said.drafter), "dspark.device_s": timing.draft_s}
+            )
             drafted.end(at(began + timing.waited_s))
         verified = self._span("verify", at(made.ended - timing.forward_s), within)
         verified.set_attributes({"dspark.worker": made.lane, "dspark.device_s": timing.forward_s})
@@ -135,7 +149,9 @@ class Tracing:
     def _span(self, name: str, start_ns: int, context: Any, *, kind: str = "internal") -> Any:
         from opentelemetry.trace import SpanKind
 
-        return self._tracer.start_span(name, context=context, kind=SpanKind[kind.upper()], start_time=start_ns)
+        return self._tracer.start_span(
+            name, context=context, kind=SpanKind[kind.upper()], start_time=start_ns
+        )
 
     @staticmethod
     def _wall(now: float) -> Any:
@@ -145,7 +161,8 @@ class Tracing:
 
 
 def open_tracer(endpoint: str, *, service: str, instance: str) -> tuple[Any, Any]:
-    """(tracer, provider) that sends to the OTLP collector at host:port; shut the provider down at the end."""
+    """(tracer, provider) that sends to the OTLP collector at host:port; shut the provider down at
+    the end."""
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -153,13 +170,18 @@ def open_tracer(endpoint: str, *, service: str, instance: str) -> tuple[Any, Any
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"otel_endpoint: needs {error.name}; it comes with the extra `otel`: pip install '.[otel]' in the checkout"
+            f"otel_endpoint: needs {error.name}; it comes with the extra `otel`: pip install "
+            "'.[otel]' in the checkout"
         ) from error
-    # The application decided what is recorded before any span exists, so the library must not decide again.
+    # The application decided what is recorded before any span exists, so the library must not
+    # decide again.
     provider = TracerProvider(
-        resource=Resource.create({"service.name": service, "service.instance.id": instance}), shutdown_on_exit=False
+        resource=Resource.create({"service.name": service, "service.instance.id": instance}),
+        shutdown_on_exit=False,
     )
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, insecure=True, timeout=5)))
+    provider.add_span_processor(
+        BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, insecure=True, timeout=5))
+    )
     return provider.get_tracer("dspark"), provider
 
 

@@ -1,8 +1,8 @@
 """Reported rounds, kept only while somebody watches.
 
-A lane hands each round over as it is: references, no arithmetic, and nothing at all while nobody watches, so that a
-round pays for one look at a flag. What is kept is bounded and falls out at the old end; `explaining` makes words and
-numbers of it when it is read.
+A lane hands each round over as it is: references, no arithmetic, and nothing at all while nobody
+watches, so that a round pays for one look at a flag. What is kept is bounded and falls out at the
+old end; `explaining` makes words and numbers of it when it is read.
 """
 
 from __future__ import annotations
@@ -36,9 +36,12 @@ class RoundPart:
 
 
 class Watch(Generic[T]):
-    """What somebody watches. Close it by leaving the context. parts: those of a round that are of interest."""
+    """What somebody watches. Close it by leaving the context. parts: those of a round that are of
+    interest."""
 
-    def __init__(self, owner: Explain, parts: Callable[[Reported], Iterable[T]], limit: int) -> None:
+    def __init__(
+        self, owner: Explain, parts: Callable[[Reported], Iterable[T]], limit: int
+    ) -> None:
         self._owner, self._parts, self._limit = owner, parts, limit
         self.wakeup = asyncio.Event()
         self._kept: deque[T] = deque(maxlen=limit)
@@ -73,7 +76,8 @@ def parts_of(round: Reported, request_id: str) -> Iterator[RoundPart]:
 
 
 class Explain:
-    """Keeps `RoundWatch`, for all lanes of a coordinator. lost: called for every round that was not read in time."""
+    """Keeps `RoundWatch`, for all lanes of a coordinator. lost: called for every round that was not
+    read in time."""
 
     def __init__(self, lost: Callable[[], None] = lambda: None) -> None:
         self.lost = lost

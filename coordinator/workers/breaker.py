@@ -1,8 +1,8 @@
 """When a worker that is lost again and again is tried again. Pure.
 
-Losing a worker costs its sequences a prefill, and a request survives only so many losses. So one that was lost often
-of late is held off, longer each time, and is trusted anew once it has held for a while. Never the last of its role:
-a doubtful worker is better than none.
+Losing a worker costs its sequences a prefill, and a request survives only so many losses. So one
+that was lost often of late is held off, longer each time, and is trusted anew once it has held for
+a while. Never the last of its role: a doubtful worker is better than none.
 """
 
 from __future__ import annotations

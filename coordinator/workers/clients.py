@@ -1,7 +1,9 @@
-"""Streams to workers, over gRPC: a worker is lost in the moment its stream ends, and let go by ending it.
+"""Streams to workers, over gRPC: a worker is lost in the moment its stream ends, and let go by
+ending it.
 
-A verifier is held by the control stream of its lane and more of them, a drafter by a stream that tells of its end.
-Nothing is decided here. A verifier that takes no more orders is let go, and so is a worker that breaks the protocol.
+A verifier is held by the control stream of its lane and more of them, a drafter by a stream that
+tells of its end. Nothing is decided here. A verifier that takes no more orders is let go, and so is
+a worker that breaks the protocol.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ class WorkerStream(ABC):
             why = f"{error.code().name.lower()}: {error.details()}"
         except PeerError as error:
             why = f"broke the protocol: {error}"
-        except Exception as error:  # a bug: it costs this worker, and whoever holds it knows at once
+        except (
+            Exception
+        ) as error:  # a bug: it costs this worker, and whoever holds it knows at once
             log.error("control.failed", worker=self._name, exc_info=error)
             why = "what it said could not be read; see the coordinator's log"
         finally:
@@ -76,7 +80,8 @@ class WorkerStream(ABC):
 
 
 class ControlClient(WorkerStream):
-    """Keeps `RoundsPort`. Orders that are told together travel together. incarnation: of the verifier process meant."""
+    """Keeps `RoundsPort`. Orders that are told together travel together. incarnation: of the
+    verifier process meant."""
 
     def __init__(
         self,
@@ -92,7 +97,9 @@ class ControlClient(WorkerStream):
         self._more = asyncio.Event()
         self._lease_s: float | None = None  # known once the verifier has spoken
         stub = verify_pb2_grpc.VerifyStub(channel)  # type: ignore[no-untyped-call]
-        super().__init__(name, ending_as_told(stub.Control(self._messages(), metadata=auth_metadata(token))))
+        super().__init__(
+            name, ending_as_told(stub.Control(self._messages(), metadata=auth_metadata(token)))
+        )
 
     def listen(self, listener: Listener) -> None:
         self._listener = listener
@@ -108,7 +115,9 @@ class ControlClient(WorkerStream):
     async def _messages(self) -> AsyncIterator[verify_pb2.ControlDown]:
         while not self._closed:
             with contextlib.suppress(TimeoutError):  # nothing to say is a sign of life
-                async with asyncio.timeout(None if self._lease_s is None else self._lease_s / SIGNS):
+                async with asyncio.timeout(
+                    None if self._lease_s is None else self._lease_s / SIGNS
+                ):
                     await self._more.wait()
             self._more.clear()
             orders, self._unsent = self._unsent, []
@@ -116,7 +125,9 @@ class ControlClient(WorkerStream):
 
     def _hear(self, message: verify_pb2.ControlUp) -> None:
         if message.incarnation != self._incarnation:
-            raise PeerError(f"incarnation: {message.incarnation} speaks, {self._incarnation} was meant")
+            raise PeerError(
+                f"incarnation: {message.incarnation} speaks, {self._incarnation} was meant"
+            )
         if message.lease_ms:
             self._lease_s = message.lease_ms * 1e-3
             self._more.set()
@@ -132,8 +143,8 @@ class ControlClient(WorkerStream):
 
 
 class VerifierClient(ControlClient):
-    """A verifier by the stream of its lane. Until there is one, whoever took the verifier in hears that it is lost or
-    leaves."""
+    """A verifier by the stream of its lane. Until there is one, whoever took the verifier in hears
+    that it is lost or leaves."""
 
     def __init__(
         self,
@@ -151,7 +162,9 @@ class VerifierClient(ControlClient):
     def open(self) -> ControlClient:
         """A stream of its own: what comes through it is freed when it ends."""
         facts = self.facts
-        return ControlClient(self._channel, name=facts.name, incarnation=facts.incarnation, token=self._token)
+        return ControlClient(
+            self._channel, name=facts.name, incarnation=facts.incarnation, token=self._token
+        )
 
     def heard(self, news: Sequence[Up]) -> None:
         for each in news:
@@ -176,7 +189,9 @@ class DrafterClient(WorkerStream):
         """on_draining: gets the seconds that are left. on_lost: called once."""
         self.facts, self._on_lost, self._on_draining = facts, on_lost, on_draining
         stub = draft_pb2_grpc.DraftStub(channel)  # type: ignore[no-untyped-call]
-        call = stub.Watch(draft_pb2.WatchRequest(incarnation=facts.incarnation), metadata=auth_metadata(token))
+        call = stub.Watch(
+            draft_pb2.WatchRequest(incarnation=facts.incarnation), metadata=auth_metadata(token)
+        )
         super().__init__(facts.name, call)
 
     def _hear(self, message: types_pb2.Draining) -> None:

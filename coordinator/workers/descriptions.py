@@ -12,7 +12,9 @@ from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
 
 def verifier_facts(name: str, endpoint: str, said: verify_pb2.VerifierDescription) -> VerifierFacts:
     pages = said.load.pages_total if said.page_size else 0
-    return copied(VerifierFacts, said, name=name, endpoint=endpoint, pages_total=pages, cost=_cost(said.cost))
+    return copied(
+        VerifierFacts, said, name=name, endpoint=endpoint, pages_total=pages, cost=_cost(said.cost)
+    )
 
 
 def drafter_facts(name: str, endpoint: str, said: draft_pb2.DrafterDescription) -> DrafterFacts:
@@ -71,6 +73,7 @@ def verifier_mismatch(first: VerifierFacts, other: VerifierFacts) -> str | None:
     if other.fingerprint != first.fingerprint:
         return (
             f"{other.name} serves the target {other.fingerprint[:12]} ({other.model}), "
-            f"{first.name} {first.fingerprint[:12]} ({first.model}): all verifiers of a cell serve the same one"
+            f"{first.name} {first.fingerprint[:12]} ({first.model}): all verifiers of a cell serve "
+            "the same one"
         )
     return None

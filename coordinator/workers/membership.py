@@ -1,8 +1,10 @@
-"""Who is there: keeps a connection to every announced worker, checks that they fit, and makes lanes of them.
+"""Who is there: keeps a connection to every announced worker, checks that they fit, and makes lanes
+of them.
 
-One lane per verifier; every drafter that fits feeds every lane. The announced set is the whole truth: whoever is
-missing is let go. A worker that breaks is tried again with a capped back-off, and counts as lost in the moment its
-stream ends. A worker is taken in when its first requests have run, see `warming`.
+One lane per verifier; every drafter that fits feeds every lane. The announced set is the whole
+truth: whoever is missing is let go. A worker that breaks is tried again with a capped back-off, and
+counts as lost in the moment its stream ends. A worker is taken in when its first requests have run,
+see `warming`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from dspark.wire.v1 import draft_pb2, verify_pb2
 
 log = structlog.get_logger("dspark.membership")
 
-SETTLE_S = 2.0  # for the sequences of a verifier that is let go; what has not settled by then is lost with it
+# for the sequences of a verifier that is let go; what has not settled by then is lost with it
+SETTLE_S = 2.0
 ANNOUNCE_WAIT_S = 1.0  # an announcement is answered when all are connected, or after this
 
 
@@ -53,15 +56,18 @@ class Membership:
         warm_up_s: float = 0.0,
         rule: Rule = Rule.BLOCK,
     ) -> None:
-        """explain: the watch of these lanes. `warm_up_s` bounds the first requests of a worker, which go by `rule`, and
-        how long the cell is not ready for want of a drafter; 0: there are none."""
+        """explain: the watch of these lanes. `warm_up_s` bounds the first requests of a worker,
+        which go by `rule`, and how long the cell is not ready for want of a drafter; 0: there are
+        none."""
         self._warm_up_s, self._rule = warm_up_s, rule
         self._shared, self._access = shared, access
         self._ready = False
         self._patience: Timer | None = None
         self._draining: frozenset[Address] = frozenset()
         self.explain, self.monitor = explain or Explain(), shared.monitor
-        self.on_serving: Callable[[bool], None] = lambda serving: None  # told whether anybody can be taken in
+        self.on_serving: Callable[[bool], None] = lambda serving: (
+            None
+        )  # told whether anybody can be taken in
         self._admission, self._clock, self._metrics = admission, shared.clock, shared.metrics
         admission.verifier_warms = self._verifier_warms
         self._workers: dict[Address, WorkerConnection] = {}
@@ -94,21 +100,28 @@ class Membership:
 
     @property
     def ready(self) -> bool:
-        """Whether a request of every kind has run: there is a lane, and where drafters were announced one was there, or
-        time enough for one."""
+        """Whether a request of every kind has run: there is a lane, and where drafters were
+        announced one was there, or time enough for one."""
         return self._ready and any(not lane.draining for lane in self._lanes.values())
 
     async def announce(
-        self, addresses: Iterable[Address], draining: Collection[Address] = (), *, wait_s: float = ANNOUNCE_WAIT_S
+        self,
+        addresses: Iterable[Address],
+        draining: Collection[Address] = (),
+        *,
+        wait_s: float = ANNOUNCE_WAIT_S,
     ) -> int:
-        """Replaces the set of workers; returns how many are connected. Those that drain get nobody new."""
+        """Replaces the set of workers; returns how many are connected. Those that drain get nobody
+        new."""
         wanted = dict.fromkeys(addresses)
         self._draining = frozenset(draining)
         for address in [known for known in self._workers if known not in wanted]:
             self._let_go(self._workers.pop(address), "no longer announced")
         for address in wanted:
             if address not in self._workers:
-                self._workers[address] = WorkerConnection(address, self._join, self._alone, self._access, self._metrics)
+                self._workers[address] = WorkerConnection(
+                    address, self._join, self._alone, self._access, self._metrics
+                )
         for worker in self._workers.values():
             self._drain(worker, worker.address in self._draining)
         waiting = [worker.settled.wait() for worker in self._workers.values()]
@@ -154,7 +167,9 @@ class Membership:
 
     def _leaves(self, worker: WorkerConnection, finish_within_s: float) -> None:
         """By the worker's own word: it ends in so many seconds."""
-        log.info("worker.draining", worker=worker.address.name, finish_within_s=round(finish_within_s, 1))
+        log.info(
+            "worker.draining", worker=worker.address.name, finish_within_s=round(finish_within_s, 1)
+        )
         worker.leaving, worker.state = True, "draining"
         self._drain(worker, True)
         if isinstance(worker.port, VerifierClient) and worker.port in self._lanes:
@@ -208,12 +223,19 @@ class Membership:
                 self._admission.lane_left(lane)
             self._gone(worker, why)
 
-        client = VerifierClient(facts, channel, self._access.token, lost, partial(self._leaves, worker))
+        client = VerifierClient(
+            facts, channel, self._access.token, lost, partial(self._leaves, worker)
+        )
         worker.hold(client)
         if (problem := await self._warm(worker, client) or self._unlike(facts)) is not None:
             return problem
         lane = self._lanes[client] = Lane(
-            facts, client, self._admission, self._shared, on_lost=client.on_lost, on_draining=client.on_draining
+            facts,
+            client,
+            self._admission,
+            self._shared,
+            on_lost=client.on_lost,
+            on_draining=client.on_draining,
         )
         worker.serves()
         for _, drafter in self._fitting(client):
@@ -227,7 +249,9 @@ class Membership:
         return None
 
     def _unlike(self, facts: VerifierFacts) -> str | None:
-        return next(filter(None, (verifier_mismatch(other, facts) for other in self.verifiers)), None)
+        return next(
+            filter(None, (verifier_mismatch(other, facts) for other in self.verifiers)), None
+        )
 
     async def _drafter_came(
         self, worker: WorkerConnection, facts: DrafterFacts, channel: grpc.aio.Channel
@@ -245,7 +269,9 @@ class Membership:
             self._shared.load.pop(client, None)
             self._gone(worker, why)
 
-        client = DrafterClient(facts, channel, self._access.token, lost, partial(self._leaves, worker))
+        client = DrafterClient(
+            facts, channel, self._access.token, lost, partial(self._leaves, worker)
+        )
         worker.hold(client)
         if (problem := await self._warm(worker, client)) is not None:
             return problem
@@ -262,7 +288,8 @@ class Membership:
 
     def _verifier_warms(self) -> bool:
         return any(
-            each.address.role is WorkerRole.VERIFY and each.state == "warming" for each in self._workers.values()
+            each.address.role is WorkerRole.VERIFY and each.state == "warming"
+            for each in self._workers.values()
         )
 
     def _fitting(self, client: WorkerPort) -> list[tuple[VerifierClient, DrafterClient]]:
@@ -278,7 +305,11 @@ class Membership:
         """Why it cannot serve. That drafted steps of two workers do not run is no reason."""
         warmed = list[tuple[VerifierClient, DrafterClient]]()
         first = self._warm_up_s > 0 and not worker.has_run
-        if first and isinstance(client, VerifierClient) and (problem := await self._first_request(client)):
+        if (
+            first
+            and isinstance(client, VerifierClient)
+            and (problem := await self._first_request(client))
+        ):
             return problem
         while first and worker.port is client:
             new = [pair for pair in self._fitting(client) if pair not in warmed]
@@ -286,14 +317,26 @@ class Membership:
                 break
             await asyncio.gather(*(self._first_request(*pair) for pair in new))
             warmed += new
-        return None if worker.port is client else f"it was lost while its first requests ran: {worker.detail}"
+        return (
+            None
+            if worker.port is client
+            else f"it was lost while its first requests ran: {worker.detail}"
+        )
 
-    async def _first_request(self, verifier: VerifierClient, drafter: DrafterClient | None = None) -> str | None:
+    async def _first_request(
+        self, verifier: VerifierClient, drafter: DrafterClient | None = None
+    ) -> str | None:
         """Drafted for, or a plain one. Why it did not run to its end."""
         problem = None
         try:
             async with asyncio.timeout(self._warm_up_s):
-                await warm(verifier, drafter, rule=self._rule, waits=self._shared.conduct, clock=self._clock)
+                await warm(
+                    verifier,
+                    drafter,
+                    rule=self._rule,
+                    waits=self._shared.conduct,
+                    clock=self._clock,
+                )
         except TimeoutError:
             problem = f"its first requests did not end within {self._warm_up_s:g} s"
         except Unwarmed as error:
@@ -316,27 +359,38 @@ class Membership:
 
     def _note_ready(self) -> None:
         wanted = any(worker.address.role is WorkerRole.DRAFT for worker in self._workers.values())
-        if not self._ready and self._lanes and (self._drafters or not wanted or not self._warm_up_s):
+        if (
+            not self._ready
+            and self._lanes
+            and (self._drafters or not wanted or not self._warm_up_s)
+        ):
             self._ready = True
         self.on_serving(self.ready)
 
     def _note_fits(self) -> None:
-        """A drafter that came before any verifier learns here whether it fits; the next one may be the right one."""
+        """A drafter that came before any verifier learns here whether it fits; the next one may be
+        the right one."""
         for drafter, worker in self._drafters.items():
             problems = [drafter_mismatch(verifier, drafter.facts) for verifier in self.verifiers]
             problem = next(filter(None, problems), "") if all(problems) else ""
             if problem != worker.detail and not worker.leaving:
-                worker.state, worker.detail = ("connecting", problem) if problem else ("serving", "")
+                worker.state, worker.detail = (
+                    ("connecting", problem) if problem else ("serving", "")
+                )
                 if problem:
                     log.warning("drafter.does_not_fit", drafter=drafter.facts.name, why=problem)
         self._note_ready()
         for role in WorkerRole:
-            states = Counter(worker.state for worker in self._workers.values() if worker.address.role is role)
+            states = Counter(
+                worker.state for worker in self._workers.values() if worker.address.role is role
+            )
             for state in ("serving", "warming", "connecting", "draining"):
                 self._metrics.pool_replicas.labels(pool=role.value, state=state).set(states[state])
 
     def _gone(self, worker: WorkerConnection, why: str) -> None:
-        if self._workers.get(worker.address) is worker and not worker.leaving:  # otherwise it was let go
+        if (
+            self._workers.get(worker.address) is worker and not worker.leaving
+        ):  # otherwise it was let go
             self._metrics.worker_losses.labels(pool=worker.address.role.value).inc()
             log.warning("worker.lost", worker=worker.address.name, why=why)
         worker.lost(why)

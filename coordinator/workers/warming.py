@@ -1,8 +1,9 @@
-"""The first requests of a worker, before anybody's: a prompt and plain steps, then drafted steps by each drafter.
+"""The first requests of a worker, before anybody's: a prompt and plain steps, then drafted steps by
+each drafter.
 
-What runs for the first time pays for memory, kernels and connections; whoever is taken in has paid. They go through a
-lane like all others, but one that nobody else sees: nothing counts them, and no estimate learns
-from them.
+What runs for the first time pays for memory, kernels and connections; whoever is taken in has paid.
+They go through a lane like all others, but one that nobody else sees: nothing counts them, and no
+estimate learns from them.
 """
 
 from __future__ import annotations
@@ -38,10 +39,15 @@ class Unwarmed(DsparkError):
 
 
 async def warm(
-    verifier: VerifierClient, drafter: DrafterPort | None, *, rule: Rule, waits: Conduct, clock: Clock
+    verifier: VerifierClient,
+    drafter: DrafterPort | None,
+    *,
+    rule: Rule,
+    waits: Conduct,
+    clock: Clock,
 ) -> None:
-    """Runs one, drafted for by this drafter, or plain; Unwarmed if it fails or nothing is drafted. Bound it from
-    outside."""
+    """Runs one, drafted for by this drafter, or plain; Unwarmed if it fails or nothing is drafted.
+    Bound it from outside."""
     owner, waits = _Owner(), replace(waits, bypass=False, cohorts=1)
     async with _lane(verifier, owner, waits, clock) as lane:
         if drafter is None:
@@ -49,14 +55,23 @@ async def warm(
             return
         lane.drafter_joined(drafter)
         block = drafter.facts.block_size
-        state = _state(verifier.facts, Fixed(block), 1 + DRAFTED_STEPS * (block + 1), rule, clock, drafter.facts)
+        state = _state(
+            verifier.facts,
+            Fixed(block),
+            1 + DRAFTED_STEPS * (block + 1),
+            rule,
+            clock,
+            drafter.facts,
+        )
         await owner.run(lane, state)
         if not state.stats.drafted:
             raise Unwarmed(f"{drafter.facts.name} drafted nothing")
 
 
 @contextlib.asynccontextmanager
-async def _lane(verifier: VerifierClient, owner: _Owner, waits: Conduct, clock: Clock) -> AsyncGenerator[Lane]:
+async def _lane(
+    verifier: VerifierClient, owner: _Owner, waits: Conduct, clock: Clock
+) -> AsyncGenerator[Lane]:
     """One that nobody else sees, over a stream of its own, which ends with the first requests."""
     stream, facts = verifier.open(), replace(verifier.facts, cost=None)
     metrics = Metrics()
@@ -65,7 +80,9 @@ async def _lane(verifier: VerifierClient, owner: _Owner, waits: Conduct, clock: 
         owner.why_lost = why
 
     try:
-        yield Lane(facts, stream, owner, LaneContext(clock, metrics, Monitor(metrics), waits), on_lost=lost)
+        yield Lane(
+            facts, stream, owner, LaneContext(clock, metrics, Monitor(metrics), waits), on_lost=lost
+        )
     finally:
         stream.close("its first requests are over")
         await stream.ended()
@@ -88,7 +105,8 @@ class _Owner:
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, lane: Lane, state: RequestState) -> None:
-        """Until it has ended; what is left of it at an error or a cancellation is freed by the lane's end."""
+        """Until it has ended; what is left of it at an error or a cancellation is freed by the
+        lane's end."""
         self._lane = lane
         lane.take(state)
         await self._over
@@ -108,7 +126,9 @@ class _Owner:
 
     def _settle(self, why: str | None) -> None:
         if not self._over.done():
-            self._over.set_exception(Unwarmed(why)) if why is not None else self._over.set_result(None)
+            self._over.set_exception(Unwarmed(why)) if why is not None else self._over.set_result(
+                None
+            )
 
 
 class _Unread:
@@ -130,7 +150,10 @@ def _state(
     drafter: DrafterFacts | None = None,
 ) -> RequestState:
     """A request of its own key, as long as the verifier's context and pool allow."""
-    room = min(verifier.context_length, verifier.page_size * verifier.pages_total or verifier.context_length)
+    room = min(
+        verifier.context_length,
+        verifier.page_size * verifier.pages_total or verifier.context_length,
+    )
     length = max(min(PROMPT, room - tokens), 1)
     request = Request(
         id="warm-up",

@@ -39,7 +39,8 @@ class WorkerRole(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a worker was announced, and which process was meant; incarnation 0 accepts whoever answers."""
+    """Where a worker was announced, and which process was meant; incarnation 0 accepts whoever
+    answers."""
 
     role: WorkerRole
     endpoint: str
@@ -73,7 +74,9 @@ class WorkerConnection:
         self.state = "connecting"
         self.detail = ""
         self.leaving = False  # it said that it will end
-        self.has_run = False  # it said that it served before, so that nothing runs for the first time
+        self.has_run = (
+            False  # it said that it served before, so that nothing runs for the first time
+        )
         self.settled = asyncio.Event()  # the first attempt is over, one way or the other
         self.port: WorkerPort | None = None
         self._held: WorkerPort | None = None  # the last one, whose stream may still be ending
@@ -185,7 +188,8 @@ class WorkerConnection:
             return f"another process answers at {self.address.endpoint}: incarnation {said.incarnation}, not {wanted}"
         try:
             problem = await self._join(self, said, self._channel)
-        except Exception as error:  # a bug, or a description nobody foresaw: this worker stays out, the others serve
+        # a bug, or a description nobody foresaw: this worker stays out, the others serve
+        except Exception as error:
             log.error("worker.not_understood", worker=self.address.name, exc_info=error)
             problem = "what it says about itself is not understood; see the coordinator's log"
         if problem is not None:

@@ -1,4 +1,5 @@
-"""Writes the reference pages from what the code says: configuration, command line, metrics and the wire protocol.
+"""Writes the reference pages from what the code says: configuration, command line, metrics and the
+wire protocol.
 
 python docs/reference/generate.py          # writes the pages
 python docs/reference/generate.py --check  # exits 1 and names the pages that are out of date
@@ -33,8 +34,10 @@ def configuration() -> str:
         "# Configuration",
         "",
         "One YAML file with a section per process (`--config FILE`), over it the environment",
-        "(`DSPARK_<SECTION>__<KEY>`), over that the flags (`--page-size 32` sets `page_size`). An unknown key is an",
-        "error that names it and where it came from. Lists are comma-separated in the environment and in flags.",
+        "(`DSPARK_<SECTION>__<KEY>`), over that the flags (`--page-size 32` sets `page_size`). An "
+        "unknown key is an",
+        "error that names it and where it came from. Lists are comma-separated in the environment "
+        "and in flags.",
     ]
     sections: list[tuple[str, str, type]] = [
         ("cluster", "`dspark up`", ClusterConfig),
@@ -46,7 +49,10 @@ def configuration() -> str:
         lines += ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
         for field in dataclasses.fields(cls):
             kind = str(field.type).replace("|", "\\|")
-            lines.append(f"| `{field.name}` | {kind} | {_default(field)} | {cell(field.metadata.get('doc', ''))} |")
+            lines.append(
+                f"| `{field.name}` | {kind} | {_default(field)} | "
+                f"{cell(field.metadata.get('doc', ''))} |"
+            )
     return page(lines)
 
 
@@ -59,8 +65,14 @@ def command_line() -> str:
     ]
     for name, parser, said in _every_command():
         lines += ["", f"## dspark {name}", "", " ".join((parser.description or said).split())]
-        options = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
-        options = [action for action in options if not isinstance(action, argparse._SubParsersAction)]
+        options = [
+            action
+            for action in parser._actions
+            if action.help != argparse.SUPPRESS and action.dest != "help"
+        ]
+        options = [
+            action for action in options if not isinstance(action, argparse._SubParsersAction)
+        ]
         if options:
             lines += ["", "| argument | default | meaning |", "| --- | --- | --- |"]
         for action in options:
@@ -69,8 +81,14 @@ def command_line() -> str:
                 written += f" {', '.join(map(str, action.choices))}"
             said = action.default not in (None, False, argparse.SUPPRESS, [], (), "")
             # What takes something away is not given by default, whatever stands there then.
-            default = f"`{action.default}`" if said and not isinstance(action, argparse._StoreFalseAction) else ""
-            meaning = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
+            default = (
+                f"`{action.default}`"
+                if said and not isinstance(action, argparse._StoreFalseAction)
+                else ""
+            )
+            meaning = (
+                (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
+            )
             lines.append(f"| {cell(written)} | {cell(default)} | {cell(meaning)} |")
     return page(lines)
 
@@ -112,8 +130,10 @@ def metrics() -> str:
     lines = [
         "# Metrics",
         "",
-        "Every process serves `/metrics` on a port of its own and exposes all of these metrics; those that do not",
-        "apply to it stay at zero. A counter's samples end in `_total`, a histogram's in `_bucket`, `_sum` and",
+        "Every process serves `/metrics` on a port of its own and exposes all of these metrics; "
+        "those that do not",
+        "apply to it stay at zero. A counter's samples end in `_total`, a histogram's in "
+        "`_bucket`, `_sum` and",
         "`_count`.",
         "",
         "| metric | kind | labels | meaning |",
@@ -122,11 +142,15 @@ def metrics() -> str:
     for collector in Metrics().registry._collector_to_names:
         for family in collector.describe() if hasattr(collector, "describe") else ():
             labels = ", ".join(f"`{label}`" for label in getattr(collector, "_labelnames", ()))
-            lines.append(f"| `{family.name}` | {family.type} | {labels} | {cell(family.documentation)} |")
+            lines.append(
+                f"| `{family.name}` | {family.type} | {labels} | {cell(family.documentation)} |"
+            )
     return page(lines)
 
 
-def _commands(parser: argparse.ArgumentParser, path: str = "") -> Iterator[tuple[str, argparse.ArgumentParser, str]]:
+def _commands(
+    parser: argparse.ArgumentParser, path: str = ""
+) -> Iterator[tuple[str, argparse.ArgumentParser, str]]:
     """Every command with its parser and the line its parent says about it."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -155,8 +179,12 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 when a page is out of date")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, exit 1 when a page is out of date"
+    )
     args = parser.parse_args(argv)
     stale = []
     for name, make in PAGES.items():

@@ -1,4 +1,5 @@
-"""The page of the wire protocol: services, messages and enums with the comments of the proto files."""
+"""The page of the wire protocol: services, messages and enums with the comments of the proto
+files."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def protocol() -> str:
     lines = [
         "# Wire protocol",
         "",
-        "gRPC package `dspark.wire.v1`. Clients need `generate.proto` alone; services speak the other files.",
+        "gRPC package `dspark.wire.v1`. Clients need `generate.proto` alone; services speak the "
+        "other files.",
     ]
     for file in _descriptors():
         comments = {tuple(place.path): _comment(place) for place in file.source_code_info.location}
@@ -33,7 +35,10 @@ def protocol() -> str:
                         (method.output_type, method.server_streaming),
                     )
                 )
-                lines.append(f"| `{method.name}` | {takes} | {gives} | {cell(comments.get((6, s, 2, m), ''))} |")
+                lines.append(
+                    f"| `{method.name}` | {takes} | {gives} | "
+                    f"{cell(comments.get((6, s, 2, m), ''))} |"
+                )
         for m, message in enumerate(file.message_type):
             lines += _message(message, (4, m), comments, message.name)
         for e, enum in enumerate(file.enum_type):
@@ -41,7 +46,9 @@ def protocol() -> str:
     return page(lines)
 
 
-def _message(message: Any, path: tuple[int, ...], comments: dict[tuple[int, ...], str], name: str) -> list[str]:
+def _message(
+    message: Any, path: tuple[int, ...], comments: dict[tuple[int, ...], str], name: str
+) -> list[str]:
     if message.options.map_entry:
         return []
     lines = _described(name, comments.get(path, ""))
@@ -49,8 +56,14 @@ def _message(message: Any, path: tuple[int, ...], comments: dict[tuple[int, ...]
         lines += ["| field | no. | type | meaning |", "| --- | --- | --- | --- |"]
     for f, field in enumerate(message.field):
         words = {3: "repeated "}.get(field.label, "optional " if field.proto3_optional else "")
-        kind = field.type_name.rpartition(".")[2] or field.Type.Name(field.type).removeprefix("TYPE_").lower()
-        lines.append(f"| `{field.name}` | {field.number} | {words}`{kind}` | {cell(comments.get((*path, 2, f), ''))} |")
+        kind = (
+            field.type_name.rpartition(".")[2]
+            or field.Type.Name(field.type).removeprefix("TYPE_").lower()
+        )
+        lines.append(
+            f"| `{field.name}` | {field.number} | {words}`{kind}` | "
+            f"{cell(comments.get((*path, 2, f), ''))} |"
+        )
     for n, nested in enumerate(message.nested_type):
         lines += _message(nested, (*path, 3, n), comments, f"{name}.{nested.name}")
     for n, enum in enumerate(message.enum_type):
@@ -58,11 +71,15 @@ def _message(message: Any, path: tuple[int, ...], comments: dict[tuple[int, ...]
     return lines
 
 
-def _enum(enum: Any, path: tuple[int, ...], comments: dict[tuple[int, ...], str], name: str) -> list[str]:
+def _enum(
+    enum: Any, path: tuple[int, ...], comments: dict[tuple[int, ...], str], name: str
+) -> list[str]:
     lines = _described(f"enum {name}", comments.get(path, ""))
     lines += ["| value | no. | meaning |", "| --- | --- | --- |"]
     for v, value in enumerate(enum.value):
-        lines.append(f"| `{value.name}` | {value.number} | {cell(comments.get((*path, 2, v), ''))} |")
+        lines.append(
+            f"| `{value.name}` | {value.number} | {cell(comments.get((*path, 2, v), ''))} |"
+        )
     return lines
 
 

@@ -22,48 +22,114 @@ counts from the intended start of a request. Lists (--concurrency, --rate, --pol
 
 def add_commands(commands: Any) -> None:
     """Adds `bench`."""
-    parser = commands.add_parser("bench", help="measure a server under load", description=DESCRIPTION)
+    parser = commands.add_parser(
+        "bench", help="measure a server under load", description=DESCRIPTION
+    )
     server = parser.add_argument_group("server")
     add_endpoint(server)
     server.add_argument(
-        "--openai", default="", metavar="URL", help="an OpenAI-style server instead, up to and including /v1"
+        "--openai",
+        default="",
+        metavar="URL",
+        help="an OpenAI-style server instead, up to and including /v1",
     )
     server.add_argument("--model", default="", help="model name to ask the OpenAI-style server for")
-    server.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds its key")
+    server.add_argument(
+        "--api-key-env", metavar="NAME", help="environment variable that holds its key"
+    )
     load = parser.add_argument_group("load")
     loop = load.add_mutually_exclusive_group()
     loop.add_argument("--concurrency", type=whole, metavar="N,N", help="users at a time (1,4,16)")
-    loop.add_argument("--rate", type=numbers, default=(), metavar="R,R", help="requests a second, arriving at random")
-    load.add_argument(
-        "--requests", type=int, default=0, metavar="N", help="measured requests a point (4 a user, >= 16)"
+    loop.add_argument(
+        "--rate",
+        type=numbers,
+        default=(),
+        metavar="R,R",
+        help="requests a second, arriving at random",
     )
     load.add_argument(
-        "--duration", dest="duration_s", type=float, default=0.0, metavar="S", help="longest window of a point, seconds"
+        "--requests",
+        type=int,
+        default=0,
+        metavar="N",
+        help="measured requests a point (4 a user, >= 16)",
     )
-    load.add_argument("--warmup", type=int, metavar="N", help="requests before the window of a point (one a user)")
-    load.add_argument("--seed", type=int, default=0, help="of arrivals, of the order of prompts and of sampling")
     load.add_argument(
-        "--timeout", dest="timeout_s", type=float, default=600.0, metavar="S", help="longest answer (600)"
+        "--duration",
+        dest="duration_s",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="longest window of a point, seconds",
+    )
+    load.add_argument(
+        "--warmup", type=int, metavar="N", help="requests before the window of a point (one a user)"
+    )
+    load.add_argument(
+        "--seed", type=int, default=0, help="of arrivals, of the order of prompts and of sampling"
+    )
+    load.add_argument(
+        "--timeout",
+        dest="timeout_s",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="longest answer (600)",
     )
     asked = parser.add_argument_group("requests")
     source = asked.add_mutually_exclusive_group()
-    source.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with `prompt` or `prompt_token_ids`")
-    source.add_argument("--domains", default="chat,code,reasoning,writing", metavar="D,D", help="built-in prompts")
-    source.add_argument("--input-len", type=int, metavar="N", help="random token ids instead, N to a prompt")
-    asked.add_argument("--vocabulary", type=int, metavar="N", help="ids below N for --input-len with --openai")
-    asked.add_argument("--output-len", type=int, default=128, metavar="N", help="longest answer in tokens (128)")
-    asked.add_argument("--stop-at-eos", dest="ignore_eos", action="store_false", help="let answers end by themselves")
-    asked.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (the default)")
-    asked.add_argument("--policy", default="", metavar="P,P", help="policies, one series each (the deployment's)")
-    asked.add_argument("--rule", default="", choices=["token", "block", "coupled"], help="acceptance rule")
+    source.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines with `prompt` or `prompt_token_ids`",
+    )
+    source.add_argument(
+        "--domains", default="chat,code,reasoning,writing", metavar="D,D", help="built-in prompts"
+    )
+    source.add_argument(
+        "--input-len", type=int, metavar="N", help="random token ids instead, N to a prompt"
+    )
+    asked.add_argument(
+        "--vocabulary", type=int, metavar="N", help="ids below N for --input-len with --openai"
+    )
+    asked.add_argument(
+        "--output-len", type=int, default=128, metavar="N", help="longest answer in tokens (128)"
+    )
+    asked.add_argument(
+        "--stop-at-eos",
+        dest="ignore_eos",
+        action="store_false",
+        help="let answers end by themselves",
+    )
+    asked.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (the default)"
+    )
+    asked.add_argument(
+        "--policy", default="", metavar="P,P", help="policies, one series each (the deployment's)"
+    )
+    asked.add_argument(
+        "--rule", default="", choices=["token", "block", "coupled"], help="acceptance rule"
+    )
     out = parser.add_argument_group("output")
-    out.add_argument("--json", action="store_true", help="one JSON object on stdout instead of a table")
+    out.add_argument(
+        "--json", action="store_true", help="one JSON object on stdout instead of a table"
+    )
     out.add_argument("--save", type=Path, metavar="FILE", help="write the JSON object to a file")
     out.add_argument(
-        "--plot", type=Path, metavar="FILE", help="PNG or SVG: speed per user against speed in all, budget"
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="PNG or SVG: speed per user against speed in all, budget",
     )
     out.add_argument(
-        "--with", dest="others", type=Path, nargs="+", default=[], metavar="FILE", help="saved runs to plot too"
+        "--with",
+        dest="others",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="saved runs to plot too",
     )
     parser.set_defaults(run=_bench)
 
@@ -81,13 +147,24 @@ def _bench(args: argparse.Namespace) -> int:
     if args.save is not None:
         check_file("save", args.save)
     earlier = [point for path in args.others for point in report.load(path)]
-    given = {field.name: getattr(args, field.name) for field in fields(sweep.SweepOrder) if hasattr(args, field.name)}
+    given = {
+        field.name: getattr(args, field.name)
+        for field in fields(sweep.SweepOrder)
+        if hasattr(args, field.name)
+    }
     given |= _server(args)
-    given |= {name: tuple(part.strip() for part in getattr(args, name).split(",")) for name in ("policy", "domains")}
+    given |= {
+        name: tuple(part.strip() for part in getattr(args, name).split(","))
+        for name in ("policy", "domains")
+    }
     given["concurrency"] = args.concurrency or (() if args.rate else (1, 4, 16))
     order = sweep.SweepOrder(**given, renderer=_renderer)
     points = asyncio.run(sweep.run(order))
-    result = {"command": " ".join(["dspark", "bench", *sys.argv[2:]]), **report.machine(), "points": points}
+    result = {
+        "command": " ".join(["dspark", "bench", *sys.argv[2:]]),
+        **report.machine(),
+        "points": points,
+    }
     if args.save is not None:
         args.save.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if args.plot is not None:
@@ -97,7 +174,8 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _renderer(target: str) -> Callable[[str], str] | None:
-    """Asks a question as users of a chat do: by the target's template, if it has one that is found on this machine."""
+    """Asks a question as users of a chat do: by the target's template, if it has one that is found
+    on this machine."""
     if not importlib.util.find_spec("jinja2"):  # it comes with the HTTP front
         return None
     from coordinator.http.template import question_renderer
@@ -106,7 +184,8 @@ def _renderer(target: str) -> Callable[[str], str] | None:
 
 
 def _server(args: argparse.Namespace) -> dict[str, Any]:
-    """Whom to ask, and what to show there: endpoint (None for an OpenAI-style server), token, tls."""
+    """Whom to ask, and what to show there: endpoint (None for an OpenAI-style server), token,
+    tls."""
     from dspark.client.cell import whom_to_call
     from dspark.runtime.identity import read_token
 

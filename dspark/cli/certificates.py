@@ -1,7 +1,9 @@
-"""`dspark certificates DIR`: an authority of one's own and certificates of it, for trying TLS out and for small cells.
+"""`dspark certificates DIR`: an authority of one's own and certificates of it, for trying TLS out
+and for small cells.
 
-The authority's key lies beside what it signs. An organisation that has an authority uses that one instead: the files
-that matter are the same. Run again, it renews all certificates and keeps the authority.
+The authority's key lies beside what it signs. An organisation that has an authority uses that one
+instead: the files that matter are the same. Run again, it renews all certificates and keeps the
+authority.
 """
 
 from __future__ import annotations
@@ -31,17 +33,31 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "certificates",
         help="make an authority and certificates for TLS",
-        description="Writes ca.crt, and a certificate and key for processes of the cell (node), operators, readers of "
-        "metrics (monitor) and clients. Certificates name a role: dspark://ROLE/NAME. Run again, it renews them.",
-    )
-    parser.add_argument("directory", metavar="DIR", type=Path, help="folder for the files; made if it is not there")
-    parser.add_argument(
-        "--host", action="append", default=[], metavar="NAME", help="name or address others reach the node by; repeat"
+        description="Writes ca.crt, and a certificate and key for processes of the cell (node), "
+        "operators, readers of "
+        "metrics (monitor) and clients. Certificates name a role: dspark://ROLE/NAME. Run again, "
+        "it renews them.",
     )
     parser.add_argument(
-        "--client", action="append", default=[], metavar="TENANT", help="a certificate for this tenant; repeat"
+        "directory", metavar="DIR", type=Path, help="folder for the files; made if it is not there"
     )
-    parser.add_argument("--days", type=int, default=90, metavar="N", help="until certificates end (90)")
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name or address others reach the node by; repeat",
+    )
+    parser.add_argument(
+        "--client",
+        action="append",
+        default=[],
+        metavar="TENANT",
+        help="a certificate for this tenant; repeat",
+    )
+    parser.add_argument(
+        "--days", type=int, default=90, metavar="N", help="until certificates end (90)"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -63,7 +79,9 @@ def issue(folder: Path, *, hosts: list[str], tenants: list[str], days: int) -> l
         raise ConfigError(f"days: {days} is less than 1")
     for tenant in tenants:
         if not _NAME.fullmatch(tenant):
-            raise ConfigError(f"client: {tenant!r} is no tenant's name: letters, digits, dots, dashes, up to 64")
+            raise ConfigError(
+                f"client: {tenant!r} is no tenant's name: letters, digits, dots, dashes, up to 64"
+            )
     authority = _load(folder) or _made(None, "dspark development authority", [], CA_DAYS)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     near = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
@@ -89,7 +107,14 @@ def _made(authority: _Pair | None, name: str, names: list[str], days: int) -> _P
     signer = authority.key if authority else key
     now = datetime.datetime.now(datetime.UTC)
     use = dict.fromkeys(
-        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only"), False
+        (
+            "content_commitment",
+            "key_encipherment",
+            "data_encipherment",
+            "key_agreement",
+            "encipher_only",
+        ),
+        False,
     )
     builder = (
         x509.CertificateBuilder()
@@ -111,14 +136,18 @@ def _made(authority: _Pair | None, name: str, names: list[str], days: int) -> _P
             critical=True,
         )
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
     )
     if authority is not None:
         purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if any("://" not in one for one in names):
             purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
         builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
-        builder = builder.add_extension(x509.SubjectAlternativeName([_alternative(n) for n in names]), critical=False)
+        builder = builder.add_extension(
+            x509.SubjectAlternativeName([_alternative(n) for n in names]), critical=False
+        )
     return _Pair(builder.sign(signer, hashes.SHA256()), key)
 
 
@@ -146,7 +175,10 @@ def _load(folder: Path) -> _Pair | None:
         certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{folder}: ca.key and ca.crt cannot be read ({error})") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or certificate.public_key() != key.public_key():
+    if (
+        not isinstance(key, ec.EllipticCurvePrivateKey)
+        or certificate.public_key() != key.public_key()
+    ):
         raise ConfigError(f"{folder}: ca.key is not the key of ca.crt")
     return _Pair(certificate, key)
 

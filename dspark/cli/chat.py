@@ -30,21 +30,32 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "chat",
         help="talk with the target",
-        description="Turn by turn, through the target's chat template. Ctrl-C interrupts an answer and keeps what was "
+        description="Turn by turn, through the target's chat template. Ctrl-C interrupts an answer "
+        "and keeps what was "
         "said; Ctrl-D ends. Where the context is full the oldest turns are left out.",
     )
-    parser.add_argument("--system", metavar="TEXT", help="what the target is told before the first turn")
-    parser.add_argument("--max-tokens", type=positive, default=ANSWER, metavar="N", help=f"longest answer ({ANSWER})")
     parser.add_argument(
-        "--target", metavar="PATH_OR_ID", help="whose template and tokenizer are used (those of the served model)"
+        "--system", metavar="TEXT", help="what the target is told before the first turn"
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=positive,
+        default=ANSWER,
+        metavar="N",
+        help=f"longest answer ({ANSWER})",
+    )
+    parser.add_argument(
+        "--target",
+        metavar="PATH_OR_ID",
+        help="whose template and tokenizer are used (those of the served model)",
     )
     add_asking(parser, "coordinator or front end; default: the cluster of this state folder")
     parser.set_defaults(run=_chat)
 
 
 class Ears:
-    """For Ctrl-C: what listens is stopped; anything else is not broken in the middle, and the conversation ends behind
-    it."""
+    """For Ctrl-C: what listens is stopped; anything else is not broken in the middle, and the
+    conversation ends behind it."""
 
     def __init__(self) -> None:
         self.over = False
@@ -80,18 +91,25 @@ def _chat(args: argparse.Namespace) -> int:
         info = client.model_info()
         render = renderer(args.target or info.model)
         if args.max_tokens >= info.context_length:
-            raise ConfigError(f"--max-tokens: {args.max_tokens} leaves no room in {info.context_length} tokens")
+            raise ConfigError(
+                f"--max-tokens: {args.max_tokens} leaves no room in {info.context_length} tokens"
+            )
         room = info.context_length - args.max_tokens
         options = {name: getattr(args, name) for name in _OPTIONS}
         said: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
-        _tell(f"{info.model.rstrip('/').rpartition('/')[2]} answers; Ctrl-C interrupts it, Ctrl-D ends")
+        _tell(
+            f"{info.model.rstrip('/').rpartition('/')[2]} answers; Ctrl-C interrupts it, Ctrl-D "
+            "ends"
+        )
         ears = Ears()
         for turn in turns(ears):
             said.append({"role": "user", "content": turn})
             try:
                 check_encoding("this line", turn)
                 prompt = fitted(said, render, room)
-                said.append({"role": "assistant", "content": _answer(client, prompt, options, ears)})
+                said.append(
+                    {"role": "assistant", "content": _answer(client, prompt, options, ears)}
+                )
             except DsparkError as error:
                 _tell(f"dspark: {error}")
                 said.pop()  # so that it can be said again
@@ -101,7 +119,8 @@ def _chat(args: argparse.Namespace) -> int:
 
 
 def renderer(target: str) -> Render:
-    """From a conversation to token ids. ConfigError where the target has no template, or is not on this machine."""
+    """From a conversation to token ids. ConfigError where the target has no template, or is not on
+    this machine."""
     from coordinator.http.template import find_template
     from coordinator.reception.tokenizer import find_tokenizer
 
@@ -111,7 +130,8 @@ def renderer(target: str) -> Render:
     if template is None or tokenizer is None:
         missing = "tokenizer" if tokenizer is None else "chat template"
         raise ConfigError(
-            f"{target}: no {missing} is found; --target names a folder with it, `dspark generate` takes plain prompts"
+            f"{target}: no {missing} is found; --target names a folder with it, `dspark generate` "
+            "takes plain prompts"
         )
 
     def render(said: list[Message]) -> tuple[int, ...]:
@@ -144,7 +164,8 @@ def turns(ears: Ears) -> Iterator[str]:
 
 
 def fitted(said: list[Message], render: Render, room: int) -> tuple[int, ...]:
-    """The prompt, within `room` tokens: as long as it is longer, `said` loses its oldest question and answer."""
+    """The prompt, within `room` tokens: as long as it is longer, `said` loses its oldest question
+    and answer."""
     from coordinator.http.template import newest_that_fit
 
     prompt, left_out = newest_that_fit(said, room, render)
@@ -159,7 +180,8 @@ def _answer(client: Client, prompt: tuple[int, ...], options: dict[str, Any], ea
 
     text, tokens, end = "", 0, None
     try:
-        # Closed, not interrupted: an exception in the middle of gRPC could leave what it holds locked.
+        # Closed, not interrupted: an exception in the middle of gRPC could leave what it holds
+        # locked.
         with client.generate(prompt, **options) as stream, ears.listening(stream.close):
             if ears.over:
                 stream.close()
@@ -178,7 +200,10 @@ def _answer(client: Client, prompt: tuple[int, ...], options: dict[str, Any], ea
     else:
         rate = 1000 / end.timings.itl_ms if end.timings.itl_ms else 0.0
         spec, cut = end.speculation, " (the most)" if end.finish_reason == "length" else ""
-        _tell(f"[{tokens} tokens{cut}, {rate:.1f} tokens/s, {spec.mean_acceptance_length:.2f} tokens a round]")
+        _tell(
+            f"[{tokens} tokens{cut}, {rate:.1f} tokens/s, {spec.mean_acceptance_length:.2f} tokens "
+            "a round]"
+        )
     return text
 
 

@@ -1,5 +1,5 @@
-"""`dspark checkpoint check|convert|share|import`: what a drafter's folder holds, the same drafter in the other format
-or without the target's tables, and a target out of a GGUF file."""
+"""`dspark checkpoint check|convert|share|import`: what a drafter's folder holds, the same drafter
+in the other format or without the target's tables, and a target out of a GGUF file."""
 
 from __future__ import annotations
 
@@ -15,30 +15,58 @@ a copy of the target's; import makes a folder of a GGUF target."""
 
 def add_commands(commands: Any) -> None:
     """Adds `checkpoint`."""
-    group = commands.add_parser("checkpoint", help="check, convert or import checkpoints", description=NOTE)
+    group = commands.add_parser(
+        "checkpoint", help="check, convert or import checkpoints", description=NOTE
+    )
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser("check", help="load a drafter of any family and format")
-    check.add_argument("drafter", metavar="PATH_OR_ID", help="DeepSpec or speculators format, or a language model")
+    check.add_argument(
+        "drafter", metavar="PATH_OR_ID", help="DeepSpec or speculators format, or a language model"
+    )
     check.add_argument("--revision", help="of a hub id")
-    check.add_argument("--target", metavar="PATH_OR_ID", help="also say whether it was made for this target")
+    check.add_argument(
+        "--target", metavar="PATH_OR_ID", help="also say whether it was made for this target"
+    )
     check.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     check.set_defaults(run=_check)
     convert = actions.add_parser("convert", help="write a drafter in the speculators format")
-    convert.add_argument("drafter", metavar="PATH", type=Path, help="DSpark, DFlash or Eagle3 with Qwen3 layers")
-    convert.add_argument("out", metavar="DIR", type=Path, help="folder to write, which must not be there yet")
+    convert.add_argument(
+        "drafter", metavar="PATH", type=Path, help="DSpark, DFlash or Eagle3 with Qwen3 layers"
+    )
+    convert.add_argument(
+        "out", metavar="DIR", type=Path, help="folder to write, which must not be there yet"
+    )
     convert.add_argument("--verifier", metavar="NAME", help="name of the target, for the file")
-    convert.add_argument("--share-tables", action="store_true", help="leave out what is a copy of the target's")
-    convert.add_argument("--keep-tokens", metavar="FILE", type=Path, help="JSON list of the ids the head may draft")
+    convert.add_argument(
+        "--share-tables", action="store_true", help="leave out what is a copy of the target's"
+    )
+    convert.add_argument(
+        "--keep-tokens", metavar="FILE", type=Path, help="JSON list of the ids the head may draft"
+    )
     convert.set_defaults(run=_convert)
-    share = actions.add_parser("share", help="write a drafter without copies of the target's tables")
-    share.add_argument("drafter", metavar="PATH", type=Path, help="of any family but a language model")
-    share.add_argument("out", metavar="DIR", type=Path, help="folder to write, which must not be there yet")
-    share.add_argument("--target", metavar="PATH_OR_ID", required=True, help="whose tables the drafter has")
-    share.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="round to it (as it is stored)")
+    share = actions.add_parser(
+        "share", help="write a drafter without copies of the target's tables"
+    )
+    share.add_argument(
+        "drafter", metavar="PATH", type=Path, help="of any family but a language model"
+    )
+    share.add_argument(
+        "out", metavar="DIR", type=Path, help="folder to write, which must not be there yet"
+    )
+    share.add_argument(
+        "--target", metavar="PATH_OR_ID", required=True, help="whose tables the drafter has"
+    )
+    share.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], help="round to it (as it is stored)"
+    )
     share.set_defaults(run=_share)
     taken = actions.add_parser("import", help="write a GGUF target as an ordinary model folder")
-    taken.add_argument("source", metavar="FILE_OR_NAME", help="a .gguf file, a known name (smollm2), or its wheel")
-    taken.add_argument("out", metavar="DIR", type=Path, help="folder to write, which must not be there yet")
+    taken.add_argument(
+        "source", metavar="FILE_OR_NAME", help="a .gguf file, a known name (smollm2), or its wheel"
+    )
+    taken.add_argument(
+        "out", metavar="DIR", type=Path, help="folder to write, which must not be there yet"
+    )
     taken.add_argument("--json", action="store_true", help="one JSON object, of a failure too")
     taken.set_defaults(run=_import)
 
@@ -62,7 +90,13 @@ def _convert(args: argparse.Namespace) -> int:
 
     keep = None if args.keep_tokens is None else read_ids(args.keep_tokens)
     with new_folder(args.out) as out:
-        to_speculators(args.drafter, out, verifier=args.verifier, share_tables=args.share_tables, keep_tokens=keep)
+        to_speculators(
+            args.drafter,
+            out,
+            verifier=args.verifier,
+            share_tables=args.share_tables,
+            keep_tokens=keep,
+        )
     print(args.out)
     return 0
 

@@ -18,7 +18,11 @@ from typing import Any
 
 from dspark.errors import CheckpointError, DsparkError, UnsupportedFamily
 
-BLOCK_FILE, LOSS_FILE, DECODE_FILE = "block_cases.safetensors", "loss_case.safetensors", "decode_cases.json"
+BLOCK_FILE, LOSS_FILE, DECODE_FILE = (
+    "block_cases.safetensors",
+    "loss_case.safetensors",
+    "decode_cases.json",
+)
 CASE_FILES = (BLOCK_FILE, LOSS_FILE, DECODE_FILE)
 OUTCOMES = ("passed", "failed", "skipped")
 
@@ -54,7 +58,9 @@ class FileResult:
             self.skipped += cases
         else:
             self.failed += cases
-        self.problems.append(str(error) if isinstance(error, DsparkError) else f"{type(error).__name__}: {error}")
+        self.problems.append(
+            str(error) if isinstance(error, DsparkError) else f"{type(error).__name__}: {error}"
+        )
 
 
 def add_commands(commands: Any) -> None:
@@ -62,7 +68,8 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "conformance",
         help="check a folder of reference checkpoints and outputs",
-        description="Runs every case found in DIR, prints one line per case file, exits 1 if any failed.",
+        description="Runs every case found in DIR, prints one line per case file, exits 1 if any "
+        "failed.",
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="targets beside drafters")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
@@ -99,14 +106,20 @@ def check_folder(folder: Path, root: Path) -> list[FileResult]:
     from dspark.model.config_file import read_drafter_config
 
     checks = {BLOCK_FILE: block_cases, LOSS_FILE: loss_case, DECODE_FILE: decode_cases}
-    results = {name: FileResult(str((folder / name).relative_to(root))) for name in checks if (folder / name).is_file()}
+    results = {
+        name: FileResult(str((folder / name).relative_to(root)))
+        for name in checks
+        if (folder / name).is_file()
+    }
     try:
         beside = _target_for(folder, read_drafter_config(folder))
         drafter = load_drafter(folder, target=beside)
         target = load_target(beside) if beside is not None else None
     except Exception as error:  # of a drafter or a target; the other folders still count
         for name, result in results.items():
-            result.broken(error, _count_cases(folder / name), skip=isinstance(error, UnsupportedFamily))
+            result.broken(
+                error, _count_cases(folder / name), skip=isinstance(error, UnsupportedFamily)
+            )
         return list(results.values())
     for name, result in results.items():
         try:
@@ -143,14 +156,20 @@ def _folders(directory: Path) -> list[Path]:
 
 
 def _target_for(folder: Path, config: Any) -> Path | None:
-    """The target beside a drafter that has its vocabulary, width, depth and kind of layers; None if there is none."""
+    """The target beside a drafter that has its vocabulary, width, depth and kind of layers; None if
+    there is none."""
     from dspark.model.config import CONFIG_NAME
 
     fitting = []
     for other in sorted(path for path in folder.parent.iterdir() if path.is_dir()):
         try:
             raw = json.loads((other / CONFIG_NAME).read_bytes())
-            same = (raw["vocab_size"], raw["hidden_size"], raw["num_hidden_layers"], raw["model_type"])
+            same = (
+                raw["vocab_size"],
+                raw["hidden_size"],
+                raw["num_hidden_layers"],
+                raw["model_type"],
+            )
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if "target_layer_ids" not in raw and same == (
@@ -161,7 +180,9 @@ def _target_for(folder: Path, config: Any) -> Path | None:
         ):
             fitting.append(other)
     if len(fitting) > 1:
-        raise CheckpointError(f"{folder}: several targets fit: {', '.join(path.name for path in fitting)}")
+        raise CheckpointError(
+            f"{folder}: several targets fit: {', '.join(path.name for path in fitting)}"
+        )
     return fitting[0] if fitting else None
 
 

@@ -1,11 +1,13 @@
 """Decode cases: whole greedy runs through both engines as they are served, and a plan's threshold.
 
-All runs of a file advance together, one cohort per round, prompts riding along; see `conformance_served`. Counting is
-the reference's own: the token from the prefill is no round, the last round may overshoot, and a stop token inside the
-accepted draft ends the run there, without a bonus.
+All runs of a file advance together, one cohort per round, prompts riding along; see
+`conformance_served`. Counting is the reference's own: the token from the prefill is no round, the
+last round may overshoot, and a stop token inside the accepted draft ends the run there, without a
+bonus.
 
-A file of cases that is known is only believed together with the tensors it was recorded with, however they are laid out
-in their file: a case holds ids and lengths alone, which a small change of a weight need not move.
+A file of cases that is known is only believed together with the tensors it was recorded with,
+however they are laid out in their file: a case holds ids and lengths alone, which a small change of
+a weight need not move.
 
 The rooms are imported when cases run, so their types are unknown to this file's signatures.
 """
@@ -80,7 +82,9 @@ class CaseRun:
 
     def take(self, draft: Sequence[int], accepted: int, next_token: int) -> None:
         """Counts one round and commits what it kept."""
-        inside = next((n for n, token in enumerate(draft[:accepted], start=1) if token in self.stops), None)
+        inside = next(
+            (n for n, token in enumerate(draft[:accepted], start=1) if token in self.stops), None
+        )
         if inside is not None:
             self.ids.extend(draft[:inside])
             self.stopped = True
@@ -121,7 +125,10 @@ def decode_cases(file: Path, drafter: Drafter, target: LoadedTarget | None) -> l
     lives = [_run_of(number, case).end + size + MARGIN for number, case in enumerate(cases)]
     problems: list[str | None] = [None] * len(cases)
     with calibrated_copy(file.parent, size) as folder:
-        verify, draft = load_verify(target.folder, folder, lives), load_draft(folder, lives, target.folder)
+        verify, draft = (
+            load_verify(target.folder, folder, lives),
+            load_draft(folder, lives, target.folder),
+        )
         for turn in range(TURNS):
             runs = [_run_of(turn * len(cases) + number, case) for number, case in enumerate(cases)]
             _Turn(verify, draft, runs, prefixes_are_kept=turn > 0).play()
@@ -132,7 +139,9 @@ def decode_cases(file: Path, drafter: Drafter, target: LoadedTarget | None) -> l
 
 def _run_of(number: int, case: dict[str, Any]) -> CaseRun:
     if case.get("temperature", 0.0) != 0.0:
-        raise CheckpointError(f"case {number}: temperature {case['temperature']}, only greedy runs have one answer")
+        raise CheckpointError(
+            f"case {number}: temperature {case['temperature']}, only greedy runs have one answer"
+        )
     prompt = list(case["prompt_ids"])
     return CaseRun(
         cursor=Cursor(sequence=number + 1, epoch=1, round=0, committed_len=len(prompt)),
@@ -147,21 +156,28 @@ def _run_of(number: int, case: dict[str, Any]) -> CaseRun:
 class _Turn:
     """All runs of a file once, by two engines that are served."""
 
-    def __init__(self, verify: Any, draft: Any, runs: list[CaseRun], *, prefixes_are_kept: bool) -> None:
+    def __init__(
+        self, verify: Any, draft: Any, runs: list[CaseRun], *, prefixes_are_kept: bool
+    ) -> None:
         self._verify, self._draft, self._kept = verify, draft, prefixes_are_kept
         self._runs = {run.cursor.sequence: run for run in runs}
         self._anchored: set[int] = set()
         self._size = draft.drafter.config.block_size
 
     def play(self) -> None:
-        """Prompts wait in one line; the first begins alone, the others ride in the rounds of those before."""
+        """Prompts wait in one line; the first begins alone, the others ride in the rounds of those
+        before."""
         for run in self._runs.values():
             try:
                 self._open(run)
             except CheckpointError as error:
                 run.refused = str(error)
         while True:
-            going = [run for run in self._runs.values() if run.going and run.cursor.sequence in self._anchored]
+            going = [
+                run
+                for run in self._runs.values()
+                if run.going and run.cursor.sequence in self._anchored
+            ]
             if going:
                 self._round(going)
             elif (progress := self._verify.prefill_next()) is not None:
@@ -185,7 +201,9 @@ class _Turn:
         self._open_context(run)
         spared = self._verify.spared(cursor.sequence, cursor.epoch)
         if self._kept and spared < (whole := (run.prompt_len - 1) // PAGE * PAGE):
-            raise CheckpointError(f"{spared} tokens of the prompt were found in the prefix cache, not {whole}")
+            raise CheckpointError(
+                f"{spared} tokens of the prompt were found in the prefix cache, not {whole}"
+            )
         self._verify.line.add(PromptPrefill(cursor.sequence, cursor.epoch, tuple(run.ids)))
 
     def _open_context(self, run: CaseRun) -> None:
@@ -213,11 +231,19 @@ class _Turn:
             run.cursor = run.cursor._replace(round=run.cursor.round + 1, committed_len=len(run.ids))
             self._fill(run)
         blocks = draft.draft(
-            [DraftItem(run.cursor, run.ids[-1], features_through=len(run.ids) - 1, params=GREEDY) for run in runs]
+            [
+                DraftItem(run.cursor, run.ids[-1], features_through=len(run.ids) - 1, params=GREEDY)
+                for run in runs
+            ]
         )
         prefixes = _prefixes(runs, blocks, ends_at_stop=draft.drafter.config.kind != "block")
-        items = [VerifyItem(run.cursor, run.ids[-1], ids, q) for run, (ids, q) in zip(runs, prefixes, strict=True)]
-        for run, item, outcome in zip(runs, items, verify.judge_cohort(items).outcomes, strict=True):
+        items = [
+            VerifyItem(run.cursor, run.ids[-1], ids, q)
+            for run, (ids, q) in zip(runs, prefixes, strict=True)
+        ]
+        for run, item, outcome in zip(
+            runs, items, verify.judge_cohort(items).outcomes, strict=True
+        ):
             verdict: Verdict = served(outcome)
             run.take(item.draft_ids, verdict.accepted, verdict.next_token)
 
@@ -231,11 +257,14 @@ class _Turn:
             send_rows(self._draft, served(self._verify.features(run.cursor, has)))
 
 
-def _prefixes(runs: list[CaseRun], blocks: list[Block], *, ends_at_stop: bool) -> list[tuple[tuple[int, ...], SparseQ]]:
+def _prefixes(
+    runs: list[CaseRun], blocks: list[Block], *, ends_at_stop: bool
+) -> list[tuple[tuple[int, ...], SparseQ]]:
     """What of each block goes to verification, by a plan's terms as verifiers go by them.
 
-    The reference drafts no further after a stop token where a family drafts token by token; slots past it are not
-    proposed then. They depend on tokens before them alone, so leaving them out peeks at nothing.
+    The reference drafts no further after a stop token where a family drafts token by token; slots
+    past it are not proposed then. They depend on tokens before them alone, so leaving them out
+    peeks at nothing.
     """
     from dspark.rounds.plan import PlanKind, Terms, prefixes
 
@@ -249,9 +278,12 @@ def _prefixes(runs: list[CaseRun], blocks: list[Block], *, ends_at_stop: bool) -
     chosen = prefixes([block.confidence for block in blocks], terms)
     if ends_at_stop:
         chosen = [
-            _through_stop(block.token_ids[:n], run.stops) for run, block, n in zip(runs, blocks, chosen, strict=True)
+            _through_stop(block.token_ids[:n], run.stops)
+            for run, block, n in zip(runs, blocks, chosen, strict=True)
         ]
-    return [(block.token_ids[:n], block.q.prefix(n)) for block, n in zip(blocks, chosen, strict=True)]
+    return [
+        (block.token_ids[:n], block.q.prefix(n)) for block, n in zip(blocks, chosen, strict=True)
+    ]
 
 
 def _through_stop(ids: Sequence[int], stops: frozenset[int]) -> int:
@@ -260,7 +292,8 @@ def _through_stop(ids: Sequence[int], stops: frozenset[int]) -> int:
 
 
 def problem_with(cases: Path, target: Path) -> str | None:
-    """None where a file of decode cases is unknown, or its weights are those it was recorded with."""
+    """None where a file of decode cases is unknown, or its weights are those it was recorded
+    with."""
     recorded = RECORDED.get(hashlib.sha256(cases.read_bytes()).hexdigest()[:16])
     if recorded is None:
         return None

@@ -30,7 +30,8 @@ RELATIVE = 1e-4
 
 
 def block_cases(file: Path, drafter: Drafter, target: LoadedTarget | None) -> list[str | None]:
-    """One entry per case: None, or what differs. All cases are one batch of the drafter as it is served."""
+    """One entry per case: None, or what differs. All cases are one batch of the drafter as it is
+    served."""
     cases: dict[str, dict[str, Tensor]] = {}
     for name, tensor in read_file(file).items():
         case, _, field = name.partition(".")
@@ -39,7 +40,11 @@ def block_cases(file: Path, drafter: Drafter, target: LoadedTarget | None) -> li
     told = [shared or _input_problem(cases[name], drafter, target) for name in sorted(cases)]
     sound = [name for name, problem in zip(sorted(cases), told, strict=True) if problem is None]
     found = dict(
-        zip(sound, _block_problems([cases[name] for name in sound], file.parent, drafter, target), strict=True)
+        zip(
+            sound,
+            _block_problems([cases[name] for name in sound], file.parent, drafter, target),
+            strict=True,
+        )
     )
     return [problem or found.get(name) for name, problem in zip(sorted(cases), told, strict=True)]
 
@@ -60,9 +65,14 @@ def loss_case(file: Path, drafter: Drafter, target: LoadedTarget | None) -> list
 
 
 @torch.inference_mode()
-def _input_problem(case: Mapping[str, Tensor], drafter: Drafter, target: LoadedTarget | None) -> str | None:
+def _input_problem(
+    case: Mapping[str, Tensor], drafter: Drafter, target: LoadedTarget | None
+) -> str | None:
     """What is wrong with the fields, or with what they say of the target."""
-    outputs = {*BLOCK_OUTPUTS, *(("confidence_logits",) if drafter.config.enable_confidence_head else ())}
+    outputs = {
+        *BLOCK_OUTPUTS,
+        *(("confidence_logits",) if drafter.config.enable_confidence_head else ()),
+    }
     inputs = {"prompt_ids", "context_features", "anchor_id", "draft_token_ids"}
     if (fields := set(case)) != outputs | inputs:
         return f"fields are {sorted(fields)}"
@@ -77,7 +87,10 @@ def _input_problem(case: Mapping[str, Tensor], drafter: Drafter, target: LoadedT
 
 @torch.inference_mode()
 def _block_problems(
-    cases: Sequence[Mapping[str, Tensor]], folder: Path, drafter: Drafter, target: LoadedTarget | None
+    cases: Sequence[Mapping[str, Tensor]],
+    folder: Path,
+    drafter: Drafter,
+    target: LoadedTarget | None,
 ) -> list[str | None]:
     """What a served drafter makes of the contexts, all blocks in one pass over scattered pages."""
     from draft_service.engine import DraftItem
@@ -87,15 +100,30 @@ def _block_problems(
     size = drafter.config.block_size
     with calibrated_copy(folder, size) as copy:
         lengths = [case["context_features"].shape[1] for case in cases]
-        draft = load_draft(copy, [length + size for length in lengths], target.folder if target is not None else None)
+        draft = load_draft(
+            copy,
+            [length + size for length in lengths],
+            target.folder if target is not None else None,
+        )
         items = []
         for number, (case, length) in enumerate(zip(cases, lengths, strict=True)):
             cursor, anchor = Cursor(number, 1, 1, length + 1), int(case["anchor_id"][0])
             served(draft.open(cursor, length + size))
-            rows, ids = draft.drafter.project(case["context_features"][0]), case["prompt_ids"][0].tolist()
+            rows, ids = (
+                draft.drafter.project(case["context_features"][0]),
+                case["prompt_ids"][0].tolist(),
+            )
             for start in range(0, length, ROWS):
-                served(draft.ingest(number, 1, start, ids[start : start + ROWS], rows[start : start + ROWS]))
-            items.append(DraftItem(cursor, anchor, features_through=length, params=SamplingParams(temperature=0.0)))
+                served(
+                    draft.ingest(
+                        number, 1, start, ids[start : start + ROWS], rows[start : start + ROWS]
+                    )
+                )
+            items.append(
+                DraftItem(
+                    cursor, anchor, features_through=length, params=SamplingParams(temperature=0.0)
+                )
+            )
         blocks = draft.draft(items)
         proposal, anchors = draft.propose(items, size)
         corrected, said = [], [anchors]
@@ -110,7 +138,9 @@ def _block_problems(
         if draft.drafter.config.enable_confidence_head:
             found["confidence_logits"] = proposal.confidence_logits(torch.stack(said[:-1], dim=1))
     return [
-        next((told for name in found if (told := _far(name, found[name][row : row + 1], case))), None)
+        next(
+            (told for name in found if (told := _far(name, found[name][row : row + 1], case))), None
+        )
         or _drafted_problem(block, case)
         for row, (case, block) in enumerate(zip(cases, blocks, strict=True))
     ]
@@ -123,9 +153,15 @@ def _drafted_problem(block: Block, case: Mapping[str, Tensor]) -> str | None:
         why = f" ({block.empty_reason.name})" if block.empty_reason else ""
         return f"draft_token_ids: {list(block.token_ids)}{why} instead of {wanted}"
     # Where there is no head, a slot is as sure as of its likeliest token.
-    told = case["confidence_logits"][0] if "confidence_logits" in case else sureness(case["corrected_logits"][0])
+    told = (
+        case["confidence_logits"][0]
+        if "confidence_logits" in case
+        else sureness(case["corrected_logits"][0])
+    )
     logits = told.numpy()
-    gap = abs(calibration_for(len(logits)).apply(logits, "greedy", "token") - block.confidence).max()
+    gap = abs(
+        calibration_for(len(logits)).apply(logits, "greedy", "token") - block.confidence
+    ).max()
     return None if gap <= ABSOLUTE else f"confidence: off by {gap:.3g} after calibration"
 
 
@@ -136,24 +172,38 @@ def _loss_problem(case: Mapping[str, Tensor], drafter: BlockDrafter) -> str | No
     from dspark.training.loss import LossWeights, figures
     from dspark.training.objective import add_sums
 
-    size, head, confident = drafter.config.block_size, drafter.markov_head, drafter.confidence_head is not None
+    size, head, confident = (
+        drafter.config.block_size,
+        drafter.markov_head,
+        drafter.confidence_head is not None,
+    )
     drafter.zero_grad(set_to_none=True)
     parts = []
     shape = case["block_keep_mask"].shape
     for text, keep in enumerate(case["block_keep_mask"]):
-        told = {name: tensor[text][keep] for name, tensor in case.items() if tensor.shape[:2] == shape}
+        told = {
+            name: tensor[text][keep] for name, tensor in case.items() if tensor.shape[:2] == shape
+        }
         ids, anchors = case["input_ids"][text], told["anchor_positions"]
-        labels = label_blocks(input_ids=ids, supervised=case["loss_mask"][text] > 0, anchors=anchors, block_size=size)
+        labels = label_blocks(
+            input_ids=ids, supervised=case["loss_mask"][text] > 0, anchors=anchors, block_size=size
+        )
         for name, found in labels._asdict().items():
             if not torch.equal(found, told[name]):
                 return f"{name} differs"
         if not len(anchors):
             continue
-        hidden = drafter.forward_hidden(features=case["target_hidden_states"][text], input_ids=ids, anchors=anchors)
+        hidden = drafter.forward_hidden(
+            features=case["target_hidden_states"][text], input_ids=ids, anchors=anchors
+        )
         with torch.no_grad():
             embedded = head.embed(ids[slots_after(anchors, size, len(ids))])
             codes, logits = head.codes(embedded, hidden), drafter.base_logits(hidden)
-            logits = logits + head.expand(codes) if codes is not None and isinstance(head, VanillaHead) else logits
+            logits = (
+                logits + head.expand(codes)
+                if codes is not None and isinstance(head, VanillaHead)
+                else logits
+            )
             confidence = drafter.confidence_of(hidden, embedded)
         if problem := _far("draft_logits", logits, told):
             return problem
@@ -207,19 +257,29 @@ def _far(name: str, found: Tensor, case: Mapping[str, Tensor]) -> str | None:
 
 
 def copies_differ(drafter: Drafter, target: LoadedTarget) -> str | None:
-    """None where a drafter's embedding and vocabulary head are the target's; a language model has its own."""
+    """None where a drafter's embedding and vocabulary head are the target's; a language model has
+    its own."""
     if drafter.config.kind == "lm":
         return None
     head, kept = target.model.get_output_embeddings().weight, drafter.kept_tokens
     pairs = (
-        ("embed_tokens.weight", drafter.embed_tokens.weight, target.model.get_input_embeddings().weight),
+        (
+            "embed_tokens.weight",
+            drafter.embed_tokens.weight,
+            target.model.get_input_embeddings().weight,
+        ),
         ("lm_head.weight", drafter.lm_head.weight, head if kept is None else head[kept]),
     )
-    return next((f"{name} is not the target's" for name, mine, its in pairs if not torch.equal(mine, its)), None)
+    return next(
+        (f"{name} is not the target's" for name, mine, its in pairs if not torch.equal(mine, its)),
+        None,
+    )
 
 
 @torch.inference_mode()
-def _run_target(target: LoadedTarget, ids: Tensor, layer_ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _run_target(
+    target: LoadedTarget, ids: Tensor, layer_ids: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
     """ids [B, T] -> (features [B, T, m*H], final-normed hidden states [B, T, H])."""
     if int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size:
         raise CheckpointError(f"an id is not below the vocabulary size {target.vocab_size}")

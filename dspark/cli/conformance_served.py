@@ -1,7 +1,8 @@
-"""The two engines of a conformance run: loaded as `dspark serve` loads them, on small pages that lie apart.
+"""The two engines of a conformance run: loaded as `dspark serve` loads them, on small pages that
+lie apart.
 
-What is checked is then what is served: the loading of weights and calibration, pages, kernels and layers in one call,
-prompts that ride in rounds, kept prefixes, rows that are owed and sent again.
+What is checked is then what is served: the loading of weights and calibration, pages, kernels and
+layers in one call, prompts that ride in rounds, kept prefixes, rows that are owed and sent again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import CheckpointError
-from dspark.model.calibration import BUCKETS, FILE_NAME, RULES, Calibration, SlotFit, calibration_to_json
+from dspark.model.calibration import (
+    BUCKETS,
+    FILE_NAME,
+    RULES,
+    Calibration,
+    SlotFit,
+    calibration_to_json,
+)
 from dspark.model.config import CONFIG_NAME
 from dspark.model.weights_file import weight_files
 from dspark.types import Cursor, Refusal
@@ -30,7 +38,8 @@ FIRST_SPACER = 1 << 32  # ids of sequences that only take room
 
 
 def calibration_for(block_size: int) -> Calibration:
-    """One that no checkpoint has, the same for every slot: thresholds of raw confidence then have their like."""
+    """One that no checkpoint has, the same for every slot: thresholds of raw confidence then have
+    their like."""
     fit = SlotFit((2.0,) * block_size, (0.75,) * block_size)
     return Calibration(None, {rule: dict.fromkeys(BUCKETS, fit) for rule in RULES})
 
@@ -45,7 +54,8 @@ def calibrated_threshold(raw: float) -> float:
 
 @contextlib.contextmanager
 def calibrated_copy(folder: Path, block_size: int) -> Iterator[Path]:
-    """A drafter's folder beside which such a calibration lies; weights are linked where that can be."""
+    """A drafter's folder beside which such a calibration lies; weights are linked where that can
+    be."""
     with tempfile.TemporaryDirectory(prefix="dspark-conformance-") as name:
         made = Path(name)
         for file in (folder / CONFIG_NAME, *weight_files(folder), *folder.glob("*.index.json")):
@@ -58,7 +68,8 @@ def calibrated_copy(folder: Path, block_size: int) -> Iterator[Path]:
 
 
 def load_draft(folder: Path, lives: Sequence[int], target: Path | None) -> Any:
-    """The drafter of a calibrated copy, with contexts for lives of so many tokens in pages that lie apart."""
+    """The drafter of a calibrated copy, with contexts for lives of so many tokens in pages that lie
+    apart."""
     from draft_service.config import DraftConfig
     from draft_service.engine import DraftEngine
 
@@ -86,7 +97,8 @@ def load_draft(folder: Path, lives: Sequence[int], target: Path | None) -> Any:
 
 
 def load_verify(target: Path, drafter: Path, lives: Sequence[int]) -> Any:
-    """The target, with keys and values for twice these lives: what one turn leaves is found by the next.
+    """The target, with keys and values for twice these lives: what one turn leaves is found by the
+    next.
 
     Sequences are opened for lives longer than that, so few of them can lie in a row.
     """

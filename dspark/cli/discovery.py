@@ -1,7 +1,8 @@
 """`dspark sd`: where /metrics of every process is, in the form Prometheus reads.
 
-Processes get new ports when they are replaced, so a list written by hand grows old. Printed once it is a file for
-`file_sd_configs`; served it answers `http_sd_configs`, asking the coordinator anew for every request.
+Processes get new ports when they are replaced, so a list written by hand grows old. Printed once it
+is a file for `file_sd_configs`; served it answers `http_sd_configs`, asking the coordinator anew
+for every request.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "sd",
         help="list where metrics are, for Prometheus",
-        description="Prints targets for file_sd_configs; with --serve, answers http_sd_configs at /sd until Ctrl-C.",
+        description="Prints targets for file_sd_configs; with --serve, answers http_sd_configs at "
+        "/sd until Ctrl-C.",
     )
     add_endpoint(parser)
-    parser.add_argument("--serve", metavar="HOST:PORT", help="serve the list over HTTP; port 0 takes any")
+    parser.add_argument(
+        "--serve", metavar="HOST:PORT", help="serve the list over HTTP; port 0 takes any"
+    )
     parser.set_defaults(run=_discover)
 
 
@@ -53,7 +57,9 @@ def _discover(args: argparse.Namespace) -> int:
             print(json.dumps(groups(client.status()), indent=2))
             return 0
         server = serve(args.serve, lambda: groups(client.status()))
-        print(f"targets at http://{args.serve.rpartition(':')[0]}:{server.server_port}/sd", flush=True)
+        print(
+            f"targets at http://{args.serve.rpartition(':')[0]}:{server.server_port}/sd", flush=True
+        )
         try:
             threading.Event().wait()
         finally:
@@ -63,7 +69,8 @@ def _discover(args: argparse.Namespace) -> int:
 
 
 def serve(bind: str, ask: Callable[[], Groups]) -> ThreadingHTTPServer:
-    """Answers GET /sd on a thread of its own until shut down; 503 while the coordinator does not answer."""
+    """Answers GET /sd on a thread of its own until shut down; 503 while the coordinator does not
+    answer."""
     from dspark.runtime.security import split_endpoint
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,7 +1,8 @@
-"""`dspark doctor`: what is right and wrong with this machine, this pair and this cell, and how to mend each.
+"""`dspark doctor`: what is right and wrong with this machine, this pair and this cell, and how to
+mend each.
 
-Exit codes: 0 nothing is wrong (warnings may be), 1 something is. Nothing is changed: a port is tried and given back, a
-cluster is asked one question.
+Exit codes: 0 nothing is wrong (warnings may be), 1 something is. Nothing is changed: a port is
+tried and given back, a cluster is asked one question.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ COLOURS = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31"}
 
 @dataclass(frozen=True)
 class Finding:
-    """what: the thing looked at. said: what was found. mend: how to mend it; empty when it is well."""
+    """what: the thing looked at. said: what was found. mend: how to mend it; empty when it is
+    well."""
 
     what: str
     level: Level
@@ -60,14 +62,22 @@ def add_commands(commands: Any) -> None:
         help="check this machine, the pair and the cell; says how to mend what is wrong",
         description="Exit code 0: nothing is wrong; 1: something is. Changes nothing.",
     )
-    parser.add_argument("--target", metavar="PATH_OR_ID", help="target to be served (the shipped one)")
+    parser.add_argument(
+        "--target", metavar="PATH_OR_ID", help="target to be served (the shipped one)"
+    )
     parser.add_argument("--drafter", metavar="PATH_OR_ID", help="drafter for it (the shipped one)")
     parser.add_argument("--revision", help="revision of both when they are hub ids")
-    parser.add_argument("--address", metavar="HOST:PORT", help="running Ray cluster that is to be joined")
-    parser.add_argument("--http", default="127.0.0.1:8000", metavar="HOST:PORT", help="port to try (127.0.0.1:8000)")
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="running Ray cluster that is to be joined"
+    )
+    parser.add_argument(
+        "--http", default="127.0.0.1:8000", metavar="HOST:PORT", help="port to try (127.0.0.1:8000)"
+    )
     add_endpoint(parser)
     parser.add_argument(
-        "--acceptance", action="store_true", help="load the pair and see what is accepted on a few held prompts"
+        "--acceptance",
+        action="store_true",
+        help="load the pair and see what is accepted on a few held prompts",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=_doctor)
@@ -83,7 +93,11 @@ def _doctor(args: argparse.Namespace) -> int:
     warned = sum(finding.level == "warn" for finding in findings)
     if args.json:
         rows = [vars(finding) | {"level": str(finding.level)} for finding in findings]
-        print(json.dumps({"ok": not failed, "failed": failed, "warned": warned, "findings": rows}, indent=2))
+        print(
+            json.dumps(
+                {"ok": not failed, "failed": failed, "warned": warned, "findings": rows}, indent=2
+            )
+        )
     else:
         print(f"\n{failed} wrong, {warned} to look at, {len(findings) - failed - warned} fine")
     return 1 if failed else 0
@@ -145,7 +159,11 @@ def versions() -> Iterator[Finding]:
     yield Finding("packages", Level.OK, f"{good} at versions that fit")
     for extra, names in missing.items():
         what, level = (f"extra {extra}", Level.WARN) if extra else ("packages", Level.FAIL)
-        mend = f"pip install '.[{extra}]' in the checkout" if extra else "pip install . in the checkout"
+        mend = (
+            f"pip install '.[{extra}]' in the checkout"
+            if extra
+            else "pip install . in the checkout"
+        )
         yield Finding(what, level, f"not installed: {', '.join(names)}", mend)
 
 
@@ -154,18 +172,30 @@ def device() -> Iterator[Finding]:
     try:
         import torch
     except ModuleNotFoundError:
-        yield Finding("device", Level.WARN, "torch is not installed", "pip install '.[serve]' in the checkout")
+        yield Finding(
+            "device", Level.WARN, "torch is not installed", "pip install '.[serve]' in the checkout"
+        )
         return
     there = Path("/proc/driver/nvidia/version").exists()
     if torch.cuda.is_available():
-        names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+        names = ", ".join(
+            torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
+        )
         yield Finding("device", Level.OK, f"{names}; torch {torch.__version__}")
     elif there:
-        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build without CUDA"
+        built = (
+            f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build without CUDA"
+        )
         mend = "install a CUDA build of torch that fits the driver (`nvidia-smi` shows the driver's CUDA version)"
-        yield Finding("device", Level.FAIL, f"a GPU is there; torch {torch.__version__} is {built}", mend)
+        yield Finding(
+            "device", Level.FAIL, f"a GPU is there; torch {torch.__version__} is {built}", mend
+        )
     else:
-        yield Finding("device", Level.OK, f"CPU, {os.cpu_count()} cores; torch {torch.__version__}, no GPU here")
+        yield Finding(
+            "device",
+            Level.OK,
+            f"CPU, {os.cpu_count()} cores; torch {torch.__version__}, no GPU here",
+        )
 
 
 def limits() -> Iterator[Finding]:
@@ -176,23 +206,33 @@ def limits() -> Iterator[Finding]:
             f"ulimit -n {LEAST_FILES}"
             if hard == resource.RLIM_INFINITY or hard >= LEAST_FILES
             else (
-                f"raise the hard limit of open files ({hard}) in /etc/security/limits.conf or the container's settings"
+                f"raise the hard limit of open files ({hard}) in /etc/security/limits.conf or the "
+                "container's settings"
             )
         )
-        yield Finding("open files", Level.WARN, f"at most {soft}, one is needed per client stream", mend)
+        yield Finding(
+            "open files", Level.WARN, f"at most {soft}, one is needed per client stream", mend
+        )
     else:
-        yield Finding("open files", Level.OK, "unlimited" if soft == resource.RLIM_INFINITY else f"at most {soft}")
+        yield Finding(
+            "open files",
+            Level.OK,
+            "unlimited" if soft == resource.RLIM_INFINITY else f"at most {soft}",
+        )
     if Path("/dev/shm").is_dir():
         free = shutil.disk_usage("/dev/shm").free
         if free < LEAST_SHARED_MEMORY:
             mend = "give the container --shm-size=256m; Ray is slow without it"
-            yield Finding("shared memory", Level.WARN, f"{free // 1_000_000} MB free in /dev/shm", mend)
+            yield Finding(
+                "shared memory", Level.WARN, f"{free // 1_000_000} MB free in /dev/shm", mend
+            )
         else:
             yield Finding("shared memory", Level.OK, f"{free // 1_000_000} MB free in /dev/shm")
 
 
 def http_port(endpoint: str) -> Iterator[Finding]:
-    """Whether it could be listened on now; nothing where a cell of this state folder has one already."""
+    """Whether it could be listened on now; nothing where a cell of this state folder has one
+    already."""
     from dspark.client import NoCell, find_cell
     from dspark.runtime.security import check_listeners
 
@@ -202,14 +242,18 @@ def http_port(endpoint: str) -> Iterator[Finding]:
     try:
         check_listeners([("http", endpoint)])
     except DsparkError as error:
-        yield Finding("port http", Level.WARN, str(error), "choose another one, or end who holds it")
+        yield Finding(
+            "port http", Level.WARN, str(error), "choose another one, or end who holds it"
+        )
     else:
         yield Finding("port http", Level.OK, f"{endpoint} is free")
 
 
-def models(target: str | None, drafter: str | None, revision: str | None, *, try_it: bool = False) -> Iterator[Finding]:
-    """Whether the pair, the shipped one where none is named, is there, readable, and made for each other: sizes, taps,
-    vocabulary, tokenizer.
+def models(
+    target: str | None, drafter: str | None, revision: str | None, *, try_it: bool = False
+) -> Iterator[Finding]:
+    """Whether the pair, the shipped one where none is named, is there, readable, and made for each
+    other: sizes, taps, vocabulary, tokenizer.
 
     `try_it`: and what is accepted on a few held prompts, which takes the weights of both.
     """
@@ -229,17 +273,31 @@ def models(target: str | None, drafter: str | None, revision: str | None, *, try
         return
     try:
         if is_imported(target) and not folder_of(target).is_dir():
-            yield Finding("target", Level.OK, f"{target}: becomes a folder on first use, {folder_of(target)}")
+            yield Finding(
+                "target", Level.OK, f"{target}: becomes a folder on first use, {folder_of(target)}"
+            )
             return
         theirs = locate(target, revision=revision, weights=False)
         sizes = sizes_of(theirs)
     except DsparkError as error:
-        yield Finding("target", Level.FAIL, str(error), "name a folder with config.json and *.safetensors, or a hub id")
+        yield Finding(
+            "target",
+            Level.FAIL,
+            str(error),
+            "name a folder with config.json and *.safetensors, or a hub id",
+        )
         return
     text = (theirs / TOKENIZER_NAME).is_file()
-    mend = "" if text else f"put {TOKENIZER_NAME} beside the weights; until then clients send and get token ids only"
+    mend = (
+        ""
+        if text
+        else f"put {TOKENIZER_NAME} beside the weights; until then clients send and get token ids "
+        "only"
+    )
     said = f"{target}: {sizes['layers']} layers, vocabulary {sizes['vocab_size']}"
-    yield Finding("target", Level.OK if text else Level.WARN, said + ("" if text else ", no tokenizer"), mend)
+    yield Finding(
+        "target", Level.OK if text else Level.WARN, said + ("" if text else ", no tokenizer"), mend
+    )
     if drafter == "none":
         yield Finding("drafter", Level.OK, "none: plain decoding")
         return
@@ -248,7 +306,9 @@ def models(target: str | None, drafter: str | None, revision: str | None, *, try
         config = read_drafter_config(mine)
         problem = mismatch(config, mine, target=theirs, **sizes)
     except DsparkError as error:
-        yield Finding("drafter", Level.FAIL, str(error), "`dspark checkpoint check DRAFTER` says more")
+        yield Finding(
+            "drafter", Level.FAIL, str(error), "`dspark checkpoint check DRAFTER` says more"
+        )
         return
     if problem is not None:
         mend = "serve the drafter that was made for this target; docs/checkpoints.md lists the released pairs"
@@ -266,7 +326,11 @@ def _acceptance(target: str, drafter: str, revision: str | None) -> Iterator[Fin
     from dspark.training.fitting import PROMPTS, fit, held_prompts
 
     loaded = load_target(target, revision=revision)
-    found = fit(loaded, load_drafter(drafter, revision=revision, target=target), held_prompts(loaded, PROMPTS))
+    found = fit(
+        loaded,
+        load_drafter(drafter, revision=revision, target=target),
+        held_prompts(loaded, PROMPTS),
+    )
     mend = ""
     if not found.fits:
         mend = "taps are layer ids whose outputs are read, from 0; `dspark checkpoint check` says what the file names"
@@ -283,7 +347,9 @@ def ray_access(address: str | None, environ: Mapping[str, str]) -> Iterator[Find
     mode = environ.get("RAY_AUTH_MODE")
     token = Path(environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     if token.is_file() and token.stat().st_mode & 0o077:
-        yield Finding("ray token", Level.FAIL, f"{token} can be read by others", f"chmod 600 {token}")
+        yield Finding(
+            "ray token", Level.FAIL, f"{token} can be read by others", f"chmod 600 {token}"
+        )
     if address is None:
         said = f"ray {version}; `dspark up` starts a cluster of its own on loopback, with a token of its own"
         yield Finding("ray", Level.OK, said)
@@ -294,16 +360,28 @@ def ray_access(address: str | None, environ: Mapping[str, str]) -> Iterator[Find
     if guarded is None:
         mend = "is the address the GCS port (6379), and is the cluster up? `ray status --address HOST:PORT`"
         yield Finding(
-            "ray", Level.FAIL, f"nothing that is a Ray cluster answered at {address} within {ASK_TIMEOUT_S:g} s", mend
+            "ray",
+            Level.FAIL,
+            f"nothing that is a Ray cluster answered at {address} within {ASK_TIMEOUT_S:g} s",
+            mend,
         )
     elif not guarded:
         mend = "start every node with RAY_AUTH_MODE=token and the same token; see docs/deploy.md"
         yield Finding("ray", Level.WARN, f"the cluster at {address} does not ask who calls", mend)
     elif mode == "disabled" or not (token.is_file() or environ.get("RAY_AUTH_TOKEN")):
         mend = "put its token into ~/.ray/auth_token (mode 600) or RAY_AUTH_TOKEN, and set RAY_AUTH_MODE=token"
-        yield Finding("ray", Level.FAIL, f"the cluster at {address} asks for a token, and none is set here", mend)
+        yield Finding(
+            "ray",
+            Level.FAIL,
+            f"the cluster at {address} asks for a token, and none is set here",
+            mend,
+        )
     else:
-        yield Finding("ray", Level.OK, f"ray {version}; the cluster at {address} asks for a token, and one is set")
+        yield Finding(
+            "ray",
+            Level.OK,
+            f"ray {version}; the cluster at {address} asks for a token, and one is set",
+        )
 
 
 def state() -> Iterator[Finding]:
@@ -313,10 +391,20 @@ def state() -> Iterator[Finding]:
 
     folder = state_dir()
     if not os.access(folder, os.W_OK):
-        yield Finding("state", Level.FAIL, f"{folder} cannot be written", "set DSPARK_HOME to a folder of yours")
+        yield Finding(
+            "state",
+            Level.FAIL,
+            f"{folder} cannot be written",
+            "set DSPARK_HOME to a folder of yours",
+        )
         return
     if folder.stat().st_mode & 0o077:
-        yield Finding("state", Level.WARN, f"{folder} holds secrets and is open to others", f"chmod 700 {folder}")
+        yield Finding(
+            "state",
+            Level.WARN,
+            f"{folder} holds secrets and is open to others",
+            f"chmod 700 {folder}",
+        )
     if not cell_file().exists():
         yield Finding("state", Level.OK, f"{folder}: no cluster is up")
         return
@@ -326,13 +414,16 @@ def state() -> Iterator[Finding]:
         yield Finding("state", Level.FAIL, str(error), "dspark down")
         return
     if cell.ray_pid and not is_alive(cell.ray_pid):
-        yield Finding("state", Level.FAIL, f"{folder} names a cluster that has ended", "dspark down")
+        yield Finding(
+            "state", Level.FAIL, f"{folder} names a cluster that has ended", "dspark down"
+        )
         return
     yield Finding("state", Level.OK, f"{folder}: a cluster at {cell.endpoint}")
 
 
 def cell(connect: Callable[[], Client]) -> Iterator[Finding]:
-    """Whether every process of a running cell serves. connect: opens a client of it; NoCell when none is up."""
+    """Whether every process of a running cell serves. connect: opens a client of it; NoCell when
+    none is up."""
     from dspark.client import NoCell
 
     try:
@@ -341,7 +432,12 @@ def cell(connect: Callable[[], Client]) -> Iterator[Finding]:
     except NoCell:
         return
     except DsparkError as error:
-        yield Finding("cell", Level.FAIL, str(error), "`dspark logs coordinator` says why; `dspark down` ends the rest")
+        yield Finding(
+            "cell",
+            Level.FAIL,
+            str(error),
+            "`dspark logs coordinator` says why; `dspark down` ends the rest",
+        )
         return
     for process in reply.processes:
         if process.state != "serving":

@@ -60,7 +60,9 @@ def extra_of(module: str) -> str:
     """The extra that brings a module; "serve" for what is not known."""
     top = module.partition(".")[0]
     name = _same(_DISTRIBUTIONS.get(top, top))
-    return next((each.extra for each in wanted() if _same(each.name) == name and each.extra), "serve")
+    return next(
+        (each.extra for each in wanted() if _same(each.name) == name and each.extra), "serve"
+    )
 
 
 def how_to_install(module: str) -> str:
@@ -74,6 +76,9 @@ def _same(name: str) -> str:
 
 def _padded(*versions: str) -> list[tuple[int, ...]]:
     """Their numbers, as many of each; what follows the numbers (rc1, +cpu) does not count."""
-    numbers = [[int(part) for part in re.findall(r"\d+", re.match(r"[0-9.]*", text)[0])] for text in versions]  # type: ignore[index]
+    numbers = [
+        [int(part) for part in re.findall(r"\d+", re.match(r"[0-9.]*", text)[0])]
+        for text in versions
+    ]  # type: ignore[index]
     most = max(map(len, numbers))
     return [tuple(each + [0] * (most - len(each))) for each in numbers]

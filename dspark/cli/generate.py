@@ -1,4 +1,5 @@
-"""`dspark generate`: one prompt, streamed to the terminal as it is committed. Needs grpcio and protobuf alone."""
+"""`dspark generate`: one prompt, streamed to the terminal as it is committed. Needs grpcio and
+protobuf alone."""
 
 from __future__ import annotations
 
@@ -19,24 +20,59 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser("generate", help="stream one answer")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt")
-    source.add_argument("--prompt-file", type=Path, metavar="FILE", help="read the prompt from a file, - is stdin")
+    source.add_argument(
+        "--prompt-file", type=Path, metavar="FILE", help="read the prompt from a file, - is stdin"
+    )
     source.add_argument("--token-ids", type=_ids, metavar="1,2,3", help="the prompt as token ids")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
-    parser.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens, 0 keeps all")
-    parser.add_argument("--min-p", type=float, metavar="P", help="keep tokens of this share of the likeliest one")
-    parser.add_argument("--repetition-penalty", type=float, metavar="R", help="over prompt and answer; 1 is none")
-    parser.add_argument("--presence-penalty", type=float, metavar="P", help="once, for tokens of the answer")
-    parser.add_argument("--frequency-penalty", type=float, metavar="P", help="per occurrence in the answer")
     parser.add_argument(
-        "--logit-bias", type=_bias, action="append", default=[], metavar="ID=B", help="add B to a logit; repeatable"
+        "--top-k", type=int, metavar="K", help="keep the K likeliest tokens, 0 keeps all"
     )
-    parser.add_argument("--n", type=int, metavar="N", help="answers to the same prompt; shown one after the other")
-    parser.add_argument("--logprobs", type=int, metavar="K", help="tell log-probabilities, K likeliest (with --json)")
     parser.add_argument(
-        "--prompt-logprobs", type=int, metavar="K", help="the same of the prompt; with --max-tokens 0 of it alone"
+        "--min-p", type=float, metavar="P", help="keep tokens of this share of the likeliest one"
     )
-    parser.add_argument("--min-tokens", type=int, metavar="N", help="nothing ends the answer before")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
+    parser.add_argument(
+        "--repetition-penalty", type=float, metavar="R", help="over prompt and answer; 1 is none"
+    )
+    parser.add_argument(
+        "--presence-penalty", type=float, metavar="P", help="once, for tokens of the answer"
+    )
+    parser.add_argument(
+        "--frequency-penalty", type=float, metavar="P", help="per occurrence in the answer"
+    )
+    parser.add_argument(
+        "--logit-bias",
+        type=_bias,
+        action="append",
+        default=[],
+        metavar="ID=B",
+        help="add B to a logit; repeatable",
+    )
+    parser.add_argument(
+        "--n", type=int, metavar="N", help="answers to the same prompt; shown one after the other"
+    )
+    parser.add_argument(
+        "--logprobs",
+        type=int,
+        metavar="K",
+        help="tell log-probabilities, K likeliest (with --json)",
+    )
+    parser.add_argument(
+        "--prompt-logprobs",
+        type=int,
+        metavar="K",
+        help="the same of the prompt; with --max-tokens 0 of it alone",
+    )
+    parser.add_argument(
+        "--min-tokens", type=int, metavar="N", help="nothing ends the answer before"
+    )
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the answer here; repeatable",
+    )
     parser.add_argument(
         "--stop-token-id",
         action="append",
@@ -53,13 +89,32 @@ def add_commands(commands: Any) -> None:
         dest="include_stop_str_in_output",
         help="show what ended it",
     )
-    parser.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the target's stop tokens")
-    parser.add_argument("--request-id", default="", metavar="ID", help="its name, for `status --explain` and `Abort`")
-    parser.add_argument("--drafter", default="", metavar="NAME", help="replica that is to draft, e.g. draft/1")
-    parser.add_argument("--label", default="", metavar="NAME", help="count acceptance under this name in the metrics")
+    parser.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        default=None,
+        help="go on past the target's stop tokens",
+    )
+    parser.add_argument(
+        "--request-id",
+        default="",
+        metavar="ID",
+        help="its name, for `status --explain` and `Abort`",
+    )
+    parser.add_argument(
+        "--drafter", default="", metavar="NAME", help="replica that is to draft, e.g. draft/1"
+    )
+    parser.add_argument(
+        "--label",
+        default="",
+        metavar="NAME",
+        help="count acceptance under this name in the metrics",
+    )
     parser.add_argument("--timeout", type=float, metavar="S", help="deadline in seconds")
     add_asking(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end, stream nothing")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object at the end, stream nothing"
+    )
     parser.set_defaults(run=_generate)
 
 
@@ -85,7 +140,11 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
     if args.prompt_file is None:
         return str(args.prompt)
     try:
-        return sys.stdin.read() if str(args.prompt_file) == "-" else args.prompt_file.read_text(encoding="utf-8")
+        return (
+            sys.stdin.read()
+            if str(args.prompt_file) == "-"
+            else args.prompt_file.read_text(encoding="utf-8")
+        )
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest("prompt-file", f"{args.prompt_file} cannot be read: {error}") from None
 

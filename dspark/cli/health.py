@@ -1,5 +1,5 @@
-"""`dspark health [HOST:PORT]`: gRPC health checks; exit code 0 when it serves, 1 when not. For containers' probes, and
-to wait for a cell."""
+"""`dspark health [HOST:PORT]`: gRPC health checks; exit code 0 when it serves, 1 when not. For
+containers' probes, and to wait for a cell."""
 
 from __future__ import annotations
 
@@ -18,20 +18,26 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "health",
         help="ask one process whether it serves, or wait until it does",
-        description="Exit code 0: it serves; 1: it does not. Whether the process lives; with --wait, whether it is "
+        description="Exit code 0: it serves; 1: it does not. Whether the process lives; with "
+        "--wait, whether it is "
         "ready.",
     )
     parser.add_argument(
-        "endpoint", nargs="?", metavar="HOST:PORT", help="a process of a cell (the coordinator of this state folder)"
+        "endpoint",
+        nargs="?",
+        metavar="HOST:PORT",
+        help="a process of a cell (the coordinator of this state folder)",
     )
-    parser.add_argument("--wait", type=wait_s, metavar="S", help="ask until it serves, at most so many seconds")
+    parser.add_argument(
+        "--wait", type=wait_s, metavar="S", help="ask until it serves, at most so many seconds"
+    )
     add_tls(parser)
     parser.set_defaults(run=_health)
 
 
 def wait_for(args: argparse.Namespace) -> None:
-    """Until the process that the arguments name is ready, for at most `--wait` seconds; Unavailable after that. It may
-    not be there yet, nor its cell."""
+    """Until the process that the arguments name is ready, for at most `--wait` seconds; Unavailable
+    after that. It may not be there yet, nor its cell."""
     from dspark.runtime.channel import CALL_S, READY
 
     deadline = time.monotonic() + args.wait
@@ -64,7 +70,9 @@ def _asked(args: argparse.Namespace, service: str, longest_s: float) -> tuple[st
         try:
             return endpoint, health_of(channel, service, longest_s)
         except grpc.RpcError as error:
-            raise Unavailable(f"{endpoint}: {error.code().name.lower()}: {error.details()}") from None
+            raise Unavailable(
+                f"{endpoint}: {error.code().name.lower()}: {error.details()}"
+            ) from None
 
 
 def _health(args: argparse.Namespace) -> int:

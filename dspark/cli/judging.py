@@ -23,23 +23,48 @@ calibration error, its ranking, and a sweep of thresholds below which a block is
 
 def add_commands(commands: Any) -> None:
     """Adds `calibrate` and `evaluate`."""
-    fit = commands.add_parser("calibrate", help="fit a drafter's confidence on held-out rounds", description=CALIBRATE)
+    fit = commands.add_parser(
+        "calibrate", help="fit a drafter's confidence on held-out rounds", description=CALIBRATE
+    )
     _pair(fit)
-    fit.add_argument("--rules", type=_rules, default=RULES, metavar="R,R", help="acceptance rules (all three)")
     fit.add_argument(
-        "--temperatures", type=numbers, default=[0.7, 1.0], metavar="T,T", help="of sampled requests (0.7,1)"
+        "--rules", type=_rules, default=RULES, metavar="R,R", help="acceptance rules (all three)"
     )
     fit.add_argument(
-        "--also-greedy", type=Path, nargs="+", default=[], metavar="FILE", help="more prompts for greedy requests only"
+        "--temperatures",
+        type=numbers,
+        default=[0.7, 1.0],
+        metavar="T,T",
+        help="of sampled requests (0.7,1)",
     )
-    fit.add_argument("--no-offsets", action="store_true", help="fit temperatures alone, as published")
-    fit.add_argument("--out", type=Path, metavar="DIR", help="where calibration.json goes (the drafter's folder)")
-    fit.add_argument("--plots", type=Path, metavar="DIR", help="reliability diagrams before and after, PNG")
-    fit.add_argument("--keep", type=Path, metavar="DIR", help="keep the target's answers here, for the next run")
+    fit.add_argument(
+        "--also-greedy",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="more prompts for greedy requests only",
+    )
+    fit.add_argument(
+        "--no-offsets", action="store_true", help="fit temperatures alone, as published"
+    )
+    fit.add_argument(
+        "--out", type=Path, metavar="DIR", help="where calibration.json goes (the drafter's folder)"
+    )
+    fit.add_argument(
+        "--plots", type=Path, metavar="DIR", help="reliability diagrams before and after, PNG"
+    )
+    fit.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep the target's answers here, for the next run"
+    )
     fit.set_defaults(run=_calibrate)
-    judge = commands.add_parser("evaluate", help="accepted length of a drafter on data sets", description=EVALUATE)
+    judge = commands.add_parser(
+        "evaluate", help="accepted length of a drafter on data sets", description=EVALUATE
+    )
     _pair(judge)
-    judge.add_argument("--rule", choices=RULES, default="token", help="acceptance rule (token, as published)")
+    judge.add_argument(
+        "--rule", choices=RULES, default="token", help="acceptance rule (token, as published)"
+    )
     judge.add_argument(
         "--temperatures",
         type=partial(numbers, zero=True),
@@ -48,25 +73,52 @@ def add_commands(commands: Any) -> None:
         help="sampling temperatures (1,0)",
     )
     judge.add_argument(
-        "--thresholds", type=partial(numbers, zero=True), metavar="C,C", help="confidences to sweep (0,0.05 .. 0.95)"
+        "--thresholds",
+        type=partial(numbers, zero=True),
+        metavar="C,C",
+        help="confidences to sweep (0,0.05 .. 0.95)",
     )
     judge.add_argument("--out", type=Path, metavar="DIR", help="metrics.json and plots")
-    judge.add_argument("--keep", type=Path, metavar="DIR", help="keep the target's answers here, for the next drafter")
+    judge.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="keep the target's answers here, for the next drafter",
+    )
     judge.set_defaults(run=_evaluate)
 
 
 def _pair(parser: argparse.ArgumentParser) -> None:
     """What both commands ask for."""
-    parser.add_argument("data", type=Path, nargs="+", metavar="FILE", help="JSONL of held-out prompts")
-    parser.add_argument("--target", required=True, metavar="PATH", help="folder or hub id of the target")
-    parser.add_argument("--drafter", required=True, metavar="PATH", help="folder or hub id of the drafter, any family")
-    parser.add_argument("--new-tokens", type=positive, default=128, metavar="N", help="tokens of an answer (128)")
-    parser.add_argument("--rows", type=natural, default=0, metavar="N", help="most rows of one file; 0: all (0)")
-    parser.add_argument("--top-k-cut", type=natural, default=64, metavar="K", help="entries of a draft; 0: all (64)")
+    parser.add_argument(
+        "data", type=Path, nargs="+", metavar="FILE", help="JSONL of held-out prompts"
+    )
+    parser.add_argument(
+        "--target", required=True, metavar="PATH", help="folder or hub id of the target"
+    )
+    parser.add_argument(
+        "--drafter",
+        required=True,
+        metavar="PATH",
+        help="folder or hub id of the drafter, any family",
+    )
+    parser.add_argument(
+        "--new-tokens", type=positive, default=128, metavar="N", help="tokens of an answer (128)"
+    )
+    parser.add_argument(
+        "--rows", type=natural, default=0, metavar="N", help="most rows of one file; 0: all (0)"
+    )
+    parser.add_argument(
+        "--top-k-cut", type=natural, default=64, metavar="K", help="entries of a draft; 0: all (64)"
+    )
     parser.add_argument("--seed", type=int, default=980406, help="of answers and rounds (980406)")
-    parser.add_argument("--threads", type=positive, default=1, metavar="N", help="of the processor (1)")
+    parser.add_argument(
+        "--threads", type=positive, default=1, metavar="N", help="of the processor (1)"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of tables")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object on stdout instead of tables"
+    )
 
 
 def _calibrate(args: argparse.Namespace) -> int:

@@ -1,4 +1,5 @@
-"""`dspark up`, `dspark down`, and `dspark scale verify=2 draft=3`, which returns when the new sizes serve."""
+"""`dspark up`, `dspark down`, and `dspark scale verify=2 draft=3`, which returns when the new sizes
+serve."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from dspark.client.cell import Cell
 
 LOOK_S = 1.0  # of `up --block`, at its cell
-RAY_GONE_S = 30.0  # without its Ray cluster, which is longer than a `dspark down` elsewhere takes to forget the cell
+# without its Ray cluster, which is longer than a `dspark down` elsewhere takes to forget the cell
+RAY_GONE_S = 30.0
 SILENT_S = 120.0  # without a coordinator that answers, which is longer than one takes to come back
 WORDS = {"on": True, "off": False}
 
@@ -30,12 +32,16 @@ def add_commands(commands: Any) -> None:
     up = commands.add_parser(
         "up",
         help="start a cluster, or join a running Ray cluster; returns when it serves",
-        description="Options override the environment (DSPARK_CLUSTER__<KEY>), which overrides section `cluster` of "
-        "the file. Sections `coordinator`, `frontend`, `verify` and `draft` of the file configure the processes, "
+        description="Options override the environment (DSPARK_CLUSTER__<KEY>), which overrides "
+        "section `cluster` of "
+        "the file. Sections `coordinator`, `frontend`, `verify` and `draft` of the file configure "
+        "the processes, "
         "section `autoscale` the pools that follow the load.",
     )
     up.add_argument("-f", "--config", type=Path, metavar="FILE", help="YAML configuration")
-    up.add_argument("--block", action="store_true", help="stay until told to end, then take the cell down")
+    up.add_argument(
+        "--block", action="store_true", help="stay until told to end, then take the cell down"
+    )
     up.add_argument(
         "--autoscale",
         action=argparse.BooleanOptionalAction,
@@ -49,16 +55,24 @@ def add_commands(commands: Any) -> None:
         help="stop the cluster and everything it started",
         description="Takes nothing new, lets running streams finish, then ends every process.",
     )
-    down.add_argument("--grace-s", type=float, default=30.0, metavar="S", help="time for running streams (30)")
-    down.add_argument("--now", action="store_true", help="end everything at once; running streams break off")
+    down.add_argument(
+        "--grace-s", type=float, default=30.0, metavar="S", help="time for running streams (30)"
+    )
+    down.add_argument(
+        "--now", action="store_true", help="end everything at once; running streams break off"
+    )
     down.set_defaults(run=_down)
     scaling = commands.add_parser(
         "scale",
         help="change the size of either pool while it serves",
-        description="dspark scale verify=2 draft=3. Workers that leave get nothing new; streams go on. "
-        "autoscale=on|off: whether pools follow the load by themselves, within section `autoscale` of the file.",
+        description="dspark scale verify=2 draft=3. Workers that leave get nothing new; streams go "
+        "on. "
+        "autoscale=on|off: whether pools follow the load by themselves, within section `autoscale` "
+        "of the file.",
     )
-    scaling.add_argument("sizes", nargs="*", metavar="POOL=N", help="verify=N, draft=N or autoscale=on|off")
+    scaling.add_argument(
+        "sizes", nargs="*", metavar="POOL=N", help="verify=N, draft=N or autoscale=on|off"
+    )
     scaling.set_defaults(run=_scale)
 
 
@@ -81,7 +95,8 @@ def _up(args: argparse.Namespace) -> int:
 def _stay(cell: Cell) -> None:
     """Until a signal, and takes the cell down then; or until somebody else has taken it down.
 
-    Unavailable when it has ended by itself, or cannot be reached; what is left of it on this machine is cleared.
+    Unavailable when it has ended by itself, or cannot be reached; what is left of it on this
+    machine is cleared.
     """
     from deploy.down import take_down
     from dspark.client.cell import NoCell, find_cell, is_alive
@@ -94,15 +109,24 @@ def _stay(cell: Cell) -> None:
                 there = now if not cell.ray_pid or is_alive(cell.ray_pid) else there
                 answered = now if _answers(cell) else answered
                 if now - there > RAY_GONE_S:
-                    raise Unavailable(f"the cell has ended: its Ray cluster (process {cell.ray_pid}) is gone")
+                    raise Unavailable(
+                        f"the cell has ended: its Ray cluster (process {cell.ray_pid}) is gone"
+                    )
                 if now - answered > SILENT_S:
-                    left = "" if cell.ray_pid else "; it was left as it is, `dspark down` takes it down"
-                    raise Unavailable(f"nobody has answered at {cell.endpoint} for {SILENT_S:g} s{left}")
+                    left = (
+                        ""
+                        if cell.ray_pid
+                        else "; it was left as it is, `dspark down` takes it down"
+                    )
+                    raise Unavailable(
+                        f"nobody has answered at {cell.endpoint} for {SILENT_S:g} s{left}"
+                    )
                 time.sleep(LOOK_S)
         except KeyboardInterrupt:
             take_down(say)
         except Unavailable:
-            if cell.ray_pid:  # a Ray cluster of its own, on this machine; in another one it may be only out of reach
+            # a Ray cluster of its own, on this machine; in another one it may be only out of reach
+            if cell.ray_pid:
                 take_down(say, 0.0)
             raise
 
@@ -129,7 +153,8 @@ def _down(args: argparse.Namespace) -> int:
 
 
 def read_sizes(words: list[str]) -> tuple[dict[str, int], bool | None]:
-    """Sizes of `verify` and `draft`, and `autoscale`, as given; raises ConfigError with the word to blame."""
+    """Sizes of `verify` and `draft`, and `autoscale`, as given; raises ConfigError with the word to
+    blame."""
     given: dict[str, int] = {}
     autoscale: bool | None = None
     for word in words:
@@ -141,7 +166,9 @@ def read_sizes(words: list[str]) -> tuple[dict[str, int], bool | None]:
         elif name == "autoscale" and value in WORDS:
             autoscale = WORDS[value]
         else:
-            raise ConfigError(f"scale: {word!r} is not verify=N, draft=N, autoscale=on or autoscale=off")
+            raise ConfigError(
+                f"scale: {word!r} is not verify=N, draft=N, autoscale=on or autoscale=off"
+            )
     return given, autoscale
 
 

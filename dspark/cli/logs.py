@@ -1,7 +1,8 @@
-"""`dspark logs [POOL/N] [--request ID] [-f]`: what the processes of a cell on this machine wrote, oldest first.
+"""`dspark logs [POOL/N] [--request ID] [-f]`: what the processes of a cell on this machine wrote,
+oldest first.
 
-Every process writes JSON lines under the Ray session's folder and names itself on each; so the lines of a replica are
-those that carry its name, whichever process it was at the time.
+Every process writes JSON lines under the Ray session's folder and names itself on each; so the
+lines of a replica are those that carry its name, whichever process it was at the time.
 """
 
 from __future__ import annotations
@@ -26,12 +27,26 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "logs",
         help="show what processes wrote",
-        description="Of one process (verify/0), of a pool (draft), or of all; lines of replaced processes included.",
+        description="Of one process (verify/0), of a pool (draft), or of all; lines of replaced "
+        "processes included.",
     )
-    parser.add_argument("name", nargs="?", default="", metavar="POOL[/N]", help="verify/0, draft, controller")
-    parser.add_argument("--request", metavar="ID", help="only lines about a request, by its id (a tenant's: TENANT/ID)")
+    parser.add_argument(
+        "name", nargs="?", default="", metavar="POOL[/N]", help="verify/0, draft, controller"
+    )
+    parser.add_argument(
+        "--request",
+        metavar="ID",
+        help="only lines about a request, by its id (a tenant's: TENANT/ID)",
+    )
     parser.add_argument("-f", "--follow", action="store_true", help="go on as lines are written")
-    parser.add_argument("-n", "--lines", type=natural, default=200, metavar="N", help="the last N lines (200); 0: all")
+    parser.add_argument(
+        "-n",
+        "--lines",
+        type=natural,
+        default=200,
+        metavar="N",
+        help="the last N lines (200); 0: all",
+    )
     parser.add_argument("--json", action="store_true", help="lines as they were written")
     parser.set_defaults(run=_logs)
 
@@ -59,16 +74,20 @@ def _logs(args: argparse.Namespace) -> int:
 class Tails:
     """All log files of a session, also those that appear later, read on from where they were left.
 
-    name: of a process or a pool; empty: of all. request: id of the one that lines are about; None: about anything.
+    name: of a process or a pool; empty: of all. request: id of the one that lines are about; None:
+    about anything.
     """
 
     def __init__(self, folder: Path, name: str, request: str | None = None) -> None:
         self._folder, self._name, self._request = folder, name, request
-        self._sequences: set[Any] = set()  # numbers of the request's answers, by which workers know them
+        self._sequences: set[Any] = (
+            set()
+        )  # numbers of the request's answers, by which workers know them
         self._read: dict[Path, int] = {}  # bytes of whole lines
 
     def new(self) -> list[dict[str, Any]]:
-        """Lines that are complete and were not read before, of the wanted processes; the oldest first."""
+        """Lines that are complete and were not read before, of the wanted processes; the oldest
+        first."""
         records = sorted(self._records(), key=lambda record: str(record.get("timestamp", "")))
         if self._request is not None:
             about = [record for record in records if record.get("request") == self._request]
@@ -94,7 +113,9 @@ class Tails:
         if self._name and process != self._name and not process.startswith(f"{self._name}/"):
             return False
         return (
-            self._request is None or record.get("request") == self._request or record.get("sequence") in self._sequences
+            self._request is None
+            or record.get("request") == self._request
+            or record.get("sequence") in self._sequences
         )
 
 
@@ -107,9 +128,7 @@ def readable(record: dict[str, Any]) -> str:
     rest = " ".join(f"{key}={_value(value)}" for key, value in record.items() if key not in _KNOWN)
     level = str(record.get("level", "")).upper()
     mark = "" if level in ("", "INFO", "DEBUG") else f"{level} "
-    return (
-        f"{record.get('timestamp', '')} {record.get('process', ''):<14} {mark}{record.get('event', '')} {rest}".rstrip()
-    )
+    return f"{record.get('timestamp', '')} {record.get('process', ''):<14} {mark}{record.get('event', '')} {rest}".rstrip()
 
 
 def _value(value: Any) -> str:

@@ -1,9 +1,10 @@
 """The `dspark` command: words in, an exit code out.
 
-Parsing imports nothing heavy; each command imports what it needs when it runs. `dspark generate` works with grpcio and
-protobuf alone.
+Parsing imports nothing heavy; each command imports what it needs when it runs. `dspark generate`
+works with grpcio and protobuf alone.
 
-Exit codes: 0 done, 1 it failed (one sentence on stderr says why), 2 the command line is wrong, 130 interrupted.
+Exit codes: 0 done, 1 it failed (one sentence on stderr says why), 2 the command line is wrong, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -50,9 +51,22 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_ShowVersion, help="print the version and end")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=Parser
+    )
     mine = (lifecycle, status, top, logs, doctor, health, discovery)
-    for module in (*mine, chat, generate, bench, serve, simulate, judging, checkpoint, certificates, conformance):
+    for module in (
+        *mine,
+        chat,
+        generate,
+        bench,
+        serve,
+        simulate,
+        judging,
+        checkpoint,
+        certificates,
+        conformance,
+    ):
         module.add_commands(commands)
     _add_elsewhere(commands)
     return parser
@@ -61,14 +75,18 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_elsewhere(commands: Any) -> None:
     """`train` and `ray`, whose work lives elsewhere."""
     train = commands.add_parser(
-        "train", add_help=False, help="train a drafter for a target (dspark train --help lists its stages)"
+        "train",
+        add_help=False,
+        help="train a drafter for a target (dspark train --help lists its stages)",
     )
     train.set_defaults(run=_train)
     ray = commands.add_parser(
         "ray",
         help="run one of Ray's own commands against the cluster of this cell",
-        description="dspark ray -- status; dspark ray -- list actors; dspark ray -- logs. Address and token are set. "
-        "What asks Ray's dashboard needs a cell of `dspark up --dashboard`, or a cluster that has one.",
+        description="dspark ray -- status; dspark ray -- list actors; dspark ray -- logs. Address "
+        "and token are set. "
+        "What asks Ray's dashboard needs a cell of `dspark up --dashboard`, or a cluster that has "
+        "one.",
     )
     ray.set_defaults(run=_ray)
 
@@ -110,7 +128,9 @@ class _ShowVersion(argparse.Action):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its remarks on closing connections are no news for people
+    os.environ.setdefault(
+        "GRPC_VERBOSITY", "ERROR"
+    )  # its remarks on closing connections are no news for people
     words = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser()
     # What belongs to another program is not parsed here: its options are its own.

@@ -1,4 +1,5 @@
-"""What options of several commands have in common: numbers, the keys of a configuration, whom to call and how."""
+"""What options of several commands have in common: numbers, the keys of a configuration, whom to
+call and how."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ T = TypeVar("T")
 
 ENDPOINT = "coordinator; default: the cluster of this state folder"
 _TLS = {
-    "tls_ca": "PEM file of the authority servers' certificates must come from; plaintext without any of these",
+    "tls_ca": "PEM file of the authority servers' certificates must come from; plaintext without "
+    "any of these",
     "tls_cert": "PEM file of the certificate to show, where servers ask for one",
     "tls_key": "PEM file of its private key",
     "tls_server_name": "name expected in servers' certificates (their address)",
@@ -32,7 +34,8 @@ _TLS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """One with --debug, whose `type=int` and `type=float` take neither "1_0" nor "nan"; so are its subcommands."""
+    """One with --debug, whose `type=int` and `type=float` take neither "1_0" nor "nan"; so are its
+    subcommands."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -40,7 +43,10 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, one_number)
         # Without a default, which would take back what was said before a subcommand.
         self.add_argument(
-            "--debug", action="store_true", default=argparse.SUPPRESS, help="print the traceback of a failure"
+            "--debug",
+            action="store_true",
+            default=argparse.SUPPRESS,
+            help="print the traceback of a failure",
         )
 
 
@@ -78,7 +84,9 @@ def numbers(text: str, *, zero: bool = False) -> list[float]:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
     if not all(value >= 0 if zero else value > 0 for value in values):
-        raise argparse.ArgumentTypeError(f"{text!r}: every number must be {'0 or more' if zero else 'above 0'}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: every number must be {'0 or more' if zero else 'above 0'}"
+        )
     return values
 
 
@@ -106,7 +114,8 @@ def add_keys(
     only: Collection[str] = (),
     leave_out: Collection[str] = (),
 ) -> None:
-    """A flag for every field of a configuration, with the field's own words; None where it is not given."""
+    """A flag for every field of a configuration, with the field's own words; None where it is not
+    given."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         if field.name in leave_out or (only and field.name not in only):
@@ -114,7 +123,9 @@ def add_keys(
         option = "--" + (prefix + field.name).replace("_", "-")
         text = str(field.metadata.get("doc", "")).replace("%", "%%")
         if hints[field.name] is bool:
-            parser.add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=text)
+            parser.add_argument(
+                option, action=argparse.BooleanOptionalAction, default=None, help=text
+            )
             continue
         if field.default not in (dataclasses.MISSING, None, "", ()):
             text += f" ({field.default})"
@@ -122,12 +133,19 @@ def add_keys(
         parser.add_argument(option, type=kind, metavar="VALUE", help=text)
 
 
-def read_keys(args: argparse.Namespace, cls: type[T], section: str, *, prefix: str = "", **more: object) -> T:
-    """What `add_keys` was told, over the defaults; ConfigError names a key. `more` wins over both."""
+def read_keys(
+    args: argparse.Namespace, cls: type[T], section: str, *, prefix: str = "", **more: object
+) -> T:
+    """What `add_keys` was told, over the defaults; ConfigError names a key. `more` wins over
+    both."""
     from dspark.runtime.config import load_config
 
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    return load_config(cls, section=section, flags={name: getattr(args, prefix + name, None) for name in names} | more)
+    return load_config(
+        cls,
+        section=section,
+        flags={name: getattr(args, prefix + name, None) for name in names} | more,
+    )
 
 
 def add_tls(parser: Any) -> None:
@@ -145,13 +163,18 @@ def add_endpoint(parser: Any, text: str = ENDPOINT) -> None:
 
 
 def add_asking(parser: Any, text: str = ENDPOINT) -> None:
-    """What a command that asks for answers has: how they are drawn and sped up, and whom it asks."""
+    """What a command that asks for answers has: how they are drawn and sped up, and whom it
+    asks."""
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     parser.add_argument("--top-p", type=float, metavar="P", help="keep this much probability")
     parser.add_argument("--seed", type=int, help="key of the draws")
     parser.add_argument("--policy", default="", help="off, fixed:k, threshold:t or adaptive")
-    parser.add_argument("--rule", default="", choices=["token", "block", "coupled"], help="acceptance rule")
-    parser.add_argument("--wait", type=wait_s, metavar="S", help="wait at most so long for the cell to be ready")
+    parser.add_argument(
+        "--rule", default="", choices=["token", "block", "coupled"], help="acceptance rule"
+    )
+    parser.add_argument(
+        "--wait", type=wait_s, metavar="S", help="wait at most so long for the cell to be ready"
+    )
     add_endpoint(parser, text)
 
 
@@ -171,36 +194,42 @@ def open_client(args: argparse.Namespace) -> Client:
 
 
 def check_encoding(name: str, word: object) -> None:
-    """Bytes that are no UTF-8 come as halves of characters, which nobody can send; InvalidRequest names the first."""
+    """Bytes that are no UTF-8 come as halves of characters, which nobody can send; InvalidRequest
+    names the first."""
     if not isinstance(word, str):
         return
     half = next((at for at, sign in enumerate(word) if "\udc80" <= sign <= "\udcff"), None)
     if half is not None:
         byte = ord(word[half]) - 0xDC00
-        raise InvalidRequest(name, f"is not UTF-8: byte 0x{byte:02X} behind {half} characters; is it Latin-1?")
+        raise InvalidRequest(
+            name, f"is not UTF-8: byte 0x{byte:02X} behind {half} characters; is it Latin-1?"
+        )
 
 
 def say(line: str) -> None:
-    """One line of progress. A reader that has left or a disk that is full must not stop the work half-way."""
+    """One line of progress. A reader that has left or a disk that is full must not stop the work
+    half-way."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 
 
 def tell(line: str) -> None:
-    """The one line on stdout of a command that starts something. A full disk or a reader that is gone ends nothing that
-    serves; it is said on stderr instead."""
+    """The one line on stdout of a command that starts something. A full disk or a reader that is
+    gone ends nothing that serves; it is said on stderr instead."""
     try:
         print(line, flush=True)
     except (OSError, ValueError) as error:
-        with contextlib.suppress(OSError, ValueError):  # what is left in it would fail again at the end
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # what is left in it would fail again at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         with contextlib.suppress(OSError, ValueError):
             print(f"stdout cannot be written ({error}): {line}", file=sys.stderr, flush=True)
 
 
 def written_out(text: str) -> str:
-    """Text out of models and of somebody's files must not steer a terminal: control characters are escapes, but for
-    tabs and line breaks."""
+    """Text out of models and of somebody's files must not steer a terminal: control characters are
+    escapes, but for tabs and line breaks."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
 
 

@@ -1,7 +1,8 @@
-"""`dspark serve coordinator|frontend|verify|draft`: one process by hand, with static endpoints, without Ray.
+"""`dspark serve coordinator|frontend|verify|draft`: one process by hand, with static endpoints,
+without Ray.
 
-Options are the keys of the room's configuration: `--page-size 32` sets `page_size`. They override the environment
-(`DSPARK_<SECTION>__<KEY>`), which overrides the file.
+Options are the keys of the room's configuration: `--page-size 32` sets `page_size`. They override
+the environment (`DSPARK_<SECTION>__<KEY>`), which overrides the file.
 """
 
 from __future__ import annotations
@@ -37,12 +38,22 @@ def room_parser(role: str) -> argparse.ArgumentParser:
     parser = Parser(prog=f"dspark serve {role}", description=(cls.__doc__ or "").strip())
     parser.add_argument("--config", metavar="FILE", help="YAML file with a section for this role")
     parser.add_argument("--name", default=f"{role}/0", help="replica name for people")
-    parser.add_argument("--ready-json", action="store_true", help="print one JSON line on stdout when serving")
     parser.add_argument(
-        "--grace-s", type=float, default=10.0, metavar="S", help="time to finish what runs after SIGTERM (10)"
+        "--ready-json", action="store_true", help="print one JSON line on stdout when serving"
     )
-    parser.add_argument("--parent-pid", type=int, metavar="PID", help="end when this parent process has ended")
-    parser.add_argument("--log-format", default="auto", choices=["auto", "json", "console"], help="lines on stderr")
+    parser.add_argument(
+        "--grace-s",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="time to finish what runs after SIGTERM (10)",
+    )
+    parser.add_argument(
+        "--parent-pid", type=int, metavar="PID", help="end when this parent process has ended"
+    )
+    parser.add_argument(
+        "--log-format", default="auto", choices=["auto", "json", "console"], help="lines on stderr"
+    )
     add_keys(parser, cls)
     return parser
 
@@ -64,11 +75,19 @@ def _serve(args: argparse.Namespace) -> int:
     def ready(process: ShellProcess) -> None:
         http = process.http_url
         if args.ready_json:
-            line = {"endpoint": process.endpoint, "pid": os.getpid(), "incarnation": process.incarnation}
+            line = {
+                "endpoint": process.endpoint,
+                "pid": os.getpid(),
+                "incarnation": process.incarnation,
+            }
             tell(json.dumps(line | ({"http": http} if http else {})))
         else:
             tell(f"{args.name} serves at {process.endpoint}" + (f" and {http}/v1" if http else ""))
 
     grace_s = max(args.grace_s, 0.0)
-    asyncio.run(run_until_signal(lambda: start_room(role, settings, name=args.name), grace_s=grace_s, ready=ready))
+    asyncio.run(
+        run_until_signal(
+            lambda: start_room(role, settings, name=args.name), grace_s=grace_s, ready=ready
+        )
+    )
     return 0

@@ -1,4 +1,5 @@
-"""`dspark simulate`: pools and loads that no test machine holds, in simulated time, with the coordinator's own code."""
+"""`dspark simulate`: pools and loads that no test machine holds, in simulated time, with the
+coordinator's own code."""
 
 from __future__ import annotations
 
@@ -19,44 +20,129 @@ every combination is simulated."""
 
 def add_commands(commands: Any) -> None:
     """Adds `simulate`."""
-    parser = commands.add_parser("simulate", help="size pools in simulated time", description=DESCRIPTION)
+    parser = commands.add_parser(
+        "simulate", help="size pools in simulated time", description=DESCRIPTION
+    )
     parser.add_argument("file", metavar="FILE", type=Path, help="YAML of a synthetic pair")
     load = parser.add_argument_group("load")
     loop = load.add_mutually_exclusive_group()
     loop.add_argument(
-        "--concurrency", type=whole, metavar="N,N", help="users, each asking again when answered (1,8,64)"
+        "--concurrency",
+        type=whole,
+        metavar="N,N",
+        help="users, each asking again when answered (1,8,64)",
     )
-    loop.add_argument("--rate", type=numbers, metavar="R,R", help="requests a second, Poisson arrivals")
-    load.add_argument("--input-len", type=_span, default=(32, 32), metavar="A[..B]", help="tokens of a prompt (32)")
+    loop.add_argument(
+        "--rate", type=numbers, metavar="R,R", help="requests a second, Poisson arrivals"
+    )
     load.add_argument(
-        "--output-len", type=_span, default=(128, 128), metavar="A[..B]", help="tokens of an answer (128)"
+        "--input-len",
+        type=_span,
+        default=(32, 32),
+        metavar="A[..B]",
+        help="tokens of a prompt (32)",
     )
-    load.add_argument("--temperature", type=float, default=1.0, metavar="T", help="of all requests (1)")
-    load.add_argument("--policy", default="adaptive", metavar="P,P", help="policies, one series each (adaptive)")
+    load.add_argument(
+        "--output-len",
+        type=_span,
+        default=(128, 128),
+        metavar="A[..B]",
+        help="tokens of an answer (128)",
+    )
+    load.add_argument(
+        "--temperature", type=float, default=1.0, metavar="T", help="of all requests (1)"
+    )
+    load.add_argument(
+        "--policy", default="adaptive", metavar="P,P", help="policies, one series each (adaptive)"
+    )
     load.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and tokens")
-    load.add_argument("--warmup", type=float, default=5.0, metavar="S", help="simulated seconds before the window (5)")
-    load.add_argument("--duration", type=float, default=20.0, metavar="S", help="simulated seconds of the window (20)")
+    load.add_argument(
+        "--warmup",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="simulated seconds before the window (5)",
+    )
+    load.add_argument(
+        "--duration",
+        type=float,
+        default=20.0,
+        metavar="S",
+        help="simulated seconds of the window (20)",
+    )
     pools = parser.add_argument_group("pools")
     pools.add_argument("--verifiers", type=whole, default=[1], metavar="N,N", help="verifiers (1)")
     pools.add_argument(
-        "--drafters", type=partial(whole, zero=True), default=[1], metavar="N,N", help="drafters; each serves all (1)"
+        "--drafters",
+        type=partial(whole, zero=True),
+        default=[1],
+        metavar="N,N",
+        help="drafters; each serves all (1)",
     )
-    pools.add_argument("--coordinators", type=int, default=1, metavar="N", help="coordinators that share the lanes (1)")
-    pools.add_argument("--cores", type=int, default=0, metavar="N", help="that all processes share; 0: one each (0)")
-    pools.add_argument("--kv-tokens", type=int, default=0, metavar="N", help="token slots of a verifier; 0: no limit")
-    pools.add_argument("--prefill-chunk", type=int, default=256, metavar="N", help="prompt tokens of one pass (256)")
-    pools.add_argument("--cohorts", type=int, default=0, choices=[0, 1, 2], help="of a lane; 0: by measurement (0)")
-    pools.add_argument("--lose-verifiers", type=numbers, default=[], metavar="S,S", help="when one is lost for good")
-    pools.add_argument("--lose-drafters", type=numbers, default=[], metavar="S,S", help="when one is lost for good")
-    hops = parser.add_argument_group("what lies between, in microseconds; docs/simulator.md says how to measure it")
+    pools.add_argument(
+        "--coordinators",
+        type=int,
+        default=1,
+        metavar="N",
+        help="coordinators that share the lanes (1)",
+    )
+    pools.add_argument(
+        "--cores",
+        type=int,
+        default=0,
+        metavar="N",
+        help="that all processes share; 0: one each (0)",
+    )
+    pools.add_argument(
+        "--kv-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="token slots of a verifier; 0: no limit",
+    )
+    pools.add_argument(
+        "--prefill-chunk",
+        type=int,
+        default=256,
+        metavar="N",
+        help="prompt tokens of one pass (256)",
+    )
+    pools.add_argument(
+        "--cohorts", type=int, default=0, choices=[0, 1, 2], help="of a lane; 0: by measurement (0)"
+    )
+    pools.add_argument(
+        "--lose-verifiers",
+        type=numbers,
+        default=[],
+        metavar="S,S",
+        help="when one is lost for good",
+    )
+    pools.add_argument(
+        "--lose-drafters", type=numbers, default=[], metavar="S,S", help="when one is lost for good"
+    )
+    hops = parser.add_argument_group(
+        "what lies between, in microseconds; docs/simulator.md says how to measure it"
+    )
     hops.add_argument("--hop-us", type=float, metavar="US", help="one way")
-    hops.add_argument("--worker-us", type=float, metavar="US", help="a worker's processor time for a command")
-    hops.add_argument("--worker-sequence-us", type=float, metavar="US", help="more for each sequence of it")
-    hops.add_argument("--round-us", type=float, metavar="US", help="the coordinator's processor time for a reply")
-    hops.add_argument("--round-sequence-us", type=float, metavar="US", help="more for each sequence of it")
+    hops.add_argument(
+        "--worker-us", type=float, metavar="US", help="a worker's processor time for a command"
+    )
+    hops.add_argument(
+        "--worker-sequence-us", type=float, metavar="US", help="more for each sequence of it"
+    )
+    hops.add_argument(
+        "--round-us", type=float, metavar="US", help="the coordinator's processor time for a reply"
+    )
+    hops.add_argument(
+        "--round-sequence-us", type=float, metavar="US", help="more for each sequence of it"
+    )
     out = parser.add_argument_group("output")
-    out.add_argument("--json", action="store_true", help="one JSON object on stdout instead of a table")
-    out.add_argument("--plot", type=Path, metavar="FILE", help="PNG or SVG: speed, budget and shares of time")
+    out.add_argument(
+        "--json", action="store_true", help="one JSON object on stdout instead of a table"
+    )
+    out.add_argument(
+        "--plot", type=Path, metavar="FILE", help="PNG or SVG: speed, budget and shares of time"
+    )
     parser.set_defaults(run=_simulate)
 
 
@@ -65,7 +151,9 @@ def _span(text: str) -> tuple[int, int]:
     try:
         return whole_in(low), whole_in(high or low)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor a span such as 32..512") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number nor a span such as 32..512"
+        ) from None
 
 
 def _simulate(args: argparse.Namespace) -> int:
@@ -114,10 +202,15 @@ def _simulate(args: argparse.Namespace) -> int:
         drafters_lost_s=tuple(args.lose_drafters),
     )
     points = []
-    for scenario in list(scenarios(base, axes)):  # all of them are checked before the first one runs
+    for scenario in list(
+        scenarios(base, axes)
+    ):  # all of them are checked before the first one runs
         points.append(point := simulate(scenario))
         load = point["concurrency"] or point["rate"]
-        print(f"{point['series']} at {load}: {point['tok_s']:,.0f} tok/s, {point['wall_s']} s", file=sys.stderr)
+        print(
+            f"{point['series']} at {load}: {point['tok_s']:,.0f} tok/s, {point['wall_s']} s",
+            file=sys.stderr,
+        )
     if args.plot is not None:
         draw(points, args.plot)
     print(

@@ -1,7 +1,7 @@
 """`dspark status`: every process and lane, as the coordinator sees them.
 
-`--explain REQUEST`: the rounds of a running request, one line each, as they are settled; then, or of one that has ended
-lately, what became of its answers.
+`--explain REQUEST`: the rounds of a running request, one line each, as they are settled; then, or
+of one that has ended lately, what became of its answers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ _WHY = {
     "threshold": "the next one's confidence is too low",
     "price": "the next one brings less than it costs",
 }
-_SIGNS = {"accepted": "+", "rejected": "x", "forbidden": "!", "void": "-", "unverified": ".", "cut": "|"}
+_SIGNS = {
+    "accepted": "+",
+    "rejected": "x",
+    "forbidden": "!",
+    "void": "-",
+    "unverified": ".",
+    "cut": "|",
+}
 
 
 def add_commands(commands: Any) -> None:
@@ -36,10 +43,16 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser("status", help="list every process and lane")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument(
-        "--explain", metavar="REQUEST", help="explain a request by its id: its rounds as it runs, and its end"
+        "--explain",
+        metavar="REQUEST",
+        help="explain a request by its id: its rounds as it runs, and its end",
     )
     parser.add_argument(
-        "--rounds", type=natural, default=0, metavar="N", help="with --explain: so many; 0: until it ends"
+        "--rounds",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="with --explain: so many; 0: until it ends",
     )
     add_endpoint(parser)
     parser.set_defaults(run=_status)
@@ -74,7 +87,8 @@ def _unreachable(endpoint: str, error: DsparkError, *, by_hand: bool) -> DsparkE
         )
     logs = f"; logs are under {cell.ray_dir}" if cell.ray_dir else ""
     return Unavailable(
-        f"the coordinator at {endpoint} is unreachable, while its Ray cluster still runs: it may be restarting{logs}"
+        f"the coordinator at {endpoint} is unreachable, while its Ray cluster still runs: it may "
+        f"be restarting{logs}"
     )
 
 
@@ -92,26 +106,46 @@ def as_json(endpoint: str, reply: CellStatus) -> dict[str, Any]:
             {name: value for name, value in asdict(process).items() if name not in OF_LOAD}
             for process in reply.processes
         ],
-        "lanes": [{"tau" if name == "mean_acceptance_length" else name: each[name] for name in each} for each in lanes],
+        "lanes": [
+            {"tau" if name == "mean_acceptance_length" else name: each[name] for name in each}
+            for each in lanes
+        ],
     }
 
 
 def _print(reply: CellStatus) -> None:
-    rows: list[tuple[str, ...]] = [("role", "name", "state", "endpoint", "pid", "incarnation", "sequences", "pages")]
+    rows: list[tuple[str, ...]] = [
+        ("role", "name", "state", "endpoint", "pid", "incarnation", "sequences", "pages")
+    ]
     for one in reply.processes:
         numbers = map(str, (one.pid, one.incarnation, one.sequences))
-        rows.append((one.role, one.name, one.condition, one.endpoint, *numbers, f"{one.pages_held}/{one.pages_total}"))
+        rows.append(
+            (
+                one.role,
+                one.name,
+                one.condition,
+                one.endpoint,
+                *numbers,
+                f"{one.pages_held}/{one.pages_total}",
+            )
+        )
     print(*aligned(rows), sep="\n")
     for lane in reply.lanes:
         print()
-        print(f"lane of {lane.verifier}: drafters {', '.join(lane.drafters) or 'none'}; policy {lane.policy}")
+        print(
+            f"lane of {lane.verifier}: drafters {', '.join(lane.drafters) or 'none'}; policy "
+            f"{lane.policy}"
+        )
         print(
             f"  running {lane.running}, waiting {lane.waiting}; {lane.rounds} rounds, "
             f"tau {lane.mean_acceptance_length:.2f}; attention {lane.attention_path or 'unknown'}"
         )
         if not lane.cost_curve_in_force:
             print("  no cost curve in force: adaptive sequences verify everything")
-        for kind, unit, curve in (("verify", "tokens", lane.verify_cost), ("draft", "sequences", lane.draft_cost)):
+        for kind, unit, curve in (
+            ("verify", "tokens", lane.verify_cost),
+            ("draft", "sequences", lane.draft_cost),
+        ):
             if curve is not None:
                 print(f"  {kind} cost, ms a step ({curve.source}; rows {unit}, columns context)")
                 print(*aligned(_cost_rows(curve), indent=4), sep="\n")
@@ -125,12 +159,18 @@ def _cost_rows(curve: MeasuredCost) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("", *map(str, curve.contexts))]
     for index, (tokens, row) in enumerate(zip(curve.tokens, curve.seconds, strict=True)):
         marks = ("*" * (index * width + column in borrowed) for column in range(width))
-        rows.append((str(tokens), *(f"{1000 * value:.2f}{mark}" for value, mark in zip(row, marks, strict=True))))
+        rows.append(
+            (
+                str(tokens),
+                *(f"{1000 * value:.2f}{mark}" for value, mark in zip(row, marks, strict=True)),
+            )
+        )
     return rows
 
 
 def explain(client: Client, request_id: str, *, rounds: int, as_json: bool) -> int:
-    """Until the request ends, or so many rounds were told; one JSON object a line with `as_json`."""
+    """Until the request ends, or so many rounds were told; one JSON object a line with
+    `as_json`."""
     from dspark.client import InvalidRequest
 
     told, runs = 0, True
@@ -144,7 +184,9 @@ def explain(client: Client, request_id: str, *, rounds: int, as_json: bool) -> i
         return 0
     ended = client.ended(request_id)
     if not ended and not runs:
-        raise InvalidRequest("request_id", "no running request has this id, nor any of the last that ended")
+        raise InvalidRequest(
+            "request_id", "no running request has this id, nor any of the last that ended"
+        )
     for answer in ended:
         print(json.dumps(shape(answer)) if as_json else lines(answer), flush=True)
     return 0
@@ -155,10 +197,13 @@ def lines(answer: EndedAnswer) -> str:
     which = f" answer {answer.index}" if answer.index else ""
     pools = ", ".join(filter(None, (answer.verifier, answer.drafter))) or "never placed"
     said = [
-        f"{answer.request_id}{which} ended: {answer.outcome}{f' ({answer.error})' if answer.error else ''}",
-        f"{answer.completion_tokens} tokens after {answer.prompt_tokens} of the prompt; policy {answer.policy}, "
+        f"{answer.request_id}{which} ended: "
+        f"{answer.outcome}{f' ({answer.error})' if answer.error else ''}",
+        f"{answer.completion_tokens} tokens after {answer.prompt_tokens} of the prompt; policy "
+        f"{answer.policy}, "
         f"rule {answer.rule}; {pools}",
-        f"first token after {answer.ttft_ms:.1f} ms ({answer.queue_ms:.1f} queued), all after {answer.total_ms:.1f} ms",
+        f"first token after {answer.ttft_ms:.1f} ms ({answer.queue_ms:.1f} queued), all after "
+        f"{answer.total_ms:.1f} ms",
     ]
     if rounds := sum(answer.accepted_histogram):
         said.append(
@@ -177,11 +222,15 @@ def shape(told: RoundExplanation | EndedAnswer) -> dict[str, Any]:
     """As one JSON object; what is not there is left out."""
     from dataclasses import asdict
 
-    return asdict(told, dict_factory=lambda fields: {name: value for name, value in fields if value is not None})
+    return asdict(
+        told,
+        dict_factory=lambda fields: {name: value for name, value in fields if value is not None},
+    )
 
 
 def line(told: RoundExplanation) -> str:
-    """Of one round: `+` accepted, `x` rejected, `!` by the answer's form, `-` behind it, `.` not verified."""
+    """Of one round: `+` accepted, `x` rejected, `!` by the answer's form, `-` behind it, `.` not
+    verified."""
     words = _WHY.get(told.why, told.why)
     if told.empty_because:
         words += f": {told.empty_because}"
@@ -193,7 +242,8 @@ def line(told: RoundExplanation) -> str:
     block = "".join(_SIGNS.get(slot.fate, "?") for slot in told.slots)
     return (
         f"{told.offset:5d}  {block:<12}  verified {told.prefix}, accepted {told.accepted}, "
-        f"committed {len(told.token_ids)}{forced}  step of {told.sequences}: {told.step_tokens} tokens  "
+        f"committed {len(told.token_ids)}{forced}  step of {told.sequences}: {told.step_tokens} "
+        "tokens  "
         f"{told.round_ms:.2f} ms = draft {told.draft_ms:.2f} ({told.draft_pass_ms:.2f} computing)"
         f" + verify {told.verify_ms:.2f} ({told.verify_pass_ms:.2f} computing)"
         f" + {max(told.round_ms - told.draft_ms - told.verify_ms, 0.0):.2f}  {words}"

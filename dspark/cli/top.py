@@ -24,7 +24,9 @@ def add_commands(commands: Any) -> None:
     """Adds `top`."""
     parser = commands.add_parser("top", help="watch a cell at work; Ctrl-C ends it")
     add_endpoint(parser)
-    parser.add_argument("--every", type=float, default=1.0, metavar="S", help="seconds between looks (1)")
+    parser.add_argument(
+        "--every", type=float, default=1.0, metavar="S", help="seconds between looks (1)"
+    )
     parser.add_argument("--once", action="store_true", help="one frame, then end")
     parser.set_defaults(run=_top)
 
@@ -103,8 +105,13 @@ def _lanes(window: LoadWindow) -> list[str]:
         rows.append((lane.verifier, str(lane.running), str(lane.waiting), lane.policy, names))
     blocks, verified = (_ms(window.percentile(name, 0.5)) for name in (DRAFT_RPC, VERIFY_RPC))
     waited = f"drafts waited {_ms(window.draft_wait_s())} for a busy drafter"
-    return [*aligned(rows), f"medians: blocks came {blocks} after their orders, a pass took {verified}; {waited}"]
+    return [
+        *aligned(rows),
+        f"medians: blocks came {blocks} after their orders, a pass took {verified}; {waited}",
+    ]
 
 
 def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    return (
+        "-" if seconds is None else f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    )

@@ -1,4 +1,5 @@
-"""`dspark train STAGE`: from prompts and a target to a drafter. Every stage can be run again: it goes on where it was.
+"""`dspark train STAGE`: from prompts and a target to a drafter. Every stage can be run again: it
+goes on where it was.
 
 split        prompts -> train.jsonl, test.jsonl
 overlap      evaluation prompts that training text has seen, counted and left out
@@ -39,66 +40,124 @@ def build_parser() -> argparse.ArgumentParser:
     """Options of all stages."""
     from dspark.training.settings import RegenerationSettings, Settings
 
-    parser = Parser(prog="dspark train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog="dspark train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     stages = parser.add_subparsers(required=True, metavar="STAGE")
 
     split = stages.add_parser("split", help="prompts to a training and a held-out part")
-    split.add_argument("prompts", type=Path, metavar="FILE", help="JSONL: conversations, messages, turns or prompt")
-    split.add_argument("--out", type=Path, required=True, metavar="DIR", help="where train.jsonl and test.jsonl go")
-    split.add_argument("--held-out", type=float, default=0.05, metavar="SHARE", help="share held out (0.05)")
-    split.add_argument("--limit", type=natural, default=0, metavar="N", help="keep N rows, drawn with the seed (all)")
+    split.add_argument(
+        "prompts", type=Path, metavar="FILE", help="JSONL: conversations, messages, turns or prompt"
+    )
+    split.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="where train.jsonl and test.jsonl go"
+    )
+    split.add_argument(
+        "--held-out", type=float, default=0.05, metavar="SHARE", help="share held out (0.05)"
+    )
+    split.add_argument(
+        "--limit",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="keep N rows, drawn with the seed (all)",
+    )
     split.add_argument("--seed", type=int, default=42, help="key of the split (42)")
     split.set_defaults(stage=_split)
 
     overlap = stages.add_parser("overlap", help="prompts that training text has seen")
-    overlap.add_argument("prompts", type=Path, nargs="+", metavar="FILE", help="JSONL of evaluation prompts")
     overlap.add_argument(
-        "--training", type=Path, nargs="+", required=True, metavar="FILE", help="JSONL that is trained on"
+        "prompts", type=Path, nargs="+", metavar="FILE", help="JSONL of evaluation prompts"
     )
     overlap.add_argument(
-        "--out", type=Path, metavar="DIR", help="where the prompts that are clean go, under their names"
+        "--training",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="JSONL that is trained on",
+    )
+    overlap.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where the prompts that are clean go, under their names",
     )
     overlap.set_defaults(stage=_overlap)
 
     regenerate = stages.add_parser("regenerate", help="answers of the target, through a cell")
-    regenerate.add_argument("prompts", type=Path, metavar="FILE", help="rows of {id, conversations}")
-    regenerate.add_argument("--target", required=True, metavar="DIR", help="the target that is served: its tokenizer")
-    regenerate.add_argument("--out", type=Path, required=True, metavar="FILE", help="grows row by row")
-    regenerate.add_argument("--endpoint", metavar="HOST:PORT", help="coordinator (the cell of this state folder)")
-    regenerate.add_argument("--token-file", type=Path, metavar="FILE", help="secret of the endpoint")
+    regenerate.add_argument(
+        "prompts", type=Path, metavar="FILE", help="rows of {id, conversations}"
+    )
+    regenerate.add_argument(
+        "--target", required=True, metavar="DIR", help="the target that is served: its tokenizer"
+    )
+    regenerate.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="grows row by row"
+    )
+    regenerate.add_argument(
+        "--endpoint", metavar="HOST:PORT", help="coordinator (the cell of this state folder)"
+    )
+    regenerate.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="secret of the endpoint"
+    )
     add_keys(regenerate, RegenerationSettings)
     regenerate.set_defaults(stage=_regenerate)
 
     encode = stages.add_parser("encode", help="conversations to samples")
     encode.add_argument("rows", type=Path, metavar="FILE", help="what `regenerate` wrote")
-    encode.add_argument("--target", required=True, metavar="DIR", help="whose tokenizer and chat template are used")
-    encode.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file of samples")
     encode.add_argument(
-        "--max-length", type=positive, default=4096, metavar="N", help="tokens of a conversation (4096)"
+        "--target", required=True, metavar="DIR", help="whose tokenizer and chat template are used"
     )
-    encode.add_argument("--min-supervised", type=natural, default=14, metavar="N", help="fewer are dropped (14)")
+    encode.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="the file of samples"
+    )
+    encode.add_argument(
+        "--max-length",
+        type=positive,
+        default=4096,
+        metavar="N",
+        help="tokens of a conversation (4096)",
+    )
+    encode.add_argument(
+        "--min-supervised", type=natural, default=14, metavar="N", help="fewer are dropped (14)"
+    )
     encode.set_defaults(stage=_encode)
 
     cache = stages.add_parser("cache", help="the target's hidden states on disk")
     cache.add_argument("samples", metavar="FILE", help="what `encode` wrote")
     add_keys(cache, Settings, only=("target", "family", "taps", "layers", "block_size", "device"))
     cache.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the cache")
-    cache.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="of the hidden states")
+    cache.add_argument(
+        "--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="of the hidden states"
+    )
     cache.add_argument("--estimate", action="store_true", help="say how large it gets and stop")
     cache.set_defaults(stage=_cache)
 
     drafter = stages.add_parser("drafter", help="train a drafter, or go on training it")
     drafter.add_argument("samples", metavar="FILE", help="what `encode` wrote")
     add_keys(drafter, Settings, leave_out=("samples",))
-    drafter.add_argument("--workers", type=positive, default=1, metavar="N", help="more than one: by Ray Train")
-    drafter.add_argument("--gpus", action="store_true", help="each worker of several reserves a GPU")
-    drafter.add_argument("--address", metavar="HOST:PORT", help="Ray cluster of the workers (one of its own)")
+    drafter.add_argument(
+        "--workers", type=positive, default=1, metavar="N", help="more than one: by Ray Train"
+    )
+    drafter.add_argument(
+        "--gpus", action="store_true", help="each worker of several reserves a GPU"
+    )
+    drafter.add_argument(
+        "--address", metavar="HOST:PORT", help="Ray cluster of the workers (one of its own)"
+    )
     drafter.set_defaults(stage=_drafter)
 
     vocabulary = stages.add_parser("vocabulary", help="the tokens the target writes most")
     vocabulary.add_argument("samples", type=Path, metavar="FILE", help="what `encode` wrote")
-    vocabulary.add_argument("--tokens", type=positive, required=True, metavar="N", help="how many a head may keep")
-    vocabulary.add_argument("--out", type=Path, required=True, metavar="FILE", help="for `checkpoint convert`")
+    vocabulary.add_argument(
+        "--tokens", type=positive, required=True, metavar="N", help="how many a head may keep"
+    )
+    vocabulary.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="for `checkpoint convert`"
+    )
     vocabulary.set_defaults(stage=_vocabulary)
 
     train_all.add_stage(stages)
@@ -110,7 +169,9 @@ def build_parser() -> argparse.ArgumentParser:
 def _split(args: argparse.Namespace) -> dict[str, Any]:
     from dspark.training.split import split_prompts
 
-    return split_prompts(args.prompts, args.out, held_out=args.held_out, seed=args.seed, limit=args.limit)
+    return split_prompts(
+        args.prompts, args.out, held_out=args.held_out, seed=args.seed, limit=args.limit
+    )
 
 
 def _overlap(args: argparse.Namespace) -> dict[str, Any]:
@@ -123,7 +184,9 @@ def _regenerate(args: argparse.Namespace) -> dict[str, Any]:
     from dspark.training.settings import RegenerationSettings
 
     asking = read_keys(args, RegenerationSettings, "regenerate")
-    return train_all.ask(args.endpoint, read_token(args.token_file), args.target, asking, args.prompts, args.out)
+    return train_all.ask(
+        args.endpoint, read_token(args.token_file), args.target, asking, args.prompts, args.out
+    )
 
 
 def _encode(args: argparse.Namespace) -> dict[str, Any]:
@@ -143,7 +206,10 @@ def _cache(args: argparse.Namespace) -> dict[str, Any]:
     plan = plan_for(settings, args.dtype)
     told = plan.to_json()
     size = {name: told[name] for name in ("num_samples", "num_tokens", "bytes_per_token", "bytes")}
-    print(f"{plan.num_tokens:,} tokens of {plan.bytes_per_token:,} bytes: {plan.bytes / 1e9:.3f} GB", file=sys.stderr)
+    print(
+        f"{plan.num_tokens:,} tokens of {plan.bytes_per_token:,} bytes: {plan.bytes / 1e9:.3f} GB",
+        file=sys.stderr,
+    )
     if not args.estimate:
         make_cache(settings, plan, args.out)
     return size | {"shards": len(plan.shards), "folder": str(args.out)}
@@ -164,7 +230,9 @@ def _drafter(args: argparse.Namespace) -> dict[str, Any]:
     if args.workers > 1:
         from deploy.train_workers import train_with_workers
 
-        folder = train_with_workers(settings, workers=args.workers, gpus=args.gpus, address=args.address, say=say)
+        folder = train_with_workers(
+            settings, workers=args.workers, gpus=args.gpus, address=args.address, say=say
+        )
     else:
         folder = train_with_bar(settings)
     return {"drafter": str(folder)} | Log(Path(settings.out) / LOG).last()

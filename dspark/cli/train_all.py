@@ -1,8 +1,9 @@
-"""`dspark train all`: a target's folder and a file of prompts in, a serving drafter and a report out.
+"""`dspark train all`: a target's folder and a file of prompts in, a serving drafter and a report
+out.
 
-Stages are done in order and noted in `chain.json`; a chain that was stopped goes on with the stage it was in, and a
-stage that can resume does. Answers come from the cell at `--endpoint`, or from processes of the chain's own that end
-with it.
+Stages are done in order and noted in `chain.json`; a chain that was stopped goes on with the stage
+it was in, and a stage that can resume does. Answers come from the cell at `--endpoint`, or from
+processes of the chain's own that end with it.
 """
 
 from __future__ import annotations
@@ -26,19 +27,41 @@ def add_stage(stages: Any) -> None:
     from dspark.training.settings import RegenerationSettings, Settings
 
     parser = stages.add_parser("all", help="everything: target and prompts to drafter and report")
-    parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help="JSONL, as `split` reads it")
-    parser.add_argument("--target", required=True, metavar="DIR", help="folder or hub id of the target")
+    parser.add_argument(
+        "--prompts", type=Path, required=True, metavar="FILE", help="JSONL, as `split` reads it"
+    )
+    parser.add_argument(
+        "--target", required=True, metavar="DIR", help="folder or hub id of the target"
+    )
     parser.add_argument("--out", required=True, metavar="DIR", help="where everything goes")
     add_keys(parser, Settings, leave_out=("target", "out", "samples", "cache", "start"))
-    parser.add_argument("--cache", action="store_true", help="keep the target's hidden states on disk")
-    parser.add_argument("--limit", type=natural, default=0, metavar="N", help="use N of the prompts (all)")
-    parser.add_argument("--held-out-share", type=float, default=0.1, metavar="X", help="prompts held out (0.1)")
     parser.add_argument(
-        "--min-supervised", type=natural, default=14, metavar="N", help="shorter answers are dropped (14)"
+        "--cache", action="store_true", help="keep the target's hidden states on disk"
     )
-    parser.add_argument("--endpoint", metavar="HOST:PORT", help="a cell that serves the target (one of its own)")
+    parser.add_argument(
+        "--limit", type=natural, default=0, metavar="N", help="use N of the prompts (all)"
+    )
+    parser.add_argument(
+        "--held-out-share", type=float, default=0.1, metavar="X", help="prompts held out (0.1)"
+    )
+    parser.add_argument(
+        "--min-supervised",
+        type=natural,
+        default=14,
+        metavar="N",
+        help="shorter answers are dropped (14)",
+    )
+    parser.add_argument(
+        "--endpoint", metavar="HOST:PORT", help="a cell that serves the target (one of its own)"
+    )
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="secret of the endpoint")
-    parser.add_argument("--answer-tokens", type=positive, default=128, metavar="N", help="longest answer in evaluation")
+    parser.add_argument(
+        "--answer-tokens",
+        type=positive,
+        default=128,
+        metavar="N",
+        help="longest answer in evaluation",
+    )
     add_keys(parser, RegenerationSettings, prefix="ask_", leave_out=("seed",))
     parser.set_defaults(stage=_all)
 
@@ -82,19 +105,30 @@ def _all(args: argparse.Namespace) -> dict[str, Any]:
     settings, asking = _settings(args, out), _asking(args)
     target, samples = settings.target, Path(settings.samples)
     chain = _Chain(out, _identity(args, settings, asking))
-    split = chain.do("split", lambda: stages.split(args.prompts, out, args.held_out_share, settings.seed, args.limit))
+    split = chain.do(
+        "split",
+        lambda: stages.split(args.prompts, out, args.held_out_share, settings.seed, args.limit),
+    )
     train_file, rows = Path(split["train_file"]), out / "regenerated.jsonl"
     chain.do("regenerate", lambda: _regenerate(args, settings, asking, train_file, rows))
-    chain.do("encode", lambda: encode_rows(rows, samples, Chat(target), min_supervised=args.min_supervised))
+    chain.do(
+        "encode",
+        lambda: encode_rows(rows, samples, Chat(target), min_supervised=args.min_supervised),
+    )
     if settings.cache:
         chain.do("cache", lambda: stages.cache(settings))
     chain.do("train", lambda: _train(settings))
     drafter = out / "train" / "drafter"
     if settings.family == "dspark":
         prompts, plots, keep = [Path(split["calibrate_file"])], out / "calibration", out / "answers"
-        chain.do("calibrate", lambda: calibrate(locate(target), drafter, prompts, plots=plots, keep=keep))
+        chain.do(
+            "calibrate", lambda: calibrate(locate(target), drafter, prompts, plots=plots, keep=keep)
+        )
     held_out, tokens, told = Path(split["evaluate_file"]), args.answer_tokens, out / "evaluation"
-    chain.do("evaluate", lambda: evaluate(locate(target), drafter, [held_out], new_tokens=tokens, out=told))
+    chain.do(
+        "evaluate",
+        lambda: evaluate(locate(target), drafter, [held_out], new_tokens=tokens, out=told),
+    )
     chain.do("serve", lambda: _serve(target, drafter, held_out, out, tokens))
     report = stages.write_report(out, {**chain.notes, "settings": settings.to_json()})
     return {"drafter": str(drafter), "report": str(report), "stages": chain.notes["stages"]}
@@ -113,7 +147,10 @@ def _identity(args: argparse.Namespace, settings: Any, asking: Any) -> dict[str,
         **{name: value for name, value in settled(settings).items() if name != "cache"},
         "cache": bool(settings.cache),
         **{f"ask_{name}": value for name, value in asking.settings().items() if name != "seed"},
-        **{name: getattr(args, name) for name in ("limit", "held_out_share", "min_supervised", "answer_tokens")},
+        **{
+            name: getattr(args, name)
+            for name in ("limit", "held_out_share", "min_supervised", "answer_tokens")
+        },
     }
 
 
@@ -134,21 +171,30 @@ def _asking(args: argparse.Namespace) -> Any:
     return read_keys(args, RegenerationSettings, "ask", prefix="ask_", seed=args.seed)
 
 
-def _regenerate(args: argparse.Namespace, settings: Any, asking: Any, prompts: Path, rows: Path) -> dict[str, Any]:
+def _regenerate(
+    args: argparse.Namespace, settings: Any, asking: Any, prompts: Path, rows: Path
+) -> dict[str, Any]:
     from dspark.runtime.identity import read_token
 
     if args.endpoint:
-        return ask(args.endpoint, read_token(args.token_file), settings.target, asking, prompts, rows)
+        return ask(
+            args.endpoint, read_token(args.token_file), settings.target, asking, prompts, rows
+        )
     from deploy.processes import ProcessCell
 
     logs = rows.parent / "logs"
     logs.mkdir(exist_ok=True)
-    with ProcessCell(settings.target, "", drafters=0, folder=logs) as cell:  # plain decoding: there is no drafter yet
+    with ProcessCell(
+        settings.target, "", drafters=0, folder=logs
+    ) as cell:  # plain decoding: there is no drafter yet
         return ask(cell.endpoint, None, settings.target, asking, prompts, rows)
 
 
-def ask(endpoint: str | None, token: str | None, target: str, asking: Any, prompts: Path, rows: Path) -> dict[str, Any]:
-    """Answers every row of `prompts` through a cell (without an endpoint: that of the state folder)."""
+def ask(
+    endpoint: str | None, token: str | None, target: str, asking: Any, prompts: Path, rows: Path
+) -> dict[str, Any]:
+    """Answers every row of `prompts` through a cell (without an endpoint: that of the state
+    folder)."""
     from dspark.client import AsyncClient
     from dspark.training.chat import Chat
     from dspark.training.disk import read_rows

@@ -1,4 +1,5 @@
-"""The asyncio client: the same words as the blocking one. Belongs to the event loop it was made on."""
+"""The asyncio client: the same words as the blocking one. Belongs to the event loop it was made
+on."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ class AsyncStream(AnswerCall, AsyncIterator[Event]):
                     continue
             except grpc.aio.AioRpcError as error:
                 await asyncio.sleep(self._pause(read_error(error, self._endpoint)))
-                self._call, self._messages = self._ask(self._resuming.again(), self._resuming.left_s), None
+                self._call, self._messages = (
+                    self._ask(self._resuming.again(), self._resuming.left_s),
+                    None,
+                )
                 continue
             self._resuming.note(event)
             return event
@@ -65,7 +69,9 @@ class AsyncClient(BaseClient[AsyncStream]):
             events = [event async for event in stream]
         return self._whole(events)
 
-    async def abort(self, request_ids: str | Iterable[str], *, timeout: float = 5.0) -> tuple[str, ...]:
+    async def abort(
+        self, request_ids: str | Iterable[str], *, timeout: float = 5.0
+    ) -> tuple[str, ...]:
         """Ends running requests by id; returns those that were running."""
         message = generate_pb2.AbortRequest(request_ids=texts_of("request_ids", request_ids))
         return tuple((await self._once(self._generation.Abort, message, timeout)).aborted)
@@ -76,14 +82,17 @@ class AsyncClient(BaseClient[AsyncStream]):
         return read_model_info(await self._once(self._generation.GetModelInfo, message, timeout))
 
     async def status(self, *, timeout: float = 5.0) -> CellStatus:
-        """The whole cell as its coordinator sees it; needs the operator's token where there is one."""
-        return read_status(await self._once(self._control.GetStatus, control_pb2.GetStatusRequest(), timeout))
+        """The whole cell as its coordinator sees it; needs the operator's token where there is
+        one."""
+        return read_status(
+            await self._once(self._control.GetStatus, control_pb2.GetStatusRequest(), timeout)
+        )
 
     async def explain(
         self, request_id: str, *, rounds: int = 0, timeout: float | None = None
     ) -> AsyncIterator[RoundExplanation]:
-        """The rounds of a running request as they are settled, at most so many; needs the operator's token where there
-        is one."""
+        """The rounds of a running request as they are settled, at most so many; needs the
+        operator's token where there is one."""
         message = control_pb2.ExplainRequest(request_id=request_id, rounds=rounds)
         call = self._control.Explain(message, timeout=timeout, metadata=self._metadata)
         try:
@@ -94,9 +103,11 @@ class AsyncClient(BaseClient[AsyncStream]):
         finally:
             call.cancel()
 
-    async def ended(self, request_id: str = "", *, most: int = 0, timeout: float = 5.0) -> tuple[EndedAnswer, ...]:
-        """The last answers that ended: of one request, or the newest of all, at most so many (0: all that are kept).
-        Needs the operator's token where there is one."""
+    async def ended(
+        self, request_id: str = "", *, most: int = 0, timeout: float = 5.0
+    ) -> tuple[EndedAnswer, ...]:
+        """The last answers that ended: of one request, or the newest of all, at most so many (0:
+        all that are kept). Needs the operator's token where there is one."""
         message = control_pb2.GetEndedRequest(request_id=request_id, most=most)
         return read_ended(await self._once(self._control.GetEnded, message, timeout))
 

@@ -18,21 +18,27 @@ S = TypeVar("S", bound=AnswerCall)
 
 
 class BaseClient(Generic[S]):
-    """Talks to one coordinator or front end. Without an endpoint, to the cell this user brought up on this machine.
+    """Talks to one coordinator or front end. Without an endpoint, to the cell this user brought up
+    on this machine.
 
-    `token`: secret of a client or an operator. `tls`: whom to believe and what to show; without it, plaintext.
+    `token`: secret of a client or an operator. `tls`: whom to believe and what to show; without it,
+    plaintext.
     """
 
     _open: ClassVar[Callable[..., Any]]  # makes channels
     _stream: ClassVar[type[Any]]  # S
 
-    def __init__(self, endpoint: str | None = None, *, token: str | None = None, tls: Tls | None = None) -> None:
+    def __init__(
+        self, endpoint: str | None = None, *, token: str | None = None, tls: Tls | None = None
+    ) -> None:
         self.endpoint, operator, token, tls = whom_to_call(endpoint, token, tls)
         self._metadata = auth_metadata(token)
         self._channel = self._open(self.endpoint, tls=tls, service_config=SERVICE_CONFIG)
         self._generation = generate_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
         # Front ends know no cell: operators' calls go to the coordinator.
-        self._operator = self._channel if operator == self.endpoint else self._open(operator, tls=tls)
+        self._operator = (
+            self._channel if operator == self.endpoint else self._open(operator, tls=tls)
+        )
         self._control = control_pb2_grpc.ControlStub(self._operator)  # type: ignore[no-untyped-call]
 
     @spelled_out
@@ -44,18 +50,21 @@ class BaseClient(Generic[S]):
         resume_s: float = 0.0,
         **options: Unpack[Options],
     ) -> S:
-        """Streams the answer to a text or to token ids. `options`: see `Options`; `timeout`: the deadline.
+        """Streams the answer to a text or to token ids. `options`: see `Options`; `timeout`: the
+        deadline.
 
-        `resume_s`: how many seconds to go on asking for the rest when the stream breaks because a process of the cell
-        is gone. Needs the coordinator's journal, unless the parameters repeat the ids: temperature 0, or coupled with a
-        seed.
+        `resume_s`: how many seconds to go on asking for the rest when the stream breaks because a
+        process of the cell is gone. Needs the coordinator's journal, unless the parameters repeat
+        the ids: temperature 0, or coupled with a seed.
         """
         request = write_request(prompt, options)
 
         def ask(message: generate_pb2.GenerateRequest, left_s: float | None) -> Any:
             return self._generation.Generate(message, timeout=left_s, metadata=self._metadata)
 
-        made: S = self._stream(ask, self.endpoint, Resuming(request, resume_s=resume_s, timeout=timeout))
+        made: S = self._stream(
+            ask, self.endpoint, Resuming(request, resume_s=resume_s, timeout=timeout)
+        )
         return made
 
     def _whole(self, events: Sequence[Event]) -> Completion:

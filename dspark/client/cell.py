@@ -1,4 +1,5 @@
-"""Where the user's running cell is: one small file in the state folder, written by `dspark up`, read by everybody.
+"""Where the user's running cell is: one small file in the state folder, written by `dspark up`,
+read by everybody.
 
 Holds addresses and process ids, never a secret: tokens lie beside it in files of their own.
 """
@@ -31,13 +32,14 @@ class NoCell(DsparkError):
 class Cell:
     """A cell that was brought up.
 
-    endpoint: host:port of the coordinator. cell_id: marks every process of the cell in its environment.
-    token_file: secret of operators and workers. ray_address: GCS host:port. ray_pid: leader of the Ray processes this
-    cell started; 0 when the Ray cluster was there before. ray_dir: their folder. target, drafter: what is served.
-    frontends: host:port of front ends, separated by commas; without any, the coordinator serves clients itself.
-    http: URL of the coordinator's HTTP front; empty without one. name: what keeps it apart from other cells of its Ray
-    cluster. dashboard: URL of Ray's dashboard, where this cell started it.
-    tls_*: PEM files for calls to its processes, and the name expected in their certificates; empty: plaintext.
+    endpoint: host:port of the coordinator. cell_id: marks every process of the cell in its
+    environment. token_file: secret of operators and workers. ray_address: GCS host:port. ray_pid:
+    leader of the Ray processes this cell started; 0 when the Ray cluster was there before. ray_dir:
+    their folder. target, drafter: what is served. frontends: host:port of front ends, separated by
+    commas; without any, the coordinator serves clients itself. http: URL of the coordinator's HTTP
+    front; empty without one. name: what keeps it apart from other cells of its Ray cluster.
+    dashboard: URL of Ray's dashboard, where this cell started it. tls_*: PEM files for calls to its
+    processes, and the name expected in their certificates; empty: plaintext.
     """
 
     endpoint: str
@@ -60,7 +62,8 @@ class Cell:
 
     @property
     def for_clients(self) -> str:
-        """gRPC target that answers clients: the coordinator, or all front ends in an order of this client's own."""
+        """gRPC target that answers clients: the coordinator, or all front ends in an order of this
+        client's own."""
         if not self.frontends:
             return self.endpoint
         fronts = self.frontends.split(",")
@@ -88,7 +91,9 @@ def find_cell() -> Cell:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise NoCell(f"no cluster is running here (looked for {path}); start one with `dspark up`") from None
+        raise NoCell(
+            f"no cluster is running here (looked for {path}); start one with `dspark up`"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise NoCell(f"{path} cannot be read ({error}); `dspark down` clears it") from None
     if not isinstance(content, dict) or content.get("version") != VERSION:
@@ -98,14 +103,21 @@ def find_cell() -> Cell:
     wanted = {field.name: field.type for field in fields(Cell)}
     for name, kind in wanted.items():
         value: Any = content.get(name)
-        proper = type(value) is int and 0 <= value <= MOST_PID if kind == "int" else isinstance(value, str)
+        proper = (
+            type(value) is int and 0 <= value <= MOST_PID
+            if kind == "int"
+            else isinstance(value, str)
+        )
         if not proper:
             raise NoCell(f"{path} lacks a proper {name!r}; `dspark down` clears it")
     return Cell(**{name: content[name] for name in wanted})
 
 
-def whom_to_call(endpoint: str | None, token: str | None, tls: Tls | None) -> tuple[str, str, str | None, Tls | None]:
-    """(where clients are answered, where operators are, token, TLS); without an endpoint, those of the running cell."""
+def whom_to_call(
+    endpoint: str | None, token: str | None, tls: Tls | None
+) -> tuple[str, str, str | None, Tls | None]:
+    """(where clients are answered, where operators are, token, TLS); without an endpoint, those of
+    the running cell."""
     if endpoint is not None:
         return endpoint, endpoint, token, tls
     cell = find_cell()
@@ -132,7 +144,8 @@ def remove_cell() -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs on this machine; one that has ended and waits to be reaped does not."""
+    """Whether a process runs on this machine; one that has ended and waits to be reaped does
+    not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -140,7 +153,12 @@ def is_alive(pid: int) -> bool:
     except OSError:  # not ours to signal: it is there
         return True
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+        state = (
+            Path(f"/proc/{pid}/stat")
+            .read_text(encoding="utf-8", errors="replace")
+            .rpartition(")")[2]
+            .split()[0]
+        )
     except ProcessLookupError:
         return False
     except FileNotFoundError:  # reaped since the signal, or a system without /proc

@@ -1,8 +1,8 @@
 """What a client gets to see: typed, frozen, without protobuf.
 
-Every token is in exactly one `Chunk`, in order; `Finished` comes once and last. Text may lag behind the ids at byte
-boundaries and stop strings, so the text of an answer is the concatenation of all its chunks. Chunks of several answers
-to one prompt are told apart by `index`.
+Every token is in exactly one `Chunk`, in order; `Finished` comes once and last. Text may lag behind
+the ids at byte boundaries and stop strings, so the text of an answer is the concatenation of all
+its chunks. Chunks of several answers to one prompt are told apart by `index`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _RULE = words(types_pb2.Rule, "RULE_")
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural log-probabilities at one position, of the model itself: before penalties, bias and truncation."""
+    """Natural log-probabilities at one position, of the model itself: before penalties, bias and
+    truncation."""
 
     logprob: float  # of the token that was chosen
     top: tuple[tuple[int, float], ...] = ()  # (id, log-probability), likeliest first
@@ -48,7 +49,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What drafting did for one answer; histograms count rounds by accepted and by verified tokens."""
+    """What drafting did for one answer; histograms count rounds by accepted and by verified
+    tokens."""
 
     rounds: int
     draft_tokens: int
@@ -104,12 +106,15 @@ class Finished(_WithoutTokens):
     usage: Usage
     speculation: Speculation
     timings: Timings
-    choices: tuple[ChoiceEnd, ...] = ()  # one per answer, by index; empty from servers that only give one
+    choices: tuple[
+        ChoiceEnd, ...
+    ] = ()  # one per answer, by index; empty from servers that only give one
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs(_WithoutTokens):
-    """Log-probabilities of a prompt's tokens, each given those before it; None for the first, which has none."""
+    """Log-probabilities of a prompt's tokens, each given those before it; None for the first, which
+    has none."""
 
     tokens: tuple[TokenLogprobs | None, ...]
     ranks: tuple[int | None, ...]  # place of each token among all, 1 for the likeliest
@@ -156,7 +161,9 @@ class Completion:
         """From all events of a request, `Finished` last."""
         end = events[-1]
         assert isinstance(end, Finished)
-        ends = end.choices or (ChoiceEnd(0, end.finish_reason, end.matched_stop, end.usage.completion_tokens),)
+        ends = end.choices or (
+            ChoiceEnd(0, end.finish_reason, end.matched_stop, end.usage.completion_tokens),
+        )
         choices = tuple(_choice(events, its) for its in ends)
         scored = next((event for event in events if isinstance(event, PromptLogprobs)), None)
         return Completion(choices[0].text, choices[0].token_ids, end, choices, scored)
@@ -170,13 +177,17 @@ class Completion:
             "token_ids": list(self.token_ids),
             "finish_reason": self.end.finish_reason,
             "usage": asdict(self.end.usage),
-            "speculation": {name: list(value) if isinstance(value, tuple) else value for name, value in spec.items()},
+            "speculation": {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in spec.items()
+            },
             "timings": times,
             **self._more(),
         }
 
     def _more(self) -> dict[str, Any]:
-        """`choices`, where there is more to tell than the first answer; what was asked of the prompt."""
+        """`choices`, where there is more to tell than the first answer; what was asked of the
+        prompt."""
         more: dict[str, Any] = {}
         if len(self.choices) > 1 or any(choice.logprobs for choice in self.choices):
             more["choices"] = [choice.as_json() for choice in self.choices]
@@ -224,7 +235,12 @@ def read_event(message: generate_pb2.GenerateResponse) -> Event | None:
         speculation=copied(Speculation, end.speculation, rule=_RULE.get(end.speculation.rule, "")),
         timings=copied(Timings, end.timings),
         choices=tuple(
-            ChoiceEnd(one.index, _FINISH.get(one.finish_reason, "unknown"), _matched(one), one.completion_tokens)
+            ChoiceEnd(
+                one.index,
+                _FINISH.get(one.finish_reason, "unknown"),
+                _matched(one),
+                one.completion_tokens,
+            )
             for one in end.choices
         ),
     )
@@ -239,7 +255,10 @@ def _scored(told: types_pb2.PromptLogprobs) -> PromptLogprobs:
     ids, values, top = list(told.top_ids), list(told.top_logprobs), told.top
     tokens = [
         TokenLogprobs(
-            logprob, tuple(zip(ids[at * top : (at + 1) * top], values[at * top : (at + 1) * top], strict=True))
+            logprob,
+            tuple(
+                zip(ids[at * top : (at + 1) * top], values[at * top : (at + 1) * top], strict=True)
+            ),
         )
         for at, logprob in enumerate(told.logprobs)
     ]
@@ -252,7 +271,9 @@ def _matched(end: generate_pb2.GenerateComplete | generate_pb2.ChoiceComplete) -
 
 
 def _logprobs(message: types_pb2.TokenLogprobs) -> TokenLogprobs:
-    return TokenLogprobs(message.logprob, tuple(zip(message.top_ids, message.top_logprobs, strict=False)))
+    return TokenLogprobs(
+        message.logprob, tuple(zip(message.top_ids, message.top_logprobs, strict=False))
+    )
 
 
 def _choice(events: Sequence[Event], end: ChoiceEnd) -> Choice:

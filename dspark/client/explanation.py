@@ -1,4 +1,5 @@
-"""The rounds of a running request, told one by one, and answers that ended: typed, frozen, without protobuf."""
+"""The rounds of a running request, told one by one, and answers that ended: typed, frozen, without
+protobuf."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class SlotExplanation:
     confidence: float  # calibrated, given that all slots before it are accepted
     survival: float  # running product of confidences
     gain: float  # tokens it was expected to bring
-    fate: str  # "accepted", "rejected", "forbidden" by the answer's form, "void", "unverified" or "cut"
+    # "accepted", "rejected", "forbidden" by the answer's form, "void", "unverified" or "cut"
+    fate: str
 
 
 @dataclass(frozen=True, slots=True)

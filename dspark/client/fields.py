@@ -1,4 +1,5 @@
-"""How each option becomes a field of the message, or why it cannot: a sentence under the field's name. And back."""
+"""How each option becomes a field of the message, or why it cannot: a sentence under the field's
+name. And back."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def _whole(least: int, most: int = MOST_ID, *, words: str = "") -> Read:
     def read(field: str, value: object) -> int:
         made: int = _whole_number(field, value)
         if made < least:
-            raise InvalidRequest(field, f"must be {words or f'in {least}..{most}'}, got {shown(made)}")
+            raise InvalidRequest(
+                field, f"must be {words or f'in {least}..{most}'}, got {shown(made)}"
+            )
         if made > most:
             raise InvalidRequest(field, f"must be at most {most}, got {shown(made)}")
         return made
@@ -54,7 +57,9 @@ def _top_k(field: str, value: object) -> int:
 
 def _bias(field: str, value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        raise InvalidRequest(field, f"must be a mapping of token ids to numbers, got {shown(value)}")
+        raise InvalidRequest(
+            field, f"must be a mapping of token ids to numbers, got {shown(value)}"
+        )
     return {_id(field, token): _number(field, bias) for token, bias in value.items()}
 
 
@@ -70,7 +75,9 @@ def ids_of(field: str, values: object) -> list[int]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise InvalidRequest(field, f"must be a list of token ids, got {shown(values)}")
     ids = list(values)
-    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MOST_ID:  # nearly always, and it may be many
+    if (
+        set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MOST_ID
+    ):  # nearly always, and it may be many
         return ids
     return [_id(field, value) for value in ids]
 
@@ -95,7 +102,8 @@ def texts_of(field: str, value: object) -> list[str]:
     return [text_of(field, one) for one in value]
 
 
-# By the name of the option, which is that of the field. Ranges that a request can be in are the server's to judge.
+# By the name of the option, which is that of the field. Ranges that a request can be in are the
+# server's to judge.
 SAMPLING: Mapping[str, Read] = {
     "max_tokens": _whole(0, words="at least 1"),
     "min_tokens": _whole(0, words="at least 0"),
@@ -124,8 +132,14 @@ SPECULATION: Mapping[str, Read] = {"policy": text_of, "weight": _number, "drafte
 def constraint_of(field: str, value: Mapping[str, Any]) -> types_pb2.Constraint:
     """The form of an answer, by its one name."""
     forms = types_pb2.Constraint.DESCRIPTOR.oneofs_by_name["form"].fields
-    if not isinstance(value, Mapping) or len(value) != 1 or next(iter(value)) not in {form.name for form in forms}:
-        raise InvalidRequest(field, f"must have one of {', '.join(form.name for form in forms)}, got {shown(value)}")
+    if (
+        not isinstance(value, Mapping)
+        or len(value) != 1
+        or next(iter(value)) not in {form.name for form in forms}
+    ):
+        raise InvalidRequest(
+            field, f"must have one of {', '.join(form.name for form in forms)}, got {shown(value)}"
+        )
     ((name, form),) = value.items()
     message, at = types_pb2.Constraint(), f"{field}.{name}"
     if name == "choice":
@@ -150,13 +164,18 @@ def _json(field: str, value: Any) -> str:
 
 def words(kind: Any, prefix: str) -> dict[int, str]:
     """Of an enumeration of the wire: FATE_ACCEPTED is "accepted". What says nothing has no word."""
-    return {number: str(name).removeprefix(prefix).lower() for name, number in kind.items() if number}
+    return {
+        number: str(name).removeprefix(prefix).lower() for name, number in kind.items() if number
+    }
 
 
 def copied(kind: type[T], message: Any, **more: Any) -> T:
-    """A dataclass whose fields are called as the message's; repeated ones become tuples. `more`: those that are said in
-    other words."""
+    """A dataclass whose fields are called as the message's; repeated ones become tuples. `more`:
+    those that are said in other words."""
     names = [field.name for field in fields(kind) if field.name not in more]  # type: ignore[arg-type]
     said = {name: getattr(message, name) for name in names}
-    plain = {name: value if isinstance(value, str | int | float) else tuple(value) for name, value in said.items()}
+    plain = {
+        name: value if isinstance(value, str | int | float) else tuple(value)
+        for name, value in said.items()
+    }
     return kind(**plain, **more)

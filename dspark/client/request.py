@@ -1,7 +1,7 @@
 """Keyword arguments to messages, and the call options every client uses.
 
-Checks here only what the wire cannot carry, and that no number becomes another one on its way; every other judgement on
-values is the server's, so that all clients hear the same sentence.
+Checks here only what the wire cannot carry, and that no number becomes another one on its way;
+every other judgement on values is the server's, so that all clients hear the same sentence.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dspark.wire.v1 import generate_pb2, types_pb2
 
 M = TypeVar("M", bound=Callable[..., Any])
 
-# A stream is tried again only before its first message, so no token can come twice. Whoever fails for all must not be
-# asked ever more often for it: a failure costs a token, an answer brings a tenth of one, and below half of them nothing
-# is tried again. A server's pushback says when.
+# A stream is tried again only before its first message, so no token can come twice. Whoever fails
+# for all must not be asked ever more often for it: a failure costs a token, an answer brings a
+# tenth of one, and below half of them nothing is tried again. A server's pushback says when.
 SERVICE_CONFIG: dict[str, object] = {
     "retryThrottling": {"maxTokens": 4, "tokenRatio": 0.1},
     "methodConfig": [
@@ -42,21 +42,22 @@ RULES = {"": 0} | {word: number for number, word in words(types_pb2.Rule, "RULE_
 class Options(TypedDict, total=False):
     """Options of one request; what is left out or None is the deployment's choice.
 
-    temperature: 0 is greedy. top_k: 0 and -1 keep everything. top_p: nucleus mass in (0, 1]. min_p: least probability
-    kept, as a share of the likeliest one. repetition_penalty: over prompt and answer, above 1 discourages.
-    presence_penalty, frequency_penalty: over the answer, above 0 discourages. logit_bias: added to the logits of ids.
-    max_tokens: longest answer. min_tokens: nothing ends it before. stop, stop_token_ids: what ends it.
-    include_stop_str_in_output: keep what ended it in the text. ignore_eos: do not end at the target's stop tokens.
-    logprobs: tell each token's log-probability and so many likeliest ones. prompt_logprobs: the same of the prompt,
-    and with max_tokens 0 of nothing else. n: answers to the same prompt.
-    seed: key of the draws. policy: "off", "fixed:k", "threshold:t" or "adaptive". rule: "token", "block" or
+    temperature: 0 is greedy. top_k: 0 and -1 keep everything. top_p: nucleus mass in (0, 1]. min_p:
+    least probability kept, as a share of the likeliest one. repetition_penalty: over prompt and
+    answer, above 1 discourages. presence_penalty, frequency_penalty: over the answer, above 0
+    discourages. logit_bias: added to the logits of ids. max_tokens: longest answer. min_tokens:
+    nothing ends it before. stop, stop_token_ids: what ends it. include_stop_str_in_output: keep
+    what ended it in the text. ignore_eos: do not end at the target's stop tokens. logprobs: tell
+    each token's log-probability and so many likeliest ones. prompt_logprobs: the same of the
+    prompt, and with max_tokens 0 of nothing else. n: answers to the same prompt. seed: key of the
+    draws. policy: "off", "fixed:k", "threshold:t" or "adaptive". rule: "token", "block" or
     "coupled". weight: what a token of this answer is worth to the scheduler beside those of others.
-    drafter: replica that is to draft, e.g. "draft/1"; empty takes the least loaded one.
-    cache_salt: computed prefixes are shared with requests of the same salt only.
-    constraint: the form of the answer, one of {"json_schema": SCHEMA}, {"json_object": True}, {"regex": TEXT},
-    {"grammar": EBNF}, {"choice": [TEXT, ...]}, {"structural_tag": TAG}; schemas and tags as mappings or as JSON.
-    label: acceptance is counted under it in the coordinator's metrics; letters, digits and ._- up to 32.
-    request_id: its name, at most 128 characters; made up when empty.
+    drafter: replica that is to draft, e.g. "draft/1"; empty takes the least loaded one. cache_salt:
+    computed prefixes are shared with requests of the same salt only. constraint: the form of the
+    answer, one of {"json_schema": SCHEMA}, {"json_object": True}, {"regex": TEXT}, {"grammar":
+    EBNF}, {"choice": [TEXT, ...]}, {"structural_tag": TAG}; schemas and tags as mappings or as
+    JSON. label: acceptance is counted under it in the coordinator's metrics; letters, digits and
+    ._- up to 32. request_id: its name, at most 128 characters; made up when empty.
     """
 
     max_tokens: int | None
@@ -91,16 +92,24 @@ class Options(TypedDict, total=False):
 def spelled_out(method: M) -> M:
     """Shows every option wherever Python is asked for the signature, as `help` does."""
     signature = inspect.signature(method)
-    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    own = [
+        one
+        for one in signature.parameters.values()
+        if one.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint.__forward_arg__)
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint.__forward_arg__
+        )
         for name, hint in Options.__annotations__.items()
     ]
     method.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
     return method
 
 
-def write_request(prompt: str | Sequence[int], options: Mapping[str, Any]) -> generate_pb2.GenerateRequest:
+def write_request(
+    prompt: str | Sequence[int], options: Mapping[str, Any]
+) -> generate_pb2.GenerateRequest:
     """The message that asks for one answer to a text or to token ids. options: see `Options`."""
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := options.keys() - Options.__annotations__:
@@ -108,10 +117,19 @@ def write_request(prompt: str | Sequence[int], options: Mapping[str, Any]) -> ge
     rule = given.get("rule", "")
     if rule not in RULES:
         raise InvalidRequest("rule", f"{rule!r} is none of token, block, coupled")
-    drawn = {name: read(f"sampling_params.{name}", given[name]) for name, read in SAMPLING.items() if name in given}
-    sped = {name: read(f"speculation.{name}", given[name]) for name, read in SPECULATION.items() if name in given}
+    drawn = {
+        name: read(f"sampling_params.{name}", given[name])
+        for name, read in SAMPLING.items()
+        if name in given
+    }
+    sped = {
+        name: read(f"speculation.{name}", given[name])
+        for name, read in SPECULATION.items()
+        if name in given
+    }
     request = generate_pb2.GenerateRequest(
-        request_id=text_of("request_id", given.get("request_id", "")) or f"cmpl-{secrets.token_hex(12)}",
+        request_id=text_of("request_id", given.get("request_id", ""))
+        or f"cmpl-{secrets.token_hex(12)}",
         sampling_params=generate_pb2.SamplingParams(**drawn),
         speculation=generate_pb2.SpeculationParams(rule=RULES[rule], **sped),  # type: ignore[arg-type]
         cache_salt=text_of("cache_salt", given.get("cache_salt", "")),

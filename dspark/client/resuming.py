@@ -1,4 +1,5 @@
-"""The stream of one answer, and going on with it where it broke: how long, and what is asked for then."""
+"""The stream of one answer, and going on with it where it broke: how long, and what is asked for
+then."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
 class Resuming:
     """One request over all streams it takes.
 
-    resume_s: seconds without any news to go on trying for; 0: not at all. timeout: seconds for everything together.
+    resume_s: seconds without any news to go on trying for; 0: not at all. timeout: seconds for
+    everything together.
     """
 
     def __init__(
@@ -28,7 +30,9 @@ class Resuming:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.request, self._resume_s, self._clock = request, resume_s, clock
-        self._scores = request.sampling_params.HasField("prompt_logprobs")  # asked for anew, not resumed
+        self._scores = request.sampling_params.HasField(
+            "prompt_logprobs"
+        )  # asked for anew, not resumed
         self._offsets = [0] * max(request.sampling_params.n, 1)
         self._deadline = None if timeout is None else clock() + timeout
         self._pause_s = FIRST_PAUSE_S
@@ -47,11 +51,13 @@ class Resuming:
             self._offsets[event.index] = event.offset + len(event.token_ids)
 
     def pause(self, error: DsparkError) -> float | None:
-        """Seconds to wait before it is asked for again; None when the error is the client's to see."""
+        """Seconds to wait before it is asked for again; None when the error is the client's to
+        see."""
         if not isinstance(error, Unavailable | Overloaded) or not self._resume_s or self._scores:
             return None
         if isinstance(error, Overloaded) and self._broken_at is None:
-            return None  # it was refused, or cut for reading too slowly; only who comes back goes on asking
+            # it was refused, or cut for reading too slowly; only who comes back goes on asking
+            return None
         now = self._clock()
         if self._broken_at is None:
             self._broken_at = now
@@ -74,7 +80,8 @@ class Resuming:
 
 
 class AnswerCall:
-    """The call of one answer, whichever client reads it. Dropped or closed before its end, it cancels the call.
+    """The call of one answer, whichever client reads it. Dropped or closed before its end, it
+    cancels the call.
 
     ask: makes a call of a message and a deadline in seconds.
     """

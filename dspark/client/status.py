@@ -69,7 +69,8 @@ class LaneStatus:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A histogram of the coordinator since it started; of two readings, the difference is what happened in between."""
+    """A histogram of the coordinator since it started; of two readings, the difference is what
+    happened in between."""
 
     name: str  # of the metric
     bounds: tuple[float, ...]  # upper ones, ascending; the last bucket has none
@@ -86,7 +87,9 @@ class CellStatus:
     queued: int = 0  # requests waiting for admission
     queue_limit: int = 0
     version: str = ""
-    totals: Mapping[str, float] = field(default_factory=dict)  # counters by metric name, without labels
+    totals: Mapping[str, float] = field(
+        default_factory=dict
+    )  # counters by metric name, without labels
     distributions: tuple[Distribution, ...] = ()
 
 
@@ -95,9 +98,17 @@ def read_status(message: control_pb2.GetStatusReply) -> CellStatus:
     return copied(
         CellStatus,
         message,
-        processes=tuple(copied(ProcessStatus, one, role=_ROLES.get(one.role, "unknown")) for one in message.processes),
+        processes=tuple(
+            copied(ProcessStatus, one, role=_ROLES.get(one.role, "unknown"))
+            for one in message.processes
+        ),
         lanes=tuple(
-            copied(LaneStatus, one, verify_cost=_cost(one.verify_cost), draft_cost=_cost(one.draft_cost))
+            copied(
+                LaneStatus,
+                one,
+                verify_cost=_cost(one.verify_cost),
+                draft_cost=_cost(one.draft_cost),
+            )
             for one in message.lanes
         ),
         totals=dict(message.totals),
@@ -110,5 +121,9 @@ def _cost(curve: types_pb2.CostCurve) -> MeasuredCost | None:
     if not curve.seconds:
         return None
     width = max(len(curve.contexts), 1)
-    rows = tuple(tuple(curve.seconds[start : start + width]) for start in range(0, len(curve.seconds), width))
-    return MeasuredCost(tuple(curve.tokens), tuple(curve.contexts), rows, curve.source, tuple(curve.borrowed))
+    rows = tuple(
+        tuple(curve.seconds[start : start + width]) for start in range(0, len(curve.seconds), width)
+    )
+    return MeasuredCost(
+        tuple(curve.tokens), tuple(curve.contexts), rows, curve.source, tuple(curve.borrowed)
+    )

@@ -1,7 +1,7 @@
 """The blocking client.
 
-A stream belongs to its call: leaving the loop, closing the stream or closing the client cancels the call, and the
-server frees what it held.
+A stream belongs to its call: leaving the loop, closing the stream or closing the client cancels the
+call, and the server frees what it held.
 """
 
 from __future__ import annotations
@@ -72,15 +72,22 @@ class Client(BaseClient[Stream]):
 
     def model_info(self, *, timeout: float = 5.0) -> ModelInfo:
         """What is served."""
-        return read_model_info(self._once(self._generation.GetModelInfo, generate_pb2.GetModelInfoRequest(), timeout))
+        return read_model_info(
+            self._once(self._generation.GetModelInfo, generate_pb2.GetModelInfoRequest(), timeout)
+        )
 
     def status(self, *, timeout: float = 5.0) -> CellStatus:
-        """The whole cell as its coordinator sees it; needs the operator's token where there is one."""
-        return read_status(self._once(self._control.GetStatus, control_pb2.GetStatusRequest(), timeout))
+        """The whole cell as its coordinator sees it; needs the operator's token where there is
+        one."""
+        return read_status(
+            self._once(self._control.GetStatus, control_pb2.GetStatusRequest(), timeout)
+        )
 
-    def explain(self, request_id: str, *, rounds: int = 0, timeout: float | None = None) -> Iterator[RoundExplanation]:
-        """The rounds of a running request as they are settled, at most so many; needs the operator's token where there
-        is one."""
+    def explain(
+        self, request_id: str, *, rounds: int = 0, timeout: float | None = None
+    ) -> Iterator[RoundExplanation]:
+        """The rounds of a running request as they are settled, at most so many; needs the
+        operator's token where there is one."""
         message = control_pb2.ExplainRequest(request_id=request_id, rounds=rounds)
         call = self._control.Explain(message, timeout=timeout, metadata=self._metadata)
         try:
@@ -91,9 +98,11 @@ class Client(BaseClient[Stream]):
         finally:
             call.cancel()
 
-    def ended(self, request_id: str = "", *, most: int = 0, timeout: float = 5.0) -> tuple[EndedAnswer, ...]:
-        """The last answers that ended: of one request, or the newest of all, at most so many (0: all that are kept).
-        Needs the operator's token where there is one."""
+    def ended(
+        self, request_id: str = "", *, most: int = 0, timeout: float = 5.0
+    ) -> tuple[EndedAnswer, ...]:
+        """The last answers that ended: of one request, or the newest of all, at most so many (0:
+        all that are kept). Needs the operator's token where there is one."""
         message = control_pb2.GetEndedRequest(request_id=request_id, most=most)
         return read_ended(self._once(self._control.GetEnded, message, timeout))
 

@@ -1,8 +1,9 @@
-"""The lossless accept-or-correct rules: which one judges a sequence, and what is common to all of them.
+"""The lossless accept-or-correct rules: which one judges a sequence, and what is common to all of
+them.
 
-`token` and `block` are ratio rules, exact for the distribution; `coupled` repeats plain decoding under the same noise.
-At temperature 0 all three are greedy matching, whatever q says. Rules compute in float64. Noise is keyed by `philox`
-(invariant 4).
+`token` and `block` are ratio rules, exact for the distribution; `coupled` repeats plain decoding
+under the same noise. At temperature 0 all three are greedy matching, whatever q says. Rules compute
+in float64. Noise is keyed by `philox` (invariant 4).
 
 Symbols: l drafted tokens of one sequence, which owns l + 1 rows of a packed pass.
 """
@@ -34,13 +35,16 @@ from dspark.types import Cursor, Rule, SamplingParams
 
 
 def judge(
-    logits: Tensor, cases: Sequence[PackedCase], near_ties: Counter[int] | None = None, watch: DrawsWatch | None = None
+    logits: Tensor,
+    cases: Sequence[PackedCase],
+    near_ties: Counter[int] | None = None,
+    watch: DrawsWatch | None = None,
 ) -> Verdicts:
     """(accepted, next token) of every sequence of a packed pass: logits [T, V] of any float dtype.
 
-    Under the coupled rule `near_ties` counts positions, by sequence, that rounding could decide otherwise; under the
-    ratio rules `watch` is told about the draws.
-    Raises FloatingPointError when the logits of any case are not numbers.
+    Under the coupled rule `near_ties` counts positions, by sequence, that rounding could decide
+    otherwise; under the ratio rules `watch` is told about the draws. Raises FloatingPointError when
+    the logits of any case are not numbers.
     """
     if any(case.shaper is not None for case in cases):
         logits = shaped(logits, ((case.first_row, case.draft_ids, case.shaper) for case in cases))
@@ -53,7 +57,9 @@ def judge(
         Rule.COUPLED: partial(judge_coupled, near_ties=near_ties),
     }
     for index, case in enumerate(cases):
-        ways.setdefault(_judge_greedy if case.params.greedy else by_rule[case.params.rule], []).append(index)
+        ways.setdefault(
+            _judge_greedy if case.params.greedy else by_rule[case.params.rule], []
+        ).append(index)
     if len(ways) == 1:
         return next(iter(ways))(logits, cases)
     verdicts: Verdicts = [(0, 0)] * len(cases)
@@ -63,15 +69,26 @@ def judge(
     return verdicts
 
 
-def first_token(logits: Tensor, params: SamplingParams, cursor: Cursor, shaper: Shaper | None = None) -> int:
-    """The token a prefill adds: logits [V] of its last position; cursor.committed_len counts the tokens it ran."""
+def first_token(
+    logits: Tensor, params: SamplingParams, cursor: Cursor, shaper: Shaper | None = None
+) -> int:
+    """The token a prefill adds: logits [V] of its last position; cursor.committed_len counts the
+    tokens it ran."""
     rows = shaped(logits.unsqueeze(0), [(0, (), shaper)])
     if params.greedy:
         return int(best(rows))
     probs = distribution(rows, SamplingColumns.of([params], logits.device))
     if params.rule is Rule.COUPLED:
         return first_coupled(probs, params, cursor)
-    u = uniforms(params.seed, params.choice, params.rule, Purpose.EMIT, cursor.epoch, cursor.anchor_position, [0])
+    u = uniforms(
+        params.seed,
+        params.choice,
+        params.rule,
+        Purpose.EMIT,
+        cursor.epoch,
+        cursor.anchor_position,
+        [0],
+    )
     return int(draw(probs, torch.from_numpy(u).to(probs.device)))
 
 

@@ -1,8 +1,10 @@
-"""Greedy matching, the two ratio rules and the coupled one as tensors alone, for devices that are not the host.
+"""Greedy matching, the two ratio rules and the coupled one as tensors alone, for devices that are
+not the host.
 
-No branch and no shape in them depends on a number that was computed, so all of it is launched behind a pass without a
-wait, and may be compiled or recorded; see `judge_at_once` for what goes in and what comes back. The formulas are those
-of `token_rule`, `block_rule` and `coupled_rule`, and a test compares them.
+No branch and no shape in them depends on a number that was computed, so all of it is launched
+behind a pass without a wait, and may be compiled or recorded; see `judge_at_once` for what goes in
+and what comes back. The formulas are those of `token_rule`, `block_rule` and `coupled_rule`, and a
+test compares them.
 
 Symbols: m sequences, L slots of the longest block, K entries of its widest q, V vocabulary.
 """
@@ -51,14 +53,16 @@ def greedy(logits: Tensor, at: Given) -> Decision:
 
 
 def coupled(logits: Tensor, at: Given, columns: SamplingColumns, noise: Tensor) -> Decision:
-    """The same of what the target draws, from logits that are shaped: distributions as in `ratio`, noise [m * (L + 1),
-    V]."""
+    """The same of what the target draws, from logits that are shaped: distributions as in `ratio`,
+    noise [m * (L + 1), V]."""
     probs = distribution(logits[at.rows].flatten(0, 1), columns, waits=False)
     drawn, leads, sound = (part.view(at.rows.shape) for part in race(probs, noise))
     accepted = _matched(drawn, at)
     looked_at = torch.arange(at.rows.shape[1], device=logits.device) <= accepted.unsqueeze(-1)
     ties = ((leads < NEAR_TIE) & looked_at).sum(dim=-1)
-    return Decision(accepted, _at(drawn, accepted), (sound | ~looked_at).all(dim=-1), at.q_probs, ties)
+    return Decision(
+        accepted, _at(drawn, accepted), (sound | ~looked_at).all(dim=-1), at.q_probs, ties
+    )
 
 
 def _matched(tokens: Tensor, at: Given) -> Tensor:
@@ -71,7 +75,9 @@ def _matched(tokens: Tensor, at: Given) -> Tensor:
 def ratio(logits: Tensor, at: Given, columns: SamplingColumns) -> Decision:
     """logits [T, V], shaped; columns: a row for each of m * (L + 1), or one."""
     m, longest = at.drafted.shape
-    probs = distribution(logits[at.rows].flatten(0, 1), columns, waits=False).view(m, longest + 1, -1)
+    probs = distribution(logits[at.rows].flatten(0, 1), columns, waits=False).view(
+        m, longest + 1, -1
+    )
     p = probs[:, :-1].gather(-1, at.q_ids)
     own = (at.q_ids == at.drafted.unsqueeze(-1)) & (at.q_probs > 0)
     q, mine = (torch.where(own, part, 0.0).sum(dim=-1) for part in (at.q_probs, p))
@@ -84,15 +90,20 @@ def ratio(logits: Tensor, at: Given, columns: SamplingColumns) -> Decision:
     run = ((at.accept_u < chance) & counts).long().cumprod(dim=-1).sum(dim=-1)
     accepted = torch.where(at.block, kept, run)
     stopped = accepted < counting.squeeze(-1)
-    weight = torch.where(at.block & stopped & (accepted > 0), _at(alive, (accepted - 1).clamp(min=0)), 1.0)
+    weight = torch.where(
+        at.block & stopped & (accepted > 0), _at(alive, (accepted - 1).clamp(min=0)), 1.0
+    )
     last = _at(probs, accepted) * weight.unsqueeze(-1)
     token, sound = drawn(_without(last, accepted, stopped, at), _at(at.emit_u, accepted))
     numbers = torch.isfinite(p).flatten(1).all(dim=-1)
     return Decision(accepted, token, sound & numbers, p, torch.zeros_like(accepted))
 
 
-def _longest(p: Tensor, by: Tensor, counts: Tensor, counting: Tensor, at: Given) -> tuple[Tensor, Tensor]:
-    """(tokens that the block rule keeps [m], P of every slot [m, L]); by: p over q of the drafted tokens."""
+def _longest(
+    p: Tensor, by: Tensor, counts: Tensor, counting: Tensor, at: Given
+) -> tuple[Tensor, Tensor]:
+    """(tokens that the block rule keeps [m], P of every slot [m, L]); by: p over q of the drafted
+    tokens."""
     alive, before, after = torch.ones_like(by[:, 0]), [], []
     for slot in range(by.shape[1]):
         before.append(alive)
@@ -100,7 +111,9 @@ def _longest(p: Tensor, by: Tensor, counts: Tensor, counting: Tensor, at: Given)
         alive = torch.where(counts[:, slot], grown, 0.0)
         after.append(alive)
     earlier, later = torch.stack(before, dim=1), torch.stack(after, dim=1)
-    left = (earlier - torch.minimum(earlier.unsqueeze(-1) * p, at.q_probs).sum(dim=-1)).clamp(min=0.0)
+    left = (earlier - torch.minimum(earlier.unsqueeze(-1) * p, at.q_probs).sum(dim=-1)).clamp(
+        min=0.0
+    )
     rest, lost = torch.nn.functional.pad(left[:, 1:], (0, 1)), 1.0 - later
     inner = torch.where(rest + lost > 0, rest / (rest + lost), 1.0)
     slots = torch.arange(by.shape[1], device=by.device)

@@ -1,14 +1,15 @@
-"""Block verification (Sun et al., ICLR 2025, arXiv 2403.10444): one decision about a block instead of one per token.
+"""Block verification (Sun et al., ICLR 2025, arXiv 2403.10444): one decision about a block instead
+of one per token.
 
-P_0 = 1 and P_i = min(1, P_{i-1} p_i(x_i) / q_i(x_i)) is the chance that the first i tokens are kept. With
-S_i = sum over v of max(P_i p_{i+1}(v) - q_{i+1}(v), 0) the first i tokens are a candidate with chance
-h_i = S_i / (S_i + 1 - P_i), for the last slot sent h_l = P_l; 0 / 0 reads as 1. Independent coins decide, and the
-*longest* candidate is kept. After a whole block the target adds a token from p, else from
-norm(max(P_i p_{i+1} - q_{i+1}, 0)).
+P_0 = 1 and P_i = min(1, P_{i-1} p_i(x_i) / q_i(x_i)) is the chance that the first i tokens are
+kept. With S_i = sum over v of max(P_i p_{i+1}(v) - q_{i+1}(v), 0) the first i tokens are a
+candidate with chance h_i = S_i / (S_i + 1 - P_i), for the last slot sent h_l = P_l; 0 / 0 reads as
+1. Independent coins decide, and the *longest* candidate is kept. After a whole block the target
+adds a token from p, else from norm(max(P_i p_{i+1} - q_{i+1}, 0)).
 
-The expected length is never below the token rule's, and exactness survives lengths chosen by a scheduler that does not
-peek: Pr[kept >= i | x_1 .. x_i] = P_i whatever happens further down. Only q's support travels:
-S_i = P_i - sum over v in supp q of min(P_i p(v), q(v)).
+The expected length is never below the token rule's, and exactness survives lengths chosen by a
+scheduler that does not peek: Pr[kept >= i | x_1 .. x_i] = P_i whatever happens further down. Only
+q's support travels: S_i = P_i - sum over v in supp q of min(P_i p(v), q(v)).
 
 Symbols: S slots of all sequences, N entries of their sparse q, m sequences, V vocabulary.
 """
@@ -36,7 +37,9 @@ class Chances(NamedTuple):
 def chances(p: Floats, slots: Slots) -> Chances:
     """p [N]: the target's probability of every entry of q."""
     q = slots.of_drafted()
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # slots whose q is 0 do not count
+    with np.errstate(
+        divide="ignore", invalid="ignore", over="ignore"
+    ):  # slots whose q is 0 do not count
         ratio = (slots.of_drafted(p) / q).tolist()
     lengths = sent(slots, q)
     before, after, last = np.ones(len(q)), np.zeros(len(q)), np.zeros(len(q), np.bool_)
@@ -50,16 +53,22 @@ def chances(p: Floats, slots: Slots) -> Chances:
         if counting:
             last[start + counting - 1] = True
         start += length
-    shared = np.bincount(slots.slot, np.minimum(before[slots.slot] * p, slots.probs), minlength=len(q))
+    shared = np.bincount(
+        slots.slot, np.minimum(before[slots.slot] * p, slots.probs), minlength=len(q)
+    )
     left = np.maximum(before - shared, 0.0)  # S of the slot before
     candidate = after.copy()
     inner = np.flatnonzero((after > 0.0) & ~last)
     rest, lost = left[inner + 1], 1.0 - after[inner]
-    candidate[inner] = np.divide(rest, rest + lost, out=np.ones(len(inner)), where=rest + lost > 0.0)
+    candidate[inner] = np.divide(
+        rest, rest + lost, out=np.ones(len(inner)), where=rest + lost > 0.0
+    )
     return Chances(after, candidate, lengths)
 
 
-def longest(p: Floats, slots: Slots, accept_u: Floats) -> tuple[list[int], list[int | None], Floats]:
+def longest(
+    p: Floats, slots: Slots, accept_u: Floats
+) -> tuple[list[int], list[int | None], Floats]:
     """See `ratio.Decide`; the weight is P of the tokens kept."""
     made = chances(p, slots)
     heads = (accept_u < made.candidate).tolist()
@@ -77,10 +86,20 @@ def longest(p: Floats, slots: Slots, accept_u: Floats) -> tuple[list[int], list[
     return kept, rejected, alive
 
 
-def note_blocks(watch: DrawsWatch, cases: Sequence[PackedCase], slots: Slots, p: Floats, kept: Sequence[int]) -> None:
+def note_blocks(
+    watch: DrawsWatch, cases: Sequence[PackedCase], slots: Slots, p: Floats, kept: Sequence[int]
+) -> None:
     """See `ratio.Note`."""
     made = chances(p, slots)
-    watch.note(cases, slots, if_drawn(p, made.alive, slots), made.alive, some_head(made, slots), made.lengths, kept)
+    watch.note(
+        cases,
+        slots,
+        if_drawn(p, made.alive, slots),
+        made.alive,
+        some_head(made, slots),
+        made.lengths,
+        kept,
+    )
 
 
 def if_drawn(p: Floats, alive: Floats, slots: Slots) -> Floats:

@@ -1,10 +1,13 @@
-"""Gumbel coupling, accepted if equal: the target draws its own token at every position and keeps drafts that match.
+"""Gumbel coupling, accepted if equal: the target draws its own token at every position and keeps
+drafts that match.
 
-The answer is that of plain decoding with the same noise, whatever was drafted, by whom and how much of it was looked
-at; so no q travels, nobody has to be trusted, and a seed repeats an answer. A drafter that runs the same race over its
-own distribution matches with probability >= (1 - TV) / (1 + TV). Noise and races: `race`.
+The answer is that of plain decoding with the same noise, whatever was drafted, by whom and how much
+of it was looked at; so no q travels, nobody has to be trusted, and a seed repeats an answer. A
+drafter that runs the same race over its own distribution matches with probability >= (1 - TV) / (1
++ TV). Noise and races: `race`.
 
-A lead below `NEAR_TIE` may fall the other way where logits are rounded otherwise; such positions are counted.
+A lead below `NEAR_TIE` may fall the other way where logits are rounded otherwise; such positions
+are counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How the tokens of a cohort's blocks are drawn, slot by slot, whatever the rules of its sequences.
 
-Ratio rules draw with coins of their own. The coupled rule runs the verifier's race over the draft's distribution: the
-same noise makes both sides choose alike, and may be used by this rule alone.
+Ratio rules draw with coins of their own. The coupled rule runs the verifier's race over the draft's
+distribution: the same noise makes both sides choose alike, and may be used by this rule alone.
 
 Symbols: n sequences, K entries of a draft distribution.
 """
@@ -22,7 +22,8 @@ from dspark.types import Cursor, Rule, SamplingParams
 
 
 def coupled(params: SamplingParams) -> bool:
-    """Whether tokens are chosen by a race, so that no q is needed; greedy ones are not chosen by chance at all."""
+    """Whether tokens are chosen by a race, so that no q is needed; greedy ones are not chosen by
+    chance at all."""
     return params.rule is Rule.COUPLED and not params.greedy
 
 
@@ -38,17 +39,22 @@ class DraftNoise:
         *,
         waits: bool = True,
     ) -> None:
-        """Without waits nothing looks at a number that was computed, and `sound` says what it would have found."""
+        """Without waits nothing looks at a number that was computed, and `sound` says what it would
+        have found."""
         device = torch.device(device)
         self._waits, self.sound = waits, list[Tensor]()  # [n] each
         raced = [row for row, params in enumerate(all_params) if coupled(params)]
         ratio = [row for row, params in enumerate(all_params) if not coupled(params)]
-        self._raced, self._ratio = (sent(np.array(rows, np.int64), device) for rows in (raced, ratio))
+        self._raced, self._ratio = (
+            sent(np.array(rows, np.int64), device) for rows in (raced, ratio)
+        )
         self._raced_params = [all_params[row] for row in raced]
         self._first = [cursors[row].anchor_position + 1 for row in raced]
         self._coins: Tensor | None = None  # [ratio rows, slots]
         if ratio:
-            coins = draft_uniforms([all_params[row] for row in ratio], [cursors[row] for row in ratio], slots)
+            coins = draft_uniforms(
+                [all_params[row] for row in ratio], [cursors[row] for row in ratio], slots
+            )
             self._coins = sent(coins.numpy(), device)
 
     def pick(self, slot: int, ids: Tensor, probs: Tensor) -> Tensor:

@@ -1,19 +1,20 @@
-"""What a ratio rule sees of the draws behind a block, beyond its verdict: whether tokens come from the q that is sent.
+"""What a ratio rule sees of the draws behind a block, beyond its verdict: whether tokens come from
+the q that is sent.
 
-The ratio rules are exact for tokens that were drawn from their q. Who verifies knows q and p, so three things can be
-said of every verified slot and block that hold on average if, and about only if, the drafts are honest and the coins
-are free of them:
+The ratio rules are exact for tokens that were drawn from their q. Who verifies knows q and p, so
+three things can be said of every verified slot and block that hold on average if, and about only
+if, the drafts are honest and the coins are free of them:
 
-* *place*: the randomised probability integral transform of the token under its q, u = Q(before x) + U q(x), is uniform
-  on [0, 1). U comes from a secret of this process, so no drafter can know it. Tokens are ranked by their q, then by
-  id, so the order in which q arrives says nothing.
-* *drift*: alive_k, the chance that the first k tokens are kept given those k tokens, less what it is on average over
-  q at slot k. That average and its variance are sums over q's support.
+* *place*: the randomised probability integral transform of the token under its q, u = Q(before x) +
+  U q(x), is uniform on [0, 1). U comes from a secret of this process, so no drafter can know it.
+  Tokens are ranked by their q, then by id, so the order in which q arrives says nothing.
+* *drift*: alive_k, the chance that the first k tokens are kept given those k tokens, less what it
+  is on average over q at slot k. That average and its variance are sums over q's support.
 * *luck*: tokens kept, less their mean given the whole block: the rule's own coins.
 
-Every verified slot counts, also behind a rejected one: whether slot k is verified depends on earlier tokens only
-(invariant 2, no peeking). At temperature 0 and under the coupled rule there is nothing to see: no q travels or it has
-one entry, and no drafter can change the distribution.
+Every verified slot counts, also behind a rejected one: whether slot k is verified depends on
+earlier tokens only (invariant 2, no peeking). At temperature 0 and under the coupled rule there is
+nothing to see: no q travels or it has one entry, and no drafter can change the distribution.
 
 Symbols: S slots of all sequences, N entries of their sparse q, m sequences.
 """
@@ -37,7 +38,9 @@ class _RuleCall(NamedTuple):
 
     sequences: list[int]  # [m]
     lengths: list[int]  # [m] slots of each
-    counts: npt.NDArray[np.bool_]  # [S] slots whose token its q can produce, and so could those before it
+    counts: npt.NDArray[
+        np.bool_
+    ]  # [S] slots whose token its q can produce, and so could those before it
     place: Ints  # [S] which of `PLACES` equal parts of [0, 1) u lies in
     alive: Floats  # [S]
     expected: Floats  # [S] alive on average over q at that slot
@@ -74,7 +77,9 @@ class DrawsWatch:
         u = below + self._noise.random(size) * own
         weighted = q * if_drawn
         expected: Floats = np.bincount(slot, weighted, minlength=size).astype(np.float64)
-        variance = np.maximum(np.bincount(slot, weighted * if_drawn, minlength=size) - expected**2, 0.0)
+        variance = np.maximum(
+            np.bincount(slot, weighted * if_drawn, minlength=size) - expected**2, 0.0
+        )
         lengths = np.array(slots.lengths, np.int64)
         first = np.repeat(np.array(counting, np.int64), lengths)
         counts = slots.within <= first
@@ -98,9 +103,11 @@ class DrawsWatch:
         )
 
     def labels(self) -> dict[int, Labels]:
-        """By sequence, [slots, 2]: the chance to get to a slot, and the chance to keep it too, given the tokens before.
+        """By sequence, [slots, 2]: the chance to get to a slot, and the chance to keep it too,
+        given the tokens before.
 
-        Exact where an outcome is one toss of a coin: a calibration learns from these. NaN for slots that do not count.
+        Exact where an outcome is one toss of a coin: a calibration learns from these. NaN for slots
+        that do not count.
         """
         told: dict[int, Labels] = {}
         for seen in self._seen:
@@ -111,7 +118,11 @@ class DrawsWatch:
             both = np.stack((reached, seen.expected), axis=1)
             both[~seen.counts] = np.nan
             parts = np.split(both.astype(np.float32), ends[:-1])
-            told |= {sequence: part for sequence, part in zip(seen.sequences, parts, strict=True) if len(part)}
+            told |= {
+                sequence: part
+                for sequence, part in zip(seen.sequences, parts, strict=True)
+                if len(part)
+            }
         return told
 
     def sums(self, versions: Mapping[int, str]) -> list[Draws]:

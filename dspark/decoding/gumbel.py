@@ -1,11 +1,13 @@
 """The noise of the coupled rule: a race over the vocabulary that drafter and verifier run alike.
 
-Token v of a position comes in after E(v) / p(v), E(v) = -ln U(v); the first one home is a draw from p. This is the
-Gumbel-max trick, argmax(ln p + g) with g = -ln E, on the linear scale. Two sides with distributions p and q over the
-same E agree with probability >= (1 - TV) / (1 + TV) (Daliri, Musco, Suresh, arXiv 2408.07978).
+Token v of a position comes in after E(v) / p(v), E(v) = -ln U(v); the first one home is a draw from
+p. This is the Gumbel-max trick, argmax(ln p + g) with g = -ln E, on the linear scale. Two sides
+with distributions p and q over the same E agree with probability >= (1 - TV) / (1 + TV) (Daliri,
+Musco, Suresh, arXiv 2408.07978).
 
-U is keyed by (seed, choice, absolute position, v) and by nothing else: no epoch, no round, no slot. So the noise of a
-position is the same whoever asks and however often, which ratio rules must never do (invariant 4).
+U is keyed by (seed, choice, absolute position, v) and by nothing else: no epoch, no round, no slot.
+So the noise of a position is the same whoever asks and however often, which ratio rules must never
+do (invariant 4).
 
 Symbols: n positions, V vocabulary, K tokens of a sparse row. Times are float64 everywhere.
 """
@@ -24,7 +26,9 @@ from dspark.decoding.philox import LOW, MULTIPLIERS, ROUNDS, WEYL, Purpose, phil
 from dspark.decoding.sampling import largest
 from dspark.types import Rule, SamplingParams
 
-NEAR_TIE = 1e-4  # a lead below this, in nats, may fall the other way on another device or in another batch
+NEAR_TIE = (
+    1e-4  # a lead below this, in nats, may fall the other way on another device or in another batch
+)
 
 _TAG = int(Purpose.RACE) << 16 | int(Rule.COUPLED) << 24
 _LANES = 4  # tokens that share one Philox block
@@ -32,14 +36,19 @@ _SURE = 1.0 - 2.0**-53  # the largest uniform: a time is never 0
 
 
 def times(
-    all_params: Sequence[SamplingParams], positions: Sequence[int], vocab: int, device: torch.device | str = "cpu"
+    all_params: Sequence[SamplingParams],
+    positions: Sequence[int],
+    vocab: int,
+    device: torch.device | str = "cpu",
 ) -> Tensor:
     """E of every token at these absolute positions: [n, V] float64."""
     groups = np.arange(-(-vocab // _LANES), dtype=np.uint64)[None, :]
     if torch.device(device).type == "cpu":
         lanes = _uniforms(_blocks(all_params, positions, groups), axis=-1)
         return torch.from_numpy(_exponentials(lanes.reshape(len(all_params), -1)[:, :vocab]))
-    words = _device_blocks(all_params, positions, sent(groups.astype(np.int64), torch.device(device)))
+    words = _device_blocks(
+        all_params, positions, sent(groups.astype(np.int64), torch.device(device))
+    )
     return _on_device(words).flatten(-2)[:, :vocab]
 
 
@@ -55,7 +64,8 @@ def times_of(all_params: Sequence[SamplingParams], positions: Sequence[int], ids
 
 
 def winners(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-    """probs and times [n, V or K], probs of any sum -> (index of the first one home [n], its lead in nats [n])."""
+    """probs and times [n, V or K], probs of any sum -> (index of the first one home [n], its lead
+    in nats [n])."""
     ids, leads, sound = race(probs, e)
     if not bool(sound.all()):
         raise FloatingPointError("a distribution has no mass or is not numbers")
@@ -68,13 +78,20 @@ def race(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     ids = largest(pace).unsqueeze(-1)
     first = pace.gather(-1, ids)
     second = pace.scatter_(-1, ids, 0.0).amax(dim=-1)
-    sound = (first > 0) & (first < torch.inf)  # a pace that is not a number fails the comparison too
+    sound = (first > 0) & (
+        first < torch.inf
+    )  # a pace that is not a number fails the comparison too
     return ids.squeeze(-1), torch.log(first.squeeze(-1) / second), sound.squeeze(-1)
 
 
-def _keys(all_params: Sequence[SamplingParams], positions: Sequence[int]) -> tuple[npt.NDArray[np.uint64], ...]:
+def _keys(
+    all_params: Sequence[SamplingParams], positions: Sequence[int]
+) -> tuple[npt.NDArray[np.uint64], ...]:
     """(seeds, choices, positions), each [n, 1]."""
-    names = [(params.seed, params.choice, position) for params, position in zip(all_params, positions, strict=True)]
+    names = [
+        (params.seed, params.choice, position)
+        for params, position in zip(all_params, positions, strict=True)
+    ]
     seeds, choices, places = np.array(names, np.uint64).reshape(-1, 3, 1).transpose(1, 0, 2)
     if names and max(int(choices.max()), int(places.max())) > LOW:
         raise ValueError("choice and position must fit in 32 bits")
@@ -84,15 +101,19 @@ def _keys(all_params: Sequence[SamplingParams], positions: Sequence[int]) -> tup
 def _blocks(
     all_params: Sequence[SamplingParams], positions: Sequence[int], groups: npt.NDArray[np.uint64]
 ) -> tuple[npt.NDArray[np.uint64], ...]:
-    """The four words of each group of tokens. Counter: position, group, purpose << 16 | rule << 24, choice."""
+    """The four words of each group of tokens. Counter: position, group, purpose << 16 | rule << 24,
+    choice."""
     seeds, choices, places = _keys(all_params, positions)
     shape = np.broadcast_shapes(groups.shape, seeds.shape)
-    counter = tuple(np.broadcast_to(word, shape) for word in (places, groups, np.uint64(_TAG), choices))
+    counter = tuple(
+        np.broadcast_to(word, shape) for word in (places, groups, np.uint64(_TAG), choices)
+    )
     return philox_array(counter, (seeds & np.uint64(LOW), seeds >> np.uint64(32)))
 
 
 def _uniforms(words: tuple[npt.NDArray[np.uint64], ...], axis: int) -> npt.NDArray[np.float64]:
-    """A uniform per word, along a new axis: its own word on top, the next lane's below, so that equals are rare."""
+    """A uniform per word, along a new axis: its own word on top, the next lane's below, so that
+    equals are rare."""
     wide = [word.astype(np.float64) for word in words]
     u: npt.NDArray[np.float64] = np.stack(
         [wide[lane] + wide[(lane + 1) % _LANES] * 2.0**-32 for lane in range(_LANES)], axis=axis
@@ -109,15 +130,20 @@ def _exponentials(u: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _on_device(words: tuple[Tensor, ...]) -> Tensor:
-    """`_uniforms` and `_exponentials` on an accelerator: words [n, groups] -> times [n, groups, 4]."""
-    whole = torch.stack([words[lane].double() + words[lane - 3].double() * 2.0**-32 for lane in range(_LANES)], dim=-1)
+    """`_uniforms` and `_exponentials` on an accelerator: words [n, groups] -> times [n, groups,
+    4]."""
+    whole = torch.stack(
+        [words[lane].double() + words[lane - 3].double() * 2.0**-32 for lane in range(_LANES)],
+        dim=-1,
+    )
     return -((whole + 2.0**-33) * 2.0**-32).clamp_(max=_SURE).log_()
 
 
 def _device_blocks(
     all_params: Sequence[SamplingParams], positions: Sequence[int], groups: Tensor
 ) -> tuple[Tensor, ...]:
-    """`_blocks` on an accelerator, in int64: a product wraps, but its 64 bits are the right ones."""
+    """`_blocks` on an accelerator, in int64: a product wraps, but its 64 bits are the right
+    ones."""
     seeds, choices, places = _keys(all_params, positions)
 
     def column(values: npt.NDArray[np.uint64]) -> Tensor:

@@ -1,4 +1,5 @@
-"""A packed pass judged on the device that ran it, with one wait: numbers go there, decisions come back in one copy.
+"""A packed pass judged on the device that ran it, with one wait: numbers go there, decisions come
+back in one copy.
 
 What the watch wants to know of q's entries comes along.
 
@@ -45,11 +46,17 @@ def judge_at_once(
     verdicts: Verdicts = [(0, 0)] * len(cases)
     kinds: dict[str, list[int]] = {"greedy": [], "ratio": [], "coupled": []}
     for index, case in enumerate(cases):
-        kinds["greedy" if case.params.greedy else "coupled" if case.params.rule is Rule.COUPLED else "ratio"].append(
-            index
-        )
+        kinds[
+            "greedy"
+            if case.params.greedy
+            else "coupled"
+            if case.params.rule is Rule.COUPLED
+            else "ratio"
+        ].append(index)
     chosen = [("greedy", kinds["greedy"])] if kinds["greedy"] else []
-    chosen += [(kind, piece) for kind in ("ratio", "coupled") for piece in _pieces(kinds[kind], cases)]
+    chosen += [
+        (kind, piece) for kind in ("ratio", "coupled") for piece in _pieces(kinds[kind], cases)
+    ]
     decisions = []
     for kind, places in chosen:
         piece = [cases[index] for index in places]
@@ -64,7 +71,9 @@ def judge_at_once(
             continue
         noise = times(each, _positions(piece, at.rows.shape[1]), logits.shape[-1], logits.device)
         decisions.append(at_once.coupled(logits, at, columns, noise))
-    for (kind, places), (made, ties, p) in zip(chosen, _back(decisions, watched=watch is not None), strict=True):
+    for (kind, places), (made, ties, p) in zip(
+        chosen, _back(decisions, watched=watch is not None), strict=True
+    ):
         for index, verdict, tied in zip(places, made, ties, strict=True):
             verdicts[index] = verdict
             if tied and near_ties is not None:
@@ -76,11 +85,16 @@ def judge_at_once(
 
 def _positions(cases: Sequence[PackedCase], rows: int) -> list[int]:
     """Of the tokens that come after so many rows of each; a case's last ones are one position."""
-    return [case.cursor.anchor_position + 1 + min(slot, len(case.draft_ids)) for case in cases for slot in range(rows)]
+    return [
+        case.cursor.anchor_position + 1 + min(slot, len(case.draft_ids))
+        for case in cases
+        for slot in range(rows)
+    ]
 
 
 def _pieces(places: Sequence[int], cases: Sequence[PackedCase]) -> list[list[int]]:
-    """Cases at these places, so many together that they have at most ROWS rows, padded; one has more by itself."""
+    """Cases at these places, so many together that they have at most ROWS rows, padded; one has
+    more by itself."""
     made: list[list[int]] = []
     for place in sorted(places, key=lambda place: len(cases[place].draft_ids)):
         if not made or (len(made[-1]) + 1) * (max(len(cases[place].draft_ids), 1) + 1) > ROWS:
@@ -95,7 +109,9 @@ def given(cases: Sequence[PackedCase], device: torch.device, *, draws: bool) -> 
     longest = max(int(lengths.max()), 1)
     slots, reach = np.arange(longest + 1), lengths[:, None]
     inside = slots[:-1] < reach
-    rows = np.array([case.first_row for case in cases], np.int64)[:, None] + np.minimum(slots, reach)
+    rows = np.array([case.first_row for case in cases], np.int64)[:, None] + np.minimum(
+        slots, reach
+    )
     drafted = np.zeros(inside.shape, np.int64)
     drafted[inside] = [token for case in cases for token in case.draft_ids]
     block = np.array([case.params.rule is Rule.BLOCK for case in cases], np.int64)
@@ -113,7 +129,9 @@ def given(cases: Sequence[PackedCase], device: torch.device, *, draws: bool) -> 
     return Given(r, n, d, b.bool(), i, q, a, e)
 
 
-def _entries(cases: Sequence[PackedCase], inside: npt.NDArray[np.bool_], widest: int) -> npt.NDArray[np.bool_]:
+def _entries(
+    cases: Sequence[PackedCase], inside: npt.NDArray[np.bool_], widest: int
+) -> npt.NDArray[np.bool_]:
     """[m, L, K] which are there, in the order of `Slots`."""
     entries = np.array([case.q.entries for case in cases], np.int64)
     found: npt.NDArray[np.bool_] = inside[:, :, None] & (np.arange(widest) < entries[:, None, None])
@@ -127,8 +145,11 @@ def _parts(device: torch.device, *arrays: npt.NDArray[Any]) -> list[Tensor]:
     return [part.view(each.shape) for part, each in zip(made, arrays, strict=True)]
 
 
-def _back(decisions: Sequence[Decision], *, watched: bool) -> list[tuple[Verdicts, list[int], Floats]]:
-    """Verdicts, near-ties and p of each, in one copy. Raises FloatingPointError when some logits are no numbers."""
+def _back(
+    decisions: Sequence[Decision], *, watched: bool
+) -> list[tuple[Verdicts, list[int], Floats]]:
+    """Verdicts, near-ties and p of each, in one copy. Raises FloatingPointError when some logits
+    are no numbers."""
     if not decisions:
         return []
     parts: list[Tensor] = []
@@ -140,7 +161,9 @@ def _back(decisions: Sequence[Decision], *, watched: bool) -> list[tuple[Verdict
         if not sound.all():
             raise FloatingPointError("logits are not numbers")
         verdicts = zip(accepted.astype(int).tolist(), token.astype(int).tolist(), strict=True)
-        made.append((list(verdicts), ties.astype(int).tolist(), next(told) if watched else np.empty(0)))
+        made.append(
+            (list(verdicts), ties.astype(int).tolist(), next(told) if watched else np.empty(0))
+        )
     return made
 
 

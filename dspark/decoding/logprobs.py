@@ -1,8 +1,9 @@
 """Log-probabilities of committed tokens, as a client may ask for them.
 
-They are of the target's own distribution: log-softmax of the raw logits in float32, before penalties, bias,
-temperature and truncation, which is what vLLM tells by default. So they do not depend on how a token was chosen. Where
-an answer has a form, of the logits that it left: tokens that may not come are not told of.
+They are of the target's own distribution: log-softmax of the raw logits in float32, before
+penalties, bias, temperature and truncation, which is what vLLM tells by default. So they do not
+depend on how a token was chosen. Where an answer has a form, of the logits that it left: tokens
+that may not come are not told of.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ ROWS = 32  # whose probabilities over a whole vocabulary are held at one time
 
 @torch.inference_mode()
 def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> tuple[ScoredToken, ...]:
-    """logits [m, V] of the rows that m tokens were committed from -> what to tell of each, with the `top` likeliest.
-    Fewer where fewer may come."""
+    """logits [m, V] of the rows that m tokens were committed from -> what to tell of each, with the
+    `top` likeliest. Fewer where fewer may come."""
     told = _ranked(logits, token_ids, top)
     columns = (told.logprobs.tolist(), told.top_ids.tolist(), told.top_logprobs.tolist())
-    may_come = np.isfinite(told.top_logprobs).sum(axis=-1).tolist()  # those that may not are ranked last
+    may_come = (
+        np.isfinite(told.top_logprobs).sum(axis=-1).tolist()
+    )  # those that may not are ranked last
     return tuple(
         ScoredToken(logprob, tuple(ids[:count]), tuple(values[:count]))
         for logprob, ids, values, count in zip(*columns, may_come, strict=True)
@@ -33,7 +36,8 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> tuple[
 
 @torch.inference_mode()
 def prompt_logprobs(logits: Tensor, next_ids: Sequence[int], top: int) -> ScoredPrompt:
-    """logits [m, V] of m rows of a prompt and the token that stands behind each. FloatingPointError: not numbers."""
+    """logits [m, V] of m rows of a prompt and the token that stands behind each.
+    FloatingPointError: not numbers."""
     parts = [
         _ranked(logits[first : first + ROWS], next_ids[first : first + ROWS], top)
         for first in range(0, len(next_ids), ROWS)

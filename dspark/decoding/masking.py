@@ -1,12 +1,14 @@
 """What the form of an answer makes of the target's logits, before anything else is done to them.
 
-Tokens that leave the form have probability 0. The row of slot k is masked by what may follow the committed tokens and
-the first k drafted ones, so the distribution of what is emitted is that of plain decoding under the same form. Behind a
-drafted token that the form forbids, or that ends the answer, nothing is masked: such a token is judged like any other,
-with p = 0 or as the last one, and what stands behind it is never emitted.
+Tokens that leave the form have probability 0. The row of slot k is masked by what may follow the
+committed tokens and the first k drafted ones, so the distribution of what is emitted is that of
+plain decoding under the same form. Behind a drafted token that the form forbids, or that ends the
+answer, nothing is masked: such a token is judged like any other, with p = 0 or as the last one, and
+what stands behind it is never emitted.
 
-A `Matcher` stands at the end of the committed tokens between rounds. Knows nothing of grammars or services.
-Symbols: l drafted tokens of one sequence, which owns l + 1 rows; V vocabulary; W = ceil(V / 32) words of a mask.
+A `Matcher` stands at the end of the committed tokens between rounds. Knows nothing of grammars or
+services. Symbols: l drafted tokens of one sequence, which owns l + 1 rows; V vocabulary; W = ceil(V
+/ 32) words of a mask.
 """
 
 from __future__ import annotations
@@ -30,13 +32,16 @@ class Matcher(Protocol):
 
     @property
     def too_slow(self) -> bool:
-        """Whether it holds up everybody in a pass with it: then it may stand anywhere, and is asked nothing more."""
+        """Whether it holds up everybody in a pass with it: then it may stand anywhere, and is asked
+        nothing more."""
 
     def masks(self, drafted: Sequence[int]) -> Masks:
-        """Which tokens may follow the first 0, 1, ... drafted ones: [r, W], token v is bit v % 32 of word v // 32.
+        """Which tokens may follow the first 0, 1, ... drafted ones: [r, W], token v is bit v % 32
+        of word v // 32.
 
-        r <= l + 1: there is none behind a drafted token that may not come or that ends the answer. Every mask has a
-        bit: where the vocabulary cannot go on, the answer may end. Stands afterwards where it stood. Raises TooSlow.
+        r <= l + 1: there is none behind a drafted token that may not come or that ends the answer.
+        Every mask has a bit: where the vocabulary cannot go on, the answer may end. Stands
+        afterwards where it stood. Raises TooSlow.
         """
 
     def accept(self, tokens: Sequence[int]) -> None:
@@ -46,7 +51,9 @@ class Matcher(Protocol):
 def in_form(masks: Masks, drafted: Sequence[int], accepted: int) -> InForm:
     """What these masks made of a round that kept so many drafted tokens and added one."""
     reached = accepted < min(len(drafted), len(masks))
-    forbidden = reached and not masks[accepted, drafted[accepted] // 32] >> drafted[accepted] % 32 & 1
+    forbidden = (
+        reached and not masks[accepted, drafted[accepted] // 32] >> drafted[accepted] % 32 & 1
+    )
     return InForm(tuple(map(_single, masks[: accepted + 1])), bool(forbidden))
 
 
@@ -58,8 +65,8 @@ def _single(row: Masks) -> bool:
 
 @torch.inference_mode()
 def mask(logits: Tensor, parts: Sequence[tuple[int, Masks]]) -> None:
-    """Puts minus infinity where a form forbids a token: logits [T, V] of a packed pass, and the masks [r, W] of some of
-    its sequences with the first row of each."""
+    """Puts minus infinity where a form forbids a token: logits [T, V] of a packed pass, and the
+    masks [r, W] of some of its sequences with the first row of each."""
     if not parts:
         return
     rows = np.concatenate([first + np.arange(len(masks)) for first, masks in parts])
@@ -70,10 +77,12 @@ def mask(logits: Tensor, parts: Sequence[tuple[int, Masks]]) -> None:
 
 @torch.inference_mode()
 def first_masked(logits: Tensor, masks: Sequence[bytes]) -> Tensor:
-    """Logits [n, V] of first slots, with minus infinity where a form forbids a token that would be drafted in vain.
+    """Logits [n, V] of first slots, with minus infinity where a form forbids a token that would be
+    drafted in vain.
 
-    masks: [n], bit v % 8 of byte v // 8 for token v, tokens beyond it may not come; an empty one forbids nothing. Where
-    no token would be left, as with a vocabulary that is not the target's whole one, a row stays as it is.
+    masks: [n], bit v % 8 of byte v // 8 for token v, tokens beyond it may not come; an empty one
+    forbids nothing. Where no token would be left, as with a vocabulary that is not the target's
+    whole one, a row stays as it is.
     """
     rows = [row for row, each in enumerate(masks) if each]
     words = np.zeros((len(rows), -(-logits.shape[-1] // 32)), np.int32)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 
 def sent(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """On the device. A GPU reads pinned memory by itself, in the order of its stream, so nobody waits."""
+    """On the device. A GPU reads pinned memory by itself, in the order of its stream, so nobody
+    waits."""
     if device.type != "cuda":
         return torch.from_numpy(array).to(device)
     return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)

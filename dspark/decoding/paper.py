@@ -1,7 +1,7 @@
 """The three acceptance rules as their papers write them: one sequence, dense q, slot by slot.
 
-The reference loop uses these; the deployed rules are packed and sparse, and have to agree with them. `coin` gives the
-uniform of a slot, counted from 1.
+The reference loop uses these; the deployed rules are packed and sparse, and have to agree with
+them. `coin` gives the uniform of a slot, counted from 1.
 
 Shapes: p [l + 1, V] and q [l, V] float64 for l drafted tokens.
 """
@@ -20,7 +20,9 @@ from dspark.decoding.token_rule import accept_probability
 from dspark.types import SamplingParams, SparseQ
 
 
-def token(p: Tensor, q: Tensor, prefix: Sequence[int], coin: Callable[[int], float]) -> tuple[int, Tensor]:
+def token(
+    p: Tensor, q: Tensor, prefix: Sequence[int], coin: Callable[[int], float]
+) -> tuple[int, Tensor]:
     """Slot by slot; (accepted, what the next token is drawn from)."""
     for slot, token in enumerate(prefix):
         if coin(slot + 1) >= accept_probability(p[slot, token], q[slot, token]):
@@ -28,7 +30,9 @@ def token(p: Tensor, q: Tensor, prefix: Sequence[int], coin: Callable[[int], flo
     return len(prefix), p[-1]
 
 
-def block(p: Tensor, q: Tensor, prefix: Sequence[int], coin: Callable[[int], float]) -> tuple[int, Tensor]:
+def block(
+    p: Tensor, q: Tensor, prefix: Sequence[int], coin: Callable[[int], float]
+) -> tuple[int, Tensor]:
     """The longest candidate; (accepted, what the next token is drawn from)."""
     alive = [1.0]
     for slot, token in enumerate(prefix):
@@ -43,8 +47,11 @@ def block(p: Tensor, q: Tensor, prefix: Sequence[int], coin: Callable[[int], flo
     return 0, residual(p[0], q[0]) if prefix else p[0]
 
 
-def coupled(p: Tensor, prefix: Sequence[int], params: SamplingParams, position: int) -> tuple[int, int]:
-    """The target draws by itself from `position` on; the draft is right as long as it says the same."""
+def coupled(
+    p: Tensor, prefix: Sequence[int], params: SamplingParams, position: int
+) -> tuple[int, int]:
+    """The target draws by itself from `position` on; the draft is right as long as it says the
+    same."""
     for slot, row in enumerate(p):
         token = int(winners(row.unsqueeze(0), times([params], [position + slot], len(row)))[0])
         if slot == len(prefix) or token != prefix[slot]:
@@ -56,5 +63,7 @@ def dense(q: SparseQ, slots: int, vocab: int) -> Tensor:
     """[slots, V] float64 of the numbers sent."""
     ids, weights = q.arrays()
     rows = torch.zeros(slots, vocab, dtype=torch.float64)
-    rows.scatter_(-1, torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(weights.astype(np.float64)))
+    rows.scatter_(
+        -1, torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(weights.astype(np.float64))
+    )
     return rows / rows.sum(dim=-1, keepdim=True)

@@ -1,9 +1,10 @@
 """Uniform draws as a pure function of who asks: Philox4x32-10, keyed by the request.
 
-Invariant 4, randomness is an argument: a draw is named by (seed, choice, rule, purpose, epoch, anchor position, slot)
-and by nothing else, so batching, retries and replicas cannot change it, and no draw is ever used twice: an anchor
-position is left behind by every round, and a sequence that is handed over starts a new epoch. The noise of the coupled
-rule has names of its own, see `race`. Numpy only.
+Invariant 4, randomness is an argument: a draw is named by (seed, choice, rule, purpose, epoch,
+anchor position, slot) and by nothing else, so batching, retries and replicas cannot change it, and
+no draw is ever used twice: an anchor position is left behind by every round, and a sequence that is
+handed over starts a new epoch. The noise of the coupled rule has names of its own, see `race`.
+Numpy only.
 """
 
 from __future__ import annotations
@@ -51,8 +52,11 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
 def philox_array(
     counter: tuple[npt.NDArray[np.uint64], ...], key: tuple[npt.NDArray[np.uint64], ...]
 ) -> tuple[npt.NDArray[np.uint64], ...]:
-    """The same on arrays of 32-bit words held in 64 bits; counter words of one shape, keys that broadcast to it."""
-    c0, c1, c2, c3 = (np.array(word, order="C") for word in counter)  # copies, also of what was broadcast
+    """The same on arrays of 32-bit words held in 64 bits; counter words of one shape, keys that
+    broadcast to it."""
+    c0, c1, c2, c3 = (
+        np.array(word, order="C") for word in counter
+    )  # copies, also of what was broadcast
     k0, k1 = key
     even, odd = np.empty_like(c0), np.empty_like(c0)
     low, shift = np.uint64(LOW), np.uint64(32)
@@ -85,19 +89,25 @@ def uniforms(
 ) -> npt.NDArray[np.float64]:
     """Draws in [0, 1) with 53 bits; arguments broadcast against each other.
 
-    Counter words: anchor position, epoch, slot | purpose << 16 | rule << 24, choice. The key is the 64-bit seed.
+    Counter words: anchor position, epoch, slot | purpose << 16 | rule << 24, choice. The key is the
+    64-bit seed.
     """
     seeds = _word("seed", seed, 64)
     positions = _word("anchor_position", anchor_position, 32)
     epochs = _word("epoch", epoch, 32)
-    tag = _word("slots", slots, 16) | _word("purpose", purpose, 8) << 16 | _word("rule", rule, 8) << 24
+    tag = (
+        _word("slots", slots, 16)
+        | _word("purpose", purpose, 8) << 16
+        | _word("rule", rule, 8) << 24
+    )
     fields = (seeds, positions, epochs, cast(Word, tag), _word("choice", choice, 32))
     shape = np.broadcast_shapes(*(field.shape for field in fields if not isinstance(field, int)))
     return _few(fields, shape) if math.prod(shape) <= FEW else _many(fields, shape)
 
 
 def _word(name: str, value: Integers, bits: int) -> Word:
-    """`value` as whole numbers of that many bits: a spill into a neighbour would make two names of one draw."""
+    """`value` as whole numbers of that many bits: a spill into a neighbour would make two names of
+    one draw."""
     word: Word
     if isinstance(value, int):
         word = int(value)
@@ -113,7 +123,9 @@ def _word(name: str, value: Integers, bits: int) -> Word:
 def _few(fields: tuple[Word, ...], shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
     count = math.prod(shape)
     columns = [
-        [field] * count if isinstance(field, int) else np.broadcast_to(field, shape).ravel().tolist()
+        [field] * count
+        if isinstance(field, int)
+        else np.broadcast_to(field, shape).ravel().tolist()
         for field in fields
     ]
     draws = []

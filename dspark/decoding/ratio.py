@@ -1,8 +1,10 @@
-"""What the two ratio rules share: how a packed pass is judged, target probabilities, keyed coins, the residual.
+"""What the two ratio rules share: how a packed pass is judged, target probabilities, keyed coins,
+the residual.
 
-Both weigh the target's probability p of a drafted token against q, the probability it was drawn with. They are exact
-for any q, provided it is the q that the token was drawn from (invariant 3), that sending the slot did not depend on
-the token (invariant 2), and that no draw is used twice (invariant 4). Everything is float64.
+Both weigh the target's probability p of a drafted token against q, the probability it was drawn
+with. They are exact for any q, provided it is the q that the token was drawn from (invariant 3),
+that sending the slot did not depend on the token (invariant 2), and that no draw is used twice
+(invariant 4). Everything is float64.
 
 Symbols: S slots of all sequences, N entries of their sparse q, m sequences, V vocabulary.
 """
@@ -22,20 +24,30 @@ from dspark.decoding.slots import Floats, Ints, PackedCase, Slots, Spot, target_
 
 PIECE = 1 << 16  # probabilities a CPU works on at a time
 
-# Of p [N], the target's probability of every entry of q, and coins [S]: tokens kept of each sequence, the slot after
-# them (None where no slot was rejected), and what that slot's p is weighed with [m], None for 1.
+# Of p [N], the target's probability of every entry of q, and coins [S]: tokens kept of each
+# sequence, the slot after them (None where no slot was rejected), and what that slot's p is weighed
+# with [m], None for 1.
 Decide = Callable[[Floats, Slots, Floats], tuple[list[int], list[int | None], Floats | None]]
-Note = Callable[[DrawsWatch, Sequence[PackedCase], Slots, Floats, Sequence[int]], None]  # p [N], tokens kept
+Note = Callable[
+    [DrawsWatch, Sequence[PackedCase], Slots, Floats, Sequence[int]], None
+]  # p [N], tokens kept
 
 
 def judge_ratio(
-    logits: Tensor, cases: Sequence[PackedCase], *, decide: Decide, note: Note, watch: DrawsWatch | None = None
+    logits: Tensor,
+    cases: Sequence[PackedCase],
+    *,
+    decide: Decide,
+    note: Note,
+    watch: DrawsWatch | None = None,
 ) -> list[tuple[int, int]]:
     """(accepted, next token) of sampled sequences by one of the rules: logits [T, V]."""
     slots = slots_of(cases)
     spots = [(case, slot) for case in cases for slot in range(len(case.draft_ids))]
     p = probabilities(logits, spots, slots.slot, slots.ids)
-    kept, rejected, alive = decide(p, slots, coins(Purpose.ACCEPT, cases, slots.lengths, slots.within))
+    kept, rejected, alive = decide(
+        p, slots, coins(Purpose.ACCEPT, cases, slots.lengths, slots.within)
+    )
     if watch is not None:
         note(watch, cases, slots, p, kept)
     last = target_probs(logits, list(zip(cases, kept, strict=True)))
@@ -58,7 +70,8 @@ def slots_of(cases: Sequence[PackedCase]) -> Slots:
 
 
 def probabilities(logits: Tensor, spots: Sequence[Spot], slot: Ints, ids: Ints) -> Floats:
-    """Target probability of ids[i] at spots[slot[i]], `slot` ascending. In pieces that a CPU's cache holds.
+    """Target probability of ids[i] at spots[slot[i]], `slot` ascending. In pieces that a CPU's
+    cache holds.
 
     Raises FloatingPointError when one is not a number.
     """
@@ -67,7 +80,9 @@ def probabilities(logits: Tensor, spots: Sequence[Spot], slot: Ints, ids: Ints) 
     for start in range(0, len(spots), step):
         probs = target_probs(logits, spots[start : start + step])
         low, high = np.searchsorted(slot, [start, start + step])
-        row, column = (torch.from_numpy(part[low:high]).to(probs.device) for part in (slot - start, ids))
+        row, column = (
+            torch.from_numpy(part[low:high]).to(probs.device) for part in (slot - start, ids)
+        )
         pieces.append(probs[row, column].cpu().numpy())
     p = np.concatenate(pieces)
     if not np.isfinite(p).all():
@@ -75,10 +90,18 @@ def probabilities(logits: Tensor, spots: Sequence[Spot], slot: Ints, ids: Ints) 
     return p
 
 
-def coins(purpose: Purpose, cases: Sequence[PackedCase], counts: Sequence[int], slots: Ints) -> Floats:
+def coins(
+    purpose: Purpose, cases: Sequence[PackedCase], counts: Sequence[int], slots: Ints
+) -> Floats:
     """Draws for the next `counts` of `slots`, case after case."""
     names = [
-        (case.params.seed, case.params.choice, int(case.params.rule), case.cursor.epoch, case.cursor.anchor_position)
+        (
+            case.params.seed,
+            case.params.choice,
+            int(case.params.rule),
+            case.cursor.epoch,
+            case.cursor.anchor_position,
+        )
         for case in cases
     ]
     if len(names) == 1:
@@ -89,7 +112,8 @@ def coins(purpose: Purpose, cases: Sequence[PackedCase], counts: Sequence[int], 
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """What the target adds where a drafted token was not kept: [..., V] float64; p where p never exceeds q."""
+    """What the target adds where a drafted token was not kept: [..., V] float64; p where p never
+    exceeds q."""
     rest = (p - q).clamp_(min=0.0)
     mass = rest.sum(dim=-1, keepdim=True)
     return torch.where(mass > 0, rest / mass, p)
@@ -103,8 +127,9 @@ def scaled(last: Tensor, alive: Floats) -> Tensor:
 def sent(slots: Slots, q: Floats) -> list[int]:
     """Slots of each sequence that count.
 
-    A token that its q cannot produce was never drawn from it: its slot counts as not sent, and so do those after it.
-    That keeps the distribution and keeps tokens of probability zero out, instead of accepting whatever arrived.
+    A token that its q cannot produce was never drawn from it: its slot counts as not sent, and so
+    do those after it. That keeps the distribution and keeps tokens of probability zero out, instead
+    of accepting whatever arrived.
     """
     possible = (q > 0).tolist()
     lengths, start = [], 0

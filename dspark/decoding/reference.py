@@ -1,9 +1,11 @@
-"""The whole algorithm in one process, on one page: the oracle every distributed run is compared with.
+"""The whole algorithm in one process, on one page: the oracle every distributed run is compared
+with.
 
-`generate` decodes with whatever target, drafter and schedule it is given; `replay` repeats a recorded run from its
-blocks and prefix lengths. Invariant 7: with the same parameters, a system that made the recorded choices must show
-these tokens. Everything that is decided is decided by `sampling`, `acceptance` and the keys of `philox`; nothing else
-is random. The rules are those of `paper`, slot by slot and with dense q; the deployed ones are packed and sparse.
+`generate` decodes with whatever target, drafter and schedule it is given; `replay` repeats a
+recorded run from its blocks and prefix lengths. Invariant 7: with the same parameters, a system
+that made the recorded choices must show these tokens. Everything that is decided is decided by
+`sampling`, `acceptance` and the keys of `philox`; nothing else is random. The rules are those of
+`paper`, slot by slot and with dense q; the deployed ones are packed and sparse.
 """
 
 from __future__ import annotations
@@ -19,19 +21,32 @@ from dspark.decoding import paper
 from dspark.decoding.acceptance import first_token
 from dspark.decoding.gumbel import times_of, winners
 from dspark.decoding.philox import Purpose, uniforms
-from dspark.decoding.sampling import SamplingColumns, distribution, draft_distribution, draw, draw_sparse
+from dspark.decoding.sampling import (
+    SamplingColumns,
+    distribution,
+    draft_distribution,
+    draw,
+    draw_sparse,
+)
 from dspark.decoding.shaping import Shaper, shaped, shaped_last
 from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
 
-Target = Callable[[Sequence[int], int], Tensor]  # (tokens, rows) -> logits [rows, V] after each of the last `rows`
+Target = Callable[
+    [Sequence[int], int], Tensor
+]  # (tokens, rows) -> logits [rows, V] after each of the last `rows`
 Pick = Callable[[Tensor], int]  # logits [V] of the next slot -> the token drafted there
-Drafter = Callable[[Sequence[int], Pick], Sequence[float]]  # tokens, anchor last -> confidence of every slot picked
-Schedule = Callable[[int, Sequence[float]], int]  # (anchor position, confidences) -> slots to verify
+Drafter = Callable[
+    [Sequence[int], Pick], Sequence[float]
+]  # tokens, anchor last -> confidence of every slot picked
+Schedule = Callable[
+    [int, Sequence[float]], int
+]  # (anchor position, confidences) -> slots to verify
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRound:
-    """One round as it can be recorded: the choices (anchor, block, prefix) and what came of them."""
+    """One round as it can be recorded: the choices (anchor, block, prefix) and what came of
+    them."""
 
     anchor_position: int
     draft_ids: tuple[int, ...]
@@ -40,7 +55,9 @@ class RecordedRound:
     accepted: int
     next_token: int
     epoch: int = 1
-    prefilled: bool = False  # a hand-over: the sequence was prefilled anew, which added `next_token`
+    prefilled: bool = (
+        False  # a hand-over: the sequence was prefilled anew, which added `next_token`
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +88,9 @@ def generate(
         anchor = len(tokens) - 1
         draft_ids, q, confidence = _draft(tokens, drafter, params, entries, epoch)
         prefix = min(schedule(anchor, confidence), len(draft_ids))
-        accepted, token = _verify(tokens, draft_ids[:prefix], q.prefix(prefix), target, params, epoch)
+        accepted, token = _verify(
+            tokens, draft_ids[:prefix], q.prefix(prefix), target, params, epoch
+        )
         rounds.append(RecordedRound(anchor, draft_ids, q, prefix, accepted, token, epoch))
         tokens += [*draft_ids[:accepted], token]
     return ReferenceRun(_cut(tokens[len(prompt) :], max_tokens, stop_ids), tuple(rounds))
@@ -87,31 +106,40 @@ def replay(
     stop_ids: Collection[int] = (),
     epoch: int = 1,
 ) -> tuple[int, ...]:
-    """The answer that recorded choices must lead to. `accepted` and `next_token` of the records are not read."""
+    """The answer that recorded choices must lead to. `accepted` and `next_token` of the records are
+    not read."""
     params = replace(params, prompt_len=len(prompt))
     tokens = list(prompt)
     tokens.append(_first(tokens, target, params, epoch))
     for made in rounds:
         if made.anchor_position != len(tokens) - 1:
-            raise ValueError(f"a round was recorded at {made.anchor_position}, the replay stands at {len(tokens) - 1}")
+            raise ValueError(
+                f"a round was recorded at {made.anchor_position}, the replay stands at "
+                f"{len(tokens) - 1}"
+            )
         if made.prefilled:
             tokens.append(_first(tokens, target, params, made.epoch))
             continue
         prefix = made.draft_ids[: made.prefix]
-        accepted, token = _verify(tokens, prefix, made.q.prefix(made.prefix), target, params, made.epoch)
+        accepted, token = _verify(
+            tokens, prefix, made.q.prefix(made.prefix), target, params, made.epoch
+        )
         tokens += [*prefix[:accepted], token]
     return _cut(tokens[len(prompt) :], max_tokens, stop_ids)
 
 
 def _first(tokens: Sequence[int], target: Target, params: SamplingParams, epoch: int) -> int:
     """The token a prefill of these adds."""
-    return first_token(target(tokens, 1)[0], params, Cursor(0, epoch, 0, len(tokens)), Shaper.of(params, tokens))
+    return first_token(
+        target(tokens, 1)[0], params, Cursor(0, epoch, 0, len(tokens)), Shaper.of(params, tokens)
+    )
 
 
 def _draft(
     tokens: Sequence[int], drafter: Drafter, params: SamplingParams, entries: int, epoch: int
 ) -> tuple[tuple[int, ...], SparseQ, Sequence[float]]:
-    """A block: what was picked slot by slot, from which distributions, and how sure the drafter is."""
+    """A block: what was picked slot by slot, from which distributions, and how sure the drafter
+    is."""
     picked: list[int] = []
     ids_of: list[Tensor] = []
     probs_of: list[Tensor] = []
@@ -126,31 +154,49 @@ def _draft(
             place = winners(probs, times_of([params], [len(tokens) - 1 + slot], ids))[0]
             picked.append(int(ids[0, place]))
             return picked[-1]
-        u = uniforms(params.seed, params.choice, params.rule, Purpose.DRAFT, epoch, len(tokens) - 1, [slot])
+        u = uniforms(
+            params.seed, params.choice, params.rule, Purpose.DRAFT, epoch, len(tokens) - 1, [slot]
+        )
         picked.append(int(draw_sparse(ids, probs, torch.from_numpy(u))))
         ids_of.append(ids)
         probs_of.append(probs)
         return picked[-1]
 
     confidence = drafter(tokens, pick)
-    q = SparseQ.of(torch.cat(ids_of).numpy().astype(np.uint32), torch.cat(probs_of).numpy()) if ids_of else NO_Q
+    q = (
+        SparseQ.of(torch.cat(ids_of).numpy().astype(np.uint32), torch.cat(probs_of).numpy())
+        if ids_of
+        else NO_Q
+    )
     return tuple(picked), q, confidence
 
 
 def _verify(
-    tokens: Sequence[int], prefix: Sequence[int], q: SparseQ, target: Target, params: SamplingParams, epoch: int
+    tokens: Sequence[int],
+    prefix: Sequence[int],
+    q: SparseQ,
+    target: Target,
+    params: SamplingParams,
+    epoch: int,
 ) -> tuple[int, int]:
-    """(accepted, next token): one target pass over the anchor and the prefix, then the rule asked for."""
+    """(accepted, next token): one target pass over the anchor and the prefix, then the rule asked
+    for."""
     logits = target([*tokens, *prefix], len(prefix) + 1)
-    p = distribution(shaped(logits, [(0, prefix, Shaper.of(params, tokens))]), SamplingColumns.of([params]))
+    p = distribution(
+        shaped(logits, [(0, prefix, Shaper.of(params, tokens))]), SamplingColumns.of([params])
+    )
     if params.rule is Rule.COUPLED and not params.greedy:
         return paper.coupled(p, prefix, params, len(tokens))
 
     def coin(purpose: Purpose, slot: int) -> float:
-        return uniforms(params.seed, params.choice, params.rule, purpose, epoch, len(tokens) - 1, [slot]).item()
+        return uniforms(
+            params.seed, params.choice, params.rule, purpose, epoch, len(tokens) - 1, [slot]
+        ).item()
 
     if params.rule is Rule.COUPLED:  # greedy: a draft is right or wrong, and nothing was drawn
-        drawn_from = torch.nn.functional.one_hot(torch.tensor(prefix, dtype=torch.int64), p.shape[-1]).double()
+        drawn_from = torch.nn.functional.one_hot(
+            torch.tensor(prefix, dtype=torch.int64), p.shape[-1]
+        ).double()
     else:
         drawn_from = paper.dense(q, len(prefix), p.shape[-1])
     rule = paper.block if params.rule is Rule.BLOCK else paper.token

@@ -1,12 +1,13 @@
 """Logits to distributions to tokens: what sampling parameters mean, and what a drafter sends.
 
-A row's distribution is softmax(logits / T), cut to the tokens of at least min-p times the likeliest one's probability,
-then to the top-k of them, then to the top-p of what those have together, renormalised, in float64: vLLM's order. A
-greedy row is one-hot. Ties always go to the lowest id. What changes logits before that is `shaping`'s. Noise is passed
-in. Knows nothing of sequences, services or acceptance.
+A row's distribution is softmax(logits / T), cut to the tokens of at least min-p times the likeliest
+one's probability, then to the top-k of them, then to the top-p of what those have together,
+renormalised, in float64: vLLM's order. A greedy row is one-hot. Ties always go to the lowest id.
+What changes logits before that is `shaping`'s. Noise is passed in. Knows nothing of sequences,
+services or acceptance.
 
-Invariant 3, q sent is q sampled: `draw_sparse` draws from the very float32 numbers that `draft_distribution` returns.
-Shapes: n rows, V vocabulary, K entries of a sparse distribution.
+Invariant 3, q sent is q sampled: `draw_sparse` draws from the very float32 numbers that
+`draft_distribution` returns. Shapes: n rows, V vocabulary, K entries of a sparse distribution.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ SHALLOW = 1024  # of the largest numbers of a row, which are found quicker than 
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """The sampling parameters of n rows as columns, with what can be known of them before a device is asked.
+    """The sampling parameters of n rows as columns, with what can be known of them before a device
+    is asked.
 
     Columns of one row stand for any number of rows under the same parameters.
     """
@@ -46,37 +48,53 @@ class SamplingColumns:
     deepest: int = 0  # the largest top-k, where every row that is not greedy has one; else 0
 
     @staticmethod
-    def of(all_params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> SamplingColumns:
+    def of(
+        all_params: Sequence[SamplingParams], device: torch.device | str = "cpu"
+    ) -> SamplingColumns:
         """One row for each, or a single one when all shape their rows alike."""
-        shapes = tuple((params.temperature, params.top_k, params.top_p, params.min_p) for params in all_params)
+        shapes = tuple(
+            (params.temperature, params.top_k, params.top_p, params.min_p) for params in all_params
+        )
         return _columns(shapes[:1] if len(set(shapes)) == 1 else shapes, device)
 
 
 @lru_cache(maxsize=256)  # a running cohort asks for the same columns round after round
 @torch.inference_mode(mode=False)
-def _columns(shapes: tuple[tuple[float, int, float, float], ...], device: torch.device | str) -> SamplingColumns:
+def _columns(
+    shapes: tuple[tuple[float, int, float, float], ...], device: torch.device | str
+) -> SamplingColumns:
     """Of (temperature, top_k, top_p, min_p) per row."""
-    all_params = [SamplingParams(temperature, top_p, top_k, min_p=min_p) for temperature, top_k, top_p, min_p in shapes]
+    all_params = [
+        SamplingParams(temperature, top_p, top_k, min_p=min_p)
+        for temperature, top_k, top_p, min_p in shapes
+    ]
     greedy = [params.greedy for params in all_params]
     depths = [params.top_k for params in all_params if not params.greedy]
     only_nucleus = [params.greedy or not (params.top_k or params.min_p) for params in all_params]
     uncut = [
-        params.greedy or (free and params.top_p == 1.0) for free, params in zip(only_nucleus, all_params, strict=True)
+        params.greedy or (free and params.top_p == 1.0)
+        for free, params in zip(only_nucleus, all_params, strict=True)
     ]
 
     def column(values: list[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device).unsqueeze(-1)
 
     return SamplingColumns(
-        temperature=column([1.0 if params.greedy else params.temperature for params in all_params], torch.float64),
+        temperature=column(
+            [1.0 if params.greedy else params.temperature for params in all_params], torch.float64
+        ),
         top_k=column([0 if params.greedy else params.top_k for params in all_params], torch.int64),
-        top_p=column([1.0 if params.greedy else params.top_p for params in all_params], torch.float64),
+        top_p=column(
+            [1.0 if params.greedy else params.top_p for params in all_params], torch.float64
+        ),
         greedy=column([float(row) for row in greedy], torch.bool),
         all_greedy=all(greedy),
         any_greedy=any(greedy),
         any_top_k=any(params.top_k > 0 for params in all_params if not params.greedy),
         any_top_p=any(params.top_p < 1.0 for params in all_params if not params.greedy),
-        min_p=column([0.0 if params.greedy else params.min_p for params in all_params], torch.float64)
+        min_p=column(
+            [0.0 if params.greedy else params.min_p for params in all_params], torch.float64
+        )
         if any(params.min_p for params in all_params)
         else None,
         only_nucleus=column([float(row) for row in only_nucleus], torch.bool),
@@ -86,14 +104,18 @@ def _columns(shapes: tuple[tuple[float, int, float, float], ...], device: torch.
 
 
 def largest(rows: Tensor) -> Tensor:
-    """rows [n, V] -> where the largest number of each is [n], the first of equals; the first NaN where there is one."""
+    """rows [n, V] -> where the largest number of each is [n], the first of equals; the first NaN
+    where there is one."""
     if rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64):
-        return torch.as_tensor(rows.detach().numpy().argmax(axis=-1))  # a vectorised search, unlike torch's on a CPU
+        return torch.as_tensor(
+            rows.detach().numpy().argmax(axis=-1)
+        )  # a vectorised search, unlike torch's on a CPU
     return rows.argmax(dim=-1)
 
 
 def best(logits: Tensor) -> Tensor:
-    """Most likely id of each row [n], the lowest of equals. A row that is not numbers is an error."""
+    """Most likely id of each row [n], the lowest of equals. A row that is not numbers is an
+    error."""
     ids = largest(logits)
     if not bool(torch.isfinite(logits.gather(-1, ids.unsqueeze(-1))).all()):
         raise FloatingPointError("logits hold NaN or infinity")
@@ -101,8 +123,8 @@ def best(logits: Tensor) -> Tensor:
 
 
 def distribution(logits: Tensor, columns: SamplingColumns, *, waits: bool = True) -> Tensor:
-    """logits [n, V] -> probabilities [n, V] float64 under each row's parameters. Without waits nothing looks at a
-    number that was computed; no row may be greedy then."""
+    """logits [n, V] -> probabilities [n, V] float64 under each row's parameters. Without waits
+    nothing looks at a number that was computed; no row may be greedy then."""
     if columns.all_greedy:
         return _one_hot(best(logits), logits.shape[-1])
     probs = torch.softmax(logits.to(torch.float64, copy=True).div_(columns.temperature), dim=-1)
@@ -114,12 +136,15 @@ def distribution(logits: Tensor, columns: SamplingColumns, *, waits: bool = True
 
 
 def draw(probs: Tensor, u: Tensor) -> Tensor:
-    """Inverse of the cumulative sum: probs [n, V] float64 >= 0 of any sum, u [n] in [0, 1) -> ids [n].
+    """Inverse of the cumulative sum: probs [n, V] float64 >= 0 of any sum, u [n] in [0, 1) -> ids
+    [n].
 
     Divides by each row's own sum and never returns an id of probability zero.
     """
     mass = probs.cumsum(dim=-1)
-    ids = torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True).clamp_(max=probs.shape[-1] - 1)
+    ids = torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True).clamp_(
+        max=probs.shape[-1] - 1
+    )
     # A mass that is not a number fails the comparison too.
     if not bool(((probs.gather(-1, ids) > 0) & (mass[:, -1:] < torch.inf)).all()):
         ids = nearest_possible(probs, ids)
@@ -131,11 +156,12 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
 def draft_distribution(
     logits: Tensor, columns: SamplingColumns, entries: int, *, waits: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """The distributions a drafter draws from and sends: logits [n, V] -> ids [n, K] int64, probs [n, K] float32.
+    """The distributions a drafter draws from and sends: logits [n, V] -> ids [n, K] int64, probs
+    [n, K] float32.
 
-    K is 1 if every row is greedy, else min(entries, V). Ids of a row are distinct, most likely first; what is cut
-    has probability 0. A greedy row has all its mass on entry 0, so that entry alone may be sent. Without waits nothing
-    looks at a number that was computed.
+    K is 1 if every row is greedy, else min(entries, V). Ids of a row are distinct, most likely
+    first; what is cut has probability 0. A greedy row has all its mass on entry 0, so that entry
+    alone may be sent. Without waits nothing looks at a number that was computed.
     """
     top = best if waits else largest
     if columns.all_greedy:
@@ -152,8 +178,8 @@ def draft_distribution(
         probs = probs.masked_fill((columns.top_k > 0) & (rank >= columns.top_k), 0.0)
         probs = probs / probs.sum(dim=-1, keepdim=True)
     if columns.any_top_p:
-        # The nucleus of the distribution is that of the whole row; under a top-k that fits, the kept entries are the
-        # whole.
+        # The nucleus of the distribution is that of the whole row; under a top-k that fits, the
+        # kept entries are the whole.
         rows = logits.double() / columns.temperature
         if columns.min_p is not None:
             # Of the whole row and of the entries alike, only what min-p leaves.
@@ -168,7 +194,9 @@ def draft_distribution(
         probs = probs / probs.sum(dim=-1, keepdim=True)
     if columns.any_greedy:
         first = top(logits).unsqueeze(-1)
-        displaced = torch.where(ids == first, ids[:, :1], ids)  # among equals the sort may have put another id first
+        displaced = torch.where(
+            ids == first, ids[:, :1], ids
+        )  # among equals the sort may have put another id first
         ids = torch.where(columns.greedy, torch.where(rank == 0, first, displaced), ids)
         probs = torch.where(columns.greedy, (rank == 0).double(), probs)
     return ids, probs.float()
@@ -179,28 +207,40 @@ def draw_sparse(ids: Tensor, probs: Tensor, u: Tensor) -> Tensor:
     return ids.gather(-1, draw(probs.double(), u).unsqueeze(-1)).squeeze(-1)
 
 
-def draft_uniforms(all_params: Sequence[SamplingParams], cursors: Sequence[Cursor], slots: int) -> Tensor:
+def draft_uniforms(
+    all_params: Sequence[SamplingParams], cursors: Sequence[Cursor], slots: int
+) -> Tensor:
     """The draws of a cohort's drafts: [n, slots] float64; column k - 1 belongs to slot k."""
     rows = [
         (params.seed, params.choice, int(params.rule), cursor.epoch, cursor.anchor_position)
         for params, cursor in zip(all_params, cursors, strict=True)
     ]
-    seed, choice, rule, epoch, position = (np.array(part, np.uint64)[:, None] for part in zip(*rows, strict=True))
-    return torch.from_numpy(uniforms(seed, choice, rule, Purpose.DRAFT, epoch, position, np.arange(1, slots + 1)))
+    seed, choice, rule, epoch, position = (
+        np.array(part, np.uint64)[:, None] for part in zip(*rows, strict=True)
+    )
+    return torch.from_numpy(
+        uniforms(seed, choice, rule, Purpose.DRAFT, epoch, position, np.arange(1, slots + 1))
+    )
 
 
 def _one_hot(ids: Tensor, vocab: int) -> Tensor:
-    return torch.zeros(len(ids), vocab, dtype=torch.float64, device=ids.device).scatter_(-1, ids.unsqueeze(-1), 1.0)
+    return torch.zeros(len(ids), vocab, dtype=torch.float64, device=ids.device).scatter_(
+        -1, ids.unsqueeze(-1), 1.0
+    )
 
 
 def _truncate(probs: Tensor, columns: SamplingColumns, *, waits: bool) -> Tensor:
-    """Each row's `kept` most likely tokens, renormalised; rows without a cut as they are. How many is read off sorted
-    values, so ties cannot matter."""
+    """Each row's `kept` most likely tokens, renormalised; rows without a cut as they are. How many
+    is read off sorted values, so ties cannot matter."""
     uncut = columns.uncut
     depth = columns.deepest if columns.deepest <= SHALLOW else 0
     first = _largest_first(probs, depth or (SHALLOW if waits and probs.device.type == "cpu" else 0))
     kept = _kept(probs, first, columns)
-    if not depth and first.shape[-1] < probs.shape[-1] and bool(((kept == first.shape[-1]) & ~uncut).any()):
+    if (
+        not depth
+        and first.shape[-1] < probs.shape[-1]
+        and bool(((kept == first.shape[-1]) & ~uncut).any())
+    ):
         first = _largest_first(probs, 0)  # the cut of a row lies deeper
         kept = _kept(probs, first, columns)
     least = first.gather(-1, kept - 1)
@@ -215,25 +255,36 @@ def _truncate(probs: Tensor, columns: SamplingColumns, *, waits: bool) -> Tensor
 
 
 def _kept(probs: Tensor, first: Tensor, columns: SamplingColumns) -> Tensor:
-    """How many tokens are left of each row [n, 1], by its largest numbers `first`: where it is all of them, the cut may
-    lie deeper."""
+    """How many tokens are left of each row [n, 1], by its largest numbers `first`: where it is all
+    of them, the cut may lie deeper."""
     most, vocab = first.shape[-1], probs.shape[-1]
-    kept = torch.where(columns.top_k > 0, columns.top_k, most).clamp_(max=most).expand(len(probs), 1)
+    kept = (
+        torch.where(columns.top_k > 0, columns.top_k, most).clamp_(max=most).expand(len(probs), 1)
+    )
     if columns.min_p is not None:  # equals are kept or cut together
         likely = (first >= columns.min_p * first[:, :1]).sum(dim=-1, keepdim=True)
-        kept = torch.minimum(kept, likely.clamp_(min=1))  # none of a row of NaN, and a card that looks there dies
+        kept = torch.minimum(
+            kept, likely.clamp_(min=1)
+        )  # none of a row of NaN, and a card that looks there dies
     if columns.any_top_p:
         mass, cuts = first.cumsum(dim=-1), columns.top_p < 1.0
-        bound = columns.top_p * torch.where(columns.only_nucleus, _sums(probs), mass.gather(-1, kept - 1))
+        bound = columns.top_p * torch.where(
+            columns.only_nucleus, _sums(probs), mass.gather(-1, kept - 1)
+        )
         nucleus = torch.searchsorted(mass, bound) + 1  # the fewest whose mass reaches the bound
         if most < vocab:  # the mass of a row that something else cuts deeper is not known here
-            cuts = cuts & (columns.only_nucleus | (kept < most) | ((columns.top_k > 0) & (columns.top_k <= most)))
+            cuts = cuts & (
+                columns.only_nucleus
+                | (kept < most)
+                | ((columns.top_k > 0) & (columns.top_k <= most))
+            )
         kept = torch.where(cuts, torch.minimum(nucleus, kept), kept)
     return kept
 
 
 def _sums(rows: Tensor) -> Tensor:
-    """Of each row [n, 1], whoever stands beside it: torch on several threads of a CPU sums a lone row in two parts."""
+    """Of each row [n, 1], whoever stands beside it: torch on several threads of a CPU sums a lone
+    row in two parts."""
     if rows.device.type == "cpu":
         return torch.from_numpy(rows.numpy().sum(axis=-1, keepdims=True))
     return rows.sum(dim=-1, keepdim=True)
@@ -244,7 +295,11 @@ def _largest_first(probs: Tensor, most: int) -> Tensor:
     vocab = probs.shape[-1]
     most = min(most or vocab, vocab)
     if probs.device.type != "cpu":
-        return probs.topk(most, dim=-1).values if most < vocab else probs.sort(dim=-1, descending=True).values
+        return (
+            probs.topk(most, dim=-1).values
+            if most < vocab
+            else probs.sort(dim=-1, descending=True).values
+        )
     values = probs.numpy()  # whose search and sort are vectorised, unlike torch's on a CPU
     if most < vocab:
         values = np.partition(values, vocab - most, axis=-1)[:, vocab - most :]
@@ -252,11 +307,15 @@ def _largest_first(probs: Tensor, most: int) -> Tensor:
 
 
 def nearest_possible(probs: Tensor, ids: Tensor) -> Tensor:
-    """Moves each id [n, 1] to the next one of positive probability, or to the last one; looks at no number.
+    """Moves each id [n, 1] to the next one of positive probability, or to the last one; looks at no
+    number.
 
-    Needed when a parallel cumulative sum is not monotone to the last bit, and when u * sum rounds up to the sum.
+    Needed when a parallel cumulative sum is not monotone to the last bit, and when u * sum rounds
+    up to the sum.
     """
     possible, columns = probs > 0, torch.arange(probs.shape[-1], device=probs.device)
-    after = torch.where(possible & (columns >= ids), columns, probs.shape[-1]).amin(dim=-1, keepdim=True)
+    after = torch.where(possible & (columns >= ids), columns, probs.shape[-1]).amin(
+        dim=-1, keepdim=True
+    )
     last = torch.where(possible, columns, 0).amax(dim=-1, keepdim=True)
     return torch.minimum(after, last)

@@ -1,14 +1,17 @@
-"""What a request's penalties, biases and least length make of the target's logits, before temperature and truncation.
+"""What a request's penalties, biases and least length make of the target's logits, before
+temperature and truncation.
 
-For one row, in this order, which is vLLM's: ids that end the answer are excluded while it has fewer than `min_tokens`
-tokens, unless its form lets nothing else come; `logit_bias` is added; logits of tokens that stand in the prompt or the
-answer are divided by `repetition_penalty` where positive and multiplied by it where not; `frequency_penalty` times the
-token's count in the answer and, where that is not 0, `presence_penalty` are subtracted. The row of slot k is that of a
-history which includes the drafted tokens before slot k, so the distribution of what is emitted is that of plain
+For one row, in this order, which is vLLM's: ids that end the answer are excluded while it has fewer
+than `min_tokens` tokens, unless its form lets nothing else come; `logit_bias` is added; logits of
+tokens that stand in the prompt or the answer are divided by `repetition_penalty` where positive and
+multiplied by it where not; `frequency_penalty` times the token's count in the answer and, where
+that is not 0, `presence_penalty` are subtracted. The row of slot k is that of a history which
+includes the drafted tokens before slot k, so the distribution of what is emitted is that of plain
 decoding.
 
-Parameters that ask for none of it cost nothing: their sequences have no `Shaper`. Knows nothing of services or rules.
-Symbols: l drafted tokens of one sequence, which owns l + 1 rows; c columns, the ids that may change; V vocabulary.
+Parameters that ask for none of it cost nothing: their sequences have no `Shaper`. Knows nothing of
+services or rules. Symbols: l drafted tokens of one sequence, which owns l + 1 rows; c columns, the
+ids that may change; V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ FIRST_COLUMNS = 64
 
 
 class Changes(NamedTuple):
-    """What happens to r rows at c ids: (logit + bias), over or times the factor by its sign, minus the last."""
+    """What happens to r rows at c ids: (logit + bias), over or times the factor by its sign, minus
+    the last."""
 
     ids: npt.NDArray[np.int64]  # [c], distinct
     bias: Floats  # [r, c]; minus infinity excludes
@@ -38,7 +42,8 @@ class Changes(NamedTuple):
 
 
 class Shaper:
-    """The tokens of one sequence as its penalties count them. Grows with the sequence; one thread at a time."""
+    """The tokens of one sequence as its penalties count them. Grows with the sequence; one thread
+    at a time."""
 
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
@@ -52,7 +57,8 @@ class Shaper:
         return Shaper(params).follow(tokens) if params.shapes else None
 
     def follow(self, tokens: Sequence[int]) -> Shaper:
-        """Counts what is new in a sequence's tokens; a shorter sequence is another one and starts it over."""
+        """Counts what is new in a sequence's tokens; a shorter sequence is another one and starts
+        it over."""
         if len(tokens) < self.length:
             self._start_over()
         return self.extend(tokens[self.length :])
@@ -69,7 +75,8 @@ class Shaper:
         return self
 
     def changes(self, drafted: Sequence[int] = (), first: int = 0) -> Changes:
-        """For the rows `first` .. l after the counted tokens: row k knows the first k drafted ones."""
+        """For the rows `first` .. l after the counted tokens: row k knows the first k drafted
+        ones."""
         params, rows, known = self.params, len(drafted) + 1, len(self._column)
         answered = self.length - params.prompt_len
         drafts = [self._column_of(token) for token in drafted] if self._counts_tokens else []
@@ -87,7 +94,9 @@ class Shaper:
         early = np.arange(rows) + answered < params.min_tokens
         bias[np.ix_(early, self._end[:width])] = -np.inf
         factor = np.where(seen, np.float32(params.repetition_penalty), np.float32(1.0))
-        minus = np.float32(params.frequency_penalty) * count + np.float32(params.presence_penalty) * (count > 0)
+        minus = np.float32(params.frequency_penalty) * count + np.float32(
+            params.presence_penalty
+        ) * (count > 0)
         return Changes(ids, bias[first:], factor[first:], minus.astype(np.float32)[first:])
 
     def _start_over(self) -> None:
@@ -119,19 +128,26 @@ class Shaper:
         return column
 
 
-Part = tuple[int, Sequence[int], Shaper | None]  # first row of a sequence, its drafted tokens, its shaper
+Part = tuple[
+    int, Sequence[int], Shaper | None
+]  # first row of a sequence, its drafted tokens, its shaper
 
 
 def shaped(logits: Tensor, parts: Iterable[Part]) -> Tensor:
-    """logits [T, V] of a packed pass with those rows changed whose parameters say so; the very tensor when none does.
+    """logits [T, V] of a packed pass with those rows changed whose parameters say so; the very
+    tensor when none does.
 
     Otherwise a copy of at least float32: a penalty rounded to bfloat16 would be another penalty.
     """
-    return _changed(logits, [(row, shaper.changes(drafted)) for row, drafted, shaper in parts if shaper is not None])
+    return _changed(
+        logits,
+        [(row, shaper.changes(drafted)) for row, drafted, shaper in parts if shaper is not None],
+    )
 
 
 def shaped_last(logits: Tensor, parts: Iterable[tuple[Sequence[int], Shaper | None]]) -> Tensor:
-    """The same where every sequence has one row, the one after all its drafted tokens: logits [n, V]."""
+    """The same where every sequence has one row, the one after all its drafted tokens: logits [n,
+    V]."""
     changes = [
         (row, shaper.changes(drafted, first=len(drafted)))
         for row, (drafted, shaper) in enumerate(parts)
@@ -158,15 +174,21 @@ def _changed(logits: Tensor, changes: Sequence[tuple[int, Changes]]) -> Tensor:
     vocab = logits.shape[-1]
     dtype = torch.promote_types(logits.dtype, torch.float32)
     out = logits.to(dtype, copy=True, memory_format=torch.contiguous_format)
-    places = [((row + np.arange(len(made.bias)))[:, None] * vocab + made.ids).ravel() for row, made in changes]
+    places = [
+        ((row + np.arange(len(made.bias)))[:, None] * vocab + made.ids).ravel()
+        for row, made in changes
+    ]
     index = sent(np.concatenate(places), out.device)
     bias, factor, minus = (
-        sent(np.concatenate([made[part].ravel() for _, made in changes]), out.device) for part in (1, 2, 3)
+        sent(np.concatenate([made[part].ravel() for _, made in changes]), out.device)
+        for part in (1, 2, 3)
     )
     flat = out.view(-1)
     raw = flat[index]
     flat[index] = _shaped(raw, bias, factor, minus).to(dtype)
-    if any(np.isneginf(made.bias).any() for _, made in changes):  # where nothing else may come, ends may
+    if any(
+        np.isneginf(made.bias).any() for _, made in changes
+    ):  # where nothing else may come, ends may
         nothing = torch.isneginf(out.amax(dim=-1))[index // vocab]
         ends = _shaped(raw, bias.masked_fill(torch.isneginf(bias), 0.0), factor, minus).to(dtype)
         flat[index] = torch.where(nothing, ends, flat[index])

@@ -1,7 +1,9 @@
-"""Sequences of a packed pass, what the target says at their rows, and their drafted slots side by side.
+"""Sequences of a packed pass, what the target says at their rows, and their drafted slots side by
+side.
 
-Sequences differ in slots and in entries per slot, so everything lies flat and an index says what belongs where.
-Invariant 3, q sent is q sampled: the float32 numbers are divided by their float64 sum here, as when they were drawn.
+Sequences differ in slots and in entries per slot, so everything lies flat and an index says what
+belongs where. Invariant 3, q sent is q sampled: the float32 numbers are divided by their float64
+sum here, as when they were drawn.
 """
 
 from __future__ import annotations
@@ -20,23 +22,29 @@ from dspark.types import Cursor, SamplingParams, SparseQ
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Spot = tuple["PackedCase", int]  # a sequence and a slot of it, from 0; the last slot is where the target adds one token
+Spot = tuple[
+    "PackedCase", int
+]  # a sequence and a slot of it, from 0; the last slot is where the target adds one token
 
 
 @dataclass(frozen=True, slots=True)
 class PackedCase:
-    """One sequence of a packed pass, `validate_q` passed: its rows start at `first_row`, the anchor's."""
+    """One sequence of a packed pass, `validate_q` passed: its rows start at `first_row`, the
+    anchor's."""
 
     cursor: Cursor
     params: SamplingParams
     first_row: int
     draft_ids: Sequence[int]
     q: SparseQ
-    shaper: Shaper | None = None  # where the parameters shape logits: has counted all committed tokens
+    shaper: Shaper | None = (
+        None  # where the parameters shape logits: has counted all committed tokens
+    )
 
 
 def target_probs(logits: Tensor, spots: Sequence[Spot]) -> Tensor:
-    """Target distributions at these spots of a packed pass: logits [T, V], shaped -> [len(spots), V] float64."""
+    """Target distributions at these spots of a packed pass: logits [T, V], shaped -> [len(spots),
+    V] float64."""
     rows = take(logits, [case.first_row + slot for case, slot in spots])
     return distribution(rows, SamplingColumns.of([case.params for case, _ in spots], logits.device))
 
@@ -66,7 +74,8 @@ class Slots:
         probs: Sequence[npt.NDArray[np.floating]],
         entries: Sequence[int],
     ) -> Slots:
-        """One item per sequence: its drafted tokens, flat ids and probabilities, and entries per slot."""
+        """One item per sequence: its drafted tokens, flat ids and probabilities, and entries per
+        slot."""
         lengths = [len(draft) for draft in drafts]
         total = sum(lengths)
         slot = np.repeat(np.arange(total), np.repeat(np.array(entries, np.int64), lengths))
@@ -81,8 +90,11 @@ class Slots:
         )
 
     def of_drafted(self, values: Floats | None = None) -> Floats:
-        """q of the drafted tokens, or what `values` [N] says of them: [S]; 0 where q has no such entry."""
-        own = np.where(self.ids == self.drafted[self.slot], self.probs if values is None else values, 0.0)
+        """q of the drafted tokens, or what `values` [N] says of them: [S]; 0 where q has no such
+        entry."""
+        own = np.where(
+            self.ids == self.drafted[self.slot], self.probs if values is None else values, 0.0
+        )
         q: Floats = np.bincount(self.slot, own, minlength=len(self.drafted)).astype(np.float64)
         return q
 
@@ -95,5 +107,8 @@ class Slots:
         rows = row_of[self.slot]
         wanted = rows >= 0
         q = torch.zeros_like(like)
-        where = (torch.from_numpy(rows[wanted]).to(q.device), torch.from_numpy(self.ids[wanted]).to(q.device))
+        where = (
+            torch.from_numpy(rows[wanted]).to(q.device),
+            torch.from_numpy(self.ids[wanted]).to(q.device),
+        )
         return q.index_put_(where, torch.from_numpy(self.probs[wanted]).to(q.device))

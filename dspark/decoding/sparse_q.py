@@ -11,7 +11,10 @@ SUM_TOLERANCE = 1e-3  # a float32 q of thousands of entries stays well inside
 
 
 def validate_q(
-    ids: npt.NDArray[np.integer], probs: npt.NDArray[np.floating], draft_ids: Sequence[int], vocab: int
+    ids: npt.NDArray[np.integer],
+    probs: npt.NDArray[np.floating],
+    draft_ids: Sequence[int],
+    vocab: int,
 ) -> str | None:
     """A sentence that says why these are not the distributions of a sampled draft, or None."""
     slots = len(draft_ids)
@@ -24,7 +27,9 @@ def validate_q(
     if ids.max() >= vocab or (ids.dtype.kind != "u" and ids.min() < 0):
         return f"q_ids: an id is not below the vocabulary size {vocab}"
     if not probs.min() >= 0:  # NaN is not
-        return f"q_probs: a probability is {'negative' if np.isfinite(probs).all() else 'not finite'}"
+        return (
+            f"q_probs: a probability is {'negative' if np.isfinite(probs).all() else 'not finite'}"
+        )
     sums = np.einsum("ij->i", probs, dtype=np.float64)
     worst = max(1.0 - float(sums.min()), float(sums.max()) - 1.0)
     if worst == np.inf:
@@ -34,7 +39,9 @@ def validate_q(
     ranked = np.sort(ids, axis=1)
     if (ranked[:, 1:] == ranked[:, :-1]).any():
         return "q_ids: an id appears twice in a slot"
-    drafted = np.asarray(draft_ids, np.int64).astype(ids.dtype)[:, None]  # compared without a copy of all ids
+    drafted = np.asarray(draft_ids, np.int64).astype(ids.dtype)[
+        :, None
+    ]  # compared without a copy of all ids
     if np.count_nonzero((ids == drafted) & (probs > 0)) < slots:  # at most once in each
         return "draft_ids: a drafted token is outside the support of its q"
     return None

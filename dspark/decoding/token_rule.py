@@ -1,7 +1,7 @@
 """Token-wise rejection, the classic rule.
 
-Keep the drafted token x of a slot with probability min(1, p(x) / q(x)); at the first one not kept the target adds a
-token from norm(max(p - q, 0)), after all kept ones from p.
+Keep the drafted token x of a slot with probability min(1, p(x) / q(x)); at the first one not kept
+the target adds a token from norm(max(p - q, 0)), after all kept ones from p.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from dspark.decoding.slots import Floats, PackedCase, Slots
 
 
 def accept_probability(p: npt.ArrayLike, q: npt.ArrayLike) -> Floats:
-    """Chance to keep a token of target probability p and draft probability q: min(1, p / q), 0 / 0 read as 1."""
+    """Chance to keep a token of target probability p and draft probability q: min(1, p / q), 0 / 0
+    read as 1."""
     p, q = np.asarray(p, np.float64), np.asarray(q, np.float64)
     kept = np.ones(np.broadcast_shapes(p.shape, q.shape))
     np.divide(p, q, out=kept, where=q > p)
     return kept
 
 
-def note_tokens(watch: DrawsWatch, cases: Sequence[PackedCase], slots: Slots, p: Floats, kept: Sequence[int]) -> None:
+def note_tokens(
+    watch: DrawsWatch, cases: Sequence[PackedCase], slots: Slots, p: Floats, kept: Sequence[int]
+) -> None:
     """See `ratio.Note`."""
     q = slots.of_drafted()
     alive, start = accept_probability(slots.of_drafted(p), q), 0
@@ -32,10 +35,20 @@ def note_tokens(watch: DrawsWatch, cases: Sequence[PackedCase], slots: Slots, p:
         alive[start : start + length] = np.cumprod(alive[start : start + length])
         start += length
     before = np.where(slots.within == 1, 1.0, np.roll(alive, 1))[slots.slot]
-    watch.note(cases, slots, before * accept_probability(p, slots.probs), alive, alive, sent(slots, q), kept)
+    watch.note(
+        cases,
+        slots,
+        before * accept_probability(p, slots.probs),
+        alive,
+        alive,
+        sent(slots, q),
+        kept,
+    )
 
 
-def leading_run(p: Floats, slots: Slots, accept_u: Floats) -> tuple[list[int], list[int | None], None]:
+def leading_run(
+    p: Floats, slots: Slots, accept_u: Floats
+) -> tuple[list[int], list[int | None], None]:
     """See `ratio.Decide`."""
     q = slots.of_drafted()
     kept = (accept_u < accept_probability(slots.of_drafted(p), q)).tolist()

@@ -1,1 +1,2 @@
-"""Targets that come as one GGUF file: read, checked, and written as an ordinary checkpoint folder."""
+"""Targets that come as one GGUF file: read, checked, and written as an ordinary checkpoint
+folder."""

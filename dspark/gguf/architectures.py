@@ -1,10 +1,11 @@
-"""What llama.cpp's files mean: per architecture, the keys of its settings and the places of its tensors.
+"""What llama.cpp's files mean: per architecture, the keys of its settings and the places of its
+tensors.
 
-Three things are undone on the way back. Files of llama shape hold the rows of q and k in pairs, for a rotation of
-neighbours; the library rotates halves. Files of gemma shape hold norms as 1 + w; the library adds the 1 itself.
-Rotary frequencies may be stated as divisors, one per pair of a head's values, as Llama 3.1 and later do, where model
-folders state the rule that makes them: of the published rules the one that gives these divisors is taken, others are
-refused.
+Three things are undone on the way back. Files of llama shape hold the rows of q and k in pairs, for
+a rotation of neighbours; the library rotates halves. Files of gemma shape hold norms as 1 + w; the
+library adds the 1 itself. Rotary frequencies may be stated as divisors, one per pair of a head's
+values, as Llama 3.1 and later do, where model folders state the rule that makes them: of the
+published rules the one that gives these divisors is taken, others are refused.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from dspark.model.config_keys import MOST_LAYERS, Keys, show
 
 # Of other architectures; no tensor would tell.
 _SCALES = ("attention.scale", "logit_scale", "residual_scale", "embedding_scale")
-# Of the largest of each family the queries are scaled by the width per head instead of by the head's size; nothing in
-# the file says so but the depth.
+# Of the largest of each family the queries are scaled by the width per head instead of by the
+# head's size; nothing in the file says so but the depth.
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 DIVISORS = "rope_freqs.weight"
-_LOW, _HIGH, _BEFORE = 1.0, 4.0, 8192  # Llama 3.1 to 3.3: bounds of wavelengths, and the context before scaling
+_LOW, _HIGH, _BEFORE = (
+    1.0,
+    4.0,
+    8192,
+)  # Llama 3.1 to 3.3: bounds of wavelengths, and the context before scaling
 _FACTORS = (8.0, 16.0, 32.0)
 _CLOSE = 1e-3
 
@@ -54,13 +59,19 @@ def architecture_of(settings: Mapping[str, Any]) -> Architecture:
     """The shape a file has, if it is one that can be served."""
     name = settings.get("general.architecture")
     if str(name) not in ARCHITECTURES:
-        raise CheckpointError(f"general.architecture: {name!r} is none of {', '.join(ARCHITECTURES)}")
+        raise CheckpointError(
+            f"general.architecture: {name!r} is none of {', '.join(ARCHITECTURES)}"
+        )
     return ARCHITECTURES[str(name)]
 
 
 def config_of(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
     """config.json of a file with these settings and tensors of these names."""
-    made, prefix, keys = architecture_of(settings), settings["general.architecture"], Keys(dict(settings))
+    made, prefix, keys = (
+        architecture_of(settings),
+        settings["general.architecture"],
+        Keys(dict(settings)),
+    )
 
     def count(key: str, **bounds: int) -> int:
         return keys.count(f"{prefix}.{key}", **bounds)
@@ -83,10 +94,14 @@ def config_of(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str
     rotating = count("rope.dimension_count", default=config["hidden_size"] // heads)
     size = count("attention.key_length", default=rotating)
     if (f"{prefix}.rope.dimension_count" in settings and rotating != size) or size % 2:
-        raise CheckpointError(f"{prefix}.rope.dimension_count: {rotating} of a head's {size} values: not supported")
+        raise CheckpointError(
+            f"{prefix}.rope.dimension_count: {rotating} of a head's {size} values: not supported"
+        )
     for key in _SCALES:
         if settings.get(f"{prefix}.{key}") not in (None, 1):
-            raise CheckpointError(f"{prefix}.{key}: {show(settings[f'{prefix}.{key}'])} is not supported")
+            raise CheckpointError(
+                f"{prefix}.{key}: {show(settings[f'{prefix}.{key}'])} is not supported"
+            )
     config |= {
         "architectures": [made.model_class],
         "model_type": made.model_type,
@@ -135,9 +150,16 @@ def expected(config: Mapping[str, Any], architecture: str) -> dict[str, str]:
     except Exception as error:  # what the library makes of strange settings has no type of its own
         raise CheckpointError(f"{architecture}: {' '.join(str(error).split())}") from error
     theirs = get_tensor_name_map(MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
-    names = [name for name in model.state_dict() if name != "lm_head.weight" or not config["tie_word_embeddings"]]
+    names = [
+        name
+        for name in model.state_dict()
+        if name != "lm_head.weight" or not config["tie_word_embeddings"]
+    ]
     # A head of its own is none of the list's for architectures that have one table.
-    return {theirs.get_name(name, (".weight", ".bias")) or name.replace("lm_head", "output"): name for name in names}
+    return {
+        theirs.get_name(name, (".weight", ".bias")) or name.replace("lm_head", "output"): name
+        for name in names
+    }
 
 
 def restored(name: str, values: Any, config: Mapping[str, Any], made: Architecture) -> Any:
@@ -146,7 +168,9 @@ def restored(name: str, values: Any, config: Mapping[str, Any], made: Architectu
     if made.paired_rotation and place in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if place == "attn_q" else "num_key_value_heads"]
         if values.shape[0] % (2 * heads):
-            raise CheckpointError(f"{name}: {values.shape[0]} rows are not {heads} heads of an even size")
+            raise CheckpointError(
+                f"{name}: {values.shape[0]} rows are not {heads} heads of an even size"
+            )
         pairs = values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:])
         return pairs.swapaxes(1, 2).reshape(values.shape)
     return values - 1 if made.norms_from_one and place.endswith("norm") else values
@@ -168,7 +192,8 @@ def scaling_of(divisors: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _divisors(head_dim: int, theta: float, factor: float) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Short wavelengths stay, long ones are stretched by the factor, and between the two it rises."""
+    """Short wavelengths stay, long ones are stretched by the factor, and between the two it
+    rises."""
     wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     kept = np.clip((_BEFORE / wavelengths - _LOW) / (_HIGH - _LOW), 0.0, 1.0)
     return 1.0 / ((1.0 - kept) / factor + kept)

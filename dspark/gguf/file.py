@@ -1,7 +1,8 @@
-"""What a GGUF file says of itself: settings and a table of tensors, every length checked against the file's size.
+"""What a GGUF file says of itself: settings and a table of tensors, every length checked against
+the file's size.
 
-Little-endian files of version 2 and 3. The values of tensors are read by `gguf`'s own dequantization (`values`), in
-float32.
+Little-endian files of version 2 and 3. The values of tensors are read by `gguf`'s own
+dequantization (`values`), in float32.
 """
 
 from __future__ import annotations
@@ -25,7 +26,19 @@ MAX_ELEMENTS = 1 << 22  # of one setting; the largest vocabularies have some 500
 MAX_DIMENSIONS = 4
 ALIGNMENT = 32  # of tensors, where the file does not say
 _STRING, _ARRAY = 8, 9
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +53,8 @@ class Tensor:
 
 
 class GgufFile:
-    """An open file. A context manager; `settings` are its key-value pairs, `tensors` its table by name."""
+    """An open file. A context manager; `settings` are its key-value pairs, `tensors` its table by
+    name."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -120,7 +134,9 @@ def _mapped(path: Path) -> mmap.mmap:
             raise CheckpointError(f"{path}: not a regular file")
         with path.open("rb") as stream:
             if stream.read(len(MAGIC)) != MAGIC:
-                raise CheckpointError(f"{path}: no GGUF file: it does not begin with {MAGIC.decode()}")
+                raise CheckpointError(
+                    f"{path}: no GGUF file: it does not begin with {MAGIC.decode()}"
+                )
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from error
@@ -131,10 +147,14 @@ def _read(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, Tensor]]:
     cursor.take(len(MAGIC))
     version = cursor.unpack("I")
     if version not in VERSIONS:
-        raise CheckpointError(f"GGUF version {version}; {' and '.join(map(str, VERSIONS))} are read, little-endian")
+        raise CheckpointError(
+            f"GGUF version {version}; {' and '.join(map(str, VERSIONS))} are read, little-endian"
+        )
     count, keys = cursor.unpack("Q"), cursor.unpack("Q")
     if count > MAX_TENSORS or keys > MAX_SETTINGS:
-        raise CheckpointError(f"{count} tensors and {keys} settings; more than {MAX_TENSORS} and {MAX_SETTINGS}")
+        raise CheckpointError(
+            f"{count} tensors and {keys} settings; more than {MAX_TENSORS} and {MAX_SETTINGS}"
+        )
     settings: dict[str, Any] = {}
     for _ in range(keys):
         key = cursor.text()
@@ -160,7 +180,8 @@ def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 def _placed(
     table: list[tuple[str, tuple[int, ...], int, int]], header: int, alignment: int, end: int
 ) -> dict[str, Tensor]:
-    """The table with bytes of the file: the tensors lie one behind the other, each whole inside it."""
+    """The table with bytes of the file: the tensors lie one behind the other, each whole inside
+    it."""
     tensors: dict[str, Tensor] = {}
     start = place = -(-header // alignment) * alignment
     for name, shape, kind, offset in table:
@@ -168,9 +189,13 @@ def _placed(
             raise CheckpointError(f"{name}: there twice")
         size = _size(name, shape, kind)
         if start + offset + size > end:
-            raise CheckpointError(f"{name} ends at byte {start + offset + size}, the file at {end}: truncated")
+            raise CheckpointError(
+                f"{name} ends at byte {start + offset + size}, the file at {end}: truncated"
+            )
         if start + offset != place:
-            raise CheckpointError(f"{name} begins at byte {start + offset}, the tensor before it ends at {place}")
+            raise CheckpointError(
+                f"{name} begins at byte {start + offset}, the tensor before it ends at {place}"
+            )
         tensors[name] = Tensor(name, shape, kind, place, size)
         place += -(-size // alignment) * alignment
     return tensors

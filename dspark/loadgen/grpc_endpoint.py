@@ -24,7 +24,9 @@ FRAME = 5  # bytes gRPC puts before each message
 class GrpcEndpoint:
     """Belongs to the event loop it is made on."""
 
-    def __init__(self, endpoint: str, options: Options, *, token: str | None = None, tls: Tls | None = None) -> None:
+    def __init__(
+        self, endpoint: str, options: Options, *, token: str | None = None, tls: Tls | None = None
+    ) -> None:
         self.name = f"dspark {options.get('policy') or ''}".strip()
         self._endpoint = endpoint
         self._token, self._tls = token, tls
@@ -61,17 +63,25 @@ class GrpcEndpoint:
             raise ServerError(f"{self._endpoint} ended the answer without saying why")
 
     async def counters(self) -> dict[str, float]:
-        """Payload bytes sent inside the cell, by kind, over all its processes that publish metrics."""
+        """Payload bytes sent inside the cell, by kind, over all its processes that publish
+        metrics."""
         found: dict[str, float] = {}
-        with contextlib.suppress(DsparkError):  # a secured or older cell: the run is measured without them
+        with contextlib.suppress(
+            DsparkError
+        ):  # a secured or older cell: the run is measured without them
             async with AsyncClient(self._endpoint, token=self._token, tls=self._tls) as client:
                 status = await client.status()
             for process in status.processes:
                 if process.metrics_port:
                     host = process.endpoint.rsplit(":", 1)[0] or "127.0.0.1"
-                    samples = await prometheus.scrape(f"http://{host}:{process.metrics_port}/metrics")
+                    samples = await prometheus.scrape(
+                        f"http://{host}:{process.metrics_port}/metrics"
+                    )
                     for sample, value in samples.items():
-                        if sample.startswith("dspark_bytes_total{") and 'direction="sent"' in sample:
+                        if (
+                            sample.startswith("dspark_bytes_total{")
+                            and 'direction="sent"' in sample
+                        ):
                             kind = sample.split('kind="', 1)[1].split('"', 1)[0]
                             found[f"bytes_{kind}"] = found.get(f"bytes_{kind}", 0.0) + value
         return found

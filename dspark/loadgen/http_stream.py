@@ -1,7 +1,9 @@
-"""The least HTTP/1.1 a load generator needs: POST a JSON body, read the reply line by line as it arrives.
+"""The least HTTP/1.1 a load generator needs: POST a JSON body, read the reply line by line as it
+arrives.
 
-Standard library only, and light: on a small machine the client's own work is part of every figure. One connection per
-request, as a user would make it; bodies by length, in chunks, or until the connection closes.
+Standard library only, and light: on a small machine the client's own work is part of every figure.
+One connection per request, as a user would make it; bodies by length, in chunks, or until the
+connection closes.
 """
 
 from __future__ import annotations
@@ -26,8 +28,15 @@ async def post_lines(url: str, body: object, headers: Mapping[str, str]) -> Asyn
         content = json.dumps(body).encode()
         parts = urlsplit(url)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        head = {"Host": parts.netloc, "Content-Type": "application/json", "Content-Length": str(len(content))}
-        lines = [f"POST {path} HTTP/1.1", *(f"{key}: {value}" for key, value in {**head, **headers}.items())]
+        head = {
+            "Host": parts.netloc,
+            "Content-Type": "application/json",
+            "Content-Length": str(len(content)),
+        }
+        lines = [
+            f"POST {path} HTTP/1.1",
+            *(f"{key}: {value}" for key, value in {**head, **headers}.items()),
+        ]
         writer.write("\r\n".join([*lines, "Connection: close", "", ""]).encode() + content)
         await writer.drain()
         status, fields = await _head(reader, url)
@@ -84,7 +93,9 @@ async def _body(reader: asyncio.StreamReader, fields: Mapping[str, str]) -> Asyn
             yield block
 
 
-async def _refusal(status: int, fields: Mapping[str, str], blocks: AsyncIterator[bytes], url: str) -> DsparkError:
+async def _refusal(
+    status: int, fields: Mapping[str, str], blocks: AsyncIterator[bytes], url: str
+) -> DsparkError:
     said = b""
     async for block in blocks:
         said += block

@@ -1,8 +1,9 @@
 """Any server with an OpenAI-style completions endpoint, streamed as server-sent events.
 
-Tokens per message come from what the server says, best first: the ids themselves (`return_token_ids`), running usage
-counts. A server that says neither is counted by the total it gives at the end, spread over its messages, and
-`counted_by` says so: messages are not tokens once a server speculates.
+Tokens per message come from what the server says, best first: the ids themselves
+(`return_token_ids`), running usage counts. A server that says neither is counted by the total it
+gives at the end, spread over its messages, and `counted_by` says so: messages are not tokens once a
+server speculates.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class OpenAiEndpoint:
 
     async def stream(self, question: Question, number: int) -> AsyncIterator[StreamPiece]:
         counted, unknown, done = 0, False, False
-        async for line in post_lines(f"{self._base}/completions", self._body(question, number), self._headers):
+        async for line in post_lines(
+            f"{self._base}/completions", self._body(question, number), self._headers
+        ):
             if not line.startswith(b"data:"):
                 continue
             data, size = line[5:].strip(), len(line) + 2
@@ -69,7 +72,11 @@ class OpenAiEndpoint:
                 self.counted_by, counted = how, counted + tokens
             elif choices and choices[0].get("text"):
                 tokens, unknown = UNKNOWN, True
-            elif unknown and not counted and (total := (message.get("usage") or {}).get("completion_tokens")):
+            elif (
+                unknown
+                and not counted
+                and (total := (message.get("usage") or {}).get("completion_tokens"))
+            ):
                 self.counted_by, spread = "total", int(total)
             yield StreamPiece(tokens, size, ids, spread=spread)
         if not done:
@@ -100,7 +107,9 @@ class OpenAiEndpoint:
         except DsparkError:
             return {}
         names = {sample.split("{", 1)[0] for sample in samples}
-        return {key: prometheus.total(samples, name) for key, name in COUNTERS.items() if name in names}
+        return {
+            key: prometheus.total(samples, name) for key, name in COUNTERS.items() if name in names
+        }
 
     async def close(self) -> None:
         """Nothing is held between requests."""

@@ -43,7 +43,8 @@ def read(text: str) -> dict[str, float]:
 
 
 def total(samples: dict[str, float], name: str, *labels: str) -> float:
-    """Sum over the samples of `name` whose labels contain all of `labels`, written as in the page: 'kind="x"'."""
+    """Sum over the samples of `name` whose labels contain all of `labels`, written as in the page:
+    'kind="x"'."""
     return sum(
         value
         for sample, value in samples.items()

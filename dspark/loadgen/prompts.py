@@ -16,43 +16,57 @@ DOMAINS = ("chat", "code", "reasoning", "writing")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request to be made. `prompt` is text or token ids; max_tokens None leaves it to the run."""
+    """One request to be made. `prompt` is text or token ids; max_tokens None leaves it to the
+    run."""
 
     prompt: str | tuple[int, ...]
     domain: str = ""
     max_tokens: int | None = None
 
 
-def built_in(domains: Sequence[str] = DOMAINS, render: Callable[[str], str] | None = None) -> list[Question]:
-    """Questions of our own, domains in turns: as they stand, or as `render` asks them, by a chat template say."""
+def built_in(
+    domains: Sequence[str] = DOMAINS, render: Callable[[str], str] | None = None
+) -> list[Question]:
+    """Questions of our own, domains in turns: as they stand, or as `render` asks them, by a chat
+    template say."""
 
     def asked(row: str, domain: str) -> Question:
         (text,) = json.loads(row)["turns"]
         return Question(text if render is None else render(text), domain)
 
     columns = [
-        [asked(row, domain) for row in (BUILT_IN / f"{domain}.jsonl").read_text(encoding="utf-8").splitlines()]
+        [
+            asked(row, domain)
+            for row in (BUILT_IN / f"{domain}.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
         for domain in domains
     ]
     return [question for row in zip(*columns, strict=False) for question in row]
 
 
 def from_file(path: Path) -> list[Question]:
-    """JSON lines with `prompt` (text) or `prompt_token_ids`, and optionally `domain` and `max_tokens`."""
+    """JSON lines with `prompt` (text) or `prompt_token_ids`, and optionally `domain` and
+    `max_tokens`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest("prompts", f"{path} cannot be read: {error}") from None
-    found = [_read(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    found = [
+        _read(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()
+    ]
     if not found:
         raise InvalidRequest("prompts", f"{path} holds no prompt")
     return found
 
 
 def random_ids(count: int, length: int, vocabulary: int, seed: int) -> list[Question]:
-    """`count` prompts of `length` uniform token ids; the lowest sixteen, often special, are left out."""
+    """`count` prompts of `length` uniform token ids; the lowest sixteen, often special, are left
+    out."""
     rng, low = random.Random(f"random-ids/{seed}"), min(16, vocabulary - 1)
-    return [Question(tuple(rng.randrange(low, vocabulary) for _ in range(length)), "random") for _ in range(count)]
+    return [
+        Question(tuple(rng.randrange(low, vocabulary) for _ in range(length)), "random")
+        for _ in range(count)
+    ]
 
 
 def cycle(questions: Sequence[Question], seed: int) -> Iterator[Question]:
@@ -72,10 +86,14 @@ def _read(line: str, place: str) -> Question:
         raise InvalidRequest("prompts", f"{place}: not a JSON object")
     text, ids = content.get("prompt"), content.get("prompt_token_ids")
     if isinstance(text, str) == isinstance(ids, list):
-        raise InvalidRequest("prompts", f"{place}: give either `prompt`, a text, or `prompt_token_ids`, a list")
+        raise InvalidRequest(
+            "prompts", f"{place}: give either `prompt`, a text, or `prompt_token_ids`, a list"
+        )
     if isinstance(ids, list) and not all(isinstance(token, int) and token >= 0 for token in ids):
         raise InvalidRequest("prompts", f"{place}: `prompt_token_ids` must be whole numbers from 0")
     longest = content.get("max_tokens")
     if longest is not None and (not isinstance(longest, int) or longest < 1):
         raise InvalidRequest("prompts", f"{place}: `max_tokens` must be a whole number from 1")
-    return Question(text if isinstance(text, str) else tuple(ids or ()), str(content.get("domain", "")), longest)
+    return Question(
+        text if isinstance(text, str) else tuple(ids or ()), str(content.get("domain", "")), longest
+    )

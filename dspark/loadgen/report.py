@@ -1,4 +1,5 @@
-"""For people: a progress bar on stderr, a table on stdout, two pictures of a sweep, and what machine this was."""
+"""For people: a progress bar on stderr, a table on stdout, two pictures of a sweep, and what
+machine this was."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ NEEDED = {"series", "tok_s", "tok_s_user", "concurrency", "rate", "budget"}
 
 @contextlib.contextmanager
 def progress(title: str, requests: int) -> Iterator[Progress]:
-    """A line on a terminal, and the callback to report to while a point runs; nothing is shown where stderr is no
-    terminal or `rich` is missing."""
+    """A line on a terminal, and the callback to report to while a point runs; nothing is shown
+    where stderr is no terminal or `rich` is missing."""
     try:
         from rich import progress as bars
         from rich.console import Console
@@ -35,7 +36,9 @@ def progress(title: str, requests: int) -> Iterator[Progress]:
     console, told = Console(stderr=True), bars.TextColumn("{task.description}")
     counts = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn())
     note = bars.TextColumn("{task.fields[note]}")
-    with bars.Progress(told, *counts, note, console=console, disable=not console.is_terminal) as bar:
+    with bars.Progress(
+        told, *counts, note, console=console, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task(title, total=requests or None, note="")
         yield lambda answers, tokens: bar.update(task, completed=answers, note=f"{tokens:,} tokens")
 
@@ -45,11 +48,15 @@ def _number(name: str, digits: int) -> Column:
 
 
 def _quantiles(name: str) -> Column:
-    return lambda point: f"{point[name]['p50']:.1f}/{point[name]['p99']:.1f}" if point.get(name) else None
+    return lambda point: (
+        f"{point[name]['p50']:.1f}/{point[name]['p99']:.1f}" if point.get(name) else None
+    )
 
 
 def _counts(name: str) -> Column:
-    return lambda point: " ".join(f"{key} {count:.0f}" for key, count in point.get(name, {}).items()) or None
+    return lambda point: (
+        " ".join(f"{key} {count:.0f}" for key, count in point.get(name, {}).items()) or None
+    )
 
 
 def _busy(pool: str) -> Column:
@@ -60,7 +67,9 @@ COLUMNS: dict[str, Column] = {
     "series": lambda point: str(point["series"]),
     "V": _number("verifiers", 0),
     "D": _number("drafters", 0),
-    "load": lambda point: f"{point['concurrency']} users" if point["concurrency"] else f"{point['rate']:g}/s",
+    "load": lambda point: (
+        f"{point['concurrency']} users" if point["concurrency"] else f"{point['rate']:g}/s"
+    ),
     "tok/s": _number("tok_s", 1),
     "tok/s/user": _number("tok_s_user", 1),
     "TTFT p50/p99 ms": _quantiles("ttft_ms"),
@@ -94,7 +103,12 @@ def load(path: Path) -> list[dict[str, Any]]:
     return list(points)
 
 
-UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # of a processor, that make a difference to products
+UNITS = (
+    "avx2",
+    "avx512f",
+    "avx512_bf16",
+    "amx_bf16",
+)  # of a processor, that make a difference to products
 
 
 def machine() -> dict[str, str]:
@@ -102,7 +116,9 @@ def machine() -> dict[str, str]:
     root = Path(__file__).resolve().parents[2]
     revision = ""
     with contextlib.suppress(OSError):
-        found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
+        found = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True
+        )
         revision = found.stdout.strip()
     facts = ""
     with contextlib.suppress(OSError):
@@ -113,7 +129,8 @@ def machine() -> dict[str, str]:
     return {
         "commit": revision or "unknown",
         "date": datetime.date.today().isoformat(),
-        "machine": f"{cores}, {named[1] if named else platform.machine()}, {units or platform.system()}",
+        "machine": f"{cores}, {named[1] if named else platform.machine()}, "
+        f"{units or platform.system()}",
     }
 
 
@@ -156,7 +173,9 @@ def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
     write(figure, path)
 
 
-def _line(axes: Any, loads: Sequence[float], values: Sequence[float | None], form: str, label: str) -> None:
+def _line(
+    axes: Any, loads: Sequence[float], values: Sequence[float | None], form: str, label: str
+) -> None:
     """Of the loads at which there is a value."""
     known = [(load, value) for load, value in zip(loads, values, strict=True) if value is not None]
     if known:

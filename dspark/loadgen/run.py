@@ -1,11 +1,14 @@
-"""One measurement: requests at a given concurrency (closed loop) or rate (open loop), and what came back.
+"""One measurement: requests at a given concurrency (closed loop) or rate (open loop), and what came
+back.
 
-A closed loop has a fixed number of users, each asking again as soon as it is answered. In an open loop requests arrive
-at random (exponential gaps) whatever the server does; the schedule is drawn before the first request is sent.
+A closed loop has a fixed number of users, each asking again as soon as it is answered. In an open
+loop requests arrive at random (exponential gaps) whatever the server does; the schedule is drawn
+before the first request is sent.
 
-The window is what counts: it opens after the warm-up and closes with the last measured answer (closed loop), with the
-last arrival (open loop: behind it the load dies away), or when the given time is over. Answers under way then are cut;
-their tokens inside the window count, their latencies do not.
+The window is what counts: it opens after the warm-up and closes with the last measured answer
+(closed loop), with the last arrival (open loop: behind it the load dies away), or when the given
+time is over. Answers under way then are cut; their tokens inside the window count, their latencies
+do not.
 """
 
 from __future__ import annotations
@@ -31,9 +34,10 @@ Progress = Callable[[int, int], None]  # (answers, tokens) so far, warm-up left 
 class LoadPlan:
     """Exactly one of `concurrency` (users) and `rate` (requests a second) is set.
 
-    requests: measured ones; 0 leaves it to duration_s. duration_s: longest window; 0 leaves it to requests.
-    warmup: requests before the window. timeout_s: longest answer. outstanding: most requests open at a time in an open
-    loop; what arrives beyond it waits, at the cost of its latency.
+    requests: measured ones; 0 leaves it to duration_s. duration_s: longest window; 0 leaves it to
+    requests. warmup: requests before the window. timeout_s: longest answer. outstanding: most
+    requests open at a time in an open loop; what arrives beyond it waits, at the cost of its
+    latency.
     """
 
     concurrency: int = 0
@@ -60,7 +64,8 @@ class LoadPlan:
 
 @dataclass
 class Outcome:
-    """Answers of the window and of what was under way when it opened; counters are differences over the window."""
+    """Answers of the window and of what was under way when it opened; counters are differences over
+    the window."""
 
     plan: LoadPlan
     opened: float = 0.0
@@ -74,14 +79,18 @@ class Outcome:
         return [answer for answer in self.answers if answer.intended >= self.opened]
 
 
-async def run(endpoint: Endpoint, questions: Iterator[Question], plan: LoadPlan, progress: Progress) -> Outcome:
+async def run(
+    endpoint: Endpoint, questions: Iterator[Question], plan: LoadPlan, progress: Progress
+) -> Outcome:
     """Warm-up and window."""
     load = _Load(endpoint, questions, plan, progress)
     return await (load.closed_loop() if plan.concurrency else load.open_loop())
 
 
 class _Load:
-    def __init__(self, endpoint: Endpoint, questions: Iterator[Question], plan: LoadPlan, progress: Progress) -> None:
+    def __init__(
+        self, endpoint: Endpoint, questions: Iterator[Question], plan: LoadPlan, progress: Progress
+    ) -> None:
         self._endpoint = endpoint
         self._questions = questions
         self._plan = plan

@@ -1,10 +1,11 @@
 """What a measurement says, in numbers: one flat dictionary for JSON, tables and plots.
 
-tok_s: tokens that arrived inside the window, per second of it. tok_s_user: tokens a second after the first message,
-mean over answers. itl_ms: per token, each message's gap shared among its tokens; gap_ms: between messages. tau: tokens
-committed per verification round. verified_per_token: drafted tokens verified per token of the answers; budget: the same
-per round and sequence. bytes_per_token: `client` is what this client received, the others are what the cell's processes
-sent to each other, by kind, for prompts and answers together.
+tok_s: tokens that arrived inside the window, per second of it. tok_s_user: tokens a second after
+the first message, mean over answers. itl_ms: per token, each message's gap shared among its tokens;
+gap_ms: between messages. tau: tokens committed per verification round. verified_per_token: drafted
+tokens verified per token of the answers; budget: the same per round and sequence. bytes_per_token:
+`client` is what this client received, the others are what the cell's processes sent to each other,
+by kind, for prompts and answers together.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def spread(seconds: Iterable[float]) -> dict[str, float] | None:
     if not values:
         return None
     # Cut at every hundredth, interpolated between neighbours.
-    cuts = statistics.quantiles(values, n=100, method="inclusive") if len(values) > 1 else 99 * values
+    cuts = (
+        statistics.quantiles(values, n=100, method="inclusive") if len(values) > 1 else 99 * values
+    )
     found = {"mean": statistics.fmean(values), "p50": cuts[49], "p90": cuts[89], "p99": cuts[98]}
     return {name: round(1000 * value, 3) for name, value in found.items()}
 
@@ -67,10 +70,16 @@ def summarise(outcome: Outcome, *, series: str, counted_by: str = "ids") -> dict
 
 
 def _speculation(whole: list[MeasuredAnswer], outcome: Outcome) -> dict[str, Any]:
-    """From the answers where they say it, else from the server's counters (rounds with a draft alone, then)."""
-    told = [(answer.tokens, answer.speculation) for answer in whole if answer.speculation is not None]
+    """From the answers where they say it, else from the server's counters (rounds with a draft
+    alone, then)."""
+    told = [
+        (answer.tokens, answer.speculation) for answer in whole if answer.speculation is not None
+    ]
     over, tokens = "all rounds", float(sum(count for count, _ in told))
-    rounds, verified = float(sum(spec.rounds for _, spec in told)), float(sum(spec.verified for _, spec in told))
+    rounds, verified = (
+        float(sum(spec.rounds for _, spec in told)),
+        float(sum(spec.verified for _, spec in told)),
+    )
     committed = sum(spec.committed_by_rounds for _, spec in told)
     if not rounds:
         count = outcome.counters.get
@@ -89,7 +98,9 @@ def _speculation(whole: list[MeasuredAnswer], outcome: Outcome) -> dict[str, Any
 
 def _bytes(whole: list[MeasuredAnswer], outcome: Outcome) -> dict[str, float]:
     received = sum(answer.tokens for answer in whole)
-    found = {"client": round(sum(answer.size for answer in whole) / received, 2)} if received else {}
+    found = (
+        {"client": round(sum(answer.size for answer in whole) / received, 2)} if received else {}
+    )
     tokens = sum(answer.tokens for answer in outcome.answers)  # the counters saw them all
     for name, value in outcome.counters.items():
         if name.startswith("bytes_") and tokens:

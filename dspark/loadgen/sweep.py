@@ -54,20 +54,28 @@ class SweepOrder:
     temperature: float
     rule: str
     tls: Tls | None = None
-    renderer: Callable[[str], Render | None] = lambda target: None  # how users of a chat ask a target
+    renderer: Callable[[str], Render | None] = lambda target: (
+        None
+    )  # how users of a chat ask a target
 
     def __post_init__(self) -> None:
         if self.endpoint is None and not self.model:
-            raise InvalidRequest("model", "say which model the OpenAI-style server is to be asked for")
+            raise InvalidRequest(
+                "model", "say which model the OpenAI-style server is to be asked for"
+            )
         if self.endpoint is None and (self.rule or self.policy != ("",)):
-            raise InvalidRequest("policy", "policies and rules are this project's; an OpenAI-style server has none")
+            raise InvalidRequest(
+                "policy", "policies and rules are this project's; an OpenAI-style server has none"
+            )
         for name in ("output_len", "input_len", "vocabulary"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequest(name.replace("_", "-"), f"{value} is not above 0")
         unknown = set(self.domains) - set(prompts.DOMAINS)
         if unknown:
-            raise InvalidRequest("domains", f"{sorted(unknown)} are none of {', '.join(prompts.DOMAINS)}")
+            raise InvalidRequest(
+                "domains", f"{sorted(unknown)} are none of {', '.join(prompts.DOMAINS)}"
+            )
 
 
 async def run(order: SweepOrder) -> list[dict[str, Any]]:
@@ -75,15 +83,23 @@ async def run(order: SweepOrder) -> list[dict[str, Any]]:
     endpoints = [_endpoint(order, policy) for policy in order.policy]
     try:
         questions = await _questions(order, endpoints[0])
-        plans = [_plan(order, users, 0.0) for users in order.concurrency] + [_plan(order, 0, r) for r in order.rate]
+        plans = [_plan(order, users, 0.0) for users in order.concurrency] + [
+            _plan(order, 0, r) for r in order.rate
+        ]
         points = []
         for plan in plans:
             for endpoint in endpoints:
-                load = f"{plan.concurrency} users" if plan.concurrency else f"{plan.rate:g} a second"
+                load = (
+                    f"{plan.concurrency} users" if plan.concurrency else f"{plan.rate:g} a second"
+                )
                 with progress(f"{endpoint.name}, {load}", plan.requests) as tell:
-                    outcome = await loop.run(endpoint, prompts.cycle(questions, plan.seed), plan, tell)
+                    outcome = await loop.run(
+                        endpoint, prompts.cycle(questions, plan.seed), plan, tell
+                    )
                 counted_by = getattr(endpoint, "counted_by", "ids")
-                points.append(point := summarise(outcome, series=endpoint.name, counted_by=counted_by))
+                points.append(
+                    point := summarise(outcome, series=endpoint.name, counted_by=counted_by)
+                )
                 if point["errors"] and not point["answers"]:
                     print(f"no request succeeded: {point['errors']}", file=sys.stderr)
         return points
@@ -142,10 +158,13 @@ async def _questions(order: SweepOrder, endpoint: Endpoint) -> list[Question]:
             raise InvalidRequest("input-len", told)
         vocabulary = order.vocabulary or (info.vocab_size if info else 0)
         if not vocabulary:
-            raise InvalidRequest("vocabulary", "say how many token ids the model of the OpenAI-style server has")
+            raise InvalidRequest(
+                "vocabulary", "say how many token ids the model of the OpenAI-style server has"
+            )
         return prompts.random_ids(RANDOM_PROMPTS, order.input_len, vocabulary, order.seed)
     if info is not None and not info.has_tokenizer:
         raise InvalidRequest(
-            "input-len", "the model has no tokenizer; ask it with --input-len N or token ids in a file"
+            "input-len",
+            "the model has no tokenizer; ask it with --input-len N or token ids in a file",
         )
     return prompts.built_in(order.domains, order.renderer(info.model) if info else None)

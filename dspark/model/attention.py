@@ -1,9 +1,11 @@
-"""Grouped-query attention of a draft layer: over what is kept, and over the rows of the pass itself; and who sees whom.
+"""Grouped-query attention of a draft layer: over what is kept, and over the rows of the pass
+itself; and who sees whom.
 
 In a mask True means visible; its last axis is [context rows ; block rows].
 
-Rows may be wider than the hidden states (Eagle3 reads two at once). Gemma4 differs from Qwen3 in three places: values
-may come from the key projection, they are normed without a weight, and scores are not scaled.
+Rows may be wider than the hidden states (Eagle3 reads two at once). Gemma4 differs from Qwen3 in
+three places: values may come from the key projection, they are normed without a weight, and scores
+are not scaled.
 
 Symbols: n sequences, Q queries, S kept entries, Hq and Hkv query and key-value heads,
 hd head size.
@@ -71,7 +73,8 @@ class Attention(nn.Module):
             kv=Product(kv),
             out=Product([self.o_proj]),
             norm=torch.stack(
-                [self.q_norm.weight.detach()] * self.heads + [self.k_norm.weight.detach()] * self.kv_heads
+                [self.q_norm.weight.detach()] * self.heads
+                + [self.k_norm.weight.detach()] * self.kv_heads
             ),
         )
 
@@ -82,7 +85,11 @@ class Attention(nn.Module):
             key, value = both[..., : self.kv_heads, :], both[..., -self.kv_heads :, :]
         else:
             key = self.k_proj(rows).unflatten(-1, (self.kv_heads, self.head_dim))
-            value = key if self.v_proj is None else self.v_proj(rows).unflatten(-1, (self.kv_heads, self.head_dim))
+            value = (
+                key
+                if self.v_proj is None
+                else self.v_proj(rows).unflatten(-1, (self.kv_heads, self.head_dim))
+            )
         return rotate(self.k_norm(key), angles), self._value(value)
 
     def project(self, rows: Tensor, angles: Tensor) -> Projected:
@@ -93,12 +100,15 @@ class Attention(nn.Module):
         both = self.heads + self.kv_heads
         qkv = self._served.qkv(rows).view(*rows.shape[:-1], -1, self.head_dim)
         norm, eps = self._served.norm, self.q_norm.eps
-        qk = rotate(rms_norm(qkv[..., :both, :], norm, eps, late_cast=self.q_norm.late_cast), angles)
+        qk = rotate(
+            rms_norm(qkv[..., :both, :], norm, eps, late_cast=self.q_norm.late_cast), angles
+        )
         value = self._value(qkv[..., -self.kv_heads :, :])
         return Projected(qk[..., : self.heads, :], qk[..., self.heads :, :], value)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """query [n, Q, Hq, hd], key and value [n, S, Hkv, hd], mask [n, 1, 1 or Q, S] -> [n, Q, H]."""
+        """query [n, Q, Hq, hd], key and value [n, S, Hkv, hd], mask [n, 1, 1 or Q, S] -> [n, Q,
+        H]."""
         n, length, _, _ = query.shape
         # The queries of a key-value group stand in one long row: no expanded keys, and one
         # small product instead of several.
@@ -167,11 +177,14 @@ def for_padded_context(context_len: Tensor, rows: int, block_size: int) -> Tenso
     return visible[:, None, None, :]
 
 
-def for_training(anchors: Tensor, *, block_size: int, first_rows: Tensor | None = None) -> list[QueryGroup]:
+def for_training(
+    anchors: Tensor, *, block_size: int, first_rows: Tensor | None = None
+) -> list[QueryGroup]:
     """anchors [A], at least one -> groups that together cover all A*k queries in order.
 
-    A query sees the context rows strictly before its anchor, and its own block. `first_rows` [A] says where its text
-    begins, for texts packed back to back into one row: rows before it belong to others.
+    A query sees the context rows strictly before its anchor, and its own block. `first_rows` [A]
+    says where its text begins, for texts packed back to back into one row: rows before it belong to
+    others.
     """
     begins = torch.zeros_like(anchors) if first_rows is None else first_rows
     step = -(-len(anchors) // _GROUPS)
@@ -182,6 +195,10 @@ def for_training(anchors: Tensor, *, block_size: int, first_rows: Tensor | None 
         index = torch.arange(rows.start, rows.stop, device=part.device)
         before = (index >= first.unsqueeze(-1)) & (index < part.unsqueeze(-1))
         owner = torch.arange(len(part), device=part.device).repeat_interleave(block_size)
-        mask = torch.cat((before.repeat_interleave(block_size, dim=0), owner.unsqueeze(-1) == owner), dim=-1)
-        groups.append(QueryGroup(slice(start * block_size, (start + len(part)) * block_size), rows, mask))
+        mask = torch.cat(
+            (before.repeat_interleave(block_size, dim=0), owner.unsqueeze(-1) == owner), dim=-1
+        )
+        groups.append(
+            QueryGroup(slice(start * block_size, (start + len(part)) * block_size), rows, mask)
+        )
     return groups

@@ -1,9 +1,10 @@
 """What turns confidence logits into probabilities one can multiply, slot by slot.
 
 c_k = sigmoid(z_k / T_k + b_k), so that the running product over a block matches how often its first
-k slots are really accepted. Temperatures and offsets belong to one (drafter, target), to the acceptance
-rule and to how the request samples, hence two buckets per rule. They live in `calibration.json`
-beside the weights; without that file the raw sigmoid is used. Plain numbers, no torch.
+k slots are really accepted. Temperatures and offsets belong to one (drafter, target), to the
+acceptance rule and to how the request samples, hence two buckets per rule. They live in
+`calibration.json` beside the weights; without that file the raw sigmoid is used. Plain numbers, no
+torch.
 """
 
 from __future__ import annotations
@@ -54,13 +55,16 @@ class Calibration:
     rules: Mapping[RuleName, Buckets] = field(default_factory=dict)
 
     def fit(self, bucket: Bucket, rule: RuleName) -> SlotFit | None:
-        """That of the rule; of a rule that was not fitted, that of the first that was: nearer than none."""
+        """That of the rule; of a rule that was not fitted, that of the first that was: nearer than
+        none."""
         for name in (rule, *RULES):
             if name in self.rules:
                 return self.rules[name].get(bucket)
         return None
 
-    def apply(self, logits: npt.ArrayLike, bucket: Bucket, rule: RuleName = "block") -> npt.NDArray[np.float32]:
+    def apply(
+        self, logits: npt.ArrayLike, bucket: Bucket, rule: RuleName = "block"
+    ) -> npt.NDArray[np.float32]:
         """logits [..., k'] of slots 1..k' -> probabilities [..., k'] fp32."""
         fit = self.fit(bucket, rule)
         wide = np.asarray(logits, dtype=np.float64) if fit is None else fit.logits(logits)
@@ -98,7 +102,9 @@ def parse_calibration(raw: Any, *, block_size: int) -> Calibration:
         raise CheckpointError(f"rules: expected an object, found {rules!r}")
     if strange := sorted(rules.keys() - set(RULES)):
         raise CheckpointError(f"rules.{strange[0]}: expected one of {', '.join(RULES)}")
-    return Calibration(cut, {r: _buckets(f"rules.{r}", rules[r], block_size) for r in RULES if r in rules})
+    return Calibration(
+        cut, {r: _buckets(f"rules.{r}", rules[r], block_size) for r in RULES if r in rules}
+    )
 
 
 def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
@@ -108,7 +114,8 @@ def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
         "top_k_cut": calibration.top_k_cut,
         "rules": {
             rule: {
-                name: {"temperatures": list(fit.temperatures)} | ({"offsets": list(fit.offsets)} if fit.offsets else {})
+                name: {"temperatures": list(fit.temperatures)}
+                | ({"offsets": list(fit.offsets)} if fit.offsets else {})
                 for name, fit in buckets.items()
             }
             for rule, buckets in calibration.rules.items()
@@ -121,7 +128,9 @@ def _buckets(place: str, value: object, block_size: int) -> Buckets:
         raise CheckpointError(f"{place}: expected an object, found {value!r}")
     if strange := sorted(value.keys() - set(BUCKETS)):
         raise CheckpointError(f"{place}.{strange[0]}: expected one of {', '.join(BUCKETS)}")
-    return {name: _fit(f"{place}.{name}", value[name], block_size) for name in BUCKETS if name in value}
+    return {
+        name: _fit(f"{place}.{name}", value[name], block_size) for name in BUCKETS if name in value
+    }
 
 
 def _fit(place: str, value: object, block_size: int) -> SlotFit:
@@ -129,13 +138,17 @@ def _fit(place: str, value: object, block_size: int) -> SlotFit:
         raise CheckpointError(f"{place}: expected an object, found {value!r}")
     if strange := sorted(value.keys() - {"temperatures", "offsets"}):
         raise CheckpointError(f"{place}.{strange[0]}: expected temperatures or offsets")
-    temperatures = _numbers(f"{place}.temperatures", value.get("temperatures"), block_size, positive)
+    temperatures = _numbers(
+        f"{place}.temperatures", value.get("temperatures"), block_size, positive
+    )
     if "offsets" not in value:
         return SlotFit(temperatures)
     return SlotFit(temperatures, _numbers(f"{place}.offsets", value["offsets"], block_size, finite))
 
 
-def _numbers(name: str, value: object, count: int, read: Callable[[str, object], float]) -> tuple[float, ...]:
+def _numbers(
+    name: str, value: object, count: int, read: Callable[[str, object], float]
+) -> tuple[float, ...]:
     if not isinstance(value, list) or len(value) != count:
         size = len(value) if isinstance(value, list) else value
         raise CheckpointError(f"{name}: expected {count} numbers, found {size!r}")

@@ -1,18 +1,21 @@
-"""Drafters that go one token at a time on the target's features: Eagle3, and a multi-token-prediction module (MTP-1).
+"""Drafters that go one token at a time on the target's features: Eagle3, and a
+multi-token-prediction module (MTP-1).
 
-Both have one layer. Index i pairs a carried row with the *embedding of token i+1*, stands at position i and predicts
-token i+2. Where the target has been, the carried row is its projected feature; beyond, what the drafter made itself:
+Both have one layer. Index i pairs a carried row with the *embedding of token i+1*, stands at
+position i and predicts token i+2. Where the target has been, the carried row is its projected
+feature; beyond, what the drafter made itself:
 
     Eagle3   u = [RMSNorm_in(E[x_{i+1}]) ; RMSNorm_hidden(g_i)], attention reads u, the residual stream is g_i,
              and the layer's output, before the final norm, is the next g
     MTP-1    one ordinary layer on W_eh [RMSNorm_e(E[x_{i+1}]) ; RMSNorm_h(h_i)]; its output is the next h
              (DeepSeek-V3; the projection has applied RMSNorm_h to what arrives)
 
-In training a chain is unrolled over a whole text at once: every index carries a chain of its own and sees what step 0
-made of all indexes up to its own, and of the later steps only what it made itself. That second part is a diagonal, so
-scores of step 0 are a matrix and the others are columns.
+In training a chain is unrolled over a whole text at once: every index carries a chain of its own
+and sees what step 0 made of all indexes up to its own, and of the later steps only what it made
+itself. That second part is a diagonal, so scores of step 0 are a matrix and the others are columns.
 
-Keys and values depend on the pair alone, so context entries may be made in any order. Symbols: `family.py`.
+Keys and values depend on the pair alone, so context entries may be made in any order. Symbols:
+`family.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from dspark.model.family import ContextTokens, Drafter, Entries, GrownProposal, 
 from dspark.model.layer import DraftLayer
 from dspark.model.rotary import RMSNorm
 
-CHUNK = 512  # indexes whose scores are held at once; longer texts are computed twice instead of being remembered
+# indexes whose scores are held at once; longer texts are computed twice instead of being remembered
+CHUNK = 512
 
 
 class Paired(NamedTuple):
@@ -65,7 +69,9 @@ class ChainDrafter(Drafter):
         assert tokens.rows is not None
         assert tokens.token_ids is not None
         angles = self.rotary.at(tokens.positions)
-        keys, values = self.layer.self_attn.keys_values(self.pair(tokens.rows, tokens.token_ids).rows, angles)
+        keys, values = self.layer.self_attn.keys_values(
+            self.pair(tokens.rows, tokens.token_ids).rows, angles
+        )
         return keys.unsqueeze(0), values.unsqueeze(0)
 
     def propose(
@@ -85,18 +91,23 @@ class ChainDrafter(Drafter):
     # -- training -------------------------------------------------------------------------
 
     def forward_steps(self, *, features: Tensor, input_ids: Tensor, steps: int) -> list[Tensor]:
-        """The training-time test: features [B, T, m*H], ids [B, T] -> hidden states [B, T, H] of each step, after
-        the final norm.
+        """The training-time test: features [B, T, m*H], ids [B, T] -> hidden states [B, T, H] of
+        each step, after the final norm.
 
-        Step s at index i pairs the features (s = 0) or step s-1's output with token i+1+s, stands at position i+s and
-        predicts token i+2+s; it sees the entries of step 0 up to i and, of the later steps, its own index alone. So
-        it equals step s of a block after i+1 context tokens. Past the end tokens repeat the last; rows whose token
-        would lie there mean nothing.
+        Step s at index i pairs the features (s = 0) or step s-1's output with token i+1+s, stands
+        at position i+s and predicts token i+2+s; it sees the entries of step 0 up to i and, of the
+        later steps, its own index alone. So it equals step s of a block after i+1 context tokens.
+        Past the end tokens repeat the last; rows whose token would lie there mean nothing.
         """
         length = input_ids.shape[1]
         index = torch.arange(length, device=input_ids.device)
         attention = self.layer.self_attn
-        carried, keys, values, out = self.project(features), list[Tensor](), list[Tensor](), list[Tensor]()
+        carried, keys, values, out = (
+            self.project(features),
+            list[Tensor](),
+            list[Tensor](),
+            list[Tensor](),
+        )
         for step in range(steps):
             following = input_ids[:, (index + 1 + step).clamp(max=length - 1)]
             pair = self.pair(carried, following)
@@ -117,11 +128,15 @@ class Eagle3Drafter(ChainDrafter, FusedFeatures):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)
         # Inside the layer, as the checkpoint names it.
-        self.layer.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=config.late_cast)
+        self.layer.hidden_norm = RMSNorm(
+            config.hidden_size, config.rms_norm_eps, late_cast=config.late_cast
+        )
 
     def pair(self, carried: Tensor, token_ids: Tensor) -> Paired:
         normed = self.layer.hidden_norm(carried)
-        return Paired(carried, torch.cat((self.layer.input_layernorm(self.embed(token_ids)), normed), dim=-1))
+        return Paired(
+            carried, torch.cat((self.layer.input_layernorm(self.embed(token_ids)), normed), dim=-1)
+        )
 
     def carry(self, output: Tensor) -> Tensor:
         return output
@@ -147,7 +162,9 @@ class MTPDrafter(ChainDrafter, LastHidden):
 class ChainProposal(GrownProposal):
     """Every step carries on what the one before it made."""
 
-    def __init__(self, drafter: ChainDrafter, context: Entries, last_rows: Tensor, slots: int) -> None:
+    def __init__(
+        self, drafter: ChainDrafter, context: Entries, last_rows: Tensor, slots: int
+    ) -> None:
         super().__init__(context, slots)
         self._drafter = drafter
         self._carried = last_rows  # [n, H]
@@ -165,10 +182,14 @@ class ChainProposal(GrownProposal):
         return self._stepped(hidden, drafter.whole(drafter.base_logits(hidden)))
 
 
-def unrolled_attention(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], *, scale: float) -> Tensor:
-    """query [B, T, Hq, hd] of the newest step, keys and values [B, T, Hkv, hd] of every step so far -> [B, T, Hq*hd].
+def unrolled_attention(
+    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], *, scale: float
+) -> Tensor:
+    """query [B, T, Hq, hd] of the newest step, keys and values [B, T, Hkv, hd] of every step so far
+    -> [B, T, Hq*hd].
 
-    Scores and sums in fp32. Holds [B, Hq, T, T + s] numbers for a backward pass, or none of texts past a chunk.
+    Scores and sums in fp32. Holds [B, Hq, T, T + s] numbers for a backward pass, or none of texts
+    past a chunk.
     """
     length = query.shape[1]
     if length <= CHUNK:
@@ -181,15 +202,19 @@ def unrolled_attention(query: Tensor, keys: Sequence[Tensor], values: Sequence[T
         told = [values[0][:, :stop], *(value[:, start:stop] for value in values[1:])]
         part = query[:, start:stop]
         if torch.is_grad_enabled():
-            parts.append(checkpoint(_chunk, part, *seen, *told, start=start, scale=scale, use_reentrant=False))
+            parts.append(
+                checkpoint(
+                    _chunk, part, *seen, *told, start=start, scale=scale, use_reentrant=False
+                )
+            )
         else:
             parts.append(_chunk(part, *seen, *told, start=start, scale=scale))
     return torch.cat(parts, dim=1)
 
 
 def _chunk(query: Tensor, *entries: Tensor, start: int, scale: float) -> Tensor:
-    """query [B, Q, Hq, hd] at indexes start .. start + Q - 1; keys of all steps, then values: of step 0 all up to the
-    last query, of later steps the queries' own."""
+    """query [B, Q, Hq, hd] at indexes start .. start + Q - 1; keys of all steps, then values: of
+    step 0 all up to the last query, of later steps the queries' own."""
     keys, values = entries[: len(entries) // 2], entries[len(entries) // 2 :]
     batch, count, heads, size = query.shape
     seen, kv_heads = keys[0].shape[1:3]
@@ -198,7 +223,9 @@ def _chunk(query: Tensor, *entries: Tensor, start: int, scale: float) -> Tensor:
         first = torch.einsum("btkgd,bukd->bkgtu", wide, keys[0].float())
         future = torch.ones(count, seen, dtype=torch.bool, device=query.device).triu(1 + start)
         scores = [first.masked_fill(future, -torch.inf)]
-        scores += [torch.einsum("btkgd,btkd->bkgt", wide, key.float()).unsqueeze(-1) for key in keys[1:]]
+        scores += [
+            torch.einsum("btkgd,btkd->bkgt", wide, key.float()).unsqueeze(-1) for key in keys[1:]
+        ]
         weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1)
         out = torch.einsum("bkgtu,bukd->btkgd", weights[..., :seen], values[0].float())
         for step, value in enumerate(values[1:]):

@@ -32,7 +32,12 @@ from dspark.model.language import LanguageDrafter
 from dspark.model.location import locate
 from dspark.model.pairing import tokenizer_digest
 from dspark.model.products import favour_few_rows
-from dspark.model.target_check import INTEGERS, check_target_config, check_target_headers, check_target_values
+from dspark.model.target_check import (
+    INTEGERS,
+    check_target_config,
+    check_target_headers,
+    check_target_values,
+)
 from dspark.model.weights_file import (
     SINGLE_NAME,
     TensorEntry,
@@ -85,9 +90,11 @@ def load_drafter(
     target: str | Path | None = None,
     target_revision: str | None = None,
 ) -> Drafter:
-    """A drafter of any family and format, ready to serve; its `.fingerprint` ties it to a projection.
+    """A drafter of any family and format, ready to serve; its `.fingerprint` ties it to a
+    projection.
 
-    `target` names the checkpoint of the target, for drafters whose files leave out the tables they share with it.
+    `target` names the checkpoint of the target, for drafters whose files leave out the tables they
+    share with it.
     """
     folder = locate(path, revision=revision)
     config = read_drafter_config(folder)
@@ -133,9 +140,13 @@ def _fill(
 ) -> None:
     """Exactly these tensors, and the module's fingerprint."""
     stored, shapes = module.stored_names(), module.state_dict()
-    stored = {name: outer for name, outer in stored.items() if outer in entries or outer not in MAY_LACK}
+    stored = {
+        name: outer for name, outer in stored.items() if outer in entries or outer not in MAY_LACK
+    }
     _check_taps(folder, module, entries)
-    check_shapes(folder, entries, {outer: tuple(shapes[name].shape) for name, outer in stored.items()})
+    check_shapes(
+        folder, entries, {outer: tuple(shapes[name].shape) for name, outer in stored.items()}
+    )
     inside = {outer: name for name, outer in stored.items()}
     with torch.device("meta"):
         projected = list(build_projection(config).state_dict())
@@ -146,11 +157,15 @@ def _fill(
         if name in projected:
             raw = tensor.contiguous().view(torch.uint8).numpy()
             digests[name] = hashlib.sha256(raw.data).digest() + str(tensor.dtype).encode()
-        tensors[name] = tensor.to(device=device, dtype=torch.float32 if module.wide(name) else dtype)
+        tensors[name] = tensor.to(
+            device=device, dtype=torch.float32 if module.wide(name) else dtype
+        )
     for name in MAY_LACK & shapes.keys() - stored.keys():
         tensors[name] = torch.zeros(shapes[name].shape, dtype=dtype, device=device)
     module.load_state_dict(tensors, assign=True, strict=False)  # what is missing now is tied
-    module.fingerprint = _projection_fingerprint(config, folder, [digests[name] for name in projected])
+    module.fingerprint = _projection_fingerprint(
+        config, folder, [digests[name] for name in projected]
+    )
 
 
 def _check_taps(folder: Path, module: Projection, entries: Mapping[str, TensorEntry]) -> None:
@@ -159,7 +174,9 @@ def _check_taps(folder: Path, module: Projection, entries: Mapping[str, TensorEn
     rows, *width = (entries[name].shape if name in entries else ()) or (0,)
     read, odd = divmod(sum(width), module.config.hidden_size)
     if rows == module.config.hidden_size and read != named and not odd:
-        raise CheckpointError(f"{folder}: target_layer_ids: {named} layers are named, and {name} reads {read}")
+        raise CheckpointError(
+            f"{folder}: target_layer_ids: {named} layers are named, and {name} reads {read}"
+        )
 
 
 def as_loaded(config: DrafterConfig) -> DrafterConfig:
@@ -181,7 +198,10 @@ def save_drafter(drafter: Drafter, folder: Path, *, dtype: torch.dtype | None = 
         draft.write_text(text)
     state = drafter.state_dict()
     tensors = {
-        outer: state[name].detach().to("cpu", torch.float32 if drafter.wide(name) else dtype).contiguous()
+        outer: state[name]
+        .detach()
+        .to("cpu", torch.float32 if drafter.wide(name) else dtype)
+        .contiguous()
         for name, outer in drafter.stored_names().items()
     }
     if drafter.draft_vocabulary is not None:
@@ -237,7 +257,10 @@ def load_target(
         )
     except Exception as error:  # what the library makes of a strange file has no type of its own
         raise CheckpointError(f"{folder}: {type(error).__name__}: {error}") from error
-    refuse(folder, {what.replace("_", " "): sorted(map(str, names or ())) for what, names in info.items()})
+    refuse(
+        folder,
+        {what.replace("_", " "): sorted(map(str, names or ())) for what, names in info.items()},
+    )
     for name, tensor in model.named_parameters():
         stored = entries[name].dtype if name in entries else ""
         if stored.startswith(INTEGERS):  # the library would make floats of them
@@ -259,7 +282,8 @@ def load_target(
 
 
 def _straight_to(device: torch.device) -> dict[str, Any]:
-    """For the library to read weights onto a card one by one, where it can, and not all of them on the host first."""
+    """For the library to read weights onto a card one by one, where it can, and not all of them on
+    the host first."""
     if device.type == "cpu" or importlib.util.find_spec("accelerate") is None:
         return {}
     return {"device_map": {"": device}}
@@ -277,16 +301,25 @@ def _stop_ids(model: Any, folder: Path, vocab_size: int) -> tuple[int, ...]:
         if stop is not None:
             ids = list(stop) if isinstance(stop, list | tuple) else [stop]
             if not all(type(each) is int for each in ids):
-                raise CheckpointError(f"{folder}: eos_token_id: expected ids of tokens, found {show(stop)}")
-            if known := tuple(each for each in ids if 0 <= each < vocab_size):  # nobody can say the others
+                raise CheckpointError(
+                    f"{folder}: eos_token_id: expected ids of tokens, found {show(stop)}"
+                )
+            if known := tuple(
+                each for each in ids if 0 <= each < vocab_size
+            ):  # nobody can say the others
                 return known
     return ()
 
 
 def _projection_fingerprint(config: DrafterConfig, folder: Path, digests: Iterable[bytes]) -> str:
-    """Of the projection's tensors as stored, of what they are applied to, and of what they are made for."""
+    """Of the projection's tensors as stored, of what they are applied to, and of what they are made
+    for."""
     taps = config.target_layer_ids
-    sizes = [config.vocab_size, config.hidden_size if taps else 0, config.rms_norm_eps if taps else 0.0]
+    sizes = [
+        config.vocab_size,
+        config.hidden_size if taps else 0,
+        config.rms_norm_eps if taps else 0.0,
+    ]
     about = json.dumps([*sizes, tokenizer_digest(folder)])
     whole = hashlib.sha256(about.encode() + b"".join(digests))
     return str(Fingerprint(config.family, ",".join(map(str, taps)), whole.hexdigest()[:_HEX]))

@@ -1,4 +1,5 @@
-"""Shape and meaning of a drafter, of any family. Plain numbers; `config_file` reads and writes them."""
+"""Shape and meaning of a drafter, of any family. Plain numbers; `config_file` reads and writes
+them."""
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ ModelType = Literal["qwen3", "gemma4_text", "deepseek_v4"]
 class Yarn:
     """YaRN (arXiv 2309.00071): rotation for contexts longer than those that layers were trained on.
 
-    Slow pairs, which turn less than once within the old length, turn slower by the factor; fast ones, which tell
-    neighbours apart, stay as they are; those between are mixed. Angles are told longer or shorter by a number, too, so
-    that attention is as sharp as before. Names and defaults are those of transformers' `rope_parameters`.
+    Slow pairs, which turn less than once within the old length, turn slower by the factor; fast
+    ones, which tell neighbours apart, stay as they are; those between are mixed. Angles are told
+    longer or shorter by a number, too, so that attention is as sharp as before. Names and defaults
+    are those of transformers' `rope_parameters`.
     """
 
     factor: float
@@ -30,7 +32,8 @@ class Yarn:
     truncate: bool = True
 
     def mixed(self, head_dim: int, theta: float) -> tuple[float, float]:
-        """The pairs between which those that keep their speed give way to those that are slowed down."""
+        """The pairs between which those that keep their speed give way to those that are slowed
+        down."""
 
         def pair(turns: float) -> float:  # that turns so often within the old length
             whole = math.log(self.original_max_position_embeddings / (turns * 2.0 * math.pi))
@@ -76,11 +79,17 @@ class DrafterConfig:
     rope_theta: float
     max_position_embeddings: int
     block_size: int  # k, drafted tokens per round; steps of a family that drafts one by one
-    target_layer_ids: tuple[int, ...]  # m taps, ascending; -1 is the embedding output; none for a language model
+    target_layer_ids: tuple[
+        int, ...
+    ]  # m taps, ascending; -1 is the embedding output; none for a language model
     num_target_layers: int  # 0 where the file does not say; a language model is tied to no depth
     draft_vocab_size: int = 0  # Vd, tokens the head can say; 0 means all V
-    sample_from_anchor: bool = True  # without it the anchor's slot drafts nothing, and a query is one slot longer
-    mask_token_id: int = -1  # fills slots 1..k-1 of the query block; -1 where there is no such block
+    sample_from_anchor: bool = (
+        True  # without it the anchor's slot drafts nothing, and a query is one slot longer
+    )
+    mask_token_id: int = (
+        -1
+    )  # fills slots 1..k-1 of the query block; -1 where there is no such block
     kind: Kind = "block"
     model_type: ModelType = "qwen3"
     markov_rank: int = 0  # r; 0 means no sequential head
@@ -106,7 +115,8 @@ class DrafterConfig:
 
     @property
     def attention_size(self) -> int:
-        """Width of the rows that attention reads: Eagle3's are an embedding and a carried row side by side."""
+        """Width of the rows that attention reads: Eagle3's are an embedding and a carried row side
+        by side."""
         return 2 * self.hidden_size if self.kind == "eagle3" else self.hidden_size
 
     @property
@@ -128,10 +138,12 @@ class DrafterConfig:
 
     @property
     def gemma(self) -> bool:
-        """Whether layers are Gemma4's: norms on both sides, unscaled attention, scaled embeddings."""
+        """Whether layers are Gemma4's: norms on both sides, unscaled attention, scaled
+        embeddings."""
         return self.model_type == "gemma4_text"
 
     @property
     def late_cast(self) -> bool:
-        """Norms of Gemma4 and DeepSeek-V4 multiply by their weight in fp32 and round once; Qwen3's round before it."""
+        """Norms of Gemma4 and DeepSeek-V4 multiply by their weight in fp32 and round once; Qwen3's
+        round before it."""
         return self.model_type != "qwen3"

@@ -1,10 +1,10 @@
 """A draft checkpoint's config.json, read and written: which family it is, checked by schema.
 
-Knows keys and values; of tensors, names and shapes where settings leave something open. The released key sets are
-DSpark's, DFlash's and Eagle3's over Qwen3 and Gemma4 layers. MTP-1 has no released form of its own: it is spelled
-alike, with `num_nextn_predict_layers`. A language model is any Qwen3 checkpoint as it was published; DeepSeek-V4's
-drafter is a part of its target's. Families that are not built are refused by name, so that a caller can tell "not yet"
-from "broken".
+Knows keys and values; of tensors, names and shapes where settings leave something open. The
+released key sets are DSpark's, DFlash's and Eagle3's over Qwen3 and Gemma4 layers. MTP-1 has no
+released form of its own: it is spelled alike, with `num_nextn_predict_layers`. A language model is
+any Qwen3 checkpoint as it was published; DeepSeek-V4's drafter is a part of its target's. Families
+that are not built are refused by name, so that a caller can tell "not yet" from "broken".
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 HEAD_TYPES = ("vanilla", "gated", "rnn")
 LANGUAGE_MODELS = ("Qwen3ForCausalLM",)
 DRAFT_TOKENS = 7  # of a language model or an MTP module whose file does not say
-_CLASS = {"block": "DSparkModel", "eagle3": "Eagle3Model", "mtp": "MTPModel"}  # after the name of the layers' family
+_CLASS = {
+    "block": "DSparkModel",
+    "eagle3": "Eagle3Model",
+    "mtp": "MTPModel",
+}  # after the name of the layers' family
 _MOST_SLOTS = 256
 
 
@@ -36,7 +40,9 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
     raw = read_json(path)
     try:
         config = parse_drafter_config(_completed(folder, raw))
-        stages = None if config.stage is None else deepseek_v4.stages_in(_tensors(folder))  # settings may say others
+        stages = (
+            None if config.stage is None else deepseek_v4.stages_in(_tensors(folder))
+        )  # settings may say others
     except CheckpointError as error:  # of a family that is not built, too
         raise type(error)(f"{path}: {error}") from error
     return config if stages is None else dataclasses.replace(config, num_hidden_layers=stages)
@@ -56,7 +62,9 @@ def parse_drafter_config(raw: Any) -> DrafterConfig:
     layers = keys.count("num_target_layers", least=0)
     own = _block(keys, shape["vocab_size"]) if kind == "block" else _chain(keys, kind)
     if kind != "block" and shape["num_hidden_layers"] != 1:
-        raise CheckpointError(f"num_hidden_layers: this family has one layer, found {shape['num_hidden_layers']}")
+        raise CheckpointError(
+            f"num_hidden_layers: this family has one layer, found {shape['num_hidden_layers']}"
+        )
     taps = keys.layer_ids("target_layer_ids", least=-1 if kind == "block" else 0, layers=layers)
     if kind == "mtp" and len(taps) != 1:
         raise CheckpointError(f"target_layer_ids: expected one layer, found {show(list(taps))}")
@@ -64,17 +72,26 @@ def parse_drafter_config(raw: Any) -> DrafterConfig:
     own["draft_vocab_size"] = narrow if narrow != shape["vocab_size"] else 0
     own["tie_word_embeddings"] = keys.flag("tie_word_embeddings", default=False)
     if own["tie_word_embeddings"] and own["draft_vocab_size"]:
-        raise CheckpointError("tie_word_embeddings: true, and a head of fewer tokens than the embedding")
+        raise CheckpointError(
+            "tie_word_embeddings: true, and a head of fewer tokens than the embedding"
+        )
     return DrafterConfig(**shape, **own, kind=kind, target_layer_ids=taps, num_target_layers=layers)
 
 
 def _completed(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
     """With what a setting leaves out and a tensor's shape tells: what the confidence head reads."""
-    if raw.get("enable_confidence_head") is not True or raw.get("confidence_head_with_markov") is not None:
+    if (
+        raw.get("enable_confidence_head") is not True
+        or raw.get("confidence_head_with_markov") is not None
+    ):
         return raw
     head = _tensors(folder).get("confidence_head.proj.weight")
     inner = raw.get(nested.KEY)
-    rank = raw.get("markov_rank") or (inner.get("markov_rank") if isinstance(inner, dict) else None) or 0
+    rank = (
+        raw.get("markov_rank")
+        or (inner.get("markov_rank") if isinstance(inner, dict) else None)
+        or 0
+    )
     layer = raw.get("transformer_layer_config") or raw
     size = layer.get("hidden_size") if isinstance(layer, dict) else None
     if head is None or type(rank) is not int or type(size) is not int or len(head.shape) != 2:
@@ -104,14 +121,19 @@ def config_to_json(config: DrafterConfig) -> dict[str, Any]:
         return dict(sorted(told.items()))
     # Both block families carry one class name; heads alone tell them apart.
     told["architectures"] = [("Gemma4" if config.gemma else "Qwen3") + _CLASS[config.kind]]
-    told |= {"target_layer_ids": list(config.target_layer_ids), "num_target_layers": config.num_target_layers}
+    told |= {
+        "target_layer_ids": list(config.target_layer_ids),
+        "num_target_layers": config.num_target_layers,
+    }
     told["tie_word_embeddings"] = config.tie_word_embeddings
     if config.draft_vocab_size:
         told["draft_vocab_size"] = config.draft_vocab_size
     if not config.sample_from_anchor:
         told["sample_from_anchor"] = False
     if config.kind == "block":
-        told |= {key: raw[key] for key in ("block_size", "mask_token_id", "num_anchors", "markov_rank")}
+        told |= {
+            key: raw[key] for key in ("block_size", "mask_token_id", "num_anchors", "markov_rank")
+        }
         told["enable_confidence_head"] = config.enable_confidence_head
         if config.markov_rank:
             told["markov_head_type"] = config.markov_head_type
@@ -140,10 +162,12 @@ def _kind(raw: dict[str, Any]) -> Kind:
         return "lm"
     if name.endswith("ForCausalLM"):
         raise UnsupportedFamily(
-            f"architectures: {name} is not supported as a drafter of its own; {', '.join(LANGUAGE_MODELS)} is"
+            f"architectures: {name} is not supported as a drafter of its own; "
+            f"{', '.join(LANGUAGE_MODELS)} is"
         )
     raise CheckpointError(
-        f"architectures: {show(names)} is no drafter (block_size and target_layer_ids are missing, and it is "
+        f"architectures: {show(names)} is no drafter (block_size and target_layer_ids are missing, "
+        "and it is "
         "neither Eagle3 nor MTP nor a language model)"
     )
 
@@ -157,7 +181,9 @@ def _block(keys: Keys, vocab: int) -> dict[str, Any]:
     head = _head_type(keys.raw.get("markov_head_type", "vanilla")) if rank else "none"
     anchored = keys.flag("sample_from_anchor", default=True)
     if head == "rnn" and not anchored:
-        raise UnsupportedFamily("markov_head_type: 'rnn' needs sample_from_anchor, its state would begin at the anchor")
+        raise UnsupportedFamily(
+            "markov_head_type: 'rnn' needs sample_from_anchor, its state would begin at the anchor"
+        )
     return {
         "block_size": keys.count("block_size", most=_MOST_SLOTS),
         "mask_token_id": keys.count("mask_token_id", least=0, most=vocab - 1),
@@ -193,5 +219,7 @@ def _language_model(keys: Keys, shape: dict[str, Any]) -> DrafterConfig:
 
 def _head_type(value: object) -> HeadType:
     if value not in HEAD_TYPES:
-        raise CheckpointError(f"markov_head_type: expected one of {', '.join(HEAD_TYPES)}, found {show(value)}")
+        raise CheckpointError(
+            f"markov_head_type: expected one of {', '.join(HEAD_TYPES)}, found {show(value)}"
+        )
     return cast(HeadType, value)

@@ -1,4 +1,5 @@
-"""JSON files of checkpoints, of ordinary size and depth, every name once, and typed look-ups in what they hold.
+"""JSON files of checkpoints, of ordinary size and depth, every name once, and typed look-ups in
+what they hold.
 
 Every complaint names the key and shows the value.
 """
@@ -41,10 +42,19 @@ class Keys:
     def __init__(self, raw: dict[str, Any]) -> None:
         self.raw = raw
 
-    def count(self, key: str, *, default: int | None = None, least: int = 1, most: int = _LARGEST_DIMENSION) -> int:
+    def count(
+        self,
+        key: str,
+        *,
+        default: int | None = None,
+        least: int = 1,
+        most: int = _LARGEST_DIMENSION,
+    ) -> int:
         value = self._get(key, default)
         if type(value) is not int or not least <= value <= most:
-            raise CheckpointError(f"{key}: expected an integer from {least} to {most}, found {show(value)}")
+            raise CheckpointError(
+                f"{key}: expected an integer from {least} to {most}, found {show(value)}"
+            )
         return value
 
     def positive(self, key: str, *, default: float | None = None) -> float:
@@ -62,7 +72,8 @@ class Keys:
             raise CheckpointError(f"{key}: expected {show(wanted)}, found {show(value)}")
 
     def layer_ids(self, key: str, *, least: int, layers: int) -> tuple[int, ...]:
-        """Ascending layer ids from `least` to `layers` - 1; 0 layers means that the depth is not known."""
+        """Ascending layer ids from `least` to `layers` - 1; 0 layers means that the depth is not
+        known."""
         layers = layers or MOST_LAYERS
         value = self.raw.get(key)
         fits = (
@@ -73,7 +84,8 @@ class Keys:
         )
         if not fits:
             raise CheckpointError(
-                f"{key}: expected ascending layer ids from {least} to {layers - 1}, found {show(value)}"
+                f"{key}: expected ascending layer ids from {least} to {layers - 1}, found "
+                f"{show(value)}"
             )
         return tuple(cast(list[int], value))
 
@@ -108,7 +120,11 @@ def finite(key: str, value: object) -> float:
 
 
 def _number(key: str, value: object, kind: str, *, least: float) -> float:
-    if isinstance(value, int | float) and type(value) is not bool and least <= value <= sys.float_info.max:
+    if (
+        isinstance(value, int | float)
+        and type(value) is not bool
+        and least <= value <= sys.float_info.max
+    ):
         return float(value)
     raise CheckpointError(f"{key}: expected a {kind} number, found {show(value)}")
 
@@ -120,7 +136,8 @@ def show(value: object) -> str:
 
 
 def read_json_file(path: Path, *, most: int = MOST_SETTINGS_BYTES) -> Any:
-    """The decoded content. Raises FileNotFoundError when there is no such file, else CheckpointError."""
+    """The decoded content. Raises FileNotFoundError when there is no such file, else
+    CheckpointError."""
     try:
         found = path.stat()
         if not path.is_file():  # a pipe would be waited for, a device never end

@@ -1,6 +1,7 @@
 """The part of a config.json that says what the layers of a drafter look like: Qwen3's or Gemma4's.
 
-Both give the same keyword arguments of `DrafterConfig`. A Gemma4 drafter always has the target's *global* layer shape.
+Both give the same keyword arguments of `DrafterConfig`. A Gemma4 drafter always has the target's
+*global* layer shape.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from dspark.model.config import Yarn
 from dspark.model.config_keys import MOST_LAYERS, Keys, positive, show
 
 # What a setting says where pairs are neighbours; without any of them they lie half a head apart.
-NEIGHBOURS = {"rope_is_neox_style": False, "is_neox_style": False, "rope_interleave": True, "rope_interleaved": True}
+NEIGHBOURS = {
+    "rope_is_neox_style": False,
+    "is_neox_style": False,
+    "rope_interleave": True,
+    "rope_interleaved": True,
+}
 
 
 def layer_shape(keys: Keys) -> dict[str, Any]:
@@ -21,7 +27,9 @@ def layer_shape(keys: Keys) -> dict[str, Any]:
     layers = keys.count("num_hidden_layers", most=MOST_LAYERS)
     types = keys.raw.get("layer_types")
     if types is not None and types != ["full_attention"] * layers:
-        raise CheckpointError(f"layer_types: expected {layers} times full_attention, found {show(types)}")
+        raise CheckpointError(
+            f"layer_types: expected {layers} times full_attention, found {show(types)}"
+        )
     keys.must_equal("attention_bias", False, absent_is_fine=True)
     own = _gemma4(keys) if keys.raw.get("model_type") == "gemma4_text" else _qwen3(keys)
     if own["num_attention_heads"] % own["num_key_value_heads"]:
@@ -62,7 +70,11 @@ def _qwen3(keys: Keys) -> dict[str, Any]:
 def _gemma4(keys: Keys) -> dict[str, Any]:
     keys.must_equal("hidden_activation", "gelu_pytorch_tanh", absent_is_fine=True)
     # The variants with experts, per-layer inputs or shared keys have other tensors.
-    refused = {"enable_moe_block": False, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+    refused = {
+        "enable_moe_block": False,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+    }
     for key, plain in (refused | {"use_double_wide_mlp": False}).items():
         if keys.raw.get(key, plain) not in (plain, None):
             raise UnsupportedFamily(f"{key}: {show(keys.raw[key])} is not supported")
@@ -72,7 +84,9 @@ def _gemma4(keys: Keys) -> dict[str, Any]:
     return {
         "model_type": "gemma4_text",
         "num_attention_heads": keys.count("num_attention_heads"),
-        "num_key_value_heads": keys.count("num_global_key_value_heads" if shared else "num_key_value_heads"),
+        "num_key_value_heads": keys.count(
+            "num_global_key_value_heads" if shared else "num_key_value_heads"
+        ),
         "head_dim": keys.count("global_head_dim"),
         "attention_k_eq_v": shared,
         "rope_theta": theta,
@@ -83,8 +97,18 @@ def _gemma4(keys: Keys) -> dict[str, Any]:
 
 def layer_keys(raw: dict[str, Any]) -> dict[str, Any]:
     """The released spelling of the fields above, out of all fields of a config."""
-    common = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "rms_norm_eps", "dtype")
-    told = {key: raw[key] for key in (*common, "max_position_embeddings", "initializer_range", "num_attention_heads")}
+    common = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "vocab_size",
+        "rms_norm_eps",
+        "dtype",
+    )
+    told = {
+        key: raw[key]
+        for key in (*common, "max_position_embeddings", "initializer_range", "num_attention_heads")
+    }
     told |= {"attention_bias": False, "layer_types": ["full_attention"] * raw["num_hidden_layers"]}
     told["model_type"] = raw["model_type"]
     if raw["model_type"] == "qwen3":
@@ -105,7 +129,9 @@ def layer_keys(raw: dict[str, Any]) -> dict[str, Any]:
     return told | {
         "hidden_activation": "gelu_pytorch_tanh",
         "attention_k_eq_v": shared,
-        "num_global_key_value_heads" if shared else "num_key_value_heads": raw["num_key_value_heads"],
+        "num_global_key_value_heads" if shared else "num_key_value_heads": raw[
+            "num_key_value_heads"
+        ],
         "global_head_dim": raw["head_dim"],
         "final_logit_softcapping": raw["logit_softcap"],
         "enable_moe_block": False,
@@ -127,9 +153,12 @@ def _interleaved(keys: Keys) -> bool:
 
 
 def _rope(keys: Keys) -> dict[str, Any]:
-    """Current files keep RoPE in `rope_parameters`, older ones in a bare `rope_theta` with `rope_scaling` beside it."""
+    """Current files keep RoPE in `rope_parameters`, older ones in a bare `rope_theta` with
+    `rope_scaling` beside it."""
     raw = keys.raw
-    where = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"  # of both the library takes the older
+    where = (
+        "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    )  # of both the library takes the older
     parameters = raw.get(where)
     if parameters is None:
         return {"rope_theta": positive("rope_theta", raw.get("rope_theta"))}
@@ -142,7 +171,10 @@ def _rope(keys: Keys) -> dict[str, Any]:
     inside, beside = parameters.get("rope_theta"), raw.get("rope_theta")
     from_top = inside is None and beside is not None
     theta = positive("rope_theta", beside) if from_top else positive(f"{where}.rope_theta", inside)
-    return {"rope_theta": theta, "yarn": _yarn(keys, parameters, where, theta) if kind == "yarn" else None}
+    return {
+        "rope_theta": theta,
+        "yarn": _yarn(keys, parameters, where, theta) if kind == "yarn" else None,
+    }
 
 
 def _yarn(keys: Keys, raw: dict[str, Any], where: str, theta: float) -> Yarn:
@@ -156,7 +188,9 @@ def _yarn(keys: Keys, raw: dict[str, Any], where: str, theta: float) -> Yarn:
 
     original = number("original_max_position_embeddings")
     if original != int(original):
-        raise CheckpointError(f"{where}.original_max_position_embeddings: {show(original)} is no length")
+        raise CheckpointError(
+            f"{where}.original_max_position_embeddings: {show(original)} is no length"
+        )
     factor = number("factor", keys.count("max_position_embeddings") / original)
     if raw.get("mscale") and raw.get("mscale_all_dim"):
         sharp = sharpness(number("mscale")) / sharpness(number("mscale_all_dim"))
@@ -166,7 +200,9 @@ def _yarn(keys: Keys, raw: dict[str, Any], where: str, theta: float) -> Yarn:
     if not isinstance(truncate, bool):
         raise CheckpointError(f"{where}.truncate: expected true or false, found {show(truncate)}")
     longer = number("attention_factor", sharp)
-    made = Yarn(factor, int(original), longer, number("beta_fast", 32.0), number("beta_slow", 1.0), truncate)
+    made = Yarn(
+        factor, int(original), longer, number("beta_fast", 32.0), number("beta_slow", 1.0), truncate
+    )
     try:
         made.mixed(keys.count("head_dim"), theta)
     except (ArithmeticError, ValueError) as error:
@@ -180,11 +216,14 @@ def _must_be_one(key: str, value: object) -> None:
 
 
 def _proportional_rope(raw: dict[str, Any]) -> tuple[float, float]:
-    """(theta, fraction of pairs that rotate) of the global layers; what stands beside them is not theirs."""
+    """(theta, fraction of pairs that rotate) of the global layers; what stands beside them is not
+    theirs."""
     whole = raw.get("rope_scaling") or raw.get("rope_parameters")
     full = whole.get("full_attention") if isinstance(whole, dict) else None
     if not isinstance(full, dict):
-        raise CheckpointError(f"rope_parameters.full_attention: expected an object, found {show(full)}")
+        raise CheckpointError(
+            f"rope_parameters.full_attention: expected an object, found {show(full)}"
+        )
     where = "rope_parameters.full_attention"
     if (kind := full.get("rope_type")) != "proportional":
         raise CheckpointError(f"{where}.rope_type: expected proportional, found {show(kind)}")

@@ -1,7 +1,7 @@
 """From tapped target features to what a drafter is told of a context token: one row per token.
 
-This is all of a drafter that a verifier needs. A row depends on its own token only, so rows may be computed in any
-order and on any machine. Families differ in how they make it:
+This is all of a drafter that a verifier needs. A row depends on its own token only, so rows may be
+computed in any order and on any machine. Families differ in how they make it:
 
     DSpark, DFlash   RMSNorm(W_fc F[p]) (eq. 2)
     Eagle3           W_fc F[p], no norm
@@ -20,14 +20,17 @@ from dspark.model.rotary import RMSNorm
 
 
 class Projection(nn.Module):
-    """The interface: F [..., m*H] raw taps in ascending layer order -> rows [..., width]. A language model's own."""
+    """The interface: F [..., m*H] raw taps in ascending layer order -> rows [..., width]. A
+    language model's own."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.config = config
         self.feature_size = config.feature_size  # m*H
         self.target_layer_ids = config.target_layer_ids
-        self.width = config.hidden_size if config.target_layer_ids else 0  # of a row; 0 where ids are all that travels
+        self.width = (
+            config.hidden_size if config.target_layer_ids else 0
+        )  # of a row; 0 where ids are all that travels
         self.fingerprint = ""  # set by the loader; names the tensors, not the file
 
     def project(self, features: Tensor) -> Tensor:
@@ -44,7 +47,10 @@ class Projection(nn.Module):
     def stored_names(self) -> dict[str, str]:
         """Name of every tensor -> its name in a checkpoint. The released drafters' are the same."""
         stages = None if self.config.stage is None else self.config.num_hidden_layers
-        return {name: name if stages is None else stored_name(name, stages) for name in self.state_dict()}
+        return {
+            name: name if stages is None else stored_name(name, stages)
+            for name in self.state_dict()
+        }
 
 
 class FusedFeatures(Projection):
@@ -71,7 +77,9 @@ class ContextProjection(FusedFeatures):
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)
-        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=config.late_cast)
+        self.hidden_norm = RMSNorm(
+            config.hidden_size, config.rms_norm_eps, late_cast=config.late_cast
+        )
 
     def project(self, features: Tensor) -> Tensor:
         context: Tensor = self.hidden_norm(super().project(features))

@@ -70,14 +70,21 @@ class BlockDrafter(Drafter, ContextProjection):
     ) -> BlockProposal:
         """One pass for a block of `slots`; the steps walk the sequential head.
 
-        Slots see each other, so a shorter block than those of training is another one, of a little another quality.
+        Slots see each other, so a shorter block than those of training is another one, of a little
+        another quality.
         """
         return BlockProposal(self, self._block(anchor_ids, anchor_positions, context, slots))
 
-    def _block(self, anchor_ids: Tensor, positions: Tensor, context: Entries | PagedEntries, slots: int) -> Tensor:
+    def _block(
+        self, anchor_ids: Tensor, positions: Tensor, context: Entries | PagedEntries, slots: int
+    ) -> Tensor:
         """Hidden states of one block per sequence: [n, k, H], as `BlockProposal` takes them."""
         hidden, angles = self.block_inputs(anchor_ids, positions, self.room(slots))
-        attend = self._in_pages(context, hidden) if isinstance(context, PagedEntries) else self._padded(context, hidden)
+        attend = (
+            self._in_pages(context, hidden)
+            if isinstance(context, PagedEntries)
+            else self._padded(context, hidden)
+        )
         for index, layer in enumerate(self.draft_layers()):
             block = layer.self_attn.project(layer.input_layernorm(hidden), angles)
             hidden = layer.after(hidden, attend(index, layer.self_attn, block))
@@ -85,7 +92,8 @@ class BlockDrafter(Drafter, ContextProjection):
         return out
 
     def _padded(self, context: Entries, inputs: Tensor) -> Attend:
-        """Of inputs [n, q, H]. Their keys and values are written into the context's room if that is what they need."""
+        """Of inputs [n, q, H]. Their keys and values are written into the context's room if that is
+        what they need."""
         keys, values, lengths, room = context
         (n, size, _), longest = inputs.shape, keys.shape[2] - room
         mask, beside = None, room == size
@@ -104,7 +112,10 @@ class BlockDrafter(Drafter, ContextProjection):
             if beside:
                 key[:, longest:], value[:, longest:] = block.key, block.value
             else:
-                key, value = torch.cat((key, block.key), dim=1), torch.cat((value, block.value), dim=1)
+                key, value = (
+                    torch.cat((key, block.key), dim=1),
+                    torch.cat((value, block.value), dim=1),
+                )
             return attention.attend(block.query, key, value, mask)
 
         return attend
@@ -125,8 +136,8 @@ class BlockDrafter(Drafter, ContextProjection):
         return attend
 
     def confidence_of(self, hidden: Tensor, embedded: Tensor | None) -> Tensor | None:
-        """hidden [..., k, H], rows [..., k, r] that the sequential head has for the ids before the slots, if it has a
-        table -> logits [..., k], or None without a confidence head."""
+        """hidden [..., k, H], rows [..., k, r] that the sequential head has for the ids before the
+        slots, if it has a table -> logits [..., k], or None without a confidence head."""
         head = self.confidence_head
         if head is None:
             return None
@@ -145,16 +156,19 @@ class BlockDrafter(Drafter, ContextProjection):
         features: Tensor,  # [T, m*H] raw taps
         input_ids: Tensor,  # [T] int64
         anchors: Tensor,  # [A] int64
-        first_rows: Tensor | None = None,  # [A] where an anchor's text begins, for texts packed into one row
+        first_rows: Tensor
+        | None = None,  # [A] where an anchor's text begins, for texts packed into one row
     ) -> Tensor:
         """All blocks of a row of tokens in one pass: [A, k, H], as `propose` makes them.
 
-        Equal to each anchor's block with the rows of its text before it: positions count from the start of the row,
-        and only their differences matter.
+        Equal to each anchor's block with the rows of its text before it: positions count from the
+        start of the row, and only their differences matter.
         """
         length, size = len(input_ids), self.config.query_size
         context = self.project(features)
-        context_angles = self.rotary.at(torch.arange(length, device=input_ids.device), longest=length + size)
+        context_angles = self.rotary.at(
+            torch.arange(length, device=input_ids.device), longest=length + size
+        )
         hidden, angles = self.block_inputs(input_ids[anchors], anchors, size, longest=length + size)
         hidden, angles = hidden.flatten(0, 1), angles.flatten(0, 1)
         groups = for_training(anchors, block_size=size, first_rows=first_rows)
@@ -162,7 +176,11 @@ class BlockDrafter(Drafter, ContextProjection):
             attention = layer.self_attn
             keys, values = attention.keys_values(context, context_angles)
             attended = attention.attend_groups(
-                layer.input_layernorm(hidden), context_k=keys, context_v=values, angles=angles, groups=groups
+                layer.input_layernorm(hidden),
+                context_k=keys,
+                context_v=values,
+                angles=angles,
+                groups=groups,
             )
             hidden = layer.after(hidden, attended)
         out: Tensor = self.norm(hidden)
@@ -173,7 +191,8 @@ class BlockDrafter(Drafter, ContextProjection):
     def block_inputs(
         self, anchor_ids: Tensor, anchor_positions: Tensor, size: int, *, longest: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """[n] ids and positions -> embeddings [n, q, H] and angles [n, q, hd] of the block's `size` = q query slots."""
+        """[n] ids and positions -> embeddings [n, q, H] and angles [n, q, hd] of the block's `size`
+        = q query slots."""
         n = len(anchor_ids)
         ids = anchor_ids.new_full((n, size), self.config.mask_token_id)
         ids[:, 0] = anchor_ids
@@ -183,7 +202,8 @@ class BlockDrafter(Drafter, ContextProjection):
 
 
 class BlockProposal:
-    """A block whose hidden states are there; its slots differ from the base logits by the sequential head's bias."""
+    """A block whose hidden states are there; its slots differ from the base logits by the
+    sequential head's bias."""
 
     def __init__(self, drafter: BlockDrafter, hidden: Tensor) -> None:
         self._drafter = drafter
@@ -196,14 +216,17 @@ class BlockProposal:
     def step(self, previous_ids: Tensor) -> Tensor:
         """previous_ids [n] -> logits [n, V] fp32 of the next slot."""
         slot, self._slot = self._slot, self._slot + 1
-        bias, self._state = self._drafter.markov_head.bias(self._state, previous_ids, self.hidden[:, slot])
+        bias, self._state = self._drafter.markov_head.bias(
+            self._state, previous_ids, self.hidden[:, slot]
+        )
         logits = self._base[:, slot] if bias is None else self._base[:, slot] + bias
         if self._drafter.confidence_head is None:
             self._sureness.append(sureness(logits))
         return self._drafter.whole(logits)
 
     def confidence_logits(self, previous_ids: Tensor) -> Tensor:
-        """previous_ids [n, k], anchors first -> [n, k]: the head's, or else how sure the slots' logits are."""
+        """previous_ids [n, k], anchors first -> [n, k]: the head's, or else how sure the slots'
+        logits are."""
         if self._sureness:
             return torch.stack(self._sureness, dim=1)
         embedded = self._drafter.markov_head.embed(previous_ids)

@@ -1,7 +1,8 @@
 """From a config to the drafter of its family, as it is before its first training step too.
 
-Nothing is copied from the target's layers: only its embedding and vocabulary head, verbatim, and those stay frozen. A
-language model copies nothing at all. Everything else starts as the family's default.
+Nothing is copied from the target's layers: only its embedding and vocabulary head, verbatim, and
+those stay frozen. A language model copies nothing at all. Everything else starts as the family's
+default.
 """
 
 from __future__ import annotations
@@ -33,14 +34,17 @@ def build_drafter(config: DrafterConfig) -> Drafter:
 def as_block(drafter: Drafter) -> BlockDrafter:
     """The same drafter, where only DSpark or DFlash will do."""
     if not isinstance(drafter, BlockDrafter):
-        raise UnsupportedFamily(f"a block drafter (dspark or dflash) is needed here, this is {drafter.config.family}")
+        raise UnsupportedFamily(
+            f"a block drafter (dspark or dflash) is needed here, this is {drafter.config.family}"
+        )
     return drafter
 
 
 def fresh_drafter(
     config: DrafterConfig,
     *,
-    embedding: Tensor | None = None,  # [V, H] the target's input embedding; None for a language model
+    embedding: Tensor
+    | None = None,  # [V, H] the target's input embedding; None for a language model
     lm_head: Tensor | None = None,  # [V, H] the target's output head (the same tensor where tied)
     generator: torch.Generator | None = None,
 ) -> Drafter:

@@ -2,8 +2,10 @@
 
 Three questions, and each family answers them:
 
-* what it needs per context token (`needs`): the target's projected row, a token id, the tokens before it;
-* how it ingests it (`ingest`): a context token becomes one *entry*, keys and values of every draft layer;
+* what it needs per context token (`needs`): the target's projected row, a token id, the tokens
+  before it;
+* how it ingests it (`ingest`): a context token becomes one *entry*, keys and values of every draft
+  layer;
 * how it proposes a block (`propose`): slot by slot, each slot told which token was drawn before it.
 
     family           row   token   past    entry p is made of
@@ -11,11 +13,12 @@ Three questions, and each family answers them:
     Eagle3, MTP      yes   next    no      row p and token p+1
     language model   no    own     yes     token p and all entries before it
 
-An entry never changes once it is made, and entries of one sequence stand at positions 0, 1, 2, ... without a gap.
-Whoever keeps them drops those of a block after the block: rolling back is holding fewer entries.
+An entry never changes once it is made, and entries of one sequence stand at positions 0, 1, 2, ...
+without a gap. Whoever keeps them drops those of a block after the block: rolling back is holding
+fewer entries.
 
-Symbols: n sequences, T tokens, L draft layers, S entries, k slots, H hidden, V vocabulary, Hkv key-value heads,
-hd head size.
+Symbols: n sequences, T tokens, L draft layers, S entries, k slots, H hidden, V vocabulary, Hkv
+key-value heads, hd head size.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ class Needs:
 
     @property
     def lag(self) -> int:
-        """Entries that a context of t tokens lacks: the last one waits for the token after it, which is the anchor."""
+        """Entries that a context of t tokens lacks: the last one waits for the token after it,
+        which is the anchor."""
         return 1 if self.token == "next" else 0
 
 
@@ -60,7 +64,8 @@ class EntryShape(NamedTuple):
 
 
 class ContextTokens(NamedTuple):
-    """Context tokens to make entries of. The leading dimensions are free unless `needs.past`, then they are [n, T]."""
+    """Context tokens to make entries of. The leading dimensions are free unless `needs.past`, then
+    they are [n, T]."""
 
     rows: Tensor | None  # [..., H] where needs.row
     token_ids: Tensor | None  # [...] int64 where needs.token is not "none": of p, or of p+1
@@ -76,7 +81,9 @@ class Entries(NamedTuple):
     keys: Tensor  # [L, n, S, Hkv, hd], normed and rotated
     values: Tensor  # [L, n, S, Hkv, hd]
     lengths: Tensor  # [n] int64, entries that count, of positions 0 .. lengths - 1
-    room: int = 0  # of S, the last so many are padding of every sequence that whoever reads may write to
+    room: int = (
+        0  # of S, the last so many are padding of every sequence that whoever reads may write to
+    )
 
 
 class PagedEntries(NamedTuple):
@@ -90,13 +97,16 @@ class PagedEntries(NamedTuple):
 
 
 class Proposal(Protocol):
-    """One block for each of n sequences, walked slot by slot. A drafter may compute ahead or as it goes."""
+    """One block for each of n sequences, walked slot by slot. A drafter may compute ahead or as it
+    goes."""
 
     def step(self, previous_ids: Tensor) -> Tensor:
-        """previous_ids [n] int64, the token drawn before this slot (first the anchors) -> logits [n, V] of the slot."""
+        """previous_ids [n] int64, the token drawn before this slot (first the anchors) -> logits
+        [n, V] of the slot."""
 
     def confidence_logits(self, previous_ids: Tensor) -> Tensor:
-        """After k steps: previous_ids [n, k], anchors first -> [n, k], never made of a slot's own token."""
+        """After k steps: previous_ids [n, k], anchors first -> [n, k], never made of a slot's own
+        token."""
 
     @property
     def hidden(self) -> Tensor:
@@ -115,12 +125,16 @@ class GrownProposal:
             keys, values = keys[:, :, :rows], values[:, :, :rows]
         else:
             self._mask = for_padded_context(context.lengths, keys.shape[2], slots)
-        self._keys, self._values = list(keys.unbind()), list(values.unbind())  # per layer [n, S, Hkv, hd]
+        self._keys, self._values = (
+            list(keys.unbind()),
+            list(values.unbind()),
+        )  # per layer [n, S, Hkv, hd]
         self._hidden: list[Tensor] = []
         self._sureness: list[Tensor] = []
 
     def _grow(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Appends [n, 1, Hkv, hd] of the step's token -> a layer's keys and values so far, and the mask over them."""
+        """Appends [n, 1, Hkv, hd] of the step's token -> a layer's keys and values so far, and the
+        mask over them."""
         self._keys[layer] = keys = torch.cat((self._keys[layer], key), dim=1)
         self._values[layer] = values = torch.cat((self._values[layer], value), dim=1)
         return keys, values, None if self._mask is None else self._mask[..., : keys.shape[1]]
@@ -143,9 +157,11 @@ class GrownProposal:
 
 
 class Drafter(Projection, ABC):
-    """A drafter of any family; `config` says which. Projects as its `Projection` does, ingests, proposes.
+    """A drafter of any family; `config` says which. Projects as its `Projection` does, ingests,
+    proposes.
 
-    Token ids in, logits out: both ends are copies of the target's, frozen while a drafter is trained.
+    Token ids in, logits out: both ends are copies of the target's, frozen while a drafter is
+    trained.
     """
 
     needs: Needs
@@ -156,7 +172,9 @@ class Drafter(Projection, ABC):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=config.late_cast)
         self.lm_head = nn.Linear(config.hidden_size, config.head_size, bias=False)
-        self.draft_vocabulary: DraftVocabulary | None = None  # of a head that says fewer tokens; the loader knows
+        self.draft_vocabulary: DraftVocabulary | None = (
+            None  # of a head that says fewer tokens; the loader knows
+        )
         self.embed_tokens.requires_grad_(False)
         self.lm_head.requires_grad_(False)
         self._served_head: Product | None = None
@@ -165,7 +183,10 @@ class Drafter(Projection, ABC):
     def _make_layers(self, config: DrafterConfig) -> None:
         self.layers = nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
         self.rotary = RotaryTable(
-            head_dim=config.head_dim, theta=config.rope_theta, fraction=config.rotary_fraction, yarn=config.yarn
+            head_dim=config.head_dim,
+            theta=config.rope_theta,
+            fraction=config.rotary_fraction,
+            yarn=config.yarn,
         )
 
     def draft_layers(self) -> list[DraftLayer]:
@@ -198,16 +219,20 @@ class Drafter(Projection, ABC):
 
     @abstractmethod
     def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
-        """Keys and values of the tokens' entries, [L, ..., Hkv, hd] each; `past` where needs.past and there is any."""
+        """Keys and values of the tokens' entries, [L, ..., Hkv, hd] each; `past` where needs.past
+        and there is any."""
 
-    def ingest_into(self, tokens: ContextTokens, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    def ingest_into(
+        self, tokens: ContextTokens, keys: Tensor, values: Tensor, slots: Tensor
+    ) -> None:
         """`ingest` of tokens [T], into slots [T] of keys and values [L, slots, Hkv, hd]."""
         made_keys, made_values = self.ingest(tokens)
         keys.index_copy_(1, slots, made_keys)
         values.index_copy_(1, slots, made_values)
 
     def room(self, slots: int) -> int:
-        """Padding at the end of entries that `propose` has use for, to stand its own beside them without a copy."""
+        """Padding at the end of entries that `propose` has use for, to stand its own beside them
+        without a copy."""
         return 0
 
     @abstractmethod
@@ -215,7 +240,8 @@ class Drafter(Projection, ABC):
         self,
         *,
         anchor_ids: Tensor,  # [n] int64
-        anchor_positions: Tensor,  # [n] int64, lengths + needs.lag; a family of rows alone may lack the newest
+        # [n] int64, lengths + needs.lag; a family of rows alone may lack the newest
+        anchor_positions: Tensor,
         context: Entries | PagedEntries,  # the latter where `reads_pages`
         last_rows: Tensor | None = None,  # [n, H] the row before the anchor, where needs.lag
         slots: int,  # at most config.block_size
@@ -232,8 +258,11 @@ class Drafter(Projection, ABC):
         return rows * rows.new_full((), self.config.hidden_size**0.5)
 
     def base_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H] after the final norm -> logits U [..., Vd], before any sequential bias; Vd is mostly V."""
-        logits: Tensor = self.lm_head(hidden) if self._served_head is None else self._served_head(hidden)
+        """hidden [..., H] after the final norm -> logits U [..., Vd], before any sequential bias;
+        Vd is mostly V."""
+        logits: Tensor = (
+            self.lm_head(hidden) if self._served_head is None else self._served_head(hidden)
+        )
         return softcapped(logits, self.config.logit_softcap)
 
     def whole(self, logits: Tensor) -> Tensor:
@@ -242,7 +271,8 @@ class Drafter(Projection, ABC):
 
     @property
     def kept_tokens(self) -> Tensor | None:
-        """[Vd] target ids of what the head can say, in the order of its rows; None where it can say everything."""
+        """[Vd] target ids of what the head can say, in the order of its rows; None where it can say
+        everything."""
         return None if self.draft_vocabulary is None else self.draft_vocabulary.target_ids
 
 

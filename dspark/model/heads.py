@@ -1,11 +1,12 @@
-"""What reads a slot's hidden state besides the vocabulary head: sequential heads and the confidence head.
+"""What reads a slot's hidden state besides the vocabulary head: sequential heads and the confidence
+head.
 
 A sequential head is a bias on slot k's logits from the token drafted before it.
 
-e = W1[previous id] in R^r, h = the slot's post-norm hidden state. The corrected logits are
-U_k + B_k; the heads differ in B_k only (eq. 5, eq. 6; the gated form is an extension found in
-checkpoints). Slot 1's previous token is the anchor. Two forms of one distribution: `bias` walks slot
-by slot on sampled tokens, `codes` takes all previous tokens at once (teacher forcing).
+e = W1[previous id] in R^r, h = the slot's post-norm hidden state. The corrected logits are U_k +
+B_k; the heads differ in B_k only (eq. 5, eq. 6; the gated form is an extension found in
+checkpoints). Slot 1's previous token is the anchor. Two forms of one distribution: `bias` walks
+slot by slot on sampled tokens, `codes` takes all previous tokens at once (teacher forcing).
 
 The confidence head says how likely slot k is to be accepted, given that the slots before it were:
 z_k = w . [h_k ; W1[x_{k-1}]] + b, c_k = sigmoid(z_k) (eq. 7, plus a bias). c_k knows the tokens
@@ -23,7 +24,8 @@ from dspark.model.products import Product
 
 
 class SequentialHead(nn.Module):
-    """The head of a drafter that has none: slots are independent. The others are what it is, and more."""
+    """The head of a drafter that has none: slots are independent. The others are what it is, and
+    more."""
 
     def serve(self) -> None:
         """Makes `bias` fast; the weights must not change any more."""
@@ -36,12 +38,15 @@ class SequentialHead(nn.Module):
         """W1 rows [..., r] of the previous tokens, or None without a table."""
         return None
 
-    def bias(self, state: Tensor, previous_ids: Tensor, hidden: Tensor) -> tuple[Tensor | None, Tensor]:
+    def bias(
+        self, state: Tensor, previous_ids: Tensor, hidden: Tensor
+    ) -> tuple[Tensor | None, Tensor]:
         """previous_ids [n], hidden [n, H] -> (bias [n, V] or None, next state)."""
         return None, state
 
     def codes(self, embedded: Tensor | None, hidden: Tensor) -> Tensor | None:
-        """W1 rows [..., k, r] -> what W2 is applied to, [..., k, r]. Lets a loss expand few rows at a time."""
+        """W1 rows [..., k, r] -> what W2 is applied to, [..., k, r]. Lets a loss expand few rows at
+        a time."""
         return None
 
 
@@ -125,18 +130,29 @@ class RecurrentHead(VanillaHead):
 
 def build_head(config: DrafterConfig) -> SequentialHead:
     """The head named by the config."""
-    heads: dict[HeadType, type[VanillaHead]] = {"vanilla": VanillaHead, "gated": GatedHead, "rnn": RecurrentHead}
-    return SequentialHead() if config.markov_head_type == "none" else heads[config.markov_head_type](config)
+    heads: dict[HeadType, type[VanillaHead]] = {
+        "vanilla": VanillaHead,
+        "gated": GatedHead,
+        "rnn": RecurrentHead,
+    }
+    return (
+        SequentialHead()
+        if config.markov_head_type == "none"
+        else heads[config.markov_head_type](config)
+    )
 
 
 def sureness(logits: Tensor) -> Tensor:
     """logits [..., V] of slots -> [...] fp32: the log-odds of each slot's likeliest token.
 
-    The confidence of drafters without a head for it. It is made of what was drafted before the slot and never of the
-    slot's own token: that token's probability would let a draft decide whether it is verified.
+    The confidence of drafters without a head for it. It is made of what was drafted before the slot
+    and never of the slot's own token: that token's probability would let a draft decide whether it
+    is verified.
     """
     wide = logits.float()
-    log_q = (wide.amax(dim=-1) - wide.logsumexp(dim=-1)).clamp(max=-1e-6)  # at q = 1 the odds are still a number
+    log_q = (wide.amax(dim=-1) - wide.logsumexp(dim=-1)).clamp(
+        max=-1e-6
+    )  # at q = 1 the odds are still a number
     return log_q - torch.log(-torch.expm1(log_q))
 
 

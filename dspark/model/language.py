@@ -1,7 +1,8 @@
-"""An independent small language model as a drafter: a stock Qwen3 decoder over the target's vocabulary.
+"""An independent small language model as a drafter: a stock Qwen3 decoder over the target's
+vocabulary.
 
-It knows nothing of the target. A context token is its id; its entry depends on every token before it, so tokens go in
-order. Rolling back is keeping fewer entries. Symbols: `family.py`.
+It knows nothing of the target. A context token is its id; its entry depends on every token before
+it, so tokens go in order. Rolling back is keeping fewer entries. Symbols: `family.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from dspark.model.layer import DraftLayer
 
 
 class LanguageDrafter(Drafter):
-    """A causal decoder that drafts token by token. Nothing of it is the target's, so nothing is frozen."""
+    """A causal decoder that drafts token by token. Nothing of it is the target's, so nothing is
+    frozen."""
 
     needs = Needs(row=False, token="own", past=True)
 
@@ -30,14 +32,22 @@ class LanguageDrafter(Drafter):
             self.lm_head.weight = self.embed_tokens.weight
 
     def stored_names(self) -> dict[str, str]:
-        """The library's names: all but the head are inside `model`, and a tied head is not stored."""
-        names = {name: f"model.{name}" for name in self.state_dict() if not name.startswith("lm_head.")}
-        return names if self.config.tie_word_embeddings else names | {"lm_head.weight": "lm_head.weight"}
+        """The library's names: all but the head are inside `model`, and a tied head is not
+        stored."""
+        names = {
+            name: f"model.{name}" for name in self.state_dict() if not name.startswith("lm_head.")
+        }
+        return (
+            names
+            if self.config.tie_word_embeddings
+            else names | {"lm_head.weight": "lm_head.weight"}
+        )
 
     # -- serving --------------------------------------------------------------------------
 
     def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
-        """ids and positions [n, T] that follow the past entries; padding may only stand at the end of a row."""
+        """ids and positions [n, T] that follow the past entries; padding may only stand at the end
+        of a row."""
         assert tokens.token_ids is not None
         ids, positions = tokens.token_ids, tokens.positions
         mask = _causal(ids, past)
@@ -71,7 +81,8 @@ class LanguageDrafter(Drafter):
     # -- training -------------------------------------------------------------------------
 
     def forward_tokens(self, input_ids: Tensor) -> Tensor:
-        """ids [B, T] -> hidden states [B, T, H] after the final norm; index i predicts token i+1."""
+        """ids [B, T] -> hidden states [B, T, H] after the final norm; index i predicts token
+        i+1."""
         hidden, mask = self.embed(input_ids), _causal(input_ids, None)
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         angles = self.rotary.at(positions, longest=input_ids.shape[1])
@@ -96,25 +107,39 @@ class LanguageProposal(GrownProposal):
         angles = drafter.rotary.at(self._positions).unsqueeze(1)
         for number, layer in enumerate(drafter.draft_layers()):
             query, key, value = layer.self_attn.project(layer.input_layernorm(hidden), angles)
-            hidden = layer.after(hidden, layer.self_attn.attend(query, *self._grow(number, key, value)))
+            hidden = layer.after(
+                hidden, layer.self_attn.attend(query, *self._grow(number, key, value))
+            )
         normed = drafter.norm(hidden.squeeze(1))
         return self._stepped(normed, drafter.base_logits(normed))
 
 
 def _causal(ids: Tensor, past: Entries | None) -> Tensor:
-    """[n or 1, 1, T, S + T]: all past entries that count, and of these tokens those not after it."""
+    """[n or 1, 1, T, S + T]: all past entries that count, and of these tokens those not after
+    it."""
     length = ids.shape[1]
     own = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()[None, None]
     if past is None:
         return own
-    before = torch.arange(past.keys.shape[2], device=ids.device) < past.lengths.unsqueeze(-1)  # [n, S]
+    before = torch.arange(past.keys.shape[2], device=ids.device) < past.lengths.unsqueeze(
+        -1
+    )  # [n, S]
     before = before[:, None, None].expand(-1, 1, length, -1)
     return torch.cat((before, own.expand(len(before), -1, -1, -1)), dim=-1)
 
 
 def _attend(
-    layer: DraftLayer, query: Tensor, key: Tensor, value: Tensor, past: Entries | None, number: int, mask: Tensor
+    layer: DraftLayer,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past: Entries | None,
+    number: int,
+    mask: Tensor,
 ) -> Tensor:
     if past is not None:
-        key, value = torch.cat((past.keys[number], key), dim=1), torch.cat((past.values[number], value), dim=1)
+        key, value = (
+            torch.cat((past.keys[number], key), dim=1),
+            torch.cat((past.values[number], value), dim=1),
+        )
     return layer.self_attn.attend(query, key, value, mask)

@@ -1,6 +1,8 @@
-"""One draft layer: attention, then a gated MLP, around a residual stream; Qwen3's norms or Gemma4's.
+"""One draft layer: attention, then a gated MLP, around a residual stream; Qwen3's norms or
+Gemma4's.
 
-Which rows attention reads and sees is the family's business: a layer only says what it makes of them.
+Which rows attention reads and sees is the family's business: a layer only says what it makes of
+them.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ class DraftLayer(nn.Module):
         self.mlp.serve()
 
     def after(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """The rest of the layer: residual stream and attention's output, [..., H] each -> [..., H]."""
+        """The rest of the layer: residual stream and attention's output, [..., H] each -> [...,
+        H]."""
         hidden = hidden + attended
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
@@ -81,7 +84,9 @@ class SandwichLayer(DraftLayer):
 
     def after(self, hidden: Tensor, attended: Tensor) -> Tensor:
         hidden = hidden + self.post_attention_layernorm(attended)
-        hidden = hidden + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(hidden)))
+        hidden = hidden + self.post_feedforward_layernorm(
+            self.mlp(self.pre_feedforward_layernorm(hidden))
+        )
         return hidden * self.layer_scalar
 
 

@@ -1,4 +1,5 @@
-"""From what a user typed to a folder on this machine: a path, a target that is imported, or a hub id and a revision."""
+"""From what a user typed to a folder on this machine: a path, a target that is imported, or a hub
+id and a revision."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _WANTED = ["*.json", _WEIGHTS, "*.jinja", "*.txt", "*.model"]
 
 
 def locate(name_or_path: str | Path, *, revision: str | None = None, weights: bool = True) -> Path:
-    """An existing folder wins, then a GGUF file or a known name; else it is a hub id, from the cache when offline."""
+    """An existing folder wins, then a GGUF file or a known name; else it is a hub id, from the
+    cache when offline."""
     folder = Path(name_or_path).expanduser()
     if os.path.isdir(folder):  # of a name too long for any it says no
         return folder

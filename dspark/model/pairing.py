@@ -1,6 +1,8 @@
-"""Whether a drafter was made for this target: hidden size, depth and taps, vocabulary, tokenizer. One sentence if not.
+"""Whether a drafter was made for this target: hidden size, depth and taps, vocabulary, tokenizer.
+One sentence if not.
 
-A drafter that does not fit would never change an answer, only accept nothing; better it says so before it serves.
+A drafter that does not fit would never change an answer, only accept nothing; better it says so
+before it serves.
 """
 
 from __future__ import annotations
@@ -11,7 +13,13 @@ from pathlib import Path
 
 from dspark.errors import CheckpointError
 from dspark.model.config import DrafterConfig
-from dspark.model.config_keys import CONFIG_NAME, MOST_LISTING_BYTES, read_json, read_json_file, text_keys
+from dspark.model.config_keys import (
+    CONFIG_NAME,
+    MOST_LISTING_BYTES,
+    read_json,
+    read_json_file,
+    text_keys,
+)
 
 TOKENIZER_NAME = "tokenizer.json"
 
@@ -19,21 +27,29 @@ TOKENIZER_NAME = "tokenizer.json"
 def sizes_of(target: Path) -> dict[str, int]:
     """What `mismatch` asks of a target, by its config.json."""
     keys = text_keys(read_json(target / CONFIG_NAME))
-    named = {"hidden_size": "hidden_size", "layers": "num_hidden_layers", "vocab_size": "vocab_size"}
+    named = {
+        "hidden_size": "hidden_size",
+        "layers": "num_hidden_layers",
+        "vocab_size": "vocab_size",
+    }
     return {size: keys.count(key) for size, key in named.items()}
 
 
 def mismatch(
-    config: DrafterConfig, drafter: Path, *, target: Path, hidden_size: int, layers: int, vocab_size: int
+    config: DrafterConfig,
+    drafter: Path,
+    *,
+    target: Path,
+    hidden_size: int,
+    layers: int,
+    vocab_size: int,
 ) -> str | None:
     """None when the drafter in one folder fits the target in the other, whose sizes are given."""
     if config.vocab_size != vocab_size:
         return f"{drafter}: drafts from a vocabulary of {config.vocab_size}, the target {target} has {vocab_size}"
     if config.kind != "lm":
         if config.hidden_size != hidden_size:
-            return (
-                f"{drafter}: reads hidden states of {config.hidden_size} values, the target {target} has {hidden_size}"
-            )
+            return f"{drafter}: reads hidden states of {config.hidden_size} values, the target {target} has {hidden_size}"
         if config.num_target_layers not in (0, layers):
             return f"{drafter}: was made for a target of {config.num_target_layers} layers, {target} has {layers}"
         if config.target_layer_ids[-1] >= layers:
@@ -48,14 +64,15 @@ def tokenizer_digest(folder: Path) -> str:
 
 
 def _tokenizers_differ(drafter: Path, target: Path) -> str | None:
-    """Ids that only one side knows are no quarrel; released drafters bring no tokenizer, their ids are the target's."""
-    mine, theirs = ({at: token for token, at in _token_ids(folder).items()} for folder in (drafter, target))
+    """Ids that only one side knows are no quarrel; released drafters bring no tokenizer, their ids
+    are the target's."""
+    mine, theirs = (
+        {at: token for token, at in _token_ids(folder).items()} for folder in (drafter, target)
+    )
     at = min((at for at in mine.keys() & theirs.keys() if mine[at] != theirs[at]), default=None)
     if at is None:
         return None
-    return (
-        f"{drafter}: its tokenizer is not the one of {target}: token {at} is {mine[at]!r} there and {theirs[at]!r} here"
-    )
+    return f"{drafter}: its tokenizer is not the one of {target}: token {at} is {mine[at]!r} there and {theirs[at]!r} here"
 
 
 def _token_ids(folder: Path) -> dict[str, int]:

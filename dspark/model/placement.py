@@ -1,4 +1,5 @@
-"""Where weights go and in which number format, from two words of a configuration. Pure but for asking about CUDA."""
+"""Where weights go and in which number format, from two words of a configuration. Pure but for
+asking about CUDA."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ def pick_device(name: str, *, key: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"{key}: {name} was asked for and CUDA is not available")
     if device.type == "cuda" and (device.index or 0) >= (there := torch.cuda.device_count()):
-        raise ConfigError(f"{key}: {name} was asked for, and the last of the {there} cards here is cuda:{there - 1}")
+        raise ConfigError(
+            f"{key}: {name} was asked for, and the last of the {there} cards here is "
+            f"cuda:{there - 1}"
+        )
     return device
 
 
@@ -56,7 +60,8 @@ def card_memory(device: torch.device) -> tuple[int, int] | None:
 
 
 def slot_bytes(layers: Iterable[Any], dtype: torch.dtype) -> int | None:
-    """Of one token's keys and values in these decoder layers; None where one of them does not say."""
+    """Of one token's keys and values in these decoder layers; None where one of them does not
+    say."""
     values = 0
     for layer in layers:
         attention = getattr(layer, "self_attn", None)
@@ -85,7 +90,12 @@ def _left_to_group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
         limit = most.read_text(encoding="ascii").strip()
         if limit == "max":
             return None
-        held = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
-        return int(limit) - int(used.read_text(encoding="ascii")) + int(held.get("inactive_file", 0))
+        held = dict(
+            line.split()
+            for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+        )
+        return (
+            int(limit) - int(used.read_text(encoding="ascii")) + int(held.get("inactive_file", 0))
+        )
     except (OSError, ValueError):
         return None

@@ -1,15 +1,17 @@
-"""Matrix products with few rows, several weights at once, each stored the way the device reads it fastest.
+"""Matrix products with few rows, several weights at once, each stored the way the device reads it
+fastest.
 
-A step of a server multiplies 1 to some hundred rows with every weight of a model, and with few rows what counts is how
-many bytes of weight are read. On a CPU in fp32 three forms beat the checkpoint's [out, in]:
+A step of a server multiplies 1 to some hundred rows with every weight of a model, and with few rows
+what counts is how many bytes of weight are read. On a CPU in fp32 three forms beat the checkpoint's
+[out, in]:
 
-* half: weights whose numbers fp16 holds exactly (those of a bf16 checkpoint do) are read in fp16, multiplied and summed
-  in fp32: half the bytes, the same products;
+* half: weights whose numbers fp16 holds exactly (those of a bf16 checkpoint do) are read in fp16,
+  multiplied and summed in fp32: half the bytes, the same products;
 * packed: the library's own blocked form, for large weights;
 * columns: [in, out], for small ones.
 
-Elsewhere the checkpoint's layout stays. Which form a weight gets depends on its shape and numbers alone, never on a
-clock, so that two processes round alike.
+Elsewhere the checkpoint's layout stays. Which form a weight gets depends on its shape and numbers
+alone, never on a clock, so that two processes round alike.
 """
 
 from __future__ import annotations
@@ -23,14 +25,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-PACK_FROM = 150_000  # numbers in a weight from which the packed form wins over columns, from 2 rows on
+PACK_FROM = (
+    150_000  # numbers in a weight from which the packed form wins over columns, from 2 rows on
+)
 PACK_FOR_ROWS = 64  # the row count the packed form is made for; it serves all others too
 HALF_ERROR = 1e-7  # change of a weight, in norm, that counts as none: one rounding of fp32
 COPY_AT_MOST = 64 << 20  # bytes a second copy of a tied weight may take
 
 
 class Product:
-    """x [T, in] -> [T, sum of outs] for the weights [out, in] of several linear layers that read the same rows.
+    """x [T, in] -> [T, sum of outs] for the weights [out, in] of several linear layers that read
+    the same rows.
 
     The layers keep working: where weights are joined in one storage, theirs become views of it.
     """
@@ -47,7 +52,9 @@ class Product:
             self._half = torch.ops.quantized.linear_prepack_fp16(joined.contiguous(), self._bias)
             self.copied = joined.numel() * 2
         elif self.form == "packed":
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(joined.contiguous(), PACK_FOR_ROWS)
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(
+                joined.contiguous(), PACK_FOR_ROWS
+            )
             self.copied = joined.numel() * 4
         else:
             columns = self.form == "columns" and joined.is_contiguous()
@@ -62,14 +69,18 @@ class Product:
             half: Tensor = _half_product()(x, self._half)
             return half
         if self._packed is not None:
-            packed: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self._packed, self._bias, "none", [], "")
+            packed: Tensor = torch.ops.mkldnn._linear_pointwise.default(
+                x, self._packed, self._bias, "none", [], ""
+            )
             return packed
         return linear(x, self._weight, self._bias)
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
         """The product added to residual [T, out]."""
         if self._packed is not None:
-            packed: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, self._bias, "add")
+            packed: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
+                x, residual, self._packed, self._bias, "add"
+            )
             return packed
         if self._half is None and self._bias is None:
             return torch.addmm(residual, x, self._weight.t())
@@ -78,7 +89,8 @@ class Product:
 
 @functools.cache
 def _half_product() -> Any:
-    """The operation itself where it can be had: the wrapper looks through the arguments at every call."""
+    """The operation itself where it can be had: the wrapper looks through the arguments at every
+    call."""
     overload = torch.ops.quantized.linear_dynamic_fp16.default
     return getattr(overload, "_op", overload)
 
@@ -87,7 +99,12 @@ def _joined_bias(layers: Sequence[nn.Linear]) -> Tensor | None:
     if all(layer.bias is None for layer in layers):
         return None
     return torch.cat(
-        [layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias.detach() for layer in layers]
+        [
+            layer.weight.new_zeros(layer.out_features)
+            if layer.bias is None
+            else layer.bias.detach()
+            for layer in layers
+        ]
     )
 
 
@@ -102,7 +119,8 @@ def _choose(weight: Tensor, may_copy: bool) -> str:
 
 
 def _fits_half(weight: Tensor) -> bool:
-    """Whether fp16 changes the weight by less than fp32 sums are off anyway: denormals of a bf16 weight may be."""
+    """Whether fp16 changes the weight by less than fp32 sums are off anyway: denormals of a bf16
+    weight may be."""
     off = weight.half().float() - weight  # infinite where fp16 overflows
     return bool(off.norm() <= HALF_ERROR * weight.norm())
 
@@ -115,7 +133,9 @@ def half_works() -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = torch.ops.quantized.linear_dynamic_fp16(x, torch.ops.quantized.linear_prepack_fp16(weight, bias))
+            made = torch.ops.quantized.linear_dynamic_fp16(
+                x, torch.ops.quantized.linear_prepack_fp16(weight, bias)
+            )
     except (RuntimeError, AttributeError):
         return False
     return torch.allclose(made, linear(x, weight, bias), atol=1e-5)
@@ -134,7 +154,9 @@ def packing_works() -> bool:
     except (RuntimeError, AttributeError):
         return False
     expected = linear(x, weight, bias)
-    return torch.allclose(plain, expected, atol=1e-5) and torch.allclose(added, expected + other, atol=1e-5)
+    return torch.allclose(plain, expected, atol=1e-5) and torch.allclose(
+        added, expected + other, atol=1e-5
+    )
 
 
 def _example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,8 +168,8 @@ def _example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 def favour_few_rows(module: nn.Module) -> None:
     """Re-lays every fp32 linear weight on the CPU.
 
-    A tied embedding reads rows, which this would scatter: the linear layer gets a copy of its own if it is small, and
-    stays as it is if not.
+    A tied embedding reads rows, which this would scatter: the linear layer gets a copy of its own
+    if it is small, and stays as it is if not.
     """
     shared = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
     for part in module.modules():
@@ -159,4 +181,6 @@ def favour_few_rows(module: nn.Module) -> None:
         if id(weight) not in shared:
             weight.data = weight.data.t().contiguous().t()
         elif weight.numel() * weight.element_size() <= COPY_AT_MOST:
-            part.weight = nn.Parameter(weight.data.t().contiguous().t(), requires_grad=weight.requires_grad)
+            part.weight = nn.Parameter(
+                weight.data.t().contiguous().t(), requires_grad=weight.requires_grad
+            )

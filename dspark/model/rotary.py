@@ -25,7 +25,8 @@ class RMSNorm(nn.Module):
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, late_cast: bool = False) -> Tensor:
-    """[..., d] -> [..., d] in x's dtype. Qwen3 rounds (scale, cast, weight), Gemma4 (scale, weight, cast)."""
+    """[..., d] -> [..., d] in x's dtype. Qwen3 rounds (scale, cast, weight), Gemma4 (scale, weight,
+    cast)."""
     if x.dtype == torch.float32 and not torch.is_grad_enabled():  # the same in fewer operations
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         normed: Tensor = x * size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
@@ -34,31 +35,40 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, late_cast: bool = 
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if weight is None:
         return scaled.to(x.dtype)
-    return (scaled * weight.float()).to(x.dtype) if late_cast else scaled.to(x.dtype) * weight.to(x.dtype)
+    return (
+        (scaled * weight.float()).to(x.dtype)
+        if late_cast
+        else scaled.to(x.dtype) * weight.to(x.dtype)
+    )
 
 
 class RotaryTable:
-    """cos and sin of positions in fp32: on a processor kept up to the longest one seen, on a card computed, as looking
-    for the longest would wait for it.
+    """cos and sin of positions in fp32: on a processor kept up to the longest one seen, on a card
+    computed, as looking for the longest would wait for it.
 
-    Not a module: it holds nothing that belongs in a checkpoint. With a `fraction` below 1 only that share of the
-    pairs rotates, the fastest ones; the others stand still.
+    Not a module: it holds nothing that belongs in a checkpoint. With a `fraction` below 1 only that
+    share of the pairs rotates, the fastest ones; the others stand still.
     """
 
-    def __init__(self, *, head_dim: int, theta: float, fraction: float = 1.0, yarn: Yarn | None = None) -> None:
+    def __init__(
+        self, *, head_dim: int, theta: float, fraction: float = 1.0, yarn: Yarn | None = None
+    ) -> None:
         self.half = head_dim // 2
         exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").float() / head_dim
         self.inv_freq = 1.0 / (theta**exponents)  # [hd/2]
         self.inv_freq[int(fraction * head_dim // 2) :] = 0.0
         if yarn is not None:
             low, high = yarn.mixed(head_dim, theta)
-            slow = ((torch.arange(self.half, device="cpu").float() - low) / (high - low or 0.001)).clamp(0.0, 1.0)
+            slow = (
+                (torch.arange(self.half, device="cpu").float() - low) / (high - low or 0.001)
+            ).clamp(0.0, 1.0)
             self.inv_freq = self.inv_freq / yarn.factor * slow + self.inv_freq * (1.0 - slow)
         self._scale = 1.0 if yarn is None else yarn.attention_factor
         self.table = torch.empty(0, 2 * self.half, device="cpu")  # [P, cos | sin]
 
     def at(self, positions: Tensor, *, longest: int | None = None) -> Tensor:
-        """positions [...] int64 below `longest`, where that is known -> [..., hd]: cos of hd/2 pairs, then sin."""
+        """positions [...] int64 below `longest`, where that is known -> [..., hd]: cos of hd/2
+        pairs, then sin."""
         if positions.device.type != "cpu":
             if self.inv_freq.device != positions.device:
                 self.inv_freq = self.inv_freq.to(positions.device)
@@ -68,7 +78,9 @@ class RotaryTable:
         if len(self.table) < longest:
             # Ordinary tensors even when built on the serving path: training may use them later.
             with torch.inference_mode(mode=False), torch.no_grad():
-                self.table = self._angles(torch.arange(max(longest, 2 * len(self.table), 1024), device="cpu"))
+                self.table = self._angles(
+                    torch.arange(max(longest, 2 * len(self.table), 1024), device="cpu")
+                )
         return self.table[positions]
 
     def _angles(self, positions: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Memory for results that are read once: on a CPU fresh memory of their size costs more than the copy into it.
+"""Memory for results that are read once: on a CPU fresh memory of their size costs more than the
+copy into it.
 
 Very large results, for which that is no longer so, get memory of their own.
 """
@@ -24,7 +25,11 @@ class Scratch:
         if count > KEPT_UP_TO:
             return like.new_empty(*shape)
         room = self._rooms.get(name)
-        if room is None or room.numel() < count or (room.dtype, room.device) != (like.dtype, like.device):
+        if (
+            room is None
+            or room.numel() < count
+            or (room.dtype, room.device) != (like.dtype, like.device)
+        ):
             room = self._rooms[name] = like.new_empty(count + count // 4)
         return room[:count].view(shape)
 

@@ -1,19 +1,22 @@
-"""One layer of a DeepSeek-V4 drafter, a stage: attention, a mixture of experts, and hyper-connections around both.
+"""One layer of a DeepSeek-V4 drafter, a stage: attention, a mixture of experts, and
+hyper-connections around both.
 
-*Hyper-connections.* The hidden state is kept as a few streams. From all streams of a token come three sets of weights:
-how they are summed up for a part of the layer, how that part's output is added to each, and how they are mixed with one
-another. The mixing matrix is made doubly stochastic by a fixed number of Sinkhorn steps, so that no depth lets the
-streams grow. All of it in fp32.
+*Hyper-connections.* The hidden state is kept as a few streams. From all streams of a token come
+three sets of weights: how they are summed up for a part of the layer, how that part's output is
+added to each, and how they are mixed with one another. The mixing matrix is made doubly stochastic
+by a fixed number of Sinkhorn steps, so that no depth lets the streams grow. All of it in fp32.
 
-*Attention.* One head of keys, which are the values too, is read by many heads of queries. The last values of a head
-rotate, in neighbouring pairs; what comes out carries the rotation of the keys and is turned back. A sink per head takes
-its share of the weights and gives nothing. The output projection has low rank within groups of heads.
+*Attention.* One head of keys, which are the values too, is read by many heads of queries. The last
+values of a head rotate, in neighbouring pairs; what comes out carries the rotation of the keys and
+is turned back. A sink per head takes its share of the weights and gives nothing. The output
+projection has low rank within groups of heads.
 
-*Mixture.* Scores are sqrt(softplus(.)); a bias moves the choice and never the weights. Both inner values of an expert
-are cut off at a limit, the gate from above only. Every token goes through one expert more.
+*Mixture.* Scores are sqrt(softplus(.)); a bias moves the choice and never the weights. Both inner
+values of an expert are cut off at a limit, the gate from above only. Every token goes through one
+expert more.
 
-Symbols: n sequences, q slots of a block, S context rows, T tokens, N streams, H hidden, Hq heads, hd head size, R
-rotating values of a head, E experts.
+Symbols: n sequences, q slots of a block, S context rows, T tokens, N streams, H hidden, Hq heads,
+hd head size, R rotating values of a head, E experts.
 """
 
 from __future__ import annotations
@@ -41,14 +44,18 @@ class Stage(nn.Module):
         self.ffn_norm = RMSNorm(size, eps, late_cast=True)
         rows = (2 + shape.streams) * shape.streams
         for part in ("attn", "ffn"):
-            self.register_parameter(f"hc_{part}_fn", nn.Parameter(torch.empty(rows, shape.streams * size)))
+            self.register_parameter(
+                f"hc_{part}_fn", nn.Parameter(torch.empty(rows, shape.streams * size))
+            )
             self.register_parameter(f"hc_{part}_base", nn.Parameter(torch.empty(rows)))
             self.register_parameter(f"hc_{part}_scale", nn.Parameter(torch.empty(3)))
 
     def forward(self, streams: Tensor, context: Tensor, visible: Tensor, angles: Tensor) -> Tensor:
         """streams [n, q, N, H], keys of the context [n, S, hd] -> [n, q, N, H]."""
         mixing = self._mixing("attn", streams)
-        streams = mixing.back(self.attn(self.attn_norm(mixing.summed), context, visible, angles), streams)
+        streams = mixing.back(
+            self.attn(self.attn_norm(mixing.summed), context, visible, angles), streams
+        )
         mixing = self._mixing("ffn", streams)
         return mixing.back(self.ffn(self.ffn_norm(mixing.summed)), streams)
 
@@ -61,7 +68,9 @@ class Stage(nn.Module):
         parts = torch.split(exact(flat, fn), sizes, dim=-1)
         pre, post, comb = (
             part * factor + offset
-            for part, factor, offset in zip(parts, scale.float(), torch.split(base.float(), sizes), strict=True)
+            for part, factor, offset in zip(
+                parts, scale.float(), torch.split(base.float(), sizes), strict=True
+            )
         )
         matrix = torch.softmax(comb.unflatten(-1, (n, n)), dim=-1) + eps
         matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
@@ -79,7 +88,8 @@ class Mixing(NamedTuple):
     comb: Tensor  # [..., N, N] of stream i to stream j
 
     def back(self, output: Tensor, streams: Tensor) -> Tensor:
-        """The part's output [..., H] and the streams it was made of [..., N, H] -> the streams after it."""
+        """The part's output [..., H] and the streams it was made of [..., N, H] -> the streams
+        after it."""
         kind = streams.dtype
         mixed = torch.matmul(self.comb.to(kind).transpose(-1, -2), streams)
         return self.post.to(kind).unsqueeze(-1) * output.unsqueeze(-2) + mixed
@@ -98,7 +108,9 @@ class LatentAttention(nn.Module):
         self.wq_b = nn.Linear(shape.q_lora_rank, heads * head_dim, bias=False)
         self.wkv = nn.Linear(size, head_dim, bias=False)
         self.kv_norm = RMSNorm(head_dim, eps, late_cast=True)
-        self.wo_a = nn.Linear(heads * head_dim // shape.o_groups, shape.o_groups * shape.o_lora_rank, bias=False)
+        self.wo_a = nn.Linear(
+            heads * head_dim // shape.o_groups, shape.o_groups * shape.o_lora_rank, bias=False
+        )
         self.wo_b = nn.Linear(shape.o_groups * shape.o_lora_rank, size, bias=False)
         self.attn_sink = nn.Parameter(torch.empty(heads))
 
@@ -107,8 +119,8 @@ class LatentAttention(nn.Module):
         return _turn(self.kv_norm(self.wkv(rows)), angles)
 
     def forward(self, x: Tensor, context: Tensor, visible: Tensor, angles: Tensor) -> Tensor:
-        """x [n, q, H], keys of the context [n, S, hd], which of them count [n, S], angles [n, q, R] of
-        the block -> [n, q, H]. Every slot sees all of the block."""
+        """x [n, q, H], keys of the context [n, S, hd], which of them count [n, S], angles [n, q, R]
+        of the block -> [n, q, H]. Every slot sees all of the block."""
         n, slots = x.shape[:2]
         query = self.wq_b(self.q_norm(self.wq_a(x))).unflatten(-1, (self._heads, self._head_dim))
         query = _turn(rms_norm(query, None, self._eps), angles.unsqueeze(-2))  # [n, q, Hq, hd]
@@ -122,7 +134,9 @@ class LatentAttention(nn.Module):
         cos, sin = angles.chunk(2, dim=-1)
         out = _turn(out, torch.cat((cos, -sin), dim=-1).unsqueeze(-2))
         grouped = out.reshape(n, slots, self._groups, -1)
-        low = torch.einsum("nqgi,gri->nqgr", grouped, self.wo_a.weight.view(self._groups, -1, grouped.shape[-1]))
+        low = torch.einsum(
+            "nqgi,gri->nqgr", grouped, self.wo_a.weight.view(self._groups, -1, grouped.shape[-1])
+        )
         attended: Tensor = self.wo_b(low.flatten(-2))
         return attended
 
@@ -141,10 +155,14 @@ class Mixture(nn.Module):
         weights, chosen = self.gate(flat)
         out: Tensor = self.shared_experts(flat)
         order = chosen.flatten().argsort(stable=True)  # by expert, then by token
-        counts = chosen.new_zeros(len(self.experts)).scatter_add(0, chosen.flatten(), torch.ones_like(order))
+        counts = chosen.new_zeros(len(self.experts)).scatter_add(
+            0, chosen.flatten(), torch.ones_like(order)
+        )
         sizes = counts.tolist()  # all that the host waits for
         shares = weights.flatten()[order, None].to(out.dtype).split(sizes)
-        for expert, rows, share in zip(self.experts, (order // chosen.shape[1]).split(sizes), shares, strict=True):
+        for expert, rows, share in zip(
+            self.experts, (order // chosen.shape[1]).split(sizes), shares, strict=True
+        ):
             if len(rows):
                 out = out.index_add(0, rows, expert(flat[rows]) * share)
         return out.view(x.shape)
@@ -195,7 +213,8 @@ def exact(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _turn(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotates pairs (2i, 2i + 1) of the last R values of x [..., hd] by angles [..., R] (cos | sin)."""
+    """Rotates pairs (2i, 2i + 1) of the last R values of x [..., hd] by angles [..., R] (cos |
+    sin)."""
     count = angles.shape[-1]
     cos, sin = angles.chunk(2, dim=-1)
     still, moving = x[..., :-count], x[..., -count:].float()

@@ -1,8 +1,9 @@
-"""The DSpark module of a DeepSeek-V4 checkpoint: a block drafter whose layers are stages of that architecture.
+"""The DSpark module of a DeepSeek-V4 checkpoint: a block drafter whose layers are stages of that
+architecture.
 
-Three stages of attention and mixture, with hyper-connections around both. A block sees the last `window` rows of its
-context and all of itself. Its hidden states are taken before the final norm: the confidence head reads them so, and
-`base_logits` norms them.
+Three stages of attention and mixture, with hyper-connections around both. A block sees the last
+`window` rows of its context and all of itself. Its hidden states are taken before the final norm:
+the confidence head reads them so, and `base_logits` norms them.
 
 Symbols: `drafter.py`, `stage.py`; W window.
 """
@@ -30,7 +31,9 @@ class StagedDrafter(BlockDrafter):
         assert shape is not None
         self._shape = shape
         self.stages = nn.ModuleList(Stage(config, shape) for _ in range(config.num_hidden_layers))
-        self.hc_head_fn = nn.Parameter(torch.empty(shape.streams, shape.streams * config.hidden_size))
+        self.hc_head_fn = nn.Parameter(
+            torch.empty(shape.streams, shape.streams * config.hidden_size)
+        )
         self.hc_head_base = nn.Parameter(torch.empty(shape.streams))
         self.hc_head_scale = nn.Parameter(torch.empty(1))
         self.rotary = RotaryTable(head_dim=shape.rope_dim, theta=config.rope_theta)
@@ -41,7 +44,11 @@ class StagedDrafter(BlockDrafter):
 
     def wide(self, name: str) -> bool:
         last = name.rpartition(".")[2]
-        return last.startswith(("hc_", "attn_sink")) or name.endswith("gate.bias") or name.startswith("confidence_head")
+        return (
+            last.startswith(("hc_", "attn_sink"))
+            or name.endswith("gate.bias")
+            or name.startswith("confidence_head")
+        )
 
     def confidence_of(self, hidden: Tensor, embedded: Tensor | None) -> Tensor | None:
         """In fp32, as it was trained."""
@@ -72,22 +79,31 @@ class StagedDrafter(BlockDrafter):
         angles = self.rotary.at(positions)
         return torch.stack([stage.attn.keys(rows, angles) for stage in self._stages()])
 
-    def _block(self, anchor_ids: Tensor, positions: Tensor, context: Entries | PagedEntries, slots: int) -> Tensor:
+    def _block(
+        self, anchor_ids: Tensor, positions: Tensor, context: Entries | PagedEntries, slots: int
+    ) -> Tensor:
         assert isinstance(context, Entries)
         seen = min(self._shape.window, context.keys.shape[2])
-        rows = context.lengths.unsqueeze(-1) - seen + torch.arange(seen, device=context.lengths.device)  # [n, W]
+        rows = (
+            context.lengths.unsqueeze(-1) - seen + torch.arange(seen, device=context.lengths.device)
+        )  # [n, W]
         whose = torch.arange(len(rows), device=rows.device).unsqueeze(-1)
         keys = context.keys[:, whose, rows.clamp(min=0), 0]
         return self._through(anchor_ids, positions, keys, rows >= 0, slots)
 
-    def _through(self, anchor_ids: Tensor, positions: Tensor, context: Tensor, visible: Tensor, size: int) -> Tensor:
-        """Anchors [n], keys of each stage's context [L, n, S, hd] and which count [n, S] -> [n, size, H]."""
+    def _through(
+        self, anchor_ids: Tensor, positions: Tensor, context: Tensor, visible: Tensor, size: int
+    ) -> Tensor:
+        """Anchors [n], keys of each stage's context [L, n, S, hd] and which count [n, S] -> [n,
+        size, H]."""
         embedded, angles = self.block_inputs(anchor_ids, positions, size)
         streams = embedded.unsqueeze(-2).expand(-1, -1, self._shape.streams, -1)
         for stage, keys in zip(self._stages(), context, strict=True):
             streams = stage(streams, keys, visible, angles)
         flat = rms_norm(streams.flatten(-2).float(), None, self.config.rms_norm_eps)
-        weights = torch.sigmoid(exact(flat, self.hc_head_fn) * self.hc_head_scale.float() + self.hc_head_base.float())
+        weights = torch.sigmoid(
+            exact(flat, self.hc_head_fn) * self.hc_head_scale.float() + self.hc_head_base.float()
+        )
         return summed_up(streams, weights + self._shape.stream_eps)
 
     def base_logits(self, hidden: Tensor) -> Tensor:
@@ -96,19 +112,30 @@ class StagedDrafter(BlockDrafter):
     # -- training -------------------------------------------------------------------------
 
     def forward_hidden(
-        self, *, features: Tensor, input_ids: Tensor, anchors: Tensor, first_rows: Tensor | None = None
+        self,
+        *,
+        features: Tensor,
+        input_ids: Tensor,
+        anchors: Tensor,
+        first_rows: Tensor | None = None,
     ) -> Tensor:
-        """As `BlockDrafter.forward_hidden`, of hidden states before the final norm; every block gathers its window."""
-        keys = self._keys(self.project(features), torch.arange(len(input_ids), device=input_ids.device))
+        """As `BlockDrafter.forward_hidden`, of hidden states before the final norm; every block
+        gathers its window."""
+        keys = self._keys(
+            self.project(features), torch.arange(len(input_ids), device=input_ids.device)
+        )
         rows = anchors.unsqueeze(-1) - self._shape.window
         rows = rows + torch.arange(self._shape.window, device=input_ids.device)  # [A, W]
         begins = torch.zeros_like(anchors) if first_rows is None else first_rows
         visible = rows >= begins.unsqueeze(-1)
-        return self._through(input_ids[anchors], anchors, keys[:, rows.clamp(min=0)], visible, self.config.block_size)
+        return self._through(
+            input_ids[anchors], anchors, keys[:, rows.clamp(min=0)], visible, self.config.block_size
+        )
 
     @torch.no_grad()
     def start(self, generator: torch.Generator | None = None) -> None:
-        """Fresh values of what is no linear layer: matrices N(0, initializer_range), scales 1, the others 0."""
+        """Fresh values of what is no linear layer: matrices N(0, initializer_range), scales 1, the
+        others 0."""
         for name, parameter in self.named_parameters():
             last = name.rpartition(".")[2]
             if last.endswith("_fn") or name.endswith("gate.weight"):

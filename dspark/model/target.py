@@ -33,7 +33,9 @@ class TargetTaps:
         layers = decoder_layers(model)
         wrong = [i for i in layer_ids if not -1 <= i < len(layers)]
         if wrong or list(layer_ids) != sorted(set(layer_ids)):
-            raise CheckpointError(f"target_layer_ids {list(layer_ids)} do not fit a target of {len(layers)} layers")
+            raise CheckpointError(
+                f"target_layer_ids {list(layer_ids)} do not fit a target of {len(layers)} layers"
+            )
         self.layer_ids = layer_ids
         self._layers = layers
         # Gemma3n's lie before all tokens, DeepSeek-V4's within each.
@@ -67,7 +69,10 @@ class TargetTaps:
         if missing:
             raise RuntimeError(f"no forward pass has reached tapped layers {missing}")
         # Several streams of one token are told as their mean.
-        taps = [tap.mean(self._streams) if tap.dim() > 3 else tap for tap in (self._seen[i] for i in self.layer_ids)]
+        taps = [
+            tap.mean(self._streams) if tap.dim() > 3 else tap
+            for tap in (self._seen[i] for i in self.layer_ids)
+        ]
         self._seen.clear()
         return torch.cat(taps, dim=-1)
 
@@ -89,7 +94,8 @@ class TargetTaps:
 
 
 def tapped(model: Any, ids: Tensor, layer_ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """One pass over ids [B, T] without the head: (features [B, T, m*H], final-normed hidden states [B, T, H])."""
+    """One pass over ids [B, T] without the head: (features [B, T, m*H], final-normed hidden states
+    [B, T, H])."""
     with TargetTaps(model, layer_ids) as taps:
         last: Tensor = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         return taps.collect() if layer_ids else last[..., :0], last
@@ -98,7 +104,11 @@ def tapped(model: Any, ids: Tensor, layer_ids: tuple[int, ...]) -> tuple[Tensor,
 def decoder_layers(model: Any) -> nn.ModuleList:
     """The decoder stack of a causal language model, multimodal wrappers included."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    for candidate in (decoder, getattr(decoder, "language_model", None), getattr(model, "model", None)):
+    for candidate in (
+        decoder,
+        getattr(decoder, "language_model", None),
+        getattr(model, "model", None),
+    ):
         for name in _STACKS:
             if isinstance(layers := getattr(candidate, name, None), nn.ModuleList):
                 return layers
@@ -126,7 +136,8 @@ def returned_cache(output: Any) -> Any:
 
 
 def takes_positions(model: Any) -> bool:
-    """Whether positions are told to the model: not all find them in a cache whose first layer counts no tokens."""
+    """Whether positions are told to the model: not all find them in a cache whose first layer
+    counts no tokens."""
     return "position_ids" in inspect.signature(model.forward).parameters
 
 

@@ -1,7 +1,9 @@
-"""What a target's files may ask for and hold, looked at before the library builds anything from them.
+"""What a target's files may ask for and hold, looked at before the library builds anything from
+them.
 
-The library trusts config.json: it would make a million layers, or fetch code that the file names. Weights it reads and
-converts as a whole before it says what is wrong with them, which takes several times their size.
+The library trusts config.json: it would make a million layers, or fetch code that the file names.
+Weights it reads and converts as a whole before it says what is wrong with them, which takes several
+times their size.
 """
 
 from __future__ import annotations
@@ -28,11 +30,15 @@ _ADAPTER = "adapter_config.json"  # names another checkpoint, which would be loa
 def check_target_config(folder: Path, entries: Mapping[str, TensorEntry]) -> None:
     """Refuses settings that do not go with the folder's own weights, by key."""
     if (folder / _ADAPTER).exists():
-        raise CheckpointError(f"{folder / _ADAPTER}: adapters are not supported; merge it into its model")
+        raise CheckpointError(
+            f"{folder / _ADAPTER}: adapters are not supported; merge it into its model"
+        )
     path = folder / CONFIG_NAME
     raw = read_json(path)
     if (folder / _GENERATION).exists():
-        read_json(folder / _GENERATION)  # the library passes over one that it cannot read, and its stop ids
+        read_json(
+            folder / _GENERATION
+        )  # the library passes over one that it cannot read, and its stop ids
     nested = raw.get("text_config")
     try:
         _check_finite("", raw)
@@ -42,11 +48,15 @@ def check_target_config(folder: Path, entries: Mapping[str, TensorEntry]) -> Non
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def check_target_headers(folder: Path, entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """Refuses tensors that the library's model of this config has in another shape, does not have, or has as floats.
+def check_target_headers(
+    folder: Path, entries: Mapping[str, TensorEntry]
+) -> dict[str, TensorEntry]:
+    """Refuses tensors that the library's model of this config has in another shape, does not have,
+    or has as floats.
 
-    By name, without reading any. Where the library knows weights by other names than they are stored under, or cannot
-    build the model yet, what it says after loading them decides. Returns those that the library does not leave alone.
+    By name, without reading any. Where the library knows weights by other names than they are
+    stored under, or cannot build the model yet, what it says after loading them decides. Returns
+    those that the library does not leave alone.
     """
     model = _outline(folder)
     if model is None:
@@ -72,27 +82,32 @@ def check_target_headers(folder: Path, entries: Mapping[str, TensorEntry]) -> di
         "without a scale": [
             name
             for name, entry in entries.items()
-            if (entry.dtype.startswith("F8_E4M3") or name.endswith("_blocks")) and not _scaled(name, scales)
+            if (entry.dtype.startswith("F8_E4M3") or name.endswith("_blocks"))
+            and not _scaled(name, scales)
         ],
     }
     ties = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
     tied = (getattr(model, "_tied_weights_keys", None) or ()) if ties else ()
     # Beside quantised weights lie scales, under names that the model itself does not have.
     quantised = getattr(model.config, "quantization_config", None) is not None
-    if not quantised and expected.keys() - set(tied) <= entries.keys():  # so none is stored under another name
+    if (
+        not quantised and expected.keys() - set(tied) <= entries.keys()
+    ):  # so none is stored under another name
         complaints["unexpected keys"] = sorted(entries.keys() - expected.keys())
     refuse(folder, complaints)
     return entries
 
 
 def _scaled(name: str, scales: Collection[str]) -> bool:
-    """Whether one of these belongs to a quantised weight: X.weight_scale_inv, X.scale, X_scales beside X_blocks."""
+    """Whether one of these belongs to a quantised weight: X.weight_scale_inv, X.scale, X_scales
+    beside X_blocks."""
     stem = name.removesuffix("_blocks").removesuffix("weight")
     return any(scale.startswith(stem) for scale in scales)
 
 
 def check_target_values(entries: Mapping[str, TensorEntry]) -> bool:
-    """Refuses NaN and infinities, one tensor at a time. Whether that was all: there are formats it cannot read."""
+    """Refuses NaN and infinities, one tensor at a time. Whether that was all: there are formats it
+    cannot read."""
     names = [name for name, entry in entries.items() if entry.dtype in FLOATS]
     for _ in read_tensors(entries, names):
         pass
@@ -104,17 +119,27 @@ def _outline(folder: Path) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        settings = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        settings = AutoConfig.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
-    except Exception:  # what the library makes of a strange file has no type of its own; loading says what it is
+    except (
+        Exception
+    ):  # what the library makes of a strange file has no type of its own; loading says what it is
         return None
 
 
 def _check_finite(key: str, value: object) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise CheckpointError(f"{key}: {value} is not a finite number")
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inside = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for name, part in inside:
         _check_finite(f"{key}.{name}" if key else str(name), part)
 
@@ -132,10 +157,14 @@ def _check(raw: dict[str, Any], entries: Mapping[str, TensorEntry]) -> None:
         keys.count("max_position_embeddings", least=2)
     if raw.get("vocab_size") is None or raw.get("hidden_size") is None:
         return  # the library's defaults, which are of ordinary size
-    width = keys.count("word_embed_proj_dim", default=keys.count("hidden_size"))  # OPT's tables may be narrower
+    width = keys.count(
+        "word_embed_proj_dim", default=keys.count("hidden_size")
+    )  # OPT's tables may be narrower
     table = (keys.count("vocab_size"), width)
     if not any(entry.shape == table for entry in entries.values()):
-        raise CheckpointError(f"vocab_size, hidden_size: no tensor is {list(table)}, as the embedding would be")
+        raise CheckpointError(
+            f"vocab_size, hidden_size: no tensor is {list(table)}, as the embedding would be"
+        )
     if raw.get("intermediate_size") is not None and not isinstance(raw["intermediate_size"], list):
         keys.count("intermediate_size")
     for key in ("num_attention_heads", "num_key_value_heads", "head_dim"):

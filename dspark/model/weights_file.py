@@ -6,8 +6,8 @@ names, NaN and any number of empty tensors; those are refused here, by name.
 
 Weights stored in few bits beside their scales are read as the numbers they stand for:
 
-    float8 e4m3    one scale per block of 128 x 128 values; blocks at an edge are short
-    bytes          two e2m1 values each along the input, the low four bits first; one scale per 32 values of a row
+    float8 e4m3    one scale per block of 128 x 128 values; blocks at an edge are short bytes
+    two e2m1 values each along the input, the low four bits first; one scale per 32 values of a row
 
 With scales that are powers of two every value is exact in bfloat16.
 """
@@ -48,8 +48,12 @@ class TensorEntry:
     dtype: str  # safetensors' spelling: F32, BF16, ...
     shape: tuple[int, ...]
     stored: str = ""  # its name in the file, where loaders know it by another
-    rows: Tensor | None = field(default=None, compare=False)  # int64, of the stored tensor; None: all of it
-    scale: TensorEntry | None = None  # of values stored in few bits; `dtype` and `shape` are then those of the values
+    rows: Tensor | None = field(
+        default=None, compare=False
+    )  # int64, of the stored tensor; None: all of it
+    scale: TensorEntry | None = (
+        None  # of values stored in few bits; `dtype` and `shape` are then those of the values
+    )
 
 
 def read_directory(folder: Path) -> dict[str, TensorEntry]:
@@ -81,19 +85,26 @@ def weight_files(folder: Path) -> list[Path]:
     raise CheckpointError(f"{folder}: neither {SINGLE_NAME} nor {INDEX_NAME} is there")
 
 
-def check_shapes(folder: Path, entries: Mapping[str, TensorEntry], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Exactly the expected names and shapes, all floating point; else one error with all of them."""
+def check_shapes(
+    folder: Path, entries: Mapping[str, TensorEntry], expected: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Exactly the expected names and shapes, all floating point; else one error with all of
+    them."""
     shared = sorted(expected.keys() & entries.keys())
     complaints = {
         "missing": sorted(expected.keys() - entries.keys()),
         "unexpected": sorted(entries.keys() - expected.keys()),
         "wrong shape": misshapen(entries, expected),
-        "wrong dtype": [f"{name} {entries[name].dtype}" for name in shared if entries[name].dtype not in FLOATS],
+        "wrong dtype": [
+            f"{name} {entries[name].dtype}" for name in shared if entries[name].dtype not in FLOATS
+        ],
     }
     refuse(folder, complaints)
 
 
-def misshapen(entries: Mapping[str, TensorEntry], expected: Mapping[str, tuple[int, ...]]) -> list[str]:
+def misshapen(
+    entries: Mapping[str, TensorEntry], expected: Mapping[str, tuple[int, ...]]
+) -> list[str]:
     """Tensors that are there in another shape, and what they should be."""
     return [
         f"{name} {list(entries[name].shape)} instead of {list(expected[name])}"
@@ -102,7 +113,9 @@ def misshapen(entries: Mapping[str, TensorEntry], expected: Mapping[str, tuple[i
     ]
 
 
-def read_tensors(entries: Mapping[str, TensorEntry], names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(
+    entries: Mapping[str, TensorEntry], names: Iterable[str]
+) -> Iterator[tuple[str, Tensor]]:
     """(name, CPU tensor in the file's dtype), each checked to be finite."""
     by_file: dict[Path, list[str]] = {}
     for name in names:
@@ -143,7 +156,8 @@ def read_file(file: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `out` at the end of the block and vanishes when that fails."""
+    """A folder to fill, which becomes `out` at the end of the block and vanishes when that
+    fails."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out}: there already; name a folder that is not")
     partial: Path | None = None
@@ -198,13 +212,16 @@ def _check_index(path: Path, entries: Mapping[str, TensorEntry]) -> None:
     """The index and the files name the same tensors, each in the same file."""
     said = _read_index(path)
     placed = {name: entry.file.name for name, entry in entries.items()}
-    wrong = sorted(name for name in said.keys() | placed.keys() if said.get(name) != placed.get(name))
+    wrong = sorted(
+        name for name in said.keys() | placed.keys() if said.get(name) != placed.get(name)
+    )
     if wrong:
         raise CheckpointError(f"{path}: says otherwise than the files of {listed(wrong)}")
 
 
 def _stays(folder: Path, file: Path) -> None:
-    """A link may lead into the folder, or to the store of the hub cache the folder belongs to; nowhere else."""
+    """A link may lead into the folder, or to the store of the hub cache the folder belongs to;
+    nowhere else."""
     home, real = folder.resolve(), file.resolve()
     stores = (home, home.parent.parent / "blobs") if home.parent.name == "snapshots" else (home,)
     if not any(real.is_relative_to(store) for store in stores):
@@ -218,16 +235,28 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
             if size > file.stat().st_size - 8:
                 raise CheckpointError(f"{file}: shorter than its header of {size} bytes")
             if size > MAX_HEADER_BYTES:
-                raise CheckpointError(f"{file}: header of {size} bytes, more than {MAX_HEADER_BYTES}")
+                raise CheckpointError(
+                    f"{file}: header of {size} bytes, more than {MAX_HEADER_BYTES}"
+                )
             header = decode(stream.read(size))
         header.pop("__metadata__", None)
         if len(header) > MAX_ENTRIES:
             raise CheckpointError(f"{file}: {len(header)} tensors, more than {MAX_ENTRIES}")
         return {
-            name: TensorEntry(file, str(value["dtype"]), tuple(int(size) for size in value["shape"]))
+            name: TensorEntry(
+                file, str(value["dtype"]), tuple(int(size) for size in value["shape"])
+            )
             for name, value in header.items()
         }
-    except (OSError, ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (
+        OSError,
+        ArithmeticError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise CheckpointError(f"{file}: bad header ({error})") from error
     except struct.error as error:
         raise CheckpointError(f"{file}: shorter than its header") from error

@@ -1,1 +1,2 @@
-"""Loops that torch has no single operation for on a CPU, in C: built where the installation found a compiler."""
+"""Loops that torch has no single operation for on a CPU, in C: built where the installation found a
+compiler."""

@@ -35,7 +35,9 @@ class Tables(NamedTuple):
     def fit(self) -> bool:
         """Whether they are what a kernel takes their memory for. What they say it checks itself."""
         given = (self.cu_q, self.used_k, self.blocks)
-        alike = all(one.dtype == torch.int32 and one.is_cpu and one.is_contiguous() for one in given)
+        alike = all(
+            one.dtype == torch.int32 and one.is_cpu and one.is_contiguous() for one in given
+        )
         return alike and len(self.cu_q) == len(self.used_k) + 1 == len(self.blocks) + 1
 
 
@@ -57,11 +59,14 @@ class PagedAttention:
         """None where there is no library for it, or torch has threads that it cannot use."""
         built = kernels()
         made = PagedAttention(built) if built is not None else None
-        return made if made is not None and (made._threads == 1 or made._sharing is not None) else None
+        return (
+            made if made is not None and (made._threads == 1 or made._sharing is not None) else None
+        )
 
     @staticmethod
     def for_blocks() -> PagedAttention | None:
-        """With `own` keys and values, tried by formula before its first use: what comes out wrong is not used."""
+        """With `own` keys and values, tried by formula before its first use: what comes out wrong
+        is not used."""
         made = PagedAttention.found()
         if made is not None and not _sound(made):
             log.warning("native.not_used", reason="a trial of blocks came out wrong")
@@ -76,16 +81,25 @@ class PagedAttention:
         at: Tables,
         scale: float | None = None,  # None is D ** -0.5
         window: int | None = None,
-        own: tuple[Tensor, Tensor] | None = None,  # keys and values [T, Hkv, D] of the queries themselves
+        own: tuple[Tensor, Tensor]
+        | None = None,  # keys and values [T, Hkv, D] of the queries themselves
     ) -> Tensor:
-        """[T, Hq, D]. A query sees the keys in pages up to its own, which are the last; with `own`, all in pages and
-        all of its sequence's own.
+        """[T, Hq, D]. A query sees the keys in pages up to its own, which are the last; with `own`,
+        all in pages and all of its sequence's own.
 
-        Raises NotImplementedError for tensors of another form, IndexError for tables that name what is not there.
+        Raises NotImplementedError for tensors of another form, IndexError for tables that name what
+        is not there.
         """
         tokens, heads, size = q.shape
-        if v.shape != k.shape or v.stride() != k.stride() or k.stride(3) != 1 or not all(map(_fp32_on_cpu, (q, k, v))):
-            raise NotImplementedError("for fp32 on a CPU, with keys and values that are stored alike")
+        if (
+            v.shape != k.shape
+            or v.stride() != k.stride()
+            or k.stride(3) != 1
+            or not all(map(_fp32_on_cpu, (q, k, v)))
+        ):
+            raise NotImplementedError(
+                "for fp32 on a CPU, with keys and values that are stored alike"
+            )
         if k.shape[3] != size or heads % k.shape[2]:
             raise NotImplementedError(
                 "heads of queries and keys are of one size, and each key's serves as many of them"
@@ -98,7 +112,9 @@ class PagedAttention:
             own_k, own_v = own_k.contiguous(), own_v.contiguous()
             fits = own_k.dtype == own_v.dtype == torch.float32 and own_k.shape == own_v.shape
             if window is not None or not fits or own_k.shape != (tokens, k.shape[2], size):
-                raise NotImplementedError("own keys and values are one for each query, and seen by all of a sequence")
+                raise NotImplementedError(
+                    "own keys and values are one for each query, and seen by all of a sequence"
+                )
         out = q.new_empty(tokens, heads, size)
         failed = self._call(
             out.data_ptr(),
@@ -111,9 +127,26 @@ class PagedAttention:
             at.used_k.data_ptr(),
             at.blocks.data_ptr(),
             _Dims(
-                *at.blocks.shape, k.shape[1], heads, k.shape[2], size, window or 0, at.max_q, at.max_k, len(k), tokens
+                *at.blocks.shape,
+                k.shape[1],
+                heads,
+                k.shape[2],
+                size,
+                window or 0,
+                at.max_q,
+                at.max_k,
+                len(k),
+                tokens,
             ),
-            _Strides(q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), k.shape[2] * size, size),
+            _Strides(
+                q.stride(0),
+                q.stride(1),
+                k.stride(0),
+                k.stride(1),
+                k.stride(2),
+                k.shape[2] * size,
+                size,
+            ),
             scale if scale is not None else size**-0.5,
             self._sharing,
             self._threads,
@@ -121,7 +154,9 @@ class PagedAttention:
         if failed == _NO_MEMORY:
             raise MemoryError("no memory for the weights of one head")
         if failed:
-            raise IndexError(f"a page is not among the {len(k)} of the pool, or a count is not what was said")
+            raise IndexError(
+                f"a page is not among the {len(k)} of the pool, or a count is not what was said"
+            )
         return out
 
 
@@ -134,16 +169,23 @@ def _sound(kernel: PagedAttention) -> bool:
     """Whether blocks of two sequences, on pages out of order, see what they should."""
     draw = torch.Generator().manual_seed(5)
     used, queries, heads, kv_heads, size = (7, 0), (3, 5), 4, 2, 64
-    q, *own = (torch.randn(sum(queries), count, size, generator=draw) for count in (heads, kv_heads, kv_heads))
+    q, *own = (
+        torch.randn(sum(queries), count, size, generator=draw)
+        for count in (heads, kv_heads, kv_heads)
+    )
     k, v = (torch.randn(3, 4, kv_heads, size, generator=draw) for _ in "kv")
     blocks = torch.tensor([[2, 0], [1, 1]], dtype=torch.int32)
-    tables = Tables(torch.tensor([0, 3, 8]).int(), torch.tensor(used).int(), blocks, max(queries), max(used))
+    tables = Tables(
+        torch.tensor([0, 3, 8]).int(), torch.tensor(used).int(), blocks, max(queries), max(used)
+    )
     made = kernel(q, k, v, tables, own=(own[0], own[1]))
     stop, right = 0, []
     for n, count in enumerate(queries):
         rows = slice(stop, stop := stop + count)
         keys, values = (
-            torch.cat((pool[blocks[n].long()].flatten(0, 1)[: used[n]], mine[rows])).repeat_interleave(2, 1)
+            torch.cat(
+                (pool[blocks[n].long()].flatten(0, 1)[: used[n]], mine[rows])
+            ).repeat_interleave(2, 1)
             for pool, mine in ((k, own[0]), (v, own[1]))
         )
         weights = (torch.einsum("qhd,khd->hqk", q[rows], keys) * size**-0.5).softmax(-1)

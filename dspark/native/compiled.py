@@ -44,8 +44,9 @@ def kernels() -> ctypes.CDLL | None:
 
 @functools.cache
 def parallel() -> int | None:
-    """Address of what has torch's own threads run a function: `GOMP_parallel` as torch itself finds it, in what the
-    process has preloaded or in the runtime that torch is linked with. None where torch uses another one."""
+    """Address of what has torch's own threads run a function: `GOMP_parallel` as torch itself finds
+    it, in what the process has preloaded or in the runtime that torch is linked with. None where
+    torch uses another one."""
     library = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
     for name in (None, str(library)):
         try:

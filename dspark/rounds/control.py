@@ -1,8 +1,9 @@
 """What a coordinator and the rounds of one verifier tell each other, in plain nouns.
 
-Down go sequences with all that an engine needs of them, the drafters that may be asked, plans, acknowledgements and
-releases; up come reports of passes, sequences that are gone, and how drafters are found. The loop itself sees the
-parts of this that are numbers (`events`, `plan`). Services carry it over a stream, a simulator by a call.
+Down go sequences with all that an engine needs of them, the drafters that may be asked, plans,
+acknowledgements and releases; up come reports of passes, sequences that are gone, and how drafters
+are found. The loop itself sees the parts of this that are numbers (`events`, `plan`). Services
+carry it over a stream, a simulator by a call.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ class Admission(NamedTuple):
     longest: int  # tokens it will reach at most, prompt included
     keep_rows: bool  # keep projected feature rows for drafters to come
     cache_salt: str = ""  # prefixes are shared among equals
-    prompt_logprobs: int | None = None  # likeliest tokens told at every position; None tells nothing
-    repeatable: bool = False  # its client can have the same draws again: `PassReport.draws` leave them out
+    prompt_logprobs: int | None = (
+        None  # likeliest tokens told at every position; None tells nothing
+    )
+    repeatable: bool = (
+        False  # its client can have the same draws again: `PassReport.draws` leave them out
+    )
 
 
 class Use(enum.IntEnum):
@@ -76,7 +81,8 @@ class PassReport(NamedTuple):
     prefill_tokens: int = 0  # of them those of prompts that rode along
     started: Started | None = None  # of a prefill
     logprobs: Sequence[Sequence[ScoredToken]] = ()  # one per token of each round, where asked for
-    # [verified slots of all rounds, 2] chance to get to a slot, and to keep it too; NaN where outcomes alone are known
+    # [verified slots of all rounds, 2] chance to get to a slot, and to keep it too; NaN where
+    # outcomes alone are known
     labels: npt.NDArray[np.float32] | None = None
     draws: tuple[Draws, ...] = ()  # what the rule saw of the drafted tokens, by drafter version
     pages_free: int = 0

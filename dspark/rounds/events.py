@@ -1,7 +1,8 @@
-"""What `RoundLoop` is told and what it asks for: plain tuples, without tensors, streams or tokens of a block.
+"""What `RoundLoop` is told and what it asks for: plain tuples, without tensors, streams or tokens
+of a block.
 
-Ids, probabilities and rows of a block stay with whoever drives the loop, who finds them by order and sequence. Orders
-and passes have numbers that are never used twice by one loop.
+Ids, probabilities and rows of a block stay with whoever drives the loop, who finds them by order
+and sequence. Orders and passes have numbers that are never used twice by one loop.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class Why(enum.Enum):
     NO_PAGES = "no pages"  # its prompt did not fit
     OUT_OF_PAGES = "out of pages"  # the youngest makes room
     FAILED = "failed"  # its pass did, or it could not be in one
-    STALE_EPOCH = "stale epoch"  # admitted under an epoch that is not above all seen, or beside itself
+    STALE_EPOCH = (
+        "stale epoch"  # admitted under an epoch that is not above all seen, or beside itself
+    )
 
 
 # Events in.
@@ -130,7 +133,8 @@ class Prefill(NamedTuple):
 
 
 class CallBackPrefill(NamedTuple):
-    """To be answered by Prefilled where the first token is drawn already, and by PrefillRefused where it is not."""
+    """To be answered by Prefilled where the first token is drawn already, and by PrefillRefused
+    where it is not."""
 
     sequence: int
     epoch: int
@@ -149,8 +153,9 @@ class CloseAtDrafter(NamedTuple):
 
 
 class SendRows(NamedTuple):
-    """Feature rows start .. stop - 1, over the bulk stream, those that are not on their way: rows of a prompt may go to
-    its drafter as they are made. To be answered by DrafterReady when they have come."""
+    """Feature rows start .. stop - 1, over the bulk stream, those that are not on their way: rows
+    of a prompt may go to its drafter as they are made. To be answered by DrafterReady when they
+    have come."""
 
     drafter: int
     sequence: int
@@ -207,7 +212,9 @@ class RoundReport(NamedTuple):
     confidence: Sequence[float] = ()  # of the drafted slots
     why_empty: str = ""
     drafter: int = 0
-    forced: tuple[bool, ...] = ()  # of each token, whether its form left nothing else; empty where all had a choice
+    forced: tuple[
+        bool, ...
+    ] = ()  # of each token, whether its form left nothing else; empty where all had a choice
     forbidden: bool = False  # whether a form forbids the drafted token behind the accepted ones
 
 

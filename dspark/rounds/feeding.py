@@ -1,8 +1,9 @@
 """Which drafter holds the context of a sequence, and which feature rows it still needs. Pure.
 
-A drafter's state is soft (invariant R10): losing it costs drafts, and nothing else. Invariant R11: rows travel without
-a gap, a few with the order and many over the bulk stream; while some are missing the sequence goes without drafts. A
-sequence changes its drafter between rounds, once the new one has its rows; until then the old one drafts.
+A drafter's state is soft (invariant R10): losing it costs drafts, and nothing else. Invariant R11:
+rows travel without a gap, a few with the order and many over the bulk stream; while some are
+missing the sequence goes without drafts. A sequence changes its drafter between rounds, once the
+new one has its rows; until then the old one drafts.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def feed_by(sequence: SequenceState, drafter: int, most: int, ask: Ask) -> None:
 
 
 def send_rows(sequence: SequenceState, start: int, most: int, ask: Ask) -> None:
-    """To whoever is being fed: with the next order, if they are at most `most`, else over the bulk stream."""
+    """To whoever is being fed: with the next order, if they are at most `most`, else over the bulk
+    stream."""
     stop = sequence.committed_len - 1
     if stop - start > most:
         ask(SendRows(sequence.feeding, sequence.number, sequence.epoch, start, stop))
@@ -39,7 +41,8 @@ def send_rows(sequence: SequenceState, start: int, most: int, ask: Ask) -> None:
 
 
 def came(sequence: SequenceState, event: DrafterReady) -> bool:
-    """Rows arrived; False when they are of no use any more. Whoever they came to is taken over between rounds."""
+    """Rows arrived; False when they are of no use any more. Whoever they came to is taken over
+    between rounds."""
     wanted = sequence.state is not PREFILL and event.drafter == sequence.feeding
     if not wanted or not 0 <= event.watermark < sequence.committed_len:
         return False
@@ -48,7 +51,8 @@ def came(sequence: SequenceState, event: DrafterReady) -> bool:
 
 
 def take_over(sequence: SequenceState, most: int, ask: Ask) -> None:
-    """Between rounds: a drafter whose rows came drafts from now on, if at most `most` are missing by now."""
+    """Between rounds: a drafter whose rows came drafts from now on, if at most `most` are missing
+    by now."""
     if sequence.ready is None:
         return
     drafter, rows = sequence.ready

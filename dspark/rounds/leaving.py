@@ -1,7 +1,7 @@
 """How sequences leave a verifier, and who leaves when pages run out. Pure.
 
-Invariant R6: whoever settles has everything that was drawn for it reported first. Its pages come free at once where it
-is in no pass, else when the pass has ended.
+Invariant R6: whoever settles has everything that was drawn for it reported first. Its pages come
+free at once where it is in no pass, else when the pass has ended.
 """
 
 from __future__ import annotations
@@ -11,14 +11,27 @@ from collections.abc import Callable
 from dspark.rounds import feeding
 from dspark.rounds.events import Action, CallBackPrefill, Released, Why
 from dspark.rounds.passes import KVCache, Passes
-from dspark.rounds.state import DROPPED, GONE, PREFILL, SETTLE, SETTLED, SETTLING, STARVED, SequenceState
+from dspark.rounds.state import (
+    DROPPED,
+    GONE,
+    PREFILL,
+    SETTLE,
+    SETTLED,
+    SETTLING,
+    STARVED,
+    SequenceState,
+)
 
 
 class Leaving:
     """Takes sequences out of `live`."""
 
     def __init__(
-        self, live: dict[int, SequenceState], cache: KVCache, passes: Passes, ask: Callable[[Action], object]
+        self,
+        live: dict[int, SequenceState],
+        cache: KVCache,
+        passes: Passes,
+        ask: Callable[[Action], object],
     ) -> None:
         self._live, self._cache, self._passes, self._ask = live, cache, passes, ask
         self.given_back = False  # pages came free
@@ -44,7 +57,8 @@ class Leaving:
         self._ask(Released(number, epoch, sequence.round, sequence.committed_len, why))
 
     def drop(self, sequence: SequenceState) -> None:
-        """At once, whatever is being drawn: it ended, its client left, or nobody is there to be told."""
+        """At once, whatever is being drawn: it ended, its client left, or nobody is there to be
+        told."""
         if sequence.state is PREFILL:
             self._ask(CallBackPrefill(sequence.number, sequence.epoch))
         sequence.apply(DROPPED)
@@ -62,7 +76,8 @@ class Leaving:
     def make_room(self, sequence: SequenceState) -> bool:
         """A sequence found no page: the youngest of all settles. Whether to ask again at once.
 
-        Who that is has nothing to do with what was drawn. One at a time: while one is on its way out the others wait.
+        Who that is has nothing to do with what was drawn. One at a time: while one is on its way
+        out the others wait.
         """
         staying = [each for each in self._live.values() if each.state is not SETTLING]
         if len(staying) == len(self._live):

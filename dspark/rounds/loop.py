@@ -1,8 +1,10 @@
-"""The rounds of one verifier: what it is told goes in, what is to be done comes out. Pure: no IO, time is passed in.
+"""The rounds of one verifier: what it is told goes in, what is to be done comes out. Pure: no IO,
+time is passed in.
 
-A round: an order for a block leaves with the rows of what was committed, the block comes back, its prefix is fixed by
-the terms that were frozen with the order, a pass judges it, the verdict is reported, and the next order leaves. The
-coordinator is not on that way: it plans rounds to come, acknowledges what it has committed, and takes sequences back.
+A round: an order for a block leaves with the rows of what was committed, the block comes back, its
+prefix is fixed by the terms that were frozen with the order, a pass judges it, the verdict is
+reported, and the next order leaves. The coordinator is not on that way: it plans rounds to come,
+acknowledges what it has committed, and takes sequences back.
 
 Invariants, beside those of `plan`, `orders`, `passes`, `feeding` and `bounds`:
 R1. Nothing that follows from a block leaves before its prefix is fixed.
@@ -68,7 +70,10 @@ from dspark.rounds.state import (
 )
 
 BETWEEN = (IDLE, HELD)  # rounds
-FORGOTTEN, LOST = "unknown sequence", "rows lost"  # by a drafter: all of its context, or rows that were sent
+FORGOTTEN, LOST = (
+    "unknown sequence",
+    "rows lost",
+)  # by a drafter: all of its context, or rows that were sent
 REMEMBERED = 1 << 16  # sequences whose last epoch is known after they are gone
 
 
@@ -80,10 +85,14 @@ class RoundLoop:
         self.counts: Counter[str] = Counter()  # of everything that came and was of no use
         self._waits = waits or Waits()
         self._live: dict[int, SequenceState] = {}
-        self._epochs: dict[int, int] = {}  # the highest that was seen of each sequence, the latest ones last
+        self._epochs: dict[
+            int, int
+        ] = {}  # the highest that was seen of each sequence, the latest ones last
         self._orders, self._passes = Orders(self._waits), Passes(cache)
         self._out: list[Action] = []
-        self._patient_until: float | None = None  # when a cohort goes on without those that are not acknowledged
+        self._patient_until: float | None = (
+            None  # when a cohort goes on without those that are not acknowledged
+        )
         self._leaving = Leaving(self._live, cache, self._passes, self._ask)
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             Admit: self._admit,
@@ -101,8 +110,8 @@ class RoundLoop:
         }
 
     def feed_all(self, told: Sequence[Told | Plan], now: float) -> list[Action]:
-        """Everything that came together, if anything did, so that what it sets free goes on together. now: seconds,
-        never falling."""
+        """Everything that came together, if anything did, so that what it sets free goes on
+        together. now: seconds, never falling."""
         self._out = []
         for each in told:
             self._handlers[type(each)](each, now)
@@ -130,7 +139,9 @@ class RoundLoop:
     def _admit(self, told: Admit, now: float) -> None:
         number, epoch = told.sequence, told.epoch
         if (live := self._live.get(number)) is not None and live.epoch == epoch:
-            self.counts["admission of who is here"] += 1  # what runs goes on: its coordinator would think it gone
+            self.counts["admission of who is here"] += (
+                1  # what runs goes on: its coordinator would think it gone
+            )
             return
         if number in self._live or epoch <= self._epochs.get(number, -1):
             self._ask(Released(number, epoch, 0, told.prompt_len, Why.STALE_EPOCH))
@@ -173,7 +184,9 @@ class RoundLoop:
             self.counts["release of who settles already"] += 1
 
     def _keep(self, told: Keep, now: float) -> None:
-        for sequence in [each for each in self._live.values() if (each.number, each.epoch) not in told.wanted]:
+        for sequence in [
+            each for each in self._live.values() if (each.number, each.epoch) not in told.wanted
+        ]:
             self.counts["sequence that nobody wants"] += 1
             self._leaving.drop(sequence)
 
@@ -230,7 +243,12 @@ class RoundLoop:
             self._leaving.settled(sequence)
 
     def _judged(self, sequence: SequenceState, drawn: Drawn) -> RoundReport:
-        number, epoch, round, before = sequence.number, sequence.epoch, sequence.round, sequence.committed_len
+        number, epoch, round, before = (
+            sequence.number,
+            sequence.epoch,
+            sequence.round,
+            sequence.committed_len,
+        )
         if drawn.spoilt:
             sequence.left_empty("invalid")
         verified, block, why = sequence.prefix, sequence.block, sequence.why_empty
@@ -239,7 +257,18 @@ class RoundLoop:
         said, forced = sequence.commit(drawn.tokens), drawn.forced
         forced = (*forced, *[False] * len(said))[: len(said)] if any(forced) else ()
         return RoundReport(
-            number, epoch, round, before, said, drawn.accepted, verified, block, why, drafter, forced, drawn.forbidden
+            number,
+            epoch,
+            round,
+            before,
+            said,
+            drawn.accepted,
+            verified,
+            block,
+            why,
+            drafter,
+            forced,
+            drawn.forbidden,
         )
 
     # From drafters.
@@ -351,7 +380,8 @@ class RoundLoop:
         return ""
 
     def _begin(self, cohort: int, now: float) -> None:
-        """Runs a pass of a cohort that has nobody to wait for: neither a block nor an acknowledgement."""
+        """Runs a pass of a cohort that has nobody to wait for: neither a block nor an
+        acknowledgement."""
         if self._passes.busy(cohort, self.plan.cohorts):
             return
         ready, until = [], now
@@ -362,7 +392,9 @@ class RoundLoop:
                 ready.append(sequence)
             elif sequence.state is ORDERED:
                 return
-            elif sequence.state is HELD and not sequence.full:  # by the window alone: waited for as long as for a block
+            elif (
+                sequence.state is HELD and not sequence.full
+            ):  # by the window alone: waited for as long as for a block
                 until = max(until, sequence.held_at + self._waits.deadline_s)
         if ready and until > now:
             self._patient_until = min(until, self._patient_until or until)

@@ -1,8 +1,9 @@
-"""Orders that are out at drafters: their deadlines, what came back, what is still owed. Pure; time is passed in.
+"""Orders that are out at drafters: their deadlines, what came back, what is still owed. Pure; time
+is passed in.
 
-Invariant R5: a deadline is fixed when its order is sent and depends on nothing that comes back, so that being late
-says nothing of a block. A drafter that owes a reply is asked nothing more until it came, so a hung one costs a single
-deadline; one that stays silent is given up.
+Invariant R5: a deadline is fixed when its order is sent and depends on nothing that comes back, so
+that being late says nothing of a block. A drafter that owes a reply is asked nothing more until it
+came, so a hung one costs a single deadline; one that stays silent is given up.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ class Waits:
 
     deadline_s: float = 0.5  # of an order, or SLACK times what the plan expects, if that is longer
     patience_s: float = 5.0  # a drafter that owes a reply for longer is given up
-    inline_rows: int = 64  # feature rows that may travel with an order; more go over the bulk stream
+    inline_rows: int = (
+        64  # feature rows that may travel with an order; more go over the bulk stream
+    )
 
     def order_s(self, expected_s: float) -> float:
         return max(self.deadline_s, SLACK * expected_s)
@@ -48,7 +51,9 @@ class Orders:
     def owes(self, drafter: int) -> bool:
         return bool(self._owed) and any(order.drafter == drafter for order in self._owed.values())
 
-    def send(self, drafter: int, asked: Sequence[tuple[SequenceState, Terms]], until: float) -> SendOrder:
+    def send(
+        self, drafter: int, asked: Sequence[tuple[SequenceState, Terms]], until: float
+    ) -> SendOrder:
         """One order for several sequences. Invariant R2: their terms are frozen here."""
         self._last += 1
         rows = []
@@ -82,7 +87,8 @@ class Orders:
         return order.rows
 
     def late(self, now: float) -> list[tuple[int, int, Sequence[SequenceState]]]:
-        """(number, drafter, rows) of orders whose deadline has passed; their drafters owe a reply from now on."""
+        """(number, drafter, rows) of orders whose deadline has passed; their drafters owe a reply
+        from now on."""
         late = [(number, order) for number, order in self._open.items() if now >= order.until]
         for number, order in late:
             del self._open[number]
@@ -95,12 +101,18 @@ class Orders:
 
     def lost(self, drafter: int) -> list[tuple[int, Sequence[SequenceState]]]:
         """(number, rows) of the open orders of a drafter that is gone; it owes nothing any more."""
-        gone = [(number, order.rows) for number, order in self._open.items() if order.drafter == drafter]
+        gone = [
+            (number, order.rows) for number, order in self._open.items() if order.drafter == drafter
+        ]
         for number, _ in gone:
             del self._open[number]
-        self._owed = {number: order for number, order in self._owed.items() if order.drafter != drafter}
+        self._owed = {
+            number: order for number, order in self._owed.items() if order.drafter != drafter
+        }
         return gone
 
     def next_at(self) -> float | None:
         """When to look again, if nothing happens before."""
-        return min((order.until for order in (*self._open.values(), *self._owed.values())), default=None)
+        return min(
+            (order.until for order in (*self._open.values(), *self._owed.values())), default=None
+        )

@@ -1,8 +1,8 @@
 """Packed passes: whose turn it is, how much of each block is in, and what became of it. Pure.
 
-Invariant R3, no peeking: prefixes follow from frozen terms (`plan.prefixes`), and pages are asked for oldest first, so
-a prefix is cut to the pages there are, whatever its own total. Invariant R6: a verdict that was drawn is reported. When
-pages run out the youngest sequence settles.
+Invariant R3, no peeking: prefixes follow from frozen terms (`plan.prefixes`), and pages are asked
+for oldest first, so a prefix is cut to the pages there are, whatever its own total. Invariant R6: a
+verdict that was drawn is reported. When pages run out the youngest sequence settles.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class KVCache(Protocol):
     """The verifier's cache, as rounds see it."""
 
     def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
-        """Makes room for an anchor, which stands at committed_len - 1, and as many of `slots` more tokens as there are
-        pages for: how many, or None when there is none for the anchor."""
+        """Makes room for an anchor, which stands at committed_len - 1, and as many of `slots` more
+        tokens as there are pages for: how many, or None when there is none for the anchor."""
         ...
 
     def free(self, sequence: int, epoch: int) -> None:
@@ -37,16 +37,21 @@ class Passes:
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
-        self._running: dict[int, tuple[int, Sequence[SequenceState]]] = {}  # (cohort, rows) by number
+        self._running: dict[
+            int, tuple[int, Sequence[SequenceState]]
+        ] = {}  # (cohort, rows) by number
         self._last = 0
 
     def busy(self, cohort: int, cohorts: int) -> bool:
-        """Whether a cohort has to wait for a pass to end. With two, one is queued while the other is run."""
+        """Whether a cohort has to wait for a pass to end. With two, one is queued while the other
+        is run."""
         if cohorts == 1:
             return bool(self._running)
         return any(its == cohort for its, _ in self._running.values())
 
-    def begin(self, cohort: int, ready: Sequence[SequenceState], make_room: MakeRoom) -> RunPass | None:
+    def begin(
+        self, cohort: int, ready: Sequence[SequenceState], make_room: MakeRoom
+    ) -> RunPass | None:
         """Fixes the prefixes of these sequences, and what is run; None when nobody found a page."""
         rows = sorted(ready, key=lambda sequence: sequence.number)
         wanted = prefixes([each.block for each in rows], [each.terms for each in rows])
@@ -54,7 +59,9 @@ class Passes:
         for sequence, slots in zip(rows, wanted, strict=True):
             if self._pages(sequence, slots, make_room):
                 taken.append(sequence)
-        taken = [sequence for sequence in taken if sequence.state is READY]  # the youngest may have made room
+        taken = [
+            sequence for sequence in taken if sequence.state is READY
+        ]  # the youngest may have made room
         if not taken:
             return None
         self._last += 1

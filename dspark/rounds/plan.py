@@ -1,9 +1,11 @@
-"""What the coordinator plans for the rounds to come, and the prefixes that follow from it. Pure numbers.
+"""What the coordinator plans for the rounds to come, and the prefixes that follow from it. Pure
+numbers.
 
-A plan is made of finished rounds and meets the next order, never one that is out (invariant R2): its terms are frozen
-when the order of a block leaves, so they know nothing of that block. Invariant R3, no peeking: slot j is verified as
-long as every slot up to it reaches the price, which looks at confidences up to j alone; then the pass is cut by rank to
-a cap that was frozen, too. It is never cut down to a number that is a function of its own total.
+A plan is made of finished rounds and meets the next order, never one that is out (invariant R2):
+its terms are frozen when the order of a block leaves, so they know nothing of that block. Invariant
+R3, no peeking: slot j is verified as long as every slot up to it reaches the price, which looks at
+confidences up to j alone; then the pass is cut by rank to a cap that was frozen, too. It is never
+cut down to a number that is a function of its own total.
 
 Symbols: n sequences.
 """
@@ -53,8 +55,8 @@ class SequencePlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """For all rounds that begin while it is in force. It takes the place of the one before, in whole, and has no expiry
-    but the session's lease."""
+    """For all rounds that begin while it is in force. It takes the place of the one before, in
+    whole, and has no expiry but the session's lease."""
 
     number: int = 0
     terms: Terms = PLAIN
@@ -86,7 +88,8 @@ EVERYBODY = SequencePlan()
 def prefixes(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[int]:
     """[n] slots to verify of each block, given the confidences of its slots; blocks may be empty.
 
-    Without arrays: a pass has a few hundred slots at most, and a core that has waited for it is slow to wake them up.
+    Without arrays: a pass has a few hundred slots at most, and a core that has waited for it is
+    slow to wake them up.
     """
     chosen = [_chosen(block, own) for block, own in zip(blocks, terms, strict=True)]
     cap = min((own.cap for own in terms), default=NO_CAP)
@@ -94,7 +97,11 @@ def prefixes(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[
         return chosen
     kept = [block[:length] for block, length in zip(blocks, chosen, strict=True)]
     return _capped(
-        [[own.weight * alive for alive in _alive(block)] for block, own in zip(kept, terms, strict=True)], cap
+        [
+            [own.weight * alive for alive in _alive(block)]
+            for block, own in zip(kept, terms, strict=True)
+        ],
+        cap,
     )
 
 
@@ -122,11 +129,14 @@ def _chosen(block: Sequence[float], terms: Terms) -> int:
 
 
 def _capped(worth: Sequence[Sequence[float]], cap: int) -> list[int]:
-    """[n] of these slots the `cap` that rank first: by worth, then the earlier slot, then the lower row.
+    """[n] of these slots the `cap` that rank first: by worth, then the earlier slot, then the lower
+    row.
 
-    Along a row worth never rises, so what is left of it is a prefix; whether a slot is left depends on what ranks
-    before it alone, and nothing behind it in its own row does.
+    Along a row worth never rises, so what is left of it is a prefix; whether a slot is left depends
+    on what ranks before it alone, and nothing behind it in its own row does.
     """
-    ranked = sorted((-each, slot, row) for row, own in enumerate(worth) for slot, each in enumerate(own))
+    ranked = sorted(
+        (-each, slot, row) for row, own in enumerate(worth) for slot, each in enumerate(own)
+    )
     left = Counter(row for _, _, row in ranked[:cap])
     return [left[row] for row in range(len(worth))]

@@ -1,4 +1,5 @@
-"""How much of a block is verified: the names users meet, as frozen types. Knows nothing of numbers drafted."""
+"""How much of a block is verified: the names users meet, as frozen types. Knows nothing of numbers
+drafted."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """The slots before the first whose own confidence is strictly below `at`; at 0 the full block."""
+    """The slots before the first whose own confidence is strictly below `at`; at 0 the full
+    block."""
 
     at: float
 
@@ -41,7 +43,8 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """As the coordinator plans: how much is drafted, and what a slot has to promise to be verified."""
+    """As the coordinator plans: how much is drafted, and what a slot has to promise to be
+    verified."""
 
     def __str__(self) -> str:
         return "adaptive"
@@ -79,5 +82,7 @@ def _share(argument: str, field: str) -> float:
     except ValueError:
         at = math.nan
     if not 0.0 <= at <= 1.0:
-        raise InvalidRequest(field, f"threshold:t needs a number t in [0, 1], got {argument[:40]!r}")
+        raise InvalidRequest(
+            field, f"threshold:t needs a number t in [0, 1], got {argument[:40]!r}"
+        )
     return at

@@ -1,7 +1,8 @@
-"""One sequence at the verifier: its states and events as a table, and what is known of it between them.
+"""One sequence at the verifier: its states and events as a table, and what is known of it between
+them.
 
-An event that the table does not list is an error, never a guess. Invariant 1, one cursor: `epoch`, `round` and
-`committed_len` change here and nowhere else.
+An event that the table does not list is an error, never a guess. Invariant 1, one cursor: `epoch`,
+`round` and `committed_len` change here and nowhere else.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Event(enum.Enum):
     __hash__ = object.__hash__
 
 
-# By name: to look one up in its class takes longer than what is done with it, and a round does it often.
+# By name: to look one up in its class takes longer than what is done with it, and a round does it
+# often.
 PREFILL, IDLE, ORDERED, READY, RUNNING, HELD, SETTLING, GONE = State
 (
     PREFILLED, REFUSED, HELD_BACK, LET_GO_ON, ORDER_SENT, LEFT_PLAIN, BLOCK_CAME, BLOCK_LOST,
@@ -103,7 +105,9 @@ class SequenceState:
     drafter: int = 0  # who holds its context; 0: nobody
     rows_sent: int = 0  # feature rows that drafter has, without a gap
     feeding: int = 0  # who is being sent its context
-    ready: tuple[int, int] | None = None  # (drafter, rows) that came in full, taken over between rounds
+    ready: tuple[int, int] | None = (
+        None  # (drafter, rows) that came in full, taken over between rounds
+    )
     ordered_len: int = -1  # `committed_len` of the last round that asked for a block, or might have
     starved: bool = False  # waits for somebody to give back pages
     leaving: Why | None = None  # why it settles, if the coordinator did not ask for it
@@ -120,7 +124,9 @@ class SequenceState:
         try:
             self.state = NEXT[self.state, event]
         except KeyError:
-            raise UnlistedEvent(f"sequence {self.number} is {self.state.value} and was {event.value}") from None
+            raise UnlistedEvent(
+                f"sequence {self.number} is {self.state.value} and was {event.value}"
+            ) from None
 
     def lists(self, event: Event) -> bool:
         """Whether its state knows this event."""
@@ -132,12 +138,14 @@ class SequenceState:
         return self.round - self.acked
 
     def left_empty(self, why: str) -> None:
-        """Its block is empty. An empty block is an ordinary block, and uses up the anchor as any other."""
+        """Its block is empty. An empty block is an ordinary block, and uses up the anchor as any
+        other."""
         self.why_empty, self.ordered_len = why, self.committed_len
         self.block, self.order, self.prefix = (), 0, 0
 
     def commit(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Moves the cursor over what a round or the prefill drew; what lies behind the end was never said."""
+        """Moves the cursor over what a round or the prefill drew; what lies behind the end was
+        never said."""
         count, self.full = kept(tokens, self.room, self.stop_ids)
         said = tuple(tokens[:count])
         self.committed_len += count

@@ -13,10 +13,11 @@ Ints = npt.NDArray[np.int64]
 
 
 def survival(confidence: Floats, lengths: Ints) -> Floats:
-    """Chance that each slot is still alive: [n, k], never increasing along k, 0 beyond each block's length.
+    """Chance that each slot is still alive: [n, k], never increasing along k, 0 beyond each block's
+    length.
 
-    Kept slot by slot in memory (a view of [k, n]). The product is a running one: a pairwise one would let later
-    confidences change the rounding of earlier slots.
+    Kept slot by slot in memory (a view of [k, n]). The product is a running one: a pairwise one
+    would let later confidences change the rounding of earlier slots.
     """
     by_slot = confidence.T
     inside = np.arange(len(by_slot))[:, None] < lengths

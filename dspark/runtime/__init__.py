@@ -1,1 +1,2 @@
-"""How any process of the system lives: configuration, logs, metrics, gRPC server and channels, device thread."""
+"""How any process of the system lives: configuration, logs, metrics, gRPC server and channels,
+device thread."""

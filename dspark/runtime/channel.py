@@ -1,4 +1,5 @@
-"""Client side of gRPC: channels with bounds and a quick eye for dead peers, and whether a process serves."""
+"""Client side of gRPC: channels with bounds and a quick eye for dead peers, and whether a process
+serves."""
 
 from __future__ import annotations
 
@@ -10,12 +11,17 @@ import grpc
 from dspark.runtime.tls import Tls
 
 MAX_MESSAGE = 256 * 1024 * 1024
-LOOKAHEAD = 4 * 1024 * 1024  # bytes of a stream that may travel unasked: a cohort's q needs no round trip for its rest
+LOOKAHEAD = (
+    4 * 1024 * 1024
+)  # bytes of a stream that may travel unasked: a cohort's q needs no round trip for its rest
 
-# After so much silence a peer is asked whether it is there. Processes of a cell watch each other closely; a listener
-# that strangers reach welcomes no ping more often than `server.LEAST_PUBLIC_PING_MS`.
+# After so much silence a peer is asked whether it is there. Processes of a cell watch each other
+# closely; a listener that strangers reach welcomes no ping more often than
+# `server.LEAST_PUBLIC_PING_MS`.
 CLIENT_WATCH_MS, FRONT_WATCH_MS, WORKER_WATCH_MS = 10_000, 2_000, 1_000
-ANSWER_MS = 1_800  # of a peer in a cell to answer; with WORKER_WATCH_MS a hung one is noticed within 3 s
+ANSWER_MS = (
+    1_800  # of a peer in a cell to answer; with WORKER_WATCH_MS a hung one is noticed within 3 s
+)
 CLIENT_ANSWER_MS = 3_000
 
 _OPTIONS: list[tuple[str, int | str]] = [
@@ -44,7 +50,8 @@ def open_channel(
     service_config: dict[str, object] | None = None,
     watch_ms: int = CLIENT_WATCH_MS,
 ) -> grpc.aio.Channel:
-    """An asyncio channel to `host:port`; belongs to the running event loop. Without `tls` it is plaintext.
+    """An asyncio channel to `host:port`; belongs to the running event loop. Without `tls` it is
+    plaintext.
 
     `watch_ms`: silence after which the peer is asked whether it is there.
     """
@@ -63,7 +70,11 @@ def sync_channel(
 
 
 def _opened(
-    library: Any, endpoint: str, tls: Tls | None, service_config: dict[str, object] | None, watch_ms: int
+    library: Any,
+    endpoint: str,
+    tls: Tls | None,
+    service_config: dict[str, object] | None,
+    watch_ms: int,
 ) -> Any:
     """library: `grpc` or `grpc.aio`, whose channels are made alike."""
     answer_ms = ANSWER_MS if watch_ms < CLIENT_WATCH_MS else CLIENT_ANSWER_MS
@@ -91,7 +102,8 @@ def auth_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
 def health_of(channel: grpc.Channel, service: str, timeout_s: float = CALL_S) -> str:
     """One of `STATES`; raises grpc.RpcError. service: "" asks whether the process lives.
 
-    By hand: messages of gRPC's health protocol are a few bytes, and clients have no package for them.
+    By hand: messages of gRPC's health protocol are a few bytes, and clients have no package for
+    them.
     """
     name = service.encode()
     request = b"\x0a" + bytes([len(name)]) + name if name else b""

@@ -1,6 +1,8 @@
-"""Configuration: one frozen dataclass per process, filled from YAML, environment and flags, in that order of override.
+"""Configuration: one frozen dataclass per process, filled from YAML, environment and flags, in that
+order of override.
 
-Values are scalars or tuples of strings. Nothing else reads the environment. Errors name the key and where it came from.
+Values are scalars or tuples of strings. Nothing else reads the environment. Errors name the key and
+where it came from.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ from dspark.runtime.setting import check_settings
 
 T = TypeVar("T")
 
-SECTIONS = ("cluster", "autoscale", "coordinator", "frontend", "verify", "draft")  # of one file for all processes
+SECTIONS = (
+    "cluster",
+    "autoscale",
+    "coordinator",
+    "frontend",
+    "verify",
+    "draft",
+)  # of one file for all processes
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
@@ -37,9 +46,9 @@ def load_config(
 ) -> T:
     """An instance of the dataclass `cls`.
 
-    `file` is YAML with one mapping per section; `environ` holds `DSPARK_<SECTION>__<KEY>`; `flags` wins, where None
-    means "not given". Unknown keys and sections are errors, and so are a key that stands twice and a value out of its
-    bounds.
+    `file` is YAML with one mapping per section; `environ` holds `DSPARK_<SECTION>__<KEY>`; `flags`
+    wins, where None means "not given". Unknown keys and sections are errors, and so are a key that
+    stands twice and a value out of its bounds.
     """
     _check_environment(environ or {}, {*SECTIONS, section})
     hints = typing.get_type_hints(cls)
@@ -48,7 +57,14 @@ def load_config(
     prefix = f"DSPARK_{section.upper()}__"
     sources: list[tuple[str, Mapping[str, object]]] = [
         (str(file), _read_section(file, section) if file else {}),
-        ("environment", {k[len(prefix) :].lower(): v for k, v in (environ or {}).items() if k.startswith(prefix)}),
+        (
+            "environment",
+            {
+                k[len(prefix) :].lower(): v
+                for k, v in (environ or {}).items()
+                if k.startswith(prefix)
+            },
+        ),
         ("flags", {k: v for k, v in (flags or {}).items() if v is not None}),
     ]
     for source, given in sources:
@@ -56,7 +72,8 @@ def load_config(
             if key not in known:
                 meant = _meant(key, known)
                 raise ConfigError(
-                    f"{section}.{key}: unknown key (from {source}){meant}; known: {', '.join(sorted(known))}"
+                    f"{section}.{key}: unknown key (from {source}){meant}; known: "
+                    f"{', '.join(sorted(known))}"
                 )
             values[key] = _convert(value, hints[key], f"{section}.{key}", source)
     missing = [
@@ -83,7 +100,8 @@ def _read_section(file: str | Path, section: str) -> Mapping[str, object]:
     for name in document:
         if name not in known:
             raise ConfigError(
-                f"{file}: {name}: unknown section{_meant(name, known)}; known: {', '.join(sorted(known))}"
+                f"{file}: {name}: unknown section{_meant(name, known)}; known: "
+                f"{', '.join(sorted(known))}"
             )
     content = document.get(section) or {}
     if not isinstance(content, dict):
@@ -96,7 +114,9 @@ def _check_environment(environ: Mapping[str, str], known: set[str]) -> None:
         section, mark, _ = name.removeprefix("DSPARK_").partition("__")
         if name.startswith("DSPARK_") and mark and section.lower() not in known:
             meant = _meant(section.lower(), known)
-            raise ConfigError(f"{name}: unknown section {section.lower()!r} in the environment{meant}")
+            raise ConfigError(
+                f"{name}: unknown section {section.lower()!r} in the environment{meant}"
+            )
 
 
 def _meant(word: object, known: Iterable[str]) -> str:
@@ -113,7 +133,11 @@ def _convert(value: object, hint: Any, key: str, source: str) -> object:
     try:
         if typing.get_origin(hint) is tuple:
             item = typing.get_args(hint)[0]
-            parts = value.split(",") if isinstance(value, str) else list(typing.cast("list[object]", value))
+            parts = (
+                value.split(",")
+                if isinstance(value, str)
+                else list(typing.cast("list[object]", value))
+            )
             return tuple(_convert(part, item, key, source) for part in parts if part != "")
         if hint is bool:
             if isinstance(value, bool):
@@ -165,4 +189,8 @@ def read_yaml(file: str | Path) -> Any:
 
 def _at(error: yaml.MarkedYAMLError) -> str:
     mark = error.problem_mark
-    return "" if mark is None or "lines" in str(error.problem) else f" (line {mark.line + 1}, column {mark.column + 1})"
+    return (
+        ""
+        if mark is None or "lines" in str(error.problem)
+        else f" (line {mark.line + 1}, column {mark.column + 1})"
+    )

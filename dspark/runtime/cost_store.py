@@ -1,7 +1,8 @@
-"""Measured cost curves, and how they last between process starts: a JSON file per (what, on what, with what).
+"""Measured cost curves, and how they last between process starts: a JSON file per (what, on what,
+with what).
 
-A curve that another machine, device, number format or library version measured is another curve; the key says all of
-it. A file that cannot be read is as good as none.
+A curve that another machine, device, number format or library version measured is another curve;
+the key says all of it. A file that cannot be read is as good as none.
 """
 
 from __future__ import annotations
@@ -36,12 +37,16 @@ class Curve:
     contexts: npt.NDArray[np.int64]  # [c] ascending
     seconds: Floats  # [t, c] above 0, non-decreasing in both
     source: str  # "measured" or "stored"
-    sequence_seconds: tuple[float, ...] = ()  # [c] of a sequence beyond those that the tokens fill; empty: unknown
+    sequence_seconds: tuple[
+        float, ...
+    ] = ()  # [c] of a sequence beyond those that the tokens fill; empty: unknown
     tokens_per_sequence: int = 0  # most tokens of a sequence in the measured steps
     borrowed: tuple[int, ...] = ()  # places in `seconds`, row-major, that hold a neighbour's value
 
 
-def stored_or_measured(key: Mapping[str, object], measure: Callable[[], Curve | None]) -> Curve | None:
+def stored_or_measured(
+    key: Mapping[str, object], measure: Callable[[], Curve | None]
+) -> Curve | None:
     """The stored curve of an equal process, else a fresh measurement, which is then stored."""
     curve = load_curve(key)
     if curve is None:
@@ -50,7 +55,12 @@ def stored_or_measured(key: Mapping[str, object], measure: Callable[[], Curve | 
             log.warning("cost.not_measured", reason="the pool or the context is too small")
             return None
         store_curve(key, curve)
-    log.info("cost.ready", source=curve.source, points=int(curve.seconds.size), one=float(curve.seconds[0, 0]))
+    log.info(
+        "cost.ready",
+        source=curve.source,
+        points=int(curve.seconds.size),
+        one=float(curve.seconds[0, 0]),
+    )
     return curve
 
 
@@ -72,7 +82,12 @@ def load_curve(key: Mapping[str, object]) -> Curve | None:
         borrowed = tuple(int(each) for each in raw.get("borrowed", ()))
     except (OSError, NoState, ValueError, KeyError, TypeError, RecursionError):
         return None
-    sound = tokens.size and contexts.size and (np.diff(tokens) > 0).all() and (np.diff(contexts) > 0).all()
+    sound = (
+        tokens.size
+        and contexts.size
+        and (np.diff(tokens) > 0).all()
+        and (np.diff(contexts) > 0).all()
+    )
     if not sound or not (np.isfinite(seconds) & (seconds > 0)).all():
         return None
     if len(more) not in (0, contexts.size) or not all(math.isfinite(each) for each in more):
@@ -83,8 +98,8 @@ def load_curve(key: Mapping[str, object]) -> Curve | None:
 
 
 def store_curve(key: Mapping[str, object], curve: Curve) -> Path | None:
-    """Writes the curve for later processes; replaced whole, so a reader never sees half of it. None where it cannot be
-    written: the next process measures again."""
+    """Writes the curve for later processes; replaced whole, so a reader never sees half of it. None
+    where it cannot be written: the next process measures again."""
     text = json.dumps(
         {
             "key": dict(key),
@@ -115,12 +130,13 @@ def _path(key: Mapping[str, object]) -> Path:
 
 
 def curve_of(samples: Mapping[tuple[int, int], Sequence[float]]) -> Curve | None:
-    """From seconds by (tokens, context), any of which may be missing; medians count. None without any that a clock
-    can have said.
+    """From seconds by (tokens, context), any of which may be missing; medians count. None without
+    any that a clock can have said.
 
-    What comes out cannot be nonsense. A larger step and a longer context cannot take less time: where medians say so it
-    is noise, and what was measured is bent as little from above as from below. A point that nobody measured takes the
-    value of its neighbour and is marked as borrowed; it bends nothing that was measured.
+    What comes out cannot be nonsense. A larger step and a longer context cannot take less time:
+    where medians say so it is noise, and what was measured is bent as little from above as from
+    below. A point that nobody measured takes the value of its neighbour and is marked as borrowed;
+    it bends nothing that was measured.
     """
     medians = {
         point: float(np.median(sound))
@@ -137,7 +153,8 @@ def curve_of(samples: Mapping[tuple[int, int], Sequence[float]]) -> Curve | None
 
 
 def never_falling(seconds: Floats) -> Floats:
-    """The measured points [t, c] between the least and the most that keeps them in order; NaN stays NaN."""
+    """The measured points [t, c] between the least and the most that keeps them in order; NaN stays
+    NaN."""
     least = np.fmax.accumulate(np.fmax.accumulate(seconds, axis=0), axis=1)
     most = _from_above(seconds)
     between: Floats = np.where(np.isnan(seconds), np.nan, least + (most - least) / 2.0)
@@ -145,7 +162,8 @@ def never_falling(seconds: Floats) -> Floats:
 
 
 def completed(seconds: Floats) -> Floats:
-    """Every NaN of [t, c] as the dearest smaller point, or, where there is none, the cheapest larger one."""
+    """Every NaN of [t, c] as the dearest smaller point, or, where there is none, the cheapest
+    larger one."""
     from_below = np.fmax.accumulate(np.fmax.accumulate(seconds, axis=0), axis=1)
     filled = np.where(np.isnan(seconds), from_below, seconds)
     whole: Floats = np.where(np.isnan(filled), _from_above(filled), filled)

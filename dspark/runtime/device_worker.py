@@ -1,7 +1,9 @@
-"""One thread that owns the device; async callers await it, so the event loop never waits for a forward pass.
+"""One thread that owns the device; async callers await it, so the event loop never waits for a
+forward pass.
 
-Rounds are urgent and go before prompt chunks, but for those that have waited long, so that rounds without a pause do
-not keep rows waiting for ever. The queue is bounded: a full one is an overload, not a wait.
+Rounds are urgent and go before prompt chunks, but for those that have waited long, so that rounds
+without a pause do not keep rows waiting for ever. The queue is bounded: a full one is an overload,
+not a wait.
 """
 
 from __future__ import annotations
@@ -34,15 +36,17 @@ class DeviceWorker:
     def __init__(self, name: str, *, limit: int = 4096) -> None:
         self._limit = limit
         self._order = itertools.count()
-        # A heap for the order and a queue for waking: together they wake the thread 50 us sooner than a PriorityQueue,
-        # which waits in Python. Pushes and pops of numbered tuples are atomic, as nothing in them compares in Python.
+        # A heap for the order and a queue for waking: together they wake the thread 50 us sooner
+        # than a PriorityQueue, which waits in Python. Pushes and pops of numbered tuples are
+        # atomic, as nothing in them compares in Python.
         self._jobs: list[tuple[float, int, Any]] = []  # by when they may go at the latest
         self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._turn = threading.Lock()  # whose job is run
         self._closed = False
         self.busy_s = 0.0  # worked so far; written by the device thread alone
-        # Called on the event loop with False when several jobs in a row have failed, and with True once one did not: a
-        # device that has broken fails at everything, while a bad job fails alone.
+        # Called on the event loop with False when several jobs in a row have failed, and with True
+        # once one did not: a device that has broken fails at everything, while a bad job fails
+        # alone.
         self.on_health: Callable[[bool], None] = lambda healthy: None
         self._failures = 0  # in a row
         self._thread = threading.Thread(target=self._work, name=f"device-{name}", daemon=True)
@@ -53,11 +57,14 @@ class DeviceWorker:
         """Jobs that wait for the device."""
         return len(self._jobs)
 
-    def submit(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> asyncio.Future[T]:
-        """Queues `function(*args)` for the device thread; the future belongs to the running event loop.
+    def submit(
+        self, function: Callable[..., T], *args: Any, urgent: bool = False
+    ) -> asyncio.Future[T]:
+        """Queues `function(*args)` for the device thread; the future belongs to the running event
+        loop.
 
-        Raises Overloaded when the queue is full and Unavailable after `close`. A job whose future is cancelled before
-        it began is skipped.
+        Raises Overloaded when the queue is full and Unavailable after `close`. A job whose future
+        is cancelled before it began is skipped.
         """
         if self._closed:
             raise Unavailable("the device is shutting down")
@@ -73,10 +80,11 @@ class DeviceWorker:
         return await self.submit(function, *args, urgent=urgent)
 
     async def run_surely(self, function: Callable[..., T], *args: Any) -> T:
-        """An urgent job that must not be left out, such as giving memory back: waits until the queue has room.
+        """An urgent job that must not be left out, such as giving memory back: waits until the
+        queue has room.
 
-        Without a deadline, as giving up would lose the memory: it ends with the job, or with Unavailable after `close`.
-        A caller that is cancelled meanwhile takes no job with it.
+        Without a deadline, as giving up would lose the memory: it ends with the job, or with
+        Unavailable after `close`. A caller that is cancelled meanwhile takes no job with it.
         """
         while True:
             try:
@@ -84,15 +92,22 @@ class DeviceWorker:
             except Overloaded as error:
                 await asyncio.sleep(error.retry_after_s)
 
-    def post(self, function: Callable[[], object], loop: asyncio.AbstractEventLoop, *, computes: bool = True) -> None:
-        """An urgent job that nobody waits for; any thread may post it, and after `close` it is left out. What it raises
-        is logged. loop: where `on_health` is called. computes: whether it says anything of the device's health."""
+    def post(
+        self,
+        function: Callable[[], object],
+        loop: asyncio.AbstractEventLoop,
+        *,
+        computes: bool = True,
+    ) -> None:
+        """An urgent job that nobody waits for; any thread may post it, and after `close` it is left
+        out. What it raises is logged. loop: where `on_health` is called. computes: whether it says
+        anything of the device's health."""
         if not self._closed:
             self._put(0.0, (loop, None, function, (), computes))
 
     def here(self, function: Callable[[], object]) -> None:
-        """The same at once, in the calling thread, between two jobs of the device's own: for threads that may wait, and
-        would only hand on what they have."""
+        """The same at once, in the calling thread, between two jobs of the device's own: for
+        threads that may wait, and would only hand on what they have."""
         with self._turn:
             if self._closed:
                 return
@@ -142,7 +157,9 @@ class DeviceWorker:
     def _judge(self, error: BaseException | None) -> bool | None:
         """Whether the device is well, when that has just changed."""
         before = self._failures
-        self._failures = before + 1 if error is not None and not isinstance(error, DsparkError) else 0
+        self._failures = (
+            before + 1 if error is not None and not isinstance(error, DsparkError) else 0
+        )
         if self._failures == BROKEN:
             return False
         return True if before >= BROKEN and not self._failures else None

@@ -19,7 +19,8 @@ def new_incarnation() -> int:
 
 
 def model_name(model: str | None, served: str | None = None) -> str:
-    """What clients call a model: the name that was given, the folder's, or the hub id; empty where there is none."""
+    """What clients call a model: the name that was given, the folder's, or the hub id; empty where
+    there is none."""
     if served or not model:
         return served or ""
     path = Path(model)
@@ -30,7 +31,10 @@ class NoState(ConfigError):
     """The state folder cannot be written. What is kept there for convenience does without it."""
 
     def __init__(self, path: Path, error: OSError) -> None:
-        super().__init__(f"{path}: this state folder cannot be written ({error.strerror}); DSPARK_HOME names another")
+        super().__init__(
+            f"{path}: this state folder cannot be written ({error.strerror}); DSPARK_HOME names "
+            "another"
+        )
 
 
 def state_dir() -> Path:
@@ -60,7 +64,9 @@ def read_token(path: str | Path | None, key: str = "token_file") -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{key}: cannot read {path}: {error}") from error
     if len(token) < LEAST_TOKEN:
-        raise ConfigError(f"{key}: {path} holds {len(token)} characters, at least {LEAST_TOKEN} are needed")
+        raise ConfigError(
+            f"{key}: {path} holds {len(token)} characters, at least {LEAST_TOKEN} are needed"
+        )
     return token
 
 

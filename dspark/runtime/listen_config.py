@@ -1,4 +1,5 @@
-"""What every process that listens can be told about who gets in. Light: the deployment reads it too."""
+"""What every process that listens can be told about who gets in. Light: the deployment reads it
+too."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class ListenConfig:
     bind: str = setting("127.0.0.1:0", "host:port of the gRPC server; port 0 takes any.")
     metrics_port: int | None = setting(
         0,
-        "Port of /metrics; 0 takes any, none is off. On loopback, unless metrics_token_file, tls_ca or "
+        "Port of /metrics; 0 takes any, none is off. On loopback, unless metrics_token_file, "
+        "tls_ca or "
         "insecure lets it listen where `bind` says.",
         least=0,
         most=65535,
@@ -27,12 +29,16 @@ class ListenConfig:
     operator_token_file: str | None = setting(
         None, "File that holds the operators' token; absent: the worker token is theirs too."
     )
-    metrics_token_file: str | None = setting(None, "File that holds the token that reads /metrics, and nothing else.")
+    metrics_token_file: str | None = setting(
+        None, "File that holds the token that reads /metrics, and nothing else."
+    )
     tls_cert: str | None = setting(
         None, "PEM file of this process's certificate chain; every listener speaks TLS then."
     )
     tls_key: str | None = setting(None, "PEM file of its private key.")
-    tls_ca: str | None = setting(None, "PEM file of the authority: callers need a certificate of it, and so do peers.")
+    tls_ca: str | None = setting(
+        None, "PEM file of the authority: callers need a certificate of it, and so do peers."
+    )
     tls_server_name: str | None = setting(
         None, "Name expected in other processes' certificates; absent: their address."
     )
@@ -42,13 +48,15 @@ class ListenConfig:
     cell: str = setting(DEFAULT_CELL, "Name of the cell: the label `cell` of every metric.")
     served_model: str | None = setting(
         None,
-        "What HTTP clients call the target, and the label `model_name` of every metric; absent: the "
+        "What HTTP clients call the target, and the label `model_name` of every metric; absent: "
+        "the "
         "folder's name, or the hub id.",
     )
     insecure: bool = setting(False, "Listen beyond loopback without asking who calls.")
     cpus: str | None = setting(
         None,
-        "Processors the process is kept to, like 0-3,8; absent: any, or on a machine of two where the "
+        "Processors the process is kept to, like 0-3,8; absent: any, or on a machine of two where "
+        "the "
         "cell's starter puts it.",
     )
 
@@ -58,17 +66,22 @@ class PublicConfig(ListenConfig):
     """The same for processes that clients call."""
 
     client_token_file: str | None = setting(
-        None, "File of tokens clients need, one a line: TOKEN, or TENANT TOKEN. Read again when it changes."
+        None,
+        "File of tokens clients need, one a line: TOKEN, or TENANT TOKEN. Read again when it "
+        "changes.",
     )
     max_streams_per_connection: int = setting(
         0,
-        "Calls one connection may have open; more wait at the client. Bounds what one peer can put before "
-        "all others by cancelling calls. 0: 100 beyond loopback, on loopback as many as may run and queue.",
+        "Calls one connection may have open; more wait at the client. Bounds what one peer can put "
+        "before "
+        "all others by cancelling calls. 0: 100 beyond loopback, on loopback as many as may run "
+        "and queue.",
         least=0,
     )
     pace_interval_ms: float = setting(
         0.0,
-        "Hide what packets tell of an answer: a message of one size so often, from its beginning; 0: no.",
+        "Hide what packets tell of an answer: a message of one size so often, from its beginning; "
+        "0: no.",
         least=0,
         most=10_000,
     )

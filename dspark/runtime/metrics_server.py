@@ -1,6 +1,8 @@
-"""`/metrics` over HTTP, in the exposition formats of Prometheus: the process's one listener that is not gRPC.
+"""`/metrics` over HTTP, in the exposition formats of Prometheus: the process's one listener that is
+not gRPC.
 
-It asks like all others do: TLS where the process has certificates, then a token or a certificate's name.
+It asks like all others do: TLS where the process has certificates, then a token or a certificate's
+name.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ PATIENCE_S = 5.0  # for a handshake, and for a request
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Serves `/metrics` until closed, on the host of `bind`, or on loopback where nobody would be asked; port 0 takes
-    any."""
+    """Serves `/metrics` until closed, on the host of `bind`, or on loopback where nobody would be
+    asked; port 0 takes any."""
 
     daemon_threads = True
     allow_reuse_port = False  # a second process must not share the port unseen
@@ -39,11 +41,14 @@ class MetricsServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), _Page)
         except OSError as error:
-            raise ConfigError(f"metrics_port: cannot listen on {host}:{port}: {error.strerror}") from error
+            raise ConfigError(
+                f"metrics_port: cannot listen on {host}:{port}: {error.strerror}"
+            ) from error
         threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
-        """Ends it in the background: the server looks up twice a second, and an event loop must not wait for that."""
+        """Ends it in the background: the server looks up twice a second, and an event loop must not
+        wait for that."""
         threading.Thread(target=self._end, name="metrics-end", daemon=True).start()
 
     def _end(self) -> None:
@@ -62,7 +67,8 @@ class MetricsServer(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """On the connection's own thread: whoever dawdles over the handshake holds up nobody else."""
+        """On the connection's own thread: whoever dawdles over the handshake holds up nobody
+        else."""
         try:
             request.settimeout(PATIENCE_S)
             if self._context is not None:

@@ -31,8 +31,8 @@ class Outbox(Generic[E]):
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def until(self, *ends: asyncio.Future[None]) -> AsyncGenerator[E, None]:
-        """Messages until one of these is over, whose error is raised, or until `fail`; the others are cancelled. Raises
-        Overloaded where the peer did not read."""
+        """Messages until one of these is over, whose error is raised, or until `fail`; the others
+        are cancelled. Raises Overloaded where the peer did not read."""
         ends = (*ends, self._failure)
         for each in ends:
             each.add_done_callback(lambda _: self.put(None))

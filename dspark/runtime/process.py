@@ -15,16 +15,19 @@ MOST_PROCESSORS = 4096  # no machine has a processor of a higher number
 SPINS = 50_000  # some tenths of a millisecond
 MOST_THREADS = 16  # products of a pass hardly gain by more
 TASKS = Path("/proc/self/task")
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor time, and of the period they are for
+CPU_QUOTA = Path(
+    "/sys/fs/cgroup/cpu.max"
+)  # microseconds of processor time, and of the period they are for
 LOOK_S = 0.5  # between looks at who the parent is
 GRACE_S = 20.0  # for an orderly end after SIGTERM
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
 
 
 def keep_freed_memory() -> None:
-    """What this process frees it is about to ask for again: rows of the next round, messages around them. Memory that
-    went back to the system in between comes anew as pages of zeros, a fault each. glibc learns to keep some of it from
-    single large pieces, up to these bounds, and nothing from many smaller ones."""
+    """What this process frees it is about to ask for again: rows of the next round, messages around
+    them. Memory that went back to the system in between comes anew as pages of zeros, a fault each.
+    glibc learns to keep some of it from single large pieces, up to these bounds, and nothing from
+    many smaller ones."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, 32 << 20)
@@ -32,22 +35,24 @@ def keep_freed_memory() -> None:
 
 
 def wait_briefly() -> None:
-    """Before torch is loaded: threads of OpenMP that wait for their next product spin for some milliseconds, which in a
-    lane are those of the drafter, or of the verifier, whose turn it is. Within a pass they wait for less than this."""
+    """Before torch is loaded: threads of OpenMP that wait for their next product spin for some
+    milliseconds, which in a lane are those of the drafter, or of the verifier, whose turn it is.
+    Within a pass they wait for less than this."""
     os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
 
 
 def usable() -> tuple[int, ...]:
-    """Numbers of the processors this process may run on, ascending; empty where the platform does not tell."""
+    """Numbers of the processors this process may run on, ascending; empty where the platform does
+    not tell."""
     return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
 
 
 def threads_for(*, verifies: bool, alike: int = 1, processors: int = 0) -> int:
-    """Threads that one of `alike` workers of a machine computes with where nobody says: what OMP_NUM_THREADS says, or
-    its part of the processors (0: those that this process may use).
+    """Threads that one of `alike` workers of a machine computes with where nobody says: what
+    OMP_NUM_THREADS says, or its part of the processors (0: those that this process may use).
 
-    A quarter of them drafts, the others verify. Of two, both verify and one drafts as well: in a lane the two work by
-    turns, and the larger model gains more (ADR 31).
+    A quarter of them drafts, the others verify. Of two, both verify and one drafts as well: in a
+    lane the two work by turns, and the larger model gains more (ADR 31).
     """
     said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     if said.isdecimal() and int(said):
@@ -59,7 +64,8 @@ def threads_for(*, verifies: bool, alike: int = 1, processors: int = 0) -> int:
 
 
 def _processors() -> int:
-    """How many this process may use: a container's quota allows less time than there are processors."""
+    """How many this process may use: a container's quota allows less time than there are
+    processors."""
     count = len(usable()) or os.cpu_count() or 1
     try:
         quota, _, period = CPU_QUOTA.read_text(encoding="ascii").partition(" ")
@@ -77,16 +83,19 @@ def parse_cpus(text: str, key: str) -> frozenset[int]:
             raise ConfigError(f"{key}: {text!r} is not a list of processors like 0-3,8")
         least, most = int(first), int(last or first)
         if not least <= most < MOST_PROCESSORS:
-            raise ConfigError(f"{key}: {part.strip()!r} is not a range of processors below {MOST_PROCESSORS}")
+            raise ConfigError(
+                f"{key}: {part.strip()!r} is not a range of processors below {MOST_PROCESSORS}"
+            )
         found.update(range(least, most + 1))
     return frozenset(found)
 
 
 def keep_to(text: str, key: str) -> None:
-    """Keeps this process, with the threads it has and will have, to processors; an empty text changes nothing.
+    """Keeps this process, with the threads it has and will have, to processors; an empty text
+    changes nothing.
 
-    Raises ConfigError that names `key` for a text that is no list, for processors that this process may not use, and
-    where the platform knows no such thing.
+    Raises ConfigError that names `key` for a text that is no list, for processors that this process
+    may not use, and where the platform knows no such thing.
     """
     if not text:
         return
@@ -94,7 +103,9 @@ def keep_to(text: str, key: str) -> None:
     if not may:
         raise ConfigError(f"{key}: this platform cannot keep a process to processors")
     if missing := sorted(wanted.difference(may)):
-        raise ConfigError(f"{key}: {missing[0]} is none of the processors this process may use ({_listed(may)})")
+        raise ConfigError(
+            f"{key}: {missing[0]} is none of the processors this process may use ({_listed(may)})"
+        )
     for task in TASKS.iterdir():
         try:
             os.sched_setaffinity(int(task.name), wanted)
@@ -107,7 +118,8 @@ def _listed(numbers: tuple[int, ...]) -> str:
 
 
 def end_with(parent: int) -> None:
-    """From now on this process ends soon after `parent`, a process id, is no longer its parent, whatever ended it."""
+    """From now on this process ends soon after `parent`, a process id, is no longer its parent,
+    whatever ended it."""
 
     def watch() -> None:
         while os.getppid() == parent:

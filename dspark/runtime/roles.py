@@ -1,6 +1,8 @@
-"""Who may call what: every method of every service, one line each. What is not listed here nobody may call.
+"""Who may call what: every method of every service, one line each. What is not listed here nobody
+may call.
 
-A test holds this table against the protocol's own descriptors, so that a new method is closed until it is decided.
+A test holds this table against the protocol's own descriptors, so that a new method is closed until
+it is decided.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ METHODS: Mapping[str, Roles] = {
 
 
 def allowed(method: str) -> Roles | None:
-    """Roles that may call a full method name; None when it is free, an empty set when nobody may."""
+    """Roles that may call a full method name; None when it is free, an empty set when nobody
+    may."""
     if method.split("/")[1] == FREE_SERVICE:
         return None
     return METHODS.get(method, frozenset())

@@ -1,10 +1,11 @@
 """Who may listen where, and who may call what.
 
-Loopback needs nothing. Anything wider needs a token, certificates, or the operator's explicit `insecure`. A caller is
-who its token says; without a token, who its certificate says; else nobody. What nobody may call is in `roles.py`.
+Loopback needs nothing. Anything wider needs a token, certificates, or the operator's explicit
+`insecure`. A caller is who its token says; without a token, who its certificate says; else nobody.
+What nobody may call is in `roles.py`.
 
-Clients' tokens are a file of many, each with its tenant, looked at again when it changes. Whether a process can listen
-where it is told to is asked before it loads anything.
+Clients' tokens are a file of many, each with its tenant, looked at again when it changes. Whether a
+process can listen where it is told to is asked before it loads anything.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ MOST_TOKENS = 1024
 LOOK_S = 1.0  # between looks at the file
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _WHY = {
-    errno.EADDRINUSE: "somebody listens there (`ss -ltnp 'sport = :{port}'` says who); name another port, or 0 for any",
+    errno.EADDRINUSE: "somebody listens there (`ss -ltnp 'sport = :{port}'` says who); name "
+    "another port, or 0 for any",
     errno.EADDRNOTAVAIL: "this machine has no such address",
     errno.EACCES: "ports so low need privileges; name one above 1023",
 }
@@ -66,9 +68,11 @@ def is_loopback(host: str) -> bool:
 
 
 def streams_per_connection(config: PublicConfig, room: int) -> int:
-    """How many calls a connection of a client's may have open. room: how many the process takes in all.
+    """How many calls a connection of a client's may have open. room: how many the process takes in
+    all.
 
-    What a peer has cancelled stands before everybody else's calls until it was looked at, one after the other.
+    What a peer has cancelled stands before everybody else's calls until it was looked at, one after
+    the other.
     """
     near = is_loopback(split_endpoint(config.bind)[0])
     return config.max_streams_per_connection or (room if near else PUBLIC_STREAMS)
@@ -76,7 +80,8 @@ def streams_per_connection(config: PublicConfig, room: int) -> int:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls. roles: as what it was let in; empty where nobody was asked. tenant: its name, "" if it has none."""
+    """Who calls. roles: as what it was let in; empty where nobody was asked. tenant: its name, ""
+    if it has none."""
 
     roles: Roles = frozenset()
     tenant: str = ""
@@ -100,9 +105,10 @@ def set_caller(caller: Caller) -> None:
 class Access:
     """Says who a caller is and whether that is enough.
 
-    worker, operator, monitor: secrets of these roles; None gives nobody that role by token, except that an absent
-    operator's secret is the worker's. clients: those of clients, with their tenants. certificates: whether callers have
-    shown one, whose names may say a role. open_to: roles that anybody has.
+    worker, operator, monitor: secrets of these roles; None gives nobody that role by token, except
+    that an absent operator's secret is the worker's. clients: those of clients, with their tenants.
+    certificates: whether callers have shown one, whose names may say a role. open_to: roles that
+    anybody has.
     """
 
     worker: str | None = field(default=None, repr=False)
@@ -118,9 +124,15 @@ class Access:
         return self.worker is not None or self.certificates
 
     def admit(
-        self, what: str, roles: Roles | None, *, authorization: str | None = None, names: Iterable[str] = ()
+        self,
+        what: str,
+        roles: Roles | None,
+        *,
+        authorization: str | None = None,
+        names: Iterable[str] = (),
     ) -> Caller:
-        """The caller, if it has one of `roles` (None: free). `what` is what it wants, for the error.
+        """The caller, if it has one of `roles` (None: free). `what` is what it wants, for the
+        error.
 
         authorization: "Bearer TOKEN". names: alternative names of a certificate that was verified.
         Raises Denied for a caller that is nobody, Forbidden for one that is somebody else.
@@ -129,7 +141,9 @@ class Access:
             return _NOBODY
         found: Caller | None
         if authorization is not None:
-            found = self._by_token(authorization)  # a wrong token is never made good by anything else
+            found = self._by_token(
+                authorization
+            )  # a wrong token is never made good by anything else
             if found is None:
                 raise Denied(f"{what}: the token is not valid")
         else:
@@ -146,7 +160,9 @@ class Access:
         kind, _, given = authorization.partition(" ")
         if kind.lower() != "bearer":
             return None
-        workers = frozenset({Role.WORKER}) if self.operator else frozenset({Role.WORKER, Role.OPERATOR})
+        workers = (
+            frozenset({Role.WORKER}) if self.operator else frozenset({Role.WORKER, Role.OPERATOR})
+        )
         # Every candidate is compared, so the time taken says nothing about which one was close.
         matches: list[Caller] = []
         for secret, roles in (
@@ -199,11 +215,15 @@ class Security:
             ("metrics_token_file", config.metrics_token_file),
         ):
             if path and token is None and not ask_peers:
-                raise ConfigError(f"{key}: needs token_file too, or workers' calls would be open to everybody")
+                raise ConfigError(
+                    f"{key}: needs token_file too, or workers' calls would be open to everybody"
+                )
         open_to: set[Role] = set()
         near = is_loopback(split_endpoint(config.bind)[0])
         if (near or config.insecure) and not ask_peers:
-            if not client_file and isinstance(config, PublicConfig):  # workers have nothing for clients
+            if not client_file and isinstance(
+                config, PublicConfig
+            ):  # workers have nothing for clients
                 open_to.add(Role.CLIENT)
             if not config.metrics_token_file:
                 open_to.add(Role.MONITOR)
@@ -222,17 +242,22 @@ class Security:
         host, _ = split_endpoint(endpoint)
         if not is_loopback(host) and not self.access.asks and not self.insecure:
             raise ConfigError(
-                f"bind: {endpoint} can be reached from outside this machine and callers would show nothing; "
-                "set token_file or tls_cert, tls_key and tls_ca, bind to 127.0.0.1, or say --insecure"
+                f"bind: {endpoint} can be reached from outside this machine and callers would show "
+                "nothing; "
+                "set token_file or tls_cert, tls_key and tls_ca, bind to 127.0.0.1, or say "
+                "--insecure"
             )
 
     def metrics_host(self, bind: str) -> str:
-        """Where `/metrics` listens for a server bound to `bind`: near, unless readers are asked or it is told."""
+        """Where `/metrics` listens for a server bound to `bind`: near, unless readers are asked or
+        it is told."""
         host, _ = split_endpoint(bind)
         wide = self.insecure or self.access.monitor is not None or self.access.certificates
         return host if wide or is_loopback(host) else "127.0.0.1"
 
-    def listeners(self, section: str, config: ListenConfig, http: str | None = None) -> list[tuple[str, str | None]]:
+    def listeners(
+        self, section: str, config: ListenConfig, http: str | None = None
+    ) -> list[tuple[str, str | None]]:
         """(setting, host:port) of everything that a process with this configuration listens on."""
         port = config.metrics_port
         host = self.metrics_host(config.bind)
@@ -248,15 +273,24 @@ class Security:
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """For gRPC listeners; None: plaintext."""
-        return self.tls.server_credentials(ask_peers=self.access.certificates) if self.tls is not None else None
+        return (
+            self.tls.server_credentials(ask_peers=self.access.certificates)
+            if self.tls is not None
+            else None
+        )
 
     def server_context(self) -> ssl.SSLContext | None:
         """The same for other listeners."""
-        return self.tls.server_context(ask_peers=self.access.certificates) if self.tls is not None else None
+        return (
+            self.tls.server_context(ask_peers=self.access.certificates)
+            if self.tls is not None
+            else None
+        )
 
 
 def read_client_tokens(path: str | Path) -> tuple[tuple[str, str], ...]:
-    """(tenant, token) of every line `TOKEN` or `TENANT TOKEN`; empty lines and those that begin with # say nothing."""
+    """(tenant, token) of every line `TOKEN` or `TENANT TOKEN`; empty lines and those that begin
+    with # say nothing."""
     try:
         lines = Path(path).read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -269,21 +303,29 @@ def read_client_tokens(path: str | Path) -> tuple[tuple[str, str], ...]:
         tenant, token = ("", words[0]) if len(words) == 1 else (words[0], words[-1])
         # A complaint names the line and never shows it.
         if len(words) > 2 or (tenant and not TENANT.fullmatch(tenant)):
-            raise ConfigError(f"client_token_file: line {number} of {path} is not TOKEN or TENANT TOKEN")
+            raise ConfigError(
+                f"client_token_file: line {number} of {path} is not TOKEN or TENANT TOKEN"
+            )
         if len(token) < LEAST_TOKEN:
-            raise ConfigError(f"client_token_file: line {number} of {path}: a token has at least {LEAST_TOKEN} letters")
+            raise ConfigError(
+                f"client_token_file: line {number} of {path}: a token has at least {LEAST_TOKEN} "
+                "letters"
+            )
         found.append((tenant, token))
     if not found:
         raise ConfigError(f"client_token_file: {path} holds no token")
     if len(found) > MOST_TOKENS:
-        raise ConfigError(f"client_token_file: {path} holds {len(found)} tokens, at most {MOST_TOKENS} are read")
+        raise ConfigError(
+            f"client_token_file: {path} holds {len(found)} tokens, at most {MOST_TOKENS} are read"
+        )
     if len({token for _, token in found}) != len(found):
         raise ConfigError(f"client_token_file: {path} holds one token twice")
     return tuple(found)
 
 
 class ClientTokens:
-    """The tokens of one file. A file that becomes unreadable leaves the tokens that were known in force."""
+    """The tokens of one file. A file that becomes unreadable leaves the tokens that were known in
+    force."""
 
     def __init__(self, path: str | Path) -> None:
         def digests() -> list[tuple[str, bytes]]:
@@ -295,7 +337,9 @@ class ClientTokens:
         """Whose token this is; None: nobody's."""
         digest = _digest(given)
         # All are compared: the time taken says nothing about which one was close.
-        matches = [tenant for tenant, known in self._known.now() if hmac.compare_digest(digest, known)]
+        matches = [
+            tenant for tenant, known in self._known.now() if hmac.compare_digest(digest, known)
+        ]
         return matches[0] if matches else None
 
 
@@ -304,8 +348,9 @@ def _digest(text: str) -> bytes:
 
 
 def check_listeners(wanted: Iterable[tuple[str, str | None]]) -> None:
-    """wanted: (setting, host:port) of everything the process will listen on; None is off. ConfigError by the setting
-    that cannot be had, or of two that want the same. Where it may be taken is tried, and given back."""
+    """wanted: (setting, host:port) of everything the process will listen on; None is off.
+    ConfigError by the setting that cannot be had, or of two that want the same. Where it may be
+    taken is tried, and given back."""
     taken: dict[tuple[str, int], str] = {}
     for key, endpoint in wanted:
         if endpoint is None:
@@ -321,7 +366,9 @@ def check_listeners(wanted: Iterable[tuple[str, str | None]]) -> None:
 
 def _try(key: str, endpoint: str, host: str, port: int) -> None:
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)

@@ -33,12 +33,23 @@ from dspark.errors import (
 )
 from dspark.runtime import roles
 from dspark.runtime.channel import LOOKAHEAD, MAX_MESSAGE, READY
-from dspark.runtime.security import Access, Caller, Security, current_caller, join_endpoint, set_caller, split_endpoint
+from dspark.runtime.security import (
+    Access,
+    Caller,
+    Security,
+    current_caller,
+    join_endpoint,
+    set_caller,
+    split_endpoint,
+)
 from dspark.runtime.wire_limits import MAX_REQUEST, check_size
 
 log = structlog.get_logger("dspark.server")
 
-SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+SERVING, NOT_SERVING = (
+    health_pb2.HealthCheckResponse.SERVING,
+    health_pb2.HealthCheckResponse.NOT_SERVING,
+)
 
 # The first match counts, so subclasses stand before their bases.
 _STATUS: list[tuple[type[DsparkError], grpc.StatusCode]] = [
@@ -51,9 +62,11 @@ _STATUS: list[tuple[type[DsparkError], grpc.StatusCode]] = [
     (Denied, grpc.StatusCode.UNAUTHENTICATED),
 ]
 
-# Call metadata: a peer learns the first bound, what is beyond the second is refused before anybody looks at it.
+# Call metadata: a peer learns the first bound, what is beyond the second is refused before anybody
+# looks at it.
 METADATA_SOFT, METADATA_HARD = 8 * 1024, 16 * 1024
-# Between two pings of one peer. Processes of a cell watch each other; strangers reach public listeners only.
+# Between two pings of one peer. Processes of a cell watch each other; strangers reach public
+# listeners only.
 LEAST_PING_MS, LEAST_PUBLIC_PING_MS = 900, 1_500
 PING_STRIKES = 10
 PUBLIC_LOOKAHEAD = 64 * 1024  # bytes that a stranger's stream may send unasked
@@ -87,11 +100,13 @@ def server_options(limits: ServerLimits) -> list[tuple[str, int]]:
         ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
         # Bounds what one peer can do to the others by opening and cancelling calls.
         ("grpc.max_concurrent_streams", limits.per_connection or most),
-        # Calls that Python has not looked at yet: beyond 1,000 gRPC would cancel some without a word.
+        # Calls that Python has not looked at yet: beyond 1,000 gRPC would cancel some without a
+        # word.
         ("grpc.server.max_pending_requests", max(most, 1000)),
         ("grpc.server.max_pending_requests_hard_limit", max(2 * most, 3000)),
-        # Peers may ask so often whether this process is there, however long it has nothing to say. Whoever
-        # asks more often is cut; not at once, as a starved process reads several pings at a time.
+        # Peers may ask so often whether this process is there, however long it has nothing to say.
+        # Whoever asks more often is cut; not at once, as a starved process reads several pings at a
+        # time.
         ("grpc.http2.min_ping_interval_without_data_ms", limits.least_ping_ms),
         ("grpc.http2.max_ping_strikes", PING_STRIKES),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -102,10 +117,15 @@ def server_options(limits: ServerLimits) -> list[tuple[str, int]]:
 
 
 def listen(server: Any, bind: str, security: Security, setting: str) -> int:
-    """Opens the port of a server of either kind and returns it. setting: names the address in the error."""
+    """Opens the port of a server of either kind and returns it. setting: names the address in the
+    error."""
     try:
         credentials = security.server_credentials()
-        port = server.add_insecure_port(bind) if credentials is None else server.add_secure_port(bind, credentials)
+        port = (
+            server.add_insecure_port(bind)
+            if credentials is None
+            else server.add_secure_port(bind, credentials)
+        )
     except RuntimeError as error:
         raise ConfigError(f"{setting}: cannot listen on {bind}: {error}") from error
     return int(port)
@@ -115,7 +135,8 @@ BY_CERTIFICATE = Caller()  # stands for a caller that is not known yet
 
 
 class GrpcServer:
-    """Add services, start, serve until drained. prompt_bytes: of a client's prompt, at most, as things are now."""
+    """Add services, start, serve until drained. prompt_bytes: of a client's prompt, at most, as
+    things are now."""
 
     def __init__(
         self,
@@ -149,15 +170,20 @@ class GrpcServer:
         name: str,
         readers: Mapping[str, Callable[[bytes], Any]] | None = None,
     ) -> None:
-        """Adds a service. name: its full name, which is also its health name. readers: for methods that take streams,
-        by their names, what makes messages of bytes, in place of the parser alone."""
+        """Adds a service. name: its full name, which is also its health name. readers: for methods
+        that take streams, by their names, what makes messages of bytes, in place of the parser
+        alone."""
         register(servicer, self._server)
         self._names.append(name)
-        self._readers.update({f"/{name}/{method}": read for method, read in (readers or {}).items()})
+        self._readers.update(
+            {f"/{name}/{method}": read for method, read in (readers or {}).items()}
+        )
 
     async def start(self) -> int:
         """Listens, not yet SERVING; returns the port."""
-        reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        reflection.enable_server_reflection(
+            [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
+        )
         await self.set_serving(False)
         port = listen(self._server, self._bind, self._security, "bind")
         await self._server.start()
@@ -168,8 +194,8 @@ class GrpcServer:
         return join_endpoint(split_endpoint(self._bind)[0], port)
 
     async def set_serving(self, serving: bool, *names: str) -> None:
-        """Readiness of these services, or of all; `READY` is that of all together, and the empty name (liveness) is
-        SERVING from the start."""
+        """Readiness of these services, or of all; `READY` is that of all together, and the empty
+        name (liveness) is SERVING from the start."""
         status = SERVING if serving else NOT_SERVING
         await self._health.set("", SERVING)
         for name in names or self._names:
@@ -180,7 +206,9 @@ class GrpcServer:
 
     def say_serving(self, serving: bool, *names: str) -> None:
         """The same from where nobody can wait; nothing once the server drains."""
-        log.warning("server.serving" if serving else "server.not_serving", services=names or self._names)
+        log.warning(
+            "server.serving" if serving else "server.not_serving", services=names or self._names
+        )
         change = asyncio.get_running_loop().create_task(self.set_serving(serving, *names))
         self._changes.add(change)
         change.add_done_callback(self._changes.discard)
@@ -192,10 +220,14 @@ class GrpcServer:
 
 
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Checks access and size, then turns exceptions into statuses, for the four kinds of methods."""
+    """Checks access and size, then turns exceptions into statuses, for the four kinds of
+    methods."""
 
     def __init__(
-        self, access: Access, prompt_bytes: Callable[[], int], readers: Mapping[str, Callable[[bytes], Any]]
+        self,
+        access: Access,
+        prompt_bytes: Callable[[], int],
+        readers: Mapping[str, Callable[[bytes], Any]],
     ) -> None:
         self._access, self._prompt_bytes, self._readers = access, prompt_bytes, readers
         self._wrapped: dict[str, Any] = {}
@@ -206,12 +238,15 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return None
         method = details.method
         authorization = authorization_in(details.invocation_metadata or ())
-        # Certificates are known to the call alone; all others are let in or sent off before a request is read.
+        # Certificates are known to the call alone; all others are let in or sent off before a
+        # request is read.
         if self._access.certificates and authorization is None:
             set_caller(BY_CERTIFICATE)
         else:
             try:
-                set_caller(self._access.admit(method, roles.allowed(method), authorization=authorization))
+                set_caller(
+                    self._access.admit(method, roles.allowed(method), authorization=authorization)
+                )
             except Denied as error:
                 return _refusal(method, error)
         found = self._wrapped.get(method)
@@ -227,7 +262,9 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         def read(request: Any, context: grpc.aio.ServicerContext) -> Any:
             """Who calls, if only the certificate says it, and then what for."""
             if current_caller() is BY_CERTIFICATE:
-                set_caller(self._access.admit(method, roles.allowed(method), names=names_in(context)))
+                set_caller(
+                    self._access.admit(method, roles.allowed(method), names=names_in(context))
+                )
             if handler.request_streaming:
                 return request
             check_size(method, request, self._prompt_bytes())
@@ -262,7 +299,9 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return build(
             answer_stream if handler.response_streaming else answer_once,
             # Of a single request once it is known to be small.
-            request_deserializer=self._readers.get(method, parse) if handler.request_streaming else None,
+            request_deserializer=self._readers.get(method, parse)
+            if handler.request_streaming
+            else None,
             response_serializer=handler.response_serializer,
         )
 
@@ -289,7 +328,8 @@ def names_in(context: Any) -> list[str]:
 
 
 def _retry_hint(error: Overloaded) -> list[tuple[str, str | bytes]]:
-    """When to come back, three times: for people and this project's client, for gRPC's own retries, as RetryInfo."""
+    """When to come back, three times: for people and this project's client, for gRPC's own retries,
+    as RetryInfo."""
     hint = int(error.retry_after_s * 1000)
     status = status_pb2.Status(code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], message=str(error))
     info = error_details_pb2.RetryInfo()
@@ -306,7 +346,8 @@ Status = tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]
 
 
 def status_of(method: str, error: Exception) -> Status:
-    """What a caller is told of it: code, details, trailing metadata. A bug is logged under a reference."""
+    """What a caller is told of it: code, details, trailing metadata. A bug is logged under a
+    reference."""
     trailing: list[tuple[str, str | bytes]] = []
     if isinstance(error, InvalidRequest):
         trailing.append(("bad-field", error.field))

@@ -1,7 +1,8 @@
-"""One setting of a configuration: its default, a sentence for people, and what it may be, declared in one place.
+"""One setting of a configuration: its default, a sentence for people, and what it may be, declared
+in one place.
 
-The sentence is the help of its flag and its line in the reference; the bounds are what is refused. Light: it knows no
-files and needs nothing but Python.
+The sentence is the help of its flag and its line in the reference; the bounds are what is refused.
+Light: it knows no files and needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -27,15 +28,29 @@ class SettingBounds(NamedTuple):
         """Empty for a value that will do."""
         least, above, most, one_of = self
         if one_of:
-            return "" if value in one_of else f"{value!r} is none of {', '.join(filter(None, map(str, one_of)))}"
+            return (
+                ""
+                if value in one_of
+                else f"{value!r} is none of {', '.join(filter(None, map(str, one_of)))}"
+            )
         fits = (
-            (least is None or value >= least) and (above is None or value > above) and (most is None or value <= most)
+            (least is None or value >= least)
+            and (above is None or value > above)
+            and (most is None or value <= most)
         )
         if fits:
             return ""
         if most is None:
-            return f"{value} is less than {least}" if above is None else f"{value} is not above {above}"
-        return f"{value} is not in {least}..{most}" if above is None else f"{value} is not above {above}, up to {most}"
+            return (
+                f"{value} is less than {least}"
+                if above is None
+                else f"{value} is not above {above}"
+            )
+        return (
+            f"{value} is not in {least}..{most}"
+            if above is None
+            else f"{value} is not above {above}, up to {most}"
+        )
 
 
 def setting(

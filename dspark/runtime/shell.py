@@ -1,8 +1,9 @@
-"""The shell that every process has around its own part: identity, metrics, listeners, and the order of their ends.
+"""The shell that every process has around its own part: identity, metrics, listeners, and the order
+of their ends.
 
-A process checks where it is to listen, loads, listens, says that it serves. It leaves in the same way whatever it is:
-nobody new is taken, health says so, who is there may finish within the grace, then the last words, then everything
-closes. Each role fills in its own part of these steps.
+A process checks where it is to listen, loads, listens, says that it serves. It leaves in the same
+way whatever it is: nobody new is taken, health says so, who is there may finish within the grace,
+then the last words, then everything closes. Each role fills in its own part of these steps.
 """
 
 from __future__ import annotations
@@ -35,16 +36,23 @@ class Servicer(NamedTuple):
 
 
 class Shell:
-    """role: section of the configuration. model: what is served, as far as that is known. http: another listener that
-    the process will open. Raises ConfigError for a listener that cannot be had."""
+    """role: section of the configuration. model: what is served, as far as that is known. http:
+    another listener that the process will open. Raises ConfigError for a listener that cannot be
+    had."""
 
     def __init__(
-        self, role: str, config: ListenConfig, model: Callable[[], str | None], http: str | None = None
+        self,
+        role: str,
+        config: ListenConfig,
+        model: Callable[[], str | None],
+        http: str | None = None,
     ) -> None:
         self._config = config
         self.security = Security.of(config)
         check_listeners(self.security.listeners(role, config, http))
-        self.metrics = Metrics(cell=config.cell, model_name=lambda: model_name(model(), config.served_model))
+        self.metrics = Metrics(
+            cell=config.cell, model_name=lambda: model_name(model(), config.served_model)
+        )
         self.incarnation = new_incarnation()
         self.endpoint = ""  # this and the next are known once it listens
         self.metrics_port = 0
@@ -65,7 +73,9 @@ class Shell:
         self.endpoint = server.endpoint(await server.start())
         self._server = server
         if config.metrics_port is not None:
-            self._metrics_server = MetricsServer(self.metrics, self.security, config.bind, config.metrics_port)
+            self._metrics_server = MetricsServer(
+                self.metrics, self.security, config.bind, config.metrics_port
+            )
             self.metrics_port = self._metrics_server.server_port
 
     async def abandon(self) -> None:
@@ -105,8 +115,8 @@ class ShellProcess(ABC):
         return self.shell.metrics
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Takes nobody new, lets who is there finish within the grace, frees everything. May be called again with less
-        patience while it runs."""
+        """Takes nobody new, lets who is there finish within the grace, frees everything. May be
+        called again with less patience while it runs."""
         self._leave(grace_s)
         await self.shell.server.set_serving(False)
         await self._empty(grace_s)
@@ -133,7 +143,8 @@ async def run_until_signal(
     grace_s: float,
     ready: Callable[[ShellProcess], None],
 ) -> None:
-    """Starts a process and keeps it until SIGTERM or SIGINT; a second signal cuts the grace to nothing."""
+    """Starts a process and keeps it until SIGTERM or SIGINT; a second signal cuts the grace to
+    nothing."""
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     hurried = asyncio.Event()

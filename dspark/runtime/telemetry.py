@@ -1,10 +1,12 @@
 """Logs and metrics, set up once per process; the names of all metrics stand in this file.
 
-Logs never carry prompt text or tokens; numbers go to metrics. Counters of drops say what was lost and why.
+Logs never carry prompt text or tokens; numbers go to metrics. Counters of drops say what was lost
+and why.
 
-Of exceptions logs say where they came from, and what they say if that cannot be a client's words. Messages of the
-language's own errors quote values: `int("...")` quotes a text, a missing key is its own message. So only errors whose
-messages are written here, by the operating system or by the numeric libraries are quoted.
+Of exceptions logs say where they came from, and what they say if that cannot be a client's words.
+Messages of the language's own errors quote values: `int("...")` quotes a text, a missing key is its
+own message. So only errors whose messages are written here, by the operating system or by the
+numeric libraries are quoted.
 """
 
 from __future__ import annotations
@@ -25,7 +27,24 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from dspark.errors import DsparkError
 from dspark.runtime.identity import DEFAULT_CELL
 
-_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_SECONDS = (
+    0.001,
+    0.002,
+    0.004,
+    0.008,
+    0.015,
+    0.03,
+    0.06,
+    0.12,
+    0.25,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
 MOST_LABELS = 32  # every label is a handful of time series
 _LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 ENDS = ("stop", "length", "abort")  # how answers end well, in the words of finish reasons
@@ -37,13 +56,15 @@ _Info = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
 def configure_logging(*, role: str, name: str, fmt: str = "auto", level: str = "INFO") -> None:
-    """One line per event on stderr: JSON, or for people on a terminal ("auto" | "json" | "console").
+    """One line per event on stderr: JSON, or for people on a terminal ("auto" | "json" |
+    "console").
 
     Records of other libraries take the same path. `role` and `name` stand on every line.
     """
 
     def signed(_: object, __: str, line: dict[str, Any]) -> dict[str, Any]:
-        # By the process and not by a context: threads and tasks that others began have contexts of their own.
+        # By the process and not by a context: threads and tasks that others began have contexts of
+        # their own.
         return {"role": role, "process": name} | line
 
     shared: list[Any] = [
@@ -54,7 +75,8 @@ def configure_logging(*, role: str, name: str, fmt: str = "auto", level: str = "
         structlog.processors.StackInfoRenderer(),
     ]
     console = fmt == "console" or (fmt == "auto" and sys.stderr.isatty())
-    # Tracebacks without local variables and without others' messages: those hold prompts and tokens.
+    # Tracebacks without local variables and without others' messages: those hold prompts and
+    # tokens.
     render: list[Any] = (
         [structlog.dev.ConsoleRenderer(exception_formatter=as_text)]
         if console
@@ -99,7 +121,9 @@ class DeclaredMetric(NamedTuple):
 
     def made(self, attribute: str, registry: CollectorRegistry) -> Any:
         name = self.name or attribute
-        return self.kind(name, self.text, self.labels, namespace="dspark", registry=registry, **self.options)
+        return self.kind(
+            name, self.text, self.labels, namespace="dspark", registry=registry, **self.options
+        )
 
 
 def counter(text: str, *labels: str, name: str = "") -> Counter:
@@ -116,15 +140,19 @@ def histogram(text: str, buckets: tuple[float, ...], *labels: str, name: str = "
 
 def seconds(text: str, *labels: str) -> Histogram:
     """A histogram whose name ends in `_seconds`, whatever that of its attribute."""
-    return cast(Histogram, DeclaredMetric(Histogram, text, labels, options={"buckets": _SECONDS, "unit": "seconds"}))
+    return cast(
+        Histogram,
+        DeclaredMetric(Histogram, text, labels, options={"buckets": _SECONDS, "unit": "seconds"}),
+    )
 
 
 class Metrics:
-    """Every metric of the system on a registry of its own, so that two services fit into one process.
+    """Every metric of the system on a registry of its own, so that two services fit into one
+    process.
 
-    A process shows all names; those it has no part in stay at zero. Where the meaning is that of one of vLLM's
-    metrics, so is the name, with `dspark_` in front. `exposed` is what is shown: there every sample has the labels
-    `model_name` and `cell` besides its own.
+    A process shows all names; those it has no part in stay at zero. Where the meaning is that of
+    one of vLLM's metrics, so is the name, with `dspark_` in front. `exposed` is what is shown:
+    there every sample has the labels `model_name` and `cell` besides its own.
     """
 
     # Requests (coordinator).
@@ -135,8 +163,12 @@ class Metrics:
     prompt_tokens = counter("Prompt tokens of admitted requests.")
     generation_tokens = counter("Tokens committed.")
     time_to_first_token = seconds("Arrival to first token.")
-    inter_token_latency = seconds("From one commit of an answer to its next, of one or more tokens.")
-    request_time_per_output_token = seconds("Mean time per token after the first, one observation per request.")
+    inter_token_latency = seconds(
+        "From one commit of an answer to its next, of one or more tokens."
+    )
+    request_time_per_output_token = seconds(
+        "Mean time per token after the first, one observation per request."
+    )
     e2e_request_latency = seconds("Arrival to end.")
     request_queue_time = seconds("Arrival to prefill.")
     request_prefill_time = seconds("Start of the prefill to first token.")
@@ -149,20 +181,29 @@ class Metrics:
     # Client streams (coordinator or front end).
     client_streams = gauge("Client streams that are being answered.")
     client_chunks = counter("Chunks sent to clients.")
-    cell_batches = counter("Messages between a coordinator and a front end, by direction.", "direction")
+    cell_batches = counter(
+        "Messages between a coordinator and a front end, by direction.", "direction"
+    )
 
     # Speculation (coordinator).
     rounds = counter("Verification rounds, counted per sequence.")
     cohorts = counter("Cohorts that went through a round.")
     num_drafts = counter("Non-empty blocks drafted.", name="spec_decode_num_drafts")
     num_draft_tokens = counter("Tokens drafted.", name="spec_decode_num_draft_tokens")
-    num_verified_tokens = counter("Drafted tokens sent to verification.", name="spec_decode_num_verified_tokens")
-    num_accepted_tokens = counter("Drafted tokens committed.", name="spec_decode_num_accepted_tokens")
+    num_verified_tokens = counter(
+        "Drafted tokens sent to verification.", name="spec_decode_num_verified_tokens"
+    )
+    num_accepted_tokens = counter(
+        "Drafted tokens committed.", name="spec_decode_num_accepted_tokens"
+    )
     num_accepted_per_pos = counter(
-        "Drafted tokens committed, by slot.", "position", name="spec_decode_num_accepted_tokens_per_pos"
+        "Drafted tokens committed, by slot.",
+        "position",
+        name="spec_decode_num_accepted_tokens_per_pos",
     )
     num_expected_tokens = counter(
-        "Drafted tokens that confidences promised would be accepted; beside num_accepted_tokens: calibration.",
+        "Drafted tokens that confidences promised would be accepted; beside num_accepted_tokens: "
+        "calibration.",
         name="spec_decode_num_expected_tokens",
     )
     label_rounds = counter("Rounds with a draft, by the requests' label.", "label")
@@ -171,13 +212,19 @@ class Metrics:
     label_generation_tokens = counter("Tokens committed, by label.", "label")
     draft_wasted_tokens = counter("Drafted tokens not committed, by reason.", "reason")
     empty_blocks = counter("Rounds that began without a draft, by reason.", "reason")
-    scheduled_verify_length = histogram("Drafted tokens sent to verification per sequence and round.", _LENGTHS)
+    scheduled_verify_length = histogram(
+        "Drafted tokens sent to verification per sequence and round.", _LENGTHS
+    )
     policy_info = gauge("1 for the policy in force.", "policy")
     lane_mode = gauge(
-        "1 for how a lane goes about its rounds: one cohort, two cohorts that take turns, or no drafts.", "lane", "mode"
+        "1 for how a lane goes about its rounds: one cohort, two cohorts that take turns, or no "
+        "drafts.",
+        "lane",
+        "mode",
     )
     cost_curve_in_force = gauge(
-        "1 when adaptive sequences go by a measured cost curve, 0 when they verify everything.", "lane"
+        "1 when adaptive sequences go by a measured cost curve, 0 when they verify everything.",
+        "lane",
     )
     draft_rpc = seconds("From a cohort's orders to the last of its blocks, at the verifier.")
     verify_rpc = seconds("Pass of a cohort at the verifier, without its draft.")
@@ -195,14 +242,21 @@ class Metrics:
 
     # Losslessness monitor (coordinator).
     monitor_draws = counter("Verified slots the monitor has seen.", "drafter")
-    monitor_evidence = gauge("Evidence of lies, as a share of what raises the alarm; near or below 0.", "drafter")
-    monitor_alarms = counter("Drafter versions whose drafts are no draws of their q.", "drafter", "statistic")
+    monitor_evidence = gauge(
+        "Evidence of lies, as a share of what raises the alarm; near or below 0.", "drafter"
+    )
+    monitor_alarms = counter(
+        "Drafter versions whose drafts are no draws of their q.", "drafter", "statistic"
+    )
 
     # Watchdog of drafters (coordinator).
     drafter_alarms = counter("Alarms that left a drafter out, by its version.", "drafter", "reason")
-    drafters_left_out = gauge("Drafters that a lane leaves out, or has on trial, for an alarm.", "lane")
+    drafters_left_out = gauge(
+        "Drafters that a lane leaves out, or has on trial, for an alarm.", "lane"
+    )
     drafter_accepted_length = gauge(
-        "Tokens of a round with a block, the target's own among them, over the last 40 or so, by drafter version.",
+        "Tokens of a round with a block, the target's own among them, over the last 40 or so, by "
+        "drafter version.",
         "drafter",
         "lane",
     )
@@ -218,14 +272,20 @@ class Metrics:
     sequences = gauge("Sequences with state in this process.")
     pages_held = gauge("Pages held by sequences.")
     pages_total = gauge("Pages of the pool.")
-    kv_cache_usage = gauge("Share of the pool's pages that sequences hold; 1 is full.", name="kv_cache_usage_perc")
+    kv_cache_usage = gauge(
+        "Share of the pool's pages that sequences hold; 1 is full.", name="kv_cache_usage_perc"
+    )
     feature_rows = counter("Feature rows, by direction.", "direction")
     bytes = counter("Payload bytes, by direction and kind.", "direction", "kind")
     refusals = counter("Items refused, by reason.", "reason")
-    coupled_near_ties = counter("Positions of coupled answers led by less than 1e-4 nats: rounding may flip them.")
+    coupled_near_ties = counter(
+        "Positions of coupled answers led by less than 1e-4 nats: rounding may flip them."
+    )
     form_tokens = counter("Tokens of rounds that a form had a say in.")
     form_forced_tokens = counter("Of these, where nothing else might have come.")
-    form_refused_drafts = counter("Blocks that ended at a drafted token which the form of the answer forbids.")
+    form_refused_drafts = counter(
+        "Blocks that ended at a drafted token which the form of the answer forbids."
+    )
 
     # Everyone.
     dropped = counter("Messages dropped, by kind and reason.", "kind", "reason")
@@ -237,7 +297,9 @@ class Metrics:
             if isinstance(declared, DeclaredMetric):
                 setattr(self, name, declared.made(name, self.registry))
         for reason in ENDS:
-            self.request_success.labels(finished_reason=reason)  # shown from the start, so that a rate sees the first
+            self.request_success.labels(
+                finished_reason=reason
+            )  # shown from the start, so that a rate sees the first
         self._labels: set[str] = set()  # of requests, as far as they are told apart
 
     def note_load(self, sequences: int, pages: int, of: int) -> None:
@@ -247,7 +309,8 @@ class Metrics:
         self.kv_cache_usage.set(pages / of if of else 0.0)
 
     def bounded_label(self, label: str) -> str:
-        """The label of a request, or "other" when more than `MOST_LABELS` different ones have come."""
+        """The label of a request, or "other" when more than `MOST_LABELS` different ones have
+        come."""
         if label not in self._labels:
             if len(self._labels) >= MOST_LABELS:
                 return "other"
@@ -262,7 +325,9 @@ class Metrics:
 class Exposed:
     """A registry with labels of the process on every sample; they are asked for at every scrape."""
 
-    def __init__(self, registry: CollectorRegistry, labels: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, labels: Callable[[], Mapping[str, str]]
+    ) -> None:
         self._registry, self._labels = registry, labels
 
     def collect(self) -> Iterator[Metric]:
@@ -284,7 +349,8 @@ def as_data(exc_info: _Info) -> list[dict[str, Any]]:
             "type": type(error).__name__,
             "message": _message(error),
             "frames": [
-                f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)
+                f"{frame.filename}:{frame.lineno} {frame.name}"
+                for frame in traceback.extract_tb(error.__traceback__)
             ],
         }
         for error in _chain(exc_info[1])

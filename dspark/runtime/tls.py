@@ -1,7 +1,8 @@
 """Certificates of one process: what it shows as a server and as a client, and whom it believes.
 
-Files are PEM. A server looks at its files at every handshake, so that renewed ones take force without a restart; files
-that do not belong together are ignored until they do. A client reads them when it opens a channel.
+Files are PEM. A server looks at its files at every handshake, so that renewed ones take force
+without a restart; files that do not belong together are ignored until they do. A client reads them
+when it opens a channel.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ log = logging.getLogger("dspark.tls")  # clients import this file and have no ot
 class Tls:
     """Paths of PEM files.
 
-    cert, key: this process's certificate chain and private key; servers need them, clients where servers ask for one.
-    ca: certificates that peers' chains must end at; absent, a client believes the system's and a server asks nobody.
-    server_name: the name looked for in servers' certificates, where their addresses change; absent, the address.
+    cert, key: this process's certificate chain and private key; servers need them, clients where
+    servers ask for one. ca: certificates that peers' chains must end at; absent, a client believes
+    the system's and a server asks nobody. server_name: the name looked for in servers'
+    certificates, where their addresses change; absent, the address.
     """
 
     cert: str | None = None
@@ -44,7 +46,8 @@ class Tls:
 
     @classmethod
     def of(cls, told: object) -> Tls | None:
-        """By what a configuration, a state file or a command line says as `tls_*`; None: plaintext."""
+        """By what a configuration, a state file or a command line says as `tls_*`; None:
+        plaintext."""
         made = cls(*(getattr(told, f"tls_{field.name}") or None for field in fields(cls)))
         return made if made != cls() else None
 
@@ -74,13 +77,17 @@ class Tls:
             return None if (fresh := kept.now()) is last else fresh
 
         kept = OfFiles(self.paths, configuration)
-        return grpc.dynamic_ssl_server_credentials(kept.value, changed, require_client_authentication=ask_peers)
+        return grpc.dynamic_ssl_server_credentials(
+            kept.value, changed, require_client_authentication=ask_peers
+        )
 
     def server_context(self, *, ask_peers: bool) -> ssl.SSLContext:
         """The same for listeners that are not gRPC's."""
         kept = OfFiles(self.paths, lambda: self._context(ask_peers))
 
-        def greeted(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+        def greeted(
+            connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, first: ssl.SSLContext
+        ) -> None:
             """At every handshake, whether or not a name was given."""
             connection.context = kept.now()
 
@@ -114,7 +121,9 @@ class Tls:
             try:
                 probe.load_verify_locations(self.ca)
             except ssl.SSLError as error:
-                raise ConfigError(f"tls_ca: {self.ca} holds no certificate ({error.reason})") from error
+                raise ConfigError(
+                    f"tls_ca: {self.ca} holds no certificate ({error.reason})"
+                ) from error
         if self.cert and self.key:
             try:
                 # A password is never asked for: nobody may be there to give it.
@@ -122,13 +131,15 @@ class Tls:
             except (ssl.SSLError, ValueError) as error:
                 reason = getattr(error, "reason", None) or error
                 raise ConfigError(
-                    f"tls_cert, tls_key: {self.cert} and {self.key} are no certificate and its plain key ({reason})"
+                    f"tls_cert, tls_key: {self.cert} and {self.key} are no certificate and its "
+                    f"plain key ({reason})"
                 ) from error
             _check_time("tls_cert", self.cert)
 
 
 class OfFiles(Generic[T]):
-    """What is made of files, and made again when one of them has changed; where that fails the last one stays."""
+    """What is made of files, and made again when one of them has changed; where that fails the last
+    one stays."""
 
     def __init__(self, paths: Sequence[str], make: Callable[[], T], *, look_s: float = 0.0) -> None:
         """look_s: between two looks."""

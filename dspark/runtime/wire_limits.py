@@ -1,8 +1,9 @@
 """How large requests and commands may be, looked at before anything is made of them.
 
-A parser needs many times the bytes and the time of a message that is made of a million small parts. So the whole of a
-small request is bounded, and of a request for an answer each part, the prompt by what the cell could take; what is too
-large in a command between services is left out of it, and the command refused. Checks by field come after that.
+A parser needs many times the bytes and the time of a message that is made of a million small parts.
+So the whole of a small request is bounded, and of a request for an answer each part, the prompt by
+what the cell could take; what is too large in a command between services is left out of it, and the
+command refused. Checks by field come after that.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ WHOLE: Mapping[str, int] = {
     "Check": _SMALL,
     "Watch": _SMALL,
 }
-# Bytes of the parts of GenerateRequest, by field number; a name for the error, and what the largest proper one takes.
+# Bytes of the parts of GenerateRequest, by field number; a name for the error, and what the largest
+# proper one takes.
 PARTS: Mapping[int, tuple[str, int]] = {
     1: ("request_id", KIB),
     2: ("text", MAX_REQUEST),
@@ -46,19 +48,24 @@ PARTS: Mapping[int, tuple[str, int]] = {
     10: ("constraint", MAX_FORM),
 }
 _PROMPT = {number: PARTS[number] for number in (2, 3)}
-_BESIDE, _PER_TOKEN = 256 * KIB, 64  # bytes: of all that is no prompt; of a prompt's token, in ids or text, at most
+_BESIDE, _PER_TOKEN = (
+    256 * KIB,
+    64,
+)  # bytes: of all that is no prompt; of a prompt's token, in ids or text, at most
 _GENERATE = "/Generate"
 _VARINT, _BYTES = 0, 2  # wire types
 _FIXED = {1: 8, 5: 4}  # and their bytes
 
 
 def request_bytes(context_length: int) -> int:
-    """The most a prompt takes, where it and its answer have so many tokens at most; the rest of a request beside it."""
+    """The most a prompt takes, where it and its answer have so many tokens at most; the rest of a
+    request beside it."""
     return min(_BESIDE + _PER_TOKEN * context_length, MAX_REQUEST - _BESIDE)
 
 
 def check_size(method: str, data: bytes, prompt: int = MAX_REQUEST) -> None:
-    """Raises InvalidRequest naming the part that is too large; a message that is none is left to the parser.
+    """Raises InvalidRequest naming the part that is too large; a message that is none is left to
+    the parser.
 
     prompt: bytes of a prompt, at most.
     """
@@ -66,14 +73,18 @@ def check_size(method: str, data: bytes, prompt: int = MAX_REQUEST) -> None:
     if most is not None and len(data) > most:
         raise InvalidRequest("request", f"{len(data)} bytes, at most {most} are allowed")
     if method.endswith(_GENERATE):
-        parts = {**PARTS, **{number: (name, min(most, prompt)) for number, (name, most) in _PROMPT.items()}}
+        parts = {
+            **PARTS,
+            **{number: (name, min(most, prompt)) for number, (name, most) in _PROMPT.items()},
+        }
         if (why := _trimmed(memoryview(data), Bounds(parts))[1]) is not None:
             raise why
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of a message. parts: a name for the error and bytes, by field number; inner: parts that are looked into."""
+    """Of a message. parts: a name for the error and bytes, by field number; inner: parts that are
+    looked into."""
 
     parts: Mapping[int, tuple[str, int]]
     most: int = MOST_PARTS  # parts, repeated ones each
@@ -102,14 +113,17 @@ def reading(parse: Callable[[bytes], M], bounds: Bounds) -> Callable[[bytes], Re
 
 
 def trimmed(data: bytes, bounds: Bounds) -> tuple[bytes, InvalidRequest | None]:
-    """The message without what is too large, and what that was; small messages are not looked at."""
+    """The message without what is too large, and what that was; small messages are not looked
+    at."""
     if len(data) <= LOOKED_AT:
         return data, None
     kept, why = _trimmed(memoryview(data), bounds)
     return (data, None) if why is None else (b"".join(kept), why)
 
 
-def _trimmed(data: memoryview, bounds: Bounds) -> tuple[list[memoryview | bytes], InvalidRequest | None]:
+def _trimmed(
+    data: memoryview, bounds: Bounds
+) -> tuple[list[memoryview | bytes], InvalidRequest | None]:
     kept: list[tuple[int, memoryview | bytes]] = []  # by field number
     why: InvalidRequest | None = None
     for count, part in enumerate(_parts(data), 1):
@@ -136,7 +150,8 @@ def _trimmed(data: memoryview, bounds: Bounds) -> tuple[list[memoryview | bytes]
 
 
 class _Part(NamedTuple):
-    """Where a field of a message stands in its bytes: its tag, the length of a value that has one, the value."""
+    """Where a field of a message stands in its bytes: its tag, the length of a value that has one,
+    the value."""
 
     number: int
     begin: int

@@ -1,6 +1,8 @@
-"""A worker process of either pool, from configuration to SERVING and back, and what its services share.
+"""A worker process of either pool, from configuration to SERVING and back, and what its services
+share.
 
-A room brings its engine, its servicers and what has to be closed with them; everything else is the same for both.
+A room brings its engine, its servicers and what has to be closed with them; everything else is the
+same for both.
 """
 
 from __future__ import annotations
@@ -60,12 +62,14 @@ E = TypeVar("E", bound=WorkerEngine)
 
 
 def new_owner() -> int:
-    """Names a stream among all of this process: what an engine opens belongs to one, and is freed with it."""
+    """Names a stream among all of this process: what an engine opens belongs to one, and is freed
+    with it."""
     return next(_owners)
 
 
 class Farewell:
-    """Whether a worker is about to leave, and who has to hear of it at once. Begins once and never ends."""
+    """Whether a worker is about to leave, and who has to hear of it at once. Begins once and never
+    ends."""
 
     def __init__(self) -> None:
         self._until: float | None = None  # monotonic
@@ -77,7 +81,9 @@ class Farewell:
     @property
     def left_ms(self) -> int:
         """Milliseconds until whatever is still here ends."""
-        return max(int((self._until - time.monotonic()) * 1000), 0) if self._until is not None else 0
+        return (
+            max(int((self._until - time.monotonic()) * 1000), 0) if self._until is not None else 0
+        )
 
     def begin(self, grace_s: float) -> None:
         """Takes nobody new from now on, and ends the others after `grace_s`."""
@@ -87,7 +93,8 @@ class Farewell:
                 tell()
 
     def listen(self, tell: Callable[[], None]) -> None:
-        """`tell` is called when it begins, until it leaves; at once if it has begun. From any thread."""
+        """`tell` is called when it begins, until it leaves; at once if it has begun. From any
+        thread."""
         self._listeners.append(tell)
         if self._until is not None:
             tell()
@@ -110,7 +117,8 @@ class Farewell:
 class Worker(Generic[E]):
     """What the services of one worker share. role: verify or draft.
 
-    device: the thread that owns the engine. passes: one that computes what the other has prepared, where that pays.
+    device: the thread that owns the engine. passes: one that computes what the other has prepared,
+    where that pays.
     """
 
     role: str
@@ -189,7 +197,8 @@ class WorkerProcess(ShellProcess, Generic[E]):
         self.worker.draining.begin(grace_s)
 
     async def _empty(self, grace_s: float) -> None:
-        # Sessions stay open as long as their coordinator lives; what is waited for is the sequences in them.
+        # Sessions stay open as long as their coordinator lives; what is waited for is the sequences
+        # in them.
         await emptied(self.worker.device, lambda: self.engine.held.sequences, grace_s)
 
     async def _close(self, grace_s: float) -> None:
@@ -208,8 +217,8 @@ async def start_worker(
     services: Callable[[Worker[E]], Services],
     passes: bool = False,
 ) -> WorkerProcess[E]:
-    """Serves what `load` gives, which runs on the thread that computes: it may take minutes. passes: whether that is
-    another one than the device's."""
+    """Serves what `load` gives, which runs on the thread that computes: it may take minutes.
+    passes: whether that is another one than the device's."""
     keep_freed_memory()
     wait_briefly()
     shell = Shell(role, config, lambda: model or config.engine)
@@ -258,8 +267,8 @@ def check_worker(role: str, config: Any) -> None:
 async def emptied(device: DeviceWorker, held: Callable[[], int], longest_s: float) -> None:
     """Until nothing is held any more, or for so long.
 
-    The device thread is who looks, after whatever it was asked before: a sequence may have been let in that it has not
-    taken up yet.
+    The device thread is who looks, after whatever it was asked before: a sequence may have been let
+    in that it has not taken up yet.
     """
     with contextlib.suppress(TimeoutError, Unavailable):
         async with asyncio.timeout(longest_s):

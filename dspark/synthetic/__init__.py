@@ -1,1 +1,2 @@
-"""Workers without weights: given step times and acceptance probabilities, for capacity and scheduling experiments."""
+"""Workers without weights: given step times and acceptance probabilities, for capacity and
+scheduling experiments."""

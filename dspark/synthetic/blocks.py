@@ -1,7 +1,9 @@
-"""Blocks of synthetic drafts: ids, confidences and the sparse distributions the ids were drawn from.
+"""Blocks of synthetic drafts: ids, confidences and the sparse distributions the ids were drawn
+from.
 
-Every slot's q is one Zipf distribution over `entries` neighbouring ids; the drafted id stands at a rank drawn by that
-very distribution, so q is what the id was drawn from. Greedy sequences send one entry, coupled ones none.
+Every slot's q is one Zipf distribution over `entries` neighbouring ids; the drafted id stands at a
+rank drawn by that very distribution, so q is what the id was drawn from. Greedy sequences send one
+entry, coupled ones none.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ class BlockMaker:
         """One block per sequence; `slots` 0 means a full one."""
         oracle, size = self._oracle, self._oracle.slots
         keys = np.array(
-            [oracle.key(first, one.seed, one.choice) for first, one in zip(first_tokens, all_params, strict=True)],
+            [
+                oracle.key(first, one.seed, one.choice)
+                for first, one in zip(first_tokens, all_params, strict=True)
+            ],
             np.uint64,
         )
         domains = np.array([oracle.domain(first) for first in first_tokens])
@@ -46,9 +51,13 @@ class BlockMaker:
         ranks = np.zeros(drafted.shape, np.int64)
         if not all(one.greedy for one in all_params):
             hashes = keyed(keys[:, None], KeyPurpose.RANK, anchors[:, None], np.arange(size))
-            ranks = np.minimum(np.searchsorted(self._edges, uniform(hashes), side="right"), self._entries - 1)
+            ranks = np.minimum(
+                np.searchsorted(self._edges, uniform(hashes), side="right"), self._entries - 1
+            )
         blocks = []
-        for row, (cursor, one, watermark) in enumerate(zip(cursors, all_params, watermarks, strict=True)):
+        for row, (cursor, one, watermark) in enumerate(
+            zip(cursors, all_params, watermarks, strict=True)
+        ):
             wanted = min(slots[row] or size, size)
             q = self._q(drafted[row, :wanted], ranks[row, :wanted], one)
             ids, sure = drafted[row, :wanted].tolist(), confidences[row, :wanted].tolist()

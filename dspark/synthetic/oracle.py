@@ -1,12 +1,14 @@
-"""What synthetic workers say: every token, chance and coin is a hash of (file seed, sequence, position, slot).
+"""What synthetic workers say: every token, chance and coin is a hash of (file seed, sequence,
+position, slot).
 
-The target's token at a position is a hash of the sequence's key and that position, so the answer is the same whatever
-is drafted, verified or preempted. A drafter says the target's token where its keyed coin falls below the slot's true
-chance, and the next id where it does not: acceptance follows the true chances exactly, and a verdict is a comparison.
+The target's token at a position is a hash of the sequence's key and that position, so the answer is
+the same whatever is drafted, verified or preempted. A drafter says the target's token where its
+keyed coin falls below the slot's true chance, and the next id where it does not: acceptance follows
+the true chances exactly, and a verdict is a comparison.
 
-The true chance of a slot is drawn anew for every (anchor position, slot) from a Beta distribution whose mean is the
-domain's figure, so blocks differ and confidence has something to tell. Confidence is the true chance, moved in logits
-by the file's bias and noise: with both 0 it is calibrated.
+The true chance of a slot is drawn anew for every (anchor position, slot) from a Beta distribution
+whose mean is the domain's figure, so blocks differ and confidence has something to tell. Confidence
+is the true chance, moved in logits by the file's bias and noise: with both 0 it is calibrated.
 
 Symbols: n sequences, k slots.
 """
@@ -62,7 +64,8 @@ def mix_one(value: int) -> int:
 
 
 def keyed(keys: Keys, purpose: KeyPurpose, a: Ints, b: Ints | None = None) -> Keys:
-    """Hashes of (key, purpose, a, b), arrays that broadcast; distinct arguments, distinct steps of splitmix64."""
+    """Hashes of (key, purpose, a, b), arrays that broadcast; distinct arguments, distinct steps of
+    splitmix64."""
     step = keys + a.astype(np.uint64) * _A + np.uint64((int(purpose) << 48) & _MASK)
     return mix(step if b is None else step + b.astype(np.uint64) * _B)
 
@@ -74,11 +77,13 @@ def uniform(hashes: Keys) -> Floats:
 
 
 def beta_quantiles(mean: float, concentration: float | None) -> Floats:
-    """[QUANTILES] equally likely values of Beta(mean c, (1 - mean) c), shifted to have that mean exactly."""
+    """[QUANTILES] equally likely values of Beta(mean c, (1 - mean) c), shifted to have that mean
+    exactly."""
     if concentration is None or not 0.0 < mean < 1.0:
         return np.full(QUANTILES, mean)
     a, b = mean * concentration, (1.0 - mean) * concentration
-    # In logits the density has exponential tails, also where that of the Beta distribution itself is unbounded.
+    # In logits the density has exponential tails, also where that of the Beta distribution itself
+    # is unbounded.
     reach = 40.0 / min(a, b, 1.0)
     logit = np.linspace(-min(reach, 700.0), min(reach, 700.0), _GRID)
     log_weight = -a * np.logaddexp(0.0, -logit) - b * np.logaddexp(0.0, logit)
@@ -87,7 +92,9 @@ def beta_quantiles(mean: float, concentration: float | None) -> Floats:
     at = np.interp((np.arange(QUANTILES) + 0.5) / QUANTILES, mass / mass[-1], logit)
     values: Floats = 1.0 / (1.0 + np.exp(-at))
     off = float(values.mean())
-    return values * (mean / off) if off > mean else 1.0 - (1.0 - values) * ((1.0 - mean) / (1.0 - off))
+    return (
+        values * (mean / off) if off > mean else 1.0 - (1.0 - values) * ((1.0 - mean) / (1.0 - off))
+    )
 
 
 class SyntheticOracle:
@@ -96,7 +103,9 @@ class SyntheticOracle:
     def __init__(self, spec: SyntheticSpec) -> None:
         self.spec = spec
         self.slots = spec.block
-        self._chances = np.stack([_quantiles(domain) for domain in spec.domains])  # [domains, slots, QUANTILES]
+        self._chances = np.stack(
+            [_quantiles(domain) for domain in spec.domains]
+        )  # [domains, slots, QUANTILES]
         self._seed = mix_one(spec.seed ^ 0x5DEECE66D)
         self._after = np.arange(self.slots)
         self._vocabulary = np.uint64(spec.vocabulary)
@@ -107,7 +116,9 @@ class SyntheticOracle:
 
     def key(self, first_token: int, seed: int, choice: int) -> int:
         """Of a sequence: what all its hashes begin with."""
-        key = mix_one((self._seed + int(KeyPurpose.SEQUENCE) + first_token * 0x9E3779B97F4A7C15) & _MASK)
+        key = mix_one(
+            (self._seed + int(KeyPurpose.SEQUENCE) + first_token * 0x9E3779B97F4A7C15) & _MASK
+        )
         return mix_one((mix_one((key + seed) & _MASK) + choice) & _MASK)
 
     def target(self, keys: Keys, positions: Ints) -> Ints:
@@ -115,18 +126,24 @@ class SyntheticOracle:
         ids: Ints = (keyed(keys, KeyPurpose.TOKEN, positions) % self._vocabulary).astype(np.int64)
         return ids
 
-    def judge(self, keys: Keys, lengths: Ints, prefixes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-        """Of each prefix what is kept, and the target's own token. lengths: committed tokens before it."""
+    def judge(
+        self, keys: Keys, lengths: Ints, prefixes: Sequence[Sequence[int]]
+    ) -> list[tuple[int, ...]]:
+        """Of each prefix what is kept, and the target's own token. lengths: committed tokens before
+        it."""
         widest = 1 + max(map(len, prefixes))
         said = self.target(keys[:, None], lengths[:, None] + np.arange(widest)).tolist()
         drawn = []
         for prefix, truth in zip(prefixes, said, strict=True):
-            kept = next((slot for slot, token in enumerate(prefix) if token != truth[slot]), len(prefix))
+            kept = next(
+                (slot for slot, token in enumerate(prefix) if token != truth[slot]), len(prefix)
+            )
             drawn.append(tuple(truth[: kept + 1]))
         return drawn
 
     def draft(self, keys: Keys, domains: Ints, anchors: Ints) -> tuple[Ints, Floats]:
-        """[n, k] drafted ids after these anchor positions, and the true chance of each slot if those before are kept.
+        """[n, k] drafted ids after these anchor positions, and the true chance of each slot if
+        those before are kept.
 
         An id is the target's where the slot's coin falls below its chance.
         """
@@ -138,13 +155,16 @@ class SyntheticOracle:
         return said, chances
 
     def confidences(self, keys: Keys, anchors: Ints, chances: Floats) -> Floats:
-        """[n, k] what the drafter believes of its slots; the chances themselves without noise and bias."""
+        """[n, k] what the drafter believes of its slots; the chances themselves without noise and
+        bias."""
         if not self.spec.noise and not self.spec.bias:
             return chances
         hashes = keyed(keys[:, None], KeyPurpose.NOISE, anchors[:, None], self._after)
         # Two uniforms of one hash give a normal value (Box and Muller).
         radius = np.sqrt(-2.0 * np.log1p(-uniform(hashes)))
-        error = self.spec.bias + self.spec.noise * radius * np.cos(2.0 * np.pi * uniform(mix(hashes)))
+        error = self.spec.bias + self.spec.noise * radius * np.cos(
+            2.0 * np.pi * uniform(mix(hashes))
+        )
         inside = np.clip(chances, 1e-9, 1.0 - 1e-9)
         believed: Floats = 1.0 / (1.0 + np.exp(-(np.log(inside) - np.log1p(-inside) + error)))
         return believed

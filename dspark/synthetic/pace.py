@@ -1,4 +1,5 @@
-"""Time that passes on the device thread: sleeping until a pass is over, however long its bookkeeping took."""
+"""Time that passes on the device thread: sleeping until a pass is over, however long its
+bookkeeping took."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from dspark.synthetic.oracle import KeyPurpose, keyed, mix, uniform
 
-SPIN_S = 0.0001  # the last stretch is watched, because a sleep ends late by nearly this much, be it for nothing
+# the last stretch is watched, because a sleep ends late by nearly this much, be it for nothing
+SPIN_S = 0.0001
 
 
 class Pace:
@@ -22,7 +24,8 @@ class Pace:
         self._passes = 0
 
     def take(self, seconds: float) -> float:
-        """Seconds of the next pass: log-normal about `seconds` with the file's relative deviation, mean kept."""
+        """Seconds of the next pass: log-normal about `seconds` with the file's relative deviation,
+        mean kept."""
         self._passes += 1
         if not self._jitter:
             return seconds

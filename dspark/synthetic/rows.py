@@ -1,7 +1,9 @@
-"""Feature rows between synthetic workers: real bytes of the announced width, whose first values name the sequence.
+"""Feature rows between synthetic workers: real bytes of the announced width, whose first values
+name the sequence.
 
-A row carries the first prompt id of its sequence in three values of eight bits, which bfloat16 holds exactly; from it
-a drafter learns what its tokens hang on, as a real one does from hidden states. No torch.
+A row carries the first prompt id of its sequence in three values of eight bits, which bfloat16
+holds exactly; from it a drafter learns what its tokens hang on, as a real one does from hidden
+states. No torch.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ Values = npt.NDArray[np.uint16]  # bits of bfloat16: nobody computes with them
 def row_values(first_tokens: Ints, width: int) -> Values:
     """[n, width] rows of sequences whose prompts begin with these tokens."""
     values = np.zeros((len(first_tokens), width), "<u2")
-    said = np.stack([first_tokens >> 16, (first_tokens >> 8) & 255, first_tokens & 255], axis=1).astype(np.float32)
+    said = np.stack(
+        [first_tokens >> 16, (first_tokens >> 8) & 255, first_tokens & 255], axis=1
+    ).astype(np.float32)
     values[:, :3] = said.view(np.uint32) >> 16  # bfloat16 is the upper half of float32
     return values
 

@@ -1,7 +1,7 @@
 """What a synthetic pair is: a YAML file, read once, every mistake named by its field.
 
-One file describes both workers, so that a verifier and a drafter started with it fit together. `docs/simulator.md`
-explains the keys; `benchmarks/synthetic/` holds examples.
+One file describes both workers, so that a verifier and a drafter started with it fit together.
+`docs/simulator.md` explains the keys; `benchmarks/synthetic/` holds examples.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Domain:
 
     name: str
     accept: tuple[float, ...]  # [slots] mean chance that a slot is kept once the ones before it are
-    concentration: float | None  # of the Beta distribution around each mean; None: every block is as likely as the mean
+    concentration: (
+        float | None
+    )  # of the Beta distribution around each mean; None: every block is as likely as the mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,9 @@ class SyntheticSpec:
     noise: float  # standard deviation of the error of confidence, in logits; 0 is calibrated
     bias: float  # constant error of confidence, in logits
     jitter: float  # relative standard deviation of step times
-    prefill_token_s: float | None  # seconds of a prompt token; None: a chunk takes the step time of its tokens
+    prefill_token_s: (
+        float | None
+    )  # seconds of a prompt token; None: a chunk takes the step time of its tokens
     fingerprint: str
 
     @property
@@ -57,7 +61,11 @@ class SyntheticSpec:
 
     def prefill_seconds(self, tokens: int, context: float) -> float:
         """Of one chunk of a prompt that ends at this context."""
-        return self.verify.seconds(tokens, context) if self.prefill_token_s is None else tokens * self.prefill_token_s
+        return (
+            self.verify.seconds(tokens, context)
+            if self.prefill_token_s is None
+            else tokens * self.prefill_token_s
+        )
 
 
 def load_spec(path: str | Path) -> SyntheticSpec:
@@ -72,7 +80,11 @@ def load_spec(path: str | Path) -> SyntheticSpec:
 def read_spec(document: object) -> SyntheticSpec:
     """The pair described by plain values."""
     top = _Fields(document, "synthetic")
-    verify, draft, confidence = top.fields("verify"), top.fields("draft"), top.fields("confidence", missing={})
+    verify, draft, confidence = (
+        top.fields("verify"),
+        top.fields("draft"),
+        top.fields("confidence", missing={}),
+    )
     domains = _domains(top)
     spec = SyntheticSpec(
         verify=_table(verify, "tokens"),
@@ -85,8 +97,12 @@ def read_spec(document: object) -> SyntheticSpec:
         noise=confidence.number("noise", 0.0, 100.0, default=0.0),
         bias=confidence.number("bias", -100.0, 100.0, default=0.0),
         jitter=top.number("jitter", 0.0, 1.0, default=0.0),
-        prefill_token_s=verify.number("prefill_ms", 0.0, 1e6) / 1e3 if "prefill_ms" in verify else None,
-        fingerprint=hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest(),
+        prefill_token_s=verify.number("prefill_ms", 0.0, 1e6) / 1e3
+        if "prefill_ms" in verify
+        else None,
+        fingerprint=hashlib.sha256(
+            json.dumps(document, sort_keys=True, default=str).encode()
+        ).hexdigest(),
     )
     for fields in (top, verify, draft, confidence):
         fields.finish()
@@ -102,10 +118,16 @@ def _domains(top: _Fields) -> tuple[Domain, ...]:
         fields = _Fields(content, f"synthetic.domains.{name}")
         accept = fields.numbers("accept", 0.0, 1.0)
         if not 1 <= len(accept) <= MOST_SLOTS:
-            raise ConfigError(f"{fields.name}.accept: {len(accept)} slots are not in 1..{MOST_SLOTS}")
+            raise ConfigError(
+                f"{fields.name}.accept: {len(accept)} slots are not in 1..{MOST_SLOTS}"
+            )
         if domains and len(accept) != len(domains[0].accept):
-            raise ConfigError(f"{fields.name}.accept: {len(accept)} slots, the first domain has another number")
-        concentration = fields.number("concentration", 0.01, 1e4) if "concentration" in fields else None
+            raise ConfigError(
+                f"{fields.name}.accept: {len(accept)} slots, the first domain has another number"
+            )
+        concentration = (
+            fields.number("concentration", 0.01, 1e4) if "concentration" in fields else None
+        )
         fields.finish()
         domains.append(Domain(str(name), tuple(accept), concentration))
     return tuple(domains)
@@ -116,13 +138,19 @@ def _table(fields: _Fields, first: str) -> StepTable:
     contexts = fields.axis("contexts", default=[0])
     milliseconds = fields.take("ms")
     if not isinstance(milliseconds, list) or len(milliseconds) != len(rows):
-        raise ConfigError(f"{fields.name}.ms: needs one row per entry of {first}, {len(rows)} in all")
+        raise ConfigError(
+            f"{fields.name}.ms: needs one row per entry of {first}, {len(rows)} in all"
+        )
     grid = []
     for index, row in enumerate(milliseconds):
         values = row if isinstance(row, list) else [row]
         if len(values) != len(contexts):
-            raise ConfigError(f"{fields.name}.ms[{index}]: {len(values)} values for {len(contexts)} contexts")
-        grid.append([_number(value, f"{fields.name}.ms[{index}]", 1e-6, 1e7) / 1e3 for value in values])
+            raise ConfigError(
+                f"{fields.name}.ms[{index}]: {len(values)} values for {len(contexts)} contexts"
+            )
+        grid.append(
+            [_number(value, f"{fields.name}.ms[{index}]", 1e-6, 1e7) / 1e3 for value in values]
+        )
     stairs = fields.take("stairs", default=False)
     if not isinstance(stairs, bool):
         raise ConfigError(f"{fields.name}.stairs: must be true or false")
@@ -151,7 +179,10 @@ class _Fields:
         return self._content[key]
 
     def fields(self, key: str, *, missing: Mapping[str, object] | None = None) -> _Fields:
-        return _Fields(self.take(key) if missing is None else self.take(key, default=missing), f"{self.name}.{key}")
+        return _Fields(
+            self.take(key) if missing is None else self.take(key, default=missing),
+            f"{self.name}.{key}",
+        )
 
     def number(self, key: str, least: float, most: float, **default: float) -> float:
         return _number(self.take(key, **default), f"{self.name}.{key}", least, most)
@@ -163,13 +194,19 @@ class _Fields:
         given = self.take(key)
         if not isinstance(given, list):
             raise ConfigError(f"{self.name}.{key}: must be a list of numbers")
-        return [_number(value, f"{self.name}.{key}[{index}]", least, most) for index, value in enumerate(given)]
+        return [
+            _number(value, f"{self.name}.{key}[{index}]", least, most)
+            for index, value in enumerate(given)
+        ]
 
     def axis(self, key: str, **default: list[int]) -> list[int]:
         given = self.take(key, **default)
         if not isinstance(given, list) or not given:
             raise ConfigError(f"{self.name}.{key}: must be a list of whole numbers")
-        values = [_whole(value, f"{self.name}.{key}[{index}]", 0, 1 << 40) for index, value in enumerate(given)]
+        values = [
+            _whole(value, f"{self.name}.{key}[{index}]", 0, 1 << 40)
+            for index, value in enumerate(given)
+        ]
         if any(after <= before for before, after in itertools.pairwise(values)):
             raise ConfigError(f"{self.name}.{key}: must ascend")
         return values
@@ -177,7 +214,9 @@ class _Fields:
     def finish(self) -> None:
         unknown = sorted(set(self._content) - self._asked)
         if unknown:
-            raise ConfigError(f"{self.name}.{unknown[0]}: unknown key; known: {', '.join(sorted(self._asked))}")
+            raise ConfigError(
+                f"{self.name}.{unknown[0]}: unknown key; known: {', '.join(sorted(self._asked))}"
+            )
 
 
 def _number(value: object, name: str, least: float, most: float) -> float:

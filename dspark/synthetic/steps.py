@@ -1,8 +1,8 @@
 """Step times from a table: seconds of one pass by its size and the context length.
 
-Between the listed sizes time runs on a line, or, with stairs, stays at the next listed size, as padded graph captures
-do. Between contexts it runs on a line; past the last size the last slope goes on, past the ends of the contexts the
-end holds.
+Between the listed sizes time runs on a line, or, with stairs, stays at the next listed size, as
+padded graph captures do. Between contexts it runs on a line; past the last size the last slope goes
+on, past the ends of the contexts the end holds.
 """
 
 from __future__ import annotations
@@ -36,10 +36,18 @@ class StepTable:
 
     def announced(self) -> tuple[list[int], list[int], list[list[float]]]:
         """(sizes, contexts, seconds) of an honest measurement: stairs show both of their edges."""
-        sizes = sorted({*self.sizes, *(size + 1 for size in self.sizes[:-1])}) if self.stairs else list(self.sizes)
+        sizes = (
+            sorted({*self.sizes, *(size + 1 for size in self.sizes[:-1])})
+            if self.stairs
+            else list(self.sizes)
+        )
         sizes = [size for size in sizes if size > 0]
         contexts = list(self.contexts)
-        return sizes, contexts, [[self.seconds(size, context) for context in contexts] for size in sizes]
+        return (
+            sizes,
+            contexts,
+            [[self.seconds(size, context) for context in contexts] for size in sizes],
+        )
 
     def _at(self, row: int, context: float) -> float:
         values, contexts = self.rows[row], self.contexts
@@ -49,4 +57,6 @@ class StepTable:
         if right == len(contexts):
             return values[-1]
         low, high = contexts[right - 1], contexts[right]
-        return values[right - 1] + (values[right] - values[right - 1]) * (context - low) / (high - low)
+        return values[right - 1] + (values[right] - values[right - 1]) * (context - low) / (
+            high - low
+        )

@@ -2,5 +2,6 @@
 
     split -> regenerate -> encode -> [cache] -> trainer -> calibrate -> evaluate
 
-Nothing here is imported by the services; training reads `dspark/model` and writes released-format folders.
+Nothing here is imported by the services; training reads `dspark/model` and writes released-format
+folders.
 """

@@ -27,7 +27,9 @@ def candidates(supervised: Tensor) -> Tensor:
     return supervised & torch.nn.functional.pad(supervised[1:], (0, 1))
 
 
-def draw_anchors(supervised: Tensor, num_anchors: int, *, generator: torch.Generator | None = None) -> Tensor:
+def draw_anchors(
+    supervised: Tensor, num_anchors: int, *, generator: torch.Generator | None = None
+) -> Tensor:
     """Up to `num_anchors` candidates, uniform without replacement, ascending: [A].
 
     The keys are drawn where the generator lives, so a CPU generator gives the same anchors
@@ -41,9 +43,13 @@ def draw_anchors(supervised: Tensor, num_anchors: int, *, generator: torch.Gener
     return order[possible[order]].sort().values
 
 
-def label_blocks(*, input_ids: Tensor, supervised: Tensor, anchors: Tensor, block_size: int) -> Labels:
+def label_blocks(
+    *, input_ids: Tensor, supervised: Tensor, anchors: Tensor, block_size: int
+) -> Labels:
     """input_ids, supervised [T] -> labels of slots 1..k, x_{a+1} .. x_{a+k}."""
-    index = anchors.unsqueeze(-1) + torch.arange(1, block_size + 1, device=input_ids.device)  # [A, k]
+    index = anchors.unsqueeze(-1) + torch.arange(
+        1, block_size + 1, device=input_ids.device
+    )  # [A, k]
     inside = index.clamp(max=len(input_ids) - 1)
     valid = (index == inside) & supervised[inside]
     # The first unsupervised slot ends the block, whatever follows it.
@@ -53,6 +59,9 @@ def label_blocks(*, input_ids: Tensor, supervised: Tensor, anchors: Tensor, bloc
 def slots_after(anchors: Tensor, block_size: int, length: int) -> Tensor:
     """Positions a, a+1, .. a+k-1 (clamped to the text's end): [A, k].
 
-    Row a+k-1 of the target is the one that predicts slot k's token, which the token there comes before.
+    Row a+k-1 of the target is the one that predicts slot k's token, which the token there comes
+    before.
     """
-    return (anchors.unsqueeze(-1) + torch.arange(block_size, device=anchors.device)).clamp(max=length - 1)
+    return (anchors.unsqueeze(-1) + torch.arange(block_size, device=anchors.device)).clamp(
+        max=length - 1
+    )

@@ -1,8 +1,9 @@
-"""What a target is asked in evaluation and calibration: JSONL files of `turns`, and the answers it gives.
+"""What a target is asked in evaluation and calibration: JSONL files of `turns`, and the answers it
+gives.
 
-A row is {"turns": [...], "domain": ..., "id": ...}: the first turn is asked, as text or as token ids, through the
-target's chat template where it has one. Answers are drawn once, rows of like length side by side, and rounds are
-replayed on them (`training/rounds.py`).
+A row is {"turns": [...], "domain": ..., "id": ...}: the first turn is asked, as text or as token
+ids, through the target's chat template where it has one. Answers are drawn once, rows of like
+length side by side, and rounds are replayed on them (`training/rounds.py`).
 """
 
 from __future__ import annotations
@@ -51,8 +52,11 @@ class TargetText:
     choice: int
 
 
-def questions(path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0) -> list[DatasetPrompt]:
-    """The rows of a file as the target is asked; more than `rows` (0: no limit) are shuffled with the seed and cut."""
+def questions(
+    path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0
+) -> list[DatasetPrompt]:
+    """The rows of a file as the target is asked; more than `rows` (0: no limit) are shuffled with
+    the seed and cut."""
     chat, found = Chat(target.folder), []
     for number, row in enumerate(read_rows(path), start=1):
         try:
@@ -62,7 +66,9 @@ def questions(path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0)
         domain = row.get("domain", path.stem)
         ids = tuple(chat.prompt_ids(turns))
         if not ids or max(ids) >= target.vocab_size:
-            raise ConfigError(f"{path}: row {number}: turns: empty, or an id outside the vocabulary")
+            raise ConfigError(
+                f"{path}: row {number}: turns: empty, or an id outside the vocabulary"
+            )
         found.append(DatasetPrompt(str(domain), ids))
     if not found:
         raise ConfigError(f"{path}: no row to ask")
@@ -73,11 +79,14 @@ def questions(path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0)
 
 
 def by_name(files: Sequence[Path]) -> dict[str, Path]:
-    """The files by their stems, which is what they are called in a report. ConfigError where two have one."""
+    """The files by their stems, which is what they are called in a report. ConfigError where two
+    have one."""
     known: dict[str, Path] = {}
     for path in files:
         if path.stem in known:
-            raise ConfigError(f"data: {known[path.stem]} and {path} have one name; rename one of them")
+            raise ConfigError(
+                f"data: {known[path.stem]} and {path} have one name; rename one of them"
+            )
         known[path.stem] = path
     return known
 
@@ -99,9 +108,12 @@ def answers(
     seed: int,
     new_tokens: int,
     room: int,  # tokens after the last anchor: a block and the target's own
-    keep: Path | None = None,  # folder of answers that were drawn before, whichever drafter is measured on them
+    keep: Path
+    # folder of answers that were drawn before, whichever drafter is measured on them
+    | None = None,
 ) -> Iterator[TargetText]:
-    """The answers, in order of the questions' lengths; the same for all ratio rules, drawn with its noise for coupled.
+    """The answers, in order of the questions' lengths; the same for all ratio rules, drawn with its
+    noise for coupled.
 
     A text that ends early goes on in the tensor, but no round starts after its end.
     """
@@ -113,7 +125,8 @@ def answers(
         total = len(asked[chosen[-1]].ids) + new_tokens + room
         if total > target.context_length:
             raise ConfigError(
-                f"new_tokens: prompt and answer of {total} tokens; the target ends at {target.context_length}"
+                f"new_tokens: prompt and answer of {total} tokens; the target ends at "
+                f"{target.context_length}"
             )
         prompts = [asked[n].ids for n in chosen]
         about = [_LAYOUT, named, prompts, total, temperature, seed, first, chosen if raced else []]
@@ -134,14 +147,19 @@ def answers(
                 save_tensors(kept, {"ids": ids.int()})
         for row, number in enumerate(chosen):
             start = len(asked[number].ids)
-            ends = tuple(token in target.stop_ids for token in ids[row, start : start + new_tokens + room].tolist())
+            ends = tuple(
+                token in target.stop_ids
+                for token in ids[row, start : start + new_tokens + room].tolist()
+            )
             last = ends.index(True) if True in ends[:new_tokens] else new_tokens
             if last:
                 text = ids[row : row + 1, : start + last + room]
                 yield TargetText(asked[number], text, ends, last, seed, number)
 
 
-def _racing(seed: int, choices: Sequence[int], temperature: float) -> Callable[[Tensor, int], Tensor]:
+def _racing(
+    seed: int, choices: Sequence[int], temperature: float
+) -> Callable[[Tensor, int], Tensor]:
     def pick(logits: Tensor, place: int) -> Tensor:
         noise = [rounds.race_noise(seed, choice, [place], logits.shape[-1]) for choice in choices]
         return (rounds.distribution(logits, temperature) / torch.cat(noise)).argmax(dim=-1)

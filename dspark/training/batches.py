@@ -1,7 +1,8 @@
-"""Which conversations a step reads, and in what pieces: a function of (seed, step), so nothing is lost on a resume.
+"""Which conversations a step reads, and in what pieces: a function of (seed, step), so nothing is
+lost on a resume.
 
-Every epoch is a fresh shuffle whose last, incomplete batch is dropped. Workers take every so-many-th conversation of a
-batch.
+Every epoch is a fresh shuffle whose last, incomplete batch is dropped. Workers take every
+so-many-th conversation of a batch.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def numbers_of(plan: BatchPlan, *, seed: int, step: int, rank: int = 0, size: in
 
 
 def pieces(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Places 0 .. n-1 in runs of at most `most` tokens (a longer one alone), alike lengths together."""
+    """Places 0 .. n-1 in runs of at most `most` tokens (a longer one alone), alike lengths
+    together."""
     found: list[list[int]] = []
     room = 0
     for place in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
@@ -72,7 +74,10 @@ class SampleBatch(NamedTuple):
 
 
 def assemble(
-    samples: Sequence[Sample], numbers: Sequence[int], features: Sequence[Features], device: torch.device
+    samples: Sequence[Sample],
+    numbers: Sequence[int],
+    features: Sequence[Features],
+    device: torch.device,
 ) -> SampleBatch:
     """One batch of the given conversations, on the device."""
     offsets = [0]

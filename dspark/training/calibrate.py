@@ -1,8 +1,10 @@
-"""Fits the calibration of confidence on held-out rounds and writes `calibration.json` beside the weights.
+"""Fits the calibration of confidence on held-out rounds and writes `calibration.json` beside the
+weights.
 
-One fit per acceptance rule and bucket of requests, on drafts cut to their largest few, as when serving. Greedy requests
-are matched alike under every rule, so they are measured once. Every second prompt is fitted on, and the other half says
-how good the fit is: nothing is measured on a text that was fitted on.
+One fit per acceptance rule and bucket of requests, on drafts cut to their largest few, as when
+serving. Greedy requests are matched alike under every rule, so they are measured once. Every second
+prompt is fitted on, and the other half says how good the fit is: nothing is measured on a text that
+was fitted on.
 """
 
 from __future__ import annotations
@@ -58,10 +60,10 @@ def calibrate(
 ) -> dict[str, Any]:
     """Fits and measures every rule and bucket; writes the fits to `out` (the drafter's folder).
 
-    Without `offsets` temperatures alone are written, as published; the error they leave is told in any case.
-    `also_greedy` are prompts for greedy requests only: an answer has fewer rounds there, and it is always the same.
-    `plots` takes reliability diagrams before and after; `keep` keeps the target's answers, for the next run. Returns
-    what `dspark calibrate --json` prints.
+    Without `offsets` temperatures alone are written, as published; the error they leave is told in
+    any case. `also_greedy` are prompts for greedy requests only: an answer has fewer rounds there,
+    and it is always the same. `plots` takes reliability diagrams before and after; `keep` keeps the
+    target's answers, for the next run. Returns what `dspark calibrate --json` prints.
     """
     begun = time.monotonic()
     files = by_name([*prompts, *also_greedy])
@@ -70,7 +72,9 @@ def calibrate(
     loaded = load_target(target)
     asked = {name: questions(path, loaded, rows=rows, seed=seed) for name, path in files.items()}
     if any(len(rows_of) < 2 for rows_of in asked.values()):
-        raise ConfigError("prompts: two rows at least of every file, one to fit on and one to measure on")
+        raise ConfigError(
+            "prompts: two rows at least of every file, one to fit on and one to measure on"
+        )
     source = RoundSource(Judge(loaded, made, new_tokens, cut, keep), asked, seed)
     sampled = [path.stem for path in prompts]
     jobs: list[_Job] = [_Job("token", "greedy", (0.0,), list(asked))]
@@ -82,16 +86,23 @@ def calibrate(
         task = progress.add_task("calibrate", total=total, note="")
         for job in jobs:
             fitted, measured = (
-                source.half(n, job.rule, job.temperatures, job.names, lambda n: progress.advance(task, n))
+                source.half(
+                    n, job.rule, job.temperatures, job.names, lambda n: progress.advance(task, n)
+                )
                 for n in (0, 1)
             )
             fits[job.rule, job.bucket], figures = _fit(job, fitted, measured, offsets, plots)
-            progress.update(task, note=f"{job.rule} {job.bucket}: error {figures['mean_ece_after']:.2%}")
+            progress.update(
+                task, note=f"{job.rule} {job.bucket}: error {figures['mean_ece_after']:.2%}"
+            )
             told.append(figures)
     kept: dict[RuleName, Buckets] = {
-        rule: {"greedy": fits["token", "greedy"], "sampled": fits[rule, "sampled"]} for rule in rules
+        rule: {"greedy": fits["token", "greedy"], "sampled": fits[rule, "sampled"]}
+        for rule in rules
     }
-    write_whole(folder / FILE_NAME, json.dumps(calibration_to_json(Calibration(cut, kept)), indent=2) + "\n")
+    write_whole(
+        folder / FILE_NAME, json.dumps(calibration_to_json(Calibration(cut, kept)), indent=2) + "\n"
+    )
     return {
         "target": str(target),
         "drafter": str(drafter),
@@ -118,15 +129,23 @@ class _Job(NamedTuple):
 def _fit(
     job: _Job, fitted: JudgedRounds, measured: JudgedRounds, offsets: bool, plots: Path | None
 ) -> tuple[SlotFit, dict[str, Any]]:
-    """The fit to one half, as it will be written, and figures from the other: without it, with it, and with the
-    published one of temperatures alone."""
+    """The fit to one half, as it will be written, and figures from the other: without it, with it,
+    and with the published one of temperatures alone."""
     published = reliability.temperatures(*fitted)
     exact = reliability.with_offsets(*fitted) if offsets else published
-    fit = SlotFit(*(tuple(round(value, 4) for value in column) for column in (exact.temperatures, exact.offsets)))
+    fit = SlotFit(
+        *(
+            tuple(round(value, 4) for value in column)
+            for column in (exact.temperatures, exact.offsets)
+        )
+    )
     if plots is not None:
         plots.mkdir(parents=True, exist_ok=True)
         name = "greedy" if job.bucket == "greedy" else f"{job.rule}-{job.bucket}"
-        panes = {"before": reliability.survival(measured.logits), "after": reliability.survival(measured.logits, fit)}
+        panes = {
+            "before": reliability.survival(measured.logits),
+            "after": reliability.survival(measured.logits, fit),
+        }
         reliability.diagram(panes, measured.accepted, plots / f"reliability-{name}.png", title=name)
     was, plain, now = (
         reliability.by_slot(reliability.survival(measured.logits, how), measured.accepted)
@@ -143,7 +162,9 @@ def _fit(
         "mean_ece_before": fmean(was["ece"]),
         "mean_ece_temperatures_alone": fmean(plain["ece"]),
         "mean_ece_after": fmean(now["ece"]),
-        "auc_each": reliability.conditional_ranking(measured.logits, measured.accepted),  # no fit changes it
+        "auc_each": reliability.conditional_ranking(
+            measured.logits, measured.accepted
+        ),  # no fit changes it
         "before": was,
         "after": now,
     }
@@ -154,8 +175,10 @@ def table(report: Mapping[str, Any]) -> str:
     lines = []
     for fit in report["fits"]:
         lines.append(
-            f"{fit['rule']} {fit['bucket']}: mean error of survival {fit['mean_ece_before']:.2%} -> "
-            f"{fit['mean_ece_after']:.2%} (temperatures alone {fit['mean_ece_temperatures_alone']:.2%}) "
+            f"{fit['rule']} {fit['bucket']}: mean error of survival {fit['mean_ece_before']:.2%} "
+            "-> "
+            f"{fit['mean_ece_after']:.2%} (temperatures alone "
+            f"{fit['mean_ece_temperatures_alone']:.2%}) "
             f"on {fit['rounds_measured']:,} rounds, fitted on {fit['rounds_fitted']:,}"
             + (" (few: mostly noise)" if fit["few_rounds"] else "")
         )
@@ -164,7 +187,9 @@ def table(report: Mapping[str, Any]) -> str:
         )
         was, now = fit["before"], fit["after"]
         offsets = fit["offsets"] or [0.0] * len(fit["temperatures"])
-        for slot, (temperature, offset) in enumerate(zip(fit["temperatures"], offsets, strict=True)):
+        for slot, (temperature, offset) in enumerate(
+            zip(fit["temperatures"], offsets, strict=True)
+        ):
             lines.append(
                 f"{slot + 1:6}{temperature:8.2f}{offset:8.2f}{was['ece'][slot]:8.2%}{now['ece'][slot]:8.2%}"
                 f"{was['auc'][slot]:9.3f}{now['auc'][slot]:9.3f}{fit['auc_each'][slot]:10.3f}"

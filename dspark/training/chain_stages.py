@@ -1,4 +1,5 @@
-"""The stages of `dspark train all` that need nothing but this room and a client, and the report of all."""
+"""The stages of `dspark train all` that need nothing but this room and a client, and the report of
+all."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def cache(settings: Settings) -> dict[str, Any]:
 
 
 def measure_cell(client: Client, target: str, prompts: Path, tokens: int) -> dict[str, Any]:
-    """Greedy answers to some prompts with the cell's policy and without drafting: ids must be the same."""
+    """Greedy answers to some prompts with the cell's policy and without drafting: ids must be the
+    same."""
     chat, found = Chat(target), {}
     rows = [row for _, row in zip(range(SERVED_PROMPTS), read_rows(prompts), strict=False)]
     answers: dict[str, list[tuple[int, ...]]] = {}
@@ -48,7 +50,11 @@ def measure_cell(client: Client, target: str, prompts: Path, tokens: int) -> dic
         start, made, rounds, kept = time.perf_counter(), 0, 0, list[tuple[int, ...]]()
         for row in rows:
             answer = client.complete(
-                chat.prompt_ids(first_turn(row)), max_tokens=tokens, temperature=0.0, policy=policy, timeout=600
+                chat.prompt_ids(first_turn(row)),
+                max_tokens=tokens,
+                temperature=0.0,
+                policy=policy,
+                timeout=600,
             )
             kept.append(answer.token_ids)
             made += len(answer.token_ids)
@@ -56,7 +62,11 @@ def measure_cell(client: Client, target: str, prompts: Path, tokens: int) -> dic
         name = policy or "drafting"
         answers[name] = kept
         seconds = time.perf_counter() - start
-        found[name] = {"tokens": made, "tokens_per_second": made / seconds, "tokens_per_round": made / max(1, rounds)}
+        found[name] = {
+            "tokens": made,
+            "tokens_per_second": made / seconds,
+            "tokens_per_round": made / max(1, rounds),
+        }
     return {"same_ids": answers["off"] == answers["drafting"], "prompts": len(rows), **found}
 
 
@@ -69,7 +79,8 @@ def write_report(out: Path, notes: Mapping[str, Any]) -> Path:
     lines = [
         f"# Drafter of {settings['target']}",
         "",
-        f"Family {settings['family']}, blocks of {settings['block_size']}, target `{notes['identity']['target']}`.",
+        f"Family {settings['family']}, blocks of {settings['block_size']}, target "
+        f"`{notes['identity']['target']}`.",
         "",
         "| stage | what | seconds |",
         "| --- | --- | ---: |",
@@ -77,14 +88,17 @@ def write_report(out: Path, notes: Mapping[str, Any]) -> Path:
     told = {
         "split": f"{split['train']} prompts to learn from, {split['test']} held out",
         "regenerate": f"{rows['rows']} answers, {rows['tokens']:,} tokens, {rows['failed']} failed",
-        "encode": f"{samples['samples']} samples, {samples['tokens']:,} tokens, {samples['supervised']:,} supervised",
+        "encode": f"{samples['samples']} samples, {samples['tokens']:,} tokens, "
+        f"{samples['supervised']:,} supervised",
         "train": f"{train['step']:.0f} steps, loss {train['first_loss']:.4f} -> {train['loss']:.4f}",
         "evaluate": "accepted length, below",
         "serve": f"{served['prompts']} prompts through a cell",
     }
     if "calibrate" in stages:
         fits = stages["calibrate"]["fits"]
-        was, now = (sum(fit[f"mean_ece_{side}"] for fit in fits) / len(fits) for side in ("before", "after"))
+        was, now = (
+            sum(fit[f"mean_ece_{side}"] for fit in fits) / len(fits) for side in ("before", "after")
+        )
         told["calibrate"] = f"error of survival {was:.1%} -> {now:.1%}, mean of {len(fits)} fits"
     if "cache" in stages:
         told["cache"] = f"{stages['cache']['bytes'] / 1e9:.3f} GB of hidden states"
@@ -104,7 +118,8 @@ def write_report(out: Path, notes: Mapping[str, Any]) -> Path:
         "## Served",
         "",
         f"Greedy, one at a time: {with_it['tokens_per_round']:.2f} tokens a round and "
-        f"{with_it['tokens_per_second']:.1f} tokens/s with the drafter, {without['tokens_per_second']:.1f} without; "
+        f"{with_it['tokens_per_second']:.1f} tokens/s with the drafter, "
+        f"{without['tokens_per_second']:.1f} without; "
         f"ids {'equal' if served['same_ids'] else 'NOT equal'}.",
         "",
         "```",

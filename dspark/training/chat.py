@@ -1,8 +1,9 @@
 """Conversations as the target reads them: its chat template, or plain text where it has none.
 
-What is trained on is what the target saw and said, to the token: the prompt is rendered once and the answer keeps the
-ids the target emitted. Answers of earlier turns are part of the last prompt; they are found in the rendered text by the
-literal header and end of an assistant turn and mapped to tokens by character offsets.
+What is trained on is what the target saw and said, to the token: the prompt is rendered once and
+the answer keeps the ids the target emitted. Answers of earlier turns are part of the last prompt;
+they are found in the rendered text by the literal header and end of an assistant turn and mapped to
+tokens by character offsets.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from dspark.model.location import locate
 
 # How a template opens and closes an assistant's turn; the closing belongs to the answer.
 _SPANS = (("<|im_start|>assistant\n", "<|im_end|>\n"), ("<|turn>model\n", "<turn|>\n"))
-# Of gemma4: what a turn opens with when nothing was thought. The target writes it, nobody learns it.
+# Of gemma4: what a turn opens with when nothing was thought. The target writes it, nobody learns
+# it.
 _UNSUPERVISED = "<|channel>thought\n<channel|>"
 
 
@@ -27,10 +29,15 @@ class Chat:
     def __init__(self, target: str | Path) -> None:
         folder = locate(target)
         self.tokenizer: Any = None
-        if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")):
+        if any(
+            (folder / name).is_file()
+            for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+        ):
             from transformers import AutoTokenizer
 
-            self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            self.tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         self.has_template = bool(getattr(self.tokenizer, "chat_template", None))
 
     def prompt_ids(self, turns: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -40,11 +47,15 @@ class Chat:
         """
         last = turns[-1]
         if not self.has_template and len(turns) > 1:
-            raise ConfigError("conversations: the target has no chat template; rows of one turn only")
+            raise ConfigError(
+                "conversations: the target has no chat template; rows of one turn only"
+            )
         if last.get("token_ids") is not None and len(turns) == 1:
             return [int(token) for token in last["token_ids"]]
         if self.tokenizer is None:
-            raise ConfigError("conversations: the target has no tokenizer; give prompts as token_ids")
+            raise ConfigError(
+                "conversations: the target has no tokenizer; give prompts as token_ids"
+            )
         text = self._rendered(turns) if self.has_template else str(last["content"])
         # A template writes its own special tokens.
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=not self.has_template)
@@ -53,7 +64,8 @@ class Chat:
     def learned(self, turns: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
         """A regenerated conversation -> (ids, which of them the target wrote), [T] each.
 
-        The last turn has the ids of its answer in `token_ids`, or its text is rendered in their place.
+        The last turn has the ids of its answer in `token_ids`, or its text is rendered in their
+        place.
         """
         *history, answer = turns
         if answer["role"] != "assistant" or not history:
@@ -63,7 +75,9 @@ class Chat:
         said = answer.get("token_ids")
         if said is None:
             if self.tokenizer is None:
-                raise ConfigError("conversations: the target has no tokenizer; answers need token_ids")
+                raise ConfigError(
+                    "conversations: the target has no tokenizer; answers need token_ids"
+                )
             end = turn_end(self._rendered(history)) if self.has_template else ""
             said = self.tokenizer.encode(answer["content"] + end, add_special_tokens=False)
         marks += [True] * len(said)
@@ -77,24 +91,29 @@ class Chat:
         )
         return text
 
-    def _earlier_answers(self, history: Sequence[Mapping[str, Any]], ids: Sequence[int]) -> list[bool]:
+    def _earlier_answers(
+        self, history: Sequence[Mapping[str, Any]], ids: Sequence[int]
+    ) -> list[bool]:
         if len(history) < 2:
             return [False] * len(ids)
         text = self._rendered(history)
         spans = answer_spans(text)
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return [
-            any(start >= a and end <= b and end > start for a, b in spans) for start, end in encoded["offset_mapping"]
+            any(start >= a and end <= b and end > start for a, b in spans)
+            for start, end in encoded["offset_mapping"]
         ]
 
 
 def turn_end(text: str) -> str:
-    """What closes an assistant's turn in a rendered conversation; empty where the template is not known."""
+    """What closes an assistant's turn in a rendered conversation; empty where the template is not
+    known."""
     return next((end for header, end in _SPANS if header in text), "")
 
 
 def answer_spans(text: str) -> list[tuple[int, int]]:
-    """Character ranges of all finished assistant turns of a rendered conversation, end marks included."""
+    """Character ranges of all finished assistant turns of a rendered conversation, end marks
+    included."""
     for header, end in _SPANS:
         if header in text:
             said = f"{re.escape(header)}(?:{re.escape(_UNSUPERVISED)})?(.*?{re.escape(end)})"

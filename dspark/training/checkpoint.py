@@ -1,6 +1,7 @@
 """Training state on disk: tensors as safetensors, the rest as JSON; nothing is unpickled.
 
-A state is written beside the old one and moved into place, so that a run killed at any time can resume.
+A state is written beside the old one and moved into place, so that a run killed at any time can
+resume.
 """
 
 import json
@@ -18,16 +19,23 @@ from dspark.training.disk import save_tensors
 
 
 def save(
-    folder: Path, name: str, model: nn.Module, optimizers: Mapping[str, Optimizer], facts: Mapping[str, Any]
+    folder: Path,
+    name: str,
+    model: nn.Module,
+    optimizers: Mapping[str, Optimizer],
+    facts: Mapping[str, Any],
 ) -> None:
-    """Trained parameters, optimiser states and `facts` (the step and what the run was planned with)."""
+    """Trained parameters, optimiser states and `facts` (the step and what the run was planned
+    with)."""
     tensors = {f"model/{key}": p.detach() for key, p in model.named_parameters() if p.requires_grad}
     groups: dict[str, Any] = {}
     for label, optimizer in optimizers.items():
         state = optimizer.state_dict()
         groups[label] = state["param_groups"]
         for index, slots in state["state"].items():
-            tensors |= {f"{label}/{index}/{slot}": torch.as_tensor(value) for slot, value in slots.items()}
+            tensors |= {
+                f"{label}/{index}/{slot}": torch.as_tensor(value) for slot, value in slots.items()
+            }
     # The facts travel in the header of the same file, so that state and step cannot come apart.
     header = {"facts": json.dumps(dict(facts)), "groups": json.dumps(groups)}
     whole = {key: value.contiguous().clone() for key, value in tensors.items()}
@@ -39,7 +47,9 @@ def read_header(path: Path) -> dict[str, Any]:
         return {key: json.loads(value) for key, value in file.metadata().items()}
 
 
-def load(folder: Path, name: str, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> dict[str, Any] | None:
+def load(
+    folder: Path, name: str, model: nn.Module, optimizers: Mapping[str, Optimizer]
+) -> dict[str, Any] | None:
     """Restores in place and returns the facts, or None where there is no state to resume from."""
     path = folder / f"{name}.safetensors"
     if not path.exists():

@@ -1,4 +1,5 @@
-"""Files that are there whole or not at all, and a growing one whose rows are: all stay when the machine stops."""
+"""Files that are there whole or not at all, and a growing one whose rows are: all stay when the
+machine stops."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def write_whole(path: Path, content: str) -> None:
         partial.write_text(content, encoding="utf-8")
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
     """Puts a safetensors file in place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with placed(path, lasts=True) as partial:
@@ -44,10 +47,14 @@ def content_digest(path: Path) -> str:
 
 
 def check_same_run(where: object, kept: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """What was begun goes on with what it was begun with, or not at all: ConfigError names what differs."""
+    """What was begun goes on with what it was begun with, or not at all: ConfigError names what
+    differs."""
     for name, value in ours.items():
         if kept.get(name) != value:
-            raise ConfigError(f"{name}: {where} was begun with {kept.get(name)!r}, not {value!r}; name another --out")
+            raise ConfigError(
+                f"{name}: {where} was begun with {kept.get(name)!r}, not {value!r}; name another "
+                "--out"
+            )
 
 
 class RowFile:
@@ -69,7 +76,9 @@ class RowFile:
         """Writes the rows in order; they are on the disk on return."""
         if not rows:
             return
-        self._file.write(b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows))
+        self._file.write(
+            b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+        )
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -81,7 +90,8 @@ class RowFile:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """All complete rows in order; a torn last line is left out. ConfigError names a line that is no JSON object."""
+    """All complete rows in order; a torn last line is left out. ConfigError names a line that is no
+    JSON object."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -90,7 +100,9 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                 try:
                     row = json.loads(line)
                 except ValueError as error:
-                    if not line.endswith(b"\n"):  # torn; that of another's making may be whole without a line break
+                    if not line.endswith(
+                        b"\n"
+                    ):  # torn; that of another's making may be whole without a line break
                         return
                     raise ConfigError(f"{path}:{number}: not JSON ({error})") from None
                 if not isinstance(row, dict):

@@ -1,16 +1,18 @@
-"""The losses of drafters that go one token at a time: Eagle3's training-time test, and those of a module for
-multi-token prediction and of a language model.
+"""The losses of drafters that go one token at a time: Eagle3's training-time test, and those of a
+module for multi-token prediction and of a language model.
 
-The drafter is unrolled over the whole text (`ChainDrafter.forward_steps`). At step s index i predicts token i+2+s.
-Eagle3 judges it as published, where position i+s is supervised and a token follows it; MTP where that token itself is:
+The drafter is unrolled over the whole text (`ChainDrafter.forward_steps`). At step s index i
+predicts token i+2+s. Eagle3 judges it as published, where position i+s is supervised and a token
+follows it; MTP where that token itself is:
 
     Eagle3   L = sum_b 1 / T_b sum_s 0.8^s sum_i m_{i+s} sum_v -p_t(v) log p_d(v) / B
     MTP      L = sum_s 0.8^s sum_i m_{i+2+s} ce / sum m
     lm       L = sum_i m_{i+1} ce / sum m
 
-p_t is the target's distribution after token i+1+s, ce that of the true token. Eagle3 divides every row by its own
-length T_b, so that it weighs the same whatever it shares a batch with. MTP is trained on one step (DeepSeek-V3), Eagle3
-on all of a block. Logits exist only where they are judged, a slice at a time.
+p_t is the target's distribution after token i+1+s, ce that of the true token. Eagle3 divides every
+row by its own length T_b, so that it weighs the same whatever it shares a batch with. MTP is
+trained on one step (DeepSeek-V3), Eagle3 on all of a block. Logits exist only where they are
+judged, a slice at a time.
 
 Symbols: B rows, T tokens, s steps, H hidden, V vocabulary, m taps.
 """
@@ -28,15 +30,16 @@ from dspark.training.loss import DFLASH_WEIGHTS, acceptance, block_sums, sum_ter
 
 
 def judged_at(supervised: Tensor, shift: int, after: int, lengths: Tensor) -> Tensor:
-    """supervised [B, T] bool, lengths [B] of the rows without padding -> bool [B, T]: where the token at i + shift is
-    supervised and `after` more tokens of the row follow it."""
+    """supervised [B, T] bool, lengths [B] of the rows without padding -> bool [B, T]: where the
+    token at i + shift is supervised and `after` more tokens of the row follow it."""
     length = supervised.shape[1]
     index = torch.arange(length, device=supervised.device) + shift
     return supervised[:, index.clamp(max=length - 1)] & (index + after < lengths.unsqueeze(-1))
 
 
 def chain_loss(drafter: ChainDrafter, batch: SampleBatch, target_head: Tensor) -> LeanLoss:
-    """Sums over every index and step that counts; divide `objective` by the (global) denominator. target_head [V, H].
+    """Sums over every index and step that counts; divide `objective` by the (global) denominator.
+    target_head [V, H].
 
     Conversations stand side by side, padded behind their ends.
     """
@@ -50,13 +53,17 @@ def chain_loss(drafter: ChainDrafter, batch: SampleBatch, target_head: Tensor) -
     objective = torch.zeros((), device=input_ids.device)
     share = torch.ones(count, device=input_ids.device) / (lengths if eagle else 1)
     terms = []
-    made = drafter.forward_steps(features=padded(batch.features, batch), input_ids=input_ids, steps=steps)
+    made = drafter.forward_steps(
+        features=padded(batch.features, batch), input_ids=input_ids, steps=steps
+    )
     for step, states in enumerate(made):
         shift, after = (step, 1) if eagle else (step + 2, 0)
         mask = judged_at(supervised, shift, after, lengths)
         weight = config.step_loss_decay**step
         rows = states[mask]
-        wanted = last_hidden[:, (index + 1 + step).clamp(max=length - 1)][mask]  # their distribution predicts the token
+        wanted = last_hidden[:, (index + 1 + step).clamp(max=length - 1)][
+            mask
+        ]  # their distribution predicts the token
         scale = weight * share.unsqueeze(-1) * mask
         total, ce, l1 = lean_terms(
             hidden=rows,
@@ -74,11 +81,14 @@ def chain_loss(drafter: ChainDrafter, batch: SampleBatch, target_head: Tensor) -
         terms.append((dense(mask, ce), dense(mask, l1), scale, mask))
     ce, l1, weights, judged = (torch.stack(column, dim=-1) for column in zip(*terms, strict=True))
     sums = sum_terms(ce=ce, l1=l1, confidence_logits=None, weights=weights, eval_mask=judged)
-    return LeanLoss(objective, sums._replace(denominator=sums.denominator.new_tensor(count)) if eagle else sums)
+    return LeanLoss(
+        objective, sums._replace(denominator=sums.denominator.new_tensor(count)) if eagle else sums
+    )
 
 
 def language_loss(drafter: LanguageDrafter, batch: SampleBatch, target_head: Tensor) -> LeanLoss:
-    """Sums over every token that counts; divide `objective` by the (global) denominator. target_head [V, H']."""
+    """Sums over every token that counts; divide `objective` by the (global) denominator.
+    target_head [V, H']."""
     input_ids, last_hidden = padded(batch.ids, batch), padded(batch.last_hidden, batch)
     judged = torch.zeros(input_ids.shape, dtype=torch.bool, device=input_ids.device)
     judged[:, :-1] = padded(batch.supervised, batch)[:, 1:]
@@ -95,7 +105,10 @@ def language_loss(drafter: LanguageDrafter, batch: SampleBatch, target_head: Ten
     ce, l1, size = ce.unsqueeze(-1), l1.unsqueeze(-1), drafter.config.block_size
     each = torch.ones_like(ce)
     sums = sum_terms(ce=ce, l1=l1, confidence_logits=None, weights=each, eval_mask=each.bool())
-    accepted, blocks = _windows(dense(judged, acceptance(l1)), size), _windows(judged, size).long().cumprod(dim=-1)
+    accepted, blocks = (
+        _windows(dense(judged, acceptance(l1)), size),
+        _windows(judged, size).long().cumprod(dim=-1),
+    )
     return LeanLoss(total, sums._replace(**block_sums(accepted, blocks.bool())))
 
 

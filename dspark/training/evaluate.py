@@ -1,7 +1,9 @@
-"""Accepted length of a drafter on data sets, by the papers' protocol: `training/metrics.py` holds the definitions.
+"""Accepted length of a drafter on data sets, by the papers' protocol: `training/metrics.py` holds
+the definitions.
 
-A user's first turn is asked, at temperature 1 and 0, blocks are verified whole, and the loop runs until `new_tokens`
-are there. Domains are plain means of their data sets, the last row is the plain mean of all data sets.
+A user's first turn is asked, at temperature 1 and 0, blocks are verified whole, and the loop runs
+until `new_tokens` are there. Domains are plain means of their data sets, the last row is the plain
+mean of all data sets.
 """
 
 from __future__ import annotations
@@ -46,11 +48,12 @@ def evaluate(
     keep: Path | None = None,
     bar: bool = True,
 ) -> dict[str, Any]:
-    """Measures every data set at every temperature; writes `metrics.json` and plots to `out`. Returns the metrics.
+    """Measures every data set at every temperature; writes `metrics.json` and plots to `out`.
+    Returns the metrics.
 
-    `rule` is the acceptance rule, `cut` the entries a draft is cut to (None: not at all), `rows` the most rows of one
-    data set (0: all). Thresholds are swept over the very same texts. `keep`: a folder in which the target's answers
-    stay, for the next drafter.
+    `rule` is the acceptance rule, `cut` the entries a draft is cut to (None: not at all), `rows`
+    the most rows of one data set (0: all). Thresholds are swept over the very same texts. `keep`: a
+    folder in which the target's answers stay, for the next drafter.
     """
     begun = time.monotonic()
     files = by_name(datasets)
@@ -64,7 +67,9 @@ def evaluate(
     found = fitting.fit(loaded, made, [list(one.ids) for asked in sets.values() for one in asked])
     by_temperature: dict[str, Any] = {}
     with record.progress(shown=bar) as progress:
-        task = progress.add_task("evaluate", total=len(temperatures) * sum(map(len, sets.values())), note="")
+        task = progress.add_task(
+            "evaluate", total=len(temperatures) * sum(map(len, sets.values())), note=""
+        )
         for temperature in temperatures:
             bucket: Bucket = "greedy" if temperature == 0 else "sampled"
             fit = calibration.fit(bucket, rule)
@@ -76,20 +81,30 @@ def evaluate(
                     texts.append(text)
                     progress.advance(task)
                 rows_of[name] = _measured(texts, size, new_tokens, fit, thresholds)
-                progress.update(task, note=f"T={temperature:g} {name} tau {rows_of[name]['tau']:.2f}")
+                progress.update(
+                    task, note=f"T={temperature:g} {name} tau {rows_of[name]['tau']:.2f}"
+                )
             by_temperature[f"T={temperature:g}"] = _summary(rows_of)
     report = {
         "target": str(target),
         "drafter": str(drafter),
         "family": made.config.family,
         "block_size": size,
-        "fingerprints": {"target": fingerprint(target), "drafter": fingerprint(drafter, target=target)},
+        "fingerprints": {
+            "target": fingerprint(target),
+            "drafter": fingerprint(drafter, target=target),
+        },
         "rule": rule,
         "top_k_cut": cut,
         "new_tokens": new_tokens,
         "seed": seed,
         "calibrated": calibration is not IDENTITY,
-        "fit": {"said": str(found), "fits": found.fits, "accepted": found.accepted, "off_by": found.off_by},
+        "fit": {
+            "said": str(found),
+            "fits": found.fits,
+            "accepted": found.accepted,
+            "off_by": found.off_by,
+        },
         "temperatures": by_temperature,
         "seconds": round(time.monotonic() - begun, 1),
     }
@@ -100,17 +115,29 @@ def evaluate(
 
 
 def _measured(
-    texts: Sequence[Text], size: int, new_tokens: int, fit: SlotFit | None, thresholds: Sequence[float]
+    texts: Sequence[Text],
+    size: int,
+    new_tokens: int,
+    fit: SlotFit | None,
+    thresholds: Sequence[float],
 ) -> dict[str, Any]:
     """One data set at one temperature."""
     if not texts:
-        raise ConfigError("data: the target ends every answer of a data set at once; there is no round to measure")
+        raise ConfigError(
+            "data: the target ends every answer of a data set at once; there is no round to measure"
+        )
     by_text = metrics.played(texts, new_tokens, fit)
     row = metrics.figures([made for rounds in by_text for made in rounds], size)
     row["tau_95"] = metrics.interval(by_text)
-    once = [rounds for text, rounds in zip(texts, by_text, strict=True) if not metrics.loops(text, new_tokens)]
+    once = [
+        rounds
+        for text, rounds in zip(texts, by_text, strict=True)
+        if not metrics.loops(text, new_tokens)
+    ]
     row["texts"], row["loops"] = len(texts), len(texts) - len(once)
-    row["tau_without_loops"] = metrics.figures([made for rounds in once for made in rounds], size)["tau"]
+    row["tau_without_loops"] = metrics.figures([made for rounds in once for made in rounds], size)[
+        "tau"
+    ]
     row["domain"] = texts[0].answer.question.domain
     row["confidence"] = metrics.confidence(texts, size, new_tokens, fit)
     if row["confidence"] is not None and thresholds:
@@ -138,7 +165,8 @@ def _summary(rows_of: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The report for people: one line per temperature and data set, then domains and the mean of all."""
+    """The report for people: one line per temperature and data set, then domains and the mean of
+    all."""
     lines = [
         f"{report['family']}, blocks of {report['block_size']}, rule {report['rule']}",
         f"greedy, on the first prompts: {report['fit']['said']}",
@@ -147,13 +175,18 @@ def table(report: Mapping[str, Any]) -> str:
     ]
     for temperature, part in report["temperatures"].items():
         for name, row in part["datasets"].items():
-            slots = " ".join("  . " if math.isnan(share) else f"{share:.2f}" for share in row["conditional"])
+            slots = " ".join(
+                "  . " if math.isnan(share) else f"{share:.2f}" for share in row["conditional"]
+            )
             low, high = row["tau_95"]
             lines.append(
-                f"{temperature:6}{name:14}{row['tau']:6.2f}  {low:5.2f}-{high:<7.2f}{row['rounds']:7}"
+                f"{temperature:6}{name:14}{row['tau']:6.2f}  "
+                f"{low:5.2f}-{high:<7.2f}{row['rounds']:7}"
                 f"{row['proposed']:8.2f}{row['verify_rate']:7.1%}  {slots}"
             )
-        means = {f"{domain} (mean)": row for domain, row in part["domains"].items()} | {"all": part["mean"]}
+        means = {f"{domain} (mean)": row for domain, row in part["domains"].items()} | {
+            "all": part["mean"]
+        }
         for name, row in means.items():
             lines.append(
                 f"{temperature:6}{name:14}{row['tau']:6.2f}{'':22}{row['proposed']:8.2f}{row['verify_rate']:7.1%}"
@@ -183,7 +216,8 @@ def _confidences(temperature: str, datasets: Mapping[str, Any]) -> list[str]:
 
 
 def thrift(points: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
-    """The threshold that saves most verified tokens per committed one at a loss of at most 5 % of tau."""
+    """The threshold that saves most verified tokens per committed one at a loss of at most 5 % of
+    tau."""
     if not points:
         return None
     full = points[0]
@@ -195,7 +229,9 @@ def thrift(points: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
         }
         for point in points
     ]
-    return max((offer for offer in offers if offer["lost"] <= 0.05), key=lambda offer: offer["saved"])
+    return max(
+        (offer for offer in offers if offer["lost"] <= 0.05), key=lambda offer: offer["saved"]
+    )
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -206,7 +242,11 @@ def _mean(values: Sequence[float]) -> float:
 def draw(report: Mapping[str, Any], folder: Path) -> None:
     """Writes `acceptance.png` and, where there is confidence, `sweep.png`."""
     _acceptance(report, folder / "acceptance.png")
-    swept = {t: p for t, p in report["temperatures"].items() if any("sweep" in r for r in p["datasets"].values())}
+    swept = {
+        t: p
+        for t, p in report["temperatures"].items()
+        if any("sweep" in r for r in p["datasets"].values())
+    }
     if swept:
         _sweep(swept, folder / "sweep.png")
 
@@ -217,7 +257,11 @@ def _acceptance(report: Mapping[str, Any], path: Path) -> None:
     figure, axes = plots.panels(len(report["temperatures"]), (4.6, 3.6))
     for pane, (temperature, part) in zip(axes, report["temperatures"].items(), strict=True):
         for name, row in part["datasets"].items():
-            points = [(k + 1, share) for k, share in enumerate(row["conditional"]) if not math.isnan(share)]
+            points = [
+                (k + 1, share)
+                for k, share in enumerate(row["conditional"])
+                if not math.isnan(share)
+            ]
             pane.plot(*zip(*points, strict=True), marker=".", label=f"{name}, tau {row['tau']:.2f}")
         pane.set_title(temperature)
         pane.set_xlabel("slot")
@@ -234,9 +278,13 @@ def _sweep(swept: Mapping[str, Any], path: Path) -> None:
         for name, row in part["datasets"].items():
             points = row["sweep"]
             at = [point["threshold"] for point in points]
-            (line,) = left.plot(at, [point["tau"] for point in points], marker=".", label=f"{name}: tau")
+            (line,) = left.plot(
+                at, [point["tau"] for point in points], marker=".", label=f"{name}: tau"
+            )
             verified = [point["verified"] for point in points]
-            left.plot(at, verified, linestyle="--", color=line.get_color(), label=f"{name}: verified")
+            left.plot(
+                at, verified, linestyle="--", color=line.get_color(), label=f"{name}: verified"
+            )
             right.plot(
                 [point["verified_per_committed"] for point in points],
                 [point["tau"] / points[0]["tau"] for point in points],

@@ -1,11 +1,14 @@
-"""What a drafter learns from: the target's tapped layers and its last hidden state, for every token of a conversation.
+"""What a drafter learns from: the target's tapped layers and its last hidden state, for every token
+of a conversation.
 
-Hidden states, never logits: the vocabulary is only touched where a slot needs it. They come from the target as it runs
-beside the drafter, or from a cache, so that it runs once and not once an epoch.
+Hidden states, never logits: the vocabulary is only touched where a slot needs it. They come from
+the target as it runs beside the drafter, or from a cache, so that it runs once and not once an
+epoch.
 
-A cache is a folder of `manifest.json` and shards of whole samples: safetensors with `taps` [tokens, m*H], `last`
-[tokens, H]. Which sample is in which shard follows from the lengths alone, so a killed writer goes on with the shards
-that are not there. The manifest names the file of samples, the target and the layers; reading refuses anything else.
+A cache is a folder of `manifest.json` and shards of whole samples: safetensors with `taps` [tokens,
+m*H], `last` [tokens, H]. Which sample is in which shard follows from the lengths alone, so a killed
+writer goes on with the shards that are not there. The manifest names the file of samples, the
+target and the layers; reading refuses anything else.
 """
 
 from __future__ import annotations
@@ -114,10 +117,20 @@ def plan_cache(
     dtype: str = "bfloat16",
     shard_bytes: int = SHARD_BYTES,
 ) -> CachePlan:
-    """Lays the samples out in shards of about `shard_bytes`; a longer sample has a shard of its own."""
+    """Lays the samples out in shards of about `shard_bytes`; a longer sample has a shard of its
+    own."""
     if dtype not in _DTYPES:
         raise ConfigError(f"dtype: {dtype!r} is none of {', '.join(_DTYPES)}")
-    plan = CachePlan(samples.digest(), len(samples), samples.tokens, target, target_layer_ids, hidden_size, dtype, (0,))
+    plan = CachePlan(
+        samples.digest(),
+        len(samples),
+        samples.tokens,
+        target,
+        target_layer_ids,
+        hidden_size,
+        dtype,
+        (0,),
+    )
     starts, room = [0], shard_bytes
     for number in range(len(samples)):
         size = samples.length(number) * plan.bytes_per_token
@@ -129,7 +142,11 @@ def plan_cache(
 
 
 def write_cache(
-    folder: Path, plan: CachePlan, samples: Samples, source: FeatureSource, done: Callable[[int], None] | None = None
+    folder: Path,
+    plan: CachePlan,
+    samples: Samples,
+    source: FeatureSource,
+    done: Callable[[int], None] | None = None,
 ) -> None:
     """Writes the shards that are missing; `done` hears the number of samples that are there.
 
@@ -139,7 +156,9 @@ def write_cache(
     manifest = folder / MANIFEST
     if manifest.exists():
         if read_manifest(folder) != plan.to_json():
-            raise ConfigError(f"{folder}: holds a cache of other samples, another target or other layers")
+            raise ConfigError(
+                f"{folder}: holds a cache of other samples, another target or other layers"
+            )
     else:
         write_whole(manifest, json.dumps(plan.to_json(), indent=2) + "\n")
     missing = [n for n in range(len(plan.shards)) if not _shard(folder, n).exists()]
@@ -170,12 +189,18 @@ class CachedFeatures:
         wanted = expect.to_json()
         for name in ("version", "samples", "target", "target_layer_ids", "hidden_size"):
             if kept.get(name) != wanted[name]:
-                raise ConfigError(f"cache: {name} of {folder} is {kept.get(name)!r}, this run needs {wanted[name]!r}")
+                raise ConfigError(
+                    f"cache: {name} of {folder} is {kept.get(name)!r}, this run needs "
+                    f"{wanted[name]!r}"
+                )
         self._folder, self._samples = folder, samples
         self._starts = [int(start) for start in kept["shards"]]
         missing = [n for n in range(len(self._starts)) if not _shard(folder, n).exists()]
         if missing:
-            raise ConfigError(f"cache: {folder} lacks {len(missing)} of {len(self._starts)} shards; write it first")
+            raise ConfigError(
+                f"cache: {folder} lacks {len(missing)} of {len(self._starts)} shards; write it "
+                "first"
+            )
         self._open = lru_cache(maxsize=_OPEN_SHARDS)(self._open_shard)
 
     def of(self, numbers: Sequence[int], samples: Sequence[Sample]) -> list[Features]:
@@ -184,7 +209,9 @@ class CachedFeatures:
     def _one(self, number: int) -> Features:
         shard = bisect_right(self._starts, number) - 1
         first = self._samples.offsets[self._starts[shard]]
-        part = slice(self._samples.offsets[number] - first, self._samples.offsets[number + 1] - first)
+        part = slice(
+            self._samples.offsets[number] - first, self._samples.offsets[number + 1] - first
+        )
         taps, last = self._open(shard)
         return Features(taps[part], last[part])
 
@@ -213,7 +240,8 @@ def _shard(folder: Path, number: int) -> Path:
 
 
 def plan_for(settings: Settings, dtype: str) -> CachePlan:
-    """What the cache of a run will hold. Reads the target's config and the digests of its files, no weight."""
+    """What the cache of a run will hold. Reads the target's config and the digests of its files, no
+    weight."""
     folder = locate(settings.target)
     text, samples = text_config(folder), Samples(Path(settings.samples))
     samples.check_vocabulary(int(text.vocab_size))
@@ -230,7 +258,9 @@ def make_cache(settings: Settings, plan: CachePlan, folder: Path) -> None:
     """Writes what is missing of the cache, with a progress bar."""
     device = pick_device(settings.device, key="device")
     target = load_target(
-        settings.target, dtype=torch.float32 if device.type == "cpu" else torch.bfloat16, device=device
+        settings.target,
+        dtype=torch.float32 if device.type == "cpu" else torch.bfloat16,
+        device=device,
     )
     samples = Samples(Path(settings.samples))
     source = OnlineFeatures(target.model, plan.target_layer_ids)

@@ -1,9 +1,11 @@
-"""Does a drafter fit its target? Nothing in a file says how its taps were counted; what it makes of them does.
+"""Does a drafter fit its target? Nothing in a file says how its taps were counted; what it makes of
+them does.
 
-The target answers a few held prompts greedily; the drafter drafts at every place of the answers, from the layers that
-its file names and from those one and two before and after. Layers next to each other are much alike, so a counting that
-is off by one may cost few accepted tokens; but the answers are likelier from the layers that the drafter was trained
-on, at almost every place, and a paired comparison of places tells.
+The target answers a few held prompts greedily; the drafter drafts at every place of the answers,
+from the layers that its file names and from those one and two before and after. Layers next to each
+other are much alike, so a counting that is off by one may cost few accepted tokens; but the answers
+are likelier from the layers that the drafter was trained on, at almost every place, and a paired
+comparison of places tells.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _SHIFTS = {-2: "two", -1: "one", 1: "one", 2: "two"}
 
 
 class Gain(NamedTuple):
-    """Of other layers over those of the file, at the same places: nats a token, and its standard error."""
+    """Of other layers over those of the file, at the same places: nats a token, and its standard
+    error."""
 
     nats: float
     error: float
@@ -40,7 +43,8 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """How a drafter does with the taps of its file, and by how much all of them shifted would do better."""
+    """How a drafter does with the taps of its file, and by how much all of them shifted would do
+    better."""
 
     block: int
     taps: tuple[int, ...]
@@ -50,7 +54,8 @@ class Fit:
 
     @property
     def off_by(self) -> int | None:
-        """By how many layers the taps are off, if others are clearly the right ones, from which drafts are accepted."""
+        """By how many layers the taps are off, if others are clearly the right ones, from which
+        drafts are accepted."""
         best = max(self.gains, key=lambda shift: self.gains[shift].nats, default=None)
         if best is None:
             return None
@@ -69,7 +74,8 @@ class Fit:
             right = ", ".join(str(tap + self.off_by) for tap in self.taps)
             said += (
                 f"; its taps are off by {_SHIFTS[self.off_by]}: from layers {right} instead of "
-                f"{', '.join(map(str, self.taps))} the target's answers are {self.gains[self.off_by].nats:.2f} nats a "
+                f"{', '.join(map(str, self.taps))} the target's answers are "
+                f"{self.gains[self.off_by].nats:.2f} nats a "
                 f"token likelier"
             )
         return said
@@ -80,7 +86,11 @@ def fit(target: LoadedTarget, drafter: Drafter, prompts: Sequence[Sequence[int]]
     """Of token ids of held prompts; the weights of both must not change."""
     size, taps = drafter.config.block_size, drafter.target_layer_ids
     last = len(decoder_layers(target.model)) - 1
-    shifts = [shift for shift in (0, *_SHIFTS) if taps and taps[0] + shift >= -1 and taps[-1] + shift <= last] or [0]
+    shifts = [
+        shift
+        for shift in (0, *_SHIFTS)
+        if taps and taps[0] + shift >= -1 and taps[-1] + shift <= last
+    ] or [0]
     kept: dict[int, list[Tensor]] = {shift: [] for shift in shifts}
     said: dict[int, list[Tensor]] = {shift: [] for shift in shifts}
     for ids in prompts[:PROMPTS]:
@@ -92,25 +102,34 @@ def fit(target: LoadedTarget, drafter: Drafter, prompts: Sequence[Sequence[int]]
             said[shift].append(drafted.likelihood)
             kept[shift].append(drafted.accepted)
     own = torch.cat(said[0]).double()
-    lengths = {shift: 1.0 + float(torch.cat(parts).double().mean()) for shift, parts in kept.items()}
-    gains = {shift: _gain(torch.cat(said[shift]) - own, lengths[shift]) for shift in shifts if shift}
+    lengths = {
+        shift: 1.0 + float(torch.cat(parts).double().mean()) for shift, parts in kept.items()
+    }
+    gains = {
+        shift: _gain(torch.cat(said[shift]) - own, lengths[shift]) for shift in shifts if shift
+    }
     return Fit(size, taps, lengths[0], gains, len(own))
 
 
 def held_prompts(target: LoadedTarget, count: int) -> list[list[int]]:
-    """First turns of the questions that come with the code; random ids for a target without a tokenizer."""
+    """First turns of the questions that come with the code; random ids for a target without a
+    tokenizer."""
     if (target.folder / TOKENIZER_NAME).is_file():
         files = sorted(BUILT_IN.glob("*.jsonl"))
         each = -(-count // len(files))
         asked = [list(one.ids) for file in files for one in questions(file, target, rows=each)]
         return asked[:count]
     draw = torch.Generator().manual_seed(0)
-    return [torch.randint(0, target.vocab_size, (24,), generator=draw).tolist() for _ in range(count)]
+    return [
+        torch.randint(0, target.vocab_size, (24,), generator=draw).tolist() for _ in range(count)
+    ]
 
 
 class _Drafted(NamedTuple):
     accepted: Tensor  # [A] slots that say what the text says, up to the first that does not
-    likelihood: Tensor  # [A] log-likelihood of the text's tokens by their slots, mean over the block
+    likelihood: (
+        Tensor  # [A] log-likelihood of the text's tokens by their slots, mean over the block
+    )
 
 
 def _answer(model: Any, ids: Sequence[int], room: int) -> Tensor:
@@ -128,7 +147,9 @@ def _answer(model: Any, ids: Sequence[int], room: int) -> Tensor:
     return out[:, : len(ids) + count]
 
 
-def _features(model: Any, text: Tensor, taps: tuple[int, ...], shifts: Sequence[int]) -> dict[int, Tensor | None]:
+def _features(
+    model: Any, text: Tensor, taps: tuple[int, ...], shifts: Sequence[int]
+) -> dict[int, Tensor | None]:
     """[T, m*H] of the layers at every shift, from one pass."""
     if not taps:
         return dict.fromkeys(shifts)
@@ -139,11 +160,16 @@ def _features(model: Any, text: Tensor, taps: tuple[int, ...], shifts: Sequence[
 
 
 def _drafted(drafter: Drafter, features: Tensor | None, ids: Tensor, anchors: Tensor) -> _Drafted:
-    """Blocks at all anchors of one text, slot by slot told the text's own tokens: right up to the first wrong draft."""
+    """Blocks at all anchors of one text, slot by slot told the text's own tokens: right up to the
+    first wrong draft."""
     entries, rows = entries_at(drafter, features=features, token_ids=ids, anchors=anchors)
     size = drafter.config.block_size
     proposal = drafter.propose(
-        anchor_ids=ids[anchors], anchor_positions=anchors, context=entries, last_rows=rows, slots=size
+        anchor_ids=ids[anchors],
+        anchor_positions=anchors,
+        context=entries,
+        last_rows=rows,
+        slots=size,
     )
     alive = torch.ones(len(anchors), dtype=torch.bool, device=ids.device)
     accepted, likelihood = torch.zeros(len(anchors)), torch.zeros(len(anchors))
@@ -151,10 +177,16 @@ def _drafted(drafter: Drafter, features: Tensor | None, ids: Tensor, anchors: Te
         logits, wanted = proposal.step(ids[anchors + slot]), ids[anchors + slot + 1]
         alive &= logits.argmax(-1) == wanted
         accepted += alive.cpu()
-        chances = torch.log_softmax(logits.float(), dim=-1).gather(-1, wanted.unsqueeze(-1)).squeeze(-1)
-        likelihood += chances.clamp(min=-20.0).cpu() / size  # a token that the head cannot say has none
+        chances = (
+            torch.log_softmax(logits.float(), dim=-1).gather(-1, wanted.unsqueeze(-1)).squeeze(-1)
+        )
+        likelihood += (
+            chances.clamp(min=-20.0).cpu() / size
+        )  # a token that the head cannot say has none
     return _Drafted(accepted, likelihood)
 
 
 def _gain(differences: Tensor, accepted: float) -> Gain:
-    return Gain(float(differences.mean()), float(differences.std() / len(differences) ** 0.5), accepted)
+    return Gain(
+        float(differences.mean()), float(differences.std() / len(differences) ** 0.5), accepted
+    )

@@ -1,4 +1,5 @@
-"""Rounds at every place of many answers, to be played under any prefix rule, and those that calibration is made of."""
+"""Rounds at every place of many answers, to be played under any prefix rule, and those that
+calibration is made of."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ class Text:
 
     def play(self, lengths: Sequence[int], new_tokens: int) -> list[rounds.Played]:
         """Its rounds, with so many slots verified at each anchor."""
-        return rounds.play([*self.accepted.tolist(), 0], [*lengths, 0], self.answer.ends, new_tokens)
+        return rounds.play(
+            [*self.accepted.tolist(), 0], [*lengths, 0], self.answer.ends, new_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,9 @@ class Judge:
             keep=self.keep,
         )
 
-    def texts(self, drawn: Iterable[TargetText], temperature: float, rule: Rule, seed: int) -> Iterator[Text]:
+    def texts(
+        self, drawn: Iterable[TargetText], temperature: float, rule: Rule, seed: int
+    ) -> Iterator[Text]:
         """The answers, judged; one after another."""
         generator = torch.Generator().manual_seed(seed)
         for answer in drawn:
@@ -110,8 +115,8 @@ def whole_blocks(texts: Iterable[Text], size: int, new_tokens: int) -> JudgedRou
 class RoundSource:
     """Where the rounds of one calibration come from.
 
-    Answers are drawn once for both ratio rules, which leave the target's distribution alone and say nothing of its
-    noise.
+    Answers are drawn once for both ratio rules, which leave the target's distribution alone and say
+    nothing of its noise.
     """
 
     judge: Judge

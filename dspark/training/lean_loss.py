@@ -54,7 +54,8 @@ def lean_block_loss(
     embedded = head.embed(input_ids[places])
     codes = head.codes(embedded, hidden)
     confidence = drafter.confidence_of(hidden, embedded)
-    # [U] positions of the text, and for each of the R rows which of them; rows go through in that order.
+    # [U] positions of the text, and for each of the R rows which of them; rows go through in that
+    # order.
     positions, row_of = torch.unique(places[eval_mask], return_inverse=True)
     order = row_of.argsort(stable=True)
     mixed, *terms = lean_terms(
@@ -71,9 +72,16 @@ def lean_block_loss(
         softcap=drafter.config.logit_softcap,
         kept=drafter.kept_tokens,
     )
-    ce, l1 = (dense(eval_mask, torch.empty_like(term).index_copy_(0, order, term)) for term in terms)
-    sums = sum_terms(ce=ce, l1=l1, confidence_logits=confidence, weights=slot * eval_mask, eval_mask=eval_mask)
-    return LeanLoss(mixed + weights.confidence * sums.confidence, sums._replace(confidence=sums.confidence.detach()))
+    ce, l1 = (
+        dense(eval_mask, torch.empty_like(term).index_copy_(0, order, term)) for term in terms
+    )
+    sums = sum_terms(
+        ce=ce, l1=l1, confidence_logits=confidence, weights=slot * eval_mask, eval_mask=eval_mask
+    )
+    return LeanLoss(
+        mixed + weights.confidence * sums.confidence,
+        sums._replace(confidence=sums.confidence.detach()),
+    )
 
 
 def dense(mask: Tensor, values: Tensor) -> Tensor:
@@ -90,19 +98,33 @@ def lean_terms(
     target_ids: Tensor,  # [R]
     scale: Tensor,  # [R] weight of each row
     weights: LossWeights,
-    wanted_row: Tensor | None = None,  # [R] ascending, which of `wanted` judges a row; None: U = R, each its own
+    wanted_row: Tensor
+    | None = None,  # [R] ascending, which of `wanted` judges a row; None: U = R, each its own
     codes: Tensor | None = None,  # [R, r] of the sequential head
     markov_w2: Tensor | None = None,  # [Vd, r]
     softcap: float | None = None,  # c: base logits of both are c tanh(z / c)
     kept: Tensor | None = None,  # [Vd] target ids of the head's rows; None: Vd = V
-    soft_labels: bool = False,  # cross-entropy against the target's whole distribution in place of the token
+    # cross-entropy against the target's whole distribution in place of the token
+    soft_labels: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(sum of scale (alpha_ce ce + alpha_l1 l1) with its gradient, ce [R], l1 [R] without), of any rows."""
+    """(sum of scale (alpha_ce ce + alpha_l1 l1) with its gradient, ce [R], l1 [R] without), of any
+    rows."""
     if wanted_row is None:
         wanted_row = torch.arange(len(wanted), device=wanted.device)
     labels = None if soft_labels else target_ids
     mixed, ce, l1 = _SlicedLoss.apply(  # type: ignore[no-untyped-call]
-        hidden, codes, markov_w2, lm_head, wanted, wanted_row, target_head, labels, scale, weights, softcap, kept
+        hidden,
+        codes,
+        markov_w2,
+        lm_head,
+        wanted,
+        wanted_row,
+        target_head,
+        labels,
+        scale,
+        weights,
+        softcap,
+        kept,
     )
     return mixed, ce, l1
 
@@ -137,10 +159,16 @@ class _SlicedLoss(torch.autograd.Function):
             grad_rows = torch.empty_like(rows)
             grad_codes = None if bias is None else torch.empty_like(bias[0])
             grad_w2 = None if w2 is None else torch.zeros_like(w2, dtype=torch.float32)
-            grad_head = torch.zeros_like(lm_head, dtype=torch.float32) if ctx.needs_input_grad[3] else None
+            grad_head = (
+                torch.zeros_like(lm_head, dtype=torch.float32) if ctx.needs_input_grad[3] else None
+            )
             # Numbers a row takes: its own logits, and its share of the target's.
             width = max(len(lm_head), len(target_head) * len(wanted) // max(1, len(scale)))
-            step = min(SLICE_ROWS, SLICE_NUMBERS // width) if kind == "cpu" else DEVICE_SLICE_NUMBERS // width
+            step = (
+                min(SLICE_ROWS, SLICE_NUMBERS // width)
+                if kind == "cpu"
+                else DEVICE_SLICE_NUMBERS // width
+            )
             step = max(1, step)
             places, said = _places(target_ids, kept, len(target_head))
             on_host = wanted_row.cpu()
@@ -148,7 +176,9 @@ class _SlicedLoss(torch.autograd.Function):
                 part = slice(start, start + step)
                 judge, spanned = wanted_row[part], on_host[part]
                 first, last = int(spanned[0]), int(spanned[-1])
-                probs = torch.softmax(_capped((wanted[first : last + 1] @ target_head.t()).float(), softcap), dim=-1)
+                probs = torch.softmax(
+                    _capped((wanted[first : last + 1] @ target_head.t()).float(), softcap), dim=-1
+                )
                 probs = probs if kept is None else probs.index_select(-1, kept)
                 probs = probs.index_select(0, judge - first)
                 unsaid = 0.0 if kept is None else 1.0 - probs.sum(dim=-1)
@@ -162,7 +192,9 @@ class _SlicedLoss(torch.autograd.Function):
                 if said is not None:
                     hard = hard * said[part]
                 labels = None if places is None else places[part]
-                ce[part], l1[part], grad = _terms(logits=logits, probs=probs, labels=labels, hard=hard, soft=soft)
+                ce[part], l1[part], grad = _terms(
+                    logits=logits, probs=probs, labels=labels, hard=hard, soft=soft
+                )
                 l1[part] += unsaid
                 if bias is not None and grad_codes is not None and grad_w2 is not None:
                     whole = grad.to(dtype)
@@ -195,8 +227,11 @@ class _SlicedLoss(torch.autograd.Function):
         return (*grads, *([None] * 8))
 
 
-def _places(target_ids: Tensor | None, kept: Tensor | None, size: int) -> tuple[Tensor | None, Tensor | None]:
-    """ids [R] -> rows of the head that say them [R], 0 where none does, and whether one does [R]; None: all do."""
+def _places(
+    target_ids: Tensor | None, kept: Tensor | None, size: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """ids [R] -> rows of the head that say them [R], 0 where none does, and whether one does [R];
+    None: all do."""
     if target_ids is None or kept is None:
         return target_ids, None
     places = target_ids.new_full((size,), -1)
@@ -221,17 +256,21 @@ def _capped(logits: Tensor, softcap: float | None) -> Tensor:
 def _terms(
     *, logits: Tensor, probs: Tensor, labels: Tensor | None, hard: Tensor, soft: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """logits, probs [R, Vd], labels [R] or None for probs, weights of both terms [R] -> (ce [R], l1 [R], d(weighted
-    terms)/d logits [R, Vd]); `probs` is used up.
+    """logits, probs [R, Vd], labels [R] or None for probs, weights of both terms [R] -> (ce [R], l1
+    [R], d(weighted terms)/d logits [R, Vd]); `probs` is used up.
 
-    d ce = p_d - onehot(x), or p_d sum p_t - p_t; d l1 = p_d (s - sum s p_d) with s = sign(p_d - p_t).
+    d ce = p_d - onehot(x), or p_d sum p_t - p_t; d l1 = p_d (s - sum s p_d) with s = sign(p_d -
+    p_t).
     """
     drafted = torch.softmax(logits, dim=-1)
     # The largest probability is exp(0) over the sum: the log-sum-exp without another pass.
     normaliser = logits.amax(dim=-1) - drafted.amax(dim=-1).log()
     if labels is None:
         said = probs.sum(dim=-1)
-        ce, wanted = said * normaliser - torch.linalg.vecdot(probs, logits), probs * hard.unsqueeze(-1)
+        ce, wanted = (
+            said * normaliser - torch.linalg.vecdot(probs, logits),
+            probs * hard.unsqueeze(-1),
+        )
     else:
         said, index = torch.ones_like(normaliser), labels.unsqueeze(-1)
         ce = normaliser - logits.gather(-1, index).squeeze(-1)

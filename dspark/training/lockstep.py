@@ -1,6 +1,7 @@
 """Many sequences generated side by side: every row is at the same position, so nothing is padded.
 
-What is left of the longer prompts is fed step by step while the shorter ones already sample. No row ends early.
+What is left of the longer prompts is fed step by step while the shorter ones already sample. No row
+ends early.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,9 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
         super().__init__()
         self.room, self.filled = room, 0
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
         """keys, values [B, Hkv, T, hd] of the next T positions -> all of them so far."""
         batch, heads, new, size = key_states.shape
         if not self.filled:
@@ -36,17 +39,23 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
 
 
 def _held(model: Any, total: int) -> Cache | None:
-    """Room for keys and values; None where layers keep more than those, for which a model makes its own."""
+    """Room for keys and values; None where layers keep more than those, for which a model makes its
+    own."""
     if beyond_keys(model) is not None:
         return None
     cache = DynamicCache()
-    cache.layers = [RoomyLayer(total) for _ in range(model.config.get_text_config().num_hidden_layers)]
+    cache.layers = [
+        RoomyLayer(total) for _ in range(model.config.get_text_config().num_hidden_layers)
+    ]
     return cache
 
 
 def drawn(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
-    """One token per row of logits [B, V]: the largest where the temperature is 0, else a draw at it. [B]"""
-    probs = torch.softmax(logits.float() / torch.where(temperatures > 0, temperatures, 1.0).unsqueeze(-1), dim=-1)
+    """One token per row of logits [B, V]: the largest where the temperature is 0, else a draw at
+    it. [B]"""
+    probs = torch.softmax(
+        logits.float() / torch.where(temperatures > 0, temperatures, 1.0).unsqueeze(-1), dim=-1
+    )
     ids = draw(probs, torch.rand(len(probs), generator=generator))
     return torch.where(temperatures > 0, ids, logits.argmax(dim=-1))
 
@@ -63,7 +72,8 @@ def generate(
 ) -> Tensor:
     """Continues every prompt to `total` tokens: ids [B, total].
 
-    `pick` draws in place of the temperatures: logits [B, V] and the position they are for -> ids [B].
+    `pick` draws in place of the temperatures: logits [B, V] and the position they are for -> ids
+    [B].
     """
     batch, given = len(prompts), min(map(len, prompts))
     ids = torch.zeros(batch, total, dtype=torch.int64)

@@ -1,7 +1,7 @@
 """The three terms a drafter is trained on.
 
-With p_d the draft distribution (sequential bias included), p_t the target distribution, both at temperature 1,
-m_k the slot mask and w_k = exp(-(k-1)/decay):
+With p_d the draft distribution (sequential bias included), p_t the target distribution, both at
+temperature 1, m_k the slot mask and w_k = exp(-(k-1)/decay):
 
     L_ce   = sum w m (-log p_d(x)) / sum w m          x the true token
     L_l1   = sum w m |p_d - p_t|_1 / sum w m          in [0, 2], no factor 1/2
@@ -93,7 +93,12 @@ def block_sums(accepted: Tensor, mask: Tensor) -> dict[str, Tensor]:
     mask = mask.flatten(0, -2)
     valid = accepted.flatten(0, -2) * mask
     tau = (1 + valid.cumprod(dim=-1).sum(dim=-1))[mask[:, 0]].sum()
-    return {"accepted": valid.sum(dim=0), "slots": mask.sum(dim=0), "tau": tau, "blocks": mask[:, 0].sum()}
+    return {
+        "accepted": valid.sum(dim=0),
+        "slots": mask.sum(dim=0),
+        "tau": tau,
+        "blocks": mask[:, 0].sum(),
+    }
 
 
 def figures(sums: LossSums) -> dict[str, float]:

@@ -1,8 +1,9 @@
 """What rounds amount to, by the papers' definitions. Pure numbers.
 
-tau is emitted tokens over rounds, pooled over all texts: the target's own token counts, the prefill's does not.
-`survival[j]` is the share of the rounds that drafted more than j slots which accepted more than j; `conditional[j]` is
-survival[j] over survival[j - 1]. `verify_rate` is emitted tokens over verified ones, the anchor's place included.
+tau is emitted tokens over rounds, pooled over all texts: the target's own token counts, the
+prefill's does not. `survival[j]` is the share of the rounds that drafted more than j slots which
+accepted more than j; `conditional[j]` is survival[j] over survival[j - 1]. `verify_rate` is emitted
+tokens over verified ones, the anchor's place included.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def figures(rounds: Sequence[Played], size: int) -> dict[str, Any]:
     survival, conditional, before = [], [], 1.0
     for slot in range(size):
         reached = [made for made in rounds if made.drafted > slot]
-        alive = sum(made.accepted > slot for made in reached) / len(reached) if reached else math.nan
+        alive = (
+            sum(made.accepted > slot for made in reached) / len(reached) if reached else math.nan
+        )
         survival.append(alive)
         conditional.append(alive / before if before else math.nan)
         before = alive
@@ -41,7 +44,9 @@ def figures(rounds: Sequence[Played], size: int) -> dict[str, Any]:
     }
 
 
-def interval(by_text: Sequence[Sequence[Played]], seed: int = 0, draws: int = 500) -> tuple[float, float]:
+def interval(
+    by_text: Sequence[Sequence[Played]], seed: int = 0, draws: int = 500
+) -> tuple[float, float]:
     """95 % of tau over texts drawn anew: rounds of one text are not independent."""
     emitted = np.array([sum(made.emitted for made in rounds) for rounds in by_text])
     counts = np.array([len(rounds) for rounds in by_text])
@@ -54,13 +59,17 @@ def interval(by_text: Sequence[Sequence[Played]], seed: int = 0, draws: int = 50
 
 
 def above(confidence: Floats, threshold: float) -> list[int]:
-    """Of blocks [A, k] the slots before the first whose own confidence is strictly below the threshold [A]."""
+    """Of blocks [A, k] the slots before the first whose own confidence is strictly below the
+    threshold [A]."""
     lengths: list[int] = np.cumprod(~(confidence < threshold), axis=1).sum(axis=1).tolist()
     return lengths
 
 
-def played(texts: Sequence[Text], new_tokens: int, fit: SlotFit | None, threshold: float = 0.0) -> list[list[Played]]:
-    """Rounds of every text, blocks cut where confidence, calibrated by `fit` or not, is below a threshold; 0: whole."""
+def played(
+    texts: Sequence[Text], new_tokens: int, fit: SlotFit | None, threshold: float = 0.0
+) -> list[list[Played]]:
+    """Rounds of every text, blocks cut where confidence, calibrated by `fit` or not, is below a
+    threshold; 0: whole."""
     made = []
     for text in texts:
         told = reliability.sigmoid(text.confidence if fit is None else fit.logits(text.confidence))
@@ -68,8 +77,11 @@ def played(texts: Sequence[Text], new_tokens: int, fit: SlotFit | None, threshol
     return made
 
 
-def confidence(texts: Sequence[Text], size: int, new_tokens: int, fit: SlotFit | None) -> dict[str, Any] | None:
-    """How good the confidence is, raw and calibrated, by slot; None where no block was verified whole."""
+def confidence(
+    texts: Sequence[Text], size: int, new_tokens: int, fit: SlotFit | None
+) -> dict[str, Any] | None:
+    """How good the confidence is, raw and calibrated, by slot; None where no block was verified
+    whole."""
     logits, accepted = whole_blocks(texts, size, new_tokens)
     if not len(accepted):
         return None
@@ -80,7 +92,8 @@ def confidence(texts: Sequence[Text], size: int, new_tokens: int, fit: SlotFit |
 
 
 def loops(text: Text, new_tokens: int, length: int = 8) -> bool:
-    """Whether a run of so many tokens comes twice in an answer: what repeats itself is easy to draft."""
+    """Whether a run of so many tokens comes twice in an answer: what repeats itself is easy to
+    draft."""
     start = len(text.answer.question.ids)
     ids = text.answer.ids[0, start : start + text.answer.anchors].tolist()[:new_tokens]
     runs = [tuple(ids[n : n + length]) for n in range(len(ids) - length + 1)]
@@ -88,7 +101,11 @@ def loops(text: Text, new_tokens: int, length: int = 8) -> bool:
 
 
 def sweep(
-    texts: Sequence[Text], size: int, new_tokens: int, thresholds: Sequence[float], fit: SlotFit | None
+    texts: Sequence[Text],
+    size: int,
+    new_tokens: int,
+    thresholds: Sequence[float],
+    fit: SlotFit | None,
 ) -> list[dict[str, float]]:
     """tau and verified tokens at every threshold; the same texts and drafts throughout."""
     points = []
@@ -100,7 +117,9 @@ def sweep(
                 "threshold": threshold,
                 "tau": all_of["tau"],
                 "verified": all_of["proposed"],
-                "verified_per_committed": 1.0 / all_of["verify_rate"] if all_of["verify_rate"] else math.nan,
+                "verified_per_committed": 1.0 / all_of["verify_rate"]
+                if all_of["verify_rate"]
+                else math.nan,
                 "verify_rate": all_of["verify_rate"],
             }
         )

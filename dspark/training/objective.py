@@ -1,8 +1,8 @@
 """The loss of one batch, by family. All give the same kind of sums, so one trainer serves them all.
 
-DSpark, DFlash   blocks at drawn anchors, packed: only real anchors, only their own text (`lean_loss`)
-Eagle3, MTP      the chain unrolled over the whole text; MTP-1 learns its first step only (`eagle3_loss`)
-language model   every supervised token (`language_loss`)
+DSpark, DFlash   blocks at drawn anchors, packed: only real anchors, only their own text
+(`lean_loss`) Eagle3, MTP      the chain unrolled over the whole text; MTP-1 learns its first step
+only (`eagle3_loss`) language model   every supervised token (`language_loss`)
 """
 
 from __future__ import annotations
@@ -28,10 +28,16 @@ PUBLISHED_DECAY, PUBLISHED_BLOCK = 4.0, 7
 
 
 def batch_loss(
-    drafter: Drafter, batch: SampleBatch, *, target_head: Tensor, anchors: int, decay: float, key: Sequence[int]
+    drafter: Drafter,
+    batch: SampleBatch,
+    *,
+    target_head: Tensor,
+    anchors: int,
+    decay: float,
+    key: Sequence[int],
 ) -> LeanLoss:
-    """Sums over a batch, not divided. `anchors` of a conversation are drawn by (key, its number): neither the pieces
-    of a step nor its workers change them."""
+    """Sums over a batch, not divided. `anchors` of a conversation are drawn by (key, its number):
+    neither the pieces of a step nor its workers change them."""
     if isinstance(drafter, BlockDrafter):
         return _blocks(drafter, batch, target_head, anchors, decay, key)
     if isinstance(drafter, ChainDrafter):
@@ -46,7 +52,12 @@ def own_weights(config: DrafterConfig) -> LossWeights:
 
 
 def _blocks(
-    drafter: BlockDrafter, batch: SampleBatch, target_head: Tensor, anchors: int, decay: float, key: Sequence[int]
+    drafter: BlockDrafter,
+    batch: SampleBatch,
+    target_head: Tensor,
+    anchors: int,
+    decay: float,
+    key: Sequence[int],
 ) -> LeanLoss:
     size = drafter.config.block_size
     parts = []
@@ -55,11 +66,15 @@ def _blocks(
         drawn = draw_anchors(supervised, anchors, generator=_generator([*key, number]))
         labels = label_blocks(input_ids=ids, supervised=supervised, anchors=drawn, block_size=size)
         parts.append((drawn + span.start, torch.full_like(drawn, span.start), *labels))
-    where, starts, target_ids, eval_mask = (torch.cat(column) for column in zip(*parts, strict=True))
+    where, starts, target_ids, eval_mask = (
+        torch.cat(column) for column in zip(*parts, strict=True)
+    )
     if not len(where):  # a batch that teaches nothing still has a gradient, of zeros
         where = starts = where.new_zeros(1)
         target_ids, eval_mask = where.new_zeros(1, size), eval_mask.new_zeros(1, size)
-    hidden = drafter.forward_hidden(features=batch.features, input_ids=batch.ids, anchors=where, first_rows=starts)
+    hidden = drafter.forward_hidden(
+        features=batch.features, input_ids=batch.ids, anchors=where, first_rows=starts
+    )
     own = own_weights(drafter.config)
     return lean_block_loss(
         drafter,
@@ -74,7 +89,8 @@ def _blocks(
 
 
 def add_sums(parts: Sequence[LossSums]) -> LossSums:
-    """Sums of several pieces, from the left: the same numbers in the same order give the same sum."""
+    """Sums of several pieces, from the left: the same numbers in the same order give the same
+    sum."""
     return LossSums(*(sum(values[1:], start=values[0]) for values in zip(*parts, strict=True)))
 
 

@@ -1,6 +1,8 @@
-"""How weights move: the published AdamW recipe, or Muon for matrices, which gets further in few steps.
+"""How weights move: the published AdamW recipe, or Muon for matrices, which gets further in few
+steps.
 
-Weights and optimiser states are fp32 whatever the products are computed in. Optimisers go by name, `muon` and `adamw`.
+Weights and optimiser states are fp32 whatever the products are computed in. Optimisers go by name,
+`muon` and `adamw`.
 """
 
 from __future__ import annotations
@@ -34,9 +36,13 @@ def make_optimisers(drafter: nn.Module, settings: Settings) -> dict[str, Optimiz
     }
 
 
-def set_step(optimisers: Mapping[str, Optimizer], settings: Settings, step: int, steps: int) -> None:
+def set_step(
+    optimisers: Mapping[str, Optimizer], settings: Settings, step: int, steps: int
+) -> None:
     """Sets the rates of a step of a drafter's run."""
-    share = (cosine if settings.schedule == "cosine" else linear)(step, steps, round(settings.warmup * steps))
+    share = (cosine if settings.schedule == "cosine" else linear)(
+        step, steps, round(settings.warmup * steps)
+    )
     peaks = {"adamw": settings.rate, "muon": settings.matrix_rate}
     for name, optimiser in optimisers.items():
         for group in optimiser.param_groups:
@@ -44,7 +50,8 @@ def set_step(optimisers: Mapping[str, Optimizer], settings: Settings, step: int,
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """[n, a, b] -> nearest (semi-)orthogonal matrices, singular values between about 0.7 and 1.2."""
+    """[n, a, b] -> nearest (semi-)orthogonal matrices, singular values between about 0.7 and
+    1.2."""
     tall = matrices.shape[1] > matrices.shape[2]
     x: Tensor = matrices.transpose(1, 2) if tall else matrices
     x = x / (x.flatten(1).norm(dim=1)[:, None, None] + 1e-7)
@@ -56,14 +63,21 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 class Muon(Optimizer):
-    """Nesterov momentum, orthogonalised; steps are scaled by sqrt(max(1, rows / columns)) (Jordan et al., 2024).
+    """Nesterov momentum, orthogonalised; steps are scaled by sqrt(max(1, rows / columns)) (Jordan
+    et al., 2024).
 
-    In fp32, matrices of one shape side by side: the library's own takes bf16 and one matrix at a time, which on a
-    processor without bf16 units costs more than the forward and backward passes together.
+    In fp32, matrices of one shape side by side: the library's own takes bf16 and one matrix at a
+    time, which on a processor without bf16 units costs more than the forward and backward passes
+    together.
     """
 
     def __init__(
-        self, params: Iterable[Tensor], lr: float, *, momentum: float = 0.95, weight_decay: float = 0.0
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        *,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
@@ -76,10 +90,14 @@ class Muon(Optimizer):
                 if parameter.grad is not None:
                     by_shape.setdefault(parameter.shape, []).append(parameter)
             for shape, parameters in by_shape.items():
-                updates = orthogonalised(torch.stack([self._momentum(p, group["momentum"]) for p in parameters]))
+                updates = orthogonalised(
+                    torch.stack([self._momentum(p, group["momentum"]) for p in parameters])
+                )
                 scale = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
                 for parameter, update in zip(parameters, updates, strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=scale)
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(
+                        update, alpha=scale
+                    )
 
     def _momentum(self, parameter: Tensor, momentum: float) -> Tensor:
         assert parameter.grad is not None
@@ -92,16 +110,16 @@ class Muon(Optimizer):
 
 
 def cosine(step: int, steps: int, rising: int) -> float:
-    """Share of the peak learning rate of the published recipe: linear over the first W = `rising` steps (step t:
-    (t + 1) / W), then a cosine to 0 over the rest."""
+    """Share of the peak learning rate of the published recipe: linear over the first W = `rising`
+    steps (step t: (t + 1) / W), then a cosine to 0 over the rest."""
     if step < rising:
         return (step + 1) / rising
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
 
 
 def linear(step: int, steps: int, rising: int) -> float:
-    """Share of the peak learning rate: linear over the first `rising` steps, level, then linear to 0 from `_LEVEL` of
-    the run."""
+    """Share of the peak learning rate: linear over the first `rising` steps, level, then linear to
+    0 from `_LEVEL` of the run."""
     start = _LEVEL * steps
     falling = 1.0 if step < start else (steps - step) / max(1.0, steps - start)
     return min(1.0, (step + 1) / max(1, rising)) * falling

@@ -1,7 +1,8 @@
 """Evaluation prompts that training text has seen: counted, and left out.
 
-Two texts overlap where they share a run of `RUN` words; a prompt that is shorter counts as one run. Words are compared
-in lower case without punctuation, and every number is the same word: a worksheet with other figures is the same text.
+Two texts overlap where they share a run of `RUN` words; a prompt that is shorter counts as one run.
+Words are compared in lower case without punctuation, and every number is the same word: a worksheet
+with other figures is the same text.
 """
 
 from __future__ import annotations
@@ -31,26 +32,52 @@ def runs_of(words: Sequence[str], size: int) -> Iterator[Run]:
     return (tuple(words[n : n + size]) for n in range(len(words) - size + 1))
 
 
-def separate(prompts: Sequence[Path], training: Sequence[Path], *, out: Path | None = None) -> dict[str, Any]:
-    """Counts, for each file of prompts, the rows that share a run with the training files; `out` gets the others.
+def separate(
+    prompts: Sequence[Path], training: Sequence[Path], *, out: Path | None = None
+) -> dict[str, Any]:
+    """Counts, for each file of prompts, the rows that share a run with the training files; `out`
+    gets the others.
 
-    Rows have any shape that `split` reads; of training rows every turn counts. ConfigError where a file holds a row
-    that is no text, or where two files of prompts have one name.
+    Rows have any shape that `split` reads; of training rows every turn counts. ConfigError where a
+    file holds a row that is no text, or where two files of prompts have one name.
     """
     names = [path.name for path in prompts]
     if len(set(names)) < len(names):
         raise ConfigError(f"prompts: two files are named {max(names, key=names.count)}")
     asked = {path: list(_read(path)) for path in prompts}
-    sizes = {min(RUN, len(words)) for rows in asked.values() for _, texts in rows for words in texts if words}
-    wanted = {run for rows in asked.values() for _, texts in rows for words in texts for run in _marks(words)}
+    sizes = {
+        min(RUN, len(words))
+        for rows in asked.values()
+        for _, texts in rows
+        for words in texts
+        if words
+    }
+    wanted = {
+        run
+        for rows in asked.values()
+        for _, texts in rows
+        for words in texts
+        for run in _marks(words)
+    }
     seen = set(_shared(wanted, sizes, training))
     files: dict[str, Any] = {}
     for path, rows in asked.items():
-        kept = [row for row, texts in rows if not any(run in seen for words in texts for run in _marks(words))]
-        files[path.name] = {"prompts": len(rows), "shared": len(rows) - len(kept), "kept": len(kept)}
+        kept = [
+            row
+            for row, texts in rows
+            if not any(run in seen for words in texts for run in _marks(words))
+        ]
+        files[path.name] = {
+            "prompts": len(rows),
+            "shared": len(rows) - len(kept),
+            "kept": len(kept),
+        }
         if out is not None:
             write_rows(out / path.name, kept)
-    totals = {name: sum(counts[name] for counts in files.values()) for name in ("prompts", "shared", "kept")}
+    totals = {
+        name: sum(counts[name] for counts in files.values())
+        for name in ("prompts", "shared", "kept")
+    }
     return totals | {"files": files}
 
 
@@ -75,5 +102,7 @@ def _read(path: Path) -> Iterator[tuple[dict[str, Any], list[list[str]]]]:
         except ConfigError as error:
             raise ConfigError(f"{path}: row {number}: {error}") from None
         if any("token_ids" in turn for turn in turns):
-            raise ConfigError(f"{path}: row {number}: token_ids cannot be compared by words; give the text")
+            raise ConfigError(
+                f"{path}: row {number}: token_ids cannot be compared by words; give the text"
+            )
         yield row, [words_of(turn["content"]) for turn in turns]

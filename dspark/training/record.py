@@ -5,7 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from dspark import plots
 from dspark.training.disk import write_whole
@@ -25,8 +32,8 @@ def progress(*, shown: bool = True) -> Progress:
 
 
 class Log:
-    """Rows of numbers by step; a resumed run continues the file it finds. Numbers are written so that they read back
-    equal to the bit."""
+    """Rows of numbers by step; a resumed run continues the file it finds. Numbers are written so
+    that they read back equal to the bit."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,12 +48,17 @@ class Log:
             writer.writerow(repr(float(value)) for value in values.values())
 
     def keep_until(self, step: int) -> None:
-        """Drops what a killed run wrote after its last state, a torn line included: those steps come again."""
+        """Drops what a killed run wrote after its last state, a torn line included: those steps
+        come again."""
         if not self.path.exists():
             return
         lines = self.path.read_text(encoding="utf-8").split("\n")
         whole = lines[:-1]  # what follows the last line break is torn
-        kept = [line for number, line in enumerate(whole) if not number or float(line.split(",")[0]) <= step]
+        kept = [
+            line
+            for number, line in enumerate(whole)
+            if not number or float(line.split(",")[0]) <= step
+        ]
         if len(kept) < 2:
             self.path.unlink()
         else:
@@ -59,19 +71,31 @@ class Log:
 
     def last(self) -> dict[str, float]:
         """The figures of the last row, those that it has."""
-        return {name: values[-1] for name, values in self.read().items() if values[-1] == values[-1]}
+        return {
+            name: values[-1] for name, values in self.read().items() if values[-1] == values[-1]
+        }
 
 
 def draw(log: Log, panes: Mapping[str, Sequence[str]], path: Path) -> None:
-    """The columns of every pane, by its name, against the step; those a log does not have are left out."""
+    """The columns of every pane, by its name, against the step; those a log does not have are left
+    out."""
     values = log.read()
     figure, axes = plots.panels(len(panes), (5.5, 4))
     for pane, (name, columns) in zip(axes, panes.items(), strict=True):
         for column in columns:
-            shown = [(x, y) for x, y in zip(values["step"], values.get(column, ()), strict=False) if y == y]
+            shown = [
+                (x, y)
+                for x, y in zip(values["step"], values.get(column, ()), strict=False)
+                if y == y
+            ]
             if shown:  # a figure that is there now and then is marked where it is
                 marker = "" if len(shown) == len(values["step"]) else "."
-                pane.plot(*zip(*shown, strict=True), label=column.replace("_", "-"), linewidth=0.8, marker=marker)
+                pane.plot(
+                    *zip(*shown, strict=True),
+                    label=column.replace("_", "-"),
+                    linewidth=0.8,
+                    marker=marker,
+                )
         pane.set_xlabel("step")
         pane.set_ylabel(name)
     plots.write(figure, path, from_zero=False)

@@ -1,9 +1,11 @@
-"""Answers of the target itself, through a running cell: a drafter learns to speak as its target does.
+"""Answers of the target itself, through a running cell: a drafter learns to speak as its target
+does.
 
-The output has one row for every prompt row, in their order, each written once: rows are asked for a window at a time,
-finished ones wait for those before them, and only a complete beginning of the file is ever on the disk. A run that is
-killed goes on where the file ends. Every answer has a seed of its own (of the run's seed, row and turn), so where it
-was killed changes nothing. Failures that may pass are retried; a row that can never be answered is written as such.
+The output has one row for every prompt row, in their order, each written once: rows are asked for a
+window at a time, finished ones wait for those before them, and only a complete beginning of the
+file is ever on the disk. A run that is killed goes on where the file ends. Every answer has a seed
+of its own (of the run's seed, row and turn), so where it was killed changes nothing. Failures that
+may pass are retried; a row that can never be answered is written as such.
 """
 
 from __future__ import annotations
@@ -18,14 +20,24 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dspark.client import AsyncClient, Completion, DeadlineExceeded, InvalidRequest, ModelInfo, Overloaded, Unavailable
+from dspark.client import (
+    AsyncClient,
+    Completion,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelInfo,
+    Overloaded,
+    Unavailable,
+)
 from dspark.errors import ConfigError
 from dspark.training.chat import Chat
 from dspark.training.disk import RowFile, check_same_run, content_digest, read_rows, write_whole
 from dspark.training.settings import RegenerationSettings
 from dspark.training.split import conversation_of
 
-WINDOW = 4  # rows in flight or waiting for an earlier one, for each answer that runs at the same time
+WINDOW = (
+    4  # rows in flight or waiting for an earlier one, for each answer that runs at the same time
+)
 PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # before asking again what failed
 
 
@@ -43,8 +55,8 @@ async def regenerate(
 ) -> dict[str, Any]:
     """Answers every row of `prompts` into `out`; returns counts.
 
-    ConfigError where `out` was begun with other prompts or settings; Unavailable when the cell stayed away longer than
-    the patience: run it again later.
+    ConfigError where `out` was begun with other prompts or settings; Unavailable when the cell
+    stayed away longer than the patience: run it again later.
     """
     rows = list(read_rows(prompts))
     info = await _patiently(client.model_info, asking.patience_s)
@@ -58,7 +70,9 @@ async def regenerate(
         left, running = enumerate(rows[done:], start=done), deque[asyncio.Task[dict[str, Any]]]()
         try:
             while True:
-                for number, row in itertools.islice(left, WINDOW * asking.concurrency - len(running)):
+                for number, row in itertools.islice(
+                    left, WINDOW * asking.concurrency - len(running)
+                ):
                     running.append(asyncio.create_task(asker.row(number, row)))
                 if not running:
                     break
@@ -75,14 +89,24 @@ async def regenerate(
         finally:
             for task in running:
                 task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)  # the first failure is on its way already
-    return {"rows": done, "failed": failed, "tokens": tokens, "seconds": time.monotonic() - start, "file": str(out)}
+            await asyncio.gather(
+                *running, return_exceptions=True
+            )  # the first failure is on its way already
+    return {
+        "rows": done,
+        "failed": failed,
+        "tokens": tokens,
+        "seconds": time.monotonic() - start,
+        "file": str(out),
+    }
 
 
 class _Asker:
     """Asks for the answers in rows, for so many at a time as may be."""
 
-    def __init__(self, client: AsyncClient, info: ModelInfo, chat: Chat, asking: RegenerationSettings) -> None:
+    def __init__(
+        self, client: AsyncClient, info: ModelInfo, chat: Chat, asking: RegenerationSettings
+    ) -> None:
         self._client, self._info, self._chat, self._asking = client, info, chat, asking
         self._free = asyncio.Semaphore(asking.concurrency)
 
@@ -107,7 +131,9 @@ class _Asker:
     async def _answer(self, prompt: Sequence[int], seed: int) -> dict[str, Any]:
         room = self._info.context_length - len(prompt)
         if room < 1:
-            raise InvalidRequest("prompt", f"{len(prompt)} tokens leave no room in {self._info.context_length}")
+            raise InvalidRequest(
+                "prompt", f"{len(prompt)} tokens leave no room in {self._info.context_length}"
+            )
         ask = self._asking
 
         def complete() -> Awaitable[Completion]:
@@ -132,7 +158,8 @@ class _Asker:
 
 
 async def _patiently(ask: Callable[[], Awaitable[Told]], patience_s: float) -> Told:
-    """Asks again, ever more rarely, while the cell is away or full; after the patience the failure itself is raised."""
+    """Asks again, ever more rarely, while the cell is away or full; after the patience the failure
+    itself is raised."""
     deadline, pause = time.monotonic() + patience_s, PAUSE_S
     while True:
         try:
@@ -154,7 +181,9 @@ def _answers(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The answers in a finished row; one that failed keeps what it came with, whatever that is."""
     if row["status"] != "success":
         return []
-    return [turn for turn in row["conversations"] if turn["role"] == "assistant" and "token_ids" in turn]
+    return [
+        turn for turn in row["conversations"] if turn["role"] == "assistant" and "token_ids" in turn
+    ]
 
 
 def _seed(seed: int, row: int, turn: int) -> int:
@@ -164,17 +193,23 @@ def _seed(seed: int, row: int, turn: int) -> int:
 
 
 def _rows_done(out: Path, rows: Sequence[Mapping[str, Any]]) -> int:
-    """How many rows are answered; refuses a file whose rows are not the beginning of the prompts."""
+    """How many rows are answered; refuses a file whose rows are not the beginning of the
+    prompts."""
     done = 0
     for row in read_rows(out):
         if done >= len(rows) or row.get("id") != rows[done].get("id"):
-            raise ConfigError(f"{out}: row {done} is {row.get('id')!r}, which is not row {done} of the prompts")
+            raise ConfigError(
+                f"{out}: row {done} is {row.get('id')!r}, which is not row {done} of the prompts"
+            )
         done += 1
     return done
 
 
-def _check_same_run(out: Path, prompts: Path, asking: RegenerationSettings, info: ModelInfo) -> None:
-    """A file is continued with the prompts, settings and target it was begun with, or not at all."""
+def _check_same_run(
+    out: Path, prompts: Path, asking: RegenerationSettings, info: ModelInfo
+) -> None:
+    """A file is continued with the prompts, settings and target it was begun with, or not at
+    all."""
     beside = out.with_name(f"{out.name}.settings.json")
     ours = {
         "prompts": content_digest(prompts),
@@ -183,7 +218,9 @@ def _check_same_run(out: Path, prompts: Path, asking: RegenerationSettings, info
     }
     if not beside.exists():
         if out.stat().st_size:
-            raise ConfigError(f"{out}: there already, and {beside.name} does not say how it was made")
+            raise ConfigError(
+                f"{out}: there already, and {beside.name} does not say how it was made"
+            )
         write_whole(beside, json.dumps(ours, indent=2) + "\n")
         return
     check_same_run(out, json.loads(beside.read_text(encoding="utf-8")), ours)

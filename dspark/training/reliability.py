@@ -1,7 +1,7 @@
 """How good predicted chances are, and what makes them better. Pure numbers; n rounds, k slots.
 
-Sequential scaling fits one map per slot, left to right, with the maps of the slots before it frozen. What is made right
-is the chance that slots 1..k were all accepted, (prod_{i<k} c_i) * c_k:
+Sequential scaling fits one map per slot, left to right, with the maps of the slots before it
+frozen. What is made right is the chance that slots 1..k were all accepted, (prod_{i<k} c_i) * c_k:
 
 `temperatures`  c_k = sigmoid(z_k / T_k), as published: T_k minimises the calibration error, on a grid
 `with_offsets`  c_k = sigmoid(z_k / T_k + b_k): T_k and b_k minimise the log loss. A temperature leaves a chance of one
@@ -27,7 +27,8 @@ LEAST, MOST = 0.2, 8.0  # temperatures
 GRID: Floats = np.exp(np.linspace(np.log(LEAST), np.log(MOST), 241))
 # Errors that n rounds do not tell apart: a share of the noise of a frequency, 0.5 / sqrt(n).
 TOLERANCE = 0.25
-STIFFNESS = 10.0  # what leaving the raw logit costs: half of it by the square of (1 / T - 1) and of b, in nats
+# what leaving the raw logit costs: half of it by the square of (1 / T - 1) and of b, in nats
+STIFFNESS = 10.0
 ITERATIONS = 40
 
 
@@ -37,7 +38,8 @@ def sigmoid(z: Floats) -> Floats:
 
 
 def survival(logits: Floats, fit: SlotFit | None = None) -> Floats:
-    """Raw confidence logits [n, k] -> predicted chance that slots 1..k are all accepted [n, k]; None: as they are."""
+    """Raw confidence logits [n, k] -> predicted chance that slots 1..k are all accepted [n, k];
+    None: as they are."""
     scaled = logits if fit is None else fit.logits(logits)
     products: Floats = np.cumprod(sigmoid(scaled), axis=-1, dtype=np.float64)
     return products
@@ -55,8 +57,8 @@ def calibration_error(predicted: Floats, label: Floats) -> float:
 
 
 def ranking(scores: Floats, label: Floats) -> float:
-    """Area under the curve: the chance that an accepted one scores above a rejected one, one half among equals. [n]
-    each; NaN of one kind."""
+    """Area under the curve: the chance that an accepted one scores above a rejected one, one half
+    among equals. [n] each; NaN of one kind."""
     right, wrong = label.sum(), (1.0 - label).sum()
     if not right or not wrong:
         return float("nan")
@@ -78,14 +80,16 @@ def by_slot(predicted: Floats, accepted: Ints) -> dict[str, list[float]]:
 
 
 def conditional_ranking(logits: Floats, accepted: Ints) -> list[float]:
-    """Area under the curve of each slot's own score among the rounds that reached it: no fit changes it."""
+    """Area under the curve of each slot's own score among the rounds that reached it: no fit
+    changes it."""
     label = labels(accepted, logits.shape[1])
     reached = [accepted >= slot for slot in range(logits.shape[1])]
     return [ranking(logits[rows, slot], label[rows, slot]) for slot, rows in enumerate(reached)]
 
 
 def diagram(panes: Mapping[str, Floats], accepted: Ints, path: Path, *, title: str = "") -> None:
-    """Predicted against observed survival, one pane for each [n, k], every other slot; the name decides the format."""
+    """Predicted against observed survival, one pane for each [n, k], every other slot; the name
+    decides the format."""
     from dspark import plots
 
     figure, axes = plots.panels(len(panes), (4.4, 4.2))
@@ -100,7 +104,9 @@ def _one(axes: Any, predicted: Floats, accepted: Ints) -> None:
         bins, label = _bins(predicted[:, slot]), accepted > slot
         used = [b for b in range(BINS) if (bins == b).sum() >= DOTTED]
         means = [predicted[bins == b, slot].mean() for b in used]
-        axes.plot(means, [label[bins == b].mean() for b in used], marker=".", label=f"slot {slot + 1}")
+        axes.plot(
+            means, [label[bins == b].mean() for b in used], marker=".", label=f"slot {slot + 1}"
+        )
     axes.plot((0, 1), (0, 1), color="grey", linewidth=0.7)
     axes.set_xlabel("predicted survival")
     axes.set_ylabel("observed survival")
@@ -111,7 +117,8 @@ def _bins(predicted: Floats) -> Ints:
 
 
 def gentlest(errors: list[float], tolerance: float) -> float:
-    """Of the temperatures that are as good as the best one, the one nearest to 1: noise moves nothing."""
+    """Of the temperatures that are as good as the best one, the one nearest to 1: noise moves
+    nothing."""
     good = GRID[np.array(errors) <= min(errors) + tolerance]
     return float(good[np.argmin(np.abs(np.log(good)))])
 
@@ -123,7 +130,9 @@ def temperatures(logits: Floats, accepted: Ints) -> SlotFit:
     alive = np.ones(len(logits))
     found: list[float] = []
     for slot in range(logits.shape[1]):
-        errors = [calibration_error(alive * sigmoid(logits[:, slot] / t), label[:, slot]) for t in GRID]
+        errors = [
+            calibration_error(alive * sigmoid(logits[:, slot] / t), label[:, slot]) for t in GRID
+        ]
         found.append(gentlest(errors, tolerance))
         alive = alive * sigmoid(logits[:, slot] / found[-1])
     return SlotFit(tuple(found))
@@ -169,4 +178,7 @@ def _line(z: Floats, alive: Floats, label: Floats) -> tuple[float, float]:
 
 def _loss(at: Floats, z: Floats, alive: Floats, label: Floats) -> float:
     p = np.clip(alive * sigmoid(at[0] * z + at[1]), 1e-9, 1 - 1e-9)
-    return float(-np.log(np.where(label > 0, p, 1 - p)).sum() + 0.5 * STIFFNESS * ((at[0] - 1) ** 2 + at[1] ** 2))
+    return float(
+        -np.log(np.where(label > 0, p, 1 - p)).sum()
+        + 0.5 * STIFFNESS * ((at[0] - 1) ** 2 + at[1] ** 2)
+    )

@@ -1,15 +1,17 @@
 """Speculative rounds, replayed on text that the target generated.
 
-The tokens a lossless verifier emits are the target's own, so the text is drawn first, many rows at a time, and the
-rounds are drawn given the text. With q and p the distributions of drafter and target at a slot, x the text's token
-there and P the chance that the slots before are kept (1 under the token rule; `decoding.block_rule` of the block rule),
-the pair (draft, emitted token) has: kept, draft = x, with probability min(1, q(x) / (P p(x))); otherwise rejected, and
-the draft came from the normalised max(q - P p, 0). That joint distribution is the rule's own, for a prefix of any
-length; only the order of drawing differs. Under the coupled rule text and drafts run the same race, so nothing is left
-to chance.
+The tokens a lossless verifier emits are the target's own, so the text is drawn first, many rows at
+a time, and the rounds are drawn given the text. With q and p the distributions of drafter and
+target at a slot, x the text's token there and P the chance that the slots before are kept (1 under
+the token rule; `decoding.block_rule` of the block rule), the pair (draft, emitted token) has: kept,
+draft = x, with probability min(1, q(x) / (P p(x))); otherwise rejected, and the draft came from the
+normalised max(q - P p, 0). That joint distribution is the rule's own, for a prefix of any length;
+only the order of drawing differs. Under the coupled rule text and drafts run the same race, so
+nothing is left to chance.
 
-After a rejection nothing is kept. Later drafts come from q alone: exact under `token` and `coupled`. Under `block` they
-also depend, weakly, on what the target thinks of the rejected tokens, which the text does not tell; q stands in for it.
+After a rejection nothing is kept. Later drafts come from q alone: exact under `token` and
+`coupled`. Under `block` they also depend, weakly, on what the target thinks of the rejected tokens,
+which the text does not tell; q stands in for it.
 
 T tokens, A anchors, k slots, V vocabulary.
 """
@@ -42,7 +44,8 @@ class JudgedBlocks:
 
 
 def distribution(logits: Tensor, temperature: float) -> Tensor:
-    """logits [..., V] -> probabilities at the temperature, one-hot at 0; in fp32, as there are many of them."""
+    """logits [..., V] -> probabilities at the temperature, one-hot at 0; in fp32, as there are many
+    of them."""
     logits = logits.float()
     if temperature == 0:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
@@ -50,7 +53,8 @@ def distribution(logits: Tensor, temperature: float) -> Tensor:
 
 
 def race_noise(seed: int, choice: int, positions: Sequence[int], vocab: int) -> Tensor:
-    """Noise of the coupled rule at absolute positions of one text: [n, V] float64; `choice` tells texts apart."""
+    """Noise of the coupled rule at absolute positions of one text: [n, V] float64; `choice` tells
+    texts apart."""
     drawn = SamplingParams(seed=seed, choice=choice, rule=Rule.COUPLED)
     return times([drawn] * len(positions), positions, vocab)
 
@@ -59,7 +63,9 @@ class _Text(NamedTuple):
     """What both sides know of one text."""
 
     ids: Tensor  # [T]
-    wanted: Tensor  # [T - first, V] the target's distribution of the token at first + 1, first + 2, ...
+    wanted: (
+        Tensor  # [T - first, V] the target's distribution of the token at first + 1, first + 2, ...
+    )
     first: int
     race: Tensor | None  # [T - first, V] of the same tokens, under the coupled rule at T > 0
 
@@ -78,10 +84,13 @@ def judge(
     seed: int = 0,  # of the coupled rule's noise, with which the text was drawn
     choice: int = 0,
 ) -> JudgedBlocks:
-    """Drafts a block at every anchor and judges it against the text. No random state but `generator`'s is used."""
+    """Drafts a block at every anchor and judges it against the text. No random state but
+    `generator`'s is used."""
     first, layers = int(anchors.min()), drafter.target_layer_ids
     with TargetTaps(target, layers) as taps:
-        logits = target(input_ids=ids, use_cache=False, logits_to_keep=ids.shape[1] - first).logits[0]
+        logits = target(input_ids=ids, use_cache=False, logits_to_keep=ids.shape[1] - first).logits[
+            0
+        ]
         features = taps.collect()[0] if layers else None
     race = None
     if rule is Rule.COUPLED and temperature > 0:
@@ -94,8 +103,12 @@ def judge(
         piece = slice(at, at + most)
         context = Entries(entries.keys[:, piece], entries.values[:, piece], entries.lengths[piece])
         last = None if rows is None else rows[piece]
-        parts.append(_blocks(drafter, text, anchors[piece], context, last, temperature, generator, cut, rule))
-    return JudgedBlocks(torch.cat([part.accepted for part in parts]), torch.cat([part.confidence for part in parts]))
+        parts.append(
+            _blocks(drafter, text, anchors[piece], context, last, temperature, generator, cut, rule)
+        )
+    return JudgedBlocks(
+        torch.cat([part.accepted for part in parts]), torch.cat([part.confidence for part in parts])
+    )
 
 
 def _blocks(
@@ -109,10 +122,18 @@ def _blocks(
     cut: int | None,
     rule: Rule,
 ) -> JudgedBlocks:
-    count, size, columns = len(anchors), drafter.config.block_size, SamplingColumns.of([SamplingParams(temperature)])
+    count, size, columns = (
+        len(anchors),
+        drafter.config.block_size,
+        SamplingColumns.of([SamplingParams(temperature)]),
+    )
     previous = text.ids[anchors]
     proposal = drafter.propose(
-        anchor_ids=previous, anchor_positions=anchors, context=context, last_rows=last_rows, slots=size
+        anchor_ids=previous,
+        anchor_positions=anchors,
+        context=context,
+        last_rows=last_rows,
+        slots=size,
     )
     alive = torch.ones(count, dtype=torch.bool)
     accepted = torch.zeros(count, dtype=torch.int64)
@@ -137,7 +158,9 @@ def _blocks(
         p = text.wanted[row[:, None], ids] * kept[:, None]
         surplus = torch.where(first_rejection[:, None], (q - p).clamp(min=0), q)
         surplus = torch.where(surplus.sum(-1, keepdim=True) > 0, surplus, q)
-        drawn = ids.gather(-1, draw(surplus, torch.rand(count, generator=generator))[:, None]).squeeze(-1)
+        drawn = ids.gather(
+            -1, draw(surplus, torch.rand(count, generator=generator))[:, None]
+        ).squeeze(-1)
         previous = torch.where(alive, truth, drawn)
         if rule is Rule.BLOCK:
             kept = torch.where(alive, (1 / ratio).clamp(max=1.0), 1.0)
@@ -153,12 +176,15 @@ class Played(NamedTuple):
     emitted: int  # accepted ones and the target's own
 
 
-def play(accepted: Sequence[int], lengths: Sequence[int], ends: Sequence[bool], new_tokens: int) -> list[Played]:
+def play(
+    accepted: Sequence[int], lengths: Sequence[int], ends: Sequence[bool], new_tokens: int
+) -> list[Played]:
     """The rounds from the first anchor on, until `new_tokens` are there or the text ends.
 
-    `accepted[i]` and `lengths[i]` (slots verified, any rule that does not peek) belong to the anchor at the i-th new
-    token, `ends[i]` says whether that token ends the text. The first token comes from the prefill and is no round. A
-    round whose accepted drafts end the text counts up to the end, without the target's own token.
+    `accepted[i]` and `lengths[i]` (slots verified, any rule that does not peek) belong to the
+    anchor at the i-th new token, `ends[i]` says whether that token ends the text. The first token
+    comes from the prefill and is no round. A round whose accepted drafts end the text counts up to
+    the end, without the target's own token.
     """
     rounds, at = [], 0
     while at + 1 < new_tokens and not ends[at]:
@@ -190,7 +216,9 @@ def entries_at(
         positions=torch.arange(count, device=token_ids.device),
     )
     if needs.past:
-        tokens = ContextTokens(rows=None, token_ids=token_ids.unsqueeze(0), positions=tokens.positions.unsqueeze(0))
+        tokens = ContextTokens(
+            rows=None, token_ids=token_ids.unsqueeze(0), positions=tokens.positions.unsqueeze(0)
+        )
     keys, values = drafter.ingest(tokens)
     if not needs.past:
         keys, values = keys.unsqueeze(1), values.unsqueeze(1)

@@ -1,8 +1,9 @@
-"""What a training run holds once everything is loaded and checked, and what it computes of some samples.
+"""What a training run holds once everything is loaded and checked, and what it computes of some
+samples.
 
-A run has one worker, or several that hold the same drafter and share every step: gradients of the numerators,
-denominators and logged sums are added up and never averaged, so their number changes rounding and nothing else.
-Launchers make the process group; this file only uses it.
+A run has one worker, or several that hold the same drafter and share every step: gradients of the
+numerators, denominators and logged sums are added up and never averaged, so their number changes
+rounding and nothing else. Launchers make the process group; this file only uses it.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class TrainingRun:
     identity: dict[str, str]  # names the content of the samples and of the target
 
     def batches(self, numbers: list[int]) -> Iterator[SampleBatch]:
-        """Samples in pieces, with their features, which are computed when a piece is asked for: `micro_tokens` bounds
-        what is held of them, however many conversations a step has."""
+        """Samples in pieces, with their features, which are computed when a piece is asked for:
+        `micro_tokens` bounds what is held of them, however many conversations a step has."""
         read = [self.samples[number] for number in numbers]
         lengths = [len(sample.ids) for sample in read]
         for places in pieces(lengths, self.settings.micro_tokens):
@@ -81,14 +82,22 @@ def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
     # As it came out: a run that goes on elsewhere goes on in this precision, or not at all.
     settings = replace(settings, precision="bf16" if mixed else "fp32")
     samples = Samples(Path(settings.samples))
-    target = load_target(settings.target, dtype=torch.bfloat16 if mixed else torch.float32, device=device)
+    target = load_target(
+        settings.target, dtype=torch.bfloat16 if mixed else torch.float32, device=device
+    )
     samples.check_vocabulary(target.vocab_size)
     drafter = make_drafter(target, settings).to(device)
     plan = make_plan(
-        samples, batch=settings.batch, epochs=settings.epochs, steps=settings.steps, held_out=settings.held_out
+        samples,
+        batch=settings.batch,
+        epochs=settings.epochs,
+        steps=settings.steps,
+        held_out=settings.held_out,
     )
     if world.size > plan.batch:
-        raise ConfigError(f"batch: {plan.batch} conversations cannot be shared by {world.size} workers")
+        raise ConfigError(
+            f"batch: {plan.batch} conversations cannot be shared by {world.size} workers"
+        )
     identity = {"samples": samples.digest(), "target": fingerprint(target.folder)}
     if settings.keep_tokens:
         identity["keep_tokens"] = content_digest(Path(settings.keep_tokens))
@@ -112,7 +121,12 @@ def _features(
     """Of the cache where one is named; else the target stays and runs beside the drafter."""
     if not settings.cache:
         return OnlineFeatures(target.model, config.target_layer_ids)
-    expect = plan_cache(samples, target=name, target_layer_ids=config.target_layer_ids, hidden_size=target.hidden_size)
+    expect = plan_cache(
+        samples,
+        target=name,
+        target_layer_ids=config.target_layer_ids,
+        hidden_size=target.hidden_size,
+    )
     return CachedFeatures(Path(settings.cache), expect, samples)
 
 
@@ -149,7 +163,9 @@ class WorkerGroup:
         # A worker whose rows did not reach a parameter still has to take part.
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
         whole = self.add(torch.cat([grad.flatten() for grad in grads]))
-        for parameter, part in zip(trained, torch.split(whole, [p.numel() for p in trained]), strict=True):
+        for parameter, part in zip(
+            trained, torch.split(whole, [p.numel() for p in trained]), strict=True
+        ):
             parameter.grad = part.view_as(parameter).clone()
 
     def wait(self) -> None:

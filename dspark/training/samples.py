@@ -1,7 +1,8 @@
-"""Training text as token ids: made of regenerated conversations, kept in one file that is read by slices.
+"""Training text as token ids: made of regenerated conversations, kept in one file that is read by
+slices.
 
-A sample is one conversation: its ids, and which of them the target wrote. The file is safetensors with `ids` int32
-[all tokens], `supervised` uint8 [all tokens] and `offsets` int64 [samples + 1].
+A sample is one conversation: its ids, and which of them the target wrote. The file is safetensors
+with `ids` int32 [all tokens], `supervised` uint8 [all tokens] and `offsets` int64 [samples + 1].
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Sample(NamedTuple):
 
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> int:
-    """Writes the file, whole or not at all; returns the number of samples. ConfigError if there is none."""
+    """Writes the file, whole or not at all; returns the number of samples. ConfigError if there is
+    none."""
     ids, marks, offsets = [], [], [0]
     for sample in samples:
         ids.append(sample.ids.to(torch.int32))
@@ -41,7 +43,11 @@ def write_samples(path: Path, samples: Iterable[Sample]) -> int:
         offsets.append(offsets[-1] + len(sample.ids))
     if not ids:
         raise ConfigError(f"{path}: there is no sample to write")
-    tensors = {"ids": torch.cat(ids), "supervised": torch.cat(marks), "offsets": torch.tensor(offsets)}
+    tensors = {
+        "ids": torch.cat(ids),
+        "supervised": torch.cat(marks),
+        "offsets": torch.tensor(offsets),
+    }
     save_tensors(path, tensors)
     return len(ids)
 
@@ -80,9 +86,12 @@ class Samples(Sequence[Sample]):
         return int(self._ids[:].max())
 
     def check_vocabulary(self, size: int) -> None:
-        """Samples of another tokenizer are refused here, not by an index error a thousand steps later."""
+        """Samples of another tokenizer are refused here, not by an index error a thousand steps
+        later."""
         if self.largest_id >= size:
-            raise ConfigError(f"samples: {self.path} holds token {self.largest_id}, the target knows {size}")
+            raise ConfigError(
+                f"samples: {self.path} holds token {self.largest_id}, the target knows {size}"
+            )
 
     def digest(self) -> str:
         """Names the content."""
@@ -90,7 +99,12 @@ class Samples(Sequence[Sample]):
 
 
 def encode_rows(
-    rows: Path, path: Path, chat: Chat, *, max_length: int = MAX_LENGTH, min_supervised: int = MIN_SUPERVISED
+    rows: Path,
+    path: Path,
+    chat: Chat,
+    *,
+    max_length: int = MAX_LENGTH,
+    min_supervised: int = MIN_SUPERVISED,
 ) -> dict[str, Any]:
     """Writes the samples of a regenerated file to `path`; returns counts of rows and tokens."""
     counts: Counter[str] = Counter()
@@ -105,7 +119,8 @@ def encode_rows(
             turns = row.get("conversations")
             if not isinstance(turns, list) or not turns or not all(map(_is_turn, turns)):
                 raise ConfigError(
-                    f"{where} has no conversations whose turns have a role, content and ids for token_ids"
+                    f"{where} has no conversations whose turns have a role, content and ids for "
+                    "token_ids"
                 )
             try:
                 ids, supervised = chat.learned(turns)
@@ -122,23 +137,32 @@ def encode_rows(
             yield sample
 
     write_samples(path, samples())
-    return {name: counts[name] for name in ("rows", "samples", "tokens", "supervised", "cut", "short", "failed")}
+    return {
+        name: counts[name]
+        for name in ("rows", "samples", "tokens", "supervised", "cut", "short", "failed")
+    }
 
 
 def _is_turn(turn: object) -> bool:
-    """Whether it has what a chat reads: a role, a content, and token_ids that are ids or nothing."""
-    if not isinstance(turn, dict) or not all(isinstance(turn.get(name), str) for name in ("role", "content")):
+    """Whether it has what a chat reads: a role, a content, and token_ids that are ids or
+    nothing."""
+    if not isinstance(turn, dict) or not all(
+        isinstance(turn.get(name), str) for name in ("role", "content")
+    ):
         return False
     ids = [] if turn.get("token_ids") is None else turn["token_ids"]
-    return isinstance(ids, list) and all(type(token) is int and 0 <= token < MOST_IDS for token in ids)
+    return isinstance(ids, list) and all(
+        type(token) is int and 0 <= token < MOST_IDS for token in ids
+    )
 
 
 def most_written(samples: Path, count: int, path: Path) -> dict[str, Any]:
-    """Writes the ids, ascending, of the `count` tokens the target wrote most often; returns how much they cover.
+    """Writes the ids, ascending, of the `count` tokens the target wrote most often; returns how
+    much they cover.
 
-    `dspark train drafter --keep-tokens` trains with such a head, `dspark checkpoint convert --keep-tokens` cuts that of
-    a trained drafter. What the head cannot say is never drafted; answers stay the target's. ConfigError where the
-    samples hold fewer different ones.
+    `dspark train drafter --keep-tokens` trains with such a head, `dspark checkpoint convert
+    --keep-tokens` cuts that of a trained drafter. What the head cannot say is never drafted;
+    answers stay the target's. ConfigError where the samples hold fewer different ones.
     """
     read = Samples(samples)
     written = torch.zeros(read.largest_id + 1, dtype=torch.int64)
@@ -147,7 +171,10 @@ def most_written(samples: Path, count: int, path: Path) -> dict[str, Any]:
         written += torch.bincount(sample.ids[sample.supervised], minlength=len(written))
     different = int((written > 0).sum())
     if not 0 < count <= different:
-        raise ConfigError(f"tokens: {count} is not from 1 to {different}, the different tokens that {samples} holds")
+        raise ConfigError(
+            f"tokens: {count} is not from 1 to {different}, the different tokens that {samples} "
+            "holds"
+        )
     kept = torch.argsort(written, descending=True, stable=True)[:count].sort().values
     write_whole(path, json.dumps(kept.tolist()) + "\n")
     share = float(written[kept].sum() / written.sum())

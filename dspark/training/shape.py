@@ -1,4 +1,5 @@
-"""A fresh drafter for a target: its shape follows the target's, its weights start as the family's default."""
+"""A fresh drafter for a target: its shape follows the target's, its weights start as the family's
+default."""
 
 from __future__ import annotations
 
@@ -21,7 +22,13 @@ from dspark.training.settings import Settings
 TAPS = 5
 SHALLOW = 8  # layers
 STAGES = 3  # of a DeepSeek-V4 module, and the last layers that it reads
-_KIND: dict[str, Kind] = {"dspark": "block", "dflash": "block", "eagle3": "eagle3", "mtp": "mtp", "lm": "lm"}
+_KIND: dict[str, Kind] = {
+    "dspark": "block",
+    "dflash": "block",
+    "eagle3": "eagle3",
+    "mtp": "mtp",
+    "lm": "lm",
+}
 _LAYERS: dict[Kind, int] = {"block": 5, "eagle3": 1, "mtp": 1, "lm": 2}
 
 
@@ -33,32 +40,41 @@ _ALSO_CALLED = {
 
 
 def text_config(folder: Path) -> Any:
-    """transformers' config of a target's text model, without a weight being read; CheckpointError where it is none."""
+    """transformers' config of a target's text model, without a weight being read; CheckpointError
+    where it is none."""
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True).get_text_config()
+        return AutoConfig.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        ).get_text_config()
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder}: {error}") from error
 
 
 def drafter_config(folder: Path, text: Any, settings: Settings) -> DrafterConfig:
-    """The config of the run's drafter, for the target in a folder and its text model's config. ConfigError names a
-    setting that does not fit the family or the target."""
+    """The config of the run's drafter, for the target in a folder and its text model's config.
+    ConfigError names a setting that does not fit the family or the target."""
     if settings.family == "dspark" and text.model_type == deepseek_v4.MODEL_TYPE:
         return _staged(folder, text, settings)
     kind = _KIND[settings.family]
     layers = settings.layers or _LAYERS[kind]
     if kind in ("eagle3", "mtp") and layers != 1:
-        raise ConfigError(f"layers: a drafter of the family {settings.family} has one, not {layers}")
+        raise ConfigError(
+            f"layers: a drafter of the family {settings.family} has one, not {layers}"
+        )
     common: dict[str, Any] = _target_shape(text)
     common |= {"kind": kind, "num_hidden_layers": layers, "block_size": settings.block_size}
     if (kept := _kept(settings, common["vocab_size"])) is not None:
         if kind == "lm":
-            raise ConfigError("keep_tokens: the head of a language model is its embedding, and says every token")
+            raise ConfigError(
+                "keep_tokens: the head of a language model is its embedding, and says every token"
+            )
         common["draft_vocab_size"] = len(kept.target_ids)
     if kind == "lm":
-        return DrafterConfig(**_language_shape(common, settings), target_layer_ids=(), num_target_layers=0)
+        return DrafterConfig(
+            **_language_shape(common, settings), target_layer_ids=(), num_target_layers=0
+        )
     depth = int(text.num_hidden_layers)
     common |= {"target_layer_ids": tap_layers(depth, settings, kind), "num_target_layers": depth}
     if kind != "block":
@@ -81,10 +97,14 @@ def _staged(folder: Path, text: Any, settings: Settings) -> DrafterConfig:
     """The module that releases of DeepSeek-V4 hold, shaped like this target's own layers."""
     if settings.head != "vanilla" or not settings.markov_rank:
         raise ConfigError(
-            f"head: {settings.head} of rank {settings.markov_rank}; a DeepSeek-V4 target's module has a vanilla one"
+            f"head: {settings.head} of rank {settings.markov_rank}; a DeepSeek-V4 target's module "
+            "has a vanilla one"
         )
     if settings.keep_tokens:
-        raise ConfigError("keep_tokens: the head of a DeepSeek-V4 module is the target's own, and says every token")
+        raise ConfigError(
+            "keep_tokens: the head of a DeepSeek-V4 module is the target's own, and says every "
+            "token"
+        )
     depth, stages = int(text.num_hidden_layers), settings.layers or STAGES
     last = range(max(0, depth - STAGES), depth)
     config = deepseek_v4.parse(
@@ -95,20 +115,27 @@ def _staged(folder: Path, text: Any, settings: Settings) -> DrafterConfig:
             "dspark_block_size": settings.block_size,
             "dspark_markov_rank": settings.markov_rank,
             "dspark_noise_token_id": mask_token(folder, int(text.vocab_size)),
-            "dspark_target_layer_ids": list(tap_layers(depth, settings, "block") if settings.taps else last),
+            "dspark_target_layer_ids": list(
+                tap_layers(depth, settings, "block") if settings.taps else last
+            ),
         }
     )
     return replace(config, num_anchors=settings.anchors)
 
 
 def tap_layers(layers: int, settings: Settings, kind: Kind) -> tuple[int, ...]:
-    """The layers named, or evenly spread ones from 1 on; a multi-token-prediction module reads the last one."""
+    """The layers named, or evenly spread ones from 1 on; a multi-token-prediction module reads the
+    last one."""
     if settings.taps:
         wrong = [i for i in settings.taps if not -1 <= i < layers]
         if wrong or list(settings.taps) != sorted(set(settings.taps)):
-            raise ConfigError(f"taps: {list(settings.taps)} are no ascending layers of a target with {layers}")
+            raise ConfigError(
+                f"taps: {list(settings.taps)} are no ascending layers of a target with {layers}"
+            )
         if kind == "mtp" and len(settings.taps) > 1:
-            raise ConfigError(f"taps: a drafter of the family mtp reads one layer, not {len(settings.taps)}")
+            raise ConfigError(
+                f"taps: a drafter of the family mtp reads one layer, not {len(settings.taps)}"
+            )
         return settings.taps
     if kind == "mtp":
         return (layers - 1,)
@@ -119,20 +146,24 @@ def tap_layers(layers: int, settings: Settings, kind: Kind) -> tuple[int, ...]:
 
 
 def mask_token(folder: Path, vocab_size: int) -> int:
-    """Fills the slots of a block behind the anchor: the tokenizer's mask token, else the first id that no text holds
-    (the vocabulary of most models is padded behind its last token), else the last id."""
+    """Fills the slots of a block behind the anchor: the tokenizer's mask token, else the first id
+    that no text holds (the vocabulary of most models is padded behind its last token), else the
+    last id."""
     last = vocab_size - 1
     if not (folder / "tokenizer.json").is_file():
         return last
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
     found = tokenizer.mask_token_id
     return min(len(tokenizer) if found is None else int(found), last)
 
 
 def make_drafter(target: LoadedTarget, settings: Settings) -> Drafter:
-    """Fresh, or with the weights of `start`, whatever the length of its blocks. In training mode, fp32, on the CPU."""
+    """Fresh, or with the weights of `start`, whatever the length of its blocks. In training mode,
+    fp32, on the CPU."""
     model = target.model
     config = drafter_config(target.folder, model.config.get_text_config(), settings)
     own, kept = config.kind == "lm", _kept(settings, target.vocab_size)
@@ -140,7 +171,9 @@ def make_drafter(target: LoadedTarget, settings: Settings) -> Drafter:
     drafter = fresh_drafter(
         config,
         embedding=None if own else model.get_input_embeddings().weight.float().cpu(),
-        lm_head=None if own else (head if kept is None else head[kept.target_ids.to(head.device)]).float().cpu(),
+        lm_head=None
+        if own
+        else (head if kept is None else head[kept.target_ids.to(head.device)]).float().cpu(),
         generator=torch.Generator().manual_seed(settings.seed),
     )
     drafter.draft_vocabulary = kept
@@ -151,30 +184,51 @@ def make_drafter(target: LoadedTarget, settings: Settings) -> Drafter:
 
 def _kept(settings: Settings, vocab_size: int) -> DraftVocabulary | None:
     """What the head can say; None: every token."""
-    return DraftVocabulary.of(read_ids(Path(settings.keep_tokens)), vocab_size) if settings.keep_tokens else None
+    return (
+        DraftVocabulary.of(read_ids(Path(settings.keep_tokens)), vocab_size)
+        if settings.keep_tokens
+        else None
+    )
 
 
 def _start_from(drafter: Drafter, folder: str, target: Path) -> None:
-    """Takes the weights of another drafter over. ConfigError names the first thing in which the two differ."""
+    """Takes the weights of another drafter over. ConfigError names the first thing in which the two
+    differ."""
     given = load_drafter(folder, target=target)
-    for name in ("family", "hidden_size", "num_hidden_layers", "target_layer_ids", "markov_head_type", "markov_rank"):
+    for name in (
+        "family",
+        "hidden_size",
+        "num_hidden_layers",
+        "target_layer_ids",
+        "markov_head_type",
+        "markov_rank",
+    ):
         theirs, ours = getattr(given.config, name), getattr(drafter.config, name)
         if theirs != ours:
-            raise ConfigError(f"start: {name} of {folder} is {theirs!r}, this run trains a drafter with {ours!r}")
+            raise ConfigError(
+                f"start: {name} of {folder} is {theirs!r}, this run trains a drafter with {ours!r}"
+            )
     weights, wanted = given.state_dict(), drafter.state_dict()
     for name in sorted(weights.keys() | wanted.keys()):
         shapes = [list(some[name].shape) if name in some else None for some in (weights, wanted)]
         if shapes[0] != shapes[1]:
             said = [f"of shape {shape}" if shape is not None else "missing" for shape in shapes]
-            raise ConfigError(f"start: {name} of {folder} is {said[0]}, and {said[1]} in the drafter of this run")
-    says = [None if each.kept_tokens is None else each.kept_tokens.tolist() for each in (given, drafter)]
+            raise ConfigError(
+                f"start: {name} of {folder} is {said[0]}, and {said[1]} in the drafter of this run"
+            )
+    says = [
+        None if each.kept_tokens is None else each.kept_tokens.tolist() for each in (given, drafter)
+    ]
     if says[0] != says[1]:
-        raise ConfigError(f"start: the head of {folder} says other tokens than keep_tokens of this run")
+        raise ConfigError(
+            f"start: the head of {folder} says other tokens than keep_tokens of this run"
+        )
     drafter.load_state_dict(weights)
 
 
 def _target_shape(text: Any) -> dict[str, Any]:
-    """What a drafter shares with its target; of Gemma4 the shape of the layers that see everything."""
+    """What a drafter shares with its target; of Gemma4 the shape of the layers that see
+    everything."""
     hidden_size = int(text.hidden_size)
     rope = getattr(text, "rope_parameters", None) or {}
     heads = _said(text, "num_attention_heads") or max(1, hidden_size // HEAD_DIM)
@@ -192,14 +246,20 @@ def _target_shape(text: Any) -> dict[str, Any]:
         shared = bool(text.attention_k_eq_v)
         return shape | {
             "model_type": "gemma4_text",
-            "num_key_value_heads": text.num_global_key_value_heads if shared else text.num_key_value_heads,
+            "num_key_value_heads": text.num_global_key_value_heads
+            if shared
+            else text.num_key_value_heads,
             "head_dim": text.global_head_dim,
             "attention_k_eq_v": shared,
             "rope_theta": full["rope_theta"],
             "rotary_fraction": full.get("partial_rotary_factor", 1.0),
             "logit_softcap": text.final_logit_softcapping,
         }
-    bases = [part["rope_theta"] for part in (rope, *rope.values()) if isinstance(part, dict) and "rope_theta" in part]
+    bases = [
+        part["rope_theta"]
+        for part in (rope, *rope.values())
+        if isinstance(part, dict) and "rope_theta" in part
+    ]
     head_dim = _said(text, "head_dim") or hidden_size // heads
     return shape | {
         "num_key_value_heads": _said(text, "num_key_value_heads") or heads,
@@ -209,7 +269,8 @@ def _target_shape(text: Any) -> dict[str, Any]:
 
 
 def _said(text: Any, name: str) -> Any:
-    """A setting under whichever of its names the target has it; None where it is not said or no plain number."""
+    """A setting under whichever of its names the target has it; None where it is not said or no
+    plain number."""
     for each in (name, *_ALSO_CALLED.get(name, ())):
         value = getattr(text, each, None)
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -218,7 +279,8 @@ def _said(text: Any, name: str) -> Any:
 
 
 def _language_shape(common: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """A thinner decoder over the same vocabulary, with both its ends tied; heads keep the target's size."""
+    """A thinner decoder over the same vocabulary, with both its ends tied; heads keep the target's
+    size."""
     width = settings.width or common["hidden_size"] // 2
     head_dim = common["head_dim"]
     heads = max(1, width // head_dim)
@@ -226,6 +288,8 @@ def _language_shape(common: dict[str, Any], settings: Settings) -> dict[str, Any
         "hidden_size": width,
         "intermediate_size": common["intermediate_size"] * width // common["hidden_size"],
         "num_attention_heads": heads,
-        "num_key_value_heads": max(n for n in range(1, heads + 1) if heads % n == 0 and n <= -(-heads // 2)),
+        "num_key_value_heads": max(
+            n for n in range(1, heads + 1) if heads % n == 0 and n <= -(-heads // 2)
+        ),
         "tie_word_embeddings": True,
     }

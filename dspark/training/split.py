@@ -1,9 +1,10 @@
-"""Prompts of any common shape to conversations, and conversations to a training and a held-out part.
+"""Prompts of any common shape to conversations, and conversations to a training and a held-out
+part.
 
-A row may hold `conversations` or `messages` (turns with `role`/`content` or `from`/`value`), `turns` (the user's
-texts), `prompt` (one text) or `token_ids` (one prompt as ids, for targets without a tokenizer). Answers that came with
-a row are kept here and dropped by `regenerate`. Rows are refused one by one, counted by reason; a file is refused when
-nothing is left of it.
+A row may hold `conversations` or `messages` (turns with `role`/`content` or `from`/`value`),
+`turns` (the user's texts), `prompt` (one text) or `token_ids` (one prompt as ids, for targets
+without a tokenizer). Answers that came with a row are kept here and dropped by `regenerate`. Rows
+are refused one by one, counted by reason; a file is refused when nothing is left of it.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ Conversation = list[dict[str, Any]]
 
 
 def conversation_of(row: Mapping[str, Any]) -> Conversation:
-    """The turns of a row; those of other roles are dropped, and the first one is the user's. ConfigError: why it has
-    none."""
+    """The turns of a row; those of other roles are dropped, and the first one is the user's.
+    ConfigError: why it has none."""
     if isinstance(row.get("token_ids"), list):
         row = {"messages": [{"role": "user", "token_ids": row["token_ids"]}]}
     given = row.get("conversations", row.get("messages"))
@@ -64,16 +65,21 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
 
 
 def _are_ids(given: Any) -> bool:
-    return isinstance(given, list) and bool(given) and all(type(token) is int and token >= 0 for token in given)
+    return (
+        isinstance(given, list)
+        and bool(given)
+        and all(type(token) is int and token >= 0 for token in given)
+    )
 
 
 def split_prompts(
     prompts: Path, folder: Path, *, held_out: float = HELD_OUT, seed: int = SEED, limit: int = 0
 ) -> dict[str, Any]:
-    """Writes `train.jsonl` ({id, conversations}) and `test.jsonl` ({id, turns}) below `folder`; returns the counts.
+    """Writes `train.jsonl` ({id, conversations}) and `test.jsonl` ({id, turns}) below `folder`;
+    returns the counts.
 
-    Which part a row goes to depends on the seed and its place among the good rows. `limit` keeps so many rows, drawn
-    with the same seed; 0 keeps all. A `domain` of a row travels along.
+    Which part a row goes to depends on the seed and its place among the good rows. `limit` keeps so
+    many rows, drawn with the same seed; 0 keeps all. A `domain` of a row travels along.
     """
     if not 0 <= held_out < 1:
         raise ConfigError(f"held_out: {held_out} is no share from 0 to 1")

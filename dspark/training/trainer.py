@@ -1,9 +1,9 @@
 """Trains a drafter of any family for a target, alone or as one of several workers.
 
-A step is a function of (settings, step, state): batches and anchors are keyed by step and conversation, never drawn
-from a running generator. So a run that was killed and resumed ends in the very numbers of one that was not, and writes
-the same log. What a step adds up (numerators, their gradients, denominators) is added over its pieces and its workers
-and divided once at the end.
+A step is a function of (settings, step, state): batches and anchors are keyed by step and
+conversation, never drawn from a running generator. So a run that was killed and resumed ends in the
+very numbers of one that was not, and writes the same log. What a step adds up (numerators, their
+gradients, denominators) is added over its pieces and its workers and divided once at the end.
 """
 
 from __future__ import annotations
@@ -31,19 +31,25 @@ STATE, LOG, CURVE, MODEL = "state", "log.csv", "loss.png", "drafter"
 CURVES = {name: (name, f"held_out_{name}") for name in ("loss", "tau")}
 HELD_OUT_KEY = 0x7E57  # anchors of held-out conversations are the same at every evaluation
 
-OnStep = Callable[[int, int, Mapping[str, float]], None]  # steps done, steps in all, the figures of the step
+OnStep = Callable[
+    [int, int, Mapping[str, float]], None
+]  # steps done, steps in all, the figures of the step
 
 
 def train_drafter(settings: Settings, *, on_step: OnStep | None = None) -> Path:
-    """Trains, or goes on below `settings.out`; returns the folder of the drafter in the released format.
+    """Trains, or goes on below `settings.out`; returns the folder of the drafter in the released
+    format.
 
-    Beside it: `state.safetensors`, `log.csv` and `loss.png`. ConfigError where the folder holds another run.
+    Beside it: `state.safetensors`, `log.csv` and `loss.png`. ConfigError where the folder holds
+    another run.
     """
     world = WorkerGroup.of_process_group()
     run = open_run(settings, world)
     out, plan = Path(settings.out), run.plan
     optimisers = make_optimisers(run.drafter, settings)
-    if (state_file := out / f"{STATE}.safetensors").exists():  # before weights of another shape are copied
+    if (
+        state_file := out / f"{STATE}.safetensors"
+    ).exists():  # before weights of another shape are copied
         kept = checkpoint.read_header(state_file)["facts"]
         check_same_run(out, kept["settings"], settled(run.settings))
         check_same_run(out, kept["identity"], dict.fromkeys(kept["identity"]) | run.identity)
@@ -66,7 +72,9 @@ def train_drafter(settings: Settings, *, on_step: OnStep | None = None) -> Path:
         if on_step:
             on_step(step + 1, plan.steps, shown)
         now = time.perf_counter()
-        if world.leads and (last or (step + 1) % settings.save_every == 0 or now - saved > settings.save_every_s):
+        if world.leads and (
+            last or (step + 1) % settings.save_every == 0 or now - saved > settings.save_every_s
+        ):
             state = {"step": step + 1, "seconds": seconds, "settings": run.settings.to_json()}
             state["identity"] = run.identity
             checkpoint.save(out, STATE, run.drafter, optimisers, state)
@@ -83,12 +91,19 @@ def train_with_bar(settings: Settings) -> Path:
         task = bar.add_task(f"train {settings.family}", total=None, note="")
 
         def tell(done: int, steps: int, shown: Mapping[str, float]) -> None:
-            bar.update(task, completed=done, total=steps, note=f"loss {shown['loss']:.4f} tau {shown['tau']:.2f}")
+            bar.update(
+                task,
+                completed=done,
+                total=steps,
+                note=f"loss {shown['loss']:.4f} tau {shown['tau']:.2f}",
+            )
 
         return train_drafter(settings, on_step=tell)
 
 
-def learn(run: TrainingRun, optimisers: Mapping[str, torch.optim.Optimizer], step: int) -> dict[str, float]:
+def learn(
+    run: TrainingRun, optimisers: Mapping[str, torch.optim.Optimizer], step: int
+) -> dict[str, float]:
     """One step; returns its figures."""
     settings, world = run.settings, run.world
     numbers = numbers_of(run.plan, seed=settings.seed, step=step, rank=world.rank, size=world.size)
@@ -101,7 +116,9 @@ def learn(run: TrainingRun, optimisers: Mapping[str, torch.optim.Optimizer], ste
         parameter.grad.mul_(1.0 / (float(sums.denominator) + 1e-6))
     norm = nn.utils.clip_grad_norm_(trained, settings.clip)
     if not torch.isfinite(norm):
-        raise ConfigError(f"rate: the gradient of step {step + 1} is not finite; nothing of it was applied")
+        raise ConfigError(
+            f"rate: the gradient of step {step + 1} is not finite; nothing of it was applied"
+        )
     for optimiser in optimisers.values():
         optimiser.step()
         optimiser.zero_grad()

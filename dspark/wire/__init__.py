@@ -1,1 +1,2 @@
-"""What processes say to each other: generated messages in `v1`, and the codec between them and our nouns."""
+"""What processes say to each other: generated messages in `v1`, and the codec between them and our
+nouns."""

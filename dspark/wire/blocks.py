@@ -1,7 +1,9 @@
-"""The blocks of an order to messages and back: columns, a row for each sequence of the order. No torch.
+"""The blocks of an order to messages and back: columns, a row for each sequence of the order. No
+torch.
 
-What belongs to slots lies row behind row; q is a slice of opaque bytes. Columns that do not fit each other spoil the
-whole message and raise PeerError with the field's name; a value that is no value spoils its own row alone.
+What belongs to slots lies row behind row; q is a slice of opaque bytes. Columns that do not fit
+each other spoil the whole message and raise PeerError with the field's name; a value that is no
+value spoils its own row alone.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Blocks:
         """The first tokens of a row, and what they were drawn from."""
         start, first, entries = self.starts[row], self.q_starts[row], self.entries[row]
         last = first + slots * entries * _WORD
-        return self.token_ids[start : start + slots], SparseQ(entries, self.q_ids[first:last], self.q_probs[first:last])
+        return self.token_ids[start : start + slots], SparseQ(
+            entries, self.q_ids[first:last], self.q_probs[first:last]
+        )
 
     def spoil(self, rows: Iterable[int]) -> None:
         """Leaves them empty, for EmptyReason.INVALID."""
@@ -59,8 +63,11 @@ class Blocks:
             self.spoilt.append(row)
 
 
-def write_blocks(blocks: Sequence[Block], order: int, *, forward_ns: int = 0, wait_ns: int = 0) -> dict[str, Any]:
-    """The fields of a draft_pb2.Blocks, for whoever makes the event: a message inside another is copied, q and all."""
+def write_blocks(
+    blocks: Sequence[Block], order: int, *, forward_ns: int = 0, wait_ns: int = 0
+) -> dict[str, Any]:
+    """The fields of a draft_pb2.Blocks, for whoever makes the event: a message inside another is
+    copied, q and all."""
     return {
         "lengths": [len(block.token_ids) for block in blocks],
         "token_ids": chain.from_iterable([block.token_ids for block in blocks]),
@@ -77,7 +84,8 @@ def write_blocks(blocks: Sequence[Block], order: int, *, forward_ns: int = 0, wa
 
 
 def read_blocks(count: int, message: draft_pb2.Blocks, vocab_size: int) -> Blocks:
-    """A drafter's answer to an order of `count` rows. A row with an id or a confidence that is none is spoilt."""
+    """A drafter's answer to an order of `count` rows. A row with an id or a confidence that is none
+    is spoilt."""
     lengths, reasons, marks, entries = (
         message.lengths[:], message.empty_reasons[:], message.watermarks[:], message.q_entries[:],
     )  # fmt: skip
@@ -95,15 +103,29 @@ def read_blocks(count: int, message: draft_pb2.Blocks, vocab_size: int) -> Block
         if len(column) != size:
             raise PeerError(f"{name}: {len(column)} bytes, expected {size}")
     why = [_REASONS.get(reason, EmptyReason.INVALID) for reason in reasons]
-    blocks = Blocks(lengths, why, marks, starts, tuple(ids), tuple(confidence), entries, q_starts, q_ids, q_probs)
+    blocks = Blocks(
+        lengths,
+        why,
+        marks,
+        starts,
+        tuple(ids),
+        tuple(confidence),
+        entries,
+        q_starts,
+        q_ids,
+        q_probs,
+    )
     if ids and not _sound(ids, confidence, vocab_size):
         sure = np.array(confidence)
-        wrong = (np.array(ids, np.int64) >= vocab_size) | ~((sure >= 0.0) & (sure <= 1.0))  # NaN is neither
+        wrong = (np.array(ids, np.int64) >= vocab_size) | ~(
+            (sure >= 0.0) & (sure <= 1.0)
+        )  # NaN is neither
         blocks.spoil(np.unique(np.repeat(np.arange(count), lengths)[wrong]).tolist())
     return blocks
 
 
 def _sound(ids: Sequence[int], confidence: Sequence[float], vocab_size: int) -> bool:
-    """Whether every value is one: at the speed of C, and without numpy, which small cohorts would wait for."""
+    """Whether every value is one: at the speed of C, and without numpy, which small cohorts would
+    wait for."""
     known = not math.isnan(sum(confidence))  # which min and max would not notice
     return known and min(confidence) >= 0.0 and max(confidence) <= 1.0 and max(ids) < vocab_size

@@ -1,4 +1,5 @@
-"""Single nouns to messages and back; `cohorts.py` has those of a cohort, `tensors.py` those of rows. No torch.
+"""Single nouns to messages and back; `cohorts.py` has those of a cohort, `tensors.py` those of
+rows. No torch.
 
 Reading validates: a malformed field raises PeerError with the field's name, and harms nobody else.
 """
@@ -57,7 +58,10 @@ def _write_rest(params: SamplingParams, message: types_pb2.SequenceSampling) -> 
     message.min_p = params.min_p
     if params.repetition_penalty != 1.0:
         message.repetition_penalty = params.repetition_penalty
-    message.presence_penalty, message.frequency_penalty = params.presence_penalty, params.frequency_penalty
+    message.presence_penalty, message.frequency_penalty = (
+        params.presence_penalty,
+        params.frequency_penalty,
+    )
     message.logit_bias.update(params.logit_bias)
     message.min_tokens = params.min_tokens
     message.stop_token_ids.extend(params.stop_token_ids)
@@ -96,7 +100,9 @@ def read_constraint(message: types_pb2.Constraint) -> Constraint | None:
     elif not (text := getattr(message, name)):
         raise PeerError(f"constraint.{name}: is empty")
     if len(text) > MAX_CONSTRAINT:
-        raise PeerError(f"constraint.{name}: {len(text)} characters, at most {MAX_CONSTRAINT} are allowed")
+        raise PeerError(
+            f"constraint.{name}: {len(text)} characters, at most {MAX_CONSTRAINT} are allowed"
+        )
     return Constraint(kind, text)
 
 
@@ -120,11 +126,18 @@ def read_sampling(message: types_pb2.SequenceSampling) -> SamplingParams:
             raise PeerError(f"sampling.{name}: must be in [{-MAX_PENALTY:g}, {MAX_PENALTY:g}]")
     bias = tuple(sorted(message.logit_bias.items()))
     if len(bias) > MAX_BIASED or not all(abs(value) <= MAX_BIAS for _, value in bias):
-        raise PeerError(f"sampling.logit_bias: must be at most {MAX_BIASED} in [{-MAX_BIAS:g}, {MAX_BIAS:g}]")
+        raise PeerError(
+            f"sampling.logit_bias: must be at most {MAX_BIASED} in [{-MAX_BIAS:g}, {MAX_BIAS:g}]"
+        )
     if len(message.stop_token_ids) > MAX_ENDS:
-        raise PeerError(f"sampling.stop_token_ids: {len(message.stop_token_ids)} are over the limit of {MAX_ENDS}")
+        raise PeerError(
+            f"sampling.stop_token_ids: {len(message.stop_token_ids)} are over the limit of "
+            f"{MAX_ENDS}"
+        )
     if message.logprobs > MAX_LOGPROBS:
-        raise PeerError(f"sampling.logprobs: {message.logprobs} are over the limit of {MAX_LOGPROBS}")
+        raise PeerError(
+            f"sampling.logprobs: {message.logprobs} are over the limit of {MAX_LOGPROBS}"
+        )
     return SamplingParams(
         temperature=message.temperature,
         top_p=message.top_p,
@@ -147,12 +160,17 @@ def read_sampling(message: types_pb2.SequenceSampling) -> SamplingParams:
 
 def write_logprobs(told: Sequence[ScoredToken]) -> list[types_pb2.TokenLogprobs]:
     return [
-        types_pb2.TokenLogprobs(logprob=one.logprob, top_ids=one.top_ids, top_logprobs=one.top_logprobs) for one in told
+        types_pb2.TokenLogprobs(
+            logprob=one.logprob, top_ids=one.top_ids, top_logprobs=one.top_logprobs
+        )
+        for one in told
     ]
 
 
 def read_logprobs(messages: Iterable[types_pb2.TokenLogprobs]) -> tuple[ScoredToken, ...]:
-    return tuple(ScoredToken(one.logprob, tuple(one.top_ids), tuple(one.top_logprobs)) for one in messages)
+    return tuple(
+        ScoredToken(one.logprob, tuple(one.top_ids), tuple(one.top_logprobs)) for one in messages
+    )
 
 
 def write_prompt_logprobs(told: ScoredPrompt) -> types_pb2.PromptLogprobs:
@@ -168,8 +186,14 @@ def write_prompt_logprobs(told: ScoredPrompt) -> types_pb2.PromptLogprobs:
 def read_prompt_logprobs(message: types_pb2.PromptLogprobs) -> ScoredPrompt:
     """Raises PeerError when its columns do not fit each other."""
     rows, top = len(message.logprobs), message.top
-    if [len(each) for each in (message.ranks, message.top_ids, message.top_logprobs)] != [rows, rows * top, rows * top]:
-        raise PeerError(f"prompt_logprobs: columns do not fit {rows} tokens and {top} likeliest ones")
+    if [len(each) for each in (message.ranks, message.top_ids, message.top_logprobs)] != [
+        rows,
+        rows * top,
+        rows * top,
+    ]:
+        raise PeerError(
+            f"prompt_logprobs: columns do not fit {rows} tokens and {top} likeliest ones"
+        )
     return ScoredPrompt(
         np.array(message.logprobs, np.float32),
         np.array(message.ranks, np.uint32),
@@ -195,8 +219,11 @@ def read_refusal(message: types_pb2.Refusal) -> Refusal:
     return Refusal(reason, message.message, message.committed_len)
 
 
-def write_load(held: Held, queued: int, busy_s: float = 0.0, wait_s: float = 0.0, waits: int = 0) -> types_pb2.Load:
-    """What a worker holds, how many jobs wait for its device, and how long it worked and cohorts waited so far."""
+def write_load(
+    held: Held, queued: int, busy_s: float = 0.0, wait_s: float = 0.0, waits: int = 0
+) -> types_pb2.Load:
+    """What a worker holds, how many jobs wait for its device, and how long it worked and cohorts
+    waited so far."""
     return types_pb2.Load(
         sequences=held.sequences,
         pages_held=held.pages_held,

@@ -1,4 +1,5 @@
-"""What columns of a cohort have in common: one per field, one row per sequence, never a message per sequence. No torch.
+"""What columns of a cohort have in common: one per field, one row per sequence, never a message per
+sequence. No torch.
 
 Columns that do not fit each other raise PeerError with the field's name.
 """
@@ -38,7 +39,8 @@ def fit(count: int, *, of: str = "", **columns: _Column) -> None:
 
 
 def bounds(sizes: Iterable[int]) -> list[int]:
-    """[n + 1] where each sequence's part of something ragged begins; the last is where everything ends."""
+    """[n + 1] where each sequence's part of something ragged begins; the last is where everything
+    ends."""
     return list(accumulate(sizes, initial=0))
 
 
@@ -48,7 +50,8 @@ def parts(whole: Part, ends: Sequence[int]) -> list[Part]:
 
 
 def labels_in(data: bytes, slots: int) -> npt.NDArray[np.float32] | None:
-    """[slots, 2] of a pass, one sequence after the other; None when there are none. Each is NaN or in [0, 1].
+    """[slots, 2] of a pass, one sequence after the other; None when there are none. Each is NaN or
+    in [0, 1].
 
     A label that is none spoils all: they are one process's arithmetic.
     """
@@ -74,11 +77,16 @@ def read_draws(messages: Iterable[verify_pb2.Draws]) -> tuple[Draws, ...]:
 
 def _one_draws(of: verify_pb2.Draws) -> Draws:
     if len(of.places) != PLACES or sum(of.places) != of.slots:
-        raise PeerError(f"draws.places: {len(of.places)} counts of {sum(of.places)} slots, expected {of.slots}")
+        raise PeerError(
+            f"draws.places: {len(of.places)} counts of {sum(of.places)} slots, expected {of.slots}"
+        )
     for name, value, count in (("drift", of.drift, of.slots), ("luck", of.luck, of.blocks)):
         if not abs(value) <= count + ROUNDING:
             raise PeerError(f"draws.{name}: {value} over {count}")
-    for name, value, count in (("variance", of.variance, of.slots), ("luck_variance", of.luck_variance, of.blocks)):
+    for name, value, count in (
+        ("variance", of.variance, of.slots),
+        ("luck_variance", of.luck_variance, of.blocks),
+    ):
         if not -ROUNDING <= value <= count + ROUNDING:
             raise PeerError(f"draws.{name}: {value} over {count}")
     sums = (of.drift, of.variance, of.blocks, of.luck, of.luck_variance)

@@ -1,7 +1,9 @@
-"""What a coordinator tells the rounds of a verifier (`dspark.rounds.control`), to messages and back. No torch.
+"""What a coordinator tells the rounds of a verifier (`dspark.rounds.control`), to messages and
+back. No torch.
 
-Orders keep their sequence; those of a kind that stand together share columns. A sequence that cannot be taken is
-refused by itself; columns that do not fit each other break the protocol: PeerError names the field.
+Orders keep their sequence; those of a kind that stand together share columns. A sequence that
+cannot be taken is refused by itself; columns that do not fit each other break the protocol:
+PeerError names the field.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ def write_down(incarnation: int, orders: Sequence[Down]) -> verify_pb2.ControlDo
 
 
 def read_down(message: verify_pb2.ControlDown) -> list[Down | Refused]:
-    """The orders, in their sequence; a sequence that cannot be taken as it is told stands as Refused."""
+    """The orders, in their sequence; a sequence that cannot be taken as it is told stands as
+    Refused."""
     told: list[Down | Refused] = []
     for order in message.orders:
         match order.WhichOneof("order"):
@@ -91,9 +94,13 @@ def _read_admission(message: verify_pb2.Admission) -> Admission | Refused:
         if not ids:
             raise PeerError("token_ids: empty")
         if len(message.cache_salt) > MAX_SALT:
-            raise PeerError(f"cache_salt: {len(message.cache_salt)} characters, at most {MAX_SALT} are taken")
+            raise PeerError(
+                f"cache_salt: {len(message.cache_salt)} characters, at most {MAX_SALT} are taken"
+            )
         if len(message.stop_ids) > MAX_STOP_IDS:
-            raise PeerError(f"stop_ids: {len(message.stop_ids)} are over the limit of {MAX_STOP_IDS}")
+            raise PeerError(
+                f"stop_ids: {len(message.stop_ids)} are over the limit of {MAX_STOP_IDS}"
+            )
         if message.room < 1:
             raise PeerError("room: an answer needs room for a token")
     except PeerError as error:
@@ -119,7 +126,9 @@ def _read_acknowledged(message: verify_pb2.Acknowledgements) -> Iterator[Acknowl
 
 def _released(told: Sequence[Release]) -> verify_pb2.ControlDown.Order:
     sequence, epoch, how = zip(*told, strict=True)
-    columns = verify_pb2.Releases(sequence=sequence, epoch=epoch, drop=[each is How.DROP for each in how])
+    columns = verify_pb2.Releases(
+        sequence=sequence, epoch=epoch, drop=[each is How.DROP for each in how]
+    )
     return _Order(released=columns)
 
 
@@ -180,7 +189,10 @@ def _plan(plan: Plan) -> verify_pb2.ControlDown.Order:
             draft_s=plan.draft_s,
             sequence=plan.sequences.keys(),
             drafter=[0 if each.drafter is None else 1 + each.drafter for each in own],
-            own_terms=[0 if each.terms is None else places.setdefault(each.terms, len(places) + 1) for each in own],
+            own_terms=[
+                0 if each.terms is None else places.setdefault(each.terms, len(places) + 1)
+                for each in own
+            ],
             other_terms=list(map(_terms, places)),
         )
     )
@@ -206,7 +218,9 @@ def _read_plan(message: verify_pb2.RoundPlan) -> Plan:
         raise PeerError(f"plan.other_terms: {len(message.other_terms)} for {count} sequences")
     others = [None, *map(_read_terms, message.other_terms)]
     if count and max(message.own_terms) >= len(others):
-        raise PeerError(f"plan.own_terms: {max(message.own_terms)} of {len(others) - 1} other_terms")
+        raise PeerError(
+            f"plan.own_terms: {max(message.own_terms)} of {len(others) - 1} other_terms"
+        )
     terms = [others[place] for place in message.own_terms]
     drafters = [drafter - 1 if drafter else None for drafter in message.drafter]
     own = map(SequencePlan, terms, drafters)

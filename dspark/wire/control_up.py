@@ -1,6 +1,8 @@
-"""What the rounds of a verifier tell their coordinator (`dspark.rounds.control`), to messages and back. No torch.
+"""What the rounds of a verifier tell their coordinator (`dspark.rounds.control`), to messages and
+back. No torch.
 
-Columns, a row for each sequence of a pass. Whatever does not fit breaks the protocol: PeerError names the field.
+Columns, a row for each sequence of a pass. Whatever does not fit breaks the protocol: PeerError
+names the field.
 """
 
 from __future__ import annotations
@@ -15,11 +17,26 @@ from dspark.rounds.control import Draining, PassReport, Refused, Started, Timing
 from dspark.rounds.events import DrafterEvent, Released, Report, RoundReport, Why
 from dspark.types import Refusal, ScoredToken
 from dspark.wire import codec
-from dspark.wire.cohorts import MAX_ROWS, MAX_SLOTS, bounds, fit, labels_in, parts, read_draws, write_draws
+from dspark.wire.cohorts import (
+    MAX_ROWS,
+    MAX_SLOTS,
+    bounds,
+    fit,
+    labels_in,
+    parts,
+    read_draws,
+    write_draws,
+)
 from dspark.wire.v1 import types_pb2, verify_pb2
 
 _News = verify_pb2.ControlUp.News
-_WHYS = (None, Why.NO_PAGES, Why.OUT_OF_PAGES, Why.FAILED, Why.STALE_EPOCH)  # by their values on the wire
+_WHYS = (
+    None,
+    Why.NO_PAGES,
+    Why.OUT_OF_PAGES,
+    Why.FAILED,
+    Why.STALE_EPOCH,
+)  # by their values on the wire
 
 
 def write_up(incarnation: int, news: Sequence[Up], lease_ms: int = 0) -> verify_pb2.ControlUp:
@@ -40,7 +57,11 @@ def read_up(message: verify_pb2.ControlUp) -> list[Up]:
                 told.append(_read_released(news.released))
             case "refused":
                 refusal = codec.read_refusal(news.refused.refusal)
-                told.append(Refused(news.refused.sequence, news.refused.epoch, refusal.reason, refusal.message))
+                told.append(
+                    Refused(
+                        news.refused.sequence, news.refused.epoch, refusal.reason, refusal.message
+                    )
+                )
             case "drafter":
                 told.append(DrafterEvent(news.drafter.drafter, news.drafter.what))
             case "draining":
@@ -91,7 +112,9 @@ def _report(told: PassReport) -> verify_pb2.ControlUp.News:
         forced=chain.from_iterable([each.forced or (False,) * len(each.tokens) for each in rounds])
         if any(each.forced for each in rounds)
         else (),
-        forbidden=[each.forbidden for each in rounds] if any(each.forbidden for each in rounds) else (),
+        forbidden=[each.forbidden for each in rounds]
+        if any(each.forbidden for each in rounds)
+        else (),
     )
     setattr(message, "pass", told.report.number)  # a word of Python's
     return _News(report=message)
@@ -116,7 +139,9 @@ def _read_report(message: verify_pb2.PassReport) -> PassReport:
         logprobs = [()] * len(rounds)
         for row in message.logprobs:
             if row.row >= len(rounds) or len(row.tokens) != len(rounds[row.row].tokens):
-                raise PeerError(f"report.logprobs: {len(row.tokens)} tokens in row {row.row} of {len(rounds)}")
+                raise PeerError(
+                    f"report.logprobs: {len(row.tokens)} tokens in row {row.row} of {len(rounds)}"
+                )
             logprobs[row.row] = codec.read_logprobs(row.tokens)
     started = None
     if message.HasField("started"):
@@ -144,20 +169,45 @@ def _read_rounds(message: verify_pb2.PassReport) -> list[RoundReport]:
     count = len(message.sequence)
     if not 0 < count <= MAX_ROWS:
         raise PeerError(f"report.sequence: {count} are not in 1..{MAX_ROWS}")
-    fit(count, of="report.", epoch=message.epoch, round=message.round, committed_before=message.committed_before)
-    fit(count, of="report.", tokens=message.tokens, accepted=message.accepted, verified=message.verified)
-    fit(count, of="report.", drafted=message.drafted, drafter=message.drafter, why_empty=message.why_empty)
+    fit(
+        count,
+        of="report.",
+        epoch=message.epoch,
+        round=message.round,
+        committed_before=message.committed_before,
+    )
+    fit(
+        count,
+        of="report.",
+        tokens=message.tokens,
+        accepted=message.accepted,
+        verified=message.verified,
+    )
+    fit(
+        count,
+        of="report.",
+        drafted=message.drafted,
+        drafter=message.drafter,
+        why_empty=message.why_empty,
+    )
     tokens, drafted, verified, accepted = (
         message.tokens[:], message.drafted[:], message.verified[:], message.accepted[:],
     )  # fmt: skip
     if min(tokens) < 1 or max(tokens) > MAX_SLOTS + 1:
-        raise PeerError(f"report.tokens: {min(tokens)} to {max(tokens)} are not in 1..{MAX_SLOTS + 1}")
-    if any(not kept <= seen <= made for kept, seen, made in zip(accepted, verified, drafted, strict=True)):
+        raise PeerError(
+            f"report.tokens: {min(tokens)} to {max(tokens)} are not in 1..{MAX_SLOTS + 1}"
+        )
+    if any(
+        not kept <= seen <= made
+        for kept, seen, made in zip(accepted, verified, drafted, strict=True)
+    ):
         raise PeerError("report.verified: not between what was accepted and what was drafted")
     if any(said > kept + 1 for said, kept in zip(tokens, accepted, strict=True)):
         raise PeerError("report.tokens: more than were accepted and one")
     if max(message.why_empty) > len(message.reasons):
-        raise PeerError(f"report.why_empty: {max(message.why_empty)} of {len(message.reasons)} reasons")
+        raise PeerError(
+            f"report.why_empty: {max(message.why_empty)} of {len(message.reasons)} reasons"
+        )
     token_ends, slot_ends = bounds(tokens), bounds(drafted)
     fit(token_ends[-1], of="report.", token_ids=message.token_ids)
     fit(slot_ends[-1], of="report.", confidence=message.confidence)
@@ -203,12 +253,18 @@ def _released(told: Released) -> verify_pb2.ControlUp.News:
 def _read_released(message: verify_pb2.SequenceReleased) -> Released:
     if message.why >= len(_WHYS):
         raise PeerError(f"released.why: {message.why} is no reason")
-    return Released(message.sequence, message.epoch, message.rounds, message.committed_len, _WHYS[message.why])
+    return Released(
+        message.sequence, message.epoch, message.rounds, message.committed_len, _WHYS[message.why]
+    )
 
 
 def _refused(told: Refused) -> verify_pb2.ControlUp.News:
     refusal = codec.write_refusal(Refusal(told.why, told.message))
-    return _News(refused=verify_pb2.SequenceRefused(sequence=told.sequence, epoch=told.epoch, refusal=refusal))
+    return _News(
+        refused=verify_pb2.SequenceRefused(
+            sequence=told.sequence, epoch=told.epoch, refusal=refusal
+        )
+    )
 
 
 def _health(told: DrafterEvent) -> verify_pb2.ControlUp.News:

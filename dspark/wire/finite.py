@@ -1,5 +1,5 @@
-"""Rows that came, looked at as they travel: their shape and size, and whether values are numbers, by their bits and
-without a copy of them. No torch."""
+"""Rows that came, looked at as they travel: their shape and size, and whether values are numbers,
+by their bits and without a copy of them. No torch."""
 
 from __future__ import annotations
 
@@ -11,21 +11,29 @@ import numpy.typing as npt
 from dspark.errors import PeerError
 from dspark.wire.v1 import types_pb2
 
-EXPONENT = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000}  # all bits of it: infinity and NaN have them
+EXPONENT = {
+    "bfloat16": 0x7F80,
+    "float16": 0x7C00,
+    "float32": 0x7F800000,
+}  # all bits of it: infinity and NaN have them
 
 
 def finite(dtype: str, bits: npt.NDArray[np.unsignedinteger]) -> bool:
     """Whether none of these is infinite or NaN; bits: unsigned integers of the dtype's size.
 
-    As signed integers the positive ones of those are the largest there are, as unsigned ones the negative ones.
+    As signed integers the positive ones of those are the largest there are, as unsigned ones the
+    negative ones.
     """
     exponent, sign = EXPONENT[dtype], 1 << (8 * bits.itemsize - 1)
     signed = bits.view(f"<i{bits.itemsize}")
     return int(signed.max(initial=0)) < exponent and int(bits.max(initial=0)) < sign + exponent
 
 
-def rows_in(chunk: types_pb2.TensorChunk, width: int, max_rows: int, sizes: Mapping[str, int]) -> bytes:
-    """The bytes of 1 to max_rows rows; sizes: of a row, by dtype. Raises PeerError naming the field that is wrong."""
+def rows_in(
+    chunk: types_pb2.TensorChunk, width: int, max_rows: int, sizes: Mapping[str, int]
+) -> bytes:
+    """The bytes of 1 to max_rows rows; sizes: of a row, by dtype. Raises PeerError naming the field
+    that is wrong."""
     if chunk.dtype not in sizes:
         raise PeerError(f"rows.dtype: {chunk.dtype[:32]!r} is not one of {', '.join(sizes)}")
     shape = tuple(chunk.shape)
@@ -33,7 +41,10 @@ def rows_in(chunk: types_pb2.TensorChunk, width: int, max_rows: int, sizes: Mapp
         raise PeerError(f"rows.shape: {shape[:4]} is not [rows, {width}]")
     if not 0 < shape[0] <= max_rows:
         raise PeerError(f"rows.shape: {shape[0]} rows are not in 1..{max_rows}")
-    data, expected = chunk.data, shape[0] * sizes[chunk.dtype]  # data: a copy, each time it is asked for
+    data, expected = (
+        chunk.data,
+        shape[0] * sizes[chunk.dtype],
+    )  # data: a copy, each time it is asked for
     if len(data) != expected:
         raise PeerError(f"rows.data: {len(data)} bytes, expected {expected}")
     return data

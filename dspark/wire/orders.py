@@ -1,6 +1,8 @@
-"""Orders of a verifier for blocks, with the feature rows that go with them, to messages and back. No torch.
+"""Orders of a verifier for blocks, with the feature rows that go with them, to messages and back.
+No torch.
 
-Columns, and whatever does not fit breaks the protocol: PeerError names the field, and the stream ends with it.
+Columns, and whatever does not fit breaks the protocol: PeerError names the field, and the stream
+ends with it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from dspark.rounds.events import OrderRow
 from dspark.wire.cohorts import MAX_ROWS, MAX_SLOTS, bounds, fit
 from dspark.wire.v1 import draft_pb2
 
-# Fields of the message, in the order of those of an `OrderRow`, whose last one is told by the number of rows.
+# Fields of the message, in the order of those of an `OrderRow`, whose last one is told by the
+# number of rows.
 _COLUMNS = ("sequence", "epoch", "round", "committed_len", "anchors", "slots")
 PART = 256 << 10  # bytes of rows in one message, unless one row has more
 MAX_FEATURE_ROWS = 1 << 16  # of one order
@@ -32,7 +35,10 @@ class PackedRows(NamedTuple):
 
     def chunk(self, first: int = 0, rows: int | None = None) -> dict[str, Any]:
         """The fields of a `TensorChunk` of so many rows, or of all."""
-        each, count = len(self.data) // max(self.rows, 1), self.rows - first if rows is None else rows
+        each, count = (
+            len(self.data) // max(self.rows, 1),
+            self.rows - first if rows is None else rows,
+        )
         data = bytes(self.data[first * each : (first + count) * each])
         return {"dtype": self.dtype, "shape": [count, self.width], "data": data}
 
@@ -60,13 +66,20 @@ def write_order(
     features: PackedRows | None,
     masks: Sequence[bytes] = (),
 ) -> Iterator[draft_pb2.RoundsCommand]:
-    """The order, and messages with the rows that do not fit into it. features: all of `rows`. masks: of each, or none.
+    """The order, and messages with the rows that do not fit into it. features: all of `rows`.
+    masks: of each, or none.
 
     Built from plain values: a message that is put into another one is copied, rows and all.
     """
     first, *rest = _parts(features)
     columns = dict(zip(_COLUMNS, zip(*asked, strict=True), strict=False))
-    order: dict[str, Any] = {"order": number, **columns, "rows": rows, "token_ids": token_ids, "features": first}
+    order: dict[str, Any] = {
+        "order": number,
+        **columns,
+        "rows": rows,
+        "token_ids": token_ids,
+        "features": first,
+    }
     if masks and sum(map(len, masks)) <= MAX_MASKS:
         order |= {"mask_bytes": list(map(len, masks)), "masks": b"".join(masks)}
     yield draft_pb2.RoundsCommand(order=order)
@@ -109,8 +122,21 @@ def read_order(message: draft_pb2.Order) -> Order:
     packed = message.masks  # copied whole whenever it is asked for
     if sum(sizes) != len(packed) or any(size % 4 for size in sizes):
         raise PeerError(f"order.masks: {len(packed)} bytes, expected {sum(sizes)} in words of 4")
-    masks = [packed[first:last] for first, last in pairwise(bounds(sizes))] if packed else [b""] * count
+    masks = (
+        [packed[first:last] for first, last in pairwise(bounds(sizes))] if packed else [b""] * count
+    )
     sequences = message.sequence[:]
     if len(set(sequences)) < count:
         raise PeerError("order.sequence: one comes twice")
-    return Order(message.order, sequences, epochs, rounds, lengths, anchors, slots, rows, message.token_ids[:], masks)
+    return Order(
+        message.order,
+        sequences,
+        epochs,
+        rounds,
+        lengths,
+        anchors,
+        slots,
+        rows,
+        message.token_ids[:],
+        masks,
+    )

@@ -1,7 +1,8 @@
-"""Torch tensors to chunks and back: a declared dtype, an exact shape, a byte count, finite values. Nothing else.
+"""Torch tensors to chunks and back: a declared dtype, an exact shape, a byte count, finite values.
+Nothing else.
 
-`float8_e4m3` is for rows whose rounding harms nobody: each row travels as its float32 scale, then a byte per value, and
-comes back as float32.
+`float8_e4m3` is for rows whose rounding harms nobody: each row travels as its float32 scale, then a
+byte per value, and comes back as float32.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ _SCALE = 4  # bytes
 
 
 def write_rows(rows: torch.Tensor, form: str) -> types_pb2.TensorChunk:
-    """Rows [n, H] as bfloat16, float16, float32 or FP8; rows without values have no scale to send."""
+    """Rows [n, H] as bfloat16, float16, float32 or FP8; rows without values have no scale to
+    send."""
     dtype, data = pack_rows(rows, form)
     return types_pb2.TensorChunk(dtype=dtype, shape=list(rows.shape), data=bytes(data))
 
 
 def pack_rows(rows: torch.Tensor, form: str) -> tuple[str, memoryview]:
-    """The same as (dtype, data) of a chunk. Rows that need no change are not copied: they must stay as they are."""
+    """The same as (dtype, data) of a chunk. Rows that need no change are not copied: they must stay
+    as they are."""
     if form != FP8 or not rows.shape[-1]:
         kind = _DTYPES.get(form, torch.bfloat16)
         return _NAMES[kind], _bytes_of(rows.to(kind))
@@ -35,7 +38,9 @@ def pack_rows(rows: torch.Tensor, form: str) -> tuple[str, memoryview]:
     scale = wide.abs().amax(dim=-1, keepdim=True).div_(_LARGEST)
     scale = torch.where(scale > 0, scale, 1.0)
     values = (wide / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
-    return FP8, _bytes_of(torch.cat([scale.contiguous().view(torch.uint8), values.view(torch.uint8)], dim=-1))
+    return FP8, _bytes_of(
+        torch.cat([scale.contiguous().view(torch.uint8), values.view(torch.uint8)], dim=-1)
+    )
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -43,8 +48,11 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def read_tensor(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> torch.Tensor:
-    """[rows, width] on the CPU, owning its memory. Raises PeerError naming the field that is wrong."""
-    sizes = {name: width * dtype.itemsize for name, dtype in _DTYPES.items()} | {FP8: width + _SCALE}
+    """[rows, width] on the CPU, owning its memory. Raises PeerError naming the field that is
+    wrong."""
+    sizes = {name: width * dtype.itemsize for name, dtype in _DTYPES.items()} | {
+        FP8: width + _SCALE
+    }
     data, dtype = rows_in(chunk, width, max_rows, sizes), _DTYPES.get(chunk.dtype)
     if dtype is None:
         return _read_fp8(data, width)

@@ -1,2 +1,2 @@
-"""The steps of `examples/tour.py`, in the order of the page: `drafts`, `rounds`, `budget`, `heads`; `pair` is what
-they share."""
+"""The steps of `examples/tour.py`, in the order of the page: `drafts`, `rounds`, `budget`, `heads`;
+`pair` is what they share."""

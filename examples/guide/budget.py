@@ -20,7 +20,9 @@ def threshold_sweep(tour: Tour) -> str:
     """Fewer verified tokens for little tau."""
     figure, (axes,) = plots.panels(1, (6, 3.6))
     points = _points(tour, QUESTIONS)
-    verified, tau = ([point[name] for point in points] for name in ("verified_per_committed", "tau"))
+    verified, tau = (
+        [point[name] for point in points] for name in ("verified_per_committed", "tau")
+    )
     axes.plot(verified, tau, marker=".", label=QUESTIONS.stem)
     saved = 1 - verified[SHOWN] / verified[0]
     axes.set_xlabel("verified tokens per committed token")
@@ -46,4 +48,6 @@ def _points(tour: Tour, path: Path) -> list[dict[str, Any]]:
     judge = Judge(tour.target, tour.drafter, tour.tokens, cut=64)
     drawn = judge.answers(questions(path, tour.target, rows=tour.rows), 1.0, Rule.TOKEN, seed=0)
     texts = list(judge.texts(drawn, 1.0, Rule.TOKEN, seed=1))
-    return metrics.sweep(texts, tour.slots, tour.tokens, THRESHOLDS, tour.calibration.fit("sampled", "token"))
+    return metrics.sweep(
+        texts, tour.slots, tour.tokens, THRESHOLDS, tour.calibration.fit("sampled", "token")
+    )

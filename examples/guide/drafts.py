@@ -36,7 +36,9 @@ def autoregressive_draft(tour: Tour) -> str:
     while len(ids) < start + tour.tokens:
         drafted: list[int] = []
         for _ in range(GUESSES):
-            logits = assistant.model(input_ids=torch.tensor([ids + drafted]), logits_to_keep=1).logits[0, -1]
+            logits = assistant.model(
+                input_ids=torch.tensor([ids + drafted]), logits_to_keep=1
+            ).logits[0, -1]
             drafted.append(int(logits.argmax()))
             passes += 1
         wanted = tour.logits(ids + drafted, GUESSES + 1).argmax(-1).tolist()
@@ -65,7 +67,9 @@ def block_draft(tour: Tour) -> str:
             on.append(int(proposal.step(torch.tensor(on[-1:]))[0].argmax()))
         off = tour.drafter.base_logits(proposal.hidden)[0].argmax(-1).tolist()
         found.append((ids[at + 1 : at + 1 + tour.slots], off, on[1:]))
-    without, with_head = ([agreeing(drafts[way], truth) for truth, *drafts in found] for way in (0, 1))
+    without, with_head = (
+        [agreeing(drafts[way], truth) for truth, *drafts in found] for way in (0, 1)
+    )
     truth, off, on = found[int(np.argmax(np.subtract(with_head, without)))]
     rows = "\n".join(
         f"| {k + 1} | {t} | {a}{'' if a == t else ' ✗'} | {b}{'' if b == t else ' ✗'} |"

@@ -21,7 +21,10 @@ from dspark.types import Rule
 from guide.pair import DRAFTER, QUESTIONS, Tour
 
 BLOCKS, RATE = 32, 5e-3
-PLOTTED = {"confidence_abs_error": "error of confidence", "tau_probabilistic": "tau of a block, teacher forced"}
+PLOTTED = {
+    "confidence_abs_error": "error of confidence",
+    "tau_probabilistic": "tau of a block, teacher forced",
+}
 
 
 def mini_training(tour: Tour) -> str:
@@ -39,7 +42,10 @@ def mini_training(tour: Tour) -> str:
         log.append(figures(sums))
     plot = _curves(tour, log, smooth=max(1, min(len(texts), len(log) // 3)))  # every text once
     fifth = max(1, len(log) // 5)
-    first, last = (np.mean([row["confidence_abs_error"] for row in part]) for part in (log[:fifth], log[-fifth:]))
+    first, last = (
+        np.mean([row["confidence_abs_error"] for row in part])
+        for part in (log[:fifth], log[-fifth:])
+    )
     return f"""## 8. Where the heads come from
 
 Forget both heads, keep the rest of the drafter frozen, and train {sum(w.numel() for w in heads):,} weights for
@@ -56,7 +62,9 @@ The error of confidence went from {first:.3f} to {last:.3f} in {len(log)} steps.
 def _without_heads(tour: Tour) -> BlockDrafter:
     """The drafter with heads as they are before training; nothing else of it learns."""
     ends = {"embedding": tour.drafter.embed_tokens.weight, "lm_head": tour.drafter.lm_head.weight}
-    fresh = as_block(fresh_drafter(tour.drafter.config, **ends, generator=torch.Generator().manual_seed(0)))
+    fresh = as_block(
+        fresh_drafter(tour.drafter.config, **ends, generator=torch.Generator().manual_seed(0))
+    )
     student = as_block(load_drafter(DRAFTER)).requires_grad_(False)
     for name in ("markov_head", "confidence_head"):
         head = student.get_submodule(name)
@@ -69,7 +77,13 @@ def _texts(tour: Tour) -> list[Tensor]:
     """Prompts with the target's answers, [1, T] each."""
     asked = questions(QUESTIONS, tour.target, rows=tour.rows)
     told = answers(
-        tour.target, asked, temperature=1.0, rule=Rule.TOKEN, seed=5, new_tokens=tour.tokens, room=tour.slots
+        tour.target,
+        asked,
+        temperature=1.0,
+        rule=Rule.TOKEN,
+        seed=5,
+        new_tokens=tour.tokens,
+        room=tour.slots,
     )
     return [answer.ids for answer in told]
 
@@ -86,7 +100,9 @@ def _loss(tour: Tour, student: BlockDrafter, ids: Tensor, generator: torch.Gener
         hidden=student.forward_hidden(features=features[0], input_ids=ids[0], anchors=anchors),
         input_ids=ids[0],
         anchors=anchors,
-        labels=label_blocks(input_ids=ids[0], supervised=supervised, anchors=anchors, block_size=tour.slots),
+        labels=label_blocks(
+            input_ids=ids[0], supervised=supervised, anchors=anchors, block_size=tour.slots
+        ),
         last_hidden=hidden[0],
         target_head=model.lm_head.weight,
         weights=LossWeights(),

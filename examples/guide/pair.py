@@ -51,7 +51,9 @@ class Tour:
 
     def logits(self, ids: Sequence[int], rows: int) -> Tensor:
         """The target's logits after each of the last `rows` tokens, [rows, V]."""
-        found = self.target.model(input_ids=torch.tensor([list(ids)]), logits_to_keep=rows, use_cache=False)
+        found = self.target.model(
+            input_ids=torch.tensor([list(ids)]), logits_to_keep=rows, use_cache=False
+        )
         logits: Tensor = found.logits[0]
         return logits
 
@@ -64,16 +66,20 @@ class Tour:
         return prompt, ids[len(prompt) :]
 
     def propose(self, ids: Sequence[int]) -> Any:
-        """One block after the last token of `ids`, the anchor, which the target has not read yet."""
+        """One block after the last token of `ids`, the anchor, which the target has not read
+        yet."""
         past = torch.tensor(list(ids[:-1]))
         features, _ = tapped(self.target.model, past[None], self.drafter.target_layer_ids)
         at = torch.tensor([len(past)])
         entries, _ = entries_at(self.drafter, features=features[0], token_ids=past, anchors=at)
         anchor = torch.tensor([ids[-1]])
-        return self.drafter.propose(anchor_ids=anchor, anchor_positions=at, context=entries, slots=self.slots)
+        return self.drafter.propose(
+            anchor_ids=anchor, anchor_positions=at, context=entries, slots=self.slots
+        )
 
     def draft(self, ids: Sequence[int], pick: Callable[[Tensor], int]) -> list[float]:
-        """A block for the reference loop: tokens through `pick`, slot by slot; returns calibrated confidences."""
+        """A block for the reference loop: tokens through `pick`, slot by slot; returns calibrated
+        confidences."""
         proposal, previous = self.propose(ids), [ids[-1]]
         for _ in range(self.slots):
             previous.append(pick(proposal.step(torch.tensor(previous[-1:]))[0]))

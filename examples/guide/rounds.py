@@ -26,7 +26,11 @@ def confidences(tour: Tour) -> str:
     wanted = tour.logits([*ids, *drawn], len(drawn) + 1).argmax(-1).tolist()
     kept = agreeing(drawn, wanted[:-1])
     figure, (axes,) = plots.panels(1, (7, 3.2))
-    axes.bar(range(len(drawn)), told, color=["tab:green" if k < kept else "tab:red" for k in range(len(drawn))])
+    axes.bar(
+        range(len(drawn)),
+        told,
+        color=["tab:green" if k < kept else "tab:red" for k in range(len(drawn))],
+    )
     axes.plot(range(len(drawn)), told.cumprod(), color="black", marker=".", label="survival")
     axes.set_xticks(range(len(drawn)), tour.pieces(drawn), rotation=45)
     axes.set_ylabel("chance")
@@ -63,7 +67,8 @@ def the_loop(tour: Tour) -> str:
     )
     same = "the very tokens" if run.token_ids == plain.token_ids else "NOT the tokens"
     shown = "\n".join(
-        f"| {n + 1} | {made.accepted} of {made.prefix} | {' '.join(tour.pieces(made.draft_ids[: made.accepted]))} "
+        f"| {n + 1} | {made.accepted} of {made.prefix} | "
+        f"{' '.join(tour.pieces(made.draft_ids[: made.accepted]))} "
         f"**{tour.pieces([made.next_token])[0]}** |"
         for n, made in enumerate(run.rounds[:6])
     )
@@ -89,12 +94,17 @@ def losslessness(tour: Tour) -> str:
     kept, lost = np.minimum(p, q), np.maximum(p - q, 0.0)
     added = (1.0 - kept.sum()) * lost / lost.sum()
     rows = "\n".join(
-        f"| {token} | {p[n]:.3f} | {q[n]:.3f} | {kept[n]:.3f} | {added[n]:.3f} | {kept[n] + added[n]:.3f} |"
+        f"| {token} | {p[n]:.3f} | {q[n]:.3f} | {kept[n]:.3f} | {added[n]:.3f} | "
+        f"{kept[n] + added[n]:.3f} |"
         for n, token in enumerate("abcd")
     )
     prompt = tour.tokenizer.encode("import os\n\n\ndef ")
     said = _four_ways(tour, prompt)
-    same = "the same" if all(run.token_ids == said[0].token_ids for run in said) else "DIFFERENT THINGS"
+    same = (
+        "the same"
+        if all(run.token_ids == said[0].token_ids for run in said)
+        else "DIFFERENT THINGS"
+    )
     return f"""## 6. Nothing is lost
 
 At a temperature the target does not have *one* next token but probabilities p, and the drafter draws from its own q.
@@ -119,13 +129,22 @@ def _four_ways(tour: Tour, prompt: Sequence[int]) -> list[reference.ReferenceRun
     babble = Generator().manual_seed(1)
 
     def hostile(_ids: Sequence[int], pick: Callable[[Tensor], int]) -> list[float]:
-        return [0.99 for _ in range(5) if pick(randn(tour.target.vocab_size, generator=babble)) >= 0]
+        return [
+            0.99 for _ in range(5) if pick(randn(tour.target.vocab_size, generator=babble)) >= 0
+        ]
 
     def odd(at: int, told: Sequence[float]) -> int:
         return at % len(told)
 
     params = SamplingParams(temperature=1.0, rule=Rule.COUPLED, seed=7)
     return [
-        reference.generate(prompt, tour.logits, drafter, schedule, params, max_tokens=tour.tokens // 2)
-        for drafter, schedule in ((tour.draft, whole), (tour.draft, odd), (hostile, whole), (nothing, whole))
+        reference.generate(
+            prompt, tour.logits, drafter, schedule, params, max_tokens=tour.tokens // 2
+        )
+        for drafter, schedule in (
+            (tour.draft, whole),
+            (tour.draft, odd),
+            (hostile, whole),
+            (nothing, whole),
+        )
     ]

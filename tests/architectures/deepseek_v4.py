@@ -1,4 +1,5 @@
-"""A tiny DeepSeek-V4 checkpoint with a DSpark module inside, both random, under the released names."""
+"""A tiny DeepSeek-V4 checkpoint with a DSpark module inside, both random, under the released
+names."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def write(folder: Path) -> None:
     model.save_pretrained(folder)
     settings = json.loads((folder / "config.json").read_text()) | MODULE
     (folder / "config.json").write_text(json.dumps(settings))
-    tensors = {_released(name): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    tensors = {
+        _released(name): tensor for name, tensor in load_file(folder / "model.safetensors").items()
+    }
     drafter = fresh_drafter(
         parse_drafter_config(settings),
         embedding=tensors["embed.weight"],

@@ -62,7 +62,8 @@ LONGROPE = {
 
 
 class Family(NamedTuple):
-    """`config` names a class of the library; `backend` is what serves it: paged, stateful or refused."""
+    """`config` names a class of the library; `backend` is what serves it: paged, stateful or
+    refused."""
 
     config: str
     backend: str
@@ -79,8 +80,12 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family("Qwen2Config", P),
     "qwen3": Family("Qwen3Config", P),
     "qwen3_moe": Family("Qwen3MoeConfig", P, EXPERTS),
-    "gemma2": Family("Gemma2Config", P, {**WINDOW, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0}),
-    "gemma3": Family("Gemma3TextConfig", P, {**WINDOW, "query_pre_attn_scalar": 16, "layer_types": ALTERNATING}),
+    "gemma2": Family(
+        "Gemma2Config", P, {**WINDOW, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0}
+    ),
+    "gemma3": Family(
+        "Gemma3TextConfig", P, {**WINDOW, "query_pre_attn_scalar": 16, "layer_types": ALTERNATING}
+    ),
     "gemma4": Family(
         "Gemma4TextConfig",
         P,
@@ -94,8 +99,12 @@ FAMILIES: dict[str, Family] = {
             "num_kv_shared_layers": 0,
         },
     ),
-    "phi3": Family("Phi3Config", S, {"original_max_position_embeddings": 64, "rope_parameters": LONGROPE}),
-    "gpt_oss": Family("GptOssConfig", P, {**WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "phi3": Family(
+        "Phi3Config", S, {"original_max_position_embeddings": 64, "rope_parameters": LONGROPE}
+    ),
+    "gpt_oss": Family(
+        "GptOssConfig", P, {**WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2}
+    ),
     "olmo2": Family("Olmo2Config", P),
     "olmo3": Family("Olmo3Config", P, {**WINDOW, "layer_types": ALTERNATING}),
     "glm4": Family("Glm4Config", P),
@@ -111,7 +120,9 @@ FAMILIES: dict[str, Family] = {
             "first_k_dense_replace": 1,
         },
     ),
-    "granite": Family("GraniteConfig", P, {"embedding_multiplier": 2.0, "residual_multiplier": 0.5}),
+    "granite": Family(
+        "GraniteConfig", P, {"embedding_multiplier": 2.0, "residual_multiplier": 0.5}
+    ),
     "cohere2": Family("Cohere2Config", P, {**WINDOW, "layer_types": ALTERNATING}),
     "smollm3": Family("SmolLM3Config", P, {"no_rope_layers": [1, 0, 1, 0]}),
     "llama4": Family(
@@ -132,7 +143,9 @@ FAMILIES: dict[str, Family] = {
     "starcoder2": Family("Starcoder2Config", P, WINDOW),
     "gpt_neox": Family("GPTNeoXConfig", P),
     "gpt2": Family("GPT2Config", P, {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512}),
-    "falcon": Family("FalconConfig", S, {"alibi": True, "new_decoder_architecture": False}, ("head_dim",)),
+    "falcon": Family(
+        "FalconConfig", S, {"alibi": True, "new_decoder_architecture": False}, ("head_dim",)
+    ),
     "bloom": Family("BloomConfig", S, {"n_layer": 4, "n_head": 4}),
     "gemma3n": Family(
         "Gemma3nTextConfig",
@@ -150,7 +163,9 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v2": Family("DeepseekV2Config", P, {**LATENT, "topk_method": "greedy"}),
     "deepseek_v3": Family("DeepseekV3Config", P, LATENT),
     "deepseek_v32": Family(
-        "DeepseekV32Config", S, {**LATENT, "index_topk": 32, "index_n_heads": 16, "index_head_dim": 16}
+        "DeepseekV32Config",
+        S,
+        {**LATENT, "index_topk": 32, "index_n_heads": 16, "index_head_dim": 16},
     ),
     "deepseek_v4": Family(
         "DeepseekV4Config",
@@ -163,10 +178,14 @@ FAMILIES: dict[str, Family] = {
             "partial_rotary_factor": 0.5,
             "num_hidden_layers": 4,
             "layer_types": [
-                f"{kind}_attention" for kind in ("sliding", "heavily_compressed", "compressed_sparse", "sliding")
+                f"{kind}_attention"
+                for kind in ("sliding", "heavily_compressed", "compressed_sparse", "sliding")
             ],
             "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
-            "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 32},
+            "compress_rates": {
+                "compressed_sparse_attention": 4,
+                "heavily_compressed_attention": 32,
+            },
             "q_lora_rank": 32,
             "o_groups": 2,
             "o_lora_rank": 16,
@@ -182,9 +201,14 @@ FAMILIES: dict[str, Family] = {
     "lfm2": Family(
         "Lfm2Config",
         S,
-        {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+        {
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+            "block_auto_adjust_ff_dim": False,
+        },
     ),
-    "qwen3_next": Family("Qwen3NextConfig", S, {**LINEAR, **EXPERTS, "shared_expert_intermediate_size": 32}),
+    "qwen3_next": Family(
+        "Qwen3NextConfig", S, {**LINEAR, **EXPERTS, "shared_expert_intermediate_size": 32}
+    ),
     "qwen3_5": Family("Qwen3_5TextConfig", S, LINEAR),
     "minimax": Family(
         "MiniMaxConfig",
@@ -198,7 +222,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "mamba": Family("MambaConfig", S, {"state_size": 8}, ("max_position_embeddings",)),
     "mamba2": Family(
-        "Mamba2Config", S, {"state_size": 8, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16}
+        "Mamba2Config",
+        S,
+        {"state_size": 8, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16},
     ),
     "falcon_mamba": Family("FalconMambaConfig", S, {"state_size": 8}),
     "jamba": Family(
@@ -263,7 +289,9 @@ FAMILIES: dict[str, Family] = {
             "chunk_size": 16,
         },
     ),
-    "recurrent_gemma": Family("RecurrentGemmaConfig", R, {"attention_window_size": 16, "lru_width": 64}),
+    "recurrent_gemma": Family(
+        "RecurrentGemmaConfig", R, {"attention_window_size": 16, "lru_width": 64}
+    ),
     "rwkv": Family("RwkvConfig", R),
     "gemma": Family("GemmaConfig", P),
     "olmo": Family("OlmoConfig", P),
@@ -279,10 +307,14 @@ FAMILIES: dict[str, Family] = {
     "apertus": Family("ApertusConfig", P),
     "persimmon": Family("PersimmonConfig", P),
     "glm_moe_dsa": Family(
-        "GlmMoeDsaConfig", S, {**LATENT, "index_topk": 32, "index_n_heads": 16, "index_head_dim": 16}
+        "GlmMoeDsaConfig",
+        S,
+        {**LATENT, "index_topk": 32, "index_n_heads": 16, "index_head_dim": 16},
     ),
     "qwen2_moe": Family("Qwen2MoeConfig", P, {**EXPERTS, "shared_expert_intermediate_size": 32}),
-    "gpt_bigcode": Family("GPTBigCodeConfig", P, {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512}),
+    "gpt_bigcode": Family(
+        "GPTBigCodeConfig", P, {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512}
+    ),
     "internlm3": Family("InternLM3Config", P),
     "nanochat": Family("NanoChatConfig", P),
     "exaone": Family("ExaoneConfig", P),
@@ -294,13 +326,19 @@ def model_of(family: Family) -> Any:
     """Random weights in which every layer matters: fresh ones would hardly show a mistake."""
     import transformers
 
-    settings = {key: value for key, value in {**SHAPE, **family.more}.items() if key not in family.without}
+    settings = {
+        key: value for key, value in {**SHAPE, **family.more}.items() if key not in family.without
+    }
     torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, family.config)(**settings))
+    model = transformers.AutoModelForCausalLM.from_config(
+        getattr(transformers, family.config)(**settings)
+    )
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.detach().normal_(0, 0.15)
     for name, buffer in model.named_buffers():
-        if name.endswith("tid2eid"):  # which experts a token goes to, of DeepSeek-V4's first mixtures
+        if name.endswith(
+            "tid2eid"
+        ):  # which experts a token goes to, of DeepSeek-V4's first mixtures
             buffer.random_(0, family.more["n_routed_experts"])
     return model.eval().requires_grad_(False)

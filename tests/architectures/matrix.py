@@ -1,7 +1,8 @@
-"""Runs one family through the engine in every way that requests meet, and compares ids with the library's `generate`.
+"""Runs one family through the engine in every way that requests meet, and compares ids with the
+library's `generate`.
 
-    python -m tests.architectures.matrix          # all families; writes the saved result and its page
-    python -m tests.architectures.matrix mistral  # one of them; prints it
+    python -m tests.architectures.matrix          # all families; writes the saved result and its
+    page python -m tests.architectures.matrix mistral  # one of them; prints it
 
 A wrong id, an error and a backend other than the table's are all told by name.
 """
@@ -56,7 +57,13 @@ def compare(folder: Path, config: str) -> Row:
     prompts, answers = _references(folder)
     try:
         engine = VerifyEngine.load(
-            VerifyConfig(target=str(folder), dtype="float32", kv_tokens=4096, prefill_chunk=64, step_prefill_tokens=16)
+            VerifyConfig(
+                target=str(folder),
+                dtype="float32",
+                kv_tokens=4096,
+                prefill_chunk=64,
+                step_prefill_tokens=16,
+            )
         )
     except CheckpointError as error:
         return Row(config, "refused", str(error).removeprefix(f"{folder}: "), 0, [])
@@ -69,13 +76,21 @@ def compare(folder: Path, config: str) -> Row:
             begin(engine, key, served[key], len(prompts[at]))
             if way == FOUND:
                 found, full = engine.spared(key, 1), _full_pages(len(prompts[at]), engine)
-                wrong += [] if found == full else [f"{way}, prompt of {len(prompts[at])}, {found} tokens found"]
+                wrong += (
+                    []
+                    if found == full
+                    else [f"{way}, prompt of {len(prompts[at])}, {found} tokens found"]
+                )
         finish(engine, served, {key: answers[at][taken:] for key, (at, taken) in enumerate(starts)})
         for key, (at, _) in enumerate(starts):
             engine.release(key, 1)
             got = served[key][len(prompts[at]) :][:ANSWER]
-            first = next((n for n, (a, b) in enumerate(zip(got, answers[at], strict=True)) if a != b), None)
-            wrong += [] if first is None else [f"{way}, prompt of {len(prompts[at])}, token {first}"]
+            first = next(
+                (n for n, (a, b) in enumerate(zip(got, answers[at], strict=True)) if a != b), None
+            )
+            wrong += (
+                [] if first is None else [f"{way}, prompt of {len(prompts[at])}, token {first}"]
+            )
             ways += 1
     return Row(config, engine.attention_path, engine.attention_reason, ways, wrong)
 
@@ -98,7 +113,8 @@ def _ways() -> list[tuple[str, list[tuple[int, int]]]]:
 
 
 def _references(folder: Path) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts and the library's greedy answers, of a model that serves nothing else; no token of them is a near tie."""
+    """Prompts and the library's greedy answers, of a model that serves nothing else; no token of
+    them is a near tie."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     prompts, answers = [], []
     for length in LENGTHS:
@@ -116,7 +132,10 @@ def _references(folder: Path) -> tuple[list[list[int]], list[list[int]]]:
             if float((top[:, 0] - top[:, 1]).min()) > CLEAR:
                 break
         else:
-            raise RuntimeError(f"{folder}: none of {_SEEDS} prompts of {length} tokens is answered without a near tie")
+            raise RuntimeError(
+                f"{folder}: none of {_SEEDS} prompts of {length} tokens is answered without a near "
+                "tie"
+            )
         prompts.append(ids)
         answers.append(out.sequences[0, length:].tolist())
     return prompts, answers
@@ -125,28 +144,39 @@ def _references(folder: Path) -> tuple[list[list[int]], list[list[int]]]:
 def page(saved: dict[str, Any]) -> str:
     """The documentation of a saved result."""
     rows: dict[str, dict[str, Any]] = saved["families"]
-    counts = {backend: sum(row["backend"] == backend for row in rows.values()) for backend in ("paged", "stateful")}
+    counts = {
+        backend: sum(row["backend"] == backend for row in rows.values())
+        for backend in ("paged", "stateful")
+    }
     lines = [
         "# Which targets are served",
         "",
-        "<!-- Made by `python -m tests.architectures.matrix` from benchmarks/results/architectures.json. -->",
+        "<!-- Made by `python -m tests.architectures.matrix` from "
+        "benchmarks/results/architectures.json. -->",
         "",
-        f"A tiny random model of each family, with transformers {saved['transformers']} and torch {saved['torch']}.",
+        f"A tiny random model of each family, with transformers {saved['transformers']} and torch "
+        f"{saved['torch']}.",
         "Its greedy answers are compared with the library's own `generate`, id by id: prompts of",
-        f"{', '.join(map(str, LENGTHS))} tokens, alone and in company of the other lengths, with drafts of 0 to 14",
-        "tokens of which 0 to 7 are right, found in the prefix cache, and taken up elsewhere in mid-answer as after",
+        f"{', '.join(map(str, LENGTHS))} tokens, alone and in company of the other lengths, with "
+        "drafts of 0 to 14",
+        "tokens of which 0 to 7 are right, found in the prefix cache, and taken up elsewhere in "
+        "mid-answer as after",
         "a preemption.",
         "",
-        "* `paged`: sequences share a pass over a pool of pages of keys and values; prefixes are shared.",
-        "* `stateful`: each sequence keeps the library's own state, which is cut back after every draft; see",
+        "* `paged`: sequences share a pass over a pool of pages of keys and values; prefixes are "
+        "shared.",
+        "* `stateful`: each sequence keeps the library's own state, which is cut back after every "
+        "draft; see",
         "  [checkpoints](checkpoints.md#targets).",
         "* refused: `dspark up` stops with that sentence.",
         "",
         f"{len(rows)} families: {counts['paged']} paged, {counts['stateful']} stateful, "
-        f"{len(rows) - sum(counts.values())} refused; {sum(len(row['wrong']) for row in rows.values())} wrong answers "
+        f"{len(rows) - sum(counts.values())} refused; "
+        f"{sum(len(row['wrong']) for row in rows.values())} wrong answers "
         f"of {sum(row['answers'] for row in rows.values())}.",
         "",
-        "The same class with other settings may take another path. The log, `Describe` and `dspark status` say which",
+        "The same class with other settings may take another path. The log, `Describe` and `dspark "
+        "status` say which",
         "one is at work.",
         "",
         "| family | configuration | backend | answers | wrong | why not paged |",
@@ -155,7 +185,8 @@ def page(saved: dict[str, Any]) -> str:
     for name, row in rows.items():
         why = row["why"].replace("|", "\\|")
         lines.append(
-            f"| {name} | `{row['config']}` | {row['backend']} | {row['answers']} | {len(row['wrong'])} | {why} |"
+            f"| {name} | `{row['config']}` | {row['backend']} | {row['answers']} | "
+            f"{len(row['wrong'])} | {why} |"
         )
     return "\n".join(lines) + "\n"
 

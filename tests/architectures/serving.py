@@ -1,4 +1,5 @@
-"""Drives an engine through whole answers: prompts that ride with rounds, and drafts that are right for a while."""
+"""Drives an engine through whole answers: prompts that ride with rounds, and drafts that are right
+for a while."""
 
 from __future__ import annotations
 
@@ -24,11 +25,16 @@ def prompt(count: int, seed: int) -> list[int]:
 def begin(engine: VerifyEngine, sequence: int, ids: list[int], prompt_len: int) -> None:
     """Opens a greedy sequence and lines its tokens up; `prompt_len` of them were the prompt."""
     params = SamplingParams(temperature=0.0, prompt_len=prompt_len)
-    assert engine.open(Cursor(sequence, 1, 0, len(ids)), params, len(ids) + 60, False, token_ids=ids) is None
+    assert (
+        engine.open(Cursor(sequence, 1, 0, len(ids)), params, len(ids) + 60, False, token_ids=ids)
+        is None
+    )
     engine.line.add(PromptPrefill(sequence, 1, ids))
 
 
-def finish(engine: VerifyEngine, sequences: dict[int, list[int]], answers: Mapping[int, list[int]]) -> None:
+def finish(
+    engine: VerifyEngine, sequences: dict[int, list[int]], answers: Mapping[int, list[int]]
+) -> None:
     """Runs all of them to the end of their answers and past it by no more than a draft."""
     draw = np.random.default_rng(0)
     ends = {n: len(ids) + len(answers[n]) for n, ids in sequences.items()}
@@ -43,7 +49,9 @@ def finish(engine: VerifyEngine, sequences: dict[int, list[int]], answers: Mappi
             good, bad = int(draw.integers(0, MOST_RIGHT + 1)), int(draw.integers(0, MOST_WRONG + 1))
             draft = right[n][len(ids) : len(ids) + good]
             draft += [(token + 1) % 128 for token in right[n][len(ids) + good :][:bad]]
-            q = SparseQ.of(np.array(draft, np.uint32).reshape(-1, 1), np.ones((len(draft), 1), np.float32))
+            q = SparseQ.of(
+                np.array(draft, np.uint32).reshape(-1, 1), np.ones((len(draft), 1), np.float32)
+            )
             if len(ids) < ends[n]:
                 items.append(VerifyItem(Cursor(n, 1, number, len(ids)), ids[-1], tuple(draft), q))
         if items:
@@ -57,7 +65,9 @@ def finish(engine: VerifyEngine, sequences: dict[int, list[int]], answers: Mappi
             _arrived(engine, news, anchored, sequences)
 
 
-def _arrived(engine: VerifyEngine, news: Any, anchored: set[int], sequences: dict[int, list[int]]) -> None:
+def _arrived(
+    engine: VerifyEngine, news: Any, anchored: set[int], sequences: dict[int, list[int]]
+) -> None:
     assert news is not None
     assert news.problem is None, news.problem
     if news.done:

@@ -1,4 +1,5 @@
-"""Greedy ids of every family are those of the library's own `generate`; a family that is not served says so by name.
+"""Greedy ids of every family are those of the library's own `generate`; a family that is not served
+says so by name.
 
 All of them with `make test-long`; here the few that differ most.
 """
@@ -38,16 +39,26 @@ def test_a_few_families_answer_as_the_library_does(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "family",
     [
-        Family("OPTConfig", "paged", {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
-        Family("TrOCRConfig", "stateful"),  # makes the logits of all tokens, however many are asked for
+        Family(
+            "OPTConfig",
+            "paged",
+            {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False},
+        ),
+        Family(
+            "TrOCRConfig", "stateful"
+        ),  # makes the logits of all tokens, however many are asked for
         # These two answer otherwise with their caches than without.
         Family("MistralConfig", "refused", {"sliding_window": 1}),
         Family("MoshiConfig", "refused", {**WINDOW, "ffn_dim": 96}, ("intermediate_size",)),
-        Family("AfmoeConfig", "paged", {**WINDOW, **EXPERTS}),  # views what attention gives it in another shape
+        Family(
+            "AfmoeConfig", "paged", {**WINDOW, **EXPERTS}
+        ),  # views what attention gives it in another shape
     ],
     ids=["narrow tables", "all logits", "window of one", "window of caches alone", "views"],
 )
-def test_what_the_library_itself_does_otherwise_is_served_right_or_refused(family: Family, tmp_path: Path) -> None:
+def test_what_the_library_itself_does_otherwise_is_served_right_or_refused(
+    family: Family, tmp_path: Path
+) -> None:
     check(family, tmp_path)
 
 
@@ -59,7 +70,9 @@ def test_prompts_that_are_not_found_in_the_prefix_cache_are_told(
     assert matrix.run(FAMILIES["qwen3"], tmp_path).wrong == missed
 
 
-def test_a_family_that_answers_with_near_ties_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_that_answers_with_near_ties_alone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(matrix, "CLEAR", 1e9)
     with pytest.raises(RuntimeError, match="none of 20 prompts of 5 tokens"):
         matrix.run(FAMILIES["qwen3"], tmp_path)
@@ -85,9 +98,13 @@ def test_the_page_says_what_was_saved_and_the_saved_result_is_of_this_table() ->
     saved = json.loads(matrix.SAVED.read_text(encoding="utf-8"))
     assert matrix.PAGE.read_text(encoding="utf-8") == matrix.page(saved)
     rows = saved["families"]
-    assert {name: row["backend"] for name, row in rows.items()} == {name: f.backend for name, f in FAMILIES.items()}
+    assert {name: row["backend"] for name, row in rows.items()} == {
+        name: f.backend for name, f in FAMILIES.items()
+    }
     assert [name for name, row in rows.items() if row["wrong"]] == []
-    ours = re.search(r"^transformers==(\S+)$", (matrix.ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    ours = re.search(
+        r"^transformers==(\S+)$", (matrix.ROOT / "constraints.txt").read_text(), re.MULTILINE
+    )
     assert ours is not None
     assert saved["transformers"] == ours[1]
 
@@ -105,9 +122,16 @@ def test_the_page_says_what_was_saved_and_the_saved_result_is_of_this_table() ->
             ),
             "layer 0 sees 8192 tokens, and its attention is told of everything",
         ),
-        (transformers.Exaone4Config(**SHAPE, sliding_window=4096, layer_types=["full_attention"] * 4), None),
         (
-            transformers.DoryConfig(**SHAPE, n_input_layers=1, n_recurrent_layers=2, n_output_layers=1),
+            transformers.Exaone4Config(
+                **SHAPE, sliding_window=4096, layer_types=["full_attention"] * 4
+            ),
+            None,
+        ),
+        (
+            transformers.DoryConfig(
+                **SHAPE, n_input_layers=1, n_recurrent_layers=2, n_output_layers=1
+            ),
             "layer 1 runs more than once in a pass, and its keys have one place",
         ),
     ],

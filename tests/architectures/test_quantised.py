@@ -1,6 +1,8 @@
-"""Targets stored in few bits, loaded through the library's own quantisers: ids are those of the library's own run.
+"""Targets stored in few bits, loaded through the library's own quantisers: ids are those of the
+library's own run.
 
-On a CPU the library turns them into full numbers; a drafter is trained for them as for any other target.
+On a CPU the library turns them into full numbers; a drafter is trained for them as for any other
+target.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ BLOCK = 128
 LARGEST = 448.0  # of e4m3
 
 
-def rewritten(folder: Path, family: Family, change: Callable[[str, Tensor], dict[str, Tensor]], told: Any) -> None:
+def rewritten(
+    folder: Path, family: Family, change: Callable[[str, Tensor], dict[str, Tensor]], told: Any
+) -> None:
     """A random model, its tensors changed one by one, and what config.json says of it."""
     model_of(family).save_pretrained(folder)
     tensors: dict[str, Tensor] = {}
@@ -58,8 +62,15 @@ def fp8(folder: Path) -> None:
             f"{name}_scale_inv": scales,
         }
 
-    family = FAMILIES["qwen3"]._replace(more={"hidden_size": 128, "intermediate_size": 160, "head_dim": 32})
-    told = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
+    family = FAMILIES["qwen3"]._replace(
+        more={"hidden_size": 128, "intermediate_size": 160, "head_dim": 32}
+    )
+    told = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [BLOCK, BLOCK],
+    }
     rewritten(folder, family, change, told)
 
 
@@ -105,7 +116,9 @@ def test_a_quantised_target_answers_as_the_library_does(name: str, tmp_path: Pat
 def test_a_drafter_is_trained_for_it(name: str, tmp_path: Path) -> None:
     FORMATS[name](tmp_path / "target")
     samples = random_samples(tmp_path / "samples.safetensors")
-    folder = train_drafter(short_run(samples, tmp_path / "target", tmp_path / "run", family="dspark", steps=1))
+    folder = train_drafter(
+        short_run(samples, tmp_path / "target", tmp_path / "run", family="dspark", steps=1)
+    )
     assert load_drafter(folder, target=tmp_path / "target").config.family == "dspark"
 
 

@@ -1,1 +1,2 @@
-"""Builds that break one promise each, by one line, and the rows that have to notice: `make broken`."""
+"""Builds that break one promise each, by one line, and the rows that have to notice: `make
+broken`."""

@@ -41,7 +41,9 @@ def caught(build: Build, seeds: int = SEEDS) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.broken", description=__doc__)
-    parser.add_argument("--only", default="", metavar="WORDS", help="builds whose name has these words")
+    parser.add_argument(
+        "--only", default="", metavar="WORDS", help="builds whose name has these words"
+    )
     args = parser.parse_args(argv)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     builds = [build for build in BUILDS if args.only in build.name]

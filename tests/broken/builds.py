@@ -8,11 +8,13 @@ BUILDS = (
     Build(
         "wrong ids at re-prefill", "1", "kill", "coordinator/lanes/request_state.py",
         "        ids = answer.log.ids()\n",
-        "        ids = answer.log.ids()[:1] + (3,) * (len(answer.log) - 1) if self.epoch else answer.log.ids()\n",
+        "        ids = answer.log.ids()[:1] + (3,) * (len(answer.log) - 1) if self.epoch else "
+        "answer.log.ids()\n",
     ),
     Build(
         "an epoch kept at failover", "1", "kill", "coordinator/lanes/request_state.py",
-        "            self.epoch += 1\n", "            self.epoch += event is not LifeEvent.ORPHANED\n",
+        "            self.epoch += 1\n", "            self.epoch += event is not "
+                                         "LifeEvent.ORPHANED\n",
     ),
     Build(
         "q sent that was not sampled from", "2", "rules", "dspark/decoding/sampling.py",
@@ -29,11 +31,13 @@ BUILDS = (
     Build(
         "a preempted answer begins from its prompt", "10", "preempt", "coordinator/answers/answer.py",
         "        return tuple(self._ids)\n",
-        "        return tuple(self._ids[: self.prompt_len] + self._ids[: len(self._ids) - self.prompt_len])\n",
+        "        return tuple(self._ids[: self.prompt_len] + self._ids[: len(self._ids) - "
+        "self.prompt_len])\n",
     ),
     Build(
         "a draft kept unseen", "11", "lying drafter", "dspark/decoding/acceptance.py",
-        "            if token != top[row + accepted]:\n", "            if accepted and token != top[row + accepted]:\n",
+        "            if token != top[row + accepted]:\n", "            if accepted and token != "
+                                                          "top[row + accepted]:\n",
     ),
     Build(
         "blocks that cannot be are nobody's fault", "35", "bad drafter", "coordinator/planning/watchdog.py",
@@ -50,7 +54,8 @@ BUILDS = (
     ),
     Build(
         "a verdict applied twice", "15", "rules", "coordinator/lanes/commits.py",
-        "state.answer.take(said.tokens, logprobs, round=", "state.answer.take(said.tokens * 2, logprobs, round=",
+        "state.answer.take(said.tokens, logprobs, round=", "state.answer.take(said.tokens * 2, "
+                                                           "logprobs, round=",
     ),
     Build(
         "a repeated batch shown twice", "15", "batches", "coordinator/frontend/link.py",
@@ -63,11 +68,13 @@ BUILDS = (
     ),
     Build(
         "another prefix's page", "20", "prefixes", "verify_service/prefix_cache.py",
-        "blake2b(name + ids[first : first + size].tobytes()", "blake2b(ids[first : first + size].tobytes()",
+        "blake2b(name + ids[first : first + size].tobytes()", "blake2b(ids[first : first + "
+                                                              "size].tobytes()",
     ),
     Build(
         "a page kept whose last slot is empty", "20", "prefixes", "verify_service/kv_cache_manager.py",
-        "enter(state.token_ids[: state.cached], state.salt", "enter(state.token_ids[: state.cached + 1], state.salt",
+        "enter(state.token_ids[: state.cached], state.salt", "enter(state.token_ids[: state.cached "
+                                                             "+ 1], state.salt",
     ),
     Build(
         "a journal that loses a commit", "21", "journal", "coordinator/cells/journal.py",
@@ -76,7 +83,8 @@ BUILDS = (
     ),
     Build(
         "an epoch kept at a resume", "21", "journal", "coordinator/cells/local_cell.py",
-        "epoch=said.epoch + 1 if said is not None else 0", "epoch=said.epoch if said is not None else 0",
+        "epoch=said.epoch + 1 if said is not None else 0", "epoch=said.epoch if said is not None "
+                                                           "else 0",
     ),
     Build(
         "a seed that changes at failover", "21", "journal", "coordinator/cells/resumption.py",
@@ -85,7 +93,8 @@ BUILDS = (
     Build(
         "a first token shown before the log has it", "21", "first token", "coordinator/lanes/lane.py",
         "        self._write()  # before this turn of the loop is over",
-        "        if len(news) > 1 or any(each.report.number for each in news if isinstance(each, PassReport)):\n"
+        "        if len(news) > 1 or any(each.report.number for each in news if isinstance(each, "
+        "PassReport)):\n"
         "            self._write()  # before this turn of the loop is over",
     ),
     Build(

@@ -1,7 +1,8 @@
 """Puts a wrong line into a function that runs: its code is made anew from the changed source.
 
-Works in a process that has imported everything, and takes the line out again. In the processes of a cell it is put in
-as they begin: they have this package's `site` folder on their path, and DSPARK_BROKEN names the build.
+Works in a process that has imported everything, and takes the line out again. In the processes of a
+cell it is put in as they begin: they have this package's `site` folder on their path, and
+DSPARK_BROKEN names the build.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def changed(build: Build) -> str:
     """The source with the wrong line. Raises ValueError unless the right one is there once."""
     source = (ROOT / build.file).read_text(encoding="utf-8")
     if source.count(build.right) != 1:
-        raise ValueError(f"{build.name}: {build.file} holds the line {source.count(build.right)} times, not once")
+        raise ValueError(
+            f"{build.name}: {build.file} holds the line {source.count(build.right)} times, not once"
+        )
     return source.replace(build.right, build.wrong)
 
 

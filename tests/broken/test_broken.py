@@ -1,4 +1,5 @@
-"""The short form of `make broken`: every line is there to break, and some builds are caught, in this process."""
+"""The short form of `make broken`: every line is there to break, and some builds are caught, in
+this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How the programs of this folder run: `python -m tests.clients.PROGRAM URL` prints what became of each call, as JSON.
+"""How the programs of this folder run: `python -m tests.clients.PROGRAM URL` prints what became of
+each call, as JSON.
 
 They run in the clients' own environment, which holds nothing of this project.
 """
@@ -16,7 +17,10 @@ TOOL = {
     "description": "What it will be like.",
     "parameters": {
         "type": "object",
-        "properties": {"place": {"enum": ["here", "there"]}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+        "properties": {
+            "place": {"enum": ["here", "there"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 7},
+        },
         "required": ["place", "days"],
         "additionalProperties": False,
     },

@@ -21,7 +21,9 @@ class Thing(BaseModel):
 
 
 def model(url: str, **more: Any) -> ChatOpenAI:
-    return ChatOpenAI(base_url=f"{url}/v1", api_key="none", model="tiny", max_tokens=300, max_retries=0, **more)
+    return ChatOpenAI(
+        base_url=f"{url}/v1", api_key="none", model="tiny", max_tokens=300, max_retries=0, **more
+    )
 
 
 def invoke(url: str) -> None:
@@ -52,15 +54,25 @@ def bind_tools(url: str) -> None:
 
 def structured(method: str) -> Any:
     def call(url: str) -> None:
-        assert isinstance(model(url).with_structured_output(Thing, method=method).invoke("x ="), Thing)
+        assert isinstance(
+            model(url).with_structured_output(Thing, method=method).invoke("x ="), Thing
+        )
 
     return call
 
 
 def json_mode(url: str) -> None:
     ended = 0
-    for seed in range(8):  # coupled, so that a seed repeats its answer: some of these reach no end, whoever runs them
-        drawn = model(url, temperature=1, stop=["}"], seed=seed, extra_body={"speculation": {"rule": "coupled"}})
+    for seed in range(
+        8
+    ):  # coupled, so that a seed repeats its answer: some of these reach no end, whoever runs them
+        drawn = model(
+            url,
+            temperature=1,
+            stop=["}"],
+            seed=seed,
+            extra_body={"speculation": {"rule": "coupled"}},
+        )
         asked = drawn.with_structured_output(None, method="json_mode", include_raw=True)
         try:
             raw = asked.invoke("Answer with JSON.")["raw"]
@@ -86,7 +98,9 @@ run(
         "langchain-openai `stream`": stream,
         "langchain-openai `bind_tools`": bind_tools,
         "langchain-openai `with_structured_output` (`json_schema`)": structured("json_schema"),
-        "langchain-openai `with_structured_output` (`function_calling`)": structured("function_calling"),
+        "langchain-openai `with_structured_output` (`function_calling`)": structured(
+            "function_calling"
+        ),
         "langchain-openai `with_structured_output` (`json_mode`)": json_mode,
         "langchain-openai `use_responses_api`": responses,
     }

@@ -20,7 +20,13 @@ class Thing(BaseModel):
 
 
 def ask(url: str, **more: Any) -> Any:
-    given = {"model": "openai/tiny", "api_base": f"{url}/v1", "api_key": "none", "messages": USER, "max_tokens": 300}
+    given = {
+        "model": "openai/tiny",
+        "api_base": f"{url}/v1",
+        "api_key": "none",
+        "messages": USER,
+        "max_tokens": 300,
+    }
     return litellm.completion(**{**given, **more})
 
 
@@ -46,14 +52,20 @@ def messages(url: str) -> None:
     whole = ask(url, model="anthropic/tiny", api_base=url, temperature=0)
     assert whole.choices[0].message.content == ask(url, temperature=0).choices[0].message.content
     (call,) = (
-        ask(url, model="anthropic/tiny", api_base=url, parallel_tool_calls=False, **TOOLS).choices[0].message.tool_calls
+        ask(url, model="anthropic/tiny", api_base=url, parallel_tool_calls=False, **TOOLS)
+        .choices[0]
+        .message.tool_calls
     )
     check(json.loads(call.function.arguments))
 
 
 def responses(url: str) -> None:
     made = litellm.responses(
-        model="openai/tiny", api_base=f"{url}/v1", api_key="none", input="def f", max_output_tokens=8
+        model="openai/tiny",
+        api_base=f"{url}/v1",
+        api_key="none",
+        input="def f",
+        max_output_tokens=8,
     )
     assert made.output[0].content[0].text
 

@@ -35,7 +35,9 @@ def native_output(url: str) -> None:
 
 
 def responses(url: str) -> None:
-    assert isinstance(agent(url, NativeOutput(Thing), OpenAIResponsesModel).run_sync("def f").output, Thing)
+    assert isinstance(
+        agent(url, NativeOutput(Thing), OpenAIResponsesModel).run_sync("def f").output, Thing
+    )
 
 
 run(

@@ -32,11 +32,15 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
 def test_every_call_of_the_table_works(program: str, cell: HttpCell) -> None:
     if not PYTHON.is_file():
         pytest.skip(f"no {PYTHON}: `make clients` makes an environment with the clients")
-    there = subprocess.run([PYTHON, "-c", f"import {PROGRAMS[program]}"], capture_output=True, check=False)
+    there = subprocess.run(
+        [PYTHON, "-c", f"import {PROGRAMS[program]}"], capture_output=True, check=False
+    )
     if there.returncode:
         pytest.skip(f"{PROGRAMS[program]} is not in {PYTHON.parent.parent}: `make clients`")
     command = [PYTHON, "-m", f"tests.clients.{program}", cell.url]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     failed = {name: error for name, error in told.items() if error}

@@ -25,7 +25,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MARKS = ("", "cell", "servers", "long", "other")
 RUNNABLE = ("sh", "python")
-PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "benchmarks" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 PAIR = "tests/data/pair"  # what no download is needed for
 # Names that stand for the reader's own, and what a test gives instead.
 STANDS_FOR = {
@@ -42,7 +46,8 @@ _FENCE = re.compile(r"^(\s*)```(.*)$")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block: `language` and `mark` as written, the text without the fence's own indentation."""
+    """One fenced block: `language` and `mark` as written, the text without the fence's own
+    indentation."""
 
     page: Path
     line: int
@@ -76,7 +81,8 @@ def blocks() -> Iterator[Block]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of each line that calls a program of the project: continued lines joined, comments dropped."""
+    """The words of each line that calls a program of the project: continued lines joined, comments
+    dropped."""
     found = []
     for line in text.replace("\\\n", " ").splitlines():
         line = re.sub(r"^\s*([A-Z_]+=\S* +)*", "", line)
@@ -91,7 +97,9 @@ def filled(text: str, folder: Path) -> str:
     A cell of the shipped pair becomes one of the tiny pair, which needs no index.
     """
     text = re.sub(
-        r"\bdspark up\b(?![^\n]*--target)", f"dspark up --target {PAIR}/target --drafter {PAIR}/drafter", text
+        r"\bdspark up\b(?![^\n]*--target)",
+        f"dspark up --target {PAIR}/target --drafter {PAIR}/drafter",
+        text,
     )
     for name, value in STANDS_FOR.items():
         text = (
@@ -116,9 +124,14 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def run(block: Block, folder: Path, home: Path, timeout: float) -> None:
-    """Runs the block as a reader would; raises AssertionError with what it printed when a command fails."""
+    """Runs the block as a reader would; raises AssertionError with what it printed when a command
+    fails."""
     text = filled(block.text, folder)
-    command = [sys.executable, "-c", text] if block.language == "python" else ["bash", "-euo", "pipefail", "-c", text]
+    command = (
+        [sys.executable, "-c", text]
+        if block.language == "python"
+        else ["bash", "-euo", "pipefail", "-c", text]
+    )
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -129,4 +142,6 @@ def run(block: Block, folder: Path, home: Path, timeout: float) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what it left in the background
         process.wait()
-    assert process.returncode == 0, f"{block.name} ended with {process.returncode}\n{out[-2000:]}\n{complaints[-2000:]}"
+    assert process.returncode == 0, (
+        f"{block.name} ended with {process.returncode}\n{out[-2000:]}\n{complaints[-2000:]}"
+    )

@@ -35,19 +35,29 @@ def test_it_is_understood(block: Block, tmp_path: Path) -> None:
     if block.language == "python":
         compile(text, block.name, "exec")
         return
-    checked = subprocess.run(["bash", "-n", "-c", text], capture_output=True, text=True, check=False, timeout=20)
+    checked = subprocess.run(
+        ["bash", "-n", "-c", text], capture_output=True, text=True, check=False, timeout=20
+    )
     assert checked.returncode == 0, checked.stderr
     for words in commands(text):
         if words[0] == "dspark":
             _parsed(words[1:])
         elif words[0] == "make":
-            assert all(f"\n{name}:" in (ROOT / "Makefile").read_text() for name in words[1:] if "=" not in name)
+            assert all(
+                f"\n{name}:" in (ROOT / "Makefile").read_text()
+                for name in words[1:]
+                if "=" not in name
+            )
         elif words[0] in ("python", "python3") and words[1].endswith(".py"):
             assert (ROOT / words[1]).is_file(), words[1]
 
 
 def _parsed(words: list[str]) -> None:
-    words = words[: next((i for i, word in enumerate(words) if word in ("|", ">", "&", "&&", ";")), len(words))]
+    words = words[
+        : next(
+            (i for i, word in enumerate(words) if word in ("|", ">", "&", "&&", ";")), len(words)
+        )
+    ]
     if "..." in words or words[:1] == ["train"]:
         return  # a sketch, or options that another parser reads
     build_parser().parse_known_args(words)  # ends with what is wrong
@@ -80,7 +90,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert began.returncode == 0, began.stderr[-3000:]
         yield home
     finally:
-        subprocess.run(["dspark", "down"], cwd=ROOT, env=environment(home), timeout=120, check=False)
+        subprocess.run(
+            ["dspark", "down"], cwd=ROOT, env=environment(home), timeout=120, check=False
+        )
 
 
 @pytest.mark.ray

@@ -1,4 +1,5 @@
-"""Pages are read in pieces: no paragraph above six lines of 120 columns, no table above six columns."""
+"""Pages are read in pieces: no paragraph above six lines of 120 columns, no table above six
+columns."""
 
 from __future__ import annotations
 
@@ -33,11 +34,17 @@ def too_long(text: str) -> list[str]:
 
 
 def too_wide(text: str) -> list[str]:
-    rows = [line.strip().strip("|") for line in _FENCED.sub("", text).splitlines() if line.lstrip().startswith("|")]
+    rows = [
+        line.strip().strip("|")
+        for line in _FENCED.sub("", text).splitlines()
+        if line.lstrip().startswith("|")
+    ]
     return [row[:60] for row in rows if len(re.split(r"(?<!\\)\|", row)) > COLUMNS]
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in EVERY])
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in EVERY]
+)
 def test_a_page_is_read_in_pieces(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert too_long(text) == []

@@ -30,7 +30,8 @@ def test_every_page_is_in_the_contents_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"), [("```sh other\nls\n```", "```sh\nls\n```"), ("```python\nx", "```python\nx")]
+    ("said", "shown"),
+    [("```sh other\nls\n```", "```sh\nls\n```"), ("```python\nx", "```python\nx")],
 )
 def test_marks_behind_a_language_are_for_tests(said: str, shown: str) -> None:
     assert on_page_markdown(said) == shown

@@ -22,7 +22,17 @@ def cell(golden_target: Path, golden_drafter: Path) -> Iterator[ProcessCell]:
 
 
 def bench(cell: ProcessCell, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
-    asked = ["bench", "--endpoint", cell.endpoint, "--input-len", "12", "--output-len", "10", "--json", *words]
+    asked = [
+        "bench",
+        "--endpoint",
+        cell.endpoint,
+        "--input-len",
+        "12",
+        "--output-len",
+        "10",
+        "--json",
+        *words,
+    ]
     code = main(asked)
     out = capsys.readouterr()
     assert code == 0, out.err
@@ -30,7 +40,9 @@ def bench(cell: ProcessCell, capsys: pytest.CaptureFixture[str], *words: str) ->
     return content
 
 
-def test_a_sweep_over_users_and_policies(cell: ProcessCell, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_sweep_over_users_and_policies(
+    cell: ProcessCell, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     plot, saved = tmp_path / "sweep.svg", tmp_path / "sweep.json"
     more = ("--policy", "off,fixed:3", "--plot", str(plot), "--save", str(saved))
     found = bench(cell, capsys, "--concurrency", "1,3", "--requests", "6", *more)
@@ -40,7 +52,12 @@ def test_a_sweep_over_users_and_policies(cell: ProcessCell, capsys: pytest.Captu
         (series, users) for users in (1, 3) for series in ("dspark off", "dspark fixed:3")
     ]
     for point in points:
-        assert (point["answers"], point["tokens"], point["errors"], point["counted_by"]) == (6, 60, {}, "ids")
+        assert (point["answers"], point["tokens"], point["errors"], point["counted_by"]) == (
+            6,
+            60,
+            {},
+            "ids",
+        )
         assert point["bytes_per_token"]["client"] > 0
         drafts = point["series"] != "dspark off"
         assert (point["budget"] > 0) == (point["verified_per_token"] > 0) == drafts
@@ -72,7 +89,9 @@ def test_a_seed_is_one_of_sampling_too(
     assert seeds == [7, 8, 9, 10, None, None, None, None]
 
 
-def test_what_cannot_be_asked_is_said_by_name(cell: ProcessCell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_asked_is_said_by_name(
+    cell: ProcessCell, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words, name in (
         (["--input-len", "8", "--output-len", "100000"], "input-len"),
         (["--input-len", "8", "--output-len", "0"], "output-len"),

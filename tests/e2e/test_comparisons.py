@@ -1,4 +1,5 @@
-"""The comparison with other programs runs whole on a tiny pair: real peers where they are installed, and why not."""
+"""The comparison with other programs runs whole on a tiny pair: real peers where they are
+installed, and why not."""
 
 from __future__ import annotations
 
@@ -24,10 +25,20 @@ def _this_process_stays_as_it_was() -> Iterator[None]:
 
 
 def test_everybody_gives_the_ids_of_transformers(
-    golden_target: Path, golden_drafter: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    golden_target: Path,
+    golden_drafter: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DSPARK_VERIFY__MEASURE_COST", "false")
-    pair = ["--target", str(golden_target), "--drafter", str(golden_drafter), "--assistant", str(golden_target)]
+    pair = [
+        "--target",
+        str(golden_target),
+        "--drafter",
+        str(golden_drafter),
+        "--assistant",
+        str(golden_target),
+    ]
     shape = ["--repetitions", "2", "--prompts", "1", "--tokens", "16", "--streams", "1,3", "--json"]
     assert main([*pair, *shape, "--vllm-python", "/nowhere/python"]) == 0
     one, three = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -38,7 +49,10 @@ def test_everybody_gives_the_ids_of_transformers(
         "transformers prompt lookup",
         "transformers assisted",
     }
-    assert set(three["value"]["over"]) == {"dspark off", "transformers generate"}  # who knows batches
+    assert set(three["value"]["over"]) == {
+        "dspark off",
+        "transformers generate",
+    }  # who knows batches
     for row in (one, three):
         value = row["value"]
         assert set(value["same_ids"].values()) == {1.0}

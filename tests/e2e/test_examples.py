@@ -1,4 +1,5 @@
-"""The examples for clients, as a reader runs them, against a cell of the tiny pair; reflection, as grpcurl uses it."""
+"""The examples for clients, as a reader runs them, against a cell of the tiny pair; reflection, as
+grpcurl uses it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from faults.processes import FaultCell
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message_factory import GetMessageClass
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 
 from dspark.client.cell import Cell, write_cell
 from tests.waiting import wait_until
@@ -57,7 +60,9 @@ def home(cell: FaultCell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pa
 def start(name: str, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(ROOT / "examples" / name), *arguments]
     environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+    )
 
 
 def run(name: str, *arguments: str) -> str:
@@ -80,7 +85,9 @@ def test_many_are_asked_at_once(home: Path) -> None:
 def ended(cell: FaultCell, outcome: str) -> float:
     """Answers so far that ended so."""
     text = httpx.get(f"{cell.http}/metrics").raise_for_status().text
-    found = re.search(rf'^dspark_requests_total{{[^}}]*outcome="{outcome}"[^}}]*}} (.+)$', text, re.MULTILINE)
+    found = re.search(
+        rf'^dspark_requests_total{{[^}}]*outcome="{outcome}"[^}}]*}} (.+)$', text, re.MULTILINE
+    )
     return float(found[1]) if found else 0.0
 
 
@@ -107,7 +114,9 @@ def test_an_answer_goes_on_behind_a_lost_coordinator(cell: FaultCell, home: Path
     with start("resume.py", "300") as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        begun = process.stdout.read(40)  # more of it waits in the pipe's buffer, where `communicate` would lose it
+        begun = process.stdout.read(
+            40
+        )  # more of it waits in the pipe's buffer, where `communicate` would lose it
         cell.kill("coordinator/0")
         cell.restart("coordinator/0")
         rest, complained = process.stdout.read(), process.stderr.read()
@@ -119,12 +128,17 @@ def test_an_answer_goes_on_behind_a_lost_coordinator(cell: FaultCell, home: Path
 def test_reflection_tells_enough_to_call_without_protos(cell: FaultCell) -> None:
     with grpc.insecure_channel(cell.endpoint) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
-        assert {"dspark.wire.v1.Generation", "grpc.health.v1.Health"} <= set(database.get_services())
+        assert {"dspark.wire.v1.Generation", "grpc.health.v1.Health"} <= set(
+            database.get_services()
+        )
         pool = DescriptorPool(database)
         service = pool.FindServiceByName("dspark.wire.v1.Generation")
         method = service.FindMethodByName("Generate")
         asked = ParseDict(
-            {"text": "def add(", "samplingParams": {"maxTokens": 8, "temperature": 0, "ignoreEos": True}},
+            {
+                "text": "def add(",
+                "samplingParams": {"maxTokens": 8, "temperature": 0, "ignoreEos": True},
+            },
             GetMessageClass(method.input_type)(),
         )
         call = channel.unary_stream(

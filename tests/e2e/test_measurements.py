@@ -21,7 +21,9 @@ PAIR = Path(__file__).parents[1] / "data" / "pair"
 def test_an_interrupted_demo_takes_its_cluster_down() -> None:
     words = ["--target", str(PAIR / "target"), "--drafter", str(PAIR / "drafter")]
     command = [sys.executable, "-m", "benchmarks.demo", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as demo:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
             if line.startswith("> "):  # the first turn of the conversation

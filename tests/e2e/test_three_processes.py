@@ -23,11 +23,15 @@ TOKENS = 48
 
 
 @pytest.fixture(scope="module")
-def cell(golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCell]:
+def cell(
+    golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProcessCell]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_DISPLAY_ENV", "VERBOSE")  # into the logs
         patch.delenv("GOMP_SPINCOUNT", raising=False)
-        with ProcessCell(golden_target, golden_drafter, folder=tmp_path_factory.mktemp("cell")) as cell:
+        with ProcessCell(
+            golden_target, golden_drafter, folder=tmp_path_factory.mktemp("cell")
+        ) as cell:
             yield cell
 
 
@@ -42,7 +46,9 @@ def test_of_two_processors_workers_of_one_thread_share_one_and_of_more_nobody_is
     every = usable()
     workers, coordinator = ({every[0]}, {every[1]}) if len(every) == 2 else (set(every), set(every))
     wanted = {"verify/0": workers, "draft/0": workers, "coordinator/0": coordinator}
-    assert {name: os.sched_getaffinity(child.pid) for name, child in cell.children.items()} == wanted
+    assert {
+        name: os.sched_getaffinity(child.pid) for name, child in cell.children.items()
+    } == wanted
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch has another OpenMP there")
@@ -57,14 +63,18 @@ def test_greedy_answers_under_every_policy_at_the_same_time_equal_the_target_alo
     asked = [(policy, number) for policy in POLICIES for number in range(len(PROMPTS))]
     options = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
     with cell.client() as client:
-        streams = [client.generate(PROMPTS[number], policy=policy, **options) for policy, number in asked]
+        streams = [
+            client.generate(PROMPTS[number], policy=policy, **options) for policy, number in asked
+        ]
         for (policy, number), stream in zip(asked, streams, strict=True):
             answer = Completion.of(list(stream))
             assert list(answer.token_ids) == plain[number]
             assert answer.end.speculation.policy == policy
 
 
-def test_a_prompt_asked_again_is_prefilled_from_where_it_parts_and_drafted_for(cell: ProcessCell) -> None:
+def test_a_prompt_asked_again_is_prefilled_from_where_it_parts_and_drafted_for(
+    cell: ProcessCell,
+) -> None:
     prompt = [2 + n * 7 % 120 for n in range(101)]
     asked = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True, "policy": "fixed:7"}
     with cell.client() as client:
@@ -80,7 +90,10 @@ def test_a_prompt_asked_again_is_prefilled_from_where_it_parts_and_drafted_for(c
 
 def test_status_shows_every_process_and_the_curve_in_force(cell: ProcessCell) -> None:
     shape = json.loads(dspark("status", "--json", "--endpoint", cell.endpoint))
-    shown = {(p["role"], p["endpoint"], p["pid"], p["incarnation"], p["state"]) for p in shape["processes"]}
+    shown = {
+        (p["role"], p["endpoint"], p["pid"], p["incarnation"], p["state"])
+        for p in shape["processes"]
+    }
     started = {
         (name.partition("/")[0], child.endpoint, child.pid, child.incarnation, "serving")
         for name, child in cell.children.items()
@@ -92,13 +105,17 @@ def test_status_shows_every_process_and_the_curve_in_force(cell: ProcessCell) ->
     assert lane["verify_cost"]["tokens"] == sorted(lane["verify_cost"]["tokens"])
 
 
-def test_generate_prints_ids_for_a_target_without_a_tokenizer(cell: ProcessCell, plain: list[list[int]]) -> None:
+def test_generate_prints_ids_for_a_target_without_a_tokenizer(
+    cell: ProcessCell, plain: list[list[int]]
+) -> None:
     words = ["generate", "--token-ids", ",".join(map(str, PROMPTS[0])), "--max-tokens", str(TOKENS)]
     shown = dspark(*words, "--temperature", "0", "--ignore-eos", "--endpoint", cell.endpoint)
     assert [int(word) for word in shown.split()] == plain[0]
 
 
-def test_a_checkpoint_that_is_not_there_is_named_and_nothing_is_left(golden_drafter: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_not_there_is_named_and_nothing_is_left(
+    golden_drafter: Path, tmp_path: Path
+) -> None:
     cell = ProcessCell(tmp_path / "nowhere", golden_drafter, folder=tmp_path)
     with pytest.raises(Unavailable, match=r"verify/0 did not start: dspark: .*nowhere"):
         cell.start()

@@ -31,7 +31,11 @@ COMMAND = (sys.executable, "-m", "dspark.cli.main", "train")
 def _start(words: list[str]) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        [*COMMAND, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
 
 
@@ -42,7 +46,8 @@ def _finish(words: list[str]) -> None:
 
 
 def _kill_when(words: list[str], happened: Callable[[], bool]) -> bool:
-    """Starts the command and kills it as soon as something has happened; False when it ended before that."""
+    """Starts the command and kills it as soon as something has happened; False when it ended before
+    that."""
     process = _start(words)
     deadline = time.monotonic() + PATIENCE_S
     try:
@@ -68,9 +73,38 @@ def test_training_resumed_after_kills_at_random_steps_writes_the_same_curve(
     family: str, samples: Path, golden_target: Path, tmp_path: Path
 ) -> None:
     def words(out: Path) -> list[str]:
-        told = ["drafter", str(samples), "--target", str(golden_target), "--family", family, "--layers", "1"]
-        told += ["--steps", "14", "--batch", "4", "--anchors", "4", "--markov-rank", "4", "--held-out", "2"]
-        told += ["--log-every", "1", "--evaluate-every", "2", "--save-every", "2", "--precision", "fp32"]
+        told = [
+            "drafter",
+            str(samples),
+            "--target",
+            str(golden_target),
+            "--family",
+            family,
+            "--layers",
+            "1",
+        ]
+        told += [
+            "--steps",
+            "14",
+            "--batch",
+            "4",
+            "--anchors",
+            "4",
+            "--markov-rank",
+            "4",
+            "--held-out",
+            "2",
+        ]
+        told += [
+            "--log-every",
+            "1",
+            "--evaluate-every",
+            "2",
+            "--save-every",
+            "2",
+            "--precision",
+            "fp32",
+        ]
         return [*told, "--device", "cpu", "--out", str(out)]
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -80,7 +114,9 @@ def test_training_resumed_after_kills_at_random_steps_writes_the_same_curve(
     def lines() -> int:
         try:
             return (parts / "log.csv").read_bytes().count(b"\n")
-        except FileNotFoundError:  # not yet, or a run that begins anew has just removed the one before
+        except (
+            FileNotFoundError
+        ):  # not yet, or a run that begins anew has just removed the one before
             return 0
 
     kills = 0
@@ -101,13 +137,16 @@ def test_training_resumed_after_kills_at_random_steps_writes_the_same_curve(
 
 
 @pytest.fixture(scope="module")
-def cell(golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCell]:
+def cell(
+    golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProcessCell]:
     with ProcessCell(golden_target, golden_drafter, folder=tmp_path_factory.mktemp("cell")) as cell:
         yield cell
 
 
 @pytest.mark.parametrize(
-    "kills", [pytest.param(3, id="3 kills"), pytest.param(20, id="20 kills", marks=pytest.mark.slow)]
+    "kills",
+    [pytest.param(3, id="3 kills"), pytest.param(20, id="20 kills", marks=pytest.mark.slow)],
 )
 def test_regeneration_killed_and_resumed_has_every_row_once_and_in_order(
     kills: int, cell: ProcessCell, golden_target: Path, tmp_path: Path

@@ -20,12 +20,16 @@ SETTINGS = (
 )
 
 
-def test_sampled_answers_follow_the_law_and_drafts_are_both_kept_and_refused(tmp_path: Path) -> None:
+def test_sampled_answers_follow_the_law_and_drafts_are_both_kept_and_refused(
+    tmp_path: Path,
+) -> None:
     target, drafter = write_tiny_pair(tmp_path, vocabulary=VOCABULARY, seed=20_000)
     with ProcessCell(target, drafter, draft={"q_entries": VOCABULARY - 1}) as cell:
         rows = draw(cell.endpoint, target, 800, seed=7, settings=SETTINGS)
     assert min(corrected(rows)) > P_BAR
-    for row in rows:  # the drafter is near; how many rounds had a draft in time hangs on the machine
+    for (
+        row
+    ) in rows:  # the drafter is near; how many rounds had a draft in time hangs on the machine
         assert NEAR * row["verified"] < row["accepted"] < row["verified"]
 
 

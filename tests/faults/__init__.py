@@ -1,1 +1,2 @@
-"""Faults on purpose: processes that die or hang, messages that get lost, and what has to hold all the same."""
+"""Faults on purpose: processes that die or hang, messages that get lost, and what has to hold all
+the same."""

@@ -1,11 +1,12 @@
-"""The checks of reliability, one JSON object each on stdout: `make faults`, and `make faults-long` for the long ones.
+"""The checks of reliability, one JSON object each on stdout: `make faults`, and `make faults-long`
+for the long ones.
 
     PYTHONPATH=.:tests python -m faults [--long] [--only 1,4,15] [--jobs 2] [--budget 900]
 
-A row is a program of its own, a module of `faults.rows`: `python -m faults.rows r04_malformed --json`. It runs alone or
-beside another one. A row that fails, crashes or takes too long costs only itself: what it had printed by then counts,
-and each statement that it owes is a row that says so. All rows are saved in benchmarks/results, with the command, the
-commit, the machine and the date.
+A row is a program of its own, a module of `faults.rows`: `python -m faults.rows r04_malformed
+--json`. It runs alone or beside another one. A row that fails, crashes or takes too long costs only
+itself: what it had printed by then counts, and each statement that it owes is a row that says so.
+All rows are saved in benchmarks/results, with the command, the commit, the machine and the date.
 """
 
 from __future__ import annotations
@@ -52,15 +53,26 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     parser.add_argument("--long", action="store_true", help="the long rows, which take hours")
     parser.add_argument("--only", default="", metavar="ROW,ROW", help="these rows, e.g. 4,15")
-    parser.add_argument("--jobs", type=int, default=2, help="rows at one time, of those that do not need to be alone")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="where rows are saved")
-    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for the everyday rows together")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=2,
+        help="rows at one time, of those that do not need to be alone",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, metavar="FOLDER", help="where rows are saved"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=BUDGET_S, help="seconds for the everyday rows together"
+    )
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     known = LONG if args.long else QUICK
     wanted = [word.strip() for word in args.only.split(",") if word.strip()]
     if unknown := set(wanted) - {entry.row for entry in known}:
-        parser.error(f"--only: no {'long' if args.long else 'everyday'} row {', '.join(sorted(unknown))}")
+        parser.error(
+            f"--only: no {'long' if args.long else 'everyday'} row {', '.join(sorted(unknown))}"
+        )
     leave_in_order()
     chosen = [entry for entry in known if not wanted or entry.row in wanted]
     began = time.monotonic()
@@ -73,18 +85,23 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def save(path: Path, ended: Sequence[Ended], words: Sequence[str]) -> None:
-    """One JSON object a row. Rows of this run take the place of older ones of the same program, others stay."""
+    """One JSON object a row. Rows of this run take the place of older ones of the same program,
+    others stay."""
     told = {"command": " ".join(["python -m faults", *words]), **machine()}
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     ran = {each.entry.words for each in ended}
     kept = [line for line in lines if json.loads(line).get("program") not in ran]
     for each in ended:
-        kept += [json.dumps({**json.loads(line), "program": each.entry.words, **told}) for line in each.rows]
+        kept += [
+            json.dumps({**json.loads(line), "program": each.entry.words, **told})
+            for line in each.rows
+        ]
     path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
 
 def run(entries: Sequence[Entry], *, jobs: int, until: float | None) -> list[Ended]:
-    """Rows that measure time go alone and last, when nobody else is left; the others beside each other.
+    """Rows that measure time go alone and last, when nobody else is left; the others beside each
+    other.
 
     until: monotonic seconds by which all of it has to be over.
     """
@@ -111,7 +128,8 @@ def run(entries: Sequence[Entry], *, jobs: int, until: float | None) -> list[End
 
 
 def _run_in_time(entry: Entry, until: float | None, kept_s: float) -> Ended:
-    """A row may take at least its share, whatever those before it took, and more if nobody else needs it."""
+    """A row may take at least its share, whatever those before it took, and more if nobody else
+    needs it."""
     left = float("inf") if until is None else until - kept_s - time.monotonic()
     return _run(entry, max(entry.share_s, left) if until is not None else 4.0 * entry.share_s)
 
@@ -120,11 +138,15 @@ def _run(entry: Entry, limit_s: float) -> Ended:
     """Passes the program's rows through; says so in a row where it gave none."""
     command = [sys.executable, "-m", *entry.command]
     note(f"row {entry.row}: {' '.join(entry.command)}")
-    path = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", ""))))
+    path = os.pathsep.join(
+        filter(None, (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
+    )
     environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ, "PYTHONPATH": path}
     began = time.monotonic()
     # In a session of its own: what it started can be ended with it.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=environment, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, cwd=ROOT, env=environment, start_new_session=True
+    )
     _running.add(process)
     try:
         out, _ = process.communicate(timeout=limit_s)
@@ -144,7 +166,9 @@ def _run(entry: Entry, limit_s: float) -> Ended:
             print(line, flush=True)
         for number in range(len(rows), entry.statements):
             missing = f"statement {number + 1} of {entry.statements} is missing: the program {said}"
-            Row(entry.row, entry.words, {"error": missing}, "it gives a row", False).show(as_json=True)
+            Row(entry.row, entry.words, {"error": missing}, "it gives a row", False).show(
+                as_json=True
+            )
     note(f"row {entry.row}: {seconds:.0f} s")
     return Ended(entry, rows, process.returncode, seconds)
 

@@ -1,8 +1,9 @@
 """Real workers under malformed commands and rows, while an honest stream beside them decodes.
 
-Everything is spoiled by its own schema (`spoiler`), one field at a time, and sent as a coordinator or a verifier would.
-A command that breaks the protocol ends its stream and frees what was opened through it; one that makes no sense for its
-sequence is refused. Behind each comes a prompt or a context that cannot be, whose refusal says that nothing hangs.
+Everything is spoiled by its own schema (`spoiler`), one field at a time, and sent as a coordinator
+or a verifier would. A command that breaks the protocol ends its stream and frees what was opened
+through it; one that makes no sense for its sequence is refused. Behind each comes a prompt or a
+context that cannot be, whose refusal says that nothing hangs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from dspark.runtime.channel import open_channel
 from dspark.types import SamplingParams
 from dspark.wire import codec
 from dspark.wire.control_down import write_down
-from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc, types_pb2, verify_pb2_grpc
+from dspark.wire.v1 import (
+    draft_pb2,
+    draft_pb2_grpc,
+    features_pb2,
+    features_pb2_grpc,
+    types_pb2,
+    verify_pb2_grpc,
+)
 from faults.processes import FaultCell
 from faults.rows.program import quantile
 from faults.spoiler import Spoiler
@@ -51,7 +59,9 @@ class _Stream:
         self.ends = Counter[str]()  # by how they ended
 
     async def write(self, message: Any) -> None:
-        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # it has ended: `read` says so
+        with contextlib.suppress(
+            asyncio.InvalidStateError, grpc.aio.AioRpcError
+        ):  # it has ended: `read` says so
             await self._call.write(message)
 
     async def read(self) -> Any:
@@ -95,7 +105,8 @@ class ControlEnd(_Stream):
         await self.write(self.message(*orders))
 
     async def fence(self) -> int:
-        """Until everything before it was looked at; how many other sequences were refused meanwhile. Raises Ended."""
+        """Until everything before it was looked at; how many other sequences were refused
+        meanwhile. Raises Ended."""
         self._fences += 1
         admit = Admit(self._fences, 0, 0, 8)
         await self.tell(Admission(admit, [], GREEDY, 8, False))
@@ -126,7 +137,9 @@ class RoundsEnd(_Stream):
     async def fence(self) -> int:
         """As above; how many contexts were refused, or blocks empty."""
         self._fences += 1
-        opening = draft_pb2.OpenContext(sequence=self._fences, sampling=codec.write_sampling(GREEDY))
+        opening = draft_pb2.OpenContext(
+            sequence=self._fences, sampling=codec.write_sampling(GREEDY)
+        )
         await self.write(draft_pb2.RoundsCommand(open=opening))
         refused = 0
         while True:
@@ -140,14 +153,20 @@ class RoundsEnd(_Stream):
 class Victim:
     """Honest commands about sequences of its own, each to be spoiled."""
 
-    def __init__(self, control: ControlEnd, rounds: RoundsEnd, number: int, drafter: int, projection: str) -> None:
+    def __init__(
+        self, control: ControlEnd, rounds: RoundsEnd, number: int, drafter: int, projection: str
+    ) -> None:
         self.streams = {"verify": control, "draft": rounds}
         self._incarnation, self._projection = drafter, projection
         self.source = number + 1  # names the verifier's process
         self.number = number << 32  # of its sequence
         self._orders = 0
         self.turned_away = 0  # honest prompts and contexts that were refused
-        other, down, up = types_pb2.SequenceRef(sequence=1 << 50, epoch=1), control.message, draft_pb2.RoundsCommand
+        other, down, up = (
+            types_pb2.SequenceRef(sequence=1 << 50, epoch=1),
+            control.message,
+            draft_pb2.RoundsCommand,
+        )
         # (stream, command) -> an honest one, in turn
         self.commands: dict[tuple[str, str], Callable[[], Any]] = {
             ("verify", "admission"): lambda: down(self._admission((1 << 40) + self.number)),
@@ -159,7 +178,9 @@ class Victim:
             ("draft", "order"): self._order,
             ("draft", "open"): lambda: up(open=self._opening((1 << 40) + self.number)),
             ("draft", "close"): lambda: up(close=draft_pb2.CloseContexts(sequences=[other])),
-            ("draft", "keep"): lambda: up(keep=draft_pb2.KeepContexts(sequences=[self._mine(), other])),
+            ("draft", "keep"): lambda: up(
+                keep=draft_pb2.KeepContexts(sequences=[self._mine(), other])
+            ),
         }
 
     async def renew(self) -> None:
@@ -195,7 +216,9 @@ class Victim:
         return Admission(Admit(number, 1, len(PROMPT), 20), PROMPT, GREEDY, 80, True)
 
     def _opening(self, number: int) -> draft_pb2.OpenContext:
-        return draft_pb2.OpenContext(sequence=number, epoch=1, reserve_tokens=80, sampling=codec.write_sampling(GREEDY))
+        return draft_pb2.OpenContext(
+            sequence=number, epoch=1, reserve_tokens=80, sampling=codec.write_sampling(GREEDY)
+        )
 
     def _mine(self) -> types_pb2.SequenceRef:
         return types_pb2.SequenceRef(sequence=self.number, epoch=1)
@@ -219,7 +242,9 @@ class Tally:
     """What attackers sent, and what came of it."""
 
     took: list[float] = field(default_factory=list)  # s, to refuse a command
-    honest: list[float] = field(default_factory=list)  # s, to refuse an honest one for which there is nothing to do
+    honest: list[float] = field(
+        default_factory=list
+    )  # s, to refuse an honest one for which there is nothing to do
     kinds: Counter[str] = field(default_factory=Counter)  # of what was refused
     hung: int = 0
     sent: int = 0  # bytes
@@ -321,9 +346,11 @@ class Neighbour:
 
 
 async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
-    """Sends so many messages, all but the last 10,000 by so many attackers at a time; what came of them.
+    """Sends so many messages, all but the last 10,000 by so many attackers at a time; what came of
+    them.
 
-    Refusals are timed while one attacker is alone: the others of a crowd would be what its messages wait for."""
+    Refusals are timed while one attacker is alone: the others of a crowd would be what its messages
+    wait for."""
     verifier, drafter = cell.children["verify/0"], cell.children["draft/0"]
     ends = [ControlEnd(verifier.endpoint, verifier.incarnation) for _ in range(2)]
     for end in ends:
@@ -348,7 +375,10 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
     each = [(count - warm_up - alone) // crowd] * crowd
     each[0] += count - warm_up - alone - sum(each)
     await asyncio.gather(
-        *(a.send(n, crowded, neighbour if a is attackers[0] else None) for a, n in zip(attackers, each, strict=True))
+        *(
+            a.send(n, crowded, neighbour if a is attackers[0] else None)
+            for a, n in zip(attackers, each, strict=True)
+        )
     )
     await attackers[0].send(alone, timed, neighbour)
 
@@ -357,7 +387,9 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
     for those in (calm, neighbour):
         await those.leave()
         await those.stream.fence()
-    held = await asyncio.to_thread(cell.held)  # while every stream lives: their ends would free what was lost
+    held = await asyncio.to_thread(
+        cell.held
+    )  # while every stream lives: their ends would free what was lost
     for attacker in attackers:
         await attacker.end()
     for end in ends:
@@ -371,7 +403,9 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
         "attackers": crowd,
         "refused": sum(sum(tally.kinds.values()) for tally in tallies),
         "refused_by_kind": dict(sum((tally.kinds for tally in tallies), Counter[str]())),
-        "streams_ended": dict(sum((end.ends for a in attackers for end in a.victim.streams.values()), Counter[str]())),
+        "streams_ended": dict(
+            sum((end.ends for a in attackers for end in a.victim.streams.values()), Counter[str]())
+        ),
         "hung": sum(tally.hung for tally in tallies) + unanswered,
         "deaths": sum(not cell.alive(name) for name in ("verify/0", "draft/0", "coordinator/0")),
         "honest_refused": sum(attacker.victim.turned_away for attacker in attackers),

@@ -40,7 +40,10 @@ def tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
 def config(folder: Path, **values: Any) -> None:
     file = folder / "config.json"
     content = {**json.loads(file.read_text(encoding="utf-8")), **values}
-    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}), encoding="utf-8")
+    file.write_text(
+        json.dumps({key: value for key, value in content.items() if value is not None}),
+        encoding="utf-8",
+    )
 
 
 def first(held: dict[str, Any]) -> str:
@@ -111,7 +114,9 @@ def _linked(folder: Path) -> None:
 
 
 def _flood(folder: Path) -> None:
-    tensors(folder, lambda held: held.update({f"flood.{n}": torch.zeros(0) for n in range(150_000)}))
+    tensors(
+        folder, lambda held: held.update({f"flood.{n}": torch.zeros(0) for n in range(150_000)})
+    )
 
 
 # Both parts of a pair are loaded by the same code; what differs is in their configurations.
@@ -128,7 +133,9 @@ WEIGHTS: dict[str, Spoil] = {
     "trailing bytes": raw(lambda data: data + b"\0" * 64),
     "a key twice": _twice,
     "a key missing": lambda folder: tensors(folder, lambda held: held.pop(first(held))),
-    "a key too many": lambda folder: tensors(folder, lambda held: held.update(extra=torch.zeros(3))),
+    "a key too many": lambda folder: tensors(
+        folder, lambda held: held.update(extra=torch.zeros(3))
+    ),
     "150 000 empty tensors": _flood,
     "offsets overlap": _set("", data_offsets=[0, 4]),
     "offsets backwards": _set("", data_offsets=[8, 0]),
@@ -137,7 +144,8 @@ WEIGHTS: dict[str, Spoil] = {
     "shape overflows": _set("", shape=[1 << 32, 1 << 32]),
     "shape without end": _set("", shape=[math.inf]),
     "no shape at all": lambda folder: tensors(
-        folder, lambda held: held.update({name: tensor.flatten()[0] for name, tensor in held.items()})
+        folder,
+        lambda held: held.update({name: tensor.flatten()[0] for name, tensor in held.items()}),
     ),
     "shape of other size": _tensor(lambda tensor: tensor.reshape(-1)[:-1]),
     "shape transposed": _tensor(lambda tensor: tensor.reshape(*reversed(tensor.shape), 1)),
@@ -157,15 +165,21 @@ CONFIGS: dict[str, Spoil] = {
     "no config": lambda folder: (folder / "config.json").unlink(),
     "config is no JSON": lambda folder: (folder / "config.json").write_text("{", encoding="utf-8"),
     "config is a list": lambda folder: (folder / "config.json").write_text("[]", encoding="utf-8"),
-    "config of 100 MB": lambda folder: (folder / "config.json").write_bytes(b'{"a": "' + b"x" * 100_000_000 + b'"}'),
+    "config of 100 MB": lambda folder: (folder / "config.json").write_bytes(
+        b'{"a": "' + b"x" * 100_000_000 + b'"}'
+    ),
     "hidden size 0": lambda folder: config(folder, hidden_size=0),
     "hidden size of other weights": lambda folder: config(folder, hidden_size=128),
     "a million layers": lambda folder: config(folder, num_hidden_layers=1_000_000),
     "negative vocabulary": lambda folder: config(folder, vocab_size=-5),
     "vocabulary of other weights": lambda folder: config(folder, vocab_size=64),
     "heads that do not divide": lambda folder: config(folder, num_attention_heads=7),
-    "unknown model": lambda folder: config(folder, model_type="nonesuch", architectures=["Nonesuch"]),
+    "unknown model": lambda folder: config(
+        folder, model_type="nonesuch", architectures=["Nonesuch"]
+    ),
     "remote code": lambda folder: config(
-        folder, model_type="evil", auto_map={"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
+        folder,
+        model_type="evil",
+        auto_map={"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"},
     ),
 }

@@ -1,8 +1,9 @@
 """Every kind of message that crosses from one process to another, read from the protocol itself.
 
 A kind is the message's type and, where the type is a choice or a list of choices, what was chosen:
-`RoundsCommand.order`, `ControlUp.report`, `FeatureChunk`, `DescribeRequest`. Of a list it is what is said rarely, the
-last of them in the protocol. A command that is added to the protocol is a kind at once.
+`RoundsCommand.order`, `ControlUp.report`, `FeatureChunk`, `DescribeRequest`. Of a list it is what
+is said rarely, the last of them in the protocol. A command that is added to the protocol is a kind
+at once.
 """
 
 from __future__ import annotations
@@ -17,12 +18,19 @@ from google.protobuf.message_factory import GetMessageClass
 from dspark.wire.v1 import control_pb2, draft_pb2, features_pb2, frontend_pb2, verify_pb2
 
 OFTEN = ("plan", "acknowledged", "report")  # parts of lists that come with nearly all of them
-INTERNAL = (verify_pb2, draft_pb2, features_pb2, frontend_pb2, control_pb2)  # files whose services are no clients'
+INTERNAL = (
+    verify_pb2,
+    draft_pb2,
+    features_pb2,
+    frontend_pb2,
+    control_pb2,
+)  # files whose services are no clients'
 
 
 @functools.cache
 def methods() -> dict[str, tuple[Descriptor, Descriptor]]:
-    """Path of every internal method, e.g. "/dspark.wire.v1.Verify/Control" -> (request, response)."""
+    """Path of every internal method, e.g. "/dspark.wire.v1.Verify/Control" -> (request,
+    response)."""
     return {
         f"/{service.full_name}/{method.name}": (method.input_type, method.output_type)
         for file in INTERNAL
@@ -74,6 +82,10 @@ def _choice(descriptor: Descriptor) -> OneofDescriptor | None:
 def _list(descriptor: Descriptor) -> tuple[str, OneofDescriptor] | None:
     """The field that lists choices, and the choice, of a message that is such a list."""
     for field in descriptor.fields:
-        if field.message_type is not None and field.is_repeated and (each := _choice(field.message_type)) is not None:
+        if (
+            field.message_type is not None
+            and field.is_repeated
+            and (each := _choice(field.message_type)) is not None
+        ):
             return field.name, each
     return None

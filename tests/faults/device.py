@@ -1,4 +1,5 @@
-"""The device of a simulated worker: jobs one at a time, urgent ones first, each for as long as it is said to take."""
+"""The device of a simulated worker: jobs one at a time, urgent ones first, each for as long as it
+is said to take."""
 
 from __future__ import annotations
 
@@ -14,10 +15,17 @@ from dspark.runtime.device_worker import DeviceWorker
 from faults.network import Network
 from verify_service.under_way import UnderWay
 
-SECONDS = {"judge_cohort": 0.005, "timed_draft": 0.002, "prefill_next": 0.005, "ingest_many": 0.0002}
+SECONDS = {
+    "judge_cohort": 0.005,
+    "timed_draft": 0.002,
+    "prefill_next": 0.005,
+    "ingest_many": 0.0002,
+}
 OTHERWISE_S = 0.00002
 
-Seconds = Mapping[str, float | Callable[[Any], float]]  # by a function's name, of what the function says itself
+Seconds = Mapping[
+    str, float | Callable[[Any], float]
+]  # by a function's name, of what the function says itself
 
 
 def _kind(function: Any) -> str:
@@ -30,8 +38,9 @@ def _kind(function: Any) -> str:
 class SimulatedDevice(DeviceWorker):
     """A `DeviceWorker` in simulated time: its queue, and the loop instead of its thread.
 
-    A job has its effects when it ends, and none where the process has died in between: jobs hand on what they made
-    themselves. seconds: of each kind of job, by the name of its function; or made of that function.
+    A job has its effects when it ends, and none where the process has died in between: jobs hand on
+    what they made themselves. seconds: of each kind of job, by the name of its function; or made of
+    that function.
     """
 
     def __init__(self, network: Network, seconds: Seconds) -> None:
@@ -43,7 +52,13 @@ class SimulatedDevice(DeviceWorker):
     def close(self) -> None:
         self._closed = True
 
-    def post(self, function: Callable[[], object], loop: asyncio.AbstractEventLoop, *, computes: bool = True) -> None:
+    def post(
+        self,
+        function: Callable[[], object],
+        loop: asyncio.AbstractEventLoop,
+        *,
+        computes: bool = True,
+    ) -> None:
         with contextlib.suppress(Unavailable):  # of a process that is dead
             super().post(function, loop, computes=computes)
 
@@ -69,9 +84,16 @@ class SimulatedDevice(DeviceWorker):
             seconds = takes(function) if callable(takes) else takes
             self._working = True  # what the job posts waits until it is over
             self.busy_s += seconds
-            loop.call_later(seconds, self._node.when_awake, lambda job=(future, function, args): self._end(*job))
+            loop.call_later(
+                seconds, self._node.when_awake, lambda job=(future, function, args): self._end(*job)
+            )
 
-    def _end(self, future: asyncio.Future[Any] | None, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def _end(
+        self,
+        future: asyncio.Future[Any] | None,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+    ) -> None:
         result: Any = None
         error: Exception | None = None
         try:

@@ -1,4 +1,5 @@
-"""A verifier's stream to a drafter in simulated time: what `DrafterStream` is on threads, in tasks of the node."""
+"""A verifier's stream to a drafter in simulated time: what `DrafterStream` is on threads, in tasks
+of the node."""
 
 from __future__ import annotations
 

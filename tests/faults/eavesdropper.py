@@ -1,7 +1,9 @@
-"""What somebody on the wire sees of an encrypted stream, and how well it tells fifty questions apart.
+"""What somebody on the wire sees of an encrypted stream, and how well it tells fifty questions
+apart.
 
-`Tap` passes bytes between a client and a server and notes when how many came back. `guess` learns from such traces,
-sizes and times alone, and says how often it names the right question of unseen ones.
+`Tap` passes bytes between a client and a server and notes when how many came back. `guess` learns
+from such traces, sizes and times alone, and says how often it names the right question of unseen
+ones.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class Tap:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: bool) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: bool
+    ) -> None:
         with contextlib.suppress(ConnectionError, OSError):
             while data := await reader.read(CHUNK):
                 if heard and self._trace is not None:
@@ -82,7 +86,9 @@ def features(trace: Trace) -> Matrix:
     return np.concatenate([*first, over_time, [sizes.sum(), times[-1], len(sizes)]])
 
 
-def guess(known: Matrix, labels: npt.NDArray[np.int64], unseen: Matrix, truth: npt.NDArray[np.int64]) -> float:
+def guess(
+    known: Matrix, labels: npt.NDArray[np.int64], unseen: Matrix, truth: npt.NDArray[np.int64]
+) -> float:
     """Share of `unseen` rows that the best of three classifiers names rightly."""
     centre, spread = known.mean(0), known.std(0)
     spread[spread == 0] = np.inf  # what never varies says nothing
@@ -94,8 +100,11 @@ def guess(known: Matrix, labels: npt.NDArray[np.int64], unseen: Matrix, truth: n
     )
 
 
-def _by_telling(known: Matrix, labels: npt.NDArray[np.int64], unseen: Matrix, truth: npt.NDArray[np.int64]) -> float:
-    """The nearest trace by the few features that differ most between questions, and least within one."""
+def _by_telling(
+    known: Matrix, labels: npt.NDArray[np.int64], unseen: Matrix, truth: npt.NDArray[np.int64]
+) -> float:
+    """The nearest trace by the few features that differ most between questions, and least within
+    one."""
     members = np.eye(labels.max() + 1)[labels]
     means = members.T @ known / np.maximum(members.sum(0), 1.0)[:, None]
     within = np.sqrt(np.mean((known - means[labels]) ** 2, axis=0))
@@ -104,7 +113,9 @@ def _by_telling(known: Matrix, labels: npt.NDArray[np.int64], unseen: Matrix, tr
     best, chosen = -1.0, 0
     for count in TELLING:
         columns = np.argsort(-ratio)[:count]
-        distance = _distances(known[:, columns] / within[columns], known[:, columns] / within[columns])
+        distance = _distances(
+            known[:, columns] / within[columns], known[:, columns] / within[columns]
+        )
         np.fill_diagonal(distance, np.inf)
         right = float((labels[distance.argmin(1)] == labels).mean())
         if right > best:
@@ -118,14 +129,20 @@ def _distances(rows: Matrix, others: Matrix) -> Matrix:
     return np.asarray(((rows[:, None, :] - others[None, :, :]) ** 2).sum(-1), np.float64)
 
 
-def _by_neighbours(known: Matrix, labels: npt.NDArray[np.int64], unseen: Matrix, truth: npt.NDArray[np.int64]) -> float:
+def _by_neighbours(
+    known: Matrix, labels: npt.NDArray[np.int64], unseen: Matrix, truth: npt.NDArray[np.int64]
+) -> float:
     distance = _distances(unseen, known)
     votes = labels[np.argsort(distance, axis=1)[:, :NEIGHBOURS]]
     said = np.array([np.bincount(row).argmax() for row in votes])
     return float((said == truth).mean())
 
 
-def _by_ridge(known: Matrix, labels: npt.NDArray[np.int64], unseen: Matrix, truth: npt.NDArray[np.int64]) -> float:
+def _by_ridge(
+    known: Matrix, labels: npt.NDArray[np.int64], unseen: Matrix, truth: npt.NDArray[np.int64]
+) -> float:
     wanted = np.eye(labels.max() + 1)[labels]
-    weights = np.linalg.solve(known.T @ known + RIDGE * np.eye(known.shape[1]), known.T @ (wanted - wanted.mean(0)))
+    weights = np.linalg.solve(
+        known.T @ known + RIDGE * np.eye(known.shape[1]), known.T @ (wanted - wanted.mean(0))
+    )
     return float(((unseen @ weights).argmax(1) == truth).mean())

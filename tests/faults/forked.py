@@ -1,4 +1,5 @@
-"""Calls in a child of their own, so that what one of them takes of memory is known, and not what others took before."""
+"""Calls in a child of their own, so that what one of them takes of memory is known, and not what
+others took before."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ _FORK = multiprocessing.get_context("fork")  # imports and sound models are ther
 def forked(call: Callable[[], T], limit_s: float) -> tuple[T, float]:
     """(what `call` returns, megabytes by which resident memory grew at most).
 
-    RuntimeError when the child dies or says nothing for `limit_s`. What the child maps of files counts as well as what
-    it allocates, but for libraries: how much of them comes with their first use is up to the system's cache.
+    RuntimeError when the child dies or says nothing for `limit_s`. What the child maps of files
+    counts as well as what it allocates, but for libraries: how much of them comes with their first
+    use is up to the system's cache.
     """
     mine, its = _FORK.Pipe(duplex=False)
     child = _FORK.Process(target=_run, args=(call, its), daemon=True)
@@ -53,7 +55,9 @@ def _libraries_mb() -> float:
     total, library = 0, False
     with open("/proc/self/smaps", encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            if (first := line.split(maxsplit=1)[0])[-1] != ":":  # a mapping begins: addresses, ..., file
+            if (first := line.split(maxsplit=1)[0])[
+                -1
+            ] != ":":  # a mapping begins: addresses, ..., file
                 library = ".so" in line.rpartition("/")[2]
             elif library and first == "Rss:":
                 total += int(line.split()[1])

@@ -1,7 +1,8 @@
 """Random commands against a whole simulated cell, with a model of what must be true after each.
 
-The model is small: an answer is a prefix of what the target alone says, and only grows; pages have exactly the holders
-that sequences and kept prefixes account for; bounds are kept; when the trouble ends, everything ends.
+The model is small: an answer is a prefix of what the target alone says, and only grows; pages have
+exactly the holders that sequences and kept prefixes account for; bounds are kept; when the trouble
+ends, everything ends.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def plain() -> list[list[int]]:
 
 
 class CellMachine(RuleBasedStateMachine):
-    """Requests, cancels, kills, hangs, restarts, lost messages, preemption and time, in any order."""
+    """Requests, cancels, kills, hangs, restarts, lost messages, preemption and time, in any
+    order."""
 
     steps = 0  # of all machines
 
@@ -77,7 +79,11 @@ class CellMachine(RuleBasedStateMachine):
     async def _begin(self) -> SimulatedCell:
         return SimulatedCell(plan=Plan(), watch_s=1.0, **SETTINGS)
 
-    @rule(which=st.integers(0, len(PROMPTS) - 1), tokens=st.integers(1, LONGEST), policy=st.sampled_from(POLICIES))
+    @rule(
+        which=st.integers(0, len(PROMPTS) - 1),
+        tokens=st.integers(1, LONGEST),
+        policy=st.sampled_from(POLICIES),
+    )
     def ask(self, which: int, tokens: int, policy: str) -> None:
         work = self.cell.ask(PROMPTS[which], max_tokens=tokens, policy=policy)
         self._now(lambda: self.asked.append((which, tokens, asyncio.create_task(work))))
@@ -112,14 +118,20 @@ class CellMachine(RuleBasedStateMachine):
         self._pass(0.3)
 
     @precondition(lambda self: not self.down | self.hung)
-    @rule(name=st.sampled_from(["verify/0", "verify/1", "draft/0"]), seconds=st.sampled_from([0.05, 0.5, 3.0]))
+    @rule(
+        name=st.sampled_from(["verify/0", "verify/1", "draft/0"]),
+        seconds=st.sampled_from([0.05, 0.5, 3.0]),
+    )
     def hang(self, name: str, seconds: float) -> None:
         self._now(self.cell.freeze, name)
         self._pass(seconds)
         self._now(self.cell.thaw, name)
         self._pass(0.01)
 
-    @rule(kind=st.sampled_from(KINDS), action=st.sampled_from([Action.DROP, Action.TWICE, Action.SWAP, Action.CUT]))
+    @rule(
+        kind=st.sampled_from(KINDS),
+        action=st.sampled_from([Action.DROP, Action.TWICE, Action.SWAP, Action.CUT]),
+    )
     def hurt(self, kind: str, action: Action) -> None:
         plan = self.cell.network.plan
         plan.rules[:] = [once(kind, action, at=plan.seen[kind] + 1)]
@@ -172,9 +184,13 @@ class CellMachine(RuleBasedStateMachine):
             pool = holdings.pool
             held = Counter(page for table in pool._tables.values() for page in table.pages)
             held.update(kept.page for kept in holdings.prefixes._kept.values())
-            assert [held[page] for page in range(pool.total)] == pool._holders.tolist(), "a page has who holds it"
+            assert [held[page] for page in range(pool.total)] == pool._holders.tolist(), (
+                "a page has who holds it"
+            )
             assert pool.free == sum(held[page] == 0 for page in range(pool.total))
-            assert set(pool._tables) == set(holdings.states) | engine._busy, "who left a pass goes at its end"
+            assert set(pool._tables) == set(holdings.states) | engine._busy, (
+                "who left a pass goes at its end"
+            )
             for number, one in holdings.states.items():
                 assert one.cached <= len(pool.pages(number)) * PAGE
 
@@ -200,5 +216,7 @@ class CellMachine(RuleBasedStateMachine):
             if answer.error is None:
                 assert answer.ids == self.expected[which][:tokens]
             else:
-                assert answer.ids == self.expected[which][: len(answer.ids)], "what was shown stands"
+                assert answer.ids == self.expected[which][: len(answer.ids)], (
+                    "what was shown stands"
+                )
         await cell.until(lambda: not cell.left_over(), within_s=60.0)

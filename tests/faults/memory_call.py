@@ -1,4 +1,5 @@
-"""A call in memory: its client's end, as stubs hand it out, and its handler on the server's node."""
+"""A call in memory: its client's end, as stubs hand it out, and its handler on the server's
+node."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ class Shape:
 class MemoryCall:
     """A call, as its client holds it."""
 
-    def __init__(self, channel: Channel, shape: Shape, request: Any, timeout: float | None, metadata: Any) -> None:
+    def __init__(
+        self, channel: Channel, shape: Shape, request: Any, timeout: float | None, metadata: Any
+    ) -> None:
         network = channel.network
         self._network, self._shape = network, shape
         self.method = shape.method
@@ -132,7 +135,10 @@ class MemoryCall:
             return self._shape.read(await self._down.next())
         except grpc.aio.AioRpcError as error:
             self._end_with(error)
-            if error.code() is grpc.StatusCode.CANCELLED and error.details() == "cancelled by the client":
+            if (
+                error.code() is grpc.StatusCode.CANCELLED
+                and error.details() == "cancelled by the client"
+            ):
                 raise asyncio.CancelledError from None
             raise
         except StopAsyncIteration:
@@ -167,9 +173,12 @@ class MemoryCall:
         self._leave()
 
     def _leave(self) -> None:
-        """The server hears of it when the news gets there, or when it hears nothing for too long."""
+        """The server hears of it when the news gets there, or when it hears nothing for too
+        long."""
         network, loop = self._network, asyncio.get_running_loop()
-        loop.call_later(network.hop_s, network.deliver, self.source, self.target, self._stop_serving)
+        loop.call_later(
+            network.hop_s, network.deliver, self.source, self.target, self._stop_serving
+        )
         loop.call_later(network.watch_s, self._stop_serving)
 
     def cut(self, why: str) -> None:
@@ -193,10 +202,16 @@ class MemoryCall:
             if self._shape.wait_for_ready:
                 asyncio.get_running_loop().call_later(0.05, self._arrived)
             else:
-                self._end_with(failure(UNAVAILABLE, f"failed to connect to {self._endpoint}: Connection refused"))
+                self._end_with(
+                    failure(
+                        UNAVAILABLE, f"failed to connect to {self._endpoint}: Connection refused"
+                    )
+                )
             return
         node, server = held
-        self._serving = node.context.run(asyncio.get_running_loop().create_task, self._serve(node, server))
+        self._serving = node.context.run(
+            asyncio.get_running_loop().create_task, self._serve(node, server)
+        )
 
     def _stop_serving(self) -> None:
         if self._serving is not None:
@@ -220,7 +235,9 @@ class MemoryCall:
                 run = handler.stream_stream if handler.request_streaming else handler.unary_stream
                 made = run(asked, context)
                 if inspect.isawaitable(made):
-                    context.send = lambda response: self._down.send(handler.response_serializer(response))
+                    context.send = lambda response: self._down.send(
+                        handler.response_serializer(response)
+                    )
                     await made
                 else:
                     async with contextlib.aclosing(made) as responses:
@@ -272,5 +289,7 @@ class Context:
     def set_trailing_metadata(self, trailing: Any) -> None:
         self._trailing = trailing
 
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()
+    ) -> None:
         raise Aborted(failure(code, details, trailing_metadata or self._trailing))

@@ -1,7 +1,9 @@
-"""What this system uses of `grpc.aio`, over a `Network` in memory: a server, channels, calls, their errors.
+"""What this system uses of `grpc.aio`, over a `Network` in memory: a server, channels, calls, their
+errors.
 
-Messages are serialised and read as over a wire, interceptors and health run, statuses and metadata come through. What
-is left out: flow control (a call holds any number of messages) and connections (each call has its own way).
+Messages are serialised and read as over a wire, interceptors and health run, statuses and metadata
+come through. What is left out: flow control (a call holds any number of messages) and connections
+(each call has its own way).
 """
 
 from __future__ import annotations
@@ -22,12 +24,16 @@ class MemoryChannel:
         self.network, self.endpoint = network, endpoint
         self._calls: list[MemoryCall] = []
 
-    def unary_unary(self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
+    def unary_unary(
+        self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any
+    ) -> Any:
         return self._method(method, False, request_serializer, response_deserializer)
 
     unary_stream = unary_unary
 
-    def stream_stream(self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
+    def stream_stream(
+        self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any
+    ) -> Any:
         return self._method(method, True, request_serializer, response_deserializer)
 
     stream_unary = stream_stream
@@ -36,7 +42,9 @@ class MemoryChannel:
         for call in self._calls:
             call.cancel()
 
-    def _method(self, method: str, streaming: bool, write: Any, read: Any) -> Callable[..., MemoryCall]:
+    def _method(
+        self, method: str, streaming: bool, write: Any, read: Any
+    ) -> Callable[..., MemoryCall]:
         def call(
             request: Any = None,
             *,
@@ -81,7 +89,9 @@ class MemoryServer:
     async def stop(self, grace: float | None) -> None:
         for address in self._binds:
             self._network.servers.pop(address, None)
-        mine = [call for call in self._network.calls if getattr(call, "_endpoint", "") in self._binds]
+        mine = [
+            call for call in self._network.calls if getattr(call, "_endpoint", "") in self._binds
+        ]
         if grace:
             await asyncio.sleep(0 if not mine else grace)
         for call in mine:
@@ -99,7 +109,9 @@ class MemoryServer:
         continuation = find
         for interceptor in reversed(self._interceptors):
 
-            async def through(details: Any, inner: Any = continuation, outer: Any = interceptor) -> Any:
+            async def through(
+                details: Any, inner: Any = continuation, outer: Any = interceptor
+            ) -> Any:
                 return await outer.intercept_service(inner, details)
 
             continuation = through

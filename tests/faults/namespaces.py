@@ -1,12 +1,13 @@
-"""A network namespace for each process, so that the kernel itself loses packets on the way to it or from it.
+"""A network namespace for each process, so that the kernel itself loses packets on the way to it or
+from it.
 
     enter("faults.rows")      # once, first thing: this program gets a network of its own
     with FaultCell(between="kernel") as cell:
         cell.proxies["draft/0"].blackhole(Way.IN)
 
-Every namespace is an address of one bridge. A queue that holds nothing drops all: towards the process before the
-bridge's port, from it before its own. Nothing of the machine's own network is touched, and all of it goes with its
-processes. Needs root, and `unshare`, `nsenter`, `ip` and `tc`.
+Every namespace is an address of one bridge. A queue that holds nothing drops all: towards the
+process before the bridge's port, from it before its own. Nothing of the machine's own network is
+touched, and all of it goes with its processes. Needs root, and `unshare`, `nsenter`, `ip` and `tc`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ LIMIT_S = 10.0
 
 
 def enter(module: str) -> bool:
-    """Starts the program `python -m module` again in a network of its own; False where that is not allowed.
+    """Starts the program `python -m module` again in a network of its own; False where that is not
+    allowed.
 
     Returns True in the new one, where nothing is up yet, see `bridge`.
     """
     if os.environ.get(INSIDE):
         return True
-    if not all(map(shutil.which, TOOLS)) or subprocess.run(["unshare", "--net", "true"], check=False).returncode:
+    if (
+        not all(map(shutil.which, TOOLS))
+        or subprocess.run(["unshare", "--net", "true"], check=False).returncode
+    ):
         return False
     os.environ[INSIDE] = "1"
     sys.stdout.flush()
@@ -48,14 +53,17 @@ def bridge() -> None:
 
 
 class Namespace:
-    """One process's network: an address, and a cable to the bridge that can be cut in each direction."""
+    """One process's network: an address, and a cable to the bridge that can be cut in each
+    direction."""
 
     def __init__(self, number: int) -> None:
         """number: 1 to 250, unlike any other's."""
         self.address = f"{SUBNET}.{number + 1}"
         self._port, self._inner = f"port{number}", f"own{number}"
         # Keeps the network; its input ends with this program, and so does it.
-        self._holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._holder = subprocess.Popen(
+            ["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         try:
             self._lay()
         except BaseException:

@@ -1,7 +1,9 @@
-"""Processes and the wires between them, in one event loop: who is there, who hangs, what is cut off from what.
+"""Processes and the wires between them, in one event loop: who is there, who hangs, what is cut off
+from what.
 
-A node stands for a process: the tasks it started, the calls it takes part in. Killing it cuts its calls and ends its
-tasks; a frozen one keeps its connections, hears nothing and says nothing, until whoever watches it gives up.
+A node stands for a process: the tasks it started, the calls it takes part in. Killing it cuts its
+calls and ends its tasks; a frozen one keeps its connections, hears nothing and says nothing, until
+whoever watches it gives up.
 """
 
 from __future__ import annotations
@@ -54,9 +56,12 @@ _here: ContextVar[Node | None] = ContextVar("node", default=None)
 
 
 class Network:
-    """hop_s: one way, in seconds. watch_s: silence after which a peer that hangs is given up, as the keepalive says."""
+    """hop_s: one way, in seconds. watch_s: silence after which a peer that hangs is given up, as
+    the keepalive says."""
 
-    def __init__(self, plan: Plan | None = None, *, hop_s: float = 0.0002, watch_s: float = 4.0) -> None:
+    def __init__(
+        self, plan: Plan | None = None, *, hop_s: float = 0.0002, watch_s: float = 4.0
+    ) -> None:
         self.plan = plan or Plan()
         self.hop_s, self.watch_s = hop_s, watch_s
         self.outside = Node("client")
@@ -143,7 +148,9 @@ class Network:
 
     def _blocked(self, source: str, target: str) -> bool:
         ends = (self.nodes.get(source), self.nodes.get(target))
-        return (source, target) in self._walls or any(end is not None and end.frozen for end in ends)
+        return (source, target) in self._walls or any(
+            end is not None and end.frozen for end in ends
+        )
 
     def _pass_held(self) -> None:
         held, self._held = self._held, []
@@ -158,10 +165,14 @@ class Network:
             self._loop.call_later(self.watch_s, self._give_up, call)
 
     def _give_up(self, call: Call) -> None:
-        if call in self.calls and (self._blocked(call.source, call.target) or self._blocked(call.target, call.source)):
+        if call in self.calls and (
+            self._blocked(call.source, call.target) or self._blocked(call.target, call.source)
+        ):
             call.cut("ping timeout")
 
-    def _task(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **more: Any) -> asyncio.Task[Any]:
+    def _task(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **more: Any
+    ) -> asyncio.Task[Any]:
         context = more.get("context") or contextvars.copy_context()
         node = context.get(_here) or self.outside
         task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **more)

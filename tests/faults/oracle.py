@@ -1,9 +1,10 @@
 """The target alone, by transformers: what a token may be, whatever served it.
 
-Three kinds of promises. At temperature 0 and under `coupled` each token follows from those before it, so an answer is
-right or wrong by itself: one forward pass over prompt and answer tells, and a token that is led by less than a near-tie
-is counted. Under a ratio rule an answer is what the recorded choices lead to, see `tape`. Where no choices were
-recorded, a token at least has to be one that its law can give.
+Three kinds of promises. At temperature 0 and under `coupled` each token follows from those before
+it, so an answer is right or wrong by itself: one forward pass over prompt and answer tells, and a
+token that is led by less than a near-tie is counted. Under a ratio rule an answer is what the
+recorded choices lead to, see `tape`. Where no choices were recorded, a token at least has to be one
+that its law can give.
 """
 
 from __future__ import annotations
@@ -24,12 +25,23 @@ from dspark.types import Rule, SamplingParams
 from faults.pair import TARGET
 
 SLACK = 1e-3  # nats by which rounding may move a token over the edge of a truncation
-NOT_LAW = ("max_tokens", "n", "policy", "timeout", "cache_salt", "ignore_eos", "request_id", "drafter", "resume_s")
+NOT_LAW = (
+    "max_tokens",
+    "n",
+    "policy",
+    "timeout",
+    "cache_salt",
+    "ignore_eos",
+    "request_id",
+    "drafter",
+    "resume_s",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """wrong: what is not as promised, empty when all is. near_ties: tokens that rounding decided."""
+    """wrong: what is not as promised, empty when all is. near_ties: tokens that rounding
+    decided."""
 
     wrong: str = ""
     near_ties: int = 0
@@ -43,7 +55,9 @@ def model(target: Path = TARGET) -> Any:
 def logits(tokens: Sequence[int], rows: int, target: Path = TARGET) -> torch.Tensor:
     """[rows, V] after each of the last `rows` tokens."""
     with torch.inference_mode():
-        out: torch.Tensor = model(target)(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits
+        out: torch.Tensor = model(target)(
+            input_ids=torch.tensor([list(tokens)]), use_cache=False
+        ).logits
     return out[0, -rows:].float()
 
 
@@ -51,31 +65,40 @@ def params_of(options: Mapping[str, Any], prompt_len: int, choice: int = 0) -> S
     """As workers read it: request fields travel as float32."""
     given = {name: _float32(value) for name, value in options.items() if name not in NOT_LAW}
     if "logit_bias" in given:
-        given["logit_bias"] = tuple(sorted((token, _float32(by)) for token, by in given["logit_bias"].items()))
+        given["logit_bias"] = tuple(
+            sorted((token, _float32(by)) for token, by in given["logit_bias"].items())
+        )
     if "stop_token_ids" in given:
         given["stop_token_ids"] = tuple(sorted(given["stop_token_ids"]))
     rule = Rule[given.pop("rule", "coupled" if "seed" in given else "block").upper()]
     return SamplingParams(**given, rule=rule, choice=choice, prompt_len=prompt_len)
 
 
-def examine(prompt: Sequence[int], answer: Sequence[int], params: SamplingParams, target: Path = TARGET) -> Finding:
+def examine(
+    prompt: Sequence[int], answer: Sequence[int], params: SamplingParams, target: Path = TARGET
+) -> Finding:
     """Whether each token of the answer is the one, or one of those, that its law says."""
     if not answer:
         return Finding()
     params = replace(params, prompt_len=len(prompt))
     rows = shaped(
-        logits([*prompt, *answer], len(answer) + 1, target)[:-1], [(0, answer[:-1], Shaper.of(params, prompt))]
+        logits([*prompt, *answer], len(answer) + 1, target)[:-1],
+        [(0, answer[:-1], Shaper.of(params, prompt))],
     )
     if params.greedy:
         best = rows.topk(2).values
         own, leads = rows.argmax(dim=-1), best[:, 0] - best[:, 1]
     elif params.rule is Rule.COUPLED:
-        noise = times([params] * len(answer), range(len(prompt), len(prompt) + len(answer)), rows.shape[-1])
+        noise = times(
+            [params] * len(answer), range(len(prompt), len(prompt) + len(answer)), rows.shape[-1]
+        )
         own, leads = winners(distribution(rows, SamplingColumns.of([params])), noise)
     else:
         return _possible(answer, rows, params)
     near = leads < NEAR_TIE
-    for place, (token, said, close) in enumerate(zip(own.tolist(), answer, near.tolist(), strict=True)):
+    for place, (token, said, close) in enumerate(
+        zip(own.tolist(), answer, near.tolist(), strict=True)
+    ):
         if token != said and not close:
             return Finding(f"token {place} is {said}, and {token} by its law", int(near.sum()))
     return Finding("", int(near.sum()))
@@ -96,14 +119,19 @@ def _float32(value: Any) -> Any:
 
 
 def plain_greedy(target: Path, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
-    """So many greedy ids for each prompt, stop tokens ignored, by transformers' own loop on any target."""
+    """So many greedy ids for each prompt, stop tokens ignored, by transformers' own loop on any
+    target."""
     own = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     own.generation_config.eos_token_id = None
     answers = []
     for prompt in prompts:
         ids = torch.tensor([list(prompt)])
         out = own.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens, pad_token_id=0
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=tokens,
+            pad_token_id=0,
         )
         answers.append(out[0, len(prompt) :].tolist())
     return answers

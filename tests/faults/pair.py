@@ -1,7 +1,9 @@
-"""The pair that every promise about ids or laws is tried on: `tests/data/pair`, and prompts it is not sure about.
+"""The pair that every promise about ids or laws is tried on: `tests/data/pair`, and prompts it is
+not sure about.
 
-A target of the Qwen3 shape and a DSpark drafter of it, of which about half of the drafts that are looked at are kept:
-engines that can be wrong, in steps of milliseconds. Engines without weights are for load and for time only.
+A target of the Qwen3 shape and a DSpark drafter of it, of which about half of the drafts that are
+looked at are kept: engines that can be wrong, in steps of milliseconds. Engines without weights are
+for load and for time only.
 """
 
 from __future__ import annotations
@@ -37,5 +39,9 @@ def prompts() -> tuple[tuple[int, ...], ...]:
 
 def prompt(number: int, length: int = 32) -> list[int]:
     """The first ids of one of them; a longer one goes on with those that follow it."""
-    ids = [token for step in range(-(-length // 32)) for token in prompts()[(number + step) % len(prompts())]]
+    ids = [
+        token
+        for step in range(-(-length // 32))
+        for token in prompts()[(number + step) % len(prompts())]
+    ]
     return ids[:length]

@@ -1,7 +1,8 @@
-"""What becomes of each message: rules that look at it and may say drop, twice, late, swapped or cut.
+"""What becomes of each message: rules that look at it and may say drop, twice, late, swapped or
+cut.
 
-One plan serves the transport in memory and the proxy between real processes. A plan of seeded rules is a pure function
-of the messages it sees, and counts what it did.
+One plan serves the transport in memory and the proxy between real processes. A plan of seeded rules
+is a pure function of the messages it sees, and counts what it did.
 """
 
 from __future__ import annotations
@@ -95,13 +96,18 @@ def storm(
     late_s: float = 0.05,
     until_s: float = float("inf"),
 ) -> Rule:
-    """Hurts a share of all internal messages (or of some kinds), each in a random way; from `until_s` on, none."""
+    """Hurts a share of all internal messages (or of some kinds), each in a random way; from
+    `until_s` on, none."""
     draw = random.Random(f"storm/{seed}")
     chosen = sorted(actions, key=lambda action: action.value)
 
     def rule(message: Message) -> Fate | None:
         hit, action, late = draw.random() < rate, draw.choice(chosen), draw.random() * late_s
-        if not hit or message.time >= until_s or (message.kind not in kinds if kinds else not message.kind):
+        if (
+            not hit
+            or message.time >= until_s
+            or (message.kind not in kinds if kinds else not message.kind)
+        ):
             return None
         return Fate(action, late if action in (Action.LATE, Action.SWAP) else 0.0)
 

@@ -1,4 +1,5 @@
-"""A client in a process of its own that asks now and then and says how long refusals took: floods keep theirs busy.
+"""A client in a process of its own that asks now and then and says how long refusals took: floods
+keep theirs busy.
 
 python -m faults.prober ENDPOINT SECONDS      prints one JSON list of milliseconds
 """

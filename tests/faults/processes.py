@@ -7,8 +7,9 @@
         cell.proxies["draft/0"].blackhole()      # with between="tcp"
         cell.plan.rules.append(once("ControlUp.report", Action.DROP))   # with between="wire"
 
-Everything that `ProcessCell` offers is here too. With `between`, the coordinator and the verifiers know workers by the
-address of a proxy of their own; with "kernel" by their own address in a network of their own (`namespaces`).
+Everything that `ProcessCell` offers is here too. With `between`, the coordinator and the verifiers
+know workers by the address of a proxy of their own; with "kernel" by their own address in a network
+of their own (`namespaces`).
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ EXIT_S = 30.0
 
 
 class FaultCell(ProcessCell):
-    """A `ProcessCell` to be hurt. between: what stands before every worker, a proxy of TCP or of messages, a cable of
-    the kernel (which loses packets, and needs `namespaces.enter`), or nothing."""
+    """A `ProcessCell` to be hurt. between: what stands before every worker, a proxy of TCP or of
+    messages, a cable of the kernel (which loses packets, and needs `namespaces.enter`), or
+    nothing."""
 
     def __init__(
         self,
@@ -100,7 +102,8 @@ class FaultCell(ProcessCell):
         return until(lambda: not self.held(), within_s)
 
     def held(self, *, everybody: bool = False) -> dict[str, str]:
-        """What each connected worker holds, if anything; with `everybody` also why others do not say."""
+        """What each connected worker holds, if anything; with `everybody` also why others do not
+        say."""
         found = {}
         with self.client() as client:
             for each in client.status().processes:
@@ -141,7 +144,9 @@ class FaultCell(ProcessCell):
         return [f"--bind={own.address}:0", "--insecure"]
 
     def _spawn(self, name: str, command: Sequence[str]) -> Child:
-        before = self.proxies[name].enter if self._between == "kernel" and name in self.proxies else ()
+        before = (
+            self.proxies[name].enter if self._between == "kernel" and name in self.proxies else ()
+        )
         if tuple(command[: len(before)]) == before:  # started again
             before = ()
         return super()._spawn(name, [*before, *command])

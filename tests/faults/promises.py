@@ -1,7 +1,9 @@
-"""Short stories, one a promise: each hurts a cell of the real tiny pair in simulated time and tells what was not kept.
+"""Short stories, one a promise: each hurts a cell of the real tiny pair in simulated time and tells
+what was not kept.
 
-Rows run them many times and larger; `tests/broken` runs each against a build that breaks its promise. A story is drawn
-from a seed and made of requests under all laws: greedy, `coupled`, and the ratio rules.
+Rows run them many times and larger; `tests/broken` runs each against a build that breaks its
+promise. A story is drawn from a seed and made of requests under all laws: greedy, `coupled`, and
+the ratio rules.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ PATIENT = {"max_handovers": 1000, "flap_limit": 0}
 
 
 def judged(cell: SimulatedCell, answers: Sequence[Answer]) -> list[str]:
-    """What is wrong with answers that should all have ended in good order, with what lies behind them, and with what
-    is still held now."""
+    """What is wrong with answers that should all have ended in good order, with what lies behind
+    them, and with what is still held now."""
     tape = cell.tape
     assert tape is not None
     found = [f"failed: {answer.error}" for answer in answers if answer.error is not None]
@@ -63,7 +65,12 @@ def asking(
         asyncio.create_task(
             cell.ask(
                 pair.prompt(first + number, draw.choice(prompts)),
-                **{"max_tokens": TOKENS, "policy": POLICIES[number // 4 % 4], **pair.ALL_PARAMS[number % 4], **more},
+                **{
+                    "max_tokens": TOKENS,
+                    "policy": POLICIES[number // 4 % 4],
+                    **pair.ALL_PARAMS[number % 4],
+                    **more,
+                },
             )
         )
         for number in range(count)
@@ -92,13 +99,18 @@ async def _preempt(cell: SimulatedCell, draw: random.Random) -> list[str]:
 
 def take_out_youngest(lane: Lane) -> None:
     """As where pages run out: it is settled, and begins again."""
-    placed = max((each for each in lane._members if each.admitted), key=lambda each: each.number, default=None)
+    placed = max(
+        (each for each in lane._members if each.admitted),
+        key=lambda each: each.number,
+        default=None,
+    )
     if placed is not None and placed.leaving is None:
         lane._settle(placed, LifeEvent.PREEMPTED)
 
 
 async def _drafters_gone(cell: SimulatedCell, draw: random.Random) -> list[str]:
-    """Two drafters die, one after the other, and come back: rows are sent again, and drafts come back."""
+    """Two drafters die, one after the other, and come back: rows are sent again, and drafts come
+    back."""
     # More rows than an order carries: they are sent again in pieces.
     asked = asking(cell, draw, prompts=(90, 130), max_tokens=60, policy="fixed:4")
     await cell.after(0.06)
@@ -128,7 +140,8 @@ async def _leave(cell: SimulatedCell, draw: random.Random) -> list[str]:
 
 
 async def _prefixes(cell: SimulatedCell, draw: random.Random) -> list[str]:
-    """Talks of several turns that end at the edge of a page, and prompts that share pages behind different ones."""
+    """Talks of several turns that end at the edge of a page, and prompts that share pages behind
+    different ones."""
     page, answers = 16, []
     first = draw.randrange(32)
     for number, count in enumerate((page - 1, page, page + 1)):
@@ -148,7 +161,12 @@ async def _rules(cell: SimulatedCell, draw: random.Random) -> list[str]:
     first = draw.randrange(32)
     all_params = [params for params in pair.ALL_PARAMS if params.get("rule") in ("token", "block")]
     asked = [
-        cell.ask(pair.prompt(first + number, 20), max_tokens=48, policy="fixed:5", **all_params[number % 2])
+        cell.ask(
+            pair.prompt(first + number, 20),
+            max_tokens=48,
+            policy="fixed:5",
+            **all_params[number % 2],
+        )
         for number in range(8)
     ]
     return judged(cell, await asyncio.gather(*asked))
@@ -157,7 +175,9 @@ async def _rules(cell: SimulatedCell, draw: random.Random) -> list[str]:
 async def _tenants(cell: SimulatedCell, draw: random.Random) -> list[str]:
     """The second tenant says what the first one said, and so does the first one again."""
     asked = pair.prompt(draw.randrange(32), 40)
-    said = [await cell.ask(asked, max_tokens=8, token=token(tenant)) for tenant in ("ann", "bob", "ann")]
+    said = [
+        await cell.ask(asked, max_tokens=8, token=token(tenant)) for tenant in ("ann", "bob", "ann")
+    ]
     cached = [answer.end.usage.cached_tokens if answer.end is not None else -1 for answer in said]
     if cached[1]:
         return [f"{cached[1]} tokens of another tenant's prompt were found"]
@@ -193,7 +213,8 @@ class Journal:
         await cell.restart("coordinator/0")
 
     async def story(self, cell: SimulatedCell, draw: random.Random) -> list[str]:
-        """Ratio rules and `coupled` without a seed of the client's: nothing can be computed again."""
+        """Ratio rules and `coupled` without a seed of the client's: nothing can be computed
+        again."""
         first, answers = draw.randrange(32), list[Answer]()
         asked = []
         for number in range(1 if self._at_first else 6):
@@ -218,7 +239,11 @@ class Journal:
         for number, answer in enumerate(answers):  # who asks for all of it again is told the same
             params = pair.ALL_PARAMS[3 - number % 3]
             options = Options(
-                max_tokens=TOKENS, policy="fixed:3", request_id=f"mine-{number}", ignore_eos=True, **params
+                max_tokens=TOKENS,
+                policy="fixed:3",
+                request_id=f"mine-{number}",
+                ignore_eos=True,
+                **params,
             )
             if await _told_again(cell, answer.prompt, options) != answer.ids:
                 found.append("told again it is another answer")
@@ -230,26 +255,36 @@ async def _told_again(cell: SimulatedCell, prompt: list[int], options: Options) 
     request.resume.offsets.append(0)
     stub = generate_pb2_grpc.GenerationStub(grpc.aio.insecure_channel(cell.endpoint))
     try:
-        return [token async for event in stub.Generate(request, timeout=60.0) for token in event.chunk.token_ids]
+        return [
+            token
+            async for event in stub.Generate(request, timeout=60.0)
+            for token in event.chunk.token_ids
+        ]
     except grpc.aio.AioRpcError:
         return []
 
 
 async def _batches(cell: SimulatedCell, draw: random.Random) -> list[str]:
     """Through a front end of its own, one batch of commits comes twice."""
-    answer = await cell.ask(pair.prompt(draw.randrange(32), 12), max_tokens=30, at="frontend/0", timeout=20.0)
+    answer = await cell.ask(
+        pair.prompt(draw.randrange(32), 12), max_tokens=30, at="frontend/0", timeout=20.0
+    )
     return judged(cell, [answer])
 
 
 def lied_to(seed: int, lie: str = "random ids") -> list[str]:
-    """Drafted ids are changed on their way; under rules that no draft can hurt nothing else changes."""
+    """Drafted ids are changed on their way; under rules that no draft can hurt nothing else
+    changes."""
     from faults.rows.r11_lying_drafter import LIES, lying
 
     async def story(cell: SimulatedCell) -> list[str]:
         first = random.Random(seed).randrange(32)
         all_params = (pair.GREEDY, pair.COUPLED)
         asked = [
-            cell.ask(pair.prompt(first + n, 20), max_tokens=40, policy="fixed:4", **all_params[n % 2]) for n in range(6)
+            cell.ask(
+                pair.prompt(first + n, 20), max_tokens=40, policy="fixed:4", **all_params[n % 2]
+            )
+            for n in range(6)
         ]
         return judged(cell, await asyncio.gather(*asked))
 
@@ -257,7 +292,8 @@ def lied_to(seed: int, lie: str = "random ids") -> list[str]:
 
 
 def gone_bad(seed: int) -> list[str]:
-    """Whatever becomes of a drafter's blocks, answers stay what they were, and the watchdog tells soon."""
+    """Whatever becomes of a drafter's blocks, answers stay what they were, and the watchdog tells
+    soon."""
     from faults.rows.r35_watchdog import FAULTS, ROUNDS, ids
 
     found = []
@@ -296,12 +332,21 @@ def _of_tenants(seed: int) -> list[str]:
         clients.write_text("".join(f"{tenant} {token(tenant)}\n" for tenant in ("ann", "bob")))
         keys = {"token_file": str(worker)}
         return _told(
-            _tenants, "tenants", coordinator={"client_token_file": str(clients), **keys}, verify=keys, draft=keys
+            _tenants,
+            "tenants",
+            coordinator={"client_token_file": str(clients), **keys},
+            verify=keys,
+            draft=keys,
         )(seed)
 
 
 def _twice(seed: int) -> list[str]:
-    return _told(_batches, "batches", frontends=1, plan=Plan(once("CellBatch", Action.TWICE, at=3 + seed % 3)))(seed)
+    return _told(
+        _batches,
+        "batches",
+        frontends=1,
+        plan=Plan(once("CellBatch", Action.TWICE, at=3 + seed % 3)),
+    )(seed)
 
 
 PROMISES: dict[str, Callable[[int], list[str]]] = {

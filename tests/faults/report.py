@@ -1,6 +1,8 @@
-"""The tables of docs/reliability.md, made of the saved rows: `PYTHONPATH=.:tests python -m faults.report`.
+"""The tables of docs/reliability.md, made of the saved rows: `PYTHONPATH=.:tests python -m
+faults.report`.
 
-What a row measured stands there as it was saved, so a figure cannot differ from its file; a test compares both.
+What a row measured stands there as it was saved, so a figure cannot differ from its file; a test
+compares both.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ def table(name: str) -> str:
     """One line for each statement of each program, those that were never run too."""
     file, entries = TABLES[name]
     path = RESULTS / file
-    saved = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    saved = (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if path.is_file()
+        else []
+    )
     return HEAD + "".join(line for entry in _in_order(entries) for line in _lines(entry, saved))
 
 
@@ -34,7 +40,12 @@ def page() -> str:
     text = PAGE.read_text(encoding="utf-8")
     for name in TABLES:
         begin, end = f"<!-- {name} rows -->\n", f"<!-- end of {name} rows -->"
-        text = re.sub(f"{begin}.*?{end}", lambda _, n=name, b=begin, e=end: f"{b}{table(n)}{e}", text, flags=re.DOTALL)
+        text = re.sub(
+            f"{begin}.*?{end}",
+            lambda _, n=name, b=begin, e=end: f"{b}{table(n)}{e}",
+            text,
+            flags=re.DOTALL,
+        )
     return text
 
 
@@ -51,21 +62,34 @@ def _lines(entry: Entry, saved: Sequence[dict[str, Any]]) -> Iterator[str]:
         engine = value.get("engine", "") if isinstance(value, dict) else ""
         measured = f"{told(value)} ({row['date']}, {row['commit']})"
         holds = "yes" if row["holds"] else "**no**"
-        yield f"| {entry.row} | {row['name']} | {engine} | {measured} | {row['bar']} | {holds} |\n".replace("||", "| |")
+        yield f"| {entry.row} | {row['name']} | {engine} | {measured} | {row['bar']} | {holds} |\n".replace(
+            "||", "| |"
+        )
 
 
 def told(value: Any) -> str:
-    """A saved value in words: `kills 48, streams 192`. What is empty, and what is not measured, is left out."""
+    """A saved value in words: `kills 48, streams 192`. What is empty, and what is not measured, is
+    left out."""
     if isinstance(value, dict):
         kept = {
-            key: told(each) for key, each in value.items() if key not in LEFT_OUT and each not in ([], {}, "", None)
+            key: told(each)
+            for key, each in value.items()
+            if key not in LEFT_OUT and each not in ([], {}, "", None)
         }
-        return ", ".join(f"{key.replace('_', ' ')} {_inside(value[key], text)}" for key, text in kept.items())
+        return ", ".join(
+            f"{key.replace('_', ' ')} {_inside(value[key], text)}" for key, text in kept.items()
+        )
     if isinstance(value, list):
         return "; ".join(map(told, value[:3])) + ("; ..." if len(value) > 3 else "")
     if isinstance(value, bool):
         return "yes" if value else "no"
-    text = f"{value:,}" if isinstance(value, int) else f"{value:.3g}" if isinstance(value, float) else str(value)
+    text = (
+        f"{value:,}"
+        if isinstance(value, int)
+        else f"{value:.3g}"
+        if isinstance(value, float)
+        else str(value)
+    )
     return text.replace("|", "\\|")
 
 

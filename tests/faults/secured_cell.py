@@ -1,4 +1,5 @@
-"""A cell under lock and key: certificates of an authority of its own, a token per role, and every kind of listener.
+"""A cell under lock and key: certificates of an authority of its own, a token per role, and every
+kind of listener.
 
 with SecuredCell() as cell:
     cell.stranger           # certificates of another authority
@@ -42,7 +43,8 @@ class SecuredCell(FaultCell):
         self.stranger = Authority(self.folder / "stranger")
         self.authority = Authority(self.folder / "authority", TENANTS)
         self.tokens = {
-            key: write_token(self.folder / key) for key in ("token_file", "operator_token_file", "metrics_token_file")
+            key: write_token(self.folder / key)
+            for key in ("token_file", "operator_token_file", "metrics_token_file")
         }
         self.tenants = {name: f"token-of-the-tenant-{name}" for name in TENANTS}
         clients = self.folder / "client_token_file"
@@ -53,18 +55,29 @@ class SecuredCell(FaultCell):
         }
         for role in ("verify", "draft"):
             self._flags[role] = {**self._flags[role], **self._common}
-        self._flags["coordinator"] = {**coordinator, **self._common, "client_token_file": str(clients)}
+        self._flags["coordinator"] = {
+            **coordinator,
+            **self._common,
+            "client_token_file": str(clients),
+        }
 
     def client(self) -> Client:
-        return Client(self.endpoint, token=self.tokens["operator_token_file"], tls=self.authority.tls("operator"))
+        return Client(
+            self.endpoint,
+            token=self.tokens["operator_token_file"],
+            tls=self.authority.tls("operator"),
+        )
 
     def start(self) -> Self:
         super().start()
-        self.add_front_end(**self._common, client_token_file=self._flags["coordinator"]["client_token_file"])
+        self.add_front_end(
+            **self._common, client_token_file=self._flags["coordinator"]["client_token_file"]
+        )
         return self
 
     def listeners(self) -> list[Listener]:
-        """Of all processes of the cell. RuntimeError: one of them listens nowhere, as when it has ended."""
+        """Of all processes of the cell. RuntimeError: one of them listens nowhere, as when it has
+        ended."""
         found = [one for name, child in self.children.items() for one in listeners(name, child.pid)]
         if silent := self.children.keys() - {one.process for one in found}:
             raise RuntimeError(f"{', '.join(sorted(silent))} listens nowhere")

@@ -1,4 +1,5 @@
-"""A whole cell in one event loop and in simulated time: the real processes, an in-memory network, faults at will.
+"""A whole cell in one event loop and in simulated time: the real processes, an in-memory network,
+faults at will.
 
     async def story(cell: SimulatedCell) -> None:
         asking = asyncio.create_task(cell.ask([5, 9, 17], max_tokens=40))
@@ -7,10 +8,10 @@
         answer = await asking
     simulate(story, verifiers=2)
 
-What runs is what `dspark serve` runs: `start` of coordinator, verifiers and drafters, their services, engines and
-codecs, and the Python client. Replaced are gRPC's sockets (`memory_grpc`), the device's thread (`device`), clocks and
-`secrets.randbits`; so a story with a seed is the same story every time, and ten simulated minutes take as long as
-what is computed in them.
+What runs is what `dspark serve` runs: `start` of coordinator, verifiers and drafters, their
+services, engines and codecs, and the Python client. Replaced are gRPC's sockets (`memory_grpc`),
+the device's thread (`device`), clocks and `secrets.randbits`; so a story with a seed is the same
+story every time, and ten simulated minutes take as long as what is computed in them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ T = TypeVar("T")
 
 @dataclass
 class Answer:
-    """What a client got. Offsets are checked as they come: each chunk begins where the last one ended."""
+    """What a client got. Offsets are checked as they come: each chunk begins where the last one
+    ended."""
 
     prompt: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
@@ -126,18 +128,29 @@ class SimulatedCell:
     async def connected(self, workers: int, within_s: float = 60.0) -> None:
         """Until the coordinator is connected to so many workers."""
         membership = self.processes["coordinator/0"].membership
-        await self.until(lambda: sum(worker.connected for worker in membership.workers) >= workers, within_s)
+        await self.until(
+            lambda: sum(worker.connected for worker in membership.workers) >= workers, within_s
+        )
 
     async def begin(self, name: str) -> Any:
         """Starts a process, at its old endpoint if it had one."""
         role = name.partition("/")[0]
-        given = {"bind": self._binds.get(name, "127.0.0.1:0"), **self._given.get(role, {"metrics_port": None})}
+        given = {
+            "bind": self._binds.get(name, "127.0.0.1:0"),
+            **self._given.get(role, {"metrics_port": None}),
+        }
         if role == "coordinator":
             for pool in self._counts:
-                given.setdefault(pool, tuple(at for who, at in self._binds.items() if who.startswith(f"{pool}/")))
-            work = coordinator_process.start(CoordinatorConfig(**{"warm_up_s": 0.0, **given}), name=name)
+                given.setdefault(
+                    pool, tuple(at for who, at in self._binds.items() if who.startswith(f"{pool}/"))
+                )
+            work = coordinator_process.start(
+                CoordinatorConfig(**{"warm_up_s": 0.0, **given}), name=name
+            )
         elif role == "frontend":
-            work = frontend_process.start(FrontendConfig(coordinator=self.endpoint, **given), name=name)
+            work = frontend_process.start(
+                FrontendConfig(coordinator=self.endpoint, **given), name=name
+            )
         elif role == "verify":
             work = verify_process.start(VerifyConfig(**given), name=name)
         else:
@@ -187,8 +200,11 @@ class SimulatedCell:
         self.network.open_walls()
 
     async def ask_from(self, client: str, prompt: list[int], **options: Any) -> Answer:
-        """`ask` by a process of this name, which can be killed, frozen and cut off like any other."""
-        asking: Answer = await self.network.within(self.network.begin(client), self.ask(prompt, **options))
+        """`ask` by a process of this name, which can be killed, frozen and cut off like any
+        other."""
+        asking: Answer = await self.network.within(
+            self.network.begin(client), self.ask(prompt, **options)
+        )
         return asking
 
     async def ask(
@@ -201,16 +217,23 @@ class SimulatedCell:
         into: Answer | None = None,
         **options: Any,
     ) -> Answer:
-        """One request by the Python client to a process; greedy and to its full length unless told otherwise. `into`
-        grows while it runs."""
+        """One request by the Python client to a process; greedy and to its full length unless told
+        otherwise. `into` grows while it runs."""
         answer = into or Answer()
         answer.prompt = list(prompt)
-        options = {"temperature": 0.0, "ignore_eos": True, **({} if "rule" in options else {"seed": 7}), **options}
+        options = {
+            "temperature": 0.0,
+            "ignore_eos": True,
+            **({} if "rule" in options else {"seed": 7}),
+            **options,
+        }
         async with AsyncClient(self._binds[at], token=token) as client:
             try:
                 async for event in client.generate(prompt, timeout=timeout, **options):
                     if isinstance(event, Chunk):
-                        assert event.offset == len(answer.ids), f"offset {event.offset} after {len(answer.ids)} tokens"
+                        assert event.offset == len(answer.ids), (
+                            f"offset {event.offset} after {len(answer.ids)} tokens"
+                        )
                         answer.ids += event.token_ids
                         answer.times.append(self.now)
                     else:
@@ -222,7 +245,9 @@ class SimulatedCell:
     async def after(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    async def until(self, condition: Callable[[], bool], within_s: float = 30.0, each_s: float = 0.001) -> None:
+    async def until(
+        self, condition: Callable[[], bool], within_s: float = 30.0, each_s: float = 0.001
+    ) -> None:
         """Looks every so often; raises when it does not come true in simulated time."""
         ends = self.now + within_s
         while not condition():
@@ -236,18 +261,27 @@ class SimulatedCell:
 
     def holder(self, role: str = "verify") -> str:
         """The living worker that holds most sequences."""
-        names = [name for name in self.processes if name.startswith(f"{role}/") and self.network.nodes[name].alive]
+        names = [
+            name
+            for name in self.processes
+            if name.startswith(f"{role}/") and self.network.nodes[name].alive
+        ]
         return max(names, key=self.held)
 
     def left_over(self) -> dict[str, int]:
         """What living processes still hold for requests: empty when everything was freed."""
-        held = {name: self.held(name) for name in self.processes if name[0] in "vd" and self.network.nodes[name].alive}
+        held = {
+            name: self.held(name)
+            for name in self.processes
+            if name[0] in "vd" and self.network.nodes[name].alive
+        }
         admission = self.processes["coordinator/0"].admission
         held["coordinator/0"] = admission.running + admission.queued
         return {name: count for name, count in held.items() if count}
 
     def metric(self, name: str, process: str = "coordinator/0", **labels: str) -> float:
-        """A counter of a process, summed over the labels that are not given; 0 when it never counted."""
+        """A counter of a process, summed over the labels that are not given; 0 when it never
+        counted."""
         total = 0.0
         for family in self.processes[process].metrics.registry.collect():
             for sample in family.samples:
@@ -256,8 +290,11 @@ class SimulatedCell:
         return total
 
 
-def simulate(story: Callable[[SimulatedCell], Awaitable[T]], *, seed: int = 0, **settings: Any) -> T:
-    """Starts a cell, runs the story in it and returns what it returned. `settings` are those of `SimulatedCell`."""
+def simulate(
+    story: Callable[[SimulatedCell], Awaitable[T]], *, seed: int = 0, **settings: Any
+) -> T:
+    """Starts a cell, runs the story in it and returns what it returned. `settings` are those of
+    `SimulatedCell`."""
 
     async def main() -> T:
         cell = SimulatedCell(**settings)
@@ -287,7 +324,11 @@ def in_memory(cell: SimulatedCell) -> Iterator[None]:
         return SimulatedDevice(network, cell.seconds)
 
     with contextlib.ExitStack() as stack:
-        for name, made in (("insecure_channel", channel), ("secure_channel", channel), ("server", server)):
+        for name, made in (
+            ("insecure_channel", channel),
+            ("secure_channel", channel),
+            ("server", server),
+        ):
             stack.enter_context(mock.patch(f"grpc.aio.{name}", made))
         stack.enter_context(mock.patch.object(worker, "DeviceWorker", device))
         stack.enter_context(mock.patch.object(drafters, "DrafterStream", drafter_stream))

@@ -19,7 +19,9 @@ T = TypeVar("T")
 class _Loop(VirtualLoop):
     """Work for threads is done on the spot."""
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
         future = self.create_future()
         try:
             future.set_result(func(*args))

@@ -1,7 +1,9 @@
-"""Messages made wrong by their own schema: any field, at any depth, gets a value that somebody once sent.
+"""Messages made wrong by their own schema: any field, at any depth, gets a value that somebody once
+sent.
 
-A spoiled message is still a message: what is wrong is a number at an edge, a column with one value too few, bytes of
-the wrong length, a number that is none. `legal=False` leaves out values that could be meant.
+A spoiled message is still a message: what is wrong is a number at an edge, a column with one value
+too few, bytes of the wrong length, a number that is none. `legal=False` leaves out values that
+could be meant.
 """
 
 from __future__ import annotations
@@ -77,13 +79,22 @@ class Spoiler:
         if kind in _BITS:
             top = 2 ** _BITS[kind]
             edges = [top - 1, top // 2, top // 2 - 1]
-            return draw.choice([0, 1, (was or 0) + 1, draw.randrange(top), *edges] if self._legal else edges) % top
+            return (
+                draw.choice(
+                    [0, 1, (was or 0) + 1, draw.randrange(top), *edges] if self._legal else edges
+                )
+                % top
+            )
         if kind in _FLOATS:
-            return draw.choice([float("nan"), float("inf"), -1.0, 1e30, *([0.0, 0.5] if self._legal else [])])
+            return draw.choice(
+                [float("nan"), float("inf"), -1.0, 1e30, *([0.0, 0.5] if self._legal else [])]
+            )
         if field.type == FieldDescriptor.TYPE_BYTES:
             return self._bytes(was or b"")
         if kind == FieldDescriptor.CPPTYPE_STRING:
-            return draw.choice(["", "x", "a" * 5000, "127.0.0.1:99999", "unix:/tmp/x", "\x00\u202e"])
+            return draw.choice(
+                ["", "x", "a" * 5000, "127.0.0.1:99999", "unix:/tmp/x", "\x00\u202e"]
+            )
         if kind == FieldDescriptor.CPPTYPE_ENUM:
             return draw.choice([0, 99, 2**31 - 1])
         if kind == FieldDescriptor.CPPTYPE_BOOL:

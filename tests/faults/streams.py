@@ -1,8 +1,8 @@
 """Long streams through a cell of processes that are killed, stopped or restarted meanwhile.
 
-Every stream checks its offsets as they come: a token that is repeated or skipped ends the program. What was said is
-judged afterwards by the target alone, stream by stream (`oracle`): under greedy and `coupled` every id, under the ratio
-rules whether each token is one that its law can give.
+Every stream checks its offsets as they come: a token that is repeated or skipped ends the program.
+What was said is judged afterwards by the target alone, stream by stream (`oracle`): under greedy
+and `coupled` every id, under the ratio rules whether each token is one that its law can give.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Stream:
         return bool(self.finish or self.error)
 
     async def run(self, client: AsyncClient, *, resume_s: float = 0.0) -> None:
-        asked = client.generate(self.prompt, timeout=900, resume_s=resume_s, ignore_eos=True, **self.options)
+        asked = client.generate(
+            self.prompt, timeout=900, resume_s=resume_s, ignore_eos=True, **self.options
+        )
         try:
             async for event in asked:
                 if isinstance(event, Chunk):
@@ -80,16 +82,28 @@ def wave(count: int, tokens: int, **options: Any) -> list[Stream]:
     """By turns under each law."""
     return [
         Stream(
-            pair.prompt(at), {"max_tokens": tokens, "policy": "fixed:3", **ALL_PARAMS[at % len(ALL_PARAMS)], **options}
+            pair.prompt(at),
+            {
+                "max_tokens": tokens,
+                "policy": "fixed:3",
+                **ALL_PARAMS[at % len(ALL_PARAMS)],
+                **options,
+            },
         )
         for at in range(count)
     ]
 
 
 def judged(streams: Sequence[Stream]) -> dict[str, Any]:
-    """What a row says of its streams. right: ended in good order, with nothing said that should not be."""
-    found = [oracle.examine(one.prompt, one.ids, oracle.params_of(one.options, len(one.prompt))) for one in streams]
-    fine = [one.finish == "length" and not each.wrong for one, each in zip(streams, found, strict=True)]
+    """What a row says of its streams. right: ended in good order, with nothing said that should not
+    be."""
+    found = [
+        oracle.examine(one.prompt, one.ids, oracle.params_of(one.options, len(one.prompt)))
+        for one in streams
+    ]
+    fine = [
+        one.finish == "length" and not each.wrong for one, each in zip(streams, found, strict=True)
+    ]
     ended = [one.end.speculation for one in streams if one.end is not None]
     return {
         "streams": len(streams),
@@ -97,14 +111,19 @@ def judged(streams: Sequence[Stream]) -> dict[str, Any]:
         "wrong": sorted({each.wrong for each in found if each.wrong})[:3],
         "near_ties": sum(each.near_ties for each in found),
         "errors": sorted({one.error for one in streams if one.error})[:3],
-        "tokens_a_round": round(1 + sum(e.accepted_tokens for e in ended) / max(sum(e.rounds for e in ended), 1), 2),
+        "tokens_a_round": round(
+            1 + sum(e.accepted_tokens for e in ended) / max(sum(e.rounds for e in ended), 1), 2
+        ),
         "engine": "pair",
     }
 
 
 @asynccontextmanager
-async def asking(cell: ProcessCell, streams: Sequence[Stream], *, resume_s: float = 0.0) -> AsyncIterator[list[Stream]]:
-    """These requests again and again beside the body; all have ended behind it. Gives all that were asked."""
+async def asking(
+    cell: ProcessCell, streams: Sequence[Stream], *, resume_s: float = 0.0
+) -> AsyncIterator[list[Stream]]:
+    """These requests again and again beside the body; all have ended behind it. Gives all that were
+    asked."""
     asked: list[Stream] = []
     over = asyncio.Event()
 
@@ -125,7 +144,8 @@ async def asking(cell: ProcessCell, streams: Sequence[Stream], *, resume_s: floa
 
 
 async def until(true: Callable[[], bool], *, within_s: float = 60.0) -> None:
-    """Looks now and then at what other processes do; ends the program when it does not come true."""
+    """Looks now and then at what other processes do; ends the program when it does not come
+    true."""
     deadline = time.monotonic() + within_s
     while not await asyncio.to_thread(true):
         if time.monotonic() > deadline:

@@ -1,7 +1,8 @@
-"""A cell of real processes whose workers sleep instead of computing, and an asyncio client without ceremony for floods.
+"""A cell of real processes whose workers sleep instead of computing, and an asyncio client without
+ceremony for floods.
 
-Both exist so that thousands of requests and hundreds of streams fit on a small machine: what is measured is admission,
-streams and their bounds, not a model.
+Both exist so that thousands of requests and hundreds of streams fit on a small machine: what is
+measured is admission, streams and their bounds, not a model.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from faults.processes import FaultCell
 
 def synthetic_cell(*, sequences: int, coordinator: Mapping[str, Any] | None = None) -> FaultCell:
     """One verifier and one drafter with room for so many sequences."""
-    room = {"engine": "synthetic", "synthetic": FLAT, "max_sequences": sequences, "measure_cost": True}
+    room = {
+        "engine": "synthetic",
+        "synthetic": FLAT,
+        "max_sequences": sequences,
+        "measure_cost": True,
+    }
     return FaultCell(
         TARGET,
         DRAFTER,
@@ -35,13 +41,16 @@ def synthetic_cell(*, sequences: int, coordinator: Mapping[str, Any] | None = No
 def counter(cell: FaultCell, name: str) -> int:
     """A counter of the coordinator, summed over its labels."""
     with cell.client() as client:
-        port = next(each.metrics_port for each in client.status().processes if each.name == "coordinator/0")
+        port = next(
+            each.metrics_port for each in client.status().processes if each.name == "coordinator/0"
+        )
     samples = prometheus.fetch(f"http://127.0.0.1:{port}/metrics")
     return int(sum(value for each, value in samples.items() if each.partition("{")[0] == name))
 
 
 def small_channel(endpoint: str, number: int = 0) -> grpc.aio.Channel:
-    """A channel of its own whose streams take little ahead of their reader, so that a stall is felt soon."""
+    """A channel of its own whose streams take little ahead of their reader, so that a stall is felt
+    soon."""
     options = [
         ("grpc.http2.lookahead_bytes", 1024),
         ("grpc.http2.bdp_probe", 0),
@@ -72,10 +81,16 @@ class Told:
         return self.ended - self.began
 
 
-def message(tokens: int, *, prompt: int = 16, seed: int = 0, policy: str = "") -> generate_pb2.GenerateRequest:
+def message(
+    tokens: int, *, prompt: int = 16, seed: int = 0, policy: str = ""
+) -> generate_pb2.GenerateRequest:
     return generate_pb2.GenerateRequest(
-        tokenized=generate_pb2.TokenizedInput(input_ids=[(seed * 31 + at) % 1000 + 1 for at in range(prompt)]),
-        sampling_params=generate_pb2.SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0),
+        tokenized=generate_pb2.TokenizedInput(
+            input_ids=[(seed * 31 + at) % 1000 + 1 for at in range(prompt)]
+        ),
+        sampling_params=generate_pb2.SamplingParams(
+            max_tokens=tokens, ignore_eos=True, temperature=0.0
+        ),
         speculation=generate_pb2.SpeculationParams(policy=policy),
     )
 
@@ -90,7 +105,9 @@ async def ask(
     """One request to its end, whatever that is."""
     told = Told(time.monotonic())
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
-    call = generate_pb2_grpc.GenerationStub(channel).Generate(request, timeout=timeout, metadata=metadata)
+    call = generate_pb2_grpc.GenerationStub(channel).Generate(
+        request, timeout=timeout, metadata=metadata
+    )
     last = None
     try:
         async for response in call:
@@ -107,7 +124,9 @@ async def ask(
     return told
 
 
-async def closed_loop(channel: grpc.aio.Channel, streams: int, seconds: float, tokens: int) -> tuple[float, list[Told]]:
+async def closed_loop(
+    channel: grpc.aio.Channel, streams: int, seconds: float, tokens: int
+) -> tuple[float, list[Told]]:
     """Answers a second with so many clients that ask again as soon as they have an answer."""
     ends = time.monotonic() + seconds
     done: list[Told] = []

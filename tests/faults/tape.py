@@ -1,9 +1,11 @@
-"""What engines were asked and what they said, noted at their ports; and whether answers follow from it.
+"""What engines were asked and what they said, noted at their ports; and whether answers follow from
+it.
 
-Under a ratio rule an answer depends on which drafts came and how much of them was looked at. Given those recorded
-choices it is determined: the reference loop, over the target alone, must be led to the same tokens. Draws are named by
-(seed, choice, epoch, position), and no name may be used for two; drafts must have been drawn from the q that came with
-them; rows must be those that the target alone gives at their positions.
+Under a ratio rule an answer depends on which drafts came and how much of them was looked at. Given
+those recorded choices it is determined: the reference loop, over the target alone, must be led to
+the same tokens. Draws are named by (seed, choice, epoch, position), and no name may be used for
+two; drafts must have been drawn from the q that came with them; rows must be those that the target
+alone gives at their positions.
 """
 
 from __future__ import annotations
@@ -28,14 +30,17 @@ NEARLY = 0.02  # of a row's length: bfloat16, and other orders of sums
 
 @dataclass(slots=True)
 class Taken:
-    """A sequence as one verifier took it in: prompt and what was said before, the first token, its rounds."""
+    """A sequence as one verifier took it in: prompt and what was said before, the first token, its
+    rounds."""
 
     sequence: int
     epoch: int
     params: SamplingParams
     ids: list[int]  # that were prefilled
     first: int | None = None
-    rounds: dict[int, RecordedRound] = field(default_factory=dict)  # by the position of their anchor
+    rounds: dict[int, RecordedRound] = field(
+        default_factory=dict
+    )  # by the position of their anchor
 
     @property
     def given(self) -> tuple[int, ...]:
@@ -62,10 +67,14 @@ class Tape:
         """Notes what this engine says from now on; changes nothing."""
         held: dict[int, Taken] = {}
 
-        def opened(call: Callable[..., Any], cursor: Any, params: SamplingParams, *args: Any, **more: Any) -> Any:
+        def opened(
+            call: Callable[..., Any], cursor: Any, params: SamplingParams, *args: Any, **more: Any
+        ) -> Any:
             said = call(cursor, params, *args, **more)
             if said is None and more.get("token_ids") is not None:
-                held[cursor.sequence] = Taken(cursor.sequence, cursor.epoch, params, list(more["token_ids"]))
+                held[cursor.sequence] = Taken(
+                    cursor.sequence, cursor.epoch, params, list(more["token_ids"])
+                )
                 self.taken.append(held[cursor.sequence])
             return said
 
@@ -84,7 +93,9 @@ class Tape:
 
         def judged(call: Callable[..., Any], step: Any) -> Any:
             said = call(step)
-            for (taken, item), verdict in zip(under_way.pop(id(step), ()), said.outcomes, strict=True):
+            for (taken, item), verdict in zip(
+                under_way.pop(id(step), ()), said.outcomes, strict=True
+            ):
                 if taken is not None and isinstance(verdict, Verdict):
                     self._judged(taken, item, verdict)
             return said
@@ -113,8 +124,11 @@ class Tape:
     # Judging.
 
     def problem(self, prompt: Sequence[int], answer: Sequence[int], choice: int = 0) -> str:
-        """What is wrong with the answer to this prompt, which nobody else asked for; empty when nothing is."""
-        mine = [one for one in self.taken if one.given == tuple(prompt) and one.params.choice == choice]
+        """What is wrong with the answer to this prompt, which nobody else asked for; empty when
+        nothing is."""
+        mine = [
+            one for one in self.taken if one.given == tuple(prompt) and one.params.choice == choice
+        ]
         if not answer or not mine:
             return "" if not answer else "nobody computed it"
         params = mine[0].params
@@ -125,9 +139,17 @@ class Tape:
             return f"it was taken in twice under one epoch: {names}"
         if params.greedy or params.rule is Rule.COUPLED:
             return oracle.examine(prompt, answer, params).wrong
-        return self._replayed(prompt, answer, params, mine) or next(filter(None, map(_drawn, mine)), "")
+        return self._replayed(prompt, answer, params, mine) or next(
+            filter(None, map(_drawn, mine)), ""
+        )
 
-    def _replayed(self, prompt: Sequence[int], answer: Sequence[int], params: SamplingParams, mine: list[Taken]) -> str:
+    def _replayed(
+        self,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        params: SamplingParams,
+        mine: list[Taken],
+    ) -> str:
         rounds = _chain([*prompt, *answer], len(prompt), mine)
         if rounds is None:
             return "no recorded choices lead to it"
@@ -136,15 +158,20 @@ class Tape:
             prompt, oracle.logits, others, params, max_tokens=len(answer), epoch=first.epoch
         )  # the first one is the prefill
         if told != tuple(answer):
-            at = next((n for n, (a, b) in enumerate(zip(told, answer, strict=False)) if a != b), len(told))
+            at = next(
+                (n for n, (a, b) in enumerate(zip(told, answer, strict=False)) if a != b), len(told)
+            )
             return f"token {at} is not the one that the recorded choices lead to"
         return ""
 
     def rows_problem(self, texts: Sequence[Sequence[int]]) -> str:
-        """Whether all rows that drafters took in are those of these texts (prompt and answer), at their positions."""
+        """Whether all rows that drafters took in are those of these texts (prompt and answer), at
+        their positions."""
         for name, chunk in self.rows:
             fits = [
-                text for text in texts if list(text[chunk.start :][: len(chunk.token_ids)]) == list(chunk.token_ids)
+                text
+                for text in texts
+                if list(text[chunk.start :][: len(chunk.token_ids)]) == list(chunk.token_ids)
             ]
             if not fits:
                 return f"{name} was sent ids at {chunk.start} that stand in no text there"
@@ -154,18 +181,29 @@ class Tape:
 
 
 def _chain(tokens: list[int], start: int, mine: list[Taken]) -> list[RecordedRound] | None:
-    """A way from the prompt to the end of the text over what was recorded, prefills included; None when there is none.
+    """A way from the prompt to the end of the text over what was recorded, prefills included; None
+    when there is none.
 
-    What was judged and never heard of (its verifier died) is on the tape too, so each step looks for one that fits.
+    What was judged and never heard of (its verifier died) is on the tape too, so each step looks
+    for one that fits.
     """
-    stack: list[tuple[int, int, tuple[RecordedRound, ...]]] = [(start, -1, ())]  # tokens there, epoch, rounds so far
+    stack: list[tuple[int, int, tuple[RecordedRound, ...]]] = [
+        (start, -1, ())
+    ]  # tokens there, epoch, rounds so far
     while stack:
         there, epoch, so_far = stack.pop()
         if there >= len(tokens):
             return list(so_far)
         for one in sorted(mine, key=lambda each: -each.epoch):
-            if one.epoch > epoch and len(one.ids) == there and one.ids == tokens[:there] and one.first == tokens[there]:
-                made = RecordedRound(there - 1, (), NO_Q, 0, 0, one.first, one.epoch, prefilled=True)
+            if (
+                one.epoch > epoch
+                and len(one.ids) == there
+                and one.ids == tokens[:there]
+                and one.first == tokens[there]
+            ):
+                made = RecordedRound(
+                    there - 1, (), NO_Q, 0, 0, one.first, one.epoch, prefilled=True
+                )
                 stack.append((there + 1, one.epoch, (*so_far, made)))
             elif one.epoch == epoch and (made := one.rounds.get(there - 1)) is not None:
                 said = [*made.draft_ids[: made.accepted], made.next_token]
@@ -181,7 +219,9 @@ def _drawn(taken: Taken) -> str:
             continue
         ids, probs = made.q.arrays()
         params, slots = taken.params, list(range(1, made.prefix + 1))
-        coins = uniforms(params.seed, params.choice, params.rule, Purpose.DRAFT, made.epoch, at, slots).ravel()
+        coins = uniforms(
+            params.seed, params.choice, params.rule, Purpose.DRAFT, made.epoch, at, slots
+        ).ravel()
         for slot, (said, u) in enumerate(zip(made.draft_ids, coins.tolist(), strict=True)):
             ends = np.cumsum(probs[slot].astype(np.float64))
             if said != int(ids[slot, int(np.searchsorted(ends, u * ends[-1], side="right"))]):
@@ -194,7 +234,9 @@ def rows_of(text: tuple[int, ...]) -> torch.Tensor:
     """[T, H] feature rows that the target alone gives."""
     projection = _projection()
     with torch.inference_mode():
-        states = oracle.model()(input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True)
+        states = oracle.model()(
+            input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True
+        )
         taps = [states.hidden_states[layer + 1][0] for layer in projection.target_layer_ids]
         rows: torch.Tensor = projection.project(torch.cat(taps, dim=-1)).float()
     return rows
@@ -208,7 +250,9 @@ def _projection() -> Any:
 def _near(chunk: Any, rows: torch.Tensor) -> bool:
     made = chunk.rows.float()
     wanted = rows[chunk.start : chunk.start + len(made)]
-    return len(wanted) == len(made) and bool(((made - wanted).norm(dim=1) <= NEARLY * wanted.norm(dim=1)).all())
+    return len(wanted) == len(made) and bool(
+        ((made - wanted).norm(dim=1) <= NEARLY * wanted.norm(dim=1)).all()
+    )
 
 
 def _wrap(engine: Any, **around: Callable[..., Any]) -> None:

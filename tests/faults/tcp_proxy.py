@@ -1,6 +1,8 @@
-"""A TCP proxy before one process: the connection that hangs, stalls one way, crawls, is reset or refused.
+"""A TCP proxy before one process: the connection that hangs, stalls one way, crawls, is reset or
+refused.
 
-`blackhole` keeps every connection open and passes nothing, as a process under SIGSTOP or a route that died does.
+`blackhole` keeps every connection open and passes nothing, as a process under SIGSTOP or a route
+that died does.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ class Way(enum.Enum):
 
 
 class TcpProxy:
-    """Before the process at `upstream`; `endpoint` is where others find it. Runs on a thread of its own.
+    """Before the process at `upstream`; `endpoint` is where others find it. Runs on a thread of its
+    own.
 
-    It stands at an address of its own, so that it can stand before other ports of the process by their own numbers.
+    It stands at an address of its own, so that it can stand before other ports of the process by
+    their own numbers.
     """
 
     def __init__(self, name: str, upstream: str) -> None:
@@ -52,7 +56,8 @@ class TcpProxy:
         self._loop.run(self._listen(port, port))
 
     def blackhole(self, *ways: Way) -> None:
-        """Passes nothing in these directions, in both if none is named, and keeps connections open."""
+        """Passes nothing in these directions, in both if none is named, and keeps connections
+        open."""
         self._loop.run(self._done(*(self._open[way].clear for way in ways or Way)))
 
     def heal(self) -> None:
@@ -89,7 +94,9 @@ class TcpProxy:
             server.close()
         self._reset_all()
 
-    async def _serve(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         if self.refusing:
             self._reset(writer)
             return
@@ -114,11 +121,15 @@ class TcpProxy:
             for end in ends:
                 end.close()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way
+    ) -> None:
         with contextlib.suppress(ConnectionError, OSError):
             while data := await reader.read(CHUNK):
                 if self.late_s or self.bytes_per_s:
-                    await asyncio.sleep(self.late_s + (len(data) / self.bytes_per_s if self.bytes_per_s else 0.0))
+                    await asyncio.sleep(
+                        self.late_s + (len(data) / self.bytes_per_s if self.bytes_per_s else 0.0)
+                    )
                 await self._open[way].wait()
                 self.passed[way] += len(data)
                 writer.write(data)
@@ -131,5 +142,7 @@ class TcpProxy:
     @staticmethod
     def _reset(writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, AttributeError):
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
         writer.transport.abort()

@@ -1,5 +1,5 @@
-"""Pools that change under load in simulated time: the controller, autoscaler and drain of a deployment over real
-processes, sixteen streams, and every answer the one an undisturbed cell gives.
+"""Pools that change under load in simulated time: the controller, autoscaler and drain of a
+deployment over real processes, sixteen streams, and every answer the one an undisturbed cell gives.
 """
 
 from __future__ import annotations
@@ -53,9 +53,13 @@ class CellFleet:
 
 
 @asynccontextmanager
-async def supervised(cell: SimulatedCell, autoscale: AutoscaleConfig | None = None) -> AsyncIterator[Controller]:
+async def supervised(
+    cell: SimulatedCell, autoscale: AutoscaleConfig | None = None
+) -> AsyncIterator[Controller]:
     topology = desired(ClusterConfig(target="t", drafter="d", verifiers=1, drafters=1), {})
-    controller = Controller(topology, CellFleet(cell), ControlAnnouncer(None), drain_s=5.0, autoscale=autoscale)
+    controller = Controller(
+        topology, CellFleet(cell), ControlAnnouncer(None), drain_s=5.0, autoscale=autoscale
+    )
     watching = asyncio.create_task(controller.run())
     try:
         await settled(cell, controller)
@@ -135,7 +139,8 @@ def _of_waiting(timed_draft: Any) -> float:
 
 
 def _wanted(streams: int, verify_s: float, cohorts: int) -> int:
-    """Fewest drafters that are busy 70 % of a cycle at most, when so many cohorts take turns in the lane."""
+    """Fewest drafters that are busy 70 % of a cycle at most, when so many cohorts take turns in the
+    lane."""
     for drafters in range(1, 7):
         draft_s = _draft_pass(-(-streams // cohorts // drafters))
         cycle_s = draft_s + verify_s if cohorts == 1 else cohorts * max(verify_s, draft_s)
@@ -148,8 +153,15 @@ def _wanted(streams: int, verify_s: float, cohorts: int) -> int:
 @pytest.mark.parametrize("streams", [8, 16])
 def test_the_autoscaler_reaches_what_the_costs_ask_for_and_stays(streams: int) -> None:
     verify_s = 0.03
-    patience = {"up_after_s": 4, "down_after_s": 20, "zero_after_s": 40, "cool_down_s": 6, "look_s": 1}
-    # By how busy they are: simulated jobs take up their orders when they end, so what orders wait holds the pass too.
+    patience = {
+        "up_after_s": 4,
+        "down_after_s": 20,
+        "zero_after_s": 40,
+        "cool_down_s": 6,
+        "look_s": 1,
+    }
+    # By how busy they are: simulated jobs take up their orders when they end, so what orders wait
+    # holds the pass too.
     config = AutoscaleConfig(enabled=True, max_drafters=6, draft_wait_ms=1000, **patience)
 
     async def story(cell: SimulatedCell) -> list[tuple[float, int]]:
@@ -178,7 +190,9 @@ def test_the_autoscaler_reaches_what_the_costs_ask_for_and_stays(streams: int) -
             watching.cancel()
         return sizes
 
-    sizes = simulate(story, synthetic=True, seconds={"judge_cohort": verify_s, "timed_draft": _of_waiting})
+    sizes = simulate(
+        story, synthetic=True, seconds={"judge_cohort": verify_s, "timed_draft": _of_waiting}
+    )
     counts = [drafters for _, drafters in sizes]
     top = max(counts)
     assert _wanted(streams, verify_s, 1) <= top <= _wanted(streams, verify_s, 2) + 1, counts

@@ -1,4 +1,5 @@
-"""Every promise is kept in one story; rows tell many, and `tests/broken` shows that each can fail."""
+"""Every promise is kept in one story; rows tell many, and `tests/broken` shows that each can
+fail."""
 
 from __future__ import annotations
 

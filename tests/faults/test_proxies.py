@@ -1,4 +1,5 @@
-"""Proxies between real processes: a hole that keeps connections open, resets, and rules for single messages."""
+"""Proxies between real processes: a hole that keeps connections open, resets, and rules for single
+messages."""
 
 from __future__ import annotations
 
@@ -77,7 +78,10 @@ def test_a_blackhole_keeps_the_connection_and_holds_what_was_said(echo: str) -> 
 
 def test_a_real_cell_loses_and_repeats_messages_and_answers_the_same() -> None:
     plan = Plan()
-    with FaultCell(between="wire", plan=plan, coordinator={"verify_deadline_s": 1.0}) as cell, cell.client() as client:
+    with (
+        FaultCell(between="wire", plan=plan, coordinator={"verify_deadline_s": 1.0}) as cell,
+        cell.client() as client,
+    ):
         options = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
         calm = client.complete(PROMPT, **options).token_ids
         before = plan.seen["ControlUp.report"]
@@ -89,7 +93,9 @@ def test_a_real_cell_loses_and_repeats_messages_and_answers_the_same() -> None:
         assert plan.hurt["ControlUp.report", Action.DROP] == 1
         assert plan.hurt["RoundsEvent.blocks", Action.TWICE] == 1
         assert cell.settled()
-        assert "port_not_reached" not in cell.log("verify/0"), "rounds have their own port here, too"
+        assert "port_not_reached" not in cell.log("verify/0"), (
+            "rounds have their own port here, too"
+        )
 
 
 def test_a_cell_behind_tcp_proxies_survives_a_reset_of_its_drafter() -> None:

@@ -1,4 +1,5 @@
-"""Rounds between a verifier and two drafters in simulated time: every message between them is hurt in every way.
+"""Rounds between a verifier and two drafters in simulated time: every message between them is hurt
+in every way.
 
 Real engines, services and codecs; a small coordinator beside them, whose own stream is left alone.
 """
@@ -23,14 +24,23 @@ from faults.simulation import Simulation
 
 T = TypeVar("T")
 
-ALL_PARAMS = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, seed=7, rule=Rule.COUPLED))
+ALL_PARAMS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.8, seed=7, rule=Rule.COUPLED),
+)
 ROOM = 40
-SPOKEN = sorted({kind for method, _, kind in kinds() if method.endswith(("/Rounds", "Features/Push"))})
+SPOKEN = sorted(
+    {kind for method, _, kind in kinds() if method.endswith(("/Rounds", "Features/Push"))}
+)
 PLAN = planned(PlanKind.PRICE, 4, 0.2, window=2, cohorts=2)
 
 
 def simulate(
-    story: Callable[[SimulatedCell, Conductor], Awaitable[T]], *, seed: int = 0, plan: Plan | None = None, **more: Any
+    story: Callable[[SimulatedCell, Conductor], Awaitable[T]],
+    *,
+    seed: int = 0,
+    plan: Plan | None = None,
+    **more: Any,
 ) -> T:
     async def main() -> T:
         cell = SimulatedCell(plan=plan, **more)
@@ -50,7 +60,10 @@ def simulate(
 def ask(conductor: Conductor, count: int = 4) -> list[Answer]:
     return [
         conductor.ask(
-            pair.prompt(place, 12 + 30 * (place % 3)), ALL_PARAMS[place % 2], ROOM, drafter=1 + place // 2 % 2
+            pair.prompt(place, 12 + 30 * (place % 3)),
+            ALL_PARAMS[place % 2],
+            ROOM,
+            drafter=1 + place // 2 % 2,
         )
         for place in range(count)
     ]
@@ -58,7 +71,9 @@ def ask(conductor: Conductor, count: int = 4) -> list[Answer]:
 
 def truth(answer: Answer) -> list[int]:
     params = replace(answer.params, prompt_len=len(answer.prompt))
-    run = generate(answer.prompt, oracle.logits, lambda *_: [], lambda *_: 0, params, max_tokens=answer.room)
+    run = generate(
+        answer.prompt, oracle.logits, lambda *_: [], lambda *_: 0, params, max_tokens=answer.room
+    )
     return list(run.token_ids)
 
 
@@ -110,7 +125,9 @@ def test_no_message_between_verifier_and_drafter_changes_an_answer(action: Actio
     assert hurt >= 8
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
+)
 def test_storms_between_verifier_and_drafters_change_no_answer(seed: int) -> None:
     plan = Plan(storm(seed, 0.05, kinds=SPOKEN, late_s=0.3))
     simulate(calm, seed=seed, plan=plan)

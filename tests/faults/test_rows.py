@@ -28,15 +28,26 @@ def test_the_document_says_what_was_saved() -> None:
 
 
 def test_a_value_is_told_without_what_is_empty() -> None:
-    value = {"kills": 48, "problems": [], "p99_s": 0.0361, "by_kind": {"open": 1200, "late": 0}, "freed": True}
+    value = {
+        "kills": 48,
+        "problems": [],
+        "p99_s": 0.0361,
+        "by_kind": {"open": 1200, "late": 0},
+        "freed": True,
+    }
     assert report.told(value) == "kills 48, p99 s 0.0361, by kind (open 1,200, late 0), freed yes"
 
 
 def test_rows_are_saved_and_take_the_place_of_older_ones(tmp_path: Path) -> None:
     path = tmp_path / "faults.json"
-    first, second = (json.dumps({"row": "1", "name": name, "value": 1, "bar": "", "holds": True}) for name in "ab")
+    first, second = (
+        json.dumps({"row": "1", "name": name, "value": 1, "bar": "", "holds": True})
+        for name in "ab"
+    )
     one, two = Entry("1", "one", 1.0), Entry("1", "two --long", 1.0)
-    runner.save(path, [runner.Ended(one, [first], 0, 1.0), runner.Ended(two, [first], 0, 1.0)], ["--long"])
+    runner.save(
+        path, [runner.Ended(one, [first], 0, 1.0), runner.Ended(two, [first], 0, 1.0)], ["--long"]
+    )
     runner.save(path, [runner.Ended(two, [second], 0, 1.0)], [])
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(row["name"], row["program"]) for row in rows] == [("a", "one"), ("b", "two --long")]

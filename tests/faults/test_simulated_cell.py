@@ -1,4 +1,5 @@
-"""The simulated cell: what runs in it is the real thing, stories repeat themselves, and faults do what they say."""
+"""The simulated cell: what runs in it is the real thing, stories repeat themselves, and faults do
+what they say."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def test_a_story_with_a_seed_is_the_same_story_again() -> None:
             asked = [cell.ask([n + 2, n + 3], max_tokens=30) for n in range(4)]
             return list(await asyncio.gather(*asked)), cell.now
 
-        answers, ended = simulate(story, seed=seed, verifiers=2, drafters=2, synthetic=True, plan=plan)
+        answers, ended = simulate(
+            story, seed=seed, verifiers=2, drafters=2, synthetic=True, plan=plan
+        )
         return answers, dict(plan.hurt), ended
 
     first, again, other = told(1), told(1), told(2)
@@ -86,7 +89,13 @@ def test_a_rule_for_one_message_hurts_that_one(action: Action) -> None:
 
 def test_every_message_of_the_protocol_has_a_kind() -> None:
     known = {kind for _, _, kind in kinds()}
-    assert {"ControlDown.plan", "ControlUp.report", "RoundsEvent.blocks", "FeatureChunk", "CellBatch"} <= known
+    assert {
+        "ControlDown.plan",
+        "ControlUp.report",
+        "RoundsEvent.blocks",
+        "FeatureChunk",
+        "CellBatch",
+    } <= known
     plan = Plan()
     simulate(calm, plan=plan, synthetic=True)
     assert set(plan.seen) - {""} <= known, '"" is what clients say'

@@ -1,4 +1,5 @@
-"""Child processes that note what code they let in, and log everything: see `watched/sitecustomize.py`."""
+"""Child processes that note what code they let in, and log everything: see
+`watched/sitecustomize.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ class Watch:
         self._folder = tempfile.TemporaryDirectory(prefix="dspark-watch-")
         self.folder = Path(self._folder.name)
         path = os.pathsep.join(filter(None, (str(_HOOK), os.environ.get("PYTHONPATH", ""))))
-        self._environment = mock.patch.dict(os.environ, {"PYTHONPATH": path, "DSPARK_WATCH": str(self.folder)})
+        self._environment = mock.patch.dict(
+            os.environ, {"PYTHONPATH": path, "DSPARK_WATCH": str(self.folder)}
+        )
 
     def arm(self) -> None:
         """From now on code that is compiled, run or loaded is noted too."""
@@ -35,7 +38,10 @@ class Watch:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._environment.stop()
         self._folder.cleanup()

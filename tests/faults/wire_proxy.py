@@ -1,7 +1,8 @@
-"""A gRPC proxy before one process: every message of every call passes a `Plan`, byte for byte otherwise.
+"""A gRPC proxy before one process: every message of every call passes a `Plan`, byte for byte
+otherwise.
 
-It speaks for any service, since it reads neither requests nor replies, except for the kind of internal messages. The
-hung peer, the lost route and the reset connection are `tcp_proxy`'s.
+It speaks for any service, since it reads neither requests nor replies, except for the kind of
+internal messages. The hung peer, the lost route and the reset connection are `tcp_proxy`'s.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from faults.loop_thread import LoopThread
 from faults.plan import Action, Plan
 from faults.tcp_proxy import BESIDE
 
-_OPTIONS = [("grpc.max_receive_message_length", MAX_MESSAGE), ("grpc.max_send_message_length", MAX_MESSAGE)]
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+]
 _HOP_BY_HOP = ("user-agent", "grpc-accept-encoding", "accept-encoding", "te", "content-type")
 
 
@@ -29,9 +33,11 @@ class Cut(Exception):
 
 
 class WireProxy:
-    """Before the process at `upstream`; `endpoint` is where others find it. Runs on a thread of its own.
+    """Before the process at `upstream`; `endpoint` is where others find it. Runs on a thread of its
+    own.
 
-    It stands at an address of its own, so that it can stand before other ports of the process by their own numbers.
+    It stands at an address of its own, so that it can stand before other ports of the process by
+    their own numbers.
     """
 
     def __init__(self, name: str, upstream: str, plan: Plan) -> None:
@@ -67,21 +73,29 @@ class WireProxy:
         self, channel: grpc.aio.Channel, method: str, requests: AsyncIterator[bytes], context: Any
     ) -> AsyncIterator[bytes]:
         """One call, both ways."""
-        metadata = tuple((key, value) for key, value in context.invocation_metadata() if key not in _HOP_BY_HOP)
+        metadata = tuple(
+            (key, value) for key, value in context.invocation_metadata() if key not in _HOP_BY_HOP
+        )
         call = channel.stream_stream(method)(
-            self._through(method, requests, asked=True), metadata=metadata, timeout=context.time_remaining()
+            self._through(method, requests, asked=True),
+            metadata=metadata,
+            timeout=context.time_remaining(),
         )
         try:
             async for response in self._through(method, call, asked=False):
                 yield response
         except grpc.aio.AioRpcError as error:
-            await context.abort(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
+            await context.abort(
+                error.code(), error.details() or "", tuple(error.trailing_metadata() or ())
+            )
         except Cut:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "Connection reset by peer")
         finally:
             call.cancel()
 
-    async def _through(self, method: str, messages: AsyncIterator[bytes], *, asked: bool) -> AsyncIterator[bytes]:
+    async def _through(
+        self, method: str, messages: AsyncIterator[bytes], *, asked: bool
+    ) -> AsyncIterator[bytes]:
         ends = ("", self.name) if asked else (self.name, "")
         swapped: list[bytes] = []
         async for data in messages:

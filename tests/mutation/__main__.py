@@ -1,6 +1,8 @@
-"""Bugs put into every place where output can change, one at a time: the tests of the place catch every one.
+"""Bugs put into every place where output can change, one at a time: the tests of the place catch
+every one.
 
-Ends with `N of M caught`; bugs that cannot change output are listed with their reasons, and are no part of M.
+Ends with `N of M caught`; bugs that cannot change output are listed with their reasons, and are no
+part of M.
 """
 
 from __future__ import annotations
@@ -21,10 +23,16 @@ LEAST = 120
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON row")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th bug of those chosen (1)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="bugs whose name or file holds this")
+    parser.add_argument(
+        "--every", type=int, default=1, metavar="N", help="every N-th bug of those chosen (1)"
+    )
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="bugs whose name or file holds this"
+    )
     parser.add_argument("--list", choices=LISTS, help="one of the lists alone")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="bugs tried at the same time (2)")
+    parser.add_argument(
+        "--jobs", type=int, default=2, metavar="N", help="bugs tried at the same time (2)"
+    )
     args = parser.parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     given = LISTS[args.list] if args.list else MUTANTS
@@ -34,7 +42,10 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     missed = []
     for outcome in outcomes(chosen, args.jobs):
-        note(f"{'caught' if outcome.caught else 'MISSED'} in {outcome.seconds:5.1f} s: {outcome.name} {outcome.why}")
+        note(
+            f"{'caught' if outcome.caught else 'MISSED'} in {outcome.seconds:5.1f} s: "
+            f"{outcome.name} {outcome.why}"
+        )
         missed += [] if outcome.caught else [outcome.name]
     seconds, bugs = time.monotonic() - began, len(chosen)
     caught = bugs - len(missed)
@@ -55,7 +66,9 @@ def main(argv: list[str] | None = None) -> int:
     whole = args.every > 1 or args.only or args.list or bugs >= LEAST
     holds = not missed and bool(bugs) and bool(whole) and seconds < LIMIT_S
     bar = f"all of {LEAST} bugs or more, under {LIMIT_S:g} s"
-    return Row("3", "bugs put where output can change are caught", value, bar, holds).show(as_json=True)
+    return Row("3", "bugs put where output can change are caught", value, bar, holds).show(
+        as_json=True
+    )
 
 
 if __name__ == "__main__":

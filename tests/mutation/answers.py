@@ -1,4 +1,5 @@
-"""Bugs of what becomes of verdicts: commits, sequences that begin again, answers, and rows that drafters are fed."""
+"""Bugs of what becomes of verdicts: commits, sequences that begin again, answers, and rows that
+drafters are fed."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ ANSWERS = [
         (
             "the first token is shown before the journal has it",
             "        self._write()  # before this turn",
-            "        len(news) > 1 or not isinstance(news[0], PassReport) or news[0].report.number == 0"
+            "        len(news) > 1 or not isinstance(news[0], PassReport) or news[0].report.number "
+            "== 0"
             " or self._write()  # before this turn",
             RESUME,
         ),
@@ -127,10 +129,15 @@ ANSWERS = [
                 "any(low <= start and stop <= high for",
                 "any(low <= start < high for",
             ),
-            ("rows of an epoch that was followed are taken", "if chunk.epoch < context.epoch:", "if chunk.epoch < 0:"),
+            (
+                "rows of an epoch that was followed are taken",
+                "if chunk.epoch < context.epoch:",
+                "if chunk.epoch < 0:",
+            ),
             (
                 "rows of another epoch are kept",
-                "        if chunk.epoch > context.epoch:\n            context.start_over(chunk.epoch)\n",
+                "        if chunk.epoch > context.epoch:\n            "
+                "context.start_over(chunk.epoch)\n",
                 "        context.epoch = chunk.epoch\n",
             ),
             (

@@ -15,7 +15,11 @@ AT_ONCE = [
         "dspark/decoding/at_once.py",
         *caught_by(
             SAME,
-            ("greedy keeps a token behind a wrong one", "matched.long().cumprod(dim=-1)", "matched.long()"),
+            (
+                "greedy keeps a token behind a wrong one",
+                "matched.long().cumprod(dim=-1)",
+                "matched.long()",
+            ),
             (
                 "the token rule keeps a token behind a rejected one",
                 "& counts).long().cumprod(dim=-1)",
@@ -29,16 +33,29 @@ AT_ONCE = [
         ),
         *caught_by(
             LIKED,
-            ("slots of nobody are matched", " & (slots < at.lengths.unsqueeze(-1))\n    return", "\n    return"),
+            (
+                "slots of nobody are matched",
+                " & (slots < at.lengths.unsqueeze(-1))\n    return",
+                "\n    return",
+            ),
             (
                 "the residual forgets what the block is worth",
                 "last = _at(probs, accepted) * weight",
                 "last = _at(probs, accepted) * weight.clamp(min=1.0)",
             ),
             ("q is taken off behind whole blocks", " * stopped.unsqueeze(-1)", ""),
-            ("the last candidate is judged like the others", "(slots == counting - 1) | (later <= 0)", "later <= 0"),
+            (
+                "the last candidate is judged like the others",
+                "(slots == counting - 1) | (later <= 0)",
+                "later <= 0",
+            ),
         ),
-        ("a token that its q cannot give may be kept", "possible = (q > 0) & ", "possible = ", SENT),
+        (
+            "a token that its q cannot give may be kept",
+            "possible = (q > 0) & ",
+            "possible = ",
+            SENT,
+        ),
         ("near-ties behind the end are counted", "NEAR_TIE) & looked_at", "NEAR_TIE)", TIES),
     ),
     *in_file(
@@ -50,9 +67,21 @@ AT_ONCE = [
                 "anchor_position + 1 + min(",
                 "anchor_position + min(",
             ),
-            ("draft and acceptance share noise, judged at once", "coins(Purpose.ACCEPT,", "coins(Purpose.DRAFT,"),
-            ("emissions of an anchor share a coin", "slots[: length + 1] + 1 for", "slots[: length + 1] * 0 + 1 for"),
-            ("rows of short blocks run on into their neighbours'", "np.minimum(slots, reach)", "slots"),
+            (
+                "draft and acceptance share noise, judged at once",
+                "coins(Purpose.ACCEPT,",
+                "coins(Purpose.DRAFT,",
+            ),
+            (
+                "emissions of an anchor share a coin",
+                "slots[: length + 1] + 1 for",
+                "slots[: length + 1] * 0 + 1 for",
+            ),
+            (
+                "rows of short blocks run on into their neighbours'",
+                "np.minimum(slots, reach)",
+                "slots",
+            ),
         ),
     ),
 ]

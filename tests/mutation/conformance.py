@@ -1,6 +1,7 @@
 """Broken builds of what is served, each of which `dspark conformance` has to find.
 
-Every one breaks what only a served engine has: its way to load, its pages, its prompts in chunks, its kept rows.
+Every one breaks what only a served engine has: its way to load, its pages, its prompts in chunks,
+its kept rows.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ CONFORMANCE = [
         "verify_service/paged_plan.py",
         "made.blocks[n, : len(pages)] = pages",
         "made.blocks[n, : len(pages)] = pages[::-1]",
-        "the self-test at load finds it, and the verifier serves without the kernel that reads pages in place",
+        "the self-test at load finds it, and the verifier serves without the kernel that reads "
+        "pages in place",
     ),
 ]

@@ -1,4 +1,5 @@
-"""Bugs of forms: masks that are missing, late or misplaced, matchers that stand where the answer does not."""
+"""Bugs of forms: masks that are missing, late or misplaced, matchers that stand where the answer
+does not."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ from tests.mutation.mutant import caught_by, in_file
 
 G = "tests/unit/grammars/"
 LAW = (f"{G}test_exact_masks.py::test_what_is_emitted_follows_the_masked_law_exactly",)
-SAYS = (f"{G}test_exact_masks.py::test_the_coupled_rule_says_what_plain_decoding_says_whatever_is_drafted",)
+SAYS = (
+    f"{G}test_exact_masks.py::test_the_coupled_rule_says_what_plain_decoding_says_whatever_is_drafted",
+)
 MOVED = (f"{G}test_moved_answers.py",)
 SHAPES = ("tests/unit/decoding/test_shaping.py",)
 FIRST = ("tests/unit/draft_service/test_sample_block.py",)
@@ -17,7 +20,11 @@ GRAMMARS = [
         "verify_service/grammars/matcher.py",
         *caught_by(
             LAW,
-            ("the bonus is not masked", "return made[:filled]", "return made[: min(filled, max(len(drafted), 1))]"),
+            (
+                "the bonus is not masked",
+                "return made[:filled]",
+                "return made[: min(filled, max(len(drafted), 1))]",
+            ),
             (
                 "a mask is that of the slot before",
                 "fill_next_token_bitmask(made, filled)",
@@ -25,8 +32,18 @@ GRAMMARS = [
             ),
             ("an answer ends anywhere", "if not made[filled].any():", "if True:"),
         ),
-        ("a matcher is not rolled back", "        if taken:\n", "        if taken > 9:\n", (*LAW, *SAYS)),
-        ("what came next is still to come", "        self._first = None\n        with", "        with", (*LAW, *SAYS)),
+        (
+            "a matcher is not rolled back",
+            "        if taken:\n",
+            "        if taken > 9:\n",
+            (*LAW, *SAYS),
+        ),
+        (
+            "what came next is still to come",
+            "        self._first = None\n        with",
+            "        with",
+            (*LAW, *SAYS),
+        ),
     ),
     *in_file(
         "verify_service/packed_step.py",
@@ -42,11 +59,17 @@ GRAMMARS = [
             "[state.matcher.accept([t]) for t in item.draft_ids[: accepted + 1]]",
             LAW,
         ),
-        ("a matcher never goes on", "state.matcher.accept(tokens)", "state.matcher.masks(tokens)", (*LAW, *SAYS)),
+        (
+            "a matcher never goes on",
+            "state.matcher.accept(tokens)",
+            "state.matcher.masks(tokens)",
+            (*LAW, *SAYS),
+        ),
         (
             "truncation comes before the mask",
             "        mask(result.logits, [",
-            "        result.logits.masked_fill_(result.logits < result.logits.topk(2).values[:, -1:], -50.0)\n"
+            "        result.logits.masked_fill_(result.logits < result.logits.topk(2).values[:, "
+            "-1:], -50.0)\n"
             "        mask(result.logits, [",
             LAW,
         ),
@@ -68,12 +91,27 @@ GRAMMARS = [
     ),
     *in_file(
         "verify_service/engine.py",
-        ("the first token is not masked", "mask(logits, [(0, matcher.masks(()))])", "mask(logits, [])", MOVED),
-        ("the first token is not taken in", "matcher.accept([anchor])", "matcher.accept([])", MOVED),
+        (
+            "the first token is not masked",
+            "mask(logits, [(0, matcher.masks(()))])",
+            "mask(logits, [])",
+            MOVED,
+        ),
+        (
+            "the first token is not taken in",
+            "matcher.accept([anchor])",
+            "matcher.accept([])",
+            MOVED,
+        ),
     ),
     *in_file(
         "dspark/decoding/shaping.py",
-        ("min_tokens leaves nothing that may come", "torch.where(nothing, ends, flat[index])", "flat[index]", SHAPES),
+        (
+            "min_tokens leaves nothing that may come",
+            "torch.where(nothing, ends, flat[index])",
+            "flat[index]",
+            SHAPES,
+        ),
     ),
     *in_file(
         "draft_service/sample_block.py",
@@ -86,7 +124,9 @@ GRAMMARS = [
             "orders bring no masks",
             "asked.rows, *kept)",
             "asked.rows, *kept[:3])",
-            ("tests/services/test_rounds_failing.py::test_an_order_brings_the_mask_of_each_sequence",),
+            (
+                "tests/services/test_rounds_failing.py::test_an_order_brings_the_mask_of_each_sequence",
+            ),
         ),
     ),
     *in_file(
@@ -115,6 +155,11 @@ GRAMMARS = [
     ),
     *in_file(
         "verify_service/grammars/grammars.py",
-        ("a tenant is given another's grammar", "key = _key(salt, constraint)", 'key = _key("", constraint)', SCHEMA),
+        (
+            "a tenant is given another's grammar",
+            "key = _key(salt, constraint)",
+            'key = _key("", constraint)',
+            SCHEMA,
+        ),
     ),
 ]

@@ -1,4 +1,5 @@
-"""Bugs of what outlives a coordinator: the journal, requests that go on, and what their clients are told again."""
+"""Bugs of what outlives a coordinator: the journal, requests that go on, and what their clients are
+told again."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ JOURNALS = [
             ),
             (
                 "an epoch that began is not written before its first commit",
-                "        self._unwritten.epochs.add(number=entry.number, index=index, epoch=epoch)\n",
+                "        self._unwritten.epochs.add(number=entry.number, index=index, "
+                "epoch=epoch)\n",
                 "",
             ),
             *(
@@ -55,7 +57,11 @@ JOURNALS = [
                 "        if said.epoch\n",
                 "        if said.epoch and said.tokens\n",
             ),
-            ("a prompt's salt is no part of a request", ", request.choices, request.cache_salt)", ", request.choices)"),
+            (
+                "a prompt's salt is no part of a request",
+                ", request.choices, request.cache_salt)",
+                ", request.choices)",
+            ),
             (
                 "the number of answers is no part of a request",
                 ", request.choices, request.cache_salt)",
@@ -63,7 +69,11 @@ JOURNALS = [
             ),
             ("stop ids are no part of a request", "sorted(request.stop_ids), ", ""),
             ("the length is no part of a request", "(request.max_tokens, sorted", "(sorted"),
-            ("the law is no part of a request", ".tobytes() + rest + params)", ".tobytes() + rest)"),
+            (
+                "the law is no part of a request",
+                ".tobytes() + rest + params)",
+                ".tobytes() + rest)",
+            ),
             (
                 "the prompt is no part of a request",
                 "hashlib.sha256(np.asarray(request.prompt, np.uint32).tobytes() + rest + params)",
@@ -112,8 +122,16 @@ JOURNALS = [
         "coordinator/cells/cell_wire.py",
         *caught_by(
             WIRE,
-            ("log-probabilities are read of another commit", "logprobs.get(at, ())", "logprobs.get(at + 1, ())"),
-            ("tokens of two answers in a batch are mixed up", "        start = stop\n", "        start += 1\n"),
+            (
+                "log-probabilities are read of another commit",
+                "logprobs.get(at, ())",
+                "logprobs.get(at + 1, ())",
+            ),
+            (
+                "tokens of two answers in a batch are mixed up",
+                "        start = stop\n",
+                "        start += 1\n",
+            ),
             (
                 "an answer ends with its first commit in a batch",
                 "at for at in range(count)} if ends",
@@ -138,7 +156,8 @@ JOURNALS = [
             (
                 "a resumed request goes on under a new seed",
                 "request = replace(request, params=replace(request.params, seed=entry.seed))",
-                "request = replace(request, params=replace(request.params, seed=request.params.seed))",
+                "request = replace(request, params=replace(request.params, "
+                "seed=request.params.seed))",
             ),
             (
                 "another request's answer is gone on with",
@@ -165,7 +184,11 @@ JOURNALS = [
                 "(params.rule is Rule.COUPLED and seeded)",
                 "sampling.rule is Rule.COUPLED",
             ),
-            ("any answer with a seed can be repeated", "(params.rule is Rule.COUPLED and seeded)", "seeded"),
+            (
+                "any answer with a seed can be repeated",
+                "(params.rule is Rule.COUPLED and seeded)",
+                "seeded",
+            ),
             ("log-probabilities are not told again", "index, tuple(said.logprobs))", "index, ())"),
         ),
     ),
@@ -222,6 +245,7 @@ JOURNALS = [
         "coordinator/cells/journal.py",
         "        self._numbers = max(numbers, default=0)\n",
         "",
-        "nothing is committed any more under a number of an earlier process: who goes on gets a new one",
+        "nothing is committed any more under a number of an earlier process: who goes on gets a "
+        "new one",
     ),
 ]

@@ -7,14 +7,18 @@ from tests.mutation.mutant import Mutant, caught_by, in_file
 L = "tests/unit/coordinator/test_lane.py::test_"
 SEVERAL = "tests/unit/coordinator/test_choices.py::test_"
 SETTLES = (f"{L}a_verifier_that_will_leave_settles_its_sequences_and_they_move",)
-WRITTEN = (f"{L}r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged_before_it_is_shown",)
+WRITTEN = (
+    f"{L}r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged_before_it_is_shown",
+)
 IN_ORDER = (f"{L}r7_a_report_that_is_not_the_next_one_orphans_its_sequence",)
 EPOCHS = (f"{L}r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_given_twice",)
 LIES = (f"{L}a_verifier_that_says_what_cannot_be_ends_that_request_and_no_other",)
 REACH = (f"{L}r10_a_drafter_that_only_this_process_lost_goes_on_drafting_for_who_is_there",)
 NO_PAGE = (f"{L}a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_another_epoch",)
 POLICIES = (f"{L}several_policies_share_the_rounds_of_a_lane",)
-BEFORE_YOUNGER = ("tests/unit/coordinator/test_preemption.py::test_who_was_preempted_goes_before_everybody_younger",)
+BEFORE_YOUNGER = (
+    "tests/unit/coordinator/test_preemption.py::test_who_was_preempted_goes_before_everybody_younger",
+)
 
 SILENT = (f"{L}a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_does",)
 
@@ -120,8 +124,16 @@ LANES: list[Mutant] = [
             LIES,
             ("any token is believed", "max(tokens) < self._vocab_size", "True"),
             ("more may be verified than was drafted", " <= len(said.confidence) or", " or"),
-            ("more may be accepted than was verified", "said.accepted <= said.verified <=", "said.verified <="),
-            ("a round may say less than it accepted", "(piece.end is None and count != said.accepted + 1)", "False"),
+            (
+                "more may be accepted than was verified",
+                "said.accepted <= said.verified <=",
+                "said.verified <=",
+            ),
+            (
+                "a round may say less than it accepted",
+                "(piece.end is None and count != said.accepted + 1)",
+                "False",
+            ),
         ),
         (
             "a token may come without its log-probability",
@@ -146,7 +158,8 @@ LANES: list[Mutant] = [
         ),
         (
             "a drafter's alarm is not heard",
-            "return _reaches(port, state) and self._monitor.trusts(port.facts.fingerprint, state.request.params)",
+            "return _reaches(port, state) and self._monitor.trusts(port.facts.fingerprint, "
+            "state.request.params)",
             "return _reaches(port, state)",
             (f"{L}a_distrusted_drafter_drafts_no_more_under_the_ratio_rules",),
         ),
@@ -222,6 +235,11 @@ LANES: list[Mutant] = [
     ),
     *in_file(
         "coordinator/queue/waiting_queue.py",
-        ("who lost a place stands last", "line.insert(place, state)", "line.append(state)", BEFORE_YOUNGER),
+        (
+            "who lost a place stands last",
+            "line.insert(place, state)",
+            "line.append(state)",
+            BEFORE_YOUNGER,
+        ),
     ),
 ]

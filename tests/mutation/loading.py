@@ -1,4 +1,5 @@
-"""Bugs of what is loaded and trusted: weights, indices, links, settings, fingerprints, and q as it was sent."""
+"""Bugs of what is loaded and trusted: weights, indices, links, settings, fingerprints, and q as it
+was sent."""
 
 from __future__ import annotations
 
@@ -25,8 +26,16 @@ LOADING = [
                 '"unexpected": sorted(entries.keys() - expected.keys()),',
                 '"unexpected": [],',
             ),
-            ("weights of another shape are let pass", '"wrong shape": misshapen(', '"wrong shape": [] and ('),
-            ("integers are taken for weights", "if entries[name].dtype not in FLOATS],", "if not name],"),
+            (
+                "weights of another shape are let pass",
+                '"wrong shape": misshapen(',
+                '"wrong shape": [] and (',
+            ),
+            (
+                "integers are taken for weights",
+                "if entries[name].dtype not in FLOATS],",
+                "if not name],",
+            ),
             (
                 "weights that are not numbers are loaded",
                 "    if not (torch.isfinite(low) and torch.isfinite(high)):",
@@ -42,7 +51,11 @@ LOADING = [
                 "            if name in entries:\n",
                 "            if name in entries and not name:\n",
             ),
-            ("a shard's name may leave the folder", "if name != Path(name).name or name in", "if name in"),
+            (
+                "a shard's name may leave the folder",
+                "if name != Path(name).name or name in",
+                "if name in",
+            ),
         ),
         (
             "an index may say what it likes",
@@ -116,7 +129,11 @@ LOADING = [
                 "    if worst > SUM_TOLERANCE:\n",
                 "    if worst > 1 / SUM_TOLERANCE:\n",
             ),
-            ("a negative q is weighed", "    if not probs.min() >= 0:  # NaN is not\n", "    if probs.min() < -1:\n"),
+            (
+                "a negative q is weighed",
+                "    if not probs.min() >= 0:  # NaN is not\n",
+                "    if probs.min() < -1:\n",
+            ),
             (
                 "an id may stand twice in q",
                 "    if (ranked[:, 1:] == ranked[:, :-1]).any():\n",
@@ -127,7 +144,11 @@ LOADING = [
                 "    if np.count_nonzero((ids == drafted) & (probs > 0)) < slots:",
                 "    if not len(drafted):",
             ),
-            ("a drafted token may have no mass in its q", "& (probs > 0)) < slots", "& (probs >= 0)) < slots"),
+            (
+                "a drafted token may have no mass in its q",
+                "& (probs > 0)) < slots",
+                "& (probs >= 0)) < slots",
+            ),
         ),
     ),
 ]

@@ -1,4 +1,5 @@
-"""Bugs of answers in a form: masks, the matcher behind them, and how a form is written for the compiler."""
+"""Bugs of answers in a form: masks, the matcher behind them, and how a form is written for the
+compiler."""
 
 from __future__ import annotations
 
@@ -6,9 +7,13 @@ from tests.mutation.mutant import caught_by, in_file
 
 G = "tests/unit/grammars/"
 LAW = (f"{G}test_exact_masks.py::test_what_is_emitted_follows_the_masked_law_exactly",)
-COUPLED = (f"{G}test_exact_masks.py::test_the_coupled_rule_says_what_plain_decoding_says_whatever_is_drafted",)
+COUPLED = (
+    f"{G}test_exact_masks.py::test_the_coupled_rule_says_what_plain_decoding_says_whatever_is_drafted",
+)
 SLOW = f"{G}test_slow_grammars.py::test_"
-HALVES = (f"{G}test_kept_forms.py::test_no_answer_has_half_a_character_or_a_token_beyond_the_vocabulary",)
+HALVES = (
+    f"{G}test_kept_forms.py::test_no_answer_has_half_a_character_or_a_token_beyond_the_vocabulary",
+)
 FIT = (f"{G}test_kept_forms.py::test_answers_fit_their_form",)
 SERVED = "tests/services/test_forms_served.py::test_"
 READ = (f"{G}test_readings.py",)
@@ -24,7 +29,11 @@ MASKS = [
                 "return made[:filled]",
                 "return made[: max(filled - 1, 1)]",
             ),
-            ("a matcher stays behind what was only drafted", "            if taken:\n", "            if False:\n"),
+            (
+                "a matcher stays behind what was only drafted",
+                "            if taken:\n",
+                "            if False:\n",
+            ),
             ("a matcher goes back one token too few", "rollback(taken)", "rollback(taken - 1)"),
         ),
         (
@@ -59,7 +68,8 @@ MASKS = [
         (
             "masks stand one row late",
             "masks = [masks_of(state, item) for",
-            "masks = [None if (m := masks_of(state, item)) is None else m[[0, *range(len(m) - 1)]] for",
+            "masks = [None if (m := masks_of(state, item)) is None else m[[0, *range(len(m) - 1)]] "
+            "for",
             LAW,
         ),
         (
@@ -80,7 +90,12 @@ MASKS = [
     ),
     *in_file(
         "verify_service/grammars/mending.py",
-        ("texts have halves of characters", "_HALVES = (0xD800, 0xDFFF)", "_HALVES = (0xD800, 0xD800)", HALVES),
+        (
+            "texts have halves of characters",
+            "_HALVES = (0xD800, 0xDFFF)",
+            "_HALVES = (0xD800, 0xD800)",
+            HALVES,
+        ),
     ),
     *in_file(
         "verify_service/grammars/expressions.py",
@@ -108,6 +123,11 @@ MASKS = [
     *in_file(
         "dspark/token_bytes.py",
         ("marks of spaces are text", "name = name.replace(old, new)", "pass", BYTES),
-        ("single bytes are text", 'if "ByteFallback" in kinds else None', "if False else None", BYTES),
+        (
+            "single bytes are text",
+            'if "ByteFallback" in kinds else None',
+            "if False else None",
+            BYTES,
+        ),
     ),
 ]

@@ -17,7 +17,9 @@ class Mutant:
     harmless: str = ""  # why it cannot change output, of one that no test has to notice
 
 
-def caught_by(tests: tuple[str, ...], *bugs: tuple[str, str, str]) -> list[tuple[str, str, str, tuple[str, ...]]]:
+def caught_by(
+    tests: tuple[str, ...], *bugs: tuple[str, str, str]
+) -> list[tuple[str, str, str, tuple[str, ...]]]:
     """Bugs of one file that the same tests have to notice: name, right, wrong."""
     return [(*bug, tests) for bug in bugs]
 
@@ -28,5 +30,6 @@ def in_file(file: str, *bugs: tuple[str, str, str, tuple[str, ...]]) -> list[Mut
 
 
 def harmless(name: str, file: str, right: str, wrong: str, why: str) -> Mutant:
-    """A bug that cannot change output, and why: tried by hand, listed, and no test has to notice."""
+    """A bug that cannot change output, and why: tried by hand, listed, and no test has to
+    notice."""
     return Mutant(name, file, right, wrong, (), why)

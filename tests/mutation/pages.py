@@ -1,4 +1,5 @@
-"""Bugs of the verifier's memory: pages and who holds them, rows that are taken back, prefixes that are kept."""
+"""Bugs of the verifier's memory: pages and who holds them, rows that are taken back, prefixes that
+are kept."""
 
 from __future__ import annotations
 
@@ -70,7 +71,11 @@ PAGES = [
                 "grown[:before] = table.slots[:before]",
                 "grown[:before] = 0",
             ),
-            ("a page is given twice to who finds none in a row", "            free[taken] = False\n", ""),
+            (
+                "a page is given twice to who finds none in a row",
+                "            free[taken] = False\n",
+                "",
+            ),
         ),
         (
             "who shares pages does not hold them",
@@ -92,10 +97,26 @@ PAGES = [
         "verify_service/state_cache.py",
         *caught_by(
             STATES,
-            ("a kept state goes on with its sequence", "copied(found.cache, apart=True)", "found.cache"),
-            ("a kept state is told to be a token shorter", "kept.cache, kept.length)", "kept.cache, kept.length - 1)"),
-            ("a state that prompts share is pushed out like any other", "if oldest in self._used:", "if oldest in ():"),
-            ("a state that prompts share is passed over for ever", "self._used.remove(oldest)", "pass"),
+            (
+                "a kept state goes on with its sequence",
+                "copied(found.cache, apart=True)",
+                "found.cache",
+            ),
+            (
+                "a kept state is told to be a token shorter",
+                "kept.cache, kept.length)",
+                "kept.cache, kept.length - 1)",
+            ),
+            (
+                "a state that prompts share is pushed out like any other",
+                "if oldest in self._used:",
+                "if oldest in ():",
+            ),
+            (
+                "a state that prompts share is passed over for ever",
+                "self._used.remove(oldest)",
+                "pass",
+            ),
         ),
     ),
     *in_file(
@@ -122,7 +143,11 @@ PAGES = [
                 "self._kept[name] = _Kept(page, rows)",
                 "self._kept[name] = _Kept(page, True)",
             ),
-            ("a page that is not full is kept", "range(0, len(ids) - size + 1, size)", "range(0, len(ids), size)"),
+            (
+                "a page that is not full is kept",
+                "range(0, len(ids) - size + 1, size)",
+                "range(0, len(ids), size)",
+            ),
         ),
         (
             "tokens are named by their last byte",
@@ -182,7 +207,11 @@ PAGES = [
                 "item.draft_ids[: each[0]]], case.first_row)",
                 "item.draft_ids[: each[0]]], case.first_row + 1)",
             ),
-            ("rows that were sent are not kept", "            self._store.put(slots, rows)\n", "            pass\n"),
+            (
+                "rows that were sent are not kept",
+                "            self._store.put(slots, rows)\n",
+                "            pass\n",
+            ),
         ),
         (
             "a prompt in a round draws its anchor from the round's logits",
@@ -192,8 +221,10 @@ PAGES = [
         ),
         (
             "a chunk of a prompt begins where the last one did",
-            "segments.append(Segment(state.sequence, state.cached, chunk.token_ids, slots, state.given))",
-            "segments.append(Segment(state.sequence, state.spared, chunk.token_ids, slots, state.given))",
+            "segments.append(Segment(state.sequence, state.cached, chunk.token_ids, slots, "
+            "state.given))",
+            "segments.append(Segment(state.sequence, state.spared, chunk.token_ids, slots, "
+            "state.given))",
             SCARCE,
         ),
     ),
@@ -258,7 +289,11 @@ PAGES = [
         "verify_service/sequences.py",
         *caught_by(
             CHECKS,
-            ("a round that is over may run again", "if cursor.round <= state.round:", "if cursor.round < 0:"),
+            (
+                "a round that is over may run again",
+                "if cursor.round <= state.round:",
+                "if cursor.round < 0:",
+            ),
             (
                 "an anchor of somebody else's is verified after",
                 "if item.anchor != state.token_ids[-1]:",
@@ -271,7 +306,8 @@ PAGES = [
             ),
             (
                 "a cursor that stands elsewhere is believed",
-                '    if cursor.committed_len != state.committed_len:\n        return stale(state, f"committed_len',
+                "    if cursor.committed_len != state.committed_len:\n        return stale(state, "
+                'f"committed_len',
                 '    if cursor.committed_len < 0:\n        return stale(state, f"committed_len',
             ),
             (
@@ -286,6 +322,7 @@ PAGES = [
         "verify_service/prefix_cache.py",
         "                return\n            yield name, kept.page",
         "                continue\n            yield name, kept.page",
-        "there are none: who holds a page holds all before it, ends give way first, and rows come for a whole chain",
+        "there are none: who holds a page holds all before it, ends give way first, and rows come "
+        "for a whole chain",
     ),
 ]

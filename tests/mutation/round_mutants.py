@@ -1,5 +1,5 @@
-"""Bugs to put into the rounds between a verifier and its drafters, at least one for each of their invariants, and into
-their planner."""
+"""Bugs to put into the rounds between a verifier and its drafters, at least one for each of their
+invariants, and into their planner."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ R3 = (
     f"{KEPT}r3_pages_are_asked_for_oldest_first_and_cut_the_prefixes_of_the_others",
 )
 R4 = (f"{KEPT}r4_an_anchor_is_ordered_once",)
-R5 = (f"{KEPT}r5_a_deadline_is_fixed_with_its_order", f"{KEPT}r5_a_deadline_is_never_shorter_than_its_floor")
+R5 = (
+    f"{KEPT}r5_a_deadline_is_fixed_with_its_order",
+    f"{KEPT}r5_a_deadline_is_never_shorter_than_its_floor",
+)
 R6 = (
     f"{KEPT}r6_what_is_drawn_for_whoever_settles_is_reported_before_it_is_released",
     f"{KEPT}r6_the_youngest_reports_everything_before_it_makes_room",
 )
-R8 = (f"{KEPT}r8_no_round_begins_more_than_the_window_ahead", f"{KEPT}r8_a_narrower_window_holds_at_the_next_round")
+R8 = (
+    f"{KEPT}r8_no_round_begins_more_than_the_window_ahead",
+    f"{KEPT}r8_a_narrower_window_holds_at_the_next_round",
+)
 R9 = (f"{KEPT}r9_an_epoch_that_was_seen_is_not_admitted_again",)
 R10 = (
     f"{KEPT}r10_what_the_coordinator_thinks_of_a_drafter_never_stops_orders_to_it",
@@ -88,8 +94,16 @@ MUTANTS: list[Mutant] = [
         ),
         *caught_by(
             R8,
-            ("R8: one round too many", "or sequence.ahead > plan.window", "or sequence.ahead > plan.window + 1"),
-            ("R8: one round too few", "or sequence.ahead > plan.window", "or sequence.ahead >= max(plan.window, 1)"),
+            (
+                "R8: one round too many",
+                "or sequence.ahead > plan.window",
+                "or sequence.ahead > plan.window + 1",
+            ),
+            (
+                "R8: one round too few",
+                "or sequence.ahead > plan.window",
+                "or sequence.ahead >= max(plan.window, 1)",
+            ),
             (
                 "R8: acknowledgements of what was not reported count",
                 "if told.through_round >= sequence.round:",
@@ -102,8 +116,18 @@ MUTANTS: list[Mutant] = [
             "sequence.drafter",
             (f"{L}missing_rows_at_a_drafter_empty_the_block_and_are_sent_in_bulk",),
         ),
-        ("R9: who is admitted twice is said to be gone", "and live.epoch == epoch:", "and False:", R9),
-        ("R9: an epoch is admitted twice", "epoch <= self._epochs.get(", "epoch < self._epochs.get(", R9),
+        (
+            "R9: who is admitted twice is said to be gone",
+            "and live.epoch == epoch:",
+            "and False:",
+            R9,
+        ),
+        (
+            "R9: an epoch is admitted twice",
+            "epoch <= self._epochs.get(",
+            "epoch < self._epochs.get(",
+            R9,
+        ),
         (
             "R11: a gap in a drafter's rows goes unnoticed",
             "elif told.watermarks[place] != sequence.rows_sent:",
@@ -173,7 +197,11 @@ MUTANTS: list[Mutant] = [
                 "            if not confidence >= price:\n                return slot\n",
                 "            if not confidence >= price:\n                continue\n",
             ),
-            ("R3: a cap leaves later slots first", "sorted((-each, slot, row) for", "sorted((-each, -slot, row) for"),
+            (
+                "R3: a cap leaves later slots first",
+                "sorted((-each, slot, row) for",
+                "sorted((-each, -slot, row) for",
+            ),
         ),
         (
             "cohorts are one",
@@ -184,11 +212,17 @@ MUTANTS: list[Mutant] = [
     ),
     *in_file(
         "dspark/rounds/orders.py",
-        ("R2: weights are not frozen", "= terms if slots ==", "= terms._replace(weight=1.0) if slots ==", R2),
+        (
+            "R2: weights are not frozen",
+            "= terms if slots ==",
+            "= terms._replace(weight=1.0) if slots ==",
+            R2,
+        ),
         (
             "R5: a deadline moves when another block comes",
             "        order = self._open.pop(number, None)\n",
-            "        order = self._open.pop(number, None)\n        for each in self._open.values():\n"
+            "        order = self._open.pop(number, None)\n        for each in "
+            "self._open.values():\n"
             "            each.until += 1.0\n",
             R5,
         ),
@@ -256,7 +290,8 @@ MUTANTS: list[Mutant] = [
         (
             "R11: a new drafter is taken for one that has all rows",
             "sequence.drafter, sequence.rows_sent, sequence.feeding = drafter, rows, 0",
-            "sequence.drafter, sequence.rows_sent, sequence.feeding = drafter, sequence.committed_len - 1, 0",
+            "sequence.drafter, sequence.rows_sent, sequence.feeding = drafter, "
+            "sequence.committed_len - 1, 0",
             (f"{KEPT}r11_few_missing_rows_go_with_the_next_order",),
         ),
     ),
@@ -356,7 +391,9 @@ MUTANTS: list[Mutant] = [
             "what a cohort stood still is part of a round",
             "if own.isdisjoint(others)",
             "if not others",
-            ("tests/unit/rounds/test_round_spans.py::test_what_a_cohort_stood_still_is_no_part_of_a_round",),
+            (
+                "tests/unit/rounds/test_round_spans.py::test_what_a_cohort_stood_still_is_no_part_of_a_round",
+            ),
         ),
     ),
     *in_file(
@@ -365,7 +402,9 @@ MUTANTS: list[Mutant] = [
             "what a pass drew for a sequence that has left is committed",
             "elif not self._there(state):",
             "elif False:",
-            (f"{U}who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_and_harms_nobody",),
+            (
+                f"{U}who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_and_harms_nobody",
+            ),
         ),
         (
             "rows of a pass are committed before it has ended",
@@ -408,7 +447,9 @@ MUTANTS: list[Mutant] = [
             "pages of who leaves in the middle of a pass are free at once",
             "if sequence in self._busy:",
             "if False:",
-            (f"{U}who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_and_harms_nobody",),
+            (
+                f"{U}who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_and_harms_nobody",
+            ),
         ),
         (
             "a sequence is in two passes at once",

@@ -1,7 +1,8 @@
 """Bugs of the rules, the race, the scheduler, the shaping and the drafters.
 
-Most of them happened to somebody: shared or position-keyed noise, thresholds and residuals of the block rule, q that is
-not what was sampled, searches that peek, penalties that ignore drafted tokens.
+Most of them happened to somebody: shared or position-keyed noise, thresholds and residuals of the
+block rule, q that is not what was sampled, searches that peek, penalties that ignore drafted
+tokens.
 """
 
 from __future__ import annotations
@@ -10,14 +11,20 @@ from tests.mutation.mutant import in_file
 
 D, ROUNDS = "tests/unit/decoding/", "tests/unit/rounds/"
 LAW = f"{D}test_exact_law.py::test_output_distribution_equals_target"
-TOKEN = (f"{LAW}[adaptive-token-logits]", f"{LAW}[fixed-token-zeros]", f"{LAW}[threshold-token-ties]")
+TOKEN = (
+    f"{LAW}[adaptive-token-logits]",
+    f"{LAW}[fixed-token-zeros]",
+    f"{LAW}[threshold-token-ties]",
+)
 BLOCK = (
     f"{LAW}[adaptive-block-logits]",
     f"{LAW}[adaptive, by older rounds-block-zeros]",
     f"{LAW}[threshold-block-ties]",
 )
 COINS_TOKEN = (f"{D}test_forced_coins.py::test_the_rule_induces_its_law_on_every_table",)
-COINS_BLOCK = (f"{D}test_forced_coins.py::test_the_block_rule_decides_as_the_paper_says_on_every_table",)
+COINS_BLOCK = (
+    f"{D}test_forced_coins.py::test_the_block_rule_decides_as_the_paper_says_on_every_table",
+)
 REAL = (f"{D}test_real_draws.py",)
 RACE = (
     f"{D}test_gumbel.py::test_the_first_one_home_follows_the_distribution",
@@ -28,7 +35,9 @@ PLACE = (f"{D}test_reference.py::test_coupled_noise_is_named_by_seed_choice_and_
 PACKED = (f"{D}test_acceptance.py::test_a_packed_pass_judges_every_sequence_as_if_it_were_alone",)
 NUMBERS = (f"{D}test_acceptance.py::test_the_very_numbers_that_were_sent_are_weighed",)
 FIRST = (f"{D}test_acceptance.py::test_a_coupled_first_token_is_the_one_a_round_would_have_added",)
-LIES = (f"{D}test_acceptance.py::test_a_token_its_q_cannot_produce_ends_the_prefix_and_is_not_kept",)
+LIES = (
+    f"{D}test_acceptance.py::test_a_token_its_q_cannot_produce_ends_the_prefix_and_is_not_kept",
+)
 DRAWN = (f"{D}test_sampling.py::test_a_draft_is_drawn_from_the_very_numbers_that_are_sent",)
 SURVIVAL = (f"{ROUNDS}test_survival.py",)
 WALKED = (
@@ -47,11 +56,31 @@ SHAPES = (
 RULES = [
     *in_file(
         "dspark/decoding/ratio.py",
-        ("the correction is drawn from p", "rest = (p - q).clamp_(min=0.0)", "rest = p.clone()", TOKEN),
-        ("the correction is drawn from q", "rest = (p - q).clamp_(min=0.0)", "rest = (q - p).clamp_(min=0.0)", BLOCK),
+        (
+            "the correction is drawn from p",
+            "rest = (p - q).clamp_(min=0.0)",
+            "rest = p.clone()",
+            TOKEN,
+        ),
+        (
+            "the correction is drawn from q",
+            "rest = (p - q).clamp_(min=0.0)",
+            "rest = (q - p).clamp_(min=0.0)",
+            BLOCK,
+        ),
         ("the residual is not clipped", "(p - q).clamp_(min=0.0)", "(p - q).abs_()", TOKEN),
-        ("draft and acceptance share noise", "coins(Purpose.ACCEPT,", "coins(Purpose.DRAFT,", (*REAL, *ONCE)),
-        ("acceptance and emission share noise", "coins(Purpose.EMIT,", "coins(Purpose.ACCEPT,", (*ONCE, *PACKED)),
+        (
+            "draft and acceptance share noise",
+            "coins(Purpose.ACCEPT,",
+            "coins(Purpose.DRAFT,",
+            (*REAL, *ONCE),
+        ),
+        (
+            "acceptance and emission share noise",
+            "coins(Purpose.EMIT,",
+            "coins(Purpose.ACCEPT,",
+            (*ONCE, *PACKED),
+        ),
         (
             "all emissions of an anchor share a draw's name",
             "np.array(kept) + 1",
@@ -76,9 +105,24 @@ RULES = [
             "return last * torch.ones_like(torch.from_numpy(alive))",
             BLOCK,
         ),
-        ("the packed pass forgets the chance to be alive", "last = scaled(last, alive)", "pass", COINS_BLOCK),
-        ("q is that of the slot before", 'np.frombuffer(case.q.probs, "<f4")', "_late(case)", NUMBERS),
-        ("q is read as the verifier rounds it", 'np.frombuffer(case.q.probs, "<f4")', "_rough(case)", NUMBERS),
+        (
+            "the packed pass forgets the chance to be alive",
+            "last = scaled(last, alive)",
+            "pass",
+            COINS_BLOCK,
+        ),
+        (
+            "q is that of the slot before",
+            'np.frombuffer(case.q.probs, "<f4")',
+            "_late(case)",
+            NUMBERS,
+        ),
+        (
+            "q is read as the verifier rounds it",
+            'np.frombuffer(case.q.probs, "<f4")',
+            "_rough(case)",
+            NUMBERS,
+        ),
     ),
     *in_file(
         "dspark/decoding/token_rule.py",
@@ -94,8 +138,18 @@ RULES = [
             "np.divide(q, p, out=kept, where=p > q)",
             TOKEN,
         ),
-        ("the ratio is relaxed by 1 %", "np.divide(p, q, out", "np.divide(np.minimum(1.01 * p, q), q, out", TOKEN),
-        ("q is clamped in the ratio", "np.divide(p, q, out", "np.divide(p, np.maximum(q, 0.02), out", TOKEN),
+        (
+            "the ratio is relaxed by 1 %",
+            "np.divide(p, q, out",
+            "np.divide(np.minimum(1.01 * p, q), q, out",
+            TOKEN,
+        ),
+        (
+            "q is clamped in the ratio",
+            "np.divide(p, q, out",
+            "np.divide(p, np.maximum(q, 0.02), out",
+            TOKEN,
+        ),
         (
             "a kept token after a rejected one counts",
             "slot < end and kept[slot]",
@@ -167,16 +221,32 @@ RULES = [
             'epochs = _word("epoch", 0, 32)',
             ONCE,
         ),
-        ("rules share their streams", ' | _word("rule", rule, 8) << 24', "", (f"{D}test_philox.py",)),
-        ("slots share their draws", '_word("slots", slots, 16) |', '_word("slots", slots, 16) * 0 |', ONCE),
-        ("choices share their draws", '_word("choice", choice, 32))', '_word("choice", 0, 32))', ONCE),
+        (
+            "rules share their streams",
+            ' | _word("rule", rule, 8) << 24',
+            "",
+            (f"{D}test_philox.py",),
+        ),
+        (
+            "slots share their draws",
+            '_word("slots", slots, 16) |',
+            '_word("slots", slots, 16) * 0 |',
+            ONCE,
+        ),
+        (
+            "choices share their draws",
+            '_word("choice", choice, 32))',
+            '_word("choice", 0, 32))',
+            ONCE,
+        ),
     ),
     *in_file(
         "dspark/decoding/sampling.py",
         (
             "drafts of a ratio rule are keyed by position",
             "uniforms(seed, choice, rule, Purpose.DRAFT, epoch, position, np.arange(1, slots + 1))",
-            "uniforms(seed, choice, rule, Purpose.DRAFT, epoch, position + np.arange(1, slots + 1, dtype='u8'), 0)",
+            "uniforms(seed, choice, rule, Purpose.DRAFT, epoch, position + np.arange(1, slots + 1, "
+            "dtype='u8'), 0)",
             (*REAL, *ONCE),
         ),
         (
@@ -283,7 +353,9 @@ RULES = [
             "draft ids are taken for target ids",
             "whole.index_copy(-1, self.target_ids, logits)",
             "whole.index_copy(-1, torch.arange(len(self.target_ids)), logits)",
-            (f"{F}::test_a_cut_head_says_the_same_of_the_tokens_it_keeps_and_nothing_of_the_others",),
+            (
+                f"{F}::test_a_cut_head_says_the_same_of_the_tokens_it_keeps_and_nothing_of_the_others",
+            ),
         ),
     ),
     *in_file(
@@ -328,7 +400,12 @@ RULES = [
     *in_file(
         "dspark/rounds/survival.py",
         ("survival is not a running product", "np.cumprod(own, axis=0, out=own)", "pass", SURVIVAL),
-        ("what is no number is certain", "inside & (by_slot > 0.0)", "inside & ~(by_slot <= 0.0)", SURVIVAL),
+        (
+            "what is no number is certain",
+            "inside & (by_slot > 0.0)",
+            "inside & ~(by_slot <= 0.0)",
+            SURVIVAL,
+        ),
     ),
     *in_file(
         "coordinator/planning/planner.py",
@@ -340,7 +417,8 @@ RULES = [
         ),
         (
             "a lane that changed is planned for as it was",
-            "of = (frozenset(lane.keys), len(lane.sequences), worth, near, lane.cohorts, lane.others)",
+            "of = (frozenset(lane.keys), len(lane.sequences), worth, near, lane.cohorts, "
+            "lane.others)",
             "of = (lane.cohorts,)",
             ("tests/unit/planning/test_lane_plans.py",),
         ),
@@ -380,7 +458,8 @@ RULES = [
         ),
     ),
 ]
-# What two of them put in the place of q: the numbers one slot late, and the numbers in half precision.
+# What two of them put in the place of q: the numbers one slot late, and the numbers in half
+# precision.
 SPOILED_Q = """
 
 def _late(case):

@@ -1,7 +1,9 @@
-"""Runs each mutant's tests in a process of its own, forked after the slow imports, with the source changed on import.
+"""Runs each mutant's tests in a process of its own, forked after the slow imports, with the source
+changed on import.
 
-The files on disk are never touched. A mutant is caught when its tests fail; tests that cannot be collected or that do
-not end are no catch. The tests are first run once on the real source, where they must pass.
+The files on disk are never touched. A mutant is caught when its tests fail; tests that cannot be
+collected or that do not end are no catch. The tests are first run once on the real source, where
+they must pass.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._path = ROOT / mutant.file
         self._text = changed(mutant)
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name != self._name:
             return None
         loader = _Changed(name, str(self._path))
@@ -70,14 +74,20 @@ def changed(mutant: Mutant) -> str:
     """The mutated source; raises ValueError when the text to replace is not there exactly once."""
     source = (ROOT / mutant.file).read_text(encoding="utf-8")
     if source.count(mutant.right) != 1:
-        raise ValueError(f"{mutant.name}: {source.count(mutant.right)} places in {mutant.file} hold {mutant.right!r}")
-    return source.replace(mutant.right, mutant.wrong) + (SPOILED_Q if mutant.file.endswith("ratio.py") else "")
+        raise ValueError(
+            f"{mutant.name}: {source.count(mutant.right)} places in {mutant.file} hold "
+            f"{mutant.right!r}"
+        )
+    return source.replace(mutant.right, mutant.wrong) + (
+        SPOILED_Q if mutant.file.endswith("ratio.py") else ""
+    )
 
 
 def outcomes(mutants: Sequence[Mutant] = MUTANTS, jobs: int = 2) -> Iterator[Outcome]:
     """Every mutant's outcome, as they end.
 
-    Raises RuntimeError when the tests fail without any bug, and ValueError when a bug does not fit the source.
+    Raises RuntimeError when the tests fail without any bug, and ValueError when a bug does not fit
+    the source.
     """
     for mutant in mutants:
         changed(mutant)  # a text that is not there any more is an error, and no catch
@@ -88,7 +98,9 @@ def outcomes(mutants: Sequence[Mutant] = MUTANTS, jobs: int = 2) -> Iterator[Out
         if ended.code != PASSED:
             raise RuntimeError(f"the tests fail on the real source:\n{ended.said[-3000:]}")
     for index, ended in _in_children([(mutant, mutant.tests) for mutant in mutants], jobs):
-        yield Outcome(mutants[index].name, ended.code == FAILED, round(ended.seconds, 2), _why(ended))
+        yield Outcome(
+            mutants[index].name, ended.code == FAILED, round(ended.seconds, 2), _why(ended)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +111,21 @@ class _Ended:
 
 
 def _why(ended: _Ended) -> str:
-    reasons: dict[int | None, str] = {FAILED: "", PASSED: "its tests pass", None: "its tests do not end"}
+    reasons: dict[int | None, str] = {
+        FAILED: "",
+        PASSED: "its tests pass",
+        None: "its tests do not end",
+    }
     return reasons.get(ended.code, f"pytest ended with {ended.code}: {ended.said[-500:]}")
 
 
-def _in_children(work: Sequence[tuple[Mutant | None, Sequence[str]]], jobs: int) -> Iterator[tuple[int, _Ended]]:
+def _in_children(
+    work: Sequence[tuple[Mutant | None, Sequence[str]]], jobs: int
+) -> Iterator[tuple[int, _Ended]]:
     """Runs each piece in a child, `jobs` at a time; yields its index and how it ended.
 
-    Only one thread exists here: a child forked beside a second thread may inherit a lock that nobody will release.
+    Only one thread exists here: a child forked beside a second thread may inherit a lock that
+    nobody will release.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         yield from _in_folder(work, jobs, Path(folder))
@@ -115,7 +134,8 @@ def _in_children(work: Sequence[tuple[Mutant | None, Sequence[str]]], jobs: int)
 def _in_folder(
     work: Sequence[tuple[Mutant | None, Sequence[str]]], jobs: int, folder: Path
 ) -> Iterator[tuple[int, _Ended]]:
-    """The children keep what they write apart: pytest's common folder is tidied by all who use it, at the same time."""
+    """The children keep what they write apart: pytest's common folder is tidied by all who use it,
+    at the same time."""
     context = multiprocessing.get_context("fork")
     waiting = list(enumerate(work))[::-1]
     running: dict[int, tuple[BaseProcess, float, IO[str]]] = {}
@@ -123,10 +143,14 @@ def _in_folder(
         while waiting and len(running) < jobs:
             index, (mutant, tests) = waiting.pop()
             said = (folder / f"{index}.txt").open("w+", encoding="utf-8")
-            child = context.Process(target=_child, args=(mutant, tests, said.name, str(folder / str(index))))
+            child = context.Process(
+                target=_child, args=(mutant, tests, said.name, str(folder / str(index)))
+            )
             child.start()
             running[index] = (child, time.monotonic(), said)
-        multiprocessing.connection.wait([child.sentinel for child, _, _ in running.values()], timeout=1.0)
+        multiprocessing.connection.wait(
+            [child.sentinel for child, _, _ in running.values()], timeout=1.0
+        )
         for index, (child, began, said) in list(running.items()):
             seconds = time.monotonic() - began
             late = seconds > LIMIT_S
@@ -149,7 +173,8 @@ def _import_the_slow() -> None:
         "structlog",
         "safetensors.torch",
         "transformers.modeling_utils",
-        "torch.distributed.tensor",  # torch loads it, and sympy, when some functions are called first
+        # torch loads it, and sympy, when some functions are called first
+        "torch.distributed.tensor",
         "anyio.pytest_plugin",
         "hypothesis",
         "pytest_asyncio",
@@ -181,7 +206,10 @@ def _child(mutant: Mutant | None, tests: Sequence[str], output: str, temporary: 
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         calm = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
-        warnings = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins came with the slow imports
+        warnings = (
+            "-W",
+            "ignore::pytest.PytestAssertRewriteWarning",
+        )  # plugins came with the slow imports
         code = int(pytest.main([*calm, *warnings, f"--basetemp={temporary}", *tests]))
         sys.stdout.flush()
     os._exit(ENDED + code)

@@ -1,4 +1,5 @@
-"""Bugs of sampling: truncation and its ties, keyed noise, penalties, log-probabilities, calibration of confidence."""
+"""Bugs of sampling: truncation and its ties, keyed noise, penalties, log-probabilities, calibration
+of confidence."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ MUTANTS = [
             ),
             (
                 "greedy rows of a mixed cohort are sampled",
-                "probs = torch.where(columns.greedy, _one_hot(best(logits), logits.shape[-1]), probs)",
+                "probs = torch.where(columns.greedy, _one_hot(best(logits), logits.shape[-1]), "
+                "probs)",
                 "pass",
             ),
             (
@@ -124,23 +126,28 @@ MUTANTS = [
             ),
             (
                 "choices of a request share their draft's coins",
-                "(params.seed, params.choice, int(params.rule), cursor.epoch, cursor.anchor_position)",
+                "(params.seed, params.choice, int(params.rule), cursor.epoch, "
+                "cursor.anchor_position)",
                 "(params.seed, 0, int(params.rule), cursor.epoch, cursor.anchor_position)",
             ),
             (
                 "epochs share their draft's coins",
-                "(params.seed, params.choice, int(params.rule), cursor.epoch, cursor.anchor_position)",
+                "(params.seed, params.choice, int(params.rule), cursor.epoch, "
+                "cursor.anchor_position)",
                 "(params.seed, params.choice, int(params.rule), 0, cursor.anchor_position)",
             ),
             (
                 "anchors share their draft's coins",
-                "(params.seed, params.choice, int(params.rule), cursor.epoch, cursor.anchor_position)",
-                "(params.seed, params.choice, int(params.rule), cursor.epoch, 0 * cursor.anchor_position)",
+                "(params.seed, params.choice, int(params.rule), cursor.epoch, "
+                "cursor.anchor_position)",
+                "(params.seed, params.choice, int(params.rule), cursor.epoch, 0 * "
+                "cursor.anchor_position)",
             ),
             (
                 "of equal maxima the last is the largest",
                 "return torch.as_tensor(rows.detach().numpy().argmax(axis=-1))",
-                "return rows.shape[-1] - 1 - torch.as_tensor(rows.detach().numpy()[..., ::-1].argmax(axis=-1))",
+                "return rows.shape[-1] - 1 - torch.as_tensor(rows.detach().numpy()[..., "
+                "::-1].argmax(axis=-1))",
             ),
         ),
     ),
@@ -222,8 +229,10 @@ MUTANTS = [
             ),
             (
                 "a bias is added behind the penalties",
-                "+ bias\n    values = torch.where(values > 0, values / factor, values * factor) - minus",
-                "\n    values = torch.where(values > 0, values / factor, values * factor) - minus + bias",
+                "+ bias\n    values = torch.where(values > 0, values / factor, values * factor) - "
+                "minus",
+                "\n    values = torch.where(values > 0, values / factor, values * factor) - minus "
+                "+ bias",
             ),
             (
                 "a shorter sequence goes on counting",
@@ -249,9 +258,14 @@ MUTANTS = [
             (
                 "pieces of a long prompt are scored by the first one's rows",
                 "_ranked(logits[first : first + ROWS], next_ids[first : first + ROWS], top)",
-                "_ranked(logits[: len(next_ids[first : first + ROWS])], next_ids[first : first + ROWS], top)",
+                "_ranked(logits[: len(next_ids[first : first + ROWS])], next_ids[first : first + "
+                "ROWS], top)",
             ),
-            ("a rank counts itself", "(1 + (logs > chosen).sum(-1))", "(1 + (logs >= chosen).sum(-1))"),
+            (
+                "a rank counts itself",
+                "(1 + (logs > chosen).sum(-1))",
+                "(1 + (logs >= chosen).sum(-1))",
+            ),
         ),
     ),
     *in_file(
@@ -278,7 +292,11 @@ MUTANTS = [
                 "np.asarray(self.offsets[:slots])",
                 "np.asarray(self.offsets[-slots:])",
             ),
-            ("every rule has the first one's fit", "for name in (rule, *RULES):", "for name in RULES:"),
+            (
+                "every rule has the first one's fit",
+                "for name in (rule, *RULES):",
+                "for name in RULES:",
+            ),
             (
                 "sampled requests have the greedy fit",
                 "return self.rules[name].get(bucket)",
@@ -305,7 +323,11 @@ MUTANTS = [
                 '("greedy" if params.greedy else "sampled", NAMES[params.rule])',
                 '("greedy" if params.greedy else "sampled", "block")',
             ),
-            ("a mixed cohort is calibrated as its first member", "if len(set(fits)) == 1:", "if len(set(fits)) >= 1:"),
+            (
+                "a mixed cohort is calibrated as its first member",
+                "if len(set(fits)) == 1:",
+                "if len(set(fits)) >= 1:",
+            ),
         ),
     ),
     harmless(

@@ -1,4 +1,5 @@
-"""Bugs to put into both streams of rounds, `Verify.Control` and `Draft.Rounds`, and into what drives them."""
+"""Bugs to put into both streams of rounds, `Verify.Control` and `Draft.Rounds`, and into what
+drives them."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ STREAMS: list[Mutant] = [
         "verify_service/drafters.py",
         "> asked.slots]",
         "> asked.slots + 64]",
-        "the loop cuts a block to the slots that were ordered before a prefix is chosen; here it is counted",
+        "the loop cuts a block to the slots that were ordered before a prefix is chosen; here it "
+        "is counted",
     ),
     *in_file(
         "verify_service/round_driver.py",
@@ -53,7 +55,8 @@ STREAMS: list[Mutant] = [
         ),
         (
             "nobody hears why a prompt was not taken",
-            "        self._news.add(Refused(sequence, epoch, why.reason, why.message))\n        return PrefillRefused",
+            "        self._news.add(Refused(sequence, epoch, why.reason, why.message))\n        "
+            "return PrefillRefused",
             "        return PrefillRefused",
             REFUSED,
         ),
@@ -75,7 +78,8 @@ STREAMS: list[Mutant] = [
         (
             "blocks are taken for an order that was not given",
             "        if order is None or order.drafter != drafter:\n            raise PeerError(",
-            "        order = order or next(iter(self.orders.values()))\n        if 0:\n            raise PeerError(",
+            "        order = order or next(iter(self.orders.values()))\n        if 0:\n            "
+            "raise PeerError(",
             (f"{B}blocks_for_an_order_that_was_not_given_are_nobodys",),
         ),
         (
@@ -244,7 +248,8 @@ STREAMS: list[Mutant] = [
         ),
         (
             "a prompt that cannot be prepared takes those behind it along",
-            "            if len(riders) > 1:\n                return self._prepare(items, riders[:1])\n",
+            "            if len(riders) > 1:\n                return self._prepare(items, "
+            "riders[:1])\n",
             "",
             (f"{U}a_prompt_that_cannot_be_prepared_is_refused_and_takes_nobody_along",),
         ),

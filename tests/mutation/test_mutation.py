@@ -1,6 +1,7 @@
 """The tests notice bugs that are put in; in a process of its own, before anything is imported.
 
-Every thirtieth of all bugs here, and every broken build of what is served; all of them are `make mutants`.
+Every thirtieth of all bugs here, and every broken build of what is served; all of them are `make
+mutants`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def _tried(*arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.mutation", "--json", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1780)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1780
+    )
     assert done.stdout, done.stderr[-2000:]
     value: dict[str, Any] = json.loads(done.stdout)["value"]
     assert value["missed"] == [], [line for line in done.stderr.splitlines() if "MISSED" in line]

@@ -1,9 +1,9 @@
 """Section 3.2.2 and Algorithm 1, equation by equation, on the planner that is deployed.
 
-R requests, gamma slots: survival a[r, j] = c[r, 1] ... c[r, j]; B = R + sum of lengths; tau = R + sum of admitted
-survival; the objective is Theta = tau * SPS(B), and the deployed code is given seconds = 1 / SPS. It walks survivals
-that are a round old and looks at all sizes, which is allowed then; where it stops is the price, and a verifier takes
-the slots that reach it.
+R requests, gamma slots: survival a[r, j] = c[r, 1] ... c[r, j]; B = R + sum of lengths; tau = R +
+sum of admitted survival; the objective is Theta = tau * SPS(B), and the deployed code is given
+seconds = 1 / SPS. It walks survivals that are a round old and looks at all sizes, which is allowed
+then; where it stops is the price, and a verifier takes the slots that reach it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ GAMMA = 3
 
 def price_of(confidence: np.ndarray, sps: Sps) -> float:
     """What the planner makes of blocks like these."""
-    ranks = -np.sort(-survival(confidence, np.full(len(confidence), confidence.shape[1])), axis=None)
+    ranks = -np.sort(
+        -survival(confidence, np.full(len(confidence), confidence.shape[1])), axis=None
+    )
     seconds = np.array([1.0 / sps(len(confidence) + more) for more in range(len(ranks) + 1)])
     return walk(ranks, ranks, float(len(confidence)), seconds).price
 
@@ -48,7 +50,8 @@ def written_out(confidence: np.ndarray, sps: Sps) -> Lengths:
 
 def theta(confidence: np.ndarray, lengths: Lengths, sps: Sps) -> float:
     tau = sum(
-        1.0 + sum(float(np.prod(row[: j + 1])) for j in range(n)) for row, n in zip(confidence, lengths, strict=True)
+        1.0 + sum(float(np.prod(row[: j + 1])) for j in range(n))
+        for row, n in zip(confidence, lengths, strict=True)
     )
     return tau * sps(len(lengths) + sum(lengths))
 
@@ -107,7 +110,8 @@ def test_the_price_finds_the_global_optimum_even_on_stairs(smooth: bool) -> None
 
 
 def test_no_decision_depends_on_anything_that_follows_from_it() -> None:
-    # Slot k + 1 and later have confidences that depend on the token of slot k: whether slot k is verified must not.
+    # Slot k + 1 and later have confidences that depend on the token of slot k: whether slot k is
+    # verified must not.
     rng = np.random.default_rng(4)
     for _ in range(1000):
         confidence, price = confidences(rng), float(rng.random())
@@ -120,7 +124,9 @@ def test_no_decision_depends_on_anything_that_follows_from_it() -> None:
 def test_tokens_that_cost_nothing_are_verified_and_tokens_that_cost_too_much_are_not() -> None:
     confidence = np.array([[0.9, 0.8, 0.7], [0.5, 0.0, 0.9]])
     assert deployed(confidence, lambda _: 100.0) == (3, 1), "survival 0 brings nothing"
-    assert deployed(confidence, lambda tokens: 1.0 / tokens**2) == (0, 0), "the anchors alone are always sent"
+    assert deployed(confidence, lambda tokens: 1.0 / tokens**2) == (0, 0), (
+        "the anchors alone are always sent"
+    )
 
 
 def test_an_improvement_must_be_strict() -> None:

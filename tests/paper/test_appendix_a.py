@@ -1,7 +1,8 @@
-"""Appendix A: looking back over all lengths breaks losslessness, a price that is older than the block does not.
+"""Appendix A: looking back over all lengths breaks losslessness, a price that is older than the
+block does not.
 
-One request, two slots, c_1 = 0.8, SPS(1, 2, 3) = 1.0, 0.5, 0.45; p = (0.7, 0.3) and q = (0.5, 0.5) over {A, B}. The
-second confidence depends on the drafted first token: 0.9 after A, 0 after B.
+One request, two slots, c_1 = 0.8, SPS(1, 2, 3) = 1.0, 0.5, 0.45; p = (0.7, 0.3) and q = (0.5, 0.5)
+over {A, B}. The second confidence depends on the drafted first token: 0.9 after A, 0 after B.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ def priced(price: float) -> Prefix:
 
 
 def search(confidence: list[float]) -> int:
-    """The counter-example: the best of all lengths, c_2 and with it the first token in full view."""
+    """The counter-example: the best of all lengths, c_2 and with it the first token in full
+    view."""
     survival = np.cumprod([1.0, *confidence])
     theta = [float(survival[: length + 1].sum()) * SPS[length + 1] for length in range(3)]
     return int(np.argmax(theta))
 
 
 def first_token_law(prefix: Prefix) -> list[float]:
-    """Exact law of the first token of the round, coins integrated, through the real acceptance code."""
+    """Exact law of the first token of the round, coins integrated, through the real acceptance
+    code."""
     law = [0.0, 0.0]
     for x, drawn in enumerate(Q):
         if prefix([0.8, SECOND[x]]) == 0:
@@ -53,8 +56,12 @@ def first_token_law(prefix: Prefix) -> list[float]:
             continue
         kept = float(accept_probability(P[x], Q[x]))
         law[x] += drawn * kept
-        after = residual(torch.tensor(P, dtype=torch.float64), torch.tensor(Q, dtype=torch.float64)).tolist()
-        law = [so_far + drawn * (1.0 - kept) * share for so_far, share in zip(law, after, strict=True)]
+        after = residual(
+            torch.tensor(P, dtype=torch.float64), torch.tensor(Q, dtype=torch.float64)
+        ).tolist()
+        law = [
+            so_far + drawn * (1.0 - kept) * share for so_far, share in zip(law, after, strict=True)
+        ]
     return law
 
 
@@ -63,7 +70,9 @@ def test_the_first_confidence_is_the_acceptance_of_the_example() -> None:
 
 
 @pytest.mark.parametrize("price", PRICES)
-def test_whether_the_first_slot_is_verified_is_the_same_whatever_the_second_confidence(price: float) -> None:
+def test_whether_the_first_slot_is_verified_is_the_same_whatever_the_second_confidence(
+    price: float,
+) -> None:
     assert len({priced(price)([0.8, SECOND[x]]) >= 1 for x in (A, B)}) == 1
 
 
@@ -96,15 +105,22 @@ def test_other_terms_are_lossless_on_the_example_too(terms: Terms) -> None:
 
 
 def test_the_deployed_rule_shows_the_same_two_laws_on_a_grid_of_coins() -> None:
-    grid = (np.arange(20) + 0.5) / 20  # every chance of the example is a multiple of 1/20: no error is left
+    grid = (
+        np.arange(20) + 0.5
+    ) / 20  # every chance of the example is a multiple of 1/20: no error is left
     for prefix, want in ((priced(0.75), [0.7, 0.3]), (search, [0.85, 0.15])):
         law = [0.0, 0.0]
         for x in (A, B):
             sent = min(prefix([0.8, SECOND[x]]), 1)  # the first token is decided by the first slot
             rows = torch.tensor([P] * (sent + 1), dtype=torch.float64)
-            q = (np.array([[A, B]] * sent).reshape(sent, 2), np.array([Q] * sent, np.float32).reshape(sent, 2))
+            q = (
+                np.array([[A, B]] * sent).reshape(sent, 2),
+                np.array([Q] * sent, np.float32).reshape(sent, 2),
+            )
             for u in grid:
                 for emit_u in grid:
-                    accepted, token = judged(Rule.TOKEN, rows, [x] * sent, q, [u] * sent, float(emit_u))
+                    accepted, token = judged(
+                        Rule.TOKEN, rows, [x] * sent, q, [u] * sent, float(emit_u)
+                    )
                     law[x if accepted else token] += Q[x] / len(grid) ** 2
         assert law == pytest.approx(want, abs=1e-9)

@@ -60,14 +60,20 @@ def _await_replacement(name: str, before: int, within_s: float) -> dict[str, Any
     while True:
         result = run("status", "--json")
         if result.returncode == 0:
-            now = {process["name"]: process for process in json.loads(result.stdout)["processes"]}.get(name)
+            now = {
+                process["name"]: process for process in json.loads(result.stdout)["processes"]
+            }.get(name)
             if now and now["incarnation"] != before and now["state"] == "serving":
                 return now
-        assert time.monotonic() < deadline, f"{name} was not replaced: {result.stdout} {result.stderr}"
+        assert time.monotonic() < deadline, (
+            f"{name} was not replaced: {result.stdout} {result.stderr}"
+        )
         time.sleep(0.2)
 
 
-def test_a_cluster_answers_as_the_target_alone(cluster: Client, golden_target: Path, golden_drafter: Path) -> None:
+def test_a_cluster_answers_as_the_target_alone(
+    cluster: Client, golden_target: Path, golden_drafter: Path
+) -> None:
     answer = cluster.complete(PROMPT, max_tokens=32, temperature=0.0, ignore_eos=True)
     assert [list(answer.token_ids)] == plain_greedy(golden_target, [PROMPT], 32)
     assert answer.end.speculation.verified_tokens > 0
@@ -76,7 +82,11 @@ def test_a_cluster_answers_as_the_target_alone(cluster: Client, golden_target: P
 def test_every_process_listens_on_loopback_only(cluster: Client) -> None:
     found = [one for pid in marked(find_cell().cell_id) for one in listeners(str(pid), pid)]
     assert {int(one.process) for one in found} >= {each["pid"] for each in _processes().values()}
-    assert not [one for one in found if not ipaddress.ip_address(one.address.removeprefix("::ffff:")).is_loopback]
+    assert not [
+        one
+        for one in found
+        if not ipaddress.ip_address(one.address.removeprefix("::ffff:")).is_loopback
+    ]
 
 
 def test_workers_refuse_calls_without_the_shared_token(cluster: Client) -> None:
@@ -94,10 +104,15 @@ def test_workers_refuse_calls_without_the_shared_token(cluster: Client) -> None:
     assert Path(find_cell().token_file).stat().st_mode & 0o077 == 0
 
 
-def test_a_second_up_is_refused_and_the_first_unharmed(cluster: Client, golden_target: Path) -> None:
+def test_a_second_up_is_refused_and_the_first_unharmed(
+    cluster: Client, golden_target: Path
+) -> None:
     second = run("up", "--target", str(golden_target), "--drafter", str(golden_target))
     assert second.returncode == 1
-    assert second.stderr == f"dspark: a cluster is already up at {cluster.endpoint}; `dspark down` ends it\n"
+    assert (
+        second.stderr
+        == f"dspark: a cluster is already up at {cluster.endpoint}; `dspark down` ends it\n"
+    )
     assert cluster.complete(PROMPT, max_tokens=2, ignore_eos=True).end.finish_reason == "length"
 
 
@@ -109,7 +124,9 @@ def test_a_killed_drafter_is_replaced_while_streams_go_on(cluster: Client) -> No
 
     def ask() -> None:
         while not (replaced.is_set() and answers):
-            answers.append(cluster.complete(PROMPT, max_tokens=200, temperature=0.0, ignore_eos=True).token_ids)
+            answers.append(
+                cluster.complete(PROMPT, max_tokens=200, temperature=0.0, ignore_eos=True).token_ids
+            )
 
     asking = threading.Thread(target=ask)
     asking.start()
@@ -123,7 +140,9 @@ def test_a_killed_drafter_is_replaced_while_streams_go_on(cluster: Client) -> No
     assert not asking.is_alive()
     assert all(answer == calm for answer in answers), "no stream ended early or changed"
     assert after["pid"] != before["pid"]
-    answer = cluster.complete(PROMPT, max_tokens=32, temperature=0.0, ignore_eos=True, policy="fixed:3")
+    answer = cluster.complete(
+        PROMPT, max_tokens=32, temperature=0.0, ignore_eos=True, policy="fixed:3"
+    )
     assert answer.end.speculation.draft_tokens > 0, "the new drafter drafts"
 
 
@@ -133,7 +152,12 @@ def test_a_killed_coordinator_comes_back_at_the_same_endpoint(cluster: Client) -
     after = _await_replacement("coordinator/0", before["incarnation"], within_s=120)
     assert after["endpoint"] == before["endpoint"]
     wait_until(lambda: "draft/0" in _processes())
-    assert cluster.complete(PROMPT, max_tokens=4, temperature=0.0, timeout=30).end.usage.completion_tokens == 4
+    assert (
+        cluster.complete(
+            PROMPT, max_tokens=4, temperature=0.0, timeout=30
+        ).end.usage.completion_tokens
+        == 4
+    )
 
 
 def _pid_listening_at(process: dict[str, Any]) -> int:
@@ -143,7 +167,9 @@ def _pid_listening_at(process: dict[str, Any]) -> int:
 
 
 def test_each_pool_is_scaled_by_itself_and_no_stream_notices(cluster: Client) -> None:
-    asked = [{"max_tokens": 64, "rule": "coupled", "seed": seed, "ignore_eos": True} for seed in range(4)]
+    asked = [
+        {"max_tokens": 64, "rule": "coupled", "seed": seed, "ignore_eos": True} for seed in range(4)
+    ]
     calm = [cluster.complete(PROMPT, **each).token_ids for each in asked]  # type: ignore[arg-type]
     over, answers = threading.Event(), [list[list[int]]() for _ in asked]
 
@@ -176,7 +202,9 @@ def test_ray_sees_what_the_cell_reserves(cluster: Client) -> None:
 
 
 def test_what_processes_wrote_and_where_their_metrics_are(cluster: Client) -> None:
-    records = [json.loads(line) for line in dspark("logs", "verify/0", "--json", "-n", "0").splitlines()]
+    records = [
+        json.loads(line) for line in dspark("logs", "verify/0", "--json", "-n", "0").splitlines()
+    ]
     assert "verify.serving" in {record["event"] for record in records}
     assert {record["process"] for record in records} == {"verify/0"}
     for group in json.loads(dspark("sd")):
@@ -184,7 +212,9 @@ def test_what_processes_wrote_and_where_their_metrics_are(cluster: Client) -> No
             assert b"dspark_rounds_total" in reply.read()
 
 
-def test_down_lets_streams_finish_and_leaves_no_process_no_folder_and_no_state(cluster: Client, home: Path) -> None:
+def test_down_lets_streams_finish_and_leaves_no_process_no_folder_and_no_state(
+    cluster: Client, home: Path
+) -> None:
     cell = find_cell()
     pids = marked(cell.cell_id)
     assert len(pids) >= 5
@@ -195,7 +225,9 @@ def test_down_lets_streams_finish_and_leaves_no_process_no_folder_and_no_state(c
         while True:
             tokens = 0
             try:
-                for event in cluster.generate(PROMPT, max_tokens=200, temperature=0.0, ignore_eos=True):
+                for event in cluster.generate(
+                    PROMPT, max_tokens=200, temperature=0.0, ignore_eos=True
+                ):
                     if isinstance(event, Chunk):
                         tokens += len(event.token_ids)
                     else:
@@ -244,7 +276,9 @@ def test_whoever_stays_with_a_cell_learns_that_its_ray_is_gone(
 ) -> None:
     monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "home"))
     words = ("up", "--target", str(golden_target), "--drafter", "none", "--http", "none", "--block")
-    with subprocess.Popen([*DSPARK, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as staying:
+    with subprocess.Popen(
+        [*DSPARK, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as staying:
         assert staying.stdout is not None
         assert staying.stdout.readline().strip(), "it serves"
         cell = find_cell()

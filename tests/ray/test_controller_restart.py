@@ -41,7 +41,8 @@ def test_a_controller_that_is_restarted_keeps_the_last_word_about_autoscaling(
     monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
 
     def until_switched(*words: str) -> None:
-        """Every controller says once at its beginning how it is switched, and once for every change."""
+        """Every controller says once at its beginning how it is switched, and once for every
+        change."""
         said: list[str] = []
         deadline = time.monotonic() + 60
         while said != sorted(words) and time.monotonic() < deadline:

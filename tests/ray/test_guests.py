@@ -1,4 +1,5 @@
-"""Cells as guests of one Ray cluster: refused by name where no node can hold them, and kept apart from each other."""
+"""Cells as guests of one Ray cluster: refused by name where no node can hold them, and kept apart
+from each other."""
 
 from __future__ import annotations
 
@@ -24,14 +25,27 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.ray
 
 UP = (*SYNTHETIC, "--http", "none")
-LOAD = ("--concurrency", "2", "--requests", "4", "--input-len", "8", "--output-len", "16", "--temperature", "1")
+LOAD = (
+    "--concurrency",
+    "2",
+    "--requests",
+    "4",
+    "--input-len",
+    "8",
+    "--output-len",
+    "16",
+    "--temperature",
+    "1",
+)
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A cluster of others: what programs need in their environment to reach it."""
     environment = dict(os.environ)
-    head = start_head(tmp_path_factory.mktemp("host") / "ray_token", new_cell_id(), environment, lambda head: None)
+    head = start_head(
+        tmp_path_factory.mktemp("host") / "ray_token", new_cell_id(), environment, lambda head: None
+    )
     try:
         yield {**environment, "RAY_ADDRESS": head.address}
     finally:
@@ -53,17 +67,25 @@ class Guest:
         return ran.stderr
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen([*DSPARK, *words], stdout=subprocess.PIPE, text=True, env=self.environment)
+        return subprocess.Popen(
+            [*DSPARK, *words], stdout=subprocess.PIPE, text=True, env=self.environment
+        )
 
     def processes(self) -> dict[str, dict[str, Any]]:
-        return {each["name"]: each for each in json.loads(self.run("status", "--json"))["processes"]}
+        return {
+            each["name"]: each for each in json.loads(self.run("status", "--json"))["processes"]
+        }
 
 
-def test_a_pool_that_no_node_can_hold_is_refused_by_what_is_missing(host: dict[str, str], tmp_path: Path) -> None:
+def test_a_pool_that_no_node_can_hold_is_refused_by_what_is_missing(
+    host: dict[str, str], tmp_path: Path
+) -> None:
     guest = Guest(host, tmp_path)
     said = guest.refused(*UP, "--verifiers", "2", "--verifier-gpus", "1")
     last = said.strip().splitlines()[-1]
-    assert re.fullmatch(r"dspark: verify/\d cannot be placed: no node with 1 GPU free: 2 wanted, 0 there", last)
+    assert re.fullmatch(
+        r"dspark: verify/\d cannot be placed: no node with 1 GPU free: 2 wanted, 0 there", last
+    )
     assert "no cluster is running here" in guest.refused("status"), "nothing is left behind"
 
 
@@ -76,7 +98,10 @@ def test_a_cell_without_models_serves_a_load(
     try:
         told = guest.processes()
         assert front == told["frontend/0"]["endpoint"] == find_cell().for_clients
-        for where in ((), ("--endpoint", told["coordinator/0"]["endpoint"])):  # by themselves clients ask the front end
+        for where in (
+            (),
+            ("--endpoint", told["coordinator/0"]["endpoint"]),
+        ):  # by themselves clients ask the front end
             (point,) = json.loads(guest.run("bench", "--json", *where, *LOAD))["points"]
             assert (point["answers"], point["errors"]) == (4, {})
             assert point["tau"] > 1.0
@@ -100,7 +125,14 @@ def test_two_cells_of_one_cluster_keep_apart(host: dict[str, str], tmp_path: Pat
             assert 0 < float(used) <= float(there)
             one.run("down", "--now")
             wait_until(lambda: not any(is_alive(each["pid"]) for each in ours.values()))
-            assert len(other.run("generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos").split()) == 4
+            assert (
+                len(
+                    other.run(
+                        "generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos"
+                    ).split()
+                )
+                == 4
+            )
         finally:
             staying.send_signal(signal.SIGTERM)
             staying.communicate(timeout=LIMIT_S)
@@ -111,12 +143,16 @@ def test_two_cells_of_one_cluster_keep_apart(host: dict[str, str], tmp_path: Pat
         one.run("down", "--now")
 
 
-def test_a_signal_while_processes_start_takes_back_what_was_started(host: dict[str, str], tmp_path: Path) -> None:
+def test_a_signal_while_processes_start_takes_back_what_was_started(
+    host: dict[str, str], tmp_path: Path
+) -> None:
     guest = Guest(host, tmp_path)
     up = subprocess.Popen([*DSPARK, *UP], stderr=subprocess.PIPE, text=True, env=guest.environment)
     try:
         assert up.stderr is not None
-        assert any(re.match(r"\w+/0: ", line) for line in up.stderr), "its controller tells of its processes"
+        assert any(re.match(r"\w+/0: ", line) for line in up.stderr), (
+            "its controller tells of its processes"
+        )
         up.send_signal(signal.SIGTERM)
         up.communicate(timeout=LIMIT_S)
         assert up.returncode == 130

@@ -1,4 +1,5 @@
-"""`ray job submit -- dspark up`: the job ends when the cell serves, and the cell goes on without it."""
+"""`ray job submit -- dspark up`: the job ends when the cell serves, and the cell goes on without
+it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
     """A cluster of others with a dashboard: it wants a token, and knows nothing of us."""
     monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "home"))
     environment = dict(os.environ)
-    head = start_head(tmp_path / "ray_token", new_cell_id(), environment, lambda head: None, dashboard=True)
+    head = start_head(
+        tmp_path / "ray_token", new_cell_id(), environment, lambda head: None, dashboard=True
+    )
     for key, value in environment.items():
         monkeypatch.setenv(key, value)
     try:
@@ -42,7 +45,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
 
 def _await_dashboard(url: str, token: str) -> None:
     deadline = time.monotonic() + 120
-    request = urllib.request.Request(f"{url}/api/version", headers={"Authorization": f"Bearer {token}"})
+    request = urllib.request.Request(
+        f"{url}/api/version", headers={"Authorization": f"Bearer {token}"}
+    )
     while True:
         try:
             with urllib.request.urlopen(request, timeout=5):
@@ -57,15 +62,34 @@ def test_a_job_brings_a_cell_up_that_outlives_it(
 ) -> None:
     variables = {"env_vars": {"DSPARK_HOME": os.environ["DSPARK_HOME"]}}
     file = tmp_path / "cell.yaml"
-    file.write_text(json.dumps({"cluster": {"target": str(golden_target), "drafter": str(golden_drafter)}}))
+    file.write_text(
+        json.dumps({"cluster": {"target": str(golden_target), "drafter": str(golden_drafter)}})
+    )
     up = [*DSPARK, "up", "-f", str(file), "--http", "none"]
-    job = [*RAY, "job", "submit", "--address", cluster.dashboard, "--runtime-env-json", json.dumps(variables), "--"]
+    job = [
+        *RAY,
+        "job",
+        "submit",
+        "--address",
+        cluster.dashboard,
+        "--runtime-env-json",
+        json.dumps(variables),
+        "--",
+    ]
     done = subprocess.run([*job, *up], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert find_cell().ray_address == cluster.address, "the job's own cluster was joined"
     actors = dspark("ray", "--", "list", "actors")
-    assert {"dspark/coordinator/0", "dspark/verify/0", "dspark/draft/0"} <= set(re.findall(r"dspark/\w+/\d", actors))
-    assert len(dspark("generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos").split()) == 4
+    assert {"dspark/coordinator/0", "dspark/verify/0", "dspark/draft/0"} <= set(
+        re.findall(r"dspark/\w+/\d", actors)
+    )
+    assert (
+        len(dspark("generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos").split())
+        == 4
+    )
     assert dspark("scale", "draft=0") == "1 verifiers, 0 drafters\n"
-    assert len(dspark("generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos").split()) == 4
+    assert (
+        len(dspark("generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos").split())
+        == 4
+    )
     dspark("down")

@@ -1,4 +1,5 @@
-"""A Ray cluster of ours asks who calls; one that does not is not joined where strangers could reach it."""
+"""A Ray cluster of ours asks who calls; one that does not is not joined where strangers could reach
+it."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def test_a_port_that_somebody_took_meanwhile_costs_one_more_start(
 ) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     looks = [[taken.getsockname()[1], *free_ports(10)]]
-    monkeypatch.setattr(deploy.head, "free_ports", lambda count: looks.pop() if looks else free_ports(count))
+    monkeypatch.setattr(
+        deploy.head, "free_ports", lambda count: looks.pop() if looks else free_ports(count)
+    )
     begun: list[Head] = []
     with taken:
         head = start_head(tmp_path / "token", new_cell_id(), dict(os.environ), begun.append)
@@ -50,7 +53,9 @@ def test_a_port_that_somebody_took_meanwhile_costs_one_more_start(
 
 
 @pytest.mark.parametrize("answer", [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.OK])
-def test_a_cluster_that_is_slow_to_say_is_asked_again(tmp_path: Path, answer: grpc.StatusCode) -> None:
+def test_a_cluster_that_is_slow_to_say_is_asked_again(
+    tmp_path: Path, answer: grpc.StatusCode
+) -> None:
     """Its port answers before its server can."""
     asked = 0
 
@@ -61,10 +66,14 @@ def test_a_cluster_that_is_slow_to_say_is_asked_again(tmp_path: Path, answer: gr
             context.abort(code, "")
         return b""
 
-    method = grpc.unary_unary_rpc_method_handler(alive, lambda message: message, lambda message: message)
+    method = grpc.unary_unary_rpc_method_handler(
+        alive, lambda message: message, lambda message: message
+    )
     server = grpc.server(ThreadPoolExecutor(1))
     name = ray_auth._METHOD.strip("/").split("/")
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name[0], {name[1]: method}),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(name[0], {name[1]: method}),)
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     process = subprocess.Popen(["sleep", "600"])
@@ -81,7 +90,9 @@ def test_a_cluster_that_is_slow_to_say_is_asked_again(tmp_path: Path, answer: gr
         server.stop(None).wait()
 
 
-@pytest.mark.parametrize(("answer", "said"), [(False, "RAY_AUTH_MODE=token"), (None, "did not say within 10 s")])
+@pytest.mark.parametrize(
+    ("answer", "said"), [(False, "RAY_AUTH_MODE=token"), (None, "did not say within 10 s")]
+)
 def test_an_open_cluster_is_joined_near_by_or_on_ones_own_word_only(
     monkeypatch: pytest.MonkeyPatch, answer: bool | None, said: str
 ) -> None:

@@ -22,8 +22,20 @@ def test_two_ray_workers_write_the_curve_of_one(golden_target: Path, tmp_path: P
     samples = random_samples(tmp_path / "samples.safetensors")
     alone = short_run(samples, golden_target, tmp_path / "alone", steps=3, rate=1e-3)
     both = short_run(samples, golden_target, tmp_path / "both", steps=3, rate=1e-3)
-    words = [sys.executable, "-m", "dspark.cli.main", "train", "drafter", both.samples, "--workers", "2", "--json"]
-    changed = {name: value for name, value in both.to_json().items() if value != short_default(name)}
+    words = [
+        sys.executable,
+        "-m",
+        "dspark.cli.main",
+        "train",
+        "drafter",
+        both.samples,
+        "--workers",
+        "2",
+        "--json",
+    ]
+    changed = {
+        name: value for name, value in both.to_json().items() if value != short_default(name)
+    }
     for name, value in changed.items():
         if name != "samples":
             words += [f"--{name.replace('_', '-')}", str(value)]

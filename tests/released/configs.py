@@ -1,4 +1,5 @@
-"""config.json of the released drafters, every key, and of targets that such drafters could have been made for."""
+"""config.json of the released drafters, every key, and of targets that such drafters could have
+been made for."""
 
 from __future__ import annotations
 
@@ -31,13 +32,19 @@ def config_of(family: str, target: TargetShape) -> dict[str, Any]:
         **(_gemma4(target) if gemma else _qwen3(target)),
     }
     if family == "eagle3":
-        said |= {"architectures": [("Gemma4" if gemma else "Qwen3") + "Eagle3Model"], "ttt_length": STEPS}
+        said |= {
+            "architectures": [("Gemma4" if gemma else "Qwen3") + "Eagle3Model"],
+            "ttt_length": STEPS,
+        }
         return said | {
             "step_loss_decay": 0.8,
             "draft_num_hidden_layers": 1,
             "target_model_name_or_path": target.name,
         }
-    said |= {"architectures": [("Gemma4" if gemma else "Qwen3") + "DSparkModel"], "block_size": STEPS}
+    said |= {
+        "architectures": [("Gemma4" if gemma else "Qwen3") + "DSparkModel"],
+        "block_size": STEPS,
+    }
     said |= {"mask_token_id": target.mask, "num_anchors": 512}
     if family == "dflash":
         return said | {"markov_rank": 0, "enable_confidence_head": False}
@@ -86,7 +93,11 @@ def _gemma4(target: TargetShape) -> dict[str, Any]:
         "num_key_value_heads": target.heads // 2,
         "num_kv_shared_layers": 0,
         "rope_parameters": {
-            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+            "full_attention": {
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1000000.0,
+                "rope_type": "proportional",
+            },
             "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
             "rope_theta": None,
             "rope_type": "default",
@@ -118,7 +129,9 @@ def target_config_of(target: TargetShape) -> dict[str, Any]:
         kinds = ["sliding_attention"] * 5 + ["full_attention"]
         said["layer_types"] = (kinds * (target.layers // len(kinds) + 1))[: target.layers]
         said["use_bidirectional_attention"] = None
-        said["rope_parameters"] = {key: value for key, value in said["rope_parameters"].items() if value}
+        said["rope_parameters"] = {
+            key: value for key, value in said["rope_parameters"].items() if value
+        }
         said["rope_parameters"].pop("rope_type")
         for key in ("target_model_type", "target_text_model_type"):
             said.pop(key)

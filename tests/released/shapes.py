@@ -1,7 +1,8 @@
 """Exact shapes of the released drafters: every tensor's name and size, by name of checkpoint.
 
-Spelled from the published files and not from this project's modules, so that what is written by it proves that they
-load. A thin shape keeps depth, hidden size and taps, and narrows MLP, heads and vocabulary.
+Spelled from the published files and not from this project's modules, so that what is written by it
+proves that they load. A thin shape keeps depth, hidden size and taps, and narrows MLP, heads and
+vocabulary.
 """
 
 from __future__ import annotations
@@ -46,16 +47,32 @@ class TargetShape:
 
 
 TARGETS = {
-    "qwen3_4b": TargetShape("qwen3", "Qwen/Qwen3-4B", 36, (1, 9, 17, 25, 33), 2560, 9728, 32, 8, 128, 151936, 151669),
-    "qwen3_8b": TargetShape("qwen3", "Qwen/Qwen3-8B", 36, (1, 9, 17, 25, 33), 4096, 12288, 32, 8, 128, 151936, 151669),
+    "qwen3_4b": TargetShape(
+        "qwen3", "Qwen/Qwen3-4B", 36, (1, 9, 17, 25, 33), 2560, 9728, 32, 8, 128, 151936, 151669
+    ),
+    "qwen3_8b": TargetShape(
+        "qwen3", "Qwen/Qwen3-8B", 36, (1, 9, 17, 25, 33), 4096, 12288, 32, 8, 128, 151936, 151669
+    ),
     "qwen3_14b": TargetShape(
         "qwen3", "Qwen/Qwen3-14B", 40, (1, 10, 19, 28, 37), 5120, 17408, 40, 8, 128, 151936, 151669
     ),
     "gemma4_12b": TargetShape(
-        "gemma4", "google/gemma-4-12b-it", 48, (5, 17, 29, 41, 46), 3840, 15360, 16, 1, 512, 262144, 4
+        "gemma4",
+        "google/gemma-4-12b-it",
+        48,
+        (5, 17, 29, 41, 46),
+        3840,
+        15360,
+        16,
+        1,
+        512,
+        262144,
+        4,
     ),
 }
-NAMES = tuple(f"{family}_{target}_{ending}" for family, ending in FAMILIES.items() for target in TARGETS)
+NAMES = tuple(
+    f"{family}_{target}_{ending}" for family, ending in FAMILIES.items() for target in TARGETS
+)
 
 
 def shape_of(name: str, *, thin: bool = False) -> tuple[str, TargetShape]:
@@ -79,7 +96,9 @@ def tensors_of(family: str, target: TargetShape) -> Shapes:
     else:
         found["hidden_norm.weight"] = (d,)
     for layer in range(1 if family == "eagle3" else 5):
-        found |= {f"layers.{layer}.{name}": shape for name, shape in _layer(family, target, gemma).items()}
+        found |= {
+            f"layers.{layer}.{name}": shape for name, shape in _layer(family, target, gemma).items()
+        }
     if family == "dspark":
         found |= {
             "markov_head.markov_w1.weight": (v, RANK),

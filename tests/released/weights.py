@@ -1,4 +1,5 @@
-"""Random checkpoints of given shapes, of any size, in little memory: tensors go to the file one piece at a time."""
+"""Random checkpoints of given shapes, of any size, in little memory: tensors go to the file one
+piece at a time."""
 
 from __future__ import annotations
 
@@ -22,11 +23,19 @@ _ALIGNMENT = 8  # of a header
 
 
 def write_random(folder: Path, config: Mapping[str, Any], shapes: Shapes, *, seed: int = 0) -> int:
-    """`config.json` and a bfloat16 `model.safetensors`; returns the bytes of the latter. Norms are 1, biases 0."""
+    """`config.json` and a bfloat16 `model.safetensors`; returns the bytes of the latter. Norms are
+    1, biases 0."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.empty(_PIECE).normal_(0.0, SPREAD, generator=generator).bfloat16().view(torch.int16).numpy().tobytes()
+    drawn = (
+        torch.empty(_PIECE)
+        .normal_(0.0, SPREAD, generator=generator)
+        .bfloat16()
+        .view(torch.int16)
+        .numpy()
+        .tobytes()
+    )
     file = folder / SINGLE_NAME
     with file.open("wb") as stream:
         stream.write(_header(shapes))
@@ -75,9 +84,12 @@ def _header(shapes: Shapes) -> bytes:
 
 
 def _write(stream: BinaryIO, name: str, size: int, drawn: bytes, at: int) -> int:
-    """`size` bytes of one tensor, matrices from place `at` of what was drawn on; returns the place after them."""
+    """`size` bytes of one tensor, matrices from place `at` of what was drawn on; returns the place
+    after them."""
     if name.endswith(("norm.weight", "layer_scalar")):
-        stream.write(torch.ones(size // 2, dtype=torch.bfloat16).view(torch.int16).numpy().tobytes())
+        stream.write(
+            torch.ones(size // 2, dtype=torch.bfloat16).view(torch.int16).numpy().tobytes()
+        )
         return at
     if name.endswith("bias"):
         stream.write(b"\0" * size)

@@ -1,4 +1,5 @@
-"""Real processes of a cell in this event loop, on loopback: what most tests of services begin with."""
+"""Real processes of a cell in this event loop, on loopback: what most tests of services begin
+with."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ class Cell:
         self.drafters: list[Any] = []
 
     async def verifier(self, **settings: Any) -> Any:
-        given = {"target": self._target, "drafter": self._drafter, "name": f"verify/{len(self.verifiers)}", **settings}
+        given = {
+            "target": self._target,
+            "drafter": self._drafter,
+            "name": f"verify/{len(self.verifiers)}",
+            **settings,
+        }
         self.verifiers.append(await self._begun(workers.verifier(grace_s=0.2, **given)))
         return self.verifiers[-1]
 
@@ -33,7 +39,10 @@ class Cell:
         return self.drafters[-1]
 
     async def coordinator(
-        self, verifiers: Sequence[Any] | None = None, drafters: Sequence[Any] | None = None, **settings: Any
+        self,
+        verifiers: Sequence[Any] | None = None,
+        drafters: Sequence[Any] | None = None,
+        **settings: Any,
     ) -> Any:
         """Of these workers, or of all that were started here."""
         pools = {
@@ -52,7 +61,9 @@ class Cell:
         return await self.coordinator(**settings)
 
     async def frontend(self, coordinator: Any, **settings: Any) -> Any:
-        return await self._begun(workers.frontend(grace_s=0.2, coordinator=coordinator.endpoint, **settings))
+        return await self._begun(
+            workers.frontend(grace_s=0.2, coordinator=coordinator.endpoint, **settings)
+        )
 
     def client(self, process: Any, **options: Any) -> AsyncClient:
         made = AsyncClient(process.endpoint, **options)

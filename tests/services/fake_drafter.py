@@ -1,4 +1,5 @@
-"""A drafter of the tests' own: it greets as it is told to and answers orders by a function; with what it may lie."""
+"""A drafter of the tests' own: it greets as it is told to and answers orders by a function; with
+what it may lie."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class FakeDrafter(draft_pb2_grpc.DraftServicer):
     async def __aexit__(self, *_: object) -> None:
         await self._server.stop(0)
 
-    async def Describe(self, request: types_pb2.DescribeRequest, context: Any) -> draft_pb2.DrafterDescription:
+    async def Describe(
+        self, request: types_pb2.DescribeRequest, context: Any
+    ) -> draft_pb2.DrafterDescription:
         return draft_pb2.DrafterDescription(
             incarnation=INCARNATION,
             model="fake",
@@ -49,16 +52,22 @@ class FakeDrafter(draft_pb2_grpc.DraftServicer):
         await asyncio.Event().wait()
         yield types_pb2.Draining()
 
-    async def Rounds(self, request_iterator: Any, context: Any) -> AsyncIterator[draft_pb2.RoundsEvent]:
+    async def Rounds(
+        self, request_iterator: Any, context: Any
+    ) -> AsyncIterator[draft_pb2.RoundsEvent]:
         self.streams += 1
         async for command in request_iterator:
             match command.WhichOneof("command"):
                 case "hello" if self.greets:
-                    welcome = draft_pb2.RoundsWelcome(incarnation=INCARNATION, drafter_version="fake")
+                    welcome = draft_pb2.RoundsWelcome(
+                        incarnation=INCARNATION, drafter_version="fake"
+                    )
                     yield draft_pb2.RoundsEvent(welcome=welcome)
                 case "open":
                     self.opened += 1
-                    opened = draft_pb2.ContextOpened(sequence=command.open.sequence, epoch=command.open.epoch)
+                    opened = draft_pb2.ContextOpened(
+                        sequence=command.open.sequence, epoch=command.open.epoch
+                    )
                     yield draft_pb2.RoundsEvent(opened=opened)
                 case "order":
                     self.orders += 1
@@ -95,8 +104,12 @@ LIES: dict[str, Reply] = {
     "columns that do not fit": lambda order: [sound(order, token_ids=[1] * 100)],
     "no watermarks": lambda order: [sound(order, watermarks=[])],
     "watermarks ahead": lambda order: [sound(order, watermarks=[1 << 30] * len(order.sequence))],
-    "an id beyond the vocabulary": lambda order: [sound(order, token_ids=[1 << 31] * len(order.sequence))],
-    "a confidence that is none": lambda order: [sound(order, confidence=[float("nan")] * len(order.sequence))],
+    "an id beyond the vocabulary": lambda order: [
+        sound(order, token_ids=[1 << 31] * len(order.sequence))
+    ],
+    "a confidence that is none": lambda order: [
+        sound(order, confidence=[float("nan")] * len(order.sequence))
+    ],
     "more slots than were asked for": lambda order: [
         sound(
             order,
@@ -107,8 +120,12 @@ LIES: dict[str, Reply] = {
             q_probs=np.array([0.5, 0.5] * 9 * len(order.sequence), "<f4").tobytes(),
         )
     ],
-    "no distributions": lambda order: [sound(order, q_entries=[0] * len(order.sequence), q_ids=b"", q_probs=b"")],
-    "no distribution of what was drafted": lambda order: [sound(order, token_ids=[3] * len(order.sequence))],
+    "no distributions": lambda order: [
+        sound(order, q_entries=[0] * len(order.sequence), q_ids=b"", q_probs=b"")
+    ],
+    "no distribution of what was drafted": lambda order: [
+        sound(order, token_ids=[3] * len(order.sequence))
+    ],
     "chances that miss one": lambda order: [
         sound(order, q_probs=np.array([0.5, 0.1] * len(order.sequence), "<f4").tobytes())
     ],

@@ -23,8 +23,8 @@ TARGET, DRAFTER = PAIR / "target", PAIR / "drafter"
 class HttpCell:
     """Services in this process, on one more thread; a context that stops them.
 
-    With `pair` a synthetic cell of that description, else the tiny pair. `settings` go to the coordinator, `verify` to
-    the verifier, `shared` to every process.
+    With `pair` a synthetic cell of that description, else the tiny pair. `settings` go to the
+    coordinator, `verify` to the verifier, `shared` to every process.
     """
 
     def __init__(
@@ -36,7 +36,12 @@ class HttpCell:
         verify: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        self._pair, self._workers, self._settings, self._shared = pair, workers, settings, dict(shared or {})
+        self._pair, self._workers, self._settings, self._shared = (
+            pair,
+            workers,
+            settings,
+            dict(shared or {}),
+        )
         self._verify = dict(verify or {})
         self._ends = contextlib.AsyncExitStack()
         self.verifier: Any = None
@@ -49,7 +54,10 @@ class HttpCell:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.run(self._ends.aclose())
         self._loop.close()
@@ -64,7 +72,9 @@ class HttpCell:
 
     def openai(self, **options: Any) -> openai.OpenAI:
         """The official client; it tries nothing again, so that every error shows."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", max_retries=0, **{"api_key": "none", **options})
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", max_retries=0, **{"api_key": "none", **options}
+        )
 
     @property
     def held(self) -> int:
@@ -76,7 +86,9 @@ class HttpCell:
     def freed(self) -> None:
         """Waits until neither the coordinator nor a pool holds anything."""
         wait_until(lambda: self.held == 0)
-        wait_until(lambda: self.verifier.engine.held.pages_held == 0)  # a pass may be under way that has them
+        wait_until(
+            lambda: self.verifier.engine.held.pages_held == 0
+        )  # a pass may be under way that has them
 
     @property
     def cancelled(self) -> int:
@@ -85,10 +97,18 @@ class HttpCell:
 
     async def _start(self) -> None:
         start, shared = self._ends.enter_async_context, {"metrics_port": None, **self._shared}
-        synthetic = self._pair and {"engine": "synthetic", "synthetic": str(self._pair), "measure_cost": True}
+        synthetic = self._pair and {
+            "engine": "synthetic",
+            "synthetic": str(self._pair),
+            "measure_cost": True,
+        }
         known: dict[str, Any] = {}
         if self._workers:
-            verify = {**(synthetic or {"target": str(TARGET), "drafter": str(DRAFTER)}), **shared, **self._verify}
+            verify = {
+                **(synthetic or {"target": str(TARGET), "drafter": str(DRAFTER)}),
+                **shared,
+                **self._verify,
+            }
             draft = {**(synthetic or {"drafter": str(DRAFTER)}), **shared}
             self.verifier = await start(processes.verifier(grace_s=0.0, **verify))
             self.drafter = await start(processes.drafter(grace_s=0.0, **draft))
@@ -98,15 +118,29 @@ class HttpCell:
 
 
 def target_that_calls(folder: Path) -> dict[str, Any]:
-    """Settings of a cell whose target is the tiny one with a chat template that knows tools, in `folder`, as `tiny`."""
+    """Settings of a cell whose target is the tiny one with a chat template that knows tools, in
+    `folder`, as `tiny`."""
     for file in (*TARGET.glob("*.json"), *TARGET.glob("*.safetensors")):
         shutil.copy(file, folder)
     shutil.copy(PAIR.parent / "chat_templates" / "qwen.jinja", folder / "chat_template.jinja")
-    return {"target": str(folder), "verify": {"target": str(folder)}, "served_model": "tiny", "policy": "fixed:3"}
+    return {
+        "target": str(folder),
+        "verify": {"target": str(folder)},
+        "served_model": "tiny",
+        "policy": "fixed:3",
+    }
 
 
 def synthetic_pair(folder: Path, *, step_ms: float = 2.0) -> Path:
-    """A pair over the tiny target's tokenizer's ids, with steps long enough to be in the middle of."""
+    """A pair over the tiny target's tokenizer's ids, with steps long enough to be in the middle
+    of."""
     return Path(
-        synthetic_file(folder, [0.9, 0.9, 0.8], verify_ms=step_ms, draft_ms=0.2, concentration=1.0, vocabulary=4096)
+        synthetic_file(
+            folder,
+            [0.9, 0.9, 0.8],
+            verify_ms=step_ms,
+            draft_ms=0.2,
+            concentration=1.0,
+            vocabulary=4096,
+        )
     )

@@ -27,10 +27,11 @@ from dspark.errors import ConfigError
 from tests.services.http_cell import TARGET, HttpCell
 
 LONGEST_S = 200.0
-AGAIN_S = 15.0  # a signal that falls between the library of the terminal and Python waits there for the next one
+# a signal that falls between the library of the terminal and Python waits there for the next one
+AGAIN_S = 15.0
 SYSTEM, FIRST, SECOND = "import functools", "def wrapper(self", "class Action"
-# Ctrl-C is a signal for whoever has the terminal: a new session takes it, then becomes the command. A background shell
-# has its children ignore that signal.
+# Ctrl-C is a signal for whoever has the terminal: a new session takes it, then becomes the command.
+# A background shell has its children ignore that signal.
 TAKES_TERMINAL = (
     "import fcntl, os, signal, sys, termios; signal.signal(signal.SIGINT, signal.SIG_DFL); "
     "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
@@ -43,7 +44,16 @@ class Terminal:
 
     def __init__(self, *words: str) -> None:
         self._screen, inside = pty.openpty()
-        command = [sys.executable, "-c", TAKES_TERMINAL, sys.executable, "-m", "dspark.cli.main", "chat", *words]
+        command = [
+            sys.executable,
+            "-c",
+            TAKES_TERMINAL,
+            sys.executable,
+            "-m",
+            "dspark.cli.main",
+            "chat",
+            *words,
+        ]
         self._process = subprocess.Popen(
             command, stdin=inside, stdout=inside, stderr=inside, env={**os.environ, "TERM": "dumb"},
             start_new_session=True,
@@ -83,7 +93,9 @@ class Terminal:
             assert time.monotonic() < deadline, f"{wanted} never came: {self.shown!r}"
             if select.select([self._screen], [], [], 1.0)[0]:
                 try:
-                    self.shown += os.read(self._screen, 8).decode(errors="replace").replace("\r", "")
+                    self.shown += (
+                        os.read(self._screen, 8).decode(errors="replace").replace("\r", "")
+                    )
                 except OSError:  # it has ended
                     pytest.fail(f"it ended before {wanted}: {self.shown!r}")
 
@@ -94,7 +106,10 @@ class Terminal:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is not None:
             self._process.kill()
@@ -109,13 +124,23 @@ def cell() -> Iterator[HttpCell]:
 
 
 def _words(cell: HttpCell, *more: str) -> list[str]:
-    return ["--endpoint", cell.coordinator.endpoint, "--target", str(TARGET), "--temperature", "0", *more]
+    return [
+        "--endpoint",
+        cell.coordinator.endpoint,
+        "--target",
+        str(TARGET),
+        "--temperature",
+        "0",
+        *more,
+    ]
 
 
 def _expected(cell: HttpCell, said: list[tuple[str, str]], tokens: int) -> str:
     template = find_template(str(TARGET), None)
     assert template is not None
-    prompt = template.render([{"role": r, "content": c} for r, c in said], {}, add_generation_prompt=True)
+    prompt = template.render(
+        [{"role": r, "content": c} for r, c in said], {}, add_generation_prompt=True
+    )
     with Client(cell.coordinator.endpoint) as client:
         return client.complete(prompt, max_tokens=tokens, temperature=0.0).text
 
@@ -145,7 +170,8 @@ def test_ctrl_c_ends_the_answer_and_keeps_the_conversation(cell: HttpCell) -> No
         terminal.interrupt("Ctrl-D ends\n> ")  # no answer is running
         terminal.type(f"{FIRST}\n")
         terminal.until(f"{FIRST}\n")
-        # What is not read stays in the terminal's own buffer, which holds less than the answer: it cannot end before.
+        # What is not read stays in the terminal's own buffer, which holds less than the answer: it
+        # cannot end before.
         terminal.until_something()
         terminal.interrupt("[interrupted after ")
         terminal.until("tokens]\n> ")
@@ -158,14 +184,33 @@ def test_ctrl_c_ends_the_answer_and_keeps_the_conversation(cell: HttpCell) -> No
     assert terminal.code == 0
 
 
-def test_a_pipe_is_a_conversation_too_and_errors_leave_it_open(cell: HttpCell, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dspark.cli.main", "chat", *_words(cell, "--max-tokens", "4000")]
+def test_a_pipe_is_a_conversation_too_and_errors_leave_it_open(
+    cell: HttpCell, tmp_path: Path
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "dspark.cli.main",
+        "chat",
+        *_words(cell, "--max-tokens", "4000"),
+    ]
     asked = "word " * 2000 + "\n" + FIRST + "\n"
-    done = subprocess.run([*command, "--top-p", "7"], input=asked, capture_output=True, text=True, timeout=LONGEST_S)
+    done = subprocess.run(
+        [*command, "--top-p", "7"], input=asked, capture_output=True, text=True, timeout=LONGEST_S
+    )
     assert done.returncode == 0
     assert done.stderr.count("dspark: ") == 2, "every turn is refused, none ends the conversation"
-    bare = [sys.executable, "-m", "dspark.cli.main", "chat", "--endpoint", cell.coordinator.endpoint]
-    done = subprocess.run([*bare, "--target", str(tmp_path)], capture_output=True, text=True, timeout=LONGEST_S)
+    bare = [
+        sys.executable,
+        "-m",
+        "dspark.cli.main",
+        "chat",
+        "--endpoint",
+        cell.coordinator.endpoint,
+    ]
+    done = subprocess.run(
+        [*bare, "--target", str(tmp_path)], capture_output=True, text=True, timeout=LONGEST_S
+    )
     assert done.returncode == 1
     assert f"{tmp_path}: no tokenizer is found; --target names a folder" in done.stderr
 
@@ -178,11 +223,15 @@ def _talk(words: list[str], typed: bytes) -> tuple[int, str, str]:
 
 
 def test_a_line_that_is_not_utf_8_costs_that_turn_alone(cell: HttpCell) -> None:
-    code, said, told = _talk(_words(cell, "--max-tokens", "12"), b"gr\xfc\xdfe\n" + FIRST.encode() + b"\n")
+    code, said, told = _talk(
+        _words(cell, "--max-tokens", "12"), b"gr\xfc\xdfe\n" + FIRST.encode() + b"\n"
+    )
     assert code == 0, told
     assert "dspark: this line: is not UTF-8: byte 0xFC behind 2 characters; is it Latin-1?" in told
     assert said == _expected(cell, [("user", FIRST)], 12) + "\n"
-    code, _, told = _talk([*_words(cell), "--system", b"gr\xfc\xdfe".decode(errors="surrogateescape")], b"")
+    code, _, told = _talk(
+        [*_words(cell), "--system", b"gr\xfc\xdfe".decode(errors="surrogateescape")], b""
+    )
     assert (code, "system: is not UTF-8" in told) == (1, True)
 
 
@@ -257,7 +306,10 @@ def test_the_oldest_turns_make_room() -> None:
     def render(said: list[chat.Message]) -> tuple[int, ...]:
         return tuple(range(sum(len(message["content"]) for message in said)))
 
-    said = [{"role": role, "content": "four"} for role in ("system", "user", "assistant", "user", "assistant", "user")]
+    said = [
+        {"role": role, "content": "four"}
+        for role in ("system", "user", "assistant", "user", "assistant", "user")
+    ]
     assert len(chat.fitted(said, render, 24)) == 24
     assert len(chat.fitted(said, render, 17)) == 16
     assert [message["role"] for message in said] == ["system", "user", "assistant", "user"]

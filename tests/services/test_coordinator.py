@@ -1,4 +1,5 @@
-"""A coordinator with the real workers over loopback gRPC, all in this process, on the golden pair."""
+"""A coordinator with the real workers over loopback gRPC, all in this process, on the golden
+pair."""
 
 from __future__ import annotations
 
@@ -33,11 +34,18 @@ async def test_status_shows_the_whole_cell(cell: Cell) -> None:
     assert lane.rounds > 0
     assert lane.mean_acceptance_length >= 1
     info = await client.model_info()
-    assert (info.vocab_size, info.context_length, info.block_size, info.has_tokenizer) == (128, 512, 7, False)
+    assert (info.vocab_size, info.context_length, info.block_size, info.has_tokenizer) == (
+        128,
+        512,
+        7,
+        False,
+    )
     assert info.stop_token_ids == (1,)
 
 
-async def test_draining_flips_health_first_and_lets_streams_finish(cell: Cell, golden_target: Path) -> None:
+async def test_draining_flips_health_first_and_lets_streams_finish(
+    cell: Cell, golden_target: Path
+) -> None:
     coordinator = await cell.whole()
     client = cell.client(coordinator)
     health = health_pb2_grpc.HealthStub(client._channel)
@@ -47,7 +55,9 @@ async def test_draining_flips_health_first_and_lets_streams_finish(cell: Cell, g
     await until(lambda: coordinator.metrics.value("rounds_total") > 3)
     stopping = asyncio.ensure_future(coordinator.stop(20.0))
     async with asyncio.timeout(60):
-        while (await health.Check(asked, timeout=5)).status != health_pb2.HealthCheckResponse.NOT_SERVING:
+        while (
+            await health.Check(asked, timeout=5)
+        ).status != health_pb2.HealthCheckResponse.NOT_SERVING:
             assert not running.done()
     with pytest.raises(Unavailable, match="draining"):
         await client.complete((5,), max_tokens=24, **GREEDY)

@@ -30,12 +30,22 @@ class Stage:
     async def set(self, reply: Reply) -> tuple[Any, FakeDrafter]:
         self.verifier = await self._start(workers.verifier(*self._pair, grace_s=0.1))
         drafter = await self._start(FakeDrafter(reply, self.verifier.engine.projection))
-        told = {"verify": (self.verifier.endpoint,), "draft": (drafter.endpoint,), "policy": "fixed:7"}
+        told = {
+            "verify": (self.verifier.endpoint,),
+            "draft": (drafter.endpoint,),
+            "policy": "fixed:7",
+        }
         coordinator = await self._start(workers.coordinator(grace_s=0.1, warm_up_s=0.0, **told))
         return coordinator, drafter
 
     async def ask(self, coordinator: Any, policy: str = "", tokens: int = 30) -> tuple[int, ...]:
-        asked = {"temperature": 0.0, "max_tokens": tokens, "ignore_eos": True, "policy": policy, "timeout": 30.0}
+        asked = {
+            "temperature": 0.0,
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "policy": policy,
+            "timeout": 30.0,
+        }
         async with AsyncClient(coordinator.endpoint) as client:
             return (await client.complete([3, 17, 42], **asked)).token_ids
 
@@ -59,7 +69,11 @@ def ends_the_stream(order: draft_pb2.Order) -> None:
 WILD: dict[str, Reply] = {
     **{
         what: LIES[what]
-        for what in ("twice", "no distributions", "nothing at all")  # every lie is told in test_rounds_failing
+        for what in (
+            "twice",
+            "no distributions",
+            "nothing at all",
+        )  # every lie is told in test_rounds_failing
     },
     "the end of its stream": ends_the_stream,
     "the greeting of another process": lambda order: [
@@ -75,7 +89,9 @@ def empty(order: draft_pb2.Order, **changes: Any) -> draft_pb2.Blocks:
 
 
 @pytest.mark.parametrize("what", WILD)
-async def test_whatever_it_says_no_id_changes_and_it_is_let_go_and_tried_again(stage: Stage, what: str) -> None:
+async def test_whatever_it_says_no_id_changes_and_it_is_let_go_and_tried_again(
+    stage: Stage, what: str
+) -> None:
     coordinator, wild = await stage.set(WILD[what])
     expected = await stage.ask(coordinator, policy="off", tokens=200)
     assert await stage.ask(coordinator, tokens=200) == expected

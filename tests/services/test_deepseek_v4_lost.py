@@ -1,4 +1,5 @@
-"""A DeepSeek-V4 target and the drafter inside its checkpoint, whose processes are lost while they answer.
+"""A DeepSeek-V4 target and the drafter inside its checkpoint, whose processes are lost while they
+answer.
 
 The answers go on elsewhere, and are those of the library alone.
 """
@@ -35,7 +36,9 @@ async def cell(tmp_path: Path) -> AsyncIterator[Cell]:
     await cell.close()
 
 
-async def test_forty_answers_survive_a_lost_verifier_and_a_lost_drafter(cell: Cell, tmp_path: Path) -> None:
+async def test_forty_answers_survive_a_lost_verifier_and_a_lost_drafter(
+    cell: Cell, tmp_path: Path
+) -> None:
     prompts = [prompt(3 + 2 * number, number) for number in range(PROMPTS)]
     model = load_target(tmp_path / "model").model
     wanted = []
@@ -44,15 +47,28 @@ async def test_forty_answers_survive_a_lost_verifier_and_a_lost_drafter(cell: Ce
         wanted.append(out[0, len(ids) :].tolist())
     coordinator = await cell.whole(verifiers=2)
     metrics = coordinator.metrics
-    options = {"max_tokens": ANSWER, "temperature": 0.0, "ignore_eos": True, "policy": "fixed:5", "timeout": 300.0}
+    options = {
+        "max_tokens": ANSWER,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "policy": "fixed:5",
+        "timeout": 300.0,
+    }
     async with AsyncClient(coordinator.endpoint) as client:
         asked = [asyncio.ensure_future(client.complete(ids, **options)) for ids in prompts]
         await until(lambda: metrics.value("spec_decode_num_accepted_tokens_total") >= 1, 120.0)
         await lose(cell)
-        await until(lambda: metrics.value("generation_tokens_total") >= PROMPTS * ANSWER // 3, 240.0)
+        await until(
+            lambda: metrics.value("generation_tokens_total") >= PROMPTS * ANSWER // 3, 240.0
+        )
         second = await cell.drafter()
         await cell.drafters[0].stop(0.0)
-        there = [Address(WorkerRole.VERIFY, each.endpoint, 0, f"verify/{n}") for n, each in enumerate(cell.verifiers)]
-        await coordinator.membership.announce([*there, Address(WorkerRole.DRAFT, second.endpoint, 0, "draft/9")])
+        there = [
+            Address(WorkerRole.VERIFY, each.endpoint, 0, f"verify/{n}")
+            for n, each in enumerate(cell.verifiers)
+        ]
+        await coordinator.membership.announce(
+            [*there, Address(WorkerRole.DRAFT, second.endpoint, 0, "draft/9")]
+        )
         answers = [list(completion.token_ids) for completion in await asyncio.gather(*asked)]
     assert answers == wanted

@@ -1,4 +1,5 @@
-"""Anthropic's Messages and OpenAI's Responses through their official clients, held to chat, on the tiny pair."""
+"""Anthropic's Messages and OpenAI's Responses through their official clients, held to chat, on the
+tiny pair."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ from tests.services.http_cell import HttpCell, target_that_calls
 from tests.services.test_tools_served import PARAMETERS
 
 USER: Any = {"role": "user", "content": "def f"}
-FUNCTION: Any = {"type": "function", "name": "weather", "description": "Of a city.", "parameters": PARAMETERS}
+FUNCTION: Any = {
+    "type": "function",
+    "name": "weather",
+    "description": "Of a city.",
+    "parameters": PARAMETERS,
+}
 TOOL: Any = {"name": "weather", "description": "Of a city.", "input_schema": PARAMETERS}
 USE: Any = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": 3}
 CALL: Any = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": 3}
@@ -47,13 +53,19 @@ def client(cell: HttpCell) -> Iterator[openai.OpenAI]:
 
 
 def chat(client: openai.OpenAI, messages: list[Any], **fields: Any) -> Any:
-    return client.chat.completions.create(model="tiny", messages=messages, **{"temperature": 0.0, **fields})
+    return client.chat.completions.create(
+        model="tiny", messages=messages, **{"temperature": 0.0, **fields}
+    )
 
 
-def test_a_message_says_what_a_chat_says(claude: anthropic.Anthropic, client: openai.OpenAI, cell: HttpCell) -> None:
+def test_a_message_says_what_a_chat_says(
+    claude: anthropic.Anthropic, client: openai.OpenAI, cell: HttpCell
+) -> None:
     fields: Any = {"model": "tiny", "max_tokens": 24, **GREEDY}
     said = chat(client, [{"role": "system", "content": "Be brief."}, USER], max_tokens=24)
-    made = claude.messages.create(messages=[USER], system=[{"type": "text", "text": "Be brief."}], **fields)
+    made = claude.messages.create(
+        messages=[USER], system=[{"type": "text", "text": "Be brief."}], **fields
+    )
     assert made._request_id == made.id
     (block,) = made.content
     assert (block.type, block.text) == ("text", said.choices[0].message.content)
@@ -72,13 +84,17 @@ def test_a_message_says_what_a_chat_says(claude: anthropic.Anthropic, client: op
     assert whole.usage.output_tokens == made.usage.output_tokens
 
     stop = block.text[8:11]
-    stopped = claude.messages.create(messages=[USER], system="Be brief.", stop_sequences=[stop], **fields)
+    stopped = claude.messages.create(
+        messages=[USER], system="Be brief.", stop_sequences=[stop], **fields
+    )
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
     assert stopped.content[0].text == block.text[: block.text.index(stop)]
     cell.freed()
 
 
-def test_a_message_goes_on_with_the_assistant_s_turn(claude: anthropic.Anthropic, client: openai.OpenAI) -> None:
+def test_a_message_goes_on_with_the_assistant_s_turn(
+    claude: anthropic.Anthropic, client: openai.OpenAI
+) -> None:
     turns: Any = [USER, {"role": "assistant", "content": "return x"}]
     extra = {"continue_final_message": True, "add_generation_prompt": False}
     said = chat(client, turns, max_tokens=8, extra_body=extra)
@@ -87,7 +103,13 @@ def test_a_message_goes_on_with_the_assistant_s_turn(claude: anthropic.Anthropic
 
 
 def test_messages_call_tools_and_take_their_results(claude: anthropic.Anthropic) -> None:
-    fields: Any = {"model": "tiny", "max_tokens": 300, "tools": [TOOL], "messages": [USER], **GREEDY}
+    fields: Any = {
+        "model": "tiny",
+        "max_tokens": 300,
+        "tools": [TOOL],
+        "messages": [USER],
+        **GREEDY,
+    }
     once: Any = {"type": "any", "disable_parallel_tool_use": True}
     made = claude.messages.create(tool_choice=once, **fields)
     (block,) = made.content
@@ -101,13 +123,26 @@ def test_messages_call_tools_and_take_their_results(claude: anthropic.Anthropic)
     named = claude.messages.create(tool_choice={"type": "tool", "name": "weather"}, **fields)
     assert named.content[0].input == block.input
 
-    results: Any = {"type": "tool_result", "tool_use_id": block.id, "content": [{"type": "text", "text": "rain"}]}
-    turns = [USER, made.to_param(), {"role": "user", "content": [results, {"type": "text", "text": "Go on."}]}]
+    results: Any = {
+        "type": "tool_result",
+        "tool_use_id": block.id,
+        "content": [{"type": "text", "text": "rain"}],
+    }
+    turns = [
+        USER,
+        made.to_param(),
+        {"role": "user", "content": [results, {"type": "text", "text": "Go on."}]},
+    ]
     after = claude.messages.create(**{**fields, "messages": turns, "max_tokens": 4})
-    assert after.usage.input_tokens + (after.usage.cache_read_input_tokens or 0) > made.usage.input_tokens
+    assert (
+        after.usage.input_tokens + (after.usage.cache_read_input_tokens or 0)
+        > made.usage.input_tokens
+    )
 
 
-def test_a_call_that_was_cut_goes_back_as_it_was_told(claude: anthropic.Anthropic, client: openai.OpenAI) -> None:
+def test_a_call_that_was_cut_goes_back_as_it_was_told(
+    claude: anthropic.Anthropic, client: openai.OpenAI
+) -> None:
     short: Any = {
         "model": "tiny",
         "messages": [USER],
@@ -120,14 +155,32 @@ def test_a_call_that_was_cut_goes_back_as_it_was_told(claude: anthropic.Anthropi
     (block,) = made.content
     assert made.stop_reason == "max_tokens"
     assert isinstance(block.input, str), "it is no JSON yet"
-    wrong: Any = {"type": "tool_result", "tool_use_id": block.id, "content": "This is no JSON.", "is_error": True}
+    wrong: Any = {
+        "type": "tool_result",
+        "tool_use_id": block.id,
+        "content": "This is no JSON.",
+        "is_error": True,
+    }
     turns = [USER, made.to_param(), {"role": "user", "content": [wrong]}]
     after = claude.messages.create(**{**short, "messages": turns, "max_tokens": 4})
-    said: Any = {"id": block.id, "type": "function", "function": {"name": "weather", "arguments": block.input}}
+    said: Any = {
+        "id": block.id,
+        "type": "function",
+        "function": {"name": "weather", "arguments": block.input},
+    }
     result = {"role": "tool", "tool_call_id": block.id, "content": "This is no JSON."}
-    tools: Any = [{"type": "function", "function": {k: each for k, each in FUNCTION.items() if k != "type"}}]
-    again = chat(client, [USER, {"role": "assistant", "tool_calls": [said]}, result], tools=tools, max_tokens=4)
-    assert again.usage.prompt_tokens == after.usage.input_tokens + (after.usage.cache_read_input_tokens or 0)
+    tools: Any = [
+        {"type": "function", "function": {k: each for k, each in FUNCTION.items() if k != "type"}}
+    ]
+    again = chat(
+        client,
+        [USER, {"role": "assistant", "tool_calls": [said]}, result],
+        tools=tools,
+        max_tokens=4,
+    )
+    assert again.usage.prompt_tokens == after.usage.input_tokens + (
+        after.usage.cache_read_input_tokens or 0
+    )
 
 
 def test_a_message_in_a_form(claude: anthropic.Anthropic) -> None:
@@ -135,7 +188,9 @@ def test_a_message_in_a_form(claude: anthropic.Anthropic) -> None:
     assert isinstance(made.parsed_output, Thing)
 
 
-def test_anthropic_s_own_loop_over_tools_goes_on_without_a_thread(claude: anthropic.Anthropic) -> None:
+def test_anthropic_s_own_loop_over_tools_goes_on_without_a_thread(
+    claude: anthropic.Anthropic,
+) -> None:
     asked: list[str] = []
 
     @anthropic.beta_tool
@@ -150,7 +205,12 @@ def test_anthropic_s_own_loop_over_tools_goes_on_without_a_thread(claude: anthro
 
     once: Any = {"type": "any", "disable_parallel_tool_use": True}
     runner = claude.beta.messages.tool_runner(
-        model="tiny", max_tokens=200, messages=[USER], tools=[weather], tool_choice=once, max_iterations=2
+        model="tiny",
+        max_tokens=200,
+        messages=[USER],
+        tools=[weather],
+        tool_choice=once,
+        max_iterations=2,
     )
     assert [message.stop_reason for message in runner] == ["tool_use", "tool_use"]
     assert asked
@@ -159,10 +219,16 @@ def test_anthropic_s_own_loop_over_tools_goes_on_without_a_thread(claude: anthro
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages[0].content[0].type",
+        ),
         ({"system": [{"text": "x"}]}, "system[0]: must"),
         ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].role"),
-        ({"messages": [USER, {"role": "assistant", "content": [USE]}, USER]}, "messages[1].content[0].input"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": [USE]}, USER]},
+            "messages[1].content[0].input",
+        ),
         ({"messages": [USER, {"role": "assistant", "content": ""}]}, "messages:"),
         ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
@@ -175,7 +241,10 @@ def test_anthropic_s_own_loop_over_tools_goes_on_without_a_thread(claude: anthro
         ({"what": 1}, "what: is not a field"),
         ({"temperature": -1.0}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "no"}}}}, "output_config.format"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "no"}}}},
+            "output_config.format",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -200,7 +269,12 @@ def test_an_unknown_model_is_not_found_in_anthropic_s_words(claude: anthropic.An
 
 def test_a_response_says_what_a_chat_says(client: openai.OpenAI, cell: HttpCell) -> None:
     said = chat(client, [{"role": "system", "content": "Be brief."}, USER], max_tokens=24)
-    fields: Any = {"model": "tiny", "instructions": "Be brief.", "max_output_tokens": 24, "temperature": 0.0}
+    fields: Any = {
+        "model": "tiny",
+        "instructions": "Be brief.",
+        "max_output_tokens": 24,
+        "temperature": 0.0,
+    }
     made = client.responses.create(input="def f", **fields)
     assert made.output_text == said.choices[0].message.content
     assert (made.status, made.store if hasattr(made, "store") else False) == ("incomplete", False)
@@ -225,25 +299,38 @@ def test_a_response_says_what_a_chat_says(client: openai.OpenAI, cell: HttpCell)
 
 
 def test_responses_call_tools_and_take_their_results(client: openai.OpenAI) -> None:
-    fields: Any = {"model": "tiny", "max_output_tokens": 300, "temperature": 0.0, "tools": [FUNCTION]}
+    fields: Any = {
+        "model": "tiny",
+        "max_output_tokens": 300,
+        "temperature": 0.0,
+        "tools": [FUNCTION],
+    }
     once = {"tool_choice": "required", "parallel_tool_calls": False}
     made = client.responses.create(input="def f", **once, **fields)
     (call,) = made.output
     assert (call.type, call.name, made.status) == ("function_call", "weather", "completed")
     jsonschema.validate(json.loads(call.arguments), PARAMETERS)
     with client.responses.stream(input="def f", **once, **fields) as stream:
-        pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        pieces = [
+            event.delta
+            for event in stream
+            if event.type == "response.function_call_arguments.delta"
+        ]
     assert len(pieces) > 2, "letter by letter"
     assert "".join(pieces) == call.arguments
     output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
-    after = client.responses.create(input=[USER, *made.output, output], **{**fields, "max_output_tokens": 4})
+    after = client.responses.create(
+        input=[USER, *made.output, output], **{**fields, "max_output_tokens": 4}
+    )
     assert after.usage is not None
     assert made.usage is not None
     assert after.usage.input_tokens > made.usage.input_tokens
 
 
 def test_a_response_in_a_form(client: openai.OpenAI) -> None:
-    made = client.responses.parse(model="tiny", input="x =", text_format=Thing, max_output_tokens=200)
+    made = client.responses.parse(
+        model="tiny", input="x =", text_format=Thing, max_output_tokens=200
+    )
     assert isinstance(made.output_parsed, Thing)
 
 
@@ -255,16 +342,25 @@ def test_a_response_in_a_form(client: openai.OpenAI) -> None:
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0].type",
+        ),
         ({"input": [{"role": "user", "content": [{"text": "x"}]}]}, "input[0].content[0]"),
         ({"input": []}, "input"),
-        ({"input": [USER, {"role": "assistant", "content": "a"}, CALL, USER]}, "input[2].arguments"),
+        (
+            {"input": [USER, {"role": "assistant", "content": "a"}, CALL, USER]},
+            "input[2].arguments",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{**FUNCTION, "name": "a b"}]}, "tools[0].name"),
         ({"include": ["message.output_text.logprobs"]}, "include[0]"),
         ({"n": 2}, "n"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "no"}}}}, "text.format"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "no"}}}},
+            "text.format",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

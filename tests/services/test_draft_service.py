@@ -35,11 +35,15 @@ async def pushed(call: Any, rows: features_pb2.FeatureChunk) -> features_pb2.Fea
     return await asyncio.wait_for(call.read(), 60)
 
 
-async def test_rows_of_a_sequence_nobody_opened_are_dropped_and_counted(golden_drafter: Path) -> None:
+async def test_rows_of_a_sequence_nobody_opened_are_dropped_and_counted(
+    golden_drafter: Path,
+) -> None:
     async with drafter(golden_drafter) as d, open_channel(d.endpoint) as channel:
         ack = await pushed(features_pb2_grpc.FeaturesStub(channel).Push(), chunk(d, 1, 12))
         assert [each.refusal.reason for each in ack.refused] == [RefusalReason.UNKNOWN_SEQUENCE]
-        assert d.metrics.value("dropped_total", kind="feature_rows", reason="unknown_sequence") == 12
+        assert (
+            d.metrics.value("dropped_total", kind="feature_rows", reason="unknown_sequence") == 12
+        )
         assert d.engine.held.pages_held == 0
 
 

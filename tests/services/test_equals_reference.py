@@ -1,9 +1,10 @@
 """Invariant 7: the distributed system equals the one-page loop.
 
-Real coordinator, verifier and drafter talk over loopback. What the verifier was asked to judge is recorded; the
-recorded (anchor, prefix) choices, replayed by the reference loop over plain forwards of the target, must lead to the
-tokens the clients saw. At temperature 0 and under `coupled` they must be those of the target alone: each the likeliest
-of its row, or the winner of its race, behind the tokens before it, where the target knows no near-tie.
+Real coordinator, verifier and drafter talk over loopback. What the verifier was asked to judge is
+recorded; the recorded (anchor, prefix) choices, replayed by the reference loop over plain forwards
+of the target, must lead to the tokens the clients saw. At temperature 0 and under `coupled` they
+must be those of the target alone: each the likeliest of its row, or the winner of its race, behind
+the tokens before it, where the target knows no near-tie.
 """
 
 from __future__ import annotations
@@ -53,10 +54,14 @@ async def test_answers_of_every_law_follow_from_what_was_recorded(rule: str) -> 
             asked = {"temperature": 1.0, "rule": rule, "seed": 1000 + number, **law}
             await asyncio.sleep(0.01 * number)
             given, policy = prompt(number, 4 + 3 * number), POLICIES[number % len(POLICIES)]
-            answer = await client.complete(given, timeout=60, ignore_eos=True, max_tokens=32, policy=policy, **asked)
+            answer = await client.complete(
+                given, timeout=60, ignore_eos=True, max_tokens=32, policy=policy, **asked
+            )
             return given, asked, answer.token_ids
 
-        told = await asyncio.gather(*(ask(number, **law) for number, law in enumerate([*LAWS.values()] * 2)))
+        told = await asyncio.gather(
+            *(ask(number, **law) for number, law in enumerate([*LAWS.values()] * 2))
+        )
     finally:
         await cell.close()
     for given, asked, answer in told:
@@ -91,5 +96,7 @@ async def test_the_rule_in_force_is_reported(cell: Cell) -> None:
         ({"seed": 4, "rule": "token"}, "token"),
         ({"rule": "coupled"}, "coupled"),
     ):
-        completion = await client.complete([5, 6, 7], timeout=60.0, max_tokens=6, ignore_eos=True, **asked)
+        completion = await client.complete(
+            [5, 6, 7], timeout=60.0, max_tokens=6, ignore_eos=True, **asked
+        )
         assert completion.end.speculation.rule == reported

@@ -1,4 +1,5 @@
-"""`Control.Explain` over a real cell: the rounds of a running request, told to operators while they are settled."""
+"""`Control.Explain` over a real cell: the rounds of a running request, told to operators while they
+are settled."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def test_a_running_request_is_explained_until_it_ends(cell: HttpCell) -> None:
         tokens: list[int] = []
 
         def answer() -> None:
-            stream = client.generate([5, 6, 7], max_tokens=200, temperature=0.0, ignore_eos=True, request_id="mine")
+            stream = client.generate(
+                [5, 6, 7], max_tokens=200, temperature=0.0, ignore_eos=True, request_id="mine"
+            )
             tokens.extend(token for event in stream for token in event.token_ids)
 
         asking = threading.Thread(target=answer)
@@ -45,7 +48,13 @@ def test_a_running_request_is_explained_until_it_ends(cell: HttpCell) -> None:
     assert rounds[-1].offset + len(rounds[-1].token_ids) == 200
     whole = next(told for told in rounds if told.prefix == 2)
     assert whole.why == "fixed"
-    assert {slot.fate for slot in whole.slots} <= {"accepted", "rejected", "void", "unverified", "cut"}
+    assert {slot.fate for slot in whole.slots} <= {
+        "accepted",
+        "rejected",
+        "void",
+        "unverified",
+        "cut",
+    }
     assert shape(whole)["why"] == "fixed"
     assert "verified 2" in line(whole)
     assert "the policy's number" in line(whole)
@@ -54,7 +63,9 @@ def test_a_running_request_is_explained_until_it_ends(cell: HttpCell) -> None:
 
 async def test_the_asyncio_client_explains_too(cell: HttpCell) -> None:
     async with AsyncClient(cell.coordinator.endpoint) as client:
-        stream = client.generate([5, 6, 7], max_tokens=2000, temperature=0.0, ignore_eos=True, request_id="other")
+        stream = client.generate(
+            [5, 6, 7], max_tokens=2000, temperature=0.0, ignore_eos=True, request_id="other"
+        )
         await anext(stream)
         told = [one async for one in client.explain("other", rounds=3, timeout=60.0)]
         assert [type(one) for one in told] == [RoundExplanation] * 3
@@ -68,39 +79,59 @@ async def test_the_asyncio_client_explains_too(cell: HttpCell) -> None:
 def test_so_many_rounds_and_no_more(cell: HttpCell, capsys: pytest.CaptureFixture[str]) -> None:
     endpoint = cell.coordinator.endpoint
     with Client(endpoint) as client:
-        stream = client.generate([5, 6, 7], max_tokens=2000, temperature=0.0, ignore_eos=True, request_id="long")
+        stream = client.generate(
+            [5, 6, 7], max_tokens=2000, temperature=0.0, ignore_eos=True, request_id="long"
+        )
         next(stream)
         assert len(list(client.explain("long", rounds=3, timeout=60.0))) == 3
-        assert main(["status", "--explain", "long", "--rounds", "2", "--json", "--endpoint", endpoint]) == 0
+        assert (
+            main(["status", "--explain", "long", "--rounds", "2", "--json", "--endpoint", endpoint])
+            == 0
+        )
         assert client.abort("long") == ("long",), "a text is one id"
-    told = [json.loads(text) for text in capsys.readouterr().out.splitlines() if text.startswith("{")]
+    told = [
+        json.loads(text) for text in capsys.readouterr().out.splitlines() if text.startswith("{")
+    ]
     assert [each["policy"] for each in told] == ["fixed:2"] * 2
 
 
-def test_an_answer_that_ended_is_still_known(cell: HttpCell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_that_ended_is_still_known(
+    cell: HttpCell, capsys: pytest.CaptureFixture[str]
+) -> None:
     endpoint = cell.coordinator.endpoint
     with Client(endpoint) as client:
-        answer = client.complete([5, 6, 7], max_tokens=40, temperature=0.0, ignore_eos=True, request_id="done", n=2)
+        answer = client.complete(
+            [5, 6, 7], max_tokens=40, temperature=0.0, ignore_eos=True, request_id="done", n=2
+        )
         one, two = client.ended("done")
         assert ((one.index, two.index), one.outcome, one.error) == ((0, 1), "length", "")
         assert (one.prompt_tokens, one.completion_tokens) == (3, 40)
         assert (one.policy, one.verifier, one.drafter) == ("fixed:2", "verify/0", "draft/0")
         assert 0 < one.ttft_ms <= one.total_ms
         assert sum(one.verified_histogram) == sum(one.accepted_histogram) > 0
-        both = sum(size * count for each in (one, two) for size, count in enumerate(each.accepted_histogram))
+        both = sum(
+            size * count
+            for each in (one, two)
+            for size, count in enumerate(each.accepted_histogram)
+        )
         assert both == answer.end.speculation.accepted_tokens
         assert client.ended(most=1)[0].request_id == "done", "the newest first"
         assert client.ended("nobody") == ()
         client.complete([5, 6, 7], max_tokens=2, ignore_eos=True, request_id="again", n=3)
         client.complete([5, 6, 7], max_tokens=3, ignore_eos=True, request_id="again", n=2)
-        assert [(one.index, one.completion_tokens) for one in client.ended("again")] == [(0, 3), (1, 3)]
+        assert [(one.index, one.completion_tokens) for one in client.ended("again")] == [
+            (0, 3),
+            (1, 3),
+        ]
     capsys.readouterr()
     assert main(["status", "--explain", "done", "--endpoint", endpoint]) == 0
     said = capsys.readouterr().out
     assert "done ended: length" in said
     assert "done answer 1 ended: length" in said
     assert main(["status", "--explain", "done", "--json", "--endpoint", endpoint]) == 0
-    assert [json.loads(line)["outcome"] for line in capsys.readouterr().out.splitlines()] == ["length"] * 2
+    assert [json.loads(line)["outcome"] for line in capsys.readouterr().out.splitlines()] == [
+        "length"
+    ] * 2
     assert main(["status", "--explain", "nobody", "--endpoint", endpoint]) == 1
     assert "nor any of the last that ended" in capsys.readouterr().err
 

@@ -1,7 +1,8 @@
-"""Drafters of every family, format and layer kind behind real services on loopback: no id is ever changed by one.
+"""Drafters of every family, format and layer kind behind real services on loopback: no id is ever
+changed by one.
 
-Weights are the reference's where they are present and random ones otherwise; a language model that is the target itself
-has all its drafts accepted, which only a right context allows.
+Weights are the reference's where they are present and random ones otherwise; a language model that
+is the target itself has all its drafts accepted, which only a right context allows.
 """
 
 from __future__ import annotations
@@ -42,8 +43,15 @@ Make = Callable[[Path], tuple[Path, Path]]  # folder to write in -> (target, dra
 def _random(kind: Kind, taps: tuple[int, ...]) -> Make:
     def make(folder: Path) -> tuple[Path, Path]:
         headless = {"enable_confidence_head": False, "confidence_head_with_markov": False}
-        shape = {"block_size": 4, "mask_token_id": -1, "markov_rank": 0, "markov_head_type": "none"} | headless
-        return TARGET, fresh(folder / "drafter", kind=kind, num_hidden_layers=1, target_layer_ids=taps, **shape)
+        shape = {
+            "block_size": 4,
+            "mask_token_id": -1,
+            "markov_rank": 0,
+            "markov_head_type": "none",
+        } | headless
+        return TARGET, fresh(
+            folder / "drafter", kind=kind, num_hidden_layers=1, target_layer_ids=taps, **shape
+        )
 
     return make
 
@@ -85,7 +93,12 @@ REFERENCE["deepseek_v4"] = (V4, V4)
 THERE = all(folder.is_dir() for pair in REFERENCE.values() for folder in pair)
 WITHOUT = pytest.mark.skipif(not THERE, reason=f"no reference drafters in {GOLDEN}")
 MADE |= {name: (lambda folder, name=name: REFERENCE[name]) for name in REFERENCE}  # type: ignore[misc]
-THIN = ("dspark_qwen3_4b_block7", "dflash_qwen3_4b_block7", "eagle3_qwen3_4b_ttt7", "dspark_gemma4_12b_block7")
+THIN = (
+    "dspark_qwen3_4b_block7",
+    "dflash_qwen3_4b_block7",
+    "eagle3_qwen3_4b_ttt7",
+    "dspark_gemma4_12b_block7",
+)
 
 
 @dataclasses.dataclass
@@ -98,9 +111,13 @@ class Cell:
     def counted(self, name: str) -> float:
         return float(self.coordinator.metrics.value(f"spec_decode_num_{name}_tokens_total"))
 
-    async def answers(self, prompts: list[list[int]], count: int, **options: Any) -> list[list[int]]:
+    async def answers(
+        self, prompts: list[list[int]], count: int, **options: Any
+    ) -> list[list[int]]:
         asked = (
-            self.client.complete(prompt, timeout=120.0, ignore_eos=True, max_tokens=count, **options)
+            self.client.complete(
+                prompt, timeout=120.0, ignore_eos=True, max_tokens=count, **options
+            )
             for prompt in prompts
         )
         return [list(completion.token_ids) for completion in await asyncio.gather(*asked)]
@@ -123,7 +140,8 @@ def _prompts(count: int, longest: int = 40) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow, WITHOUT]) if n in REFERENCE else n for n in MADE]
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow, WITHOUT]) if n in REFERENCE else n for n in MADE],
 )
 async def test_answers_are_those_of_plain_decoding(tmp_path: Path, name: str) -> None:
     target, made = MADE[name](tmp_path)
@@ -137,7 +155,10 @@ async def test_answers_are_those_of_plain_decoding(tmp_path: Path, name: str) ->
             before = cell.counted("draft"), cell.counted("accepted")
             await cell.answers(prompts[:1], 41, temperature=0.0, policy="fixed:4")
             drafted, accepted = (
-                now - then for now, then in zip((cell.counted("draft"), cell.counted("accepted")), before, strict=True)
+                now - then
+                for now, then in zip(
+                    (cell.counted("draft"), cell.counted("accepted")), before, strict=True
+                )
             )
             assert accepted / drafted > 0.9, "it says what the target says"
         elif "random" not in name:
@@ -158,13 +179,17 @@ async def test_answers_are_those_of_plain_decoding(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", ["eagle3, random", "mtp, random", "the target as its own drafter"])
-async def test_a_drafter_that_comes_late_is_filled_by_sending_again(tmp_path: Path, name: str) -> None:
+async def test_a_drafter_that_comes_late_is_filled_by_sending_again(
+    tmp_path: Path, name: str
+) -> None:
     target, made = MADE[name](tmp_path)
     (prompt,) = _prompts(1)
     async with (
         verifier(target, made) as v,
         drafter(made) as first,
-        workers.coordinator(grace_s=1.0, verify=(v.endpoint,), draft=(first.endpoint,)) as coordinator,
+        workers.coordinator(
+            grace_s=1.0, verify=(v.endpoint,), draft=(first.endpoint,)
+        ) as coordinator,
         AsyncClient(coordinator.endpoint) as client,
     ):
         metrics = coordinator.metrics
@@ -192,7 +217,10 @@ async def test_a_drafter_that_comes_late_is_filled_by_sending_again(tmp_path: Pa
         ({"num_target_layers": 8}, "was made for a target of 8 layers, .* has 6"),
         ({"vocab_size": 127, "mask_token_id": 5}, "drafts from a vocabulary of 127, .* has 128"),
         ({"hidden_size": 32}, "reads hidden states of 32 values, .* has 64"),
-        ({"num_target_layers": 0, "target_layer_ids": [0, 1, 2, 3, 6]}, "taps layer 6, .* has 6 layers"),
+        (
+            {"num_target_layers": 0, "target_layer_ids": [0, 1, 2, 3, 6]},
+            "taps layer 6, .* has 6 layers",
+        ),
     ],
 )
 async def test_a_verifier_refuses_a_drafter_of_another_target(
@@ -212,7 +240,9 @@ async def test_a_language_model_with_another_tokenizer_is_refused(tmp_path: Path
         for file in ("config.json", "model.safetensors"):
             shutil.copyfile(TARGET / file, tmp_path / name / file)
         vocab = {"a": 0, "b": 1 if name == "target" else 2, "c": 2 if name == "target" else 1}
-        (tmp_path / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": []}))
+        (tmp_path / name / "tokenizer.json").write_text(
+            json.dumps({"model": {"vocab": vocab}, "added_tokens": []})
+        )
     with pytest.raises(CheckpointError, match="token 1 is 'c' there and 'b' here"):
         async with verifier(tmp_path / "target", tmp_path / "drafter"):
             pass
@@ -240,7 +270,9 @@ async def test_a_served_drafter_is_as_good_as_the_reference_s(name: str) -> None
             )
             assert list(completion.token_ids) == case["output_ids"][len(case["prompt_ids"]) :]
             rounds += completion.end.speculation.rounds - len(case["acceptance_lengths"])
-            accepted += completion.end.speculation.accepted_tokens - sum(case["accepted_draft_lengths"])
+            accepted += completion.end.speculation.accepted_tokens - sum(
+                case["accepted_draft_lengths"]
+            )
             allowed += slots  # the reference's last round may overshoot the answer
     assert -allowed <= accepted <= 0
     assert -3 * 4 <= rounds <= 2, "rows travel as bfloat16, which may turn a draft"
@@ -253,5 +285,7 @@ async def test_released_shapes_made_thin_serve_a_matching_target(tmp_path: Path,
     prompts = _prompts(2, 20)
     async with _cell(target, made) as cell:
         for policy in ("fixed:7", "adaptive"):
-            assert await cell.answers(prompts, 12, temperature=0.0, policy=policy) == plain_greedy(target, prompts, 12)
+            assert await cell.answers(prompts, 12, temperature=0.0, policy=policy) == plain_greedy(
+                target, prompts, 12
+            )
         assert cell.counted("draft") > 0

@@ -1,4 +1,5 @@
-"""Answers in a form whose verifier is lost, that are preempted, or whose coordinator goes: word for word as if calm."""
+"""Answers in a form whose verifier is lost, that are preempted, or whose coordinator goes: word for
+word as if calm."""
 
 from __future__ import annotations
 
@@ -24,14 +25,22 @@ from tests.services.test_verifier_lost import lose
 WORDS = {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 6, "maxItems": 6}
 TEXTS = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
 FORM = {"json_schema": WORDS}
-OPTIONS: dict[str, Any] = {"max_tokens": 300, "constraint": FORM, "policy": "fixed:3", "timeout": 60.0, "n": 2}
+OPTIONS: dict[str, Any] = {
+    "max_tokens": 300,
+    "constraint": FORM,
+    "policy": "fixed:3",
+    "timeout": 60.0,
+    "n": 2,
+}
 ALL_PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "repetition_penalty": 1.2},
     "coupled": {"temperature": 1.0, "seed": 11, "rule": "coupled"},
 }
 
 
-async def moved(endpoint: str, move: Callable[[], Awaitable[None]], **params: Any) -> tuple[list[Any], list[Any]]:
+async def moved(
+    endpoint: str, move: Callable[[], Awaitable[None]], **params: Any
+) -> tuple[list[Any], list[Any]]:
     """Ids of a calm run, and of one that is moved in its middle."""
     async with AsyncClient(endpoint) as client:
         calm = await client.complete([70, 71, 72], **OPTIONS, **params)
@@ -43,7 +52,9 @@ async def moved(endpoint: str, move: Callable[[], Awaitable[None]], **params: An
     for choice in hurt.choices:
         assert choice.finish_reason == "stop"
         jsonschema.validate(json.loads(TEXTS.decode(choice.token_ids)), WORDS)
-    return [choice.token_ids for choice in calm.choices], [choice.token_ids for choice in hurt.choices]
+    return [choice.token_ids for choice in calm.choices], [
+        choice.token_ids for choice in hurt.choices
+    ]
 
 
 @pytest_asyncio.fixture

@@ -28,12 +28,19 @@ SCHEMA = {
     "properties": {
         "name": {"type": "string", "maxLength": 6},
         "kind": {"enum": ["plain", "süß"]},
-        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 2},
+        "sizes": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": 99},
+            "maxItems": 2,
+        },
     },
     "required": ["name", "kind", "sizes"],
     "additionalProperties": False,
 }
-FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
+FORMAT: Any = {
+    "type": "json_schema",
+    "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True},
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +50,11 @@ def cell() -> Iterator[HttpCell]:
 
 
 def asked(cell: HttpCell, **fields: Any) -> Any:
-    given = {"model": "target", "messages": [{"role": "user", "content": "def f"}], "max_tokens": 400}
+    given = {
+        "model": "target",
+        "messages": [{"role": "user", "content": "def f"}],
+        "max_tokens": 400,
+    }
     return cell.openai().chat.completions.create(**{**given, **fields})
 
 
@@ -56,7 +67,9 @@ def check(text: str) -> None:
 def test_every_answer_that_ended_fits_its_schema(cell: HttpCell) -> None:
     for rule in ("token", "block", "coupled"):
         extra = {"speculation": {"rule": rule}}
-        made = asked(cell, response_format=FORMAT, n=2, temperature=1.0, logprobs=True, extra_body=extra)
+        made = asked(
+            cell, response_format=FORMAT, n=2, temperature=1.0, logprobs=True, extra_body=extra
+        )
         assert [choice.finish_reason for choice in made.choices] == ["stop"] * 2
         for choice in made.choices:
             check(choice.message.content)
@@ -81,7 +94,9 @@ def test_an_answer_has_its_form_through_a_front_end_of_its_own(cell: HttpCell) -
             workers.frontend(coordinator=cell.coordinator.endpoint, target=str(TARGET)) as front,
             AsyncClient(front.endpoint) as client,
         ):
-            answer = await client.complete("def f", max_tokens=40, constraint={"regex": "[ab]{5}"}, timeout=60)
+            answer = await client.complete(
+                "def f", max_tokens=40, constraint={"regex": "[ab]{5}"}, timeout=60
+            )
             return answer.text
 
     assert re.fullmatch("[ab]{5}", cell.run(said()))
@@ -128,7 +143,9 @@ def test_vllm_s_words(form: dict[str, Any], fits: str, cell: HttpCell) -> None:
     made = asked(cell, temperature=1.0, extra_body={"structured_outputs": form, **stops})
     assert made.choices[0].finish_reason == "stop"
     assert re.fullmatch(fits, made.choices[0].message.content)
-    early = asked(cell, max_tokens=9, extra_body={"structured_outputs": {"choice": ["7"]}, "min_tokens": 9})
+    early = asked(
+        cell, max_tokens=9, extra_body={"structured_outputs": {"choice": ["7"]}, "min_tokens": 9}
+    )
     assert early.choices[0].message.content == "7"
     completed = cell.openai().completions.create(
         model="target", prompt="x = ", max_tokens=60, extra_body={"structured_outputs": form}
@@ -143,10 +160,14 @@ def test_log_probabilities_tell_of_no_token_that_may_not_come(cell: HttpCell) ->
     told = made.choices[0].logprobs.content
     assert {len(one.top_logprobs) for one in told} > {20}, "somewhere few may come"
     for one in told:
-        assert one.token in [other.token for other in one.top_logprobs] or len(one.top_logprobs) == 20
+        assert (
+            one.token in [other.token for other in one.top_logprobs] or len(one.top_logprobs) == 20
+        )
         assert all(other.logprob <= 0.0 for other in one.top_logprobs)
     body = {"structured_outputs": {"choice": ["7"]}}
-    completed = cell.openai().completions.create(model="target", prompt="x = ", logprobs=5, extra_body=body)
+    completed = cell.openai().completions.create(
+        model="target", prompt="x = ", logprobs=5, extra_body=body
+    )
     assert completed.choices[0].logprobs.top_logprobs[0] == {"7": 0.0}
 
 
@@ -154,16 +175,27 @@ def test_log_probabilities_tell_of_no_token_that_may_not_come(cell: HttpCell) ->
     ("fields", "param"),
     [
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no"}}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "no"}},
+                }
+            },
             "format",
         ),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"extra_body": {"structured_outputs": {"regex": "(?=a)"}}}, "structured_outputs"),
-        ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["a"]}}}, "structured_outputs"),
+        (
+            {"extra_body": {"structured_outputs": {"regex": "a", "choice": ["a"]}}},
+            "structured_outputs",
+        ),
         ({"extra_body": {"structured_outputs": {"choice": ["a", "a"]}}}, "structured_outputs"),
         ({"response_format": FORMAT, "extra_body": {"ignore_eos": True}}, "ignore_eos"),
-        ({"response_format": FORMAT, "extra_body": {"structured_outputs": {"regex": "a"}}}, "structured_outputs"),
+        (
+            {"response_format": FORMAT, "extra_body": {"structured_outputs": {"regex": "a"}}},
+            "structured_outputs",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -180,7 +212,9 @@ def test_grpc_has_the_same(cell: HttpCell) -> None:
     with Client(cell.coordinator.endpoint) as client:
 
         def said(**options: Any) -> str:
-            return "".join(chunk.text for chunk in client.generate("x = ", **{"max_tokens": 400, **options}))
+            return "".join(
+                chunk.text for chunk in client.generate("x = ", **{"max_tokens": 400, **options})
+            )
 
         check(said(constraint={"json_schema": SCHEMA}, temperature=1.0))
         assert said(constraint={"choice": ["7"]}) == "7"
@@ -196,12 +230,17 @@ def test_metrics_tell_what_forms_did(cell: HttpCell) -> None:
         return {name: cell.verifier.metrics.value(f"{name}_total") for name in names}
 
     before = told()
-    form = {"structured_outputs": {"regex": "abcdefgh[0-9]{4}"}, "speculation": {"policy": "fixed:3"}}
+    form = {
+        "structured_outputs": {"regex": "abcdefgh[0-9]{4}"},
+        "speculation": {"policy": "fixed:3"},
+    }
     made = asked(cell, temperature=0.0, extra_body=form)
     cell.freed()
     after = {name: value - before[name] for name, value in told().items()}
     assert after["form_tokens"] >= made.usage.completion_tokens - 1, "the first is of no round"
-    assert 1 <= after["form_forced_tokens"] < after["form_tokens"], "its end at least is forced, its digits are not"
+    assert 1 <= after["form_forced_tokens"] < after["form_tokens"], (
+        "its end at least is forced, its digits are not"
+    )
     assert after["form_refused_drafts"] >= 1, "no drafter expects this"
 
 
@@ -209,11 +248,18 @@ def shown(cell: HttpCell, shape: str) -> list[dict[str, Any]]:
     """Events of an answer as the live page gets them."""
     asked = {"messages": [{"role": "user", "content": "x"}], "shape": shape, "policy": "fixed:3"}
     answer = httpx.post(f"{cell.url}/live/generate", json=asked, timeout=60.0)
-    return [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n") if event]
+    return [
+        json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n") if event
+    ]
 
 
 def tokens_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [token for event in events if event["type"] in ("first", "round") for token in event["tokens"]]
+    return [
+        token
+        for event in events
+        if event["type"] in ("first", "round")
+        for token in event["tokens"]
+    ]
 
 
 def test_the_live_page_tells_what_forms_did_to_every_token_and_draft(cell: HttpCell) -> None:
@@ -223,7 +269,11 @@ def test_the_live_page_tells_what_forms_did_to_every_token_and_draft(cell: HttpC
     assert not any(token["forced"] for token in tokens if token["text"].isdigit())
     assert tokens[-1]["forced"], "nothing but the end may follow"
     rounds = [event["told"] for event in events if event["type"] == "round"]
-    fates = [(place == told["accepted"], slot["fate"]) for told in rounds for place, slot in enumerate(told["slots"])]
+    fates = [
+        (place == told["accepted"], slot["fate"])
+        for told in rounds
+        for place, slot in enumerate(told["slots"])
+    ]
     assert (True, "forbidden") in fates, "no drafter expects this"
     assert (False, "forbidden") not in fates
     assert all(told["slots"][0]["fate"] != "forbidden" for told in rounds if told["slots"]), (
@@ -236,7 +286,14 @@ def test_explain_tells_what_forms_did(cell: HttpCell) -> None:
     def answer() -> None:
         with Client(cell.coordinator.endpoint) as mine:
             shape = {"regex": "[0-9]{400}xyz"}
-            mine.complete("x", constraint=shape, policy="fixed:3", max_tokens=500, temperature=0.0, request_id="shaped")
+            mine.complete(
+                "x",
+                constraint=shape,
+                policy="fixed:3",
+                max_tokens=500,
+                temperature=0.0,
+                request_id="shaped",
+            )
 
     asking = threading.Thread(target=answer)
     asking.start()
@@ -252,7 +309,9 @@ def test_explain_tells_what_forms_did(cell: HttpCell) -> None:
     assert "!" in line(fallen[0])
 
 
-def test_a_verifier_that_keeps_no_form_says_so(cell: HttpCell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verifier_that_keeps_no_form_says_so(
+    cell: HttpCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(grammars, "find_spec", lambda name: None)
     with pytest.raises(openai.BadRequestError, match="xgrammar is not installed") as refused:
         asked(cell, extra_body={"structured_outputs": {"choice": ["nowhere"]}})
@@ -260,7 +319,9 @@ def test_a_verifier_that_keeps_no_form_says_so(cell: HttpCell, monkeypatch: pyte
     cell.freed()
 
 
-def compiling(cell: HttpCell, monkeypatch: pytest.MonkeyPatch, fault: Exception | None) -> list[str]:
+def compiling(
+    cell: HttpCell, monkeypatch: pytest.MonkeyPatch, fault: Exception | None
+) -> list[str]:
     """What was asked of a verifier that fails so once, or has no time once."""
     mine, failed = cell.verifier.engine._grammars, list[str]()
     ask = mine._ask
@@ -277,7 +338,9 @@ def compiling(cell: HttpCell, monkeypatch: pytest.MonkeyPatch, fault: Exception 
     return failed
 
 
-def test_a_fault_of_the_compiler_is_not_the_client_s(cell: HttpCell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_compiler_is_not_the_client_s(
+    cell: HttpCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failed = compiling(cell, monkeypatch, OSError("broken"))
     made = asked(cell, extra_body={"structured_outputs": {"choice": ["broken"]}})
     assert len(failed) == 2

@@ -1,4 +1,5 @@
-"""Front ends of their own before one coordinator: the same answers, and what happens when either side goes."""
+"""Front ends of their own before one coordinator: the same answers, and what happens when either
+side goes."""
 
 from __future__ import annotations
 
@@ -41,14 +42,18 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.fixture
 def pair(tmp_path: Path) -> str:
     """Steps short enough for tests and long enough to be in the middle of."""
-    return synthetic_file(tmp_path, [0.9, 0.9, 0.8], verify_ms=2.0, draft_ms=0.2, concentration=1.0, vocabulary=256)
+    return synthetic_file(
+        tmp_path, [0.9, 0.9, 0.8], verify_ms=2.0, draft_ms=0.2, concentration=1.0, vocabulary=256
+    )
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> str:
     """A folder with a tokenizer of one token per byte, so that most characters take several."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
+    backend = Backend(
+        models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[])
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     folder = tmp_path / "target"
@@ -60,13 +65,26 @@ def target(tmp_path: Path) -> str:
 class Stage:
     """A cell, its front ends and clients; all of them end with it."""
 
-    def __init__(self, ends: AsyncExitStack, target: str | None, coordinator: Any, verifier: Any, drafter: Any) -> None:
+    def __init__(
+        self,
+        ends: AsyncExitStack,
+        target: str | None,
+        coordinator: Any,
+        verifier: Any,
+        drafter: Any,
+    ) -> None:
         self._ends, self._target = ends, target
         self.coordinator, self.verifier, self.drafter = coordinator, verifier, drafter
 
     async def frontend(self, coordinator: str = "", **settings: Any) -> ClientsProcess[RemoteCell]:
-        given = {"coordinator": coordinator or self.coordinator.endpoint, "target": self._target, **settings}
-        made: ClientsProcess[RemoteCell] = await self._ends.enter_async_context(workers.frontend(**given))
+        given = {
+            "coordinator": coordinator or self.coordinator.endpoint,
+            "target": self._target,
+            **settings,
+        }
+        made: ClientsProcess[RemoteCell] = await self._ends.enter_async_context(
+            workers.frontend(**given)
+        )
         return made
 
     def client(self, process: Any) -> AsyncClient:
@@ -81,8 +99,14 @@ class Stage:
     async def freed(self) -> None:
         """Until neither the coordinator nor a pool holds anything."""
         await until(lambda: not self.running)
-        await until(lambda: not self.verifier.engine.held.sequences and not self.drafter.engine.held.sequences)
-        await until(lambda: not self.verifier.engine.held.pages_held)  # a pass may be under way that has them
+        await until(
+            lambda: (
+                not self.verifier.engine.held.sequences and not self.drafter.engine.held.sequences
+            )
+        )
+        await until(
+            lambda: not self.verifier.engine.held.pages_held
+        )  # a pass may be under way that has them
 
 
 @asynccontextmanager
@@ -93,15 +117,21 @@ async def stage(pair: str, target: str | None = None, **settings: Any) -> AsyncI
 
 
 def same(one: Completion, other: Completion) -> bool:
-    return (one.text, one.token_ids, one.end.finish_reason, one.end.matched_stop, one.end.usage) == (
+    return (
+        one.text,
+        one.token_ids,
+        one.end.finish_reason,
+        one.end.matched_stop,
+        one.end.usage,
+    ) == (
         other.text,
         other.token_ids,
         other.end.finish_reason,
         other.end.matched_stop,
         other.end.usage,
-    ) and [(c.index, c.text, c.token_ids, c.finish_reason, c.matched_stop) for c in one.choices] == [
-        (c.index, c.text, c.token_ids, c.finish_reason, c.matched_stop) for c in other.choices
-    ]
+    ) and [
+        (c.index, c.text, c.token_ids, c.finish_reason, c.matched_stop) for c in one.choices
+    ] == [(c.index, c.text, c.token_ids, c.finish_reason, c.matched_stop) for c in other.choices]
 
 
 async def test_an_answer_is_the_same_through_a_front_end_of_its_own(pair: str, target: str) -> None:
@@ -120,11 +150,18 @@ async def test_an_answer_is_the_same_through_a_front_end_of_its_own(pair: str, t
             other = await far.complete("Grüße, ", max_tokens=40, **options)
             assert same(one, other), options
             assert other.end.speculation.rounds > 0
-            assert other.end.timings.total_ms >= other.end.timings.ttft_ms >= other.end.timings.queue_ms >= 0
+            assert (
+                other.end.timings.total_ms
+                >= other.end.timings.ttft_ms
+                >= other.end.timings.queue_ms
+                >= 0
+            )
         await cell.freed()
 
 
-async def test_a_stop_string_is_matched_in_front_and_frees_the_sequence(pair: str, target: str) -> None:
+async def test_a_stop_string_is_matched_in_front_and_frees_the_sequence(
+    pair: str, target: str
+) -> None:
     async with stage(pair, target) as cell:
         frontend = await cell.frontend()
         near, far = cell.client(cell.coordinator), cell.client(frontend)
@@ -136,7 +173,9 @@ async def test_a_stop_string_is_matched_in_front_and_frees_the_sequence(pair: st
             assert (cut.end.finish_reason, cut.end.matched_stop) == ("stop", stop)
             assert cut.end.usage.completion_tokens == len(cut.token_ids)
             assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
-            assert 1 + cut.end.speculation.accepted_tokens + cut.end.speculation.rounds >= len(cut.token_ids)
+            assert 1 + cut.end.speculation.accepted_tokens + cut.end.speculation.rounds >= len(
+                cut.token_ids
+            )
             await cell.freed()
         assert cell.coordinator.metrics.value("requests_total", outcome="stop") == 2
 
@@ -155,7 +194,9 @@ async def test_a_client_that_goes_frees_its_sequences(pair: str) -> None:
 
 
 @pytest.mark.parametrize("far", [False, True])
-async def test_who_is_cut_at_its_deadline_by_its_own_grpc_has_not_gone_away(pair: str, far: bool) -> None:
+async def test_who_is_cut_at_its_deadline_by_its_own_grpc_has_not_gone_away(
+    pair: str, far: bool
+) -> None:
     async with stage(pair) as cell:
         process = await cell.frontend() if far else cell.coordinator
         params = generate_pb2.SamplingParams(max_tokens=9000, ignore_eos=True)
@@ -185,7 +226,9 @@ async def test_errors_of_admission_come_back_unchanged(pair: str) -> None:
             with pytest.raises(Overloaded, match="wait already") as refused:
                 await client.complete([1, 2], max_tokens=4)
             assert refused.value.retry_after_s > 0
-        assert cell.coordinator.metrics.value("admission_rejections_total", reason="queue_full") == 2
+        assert (
+            cell.coordinator.metrics.value("admission_rejections_total", reason="queue_full") == 2
+        )
         assert set(await far.abort(["held-0", "held-1", "unknown"])) == {"held-0", "held-1"}
         assert [(await one).end.finish_reason for one in held] == ["abort", "abort"]
         for client in (near, far):
@@ -209,7 +252,9 @@ async def test_ids_are_unique_in_the_cell_and_any_front_end_aborts(pair: str) ->
         await until(lambda: cell.running)
         with pytest.raises(InvalidRequest, match="running request has this id"):
             await other.complete([1, 2], max_tokens=4, request_id="mine")
-        names = [process.name for process in (await cell.client(cell.coordinator).status()).processes]
+        names = [
+            process.name for process in (await cell.client(cell.coordinator).status()).processes
+        ]
         assert {"frontend/0", "frontend/1"} <= set(names)
         await until(lambda: cell.coordinator.metrics.value("generation_tokens_total"))
         assert await other.abort(["mine"]) == ("mine",)
@@ -242,11 +287,15 @@ async def start_process(*words: str) -> tuple[asyncio.subprocess.Process, str]:
 
 async def test_a_front_end_that_is_killed_leaves_nothing_behind(pair: str) -> None:
     async with stage(pair) as cell:
-        process, endpoint = await start_process("frontend", "--coordinator", cell.coordinator.endpoint)
+        process, endpoint = await start_process(
+            "frontend", "--coordinator", cell.coordinator.endpoint
+        )
         survivor = cell.client(await cell.frontend(name="frontend/1"))
         try:
             async with AsyncClient(endpoint) as client:
-                tasks = [asyncio.create_task(client.complete([n, 2], max_tokens=9000)) for n in range(8)]
+                tasks = [
+                    asyncio.create_task(client.complete([n, 2], max_tokens=9000)) for n in range(8)
+                ]
                 kept = asyncio.create_task(survivor.complete([1, 2], max_tokens=100))
                 await until(lambda: cell.running == 9)
                 process.send_signal(signal.SIGKILL)
@@ -259,10 +308,19 @@ async def test_a_front_end_that_is_killed_leaves_nothing_behind(pair: str) -> No
             await process.wait()
 
 
-async def test_a_killed_coordinator_ends_streams_with_their_offset_and_another_one_is_found(pair: str) -> None:
+async def test_a_killed_coordinator_ends_streams_with_their_offset_and_another_one_is_found(
+    pair: str,
+) -> None:
     async with stage(pair) as cell:
         await cell.coordinator.stop(0.0)
-        words = ["--verify", cell.verifier.endpoint, "--draft", cell.drafter.endpoint, "--metrics-port", "none"]
+        words = [
+            "--verify",
+            cell.verifier.endpoint,
+            "--draft",
+            cell.drafter.endpoint,
+            "--metrics-port",
+            "none",
+        ]
         process, endpoint = await start_process("coordinator", *words)
         try:
             frontend = await cell.frontend(endpoint)
@@ -301,7 +359,9 @@ async def test_a_client_that_does_not_read_is_cut_and_its_neighbours_go_on(pair:
         message = generate_pb2.GenerateRequest(request_id="slow")
         request = Request("slow", (1, 2), SamplingParams(), 256, Off())
         sink = OutputQueue(4)
-        frontend.cell.submit(SubmitRequest(message, request, asyncio.get_running_loop().time(), 30.0), sink)
+        frontend.cell.submit(
+            SubmitRequest(message, request, asyncio.get_running_loop().time(), 30.0), sink
+        )
         await until(lambda: frontend.metrics.value("slow_readers_cut_total"))
         taken = await sink.take()
         assert taken is not None
@@ -317,7 +377,9 @@ async def test_chunks_may_be_held_back_and_lose_nothing(pair: str, target: str) 
     async with stage(pair, target) as cell:
         prompt, options = "abc", {"max_tokens": 100, "seed": 4, "policy": "off"}
         whole = await cell.client(cell.coordinator).complete(prompt, **options)
-        async with cell.client(await cell.frontend(chunk_interval_ms=60.0)).generate(prompt, **options) as stream:
+        async with cell.client(await cell.frontend(chunk_interval_ms=60.0)).generate(
+            prompt, **options
+        ) as stream:
             events = [event async for event in stream]
         chunks = [event for event in events if isinstance(event, Chunk)]
         assert len(chunks) < 50
@@ -374,10 +436,16 @@ async def test_front_ends_need_the_worker_token(pair: str, tmp_path: Path) -> No
     secret.write_text("0123456789abcdef0123", encoding="ascii")
     async with workers.synthetic(pair, shared={"token_file": str(secret)}) as (cell, _, _):
         at = {"coordinator": cell.endpoint}
-        async with workers.frontend(**at, attach_wait_s=0.5) as stranger, AsyncClient(stranger.endpoint) as client:
+        async with (
+            workers.frontend(**at, attach_wait_s=0.5) as stranger,
+            AsyncClient(stranger.endpoint) as client,
+        ):
             with pytest.raises(Unavailable, match="unauthenticated"):
                 await client.complete([1, 2], max_tokens=4)
-        async with workers.frontend(**at, token_file=str(secret)) as friend, AsyncClient(friend.endpoint) as client:
+        async with (
+            workers.frontend(**at, token_file=str(secret)) as friend,
+            AsyncClient(friend.endpoint) as client,
+        ):
             # loopback: clients need no token
             assert len((await client.complete([1, 2], max_tokens=4)).token_ids) == 4
 
@@ -420,7 +488,8 @@ async def test_what_a_front_end_says_is_checked_one_request_at_a_time(pair: str)
         nameless.request.request_id = ""
         late = frontend_pb2.Finish(call=99, index=0)
         await wire.say(
-            submits=[submit(1), submit(2, top_p=7.0), bad_text, nameless, submit(5, stop=["x"])], finishes=[late]
+            submits=[submit(1), submit(2, top_p=7.0), bad_text, nameless, submit(5, stop=["x"])],
+            finishes=[late],
         )
         failed: dict[int, frontend_pb2.Failed] = {}
         tokens: list[int] = []

@@ -1,4 +1,5 @@
-"""A coordinator with few file descriptors, and more idle connections than those: streams go on, and little is said."""
+"""A coordinator with few file descriptors, and more idle connections than those: streams go on, and
+little is said."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def coordinator(cell: HttpCell, log: Path) -> Iterator[str]:
     known = f"--verify {cell.verifier.endpoint} --draft {cell.drafter.endpoint}"
     words = f"ulimit -n {DESCRIPTORS}; exec {sys.executable} -m dspark.cli.main {serve} {known}"
     with log.open("wb") as stderr:
-        process = subprocess.Popen(["bash", "-c", words], stdout=subprocess.PIPE, stderr=stderr, env=dict(os.environ))
+        process = subprocess.Popen(
+            ["bash", "-c", words], stdout=subprocess.PIPE, stderr=stderr, env=dict(os.environ)
+        )
     try:
         assert process.stdout is not None
         yield str(json.loads(process.stdout.readline())["http"])
@@ -40,7 +43,13 @@ def test_idle_connections_beyond_all_descriptors_harm_no_stream(tmp_path: Path) 
     with HttpCell(synthetic_pair(tmp_path), http=None) as cell, coordinator(cell, log) as url:
         wait_until(lambda: httpx.get(f"{url}/health").status_code == 200)
         host, _, port = url.removeprefix("http://").rpartition(":")
-        body = {"prompt": "abc", "max_tokens": TOKENS, "ignore_eos": True, "stream": True, "return_token_ids": True}
+        body = {
+            "prompt": "abc",
+            "max_tokens": TOKENS,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
         told, idle = 0, list[socket.socket]()
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
             for line in answer.iter_lines():
@@ -48,13 +57,24 @@ def test_idle_connections_beyond_all_descriptors_harm_no_stream(tmp_path: Path) 
                     continue
                 told += sum(len(choice["token_ids"]) for choice in json.loads(line[6:])["choices"])
                 if not idle:
-                    idle = [socket.create_connection((host, int(port)), timeout=30) for _ in range(IDLE)]
+                    idle = [
+                        socket.create_connection((host, int(port)), timeout=30) for _ in range(IDLE)
+                    ]
         assert told == TOKENS
         for each in idle:
             each.close()
         wait_until(lambda: _answers(url))
-        counted = [line for line in httpx.get(f"{url}/metrics").text.splitlines() if 'kind="connection"' in line]
-        assert sum(float(line.rpartition(" ")[2]) for line in counted if "dspark_dropped_total" in line) > 0
+        counted = [
+            line
+            for line in httpx.get(f"{url}/metrics").text.splitlines()
+            if 'kind="connection"' in line
+        ]
+        assert (
+            sum(
+                float(line.rpartition(" ")[2]) for line in counted if "dspark_dropped_total" in line
+            )
+            > 0
+        )
     lines = log.read_text(encoding="utf-8").splitlines()
     assert len(lines) < 200, lines[:3]
 

@@ -51,7 +51,11 @@ def completion(**fields: Any) -> dict[str, Any]:
 
 
 def chat(*messages: Any, **fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "messages": list(messages) or [{"role": "user", "content": "abc"}], **fields}
+    return {
+        "model": MODEL,
+        "messages": list(messages) or [{"role": "user", "content": "abc"}],
+        **fields,
+    }
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,10 @@ def chat(*messages: Any, **fields: Any) -> dict[str, Any]:
         (completion(logprobs=21), "logprobs"),
         (completion(presence_penalty=3), "presence_penalty"),
         (completion(logit_bias={"x": 1}), "logit_bias"),
-        *((completion(logit_bias={key: 1}), "logit_bias") for key in ("1_0", " 1", "+1", "01", "1.0", "-1", "٣", "")),
+        *(
+            (completion(logit_bias={key: 1}), "logit_bias")
+            for key in ("1_0", " 1", "+1", "01", "1.0", "-1", "٣", "")
+        ),
         (completion(logit_bias={"4294967296": 1}), "logit_bias"),
         (completion(logit_bias={"1": "2"}), "logit_bias"),
         (completion(logit_bias={"1": True}), "logit_bias"),
@@ -125,7 +132,11 @@ def test_what_is_wrong_is_named(cell: HttpCell, body: dict[str, Any], param: str
         ("completions", completion(length_penalty=0.5), "length_penalty"),
         ("completions", completion(priority=3), "priority"),
         ("completions", completion(frobnicate=1), "frobnicate"),
-        ("chat/completions", chat(tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),
+        (
+            "chat/completions",
+            chat(tools=[{"type": "function", "function": {"name": "f"}}]),
+            "tools",
+        ),
         ("chat/completions", chat(audio={"voice": "x"}), "audio"),
         ("chat/completions", chat(enable_thinking=True), "enable_thinking"),
         (
@@ -135,10 +146,15 @@ def test_what_is_wrong_is_named(cell: HttpCell, body: dict[str, Any], param: str
         ),
     ],
 )
-def test_what_is_not_built_is_refused_by_name(cell: HttpCell, path: str, body: dict[str, Any], param: str) -> None:
+def test_what_is_not_built_is_refused_by_name(
+    cell: HttpCell, path: str, body: dict[str, Any], param: str
+) -> None:
     answer = post(cell, body, path)
     assert answer.status_code == 400, answer.text
-    assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (param, "unsupported_parameter")
+    assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (
+        param,
+        "unsupported_parameter",
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +162,10 @@ def test_what_is_not_built_is_refused_by_name(cell: HttpCell, path: str, body: d
     [
         (chat({"role": "narrator", "content": "x"}), "messages[0].role"),
         (chat({"role": "tool", "content": "x"}), "messages[0].role"),
-        (chat({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}), "messages[0].tool_calls"),
+        (
+            chat({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}),
+            "messages[0].tool_calls",
+        ),
         (chat({"role": "assistant", "tool_calls": [{}]}), "messages[0].tool_calls[0]"),
         (chat({"content": "x"}), "messages[0].role"),
         (chat({"role": "user", "content": 3}), "messages[0].content"),
@@ -159,15 +178,22 @@ def test_what_is_not_built_is_refused_by_name(cell: HttpCell, path: str, body: d
         (chat({"role": "user", "content": ""}), "messages"),
     ],
 )
-def test_a_conversation_that_cannot_be_read_is_named(cell: HttpCell, body: dict[str, Any], param: str) -> None:
+def test_a_conversation_that_cannot_be_read_is_named(
+    cell: HttpCell, body: dict[str, Any], param: str
+) -> None:
     answer = post(cell, body, "chat/completions")
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
 
 
 def test_a_least_value_is_named_in_the_same_words_everywhere(cell: HttpCell) -> None:
-    said = [post(cell, completion(max_tokens=given)).json()["error"]["message"] for given in (0, -1)]
-    assert said == ["max_tokens: must be at least 1, got 0", "max_tokens: must be at least 1, got -1"]
+    said = [
+        post(cell, completion(max_tokens=given)).json()["error"]["message"] for given in (0, -1)
+    ]
+    assert said == [
+        "max_tokens: must be at least 1, got 0",
+        "max_tokens: must be at least 1, got -1",
+    ]
     said = [
         post(cell, chat(max_completion_tokens=given), "chat/completions").json()["error"]["message"]
         for given in (0, -1)
@@ -175,9 +201,13 @@ def test_a_least_value_is_named_in_the_same_words_everywhere(cell: HttpCell) -> 
     assert said == [f"max_completion_tokens: must be at least 1, got {given}" for given in (0, -1)]
 
 
-def test_a_conversation_is_bounded_as_any_text_is(cell: HttpCell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_is_bounded_as_any_text_is(
+    cell: HttpCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("coordinator.reception.input_processor.MAX_TEXT", 5000)
-    long = post(cell, chat({"role": "user", "content": "x" * 6000}, max_tokens=1), "chat/completions")
+    long = post(
+        cell, chat({"role": "user", "content": "x" * 6000}, max_tokens=1), "chat/completions"
+    )
     assert (long.status_code, long.json()["error"]["param"]) == (400, "messages")
     assert "at most 5000" in long.json()["error"]["message"]
 
@@ -186,22 +216,49 @@ def test_a_developer_s_rules_are_the_system_s(cell: HttpCell) -> None:
     user = {"role": "user", "content": "x"}
     talks = [chat({"role": role, "content": "Be brief."}, user) for role in ("developer", "system")]
     said = [
-        post(cell, {**talk, "max_tokens": 2, "return_token_ids": True}, "chat/completions").json() for talk in talks
+        post(cell, {**talk, "max_tokens": 2, "return_token_ids": True}, "chat/completions").json()
+        for talk in talks
     ]
     assert said[0]["choices"][0]["prompt_token_ids"] == said[1]["choices"][0]["prompt_token_ids"]
 
 
 def test_fields_that_ask_for_nothing_and_labels_are_let_through(cell: HttpCell) -> None:
     idle = completion(
-        user="u", metadata={"a": "b"}, best_of=1, echo=False, suffix=None, logit_bias=None, stop=None, seed=None, n=None
+        user="u",
+        metadata={"a": "b"},
+        best_of=1,
+        echo=False,
+        suffix=None,
+        logit_bias=None,
+        stop=None,
+        seed=None,
+        n=None,
     )
     assert post(cell, idle).status_code == 200
     idle = completion(
-        top_k=-1, min_p=0, min_tokens=0, priority=0, length_penalty=1.0, logits_processors=[], seed=-(2**63), user=None
+        top_k=-1,
+        min_p=0,
+        min_tokens=0,
+        priority=0,
+        length_penalty=1.0,
+        logits_processors=[],
+        seed=-(2**63),
+        user=None,
     )
     assert post(cell, idle).status_code == 200
-    assert post(cell, chat(max_tokens=3, logprobs=False, top_logprobs=0), "chat/completions").status_code == 200
-    body = chat(max_tokens=3, tools=[], tool_choice="none", response_format={"type": "text"}, safety_identifier="x")
+    assert (
+        post(
+            cell, chat(max_tokens=3, logprobs=False, top_logprobs=0), "chat/completions"
+        ).status_code
+        == 200
+    )
+    body = chat(
+        max_tokens=3,
+        tools=[],
+        tool_choice="none",
+        response_format={"type": "text"},
+        safety_identifier="x",
+    )
     assert post(cell, body, "chat/completions").status_code == 200
 
 
@@ -221,7 +278,9 @@ def test_the_official_client_hears_its_own_exceptions(cell: HttpCell) -> None:
             client.completions.create(model=MODEL, prompt="x", temperature=9e9, top_p=7)
         assert bad.value.param == "top_p"
         with pytest.raises(openai.NotFoundError) as missing:
-            client.chat.completions.create(model="gpt-4", messages=[{"role": "user", "content": "x"}])
+            client.chat.completions.create(
+                model="gpt-4", messages=[{"role": "user", "content": "x"}]
+            )
         assert missing.value.code == "model_not_found"
 
 
@@ -236,10 +295,15 @@ def test_other_requests_hear_statuses_in_the_same_shape(cell: HttpCell) -> None:
         (httpx.post(f"{cell.url}/v1/completions", content=b"x"), 415),
         (post(cell, completion(), headers={"host": "evil.example"}), 403),
     ):
-        assert (answer.status_code, list(answer.json()["error"])) == (status, ["message", "type", "param", "code"])
+        assert (answer.status_code, list(answer.json()["error"])) == (
+            status,
+            ["message", "type", "param", "code"],
+        )
     host, port = cell.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        )
         connection.sendall(f"{head}Content-Length: {1 << 30}\r\n\r\nx".encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
@@ -249,12 +313,16 @@ def test_health_models_metrics_version_and_description(cell: HttpCell) -> None:
     assert (health.status_code, health.content) == (200, b"")
     assert "dspark_num_requests_running" in httpx.get(f"{cell.url}/metrics").text
     assert httpx.get(f"{cell.url}/version").json()["version"]
-    described = httpx.get(f"{cell.url}/openapi.json").json()["paths"]["/v1/chat/completions"]["post"]
+    described = httpx.get(f"{cell.url}/openapi.json").json()["paths"]["/v1/chat/completions"][
+        "post"
+    ]
     fields = described["requestBody"]["content"]["application/json"]["schema"]["properties"]
     assert {"messages", "temperature", "stream_options", "chat_template_kwargs"} <= set(fields)
 
 
-@pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/metrics", "/openapi.json", "/"])
+@pytest.mark.parametrize(
+    "path", ["/health", "/version", "/v1/models", "/metrics", "/openapi.json", "/"]
+)
 def test_a_head_is_what_get_says_without_its_body(cell: HttpCell, path: str) -> None:
     with httpx.Client() as client:
         head, whole = client.head(cell.url + path), client.get(cell.url + path)
@@ -263,7 +331,9 @@ def test_a_head_is_what_get_says_without_its_body(cell: HttpCell, path: str) -> 
     assert httpx.head(f"{cell.url}/v1/completions").status_code == 405
 
 
-def test_a_checkout_that_nobody_installed_serves(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkout_that_nobody_installed_serves(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     installed = metadata.version
 
     def version(name: str) -> str:
@@ -284,17 +354,24 @@ def test_a_checkout_that_nobody_installed_serves(pair: Path, monkeypatch: pytest
 
 def test_pages_of_named_origins_may_ask(pair: Path, tmp_path: Path) -> None:
     page = {"origin": "https://chat.example", "access-control-request-method": "POST"}
-    with HttpCell(workers=False, cors_origin=("https://chat.example", "http://localhost:3000")) as cell:
+    with HttpCell(
+        workers=False, cors_origin=("https://chat.example", "http://localhost:3000")
+    ) as cell:
         for origin, allowed in (("https://chat.example", True), ("https://evil.example", False)):
             asked = httpx.options(f"{cell.url}/v1/completions", headers=page | {"origin": origin})
             assert (asked.headers.get("access-control-allow-origin") == origin) is allowed
             answer = httpx.get(f"{cell.url}/version", headers={"origin": origin})
             assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
     with HttpCell(workers=False) as cell:
-        assert "access-control-allow-origin" not in httpx.get(f"{cell.url}/version", headers=page).headers
+        assert (
+            "access-control-allow-origin"
+            not in httpx.get(f"{cell.url}/version", headers=page).headers
+        )
 
 
-@pytest.mark.parametrize("origin", ["*", "chat.example", "https://chat.example/path", "https://", "ftp://x"])
+@pytest.mark.parametrize(
+    "origin", ["*", "chat.example", "https://chat.example/path", "https://", "ftp://x"]
+)
 def test_an_origin_that_is_none_is_refused_at_the_start(origin: str) -> None:
     config = CoordinatorConfig(http="127.0.0.1:0", cors_origin=(origin,))
     with pytest.raises(ConfigError, match="cors_origin: "):
@@ -310,11 +387,15 @@ def test_texts_and_conversations_become_ids_and_back_as_vllm_has_it(cell: HttpCe
     assert httpx.post(f"{cell.url}/tokenize", json=ask).json()["token_strs"] is None
     answer = post(cell, completion(prompt=text, return_token_ids=True)).json()["choices"][0]
     assert answer["prompt_token_ids"] == made["tokens"]
-    back = httpx.post(f"{cell.url}/detokenize", json={"model": MODEL, "tokens": made["tokens"]}).json()
+    back = httpx.post(
+        f"{cell.url}/detokenize", json={"model": MODEL, "tokens": made["tokens"]}
+    ).json()
     assert back == {"prompt": text}
     messages = [{"role": "user", "content": text}]
     made = httpx.post(f"{cell.url}/tokenize", json={"messages": messages}).json()
-    answer = post(cell, chat(*messages, max_tokens=2, return_token_ids=True), "chat/completions").json()
+    answer = post(
+        cell, chat(*messages, max_tokens=2, return_token_ids=True), "chat/completions"
+    ).json()
     assert answer["choices"][0]["prompt_token_ids"] == made["tokens"]
     for path, body, param in (
         ("tokenize", {}, "prompt"),
@@ -336,7 +417,9 @@ def test_texts_and_conversations_become_ids_and_back_as_vllm_has_it(cell: HttpCe
 
 def test_events_are_written_as_the_format_asks(cell: HttpCell) -> None:
     body = completion(stream=True, max_tokens=8, ignore_eos=True)
-    with httpx.stream("POST", f"{cell.url}/v1/completions", json=body, headers={"x-request-id": "mine"}) as answer:
+    with httpx.stream(
+        "POST", f"{cell.url}/v1/completions", json=body, headers={"x-request-id": "mine"}
+    ) as answer:
         text = answer.read().decode()
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.headers["x-request-id"] == "mine"
@@ -355,7 +438,9 @@ def test_a_client_that_goes_frees_both_pools(cell: HttpCell, stream: bool) -> No
     content = json.dumps(body).encode()
     host, port = cell.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        )
         connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
         if stream:
             assert b"200 OK" in connection.recv(1000)
@@ -373,10 +458,15 @@ def test_a_refused_prompt_takes_the_others_back(cell: HttpCell) -> None:
 def test_a_full_queue_says_when_to_come_back(pair: Path) -> None:
     with HttpCell(pair, max_running=1, max_queued=0) as cell, cell.openai() as client:
         extra = {"ignore_eos": True}
-        stream = client.completions.create(model=MODEL, prompt="a", max_tokens=50_000, stream=True, extra_body=extra)
+        stream = client.completions.create(
+            model=MODEL, prompt="a", max_tokens=50_000, stream=True, extra_body=extra
+        )
         next(iter(stream))
         refused = post(cell, completion())
-        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (
+            429,
+            "rate_limit_exceeded",
+        )
         assert int(refused.headers["retry-after"]) >= 1
         assert int(refused.headers["retry-after-ms"]) >= 1
         with pytest.raises(openai.RateLimitError):
@@ -405,7 +495,11 @@ def test_what_takes_too_long_is_told_so(tmp_path: Path) -> None:
         last = text.rstrip("\n").split("\n\n")[-1]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
         with cell.openai() as client, pytest.raises(openai.APIError, match="no answer within"):
-            list(client.completions.create(**completion(max_tokens=1000, stream=True), extra_body={"ignore_eos": True}))
+            list(
+                client.completions.create(
+                    **completion(max_tokens=1000, stream=True), extra_body={"ignore_eos": True}
+                )
+            )
         cell.freed()
 
 
@@ -418,7 +512,9 @@ def test_a_silent_stream_is_kept_alive(tmp_path: Path, monkeypatch: pytest.Monke
         assert text.count(": still here\n\n") > 1
         assert text.endswith("data: [DONE]\n\n")
         with cell.openai() as client:  # every reader of events skips comments
-            assert list(client.completions.create(model=MODEL, prompt="a", max_tokens=4, stream=True))
+            assert list(
+                client.completions.create(model=MODEL, prompt="a", max_tokens=4, stream=True)
+            )
 
 
 def test_under_tls_certificates_are_asked_for_and_renewed_while_serving(tmp_path: Path) -> None:
@@ -435,9 +531,15 @@ def test_under_tls_certificates_are_asked_for_and_renewed_while_serving(tmp_path
         host, _, port = cell.url.removeprefix("https://").rpartition(":")
         before = ssl.get_server_certificate((host, int(port)), ca_certs=authority.path("ca.crt"))
         authority.spoil("node.crt")
-        assert ssl.get_server_certificate((host, int(port)), ca_certs=authority.path("ca.crt")) == before
+        assert (
+            ssl.get_server_certificate((host, int(port)), ca_certs=authority.path("ca.crt"))
+            == before
+        )
         authority.renew()
-        assert ssl.get_server_certificate((host, int(port)), ca_certs=authority.path("ca.crt")) != before
+        assert (
+            ssl.get_server_certificate((host, int(port)), ca_certs=authority.path("ca.crt"))
+            != before
+        )
 
 
 def test_a_certificate_says_who_calls_over_http_too(tmp_path: Path) -> None:
@@ -465,7 +567,10 @@ def test_a_key_is_the_clients_token(pair: Path, tmp_path: Path) -> None:
             answer = post(cell, completion(), headers=headers)
             assert answer.status_code == status, answer.text
         assert post(cell, completion()).json()["error"]["code"] == "invalid_api_key"
-        assert post(cell, completion(), headers={"authorization": f"Bearer {worker}"}).status_code == 503  # an operator
+        assert (
+            post(cell, completion(), headers={"authorization": f"Bearer {worker}"}).status_code
+            == 503
+        )  # an operator
         assert httpx.get(f"{cell.url}/health").status_code == 503  # asks nobody
         with cell.openai(api_key="wrong") as stranger, pytest.raises(openai.AuthenticationError):
             stranger.models.list()
@@ -474,7 +579,9 @@ def test_a_key_is_the_clients_token(pair: Path, tmp_path: Path) -> None:
 def test_tenants_are_told_apart_by_their_keys(pair: Path, tmp_path: Path) -> None:
     write_token(tmp_path / "worker")
     keys = {name: f"the-key-of-the-tenant-{name}" for name in ("acme", "bolt")}
-    (tmp_path / "clients").write_text("".join(f"{name} {key}\n" for name, key in keys.items()), encoding="utf-8")
+    (tmp_path / "clients").write_text(
+        "".join(f"{name} {key}\n" for name, key in keys.items()), encoding="utf-8"
+    )
     files = {"token_file": str(tmp_path / "worker"), "client_token_file": str(tmp_path / "clients")}
     with HttpCell(pair, **files) as cell:
 
@@ -534,7 +641,10 @@ def test_long_lists_of_ids_are_bounded_and_read_beside_the_event_loop(
     assert httpx.post(f"{cell.url}/detokenize", json={"tokens": ids}).status_code == 200
     asked = {"prompt": "ab " * input_processor.LONG_IDS, "return_token_strs": True}
     assert httpx.post(f"{cell.url}/tokenize", json=asked).json()["count"] > input_processor.LONG_IDS
-    assert post(cell, completion(prompt=ids[: 2 * input_processor.LONG_IDS], echo=True)).status_code == 200
+    assert (
+        post(cell, completion(prompt=ids[: 2 * input_processor.LONG_IDS], echo=True)).status_code
+        == 200
+    )
     on_loop: int = cell.run(_ident())
     assert threads
     assert on_loop not in threads

@@ -1,4 +1,5 @@
-"""What the live page asks of the coordinator, without a browser: rounds explained, frames, bounds, access."""
+"""What the live page asks of the coordinator, without a browser: rounds explained, frames, bounds,
+access."""
 
 from __future__ import annotations
 
@@ -41,7 +42,10 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 
 def said(*contents: str) -> list[dict[str, str]]:
     """A conversation that the user begins."""
-    return [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(contents)]
+    return [
+        {"role": ("user", "assistant")[index % 2], "content": text}
+        for index, text in enumerate(contents)
+    ]
 
 
 def ask(http: httpx.Client, *contents: str, **wish: Any) -> list[dict[str, Any]]:
@@ -52,7 +56,9 @@ def ask(http: httpx.Client, *contents: str, **wish: Any) -> list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "fixed:3", "off"])
-def test_an_answer_is_told_token_by_token_as_it_is_over_grpc(cell: HttpCell, http: httpx.Client, policy: str) -> None:
+def test_an_answer_is_told_token_by_token_as_it_is_over_grpc(
+    cell: HttpCell, http: httpx.Client, policy: str
+) -> None:
     with Client(cell.coordinator.endpoint) as client:
         expected = client.complete(PROMPT, max_tokens=48, temperature=0.0, policy=policy)
     begin, first, *rounds, end = ask(http, policy=policy)
@@ -65,7 +71,9 @@ def test_an_answer_is_told_token_by_token_as_it_is_over_grpc(cell: HttpCell, htt
     assert end["rounds"] == len(rounds)
     for told in (each["told"] for each in rounds):
         slots = told["slots"]
-        assert [slot["survival"] for slot in slots] == sorted((slot["survival"] for slot in slots), reverse=True)
+        assert [slot["survival"] for slot in slots] == sorted(
+            (slot["survival"] for slot in slots), reverse=True
+        )
         assert told["prefix"] <= (3 if policy == "fixed:3" else len(slots))
         assert told["round_ms"] > 0
         assert (told["empty_because"] != "") == (not slots)
@@ -76,7 +84,9 @@ def test_an_answer_is_told_token_by_token_as_it_is_over_grpc(cell: HttpCell, htt
     assert policy == "adaptive" or (drafted > 0) is (policy != "off")  # may find that none pays
 
 
-def test_a_conversation_goes_through_the_targets_template(cell: HttpCell, http: httpx.Client) -> None:
+def test_a_conversation_goes_through_the_targets_template(
+    cell: HttpCell, http: httpx.Client
+) -> None:
     turns = said("Add 12 and 30.", "42", "Now add 5.")
     with cell.openai() as client:
         options: dict[str, Any] = {"model": "", "max_tokens": 24, "temperature": 0.0}
@@ -88,7 +98,9 @@ def test_a_conversation_goes_through_the_targets_template(cell: HttpCell, http: 
     assert text == expected.choices[0].message.content
 
 
-def test_the_oldest_turns_are_left_out_where_the_context_is_full(cell: HttpCell, http: httpx.Client) -> None:
+def test_the_oldest_turns_are_left_out_where_the_context_is_full(
+    cell: HttpCell, http: httpx.Client
+) -> None:
     with Client(cell.coordinator.endpoint) as client:
         room = client.model_info().context_length - 16
     long = "import socket\n" * (room // 18)  # two of them are longer than the context
@@ -103,7 +115,9 @@ def test_the_oldest_turns_are_left_out_where_the_context_is_full(cell: HttpCell,
 
 def test_leaving_frees_the_sequence_at_once(cell: HttpCell, http: httpx.Client) -> None:
     before = cell.cancelled
-    with http.stream("POST", "/live/generate", json={"messages": said(PROMPT), "max_tokens": 1024}) as response:
+    with http.stream(
+        "POST", "/live/generate", json={"messages": said(PROMPT), "max_tokens": 1024}
+    ) as response:
         assert next(events(response))["type"] == "begin"
     cell.freed()
     assert cell.cancelled == before + 1
@@ -143,8 +157,12 @@ def test_who_leaves_before_the_answer_has_begun_frees_the_sequence_too(
     cell.freed()
 
 
-def test_a_page_that_reads_nothing_is_cut_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.live.feed.event", lambda _: b"data: %b\n\n" % (b"x" * (1 << 20)))
+def test_a_page_that_reads_nothing_is_cut_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "coordinator.live.feed.event", lambda _: b"data: %b\n\n" % (b"x" * (1 << 20))
+    )
     with HttpCell(synthetic_pair(tmp_path), max_unread_s=0.2) as cell:
         with connected(cell, "GET /live/events"):
             wait_until(lambda: cell.coordinator.metrics.value("slow_readers_cut_total") == 1)
@@ -173,7 +191,9 @@ def test_frames_show_lanes_workers_and_the_load_that_is_set_within_its_bound(
     cell.freed()
 
 
-def test_nobody_watches_nothing_is_kept_and_no_load_stays(cell: HttpCell, http: httpx.Client) -> None:
+def test_nobody_watches_nothing_is_kept_and_no_load_stays(
+    cell: HttpCell, http: httpx.Client
+) -> None:
     assert http.post("/live/load", json={"streams": 2}).json()["streams"] == 2
     assert cell.coordinator.membership.explain.watched
     wait_until(lambda: not cell.coordinator.membership.explain.watched)
@@ -184,7 +204,12 @@ def test_nobody_watches_nothing_is_kept_and_no_load_stays(cell: HttpCell, http: 
     ("path", "body", "status", "named"),
     [
         ("/live/generate", {"messages": []}, 400, "messages"),
-        ("/live/generate", {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role"),
+        (
+            "/live/generate",
+            {"messages": [{"role": "tool", "content": "x"}]},
+            400,
+            "messages[0].role",
+        ),
         ("/live/generate", {"messages": [{"role": "user"}]}, 400, "messages[0].content"),
         ("/live/generate", {"messages": said("x"), "max_tokens": 5000}, 400, "max_tokens"),
         ("/live/generate", {"messages": said("x"), "policy": "fixed:0"}, 400, "fixed:k"),
@@ -194,7 +219,9 @@ def test_nobody_watches_nothing_is_kept_and_no_load_stays(cell: HttpCell, http: 
         ("/live/load", {"streams": 1, "policy": "magic"}, 400, "magic"),
     ],
 )
-def test_what_is_wrong_is_named(http: httpx.Client, path: str, body: dict[str, Any], status: int, named: str) -> None:
+def test_what_is_wrong_is_named(
+    http: httpx.Client, path: str, body: dict[str, Any], status: int, named: str
+) -> None:
     answer = http.post(path, json=body)
     assert answer.status_code == status
     assert named in answer.text
@@ -212,21 +239,31 @@ def test_the_page_and_its_files_come_with_strict_headers(http: httpx.Client) -> 
         file = http.get(f"/live/page/{name}")
         assert file.status_code == 200
         assert file.headers["content-security-policy"] == policy
-        assert not {"etag", "last-modified"} & file.headers.keys(), "two versions may share times and sizes"
+        assert not {"etag", "last-modified"} & file.headers.keys(), (
+            "two versions may share times and sizes"
+        )
     assert "http://" not in page.text.replace("http://www.w3.org", "")
     assert "https://" not in page.text
 
 
-@pytest.mark.parametrize("name", ["..%2flive.py", "%2e%2e/live.py", "nothing.js", ".", "index.html%00.js"])
+@pytest.mark.parametrize(
+    "name", ["..%2flive.py", "%2e%2e/live.py", "nothing.js", ".", "index.html%00.js"]
+)
 def test_no_other_file_is_found(http: httpx.Client, name: str) -> None:
     assert http.get(f"/live/page/{name}").status_code == 404
 
 
 def test_other_sites_pages_get_nowhere(http: httpx.Client) -> None:
-    for header in ({"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"host": "elsewhere.example"}):
+    for header in (
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"host": "elsewhere.example"},
+    ):
         assert http.post("/live/load", json={"streams": 1}, headers=header).status_code == 403
         assert http.get("/live/cell", headers=header).status_code == 403
-    plain = http.post("/live/load", content='{"streams": 1}', headers={"content-type": "text/plain"})
+    plain = http.post(
+        "/live/load", content='{"streams": 1}', headers={"content-type": "text/plain"}
+    )
     assert plain.status_code == 415  # what a form of another site could send
 
 
@@ -243,17 +280,25 @@ def test_answers_are_for_clients_pools_for_monitors_and_load_for_operators(tmp_p
         ("/live/events", None, {"metrics", "operator"}),
         ("/live/load", {"streams": 0}, {"operator"}),
     ]
-    with HttpCell(synthetic_pair(tmp_path), **files) as guarded, httpx.Client(base_url=guarded.url) as http:
+    with (
+        HttpCell(synthetic_pair(tmp_path), **files) as guarded,
+        httpx.Client(base_url=guarded.url) as http,
+    ):
         for path, body, allowed in asked:
             for name in ("", *names):
                 headers = {"authorization": f"Bearer {keys[name]}"} if name else {}
-                with http.stream("GET" if body is None else "POST", path, json=body, headers=headers) as response:
+                with http.stream(
+                    "GET" if body is None else "POST", path, json=body, headers=headers
+                ) as response:
                     expected = 200 if name in allowed else 403 if name else 401
                     assert response.status_code == expected, (path, name)
 
 
 def test_the_page_can_be_turned_off(tmp_path: Path) -> None:
-    with HttpCell(synthetic_pair(tmp_path), live_page=False) as without, httpx.Client(base_url=without.url) as http:
+    with (
+        HttpCell(synthetic_pair(tmp_path), live_page=False) as without,
+        httpx.Client(base_url=without.url) as http,
+    ):
         for path in ("/", "/live/cell", "/live/events", "/live/page/main.js"):
             assert http.get(path).status_code == 404
         assert http.get("/health").status_code == 200

@@ -14,7 +14,9 @@ def test_a_reader_too_many_is_closed_and_counted() -> None:
     with contextlib.ExitStack() as stack:
         stack.callback(server.close)
         readers = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=10))
+            stack.enter_context(
+                socket.create_connection(("127.0.0.1", server.server_port), timeout=10)
+            )
             for _ in range(READERS + 1)
         ]
         assert readers[-1].recv(1) == b"", "closed unanswered"

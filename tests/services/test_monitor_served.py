@@ -1,4 +1,5 @@
-"""A drafter that lies, among real services: found by what verdicts tell, and cut off where it could do harm."""
+"""A drafter that lies, among real services: found by what verdicts tell, and cut off where it could
+do harm."""
 
 from __future__ import annotations
 
@@ -23,12 +24,16 @@ async def coordinator(cell: Cell) -> CoordinatorProcess:
 async def ask(coordinator: CoordinatorProcess, count: int, **options: Any) -> list[Completion]:
     given = {"max_tokens": 40, "temperature": 1.0, "ignore_eos": True, **options}
     async with AsyncClient(coordinator.endpoint) as client:
-        return await asyncio.gather(*(client.complete([seed + 2, 9, 4], **given) for seed in range(count)))
+        return await asyncio.gather(
+            *(client.complete([seed + 2, 9, 4], **given) for seed in range(count))
+        )
 
 
 def told(coordinator: CoordinatorProcess) -> tuple[float, float]:
     """(draws the monitor has seen, alarms)."""
-    samples = [sample for metric in coordinator.metrics.registry.collect() for sample in metric.samples]
+    samples = [
+        sample for metric in coordinator.metrics.registry.collect() for sample in metric.samples
+    ]
     sums = {
         name: sum(each.value for each in samples if each.name == f"dspark_{name}")
         for name in ("monitor_draws_total", "monitor_alarms_total")
@@ -66,10 +71,14 @@ async def test_a_lying_drafter_is_found_and_does_no_harm_from_then_on(
     assert coordinator.metrics.value("empty_blocks_total", reason="distrusted") > empty
     # By rules that no draft can hurt it still drafts, and those who name none get one.
     for options in ({"rule": "coupled"}, {"temperature": 0.0, "rule": "block"}, {}):
-        assert all(each.end.speculation.draft_tokens for each in await ask(coordinator, 2, **options)), options
+        assert all(
+            each.end.speculation.draft_tokens for each in await ask(coordinator, 2, **options)
+        ), options
 
 
-async def test_draws_that_a_client_can_repeat_are_not_counted(coordinator: CoordinatorProcess) -> None:
+async def test_draws_that_a_client_can_repeat_are_not_counted(
+    coordinator: CoordinatorProcess,
+) -> None:
     await ask(coordinator, 4, rule="block", seed=5)
     assert told(coordinator)[0] == 0
     await ask(coordinator, 4, rule="block")

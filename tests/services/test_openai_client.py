@@ -1,4 +1,5 @@
-"""The official `openai` client against the HTTP front of a real cell of the tiny pair, held to the gRPC interface."""
+"""The official `openai` client against the HTTP front of a real cell of the tiny pair, held to the
+gRPC interface."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
 
 
-def test_a_completion_says_what_the_grpc_interface_says(client: openai.OpenAI, direct: Client) -> None:
+def test_a_completion_says_what_the_grpc_interface_says(
+    client: openai.OpenAI, direct: Client
+) -> None:
     said = direct.complete(PROMPT, max_tokens=32, temperature=0.0)
     answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=32, temperature=0.0)
     (choice,) = answer.choices
@@ -64,7 +67,9 @@ def test_a_completion_says_what_the_grpc_interface_says(client: openai.OpenAI, d
 def test_a_streamed_completion_adds_up_to_the_whole_one(client: openai.OpenAI) -> None:
     asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, "seed": 3, "temperature": 0.8}
     whole = client.completions.create(**asked)
-    events = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    events = list(
+        client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    )
     assert len({event.id for event in events}) == 1
     *parts, last = events
     assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
@@ -77,7 +82,9 @@ def test_a_streamed_completion_adds_up_to_the_whole_one(client: openai.OpenAI) -
 
 def test_a_chat_is_its_template_and_an_answer(client: openai.OpenAI, direct: Client) -> None:
     messages = [{"role": "system", "content": "Arithmetic."}, {"role": "user", "content": PROMPT}]
-    answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=24, temperature=0)  # type: ignore[arg-type]
+    answer = client.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=24, temperature=0
+    )  # type: ignore[arg-type]
     said = direct.complete(f"Arithmetic.\n\n{PROMPT}", max_tokens=24, temperature=0.0)
     (choice,) = answer.choices
     assert (choice.message.role, choice.message.content) == ("assistant", said.text)
@@ -87,23 +94,37 @@ def test_a_chat_is_its_template_and_an_answer(client: openai.OpenAI, direct: Cli
 
 
 def test_a_streamed_chat_begins_with_the_role_and_ends_with_a_reason(client: openai.OpenAI) -> None:
-    asked = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "max_completion_tokens": 30, "seed": 9}
+    asked = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_completion_tokens": 30,
+        "seed": 9,
+    }
     whole = client.chat.completions.create(**asked)
-    events = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    events = list(
+        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    )
     first, *parts, last = events
     assert (first.object, first.choices[0].delta.role, first.choices[0].delta.content) == (
         "chat.completion.chunk",
         "assistant",
         "",
     )
-    assert "".join(part.choices[0].delta.content or "" for part in parts) == whole.choices[0].message.content
+    assert (
+        "".join(part.choices[0].delta.content or "" for part in parts)
+        == whole.choices[0].message.content
+    )
     assert [part.choices[0].finish_reason for part in [first, *parts[:-1]]] == [None] * len(parts)
     assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
     assert (last.choices, last.usage) == ([], whole.usage)
 
 
 def test_the_client_s_own_accumulating_stream_works(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "temperature": 0}
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "temperature": 0,
+    }
     whole = client.chat.completions.create(**asked, max_tokens=40).choices[0].message.content
     assert whole
     with client.chat.completions.stream(**asked, stop=whole[12:15]) as stream:
@@ -114,7 +135,9 @@ def test_the_client_s_own_accumulating_stream_works(client: openai.OpenAI) -> No
     assert final.choices[0].finish_reason == "stop"
 
 
-def test_several_answers_differ_and_equal_those_of_grpc(client: openai.OpenAI, direct: Client) -> None:
+def test_several_answers_differ_and_equal_those_of_grpc(
+    client: openai.OpenAI, direct: Client
+) -> None:
     said = direct.complete(CODE, max_tokens=20, seed=5, n=3)
     answer = client.completions.create(model=MODEL, prompt=CODE, max_tokens=20, seed=5, n=3)
     assert [choice.text for choice in answer.choices] == [choice.text for choice in said.choices]
@@ -122,7 +145,9 @@ def test_several_answers_differ_and_equal_those_of_grpc(client: openai.OpenAI, d
     assert len({choice.text for choice in answer.choices}) > 1
     texts = ["", "", ""]
     ended = []
-    for event in client.completions.create(model=MODEL, prompt=CODE, max_tokens=20, seed=5, n=3, stream=True):
+    for event in client.completions.create(
+        model=MODEL, prompt=CODE, max_tokens=20, seed=5, n=3, stream=True
+    ):
         for choice in event.choices:
             texts[choice.index] += choice.text
             ended += [choice.index] if choice.finish_reason else []
@@ -132,7 +157,10 @@ def test_several_answers_differ_and_equal_those_of_grpc(client: openai.OpenAI, d
 
 def test_several_prompts_are_answered_in_their_order(client: openai.OpenAI) -> None:
     prompts = [CODE, PROMPT]
-    alone = [client.completions.create(model=MODEL, prompt=prompt, max_tokens=12, temperature=0) for prompt in prompts]
+    alone = [
+        client.completions.create(model=MODEL, prompt=prompt, max_tokens=12, temperature=0)
+        for prompt in prompts
+    ]
     both = client.completions.create(model=MODEL, prompt=prompts, max_tokens=12, temperature=0)
     assert [choice.text for choice in both.choices] == [one.choices[0].text for one in alone]
     assert both.usage is not None
@@ -143,7 +171,9 @@ def test_several_prompts_are_answered_in_their_order(client: openai.OpenAI) -> N
     by_ids = client.completions.create(model=MODEL, prompt=ids, max_tokens=12, temperature=0)
     assert [choice.text for choice in by_ids.choices] == [choice.text for choice in both.choices]
     streamed = ["", ""]
-    for event in client.completions.create(model=MODEL, prompt=ids, max_tokens=12, temperature=0, stream=True):
+    for event in client.completions.create(
+        model=MODEL, prompt=ids, max_tokens=12, temperature=0, stream=True
+    ):
         for choice in event.choices:
             streamed[choice.index] += choice.text
     assert streamed == [choice.text for choice in both.choices]
@@ -151,21 +181,32 @@ def test_several_prompts_are_answered_in_their_order(client: openai.OpenAI) -> N
 
 def test_an_echo_stands_before_the_answer(client: openai.OpenAI) -> None:
     asked = {"model": MODEL, "prompt": CODE, "max_tokens": 8, "temperature": 0.0}
-    plain, echoed = client.completions.create(**asked), client.completions.create(**asked, echo=True)
+    plain, echoed = (
+        client.completions.create(**asked),
+        client.completions.create(**asked, echo=True),
+    )
     assert echoed.choices[0].text == CODE + plain.choices[0].text
     streamed = client.completions.create(**asked, echo=True, stream=True)
     assert "".join(event.choices[0].text for event in streamed) == echoed.choices[0].text
 
 
 def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
-    whole = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=60, temperature=0).choices[0].text
+    whole = (
+        client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=60, temperature=0)
+        .choices[0]
+        .text
+    )
     stop = whole[10:13]
-    answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=60, temperature=0, stop=[stop, "zzzz"])
+    answer = client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=60, temperature=0, stop=[stop, "zzzz"]
+    )
     assert answer.choices[0].text == whole[: whole.index(stop)]
     assert answer.choices[0].finish_reason == "stop"
     assert (answer.choices[0].model_extra or {})["stop_reason"] == stop
     events = list(
-        client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=60, temperature=0, stop=stop, stream=True)
+        client.completions.create(
+            model=MODEL, prompt=PROMPT, max_tokens=60, temperature=0, stop=stop, stream=True
+        )
     )
     assert "".join(event.choices[0].text for event in events) == answer.choices[0].text
     assert events[-1].choices[0].finish_reason == "stop"
@@ -173,14 +214,20 @@ def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
 
 def test_a_seed_fixes_the_answer(client: openai.OpenAI) -> None:
     def said(seed: int) -> str:
-        return client.completions.create(model=MODEL, prompt=CODE, max_tokens=30, seed=seed).choices[0].text
+        return (
+            client.completions.create(model=MODEL, prompt=CODE, max_tokens=30, seed=seed)
+            .choices[0]
+            .text
+        )
 
     assert said(11) == said(11) != said(12)
     assert said(-1) == said(-1)  # OpenAI's seeds are signed
 
 
 def test_log_probabilities_of_a_completion(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=10, temperature=0, logprobs=3)
+    answer = client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=10, temperature=0, logprobs=3
+    )
     (choice,) = answer.choices
     told = choice.logprobs
     assert told is not None
@@ -193,9 +240,13 @@ def test_log_probabilities_of_a_completion(client: openai.OpenAI) -> None:
     assert [len(top) for top in told.top_logprobs] == [3] * len(told.tokens)
     for token, value, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
         assert top[token] == value == max(top.values())  # greedy takes the likeliest
-    assert told.text_offset == [len("".join(told.tokens[:index])) for index in range(len(told.tokens))]
+    assert told.text_offset == [
+        len("".join(told.tokens[:index])) for index in range(len(told.tokens))
+    ]
     streamed = list(
-        client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=10, temperature=0, logprobs=3, stream=True)
+        client.completions.create(
+            model=MODEL, prompt=PROMPT, max_tokens=10, temperature=0, logprobs=3, stream=True
+        )
     )
     parts = [event.choices[0].logprobs for event in streamed if event.choices[0].logprobs]
     assert [token for part in parts for token in part.tokens or []] == told.tokens
@@ -225,7 +276,9 @@ def test_log_probabilities_of_a_chat(client: openai.OpenAI) -> None:
     assert [one.token for one in told] == [one.token for one in content]
 
 
-def test_penalties_bias_and_the_other_fields_change_the_answer(client: openai.OpenAI, direct: Client) -> None:
+def test_penalties_bias_and_the_other_fields_change_the_answer(
+    client: openai.OpenAI, direct: Client
+) -> None:
     tokenizer = Tokenizer.load(TARGET)
     assert tokenizer is not None
     (comma,) = tokenizer.encode(",")
@@ -233,12 +286,30 @@ def test_penalties_bias_and_the_other_fields_change_the_answer(client: openai.Op
         model=MODEL, prompt=CODE, max_tokens=5, logit_bias={str(comma): 100}, temperature=0
     )
     assert answer.choices[0].text == ",,,,,"
-    told = {"presence_penalty": 1.5, "frequency_penalty": 0.5, "top_p": 0.9, "seed": 4, "temperature": 0.9}
-    more = {"repetition_penalty": 1.2, "top_k": 20, "min_p": 0.02, "min_tokens": 12, "speculation": {"policy": "off"}}
+    told = {
+        "presence_penalty": 1.5,
+        "frequency_penalty": 0.5,
+        "top_p": 0.9,
+        "seed": 4,
+        "temperature": 0.9,
+    }
+    more = {
+        "repetition_penalty": 1.2,
+        "top_k": 20,
+        "min_p": 0.02,
+        "min_tokens": 12,
+        "speculation": {"policy": "off"},
+    }
     ours = direct.complete(
-        CODE, max_tokens=24, **told, **{key: value for key, value in more.items() if key != "speculation"}, policy="off"
+        CODE,
+        max_tokens=24,
+        **told,
+        **{key: value for key, value in more.items() if key != "speculation"},
+        policy="off",
     )
-    theirs = client.completions.create(model=MODEL, prompt=CODE, max_tokens=24, **told, extra_body=more)
+    theirs = client.completions.create(
+        model=MODEL, prompt=CODE, max_tokens=24, **told, extra_body=more
+    )
     assert theirs.choices[0].text == ours.text
 
 
@@ -248,7 +319,9 @@ def test_what_speculation_did_is_told_on_request(client: openai.OpenAI) -> None:
     plain = client.completions.create(**asked)
     assert "metrics" not in (plain.model_extra or {})
     events = list(
-        client.completions.create(**asked, extra_body=extra, stream=True, stream_options={"include_usage": True})
+        client.completions.create(
+            **asked, extra_body=extra, stream=True, stream_options={"include_usage": True}
+        )
     )
     whole = client.completions.create(**asked, extra_body=extra)
     for told in ((events[-1].model_extra or {})["metrics"], (whole.model_extra or {})["metrics"]):
@@ -256,16 +329,27 @@ def test_what_speculation_did_is_told_on_request(client: openai.OpenAI) -> None:
         histogram = spec["acceptance_histogram"]
         assert len(histogram) == spec["num_spec_tokens"] + 1
         assert sum(histogram) == spec["num_spec_steps"] == len(spec["per_step_accepted"])
-        assert sum(index * count for index, count in enumerate(histogram)) == spec["num_accepted_draft_tokens"]
+        assert (
+            sum(index * count for index, count in enumerate(histogram))
+            == spec["num_accepted_draft_tokens"]
+        )
         assert sum(spec["per_step_accepted"]) == spec["num_accepted_draft_tokens"] > 0
-        assert sum(spec["per_step_drafted"]) == spec["num_draft_tokens"] <= spec["num_proposed_draft_tokens"]
+        assert (
+            sum(spec["per_step_drafted"])
+            == spec["num_draft_tokens"]
+            <= spec["num_proposed_draft_tokens"]
+        )
         by_length = spec["acceptance_histogram_by_draft_length"]
         assert sum(sum(counts) for counts in by_length.values()) == spec["num_spec_steps"]
         assert 1 + spec["num_spec_steps"] + spec["num_accepted_draft_tokens"] == 40
         assert math.isclose(spec["mean_acceptance_length"], 39 / spec["num_spec_steps"])
         assert told["time_to_first_token_ms"] > 0
-    by_header = client.completions.create(**asked, extra_headers={"X-Spec-Decode-Metrics": "summary"})
-    assert "per_step_accepted" not in (by_header.model_extra or {})["metrics"]["speculative_decoding"]
+    by_header = client.completions.create(
+        **asked, extra_headers={"X-Spec-Decode-Metrics": "summary"}
+    )
+    assert (
+        "per_step_accepted" not in (by_header.model_extra or {})["metrics"]["speculative_decoding"]
+    )
 
 
 def test_token_ids_are_returned_on_request(client: openai.OpenAI, direct: Client) -> None:
@@ -279,6 +363,9 @@ def test_token_ids_are_returned_on_request(client: openai.OpenAI, direct: Client
     }
     (choice,) = client.completions.create(**asked).choices
     assert tuple((choice.model_extra or {})["token_ids"]) == said.token_ids
-    parts = [event.choices[0].model_extra or {} for event in client.completions.create(**asked, stream=True)]
+    parts = [
+        event.choices[0].model_extra or {}
+        for event in client.completions.create(**asked, stream=True)
+    ]
     assert tuple(token for part in parts for token in part["token_ids"]) == said.token_ids
     assert len(parts[0]["prompt_token_ids"]) == said.end.usage.prompt_tokens

@@ -1,4 +1,5 @@
-"""Answers under a pace: messages of one size, and as many for an answer that came fast as for one that came slowly."""
+"""Answers under a pace: messages of one size, and as many for an answer that came fast as for one
+that came slowly."""
 
 from __future__ import annotations
 
@@ -76,7 +77,13 @@ async def test_answers_that_end_early_look_like_long_ones(tmp_path: Path) -> Non
 @pytest.mark.parametrize("stream", [True, False])
 async def test_http_keeps_the_same_pace(tmp_path: Path, stream: bool) -> None:
     seen = []
-    body = {"prompt": [5, 6, 7], "max_tokens": 24, "stream": stream, "seed": 1, "return_token_ids": True}
+    body = {
+        "prompt": [5, 6, 7],
+        "max_tokens": 24,
+        "stream": stream,
+        "seed": 1,
+        "return_token_ids": True,
+    }
     for accept in (0.95, 0.05):
         pair = _pair(tmp_path, accept)
         async with (
@@ -94,7 +101,9 @@ async def test_http_keeps_the_same_pace(tmp_path: Path, stream: bool) -> None:
 
 @pytest.mark.parametrize("content", [0, 1, 300, 820, 1024, 5000, 20_000])
 def test_padding_fills_whole_frames(content: int) -> None:
-    message = generate_pb2.GenerateResponse(chunk=generate_pb2.GenerateStreamChunk(text="x" * content))
+    message = generate_pb2.GenerateResponse(
+        chunk=generate_pb2.GenerateStreamChunk(text="x" * content)
+    )
     assert padded(message, FRAME).ByteSize() % FRAME == 0
     event = b"data: " + b"x" * content + b"\n\n"
     filled = framed(event, FRAME)
@@ -104,7 +113,11 @@ def test_padding_fills_whole_frames(content: int) -> None:
 
 
 def test_settings_that_would_not_hide_are_refused() -> None:
-    for change in ({"pace_frame_bytes": 100}, {"pace_interval_ms": -1.0}, {"pace_tokens_per_s": 0.0}):
+    for change in (
+        {"pace_frame_bytes": 100},
+        {"pace_interval_ms": -1.0},
+        {"pace_tokens_per_s": 0.0},
+    ):
         with pytest.raises(ConfigError, match=next(iter(change))):
             check(CoordinatorConfig(**{"pace_interval_ms": 50.0, **change}))
     with pytest.raises(ConfigError, match="live_page"):

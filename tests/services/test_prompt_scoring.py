@@ -1,4 +1,5 @@
-"""Log-probabilities of prompts over gRPC and HTTP, against a plain forward of the target by the library."""
+"""Log-probabilities of prompts over gRPC and HTTP, against a plain forward of the target by the
+library."""
 
 from __future__ import annotations
 
@@ -19,14 +20,24 @@ from faults import oracle
 from coordinator.http import completions, reply
 from coordinator.http.logprobs import echo_logprobs
 from coordinator.reception.tokenizer import Tokenizer
-from dspark.client import AsyncClient, Chunk, Client, Completion, Finished, InvalidRequest, PromptLogprobs
+from dspark.client import (
+    AsyncClient,
+    Chunk,
+    Client,
+    Completion,
+    Finished,
+    InvalidRequest,
+    PromptLogprobs,
+)
 from dspark.types import MAX_PROMPT_LOGPROBS
 from tests.services.cell import Cell
 from tests.services.http_cell import TARGET, HttpCell
 from tests.waiting import wait_until
 
 VOCAB = 128
-LONG = [(7 * at * at + 3 * at + 5) % VOCAB for at in range(450)]  # several passes, and all but the context
+LONG = [
+    (7 * at * at + 3 * at + 5) % VOCAB for at in range(450)
+]  # several passes, and all but the context
 
 
 def logs_of(target: Path, ids: Sequence[int]) -> torch.Tensor:
@@ -36,13 +47,21 @@ def logs_of(target: Path, ids: Sequence[int]) -> torch.Tensor:
 
 def check(told: PromptLogprobs | None, logs: torch.Tensor, ids: Sequence[int], top: int) -> None:
     assert told is not None
-    assert (told.tokens[0], told.ranks[0], len(told.tokens), len(told.ranks)) == (None, None, len(ids), len(ids))
+    assert (told.tokens[0], told.ranks[0], len(told.tokens), len(told.ranks)) == (
+        None,
+        None,
+        len(ids),
+        len(ids),
+    )
     for row, token, one, rank in zip(logs, ids[1:], told.tokens[1:], told.ranks[1:], strict=True):
         assert one is not None
         assert rank is not None
         assert one.logprob == pytest.approx(float(row[token]), abs=1e-4)
-        # Two logits may lie closer than a packed pass rounds, so places and ids are checked by their values.
-        assert float(row.sort(descending=True).values[rank - 1]) == pytest.approx(one.logprob, abs=1e-4)
+        # Two logits may lie closer than a packed pass rounds, so places and ids are checked by
+        # their values.
+        assert float(row.sort(descending=True).values[rank - 1]) == pytest.approx(
+            one.logprob, abs=1e-4
+        )
         values = [value for _, value in one.top]
         assert values == pytest.approx(row.topk(top).values.tolist() if top else [], abs=1e-4)
         assert values == pytest.approx(row[[each for each, _ in one.top]].tolist(), abs=1e-4)
@@ -63,20 +82,31 @@ async def cell(cell: Cell) -> Running:
     return Running(cell.client(coordinator), cell.client(front), coordinator, cell.verifiers[0])
 
 
-async def test_every_token_of_a_long_prompt_is_scored_as_the_library_does(cell: Running, golden_target: Path) -> None:
+async def test_every_token_of_a_long_prompt_is_scored_as_the_library_does(
+    cell: Running, golden_target: Path
+) -> None:
     logs = logs_of(golden_target, LONG)
     for client in (cell.direct, cell.fronted):
         for _ in range(2):  # what the first left in the prefix cache is not a score
             answer = await client.complete(LONG, max_tokens=0, prompt_logprobs=3, timeout=120.0)
             check(answer.prompt_logprobs, logs, LONG, 3)
             assert (answer.token_ids, answer.end.finish_reason) == ((), "length")
-            assert (answer.end.usage.prompt_tokens, answer.end.usage.cached_tokens) == (len(LONG), 0)
+            assert (answer.end.usage.prompt_tokens, answer.end.usage.cached_tokens) == (
+                len(LONG),
+                0,
+            )
     assert cell.verifier.engine.held.sequences == 0
 
 
-async def test_scores_come_first_and_once_and_the_answer_as_without_them(cell: Running, golden_target: Path) -> None:
+async def test_scores_come_first_and_once_and_the_answer_as_without_them(
+    cell: Running, golden_target: Path
+) -> None:
     plain = await cell.direct.complete(LONG[:40], max_tokens=20, temperature=0.0)
-    for options in ({"max_tokens": 20}, {"max_tokens": 1}, {"max_tokens": 20, "n": 2, "logprobs": 2}):
+    for options in (
+        {"max_tokens": 20},
+        {"max_tokens": 1},
+        {"max_tokens": 20, "n": 2, "logprobs": 2},
+    ):
         asked: Any = {"temperature": 0.0, "prompt_logprobs": 0, **options}
         events = [event async for event in cell.fronted.generate(LONG[:40], **asked)]
         kinds = [type(event) for event in events if not (isinstance(event, Chunk) and event.index)]
@@ -87,7 +117,9 @@ async def test_scores_come_first_and_once_and_the_answer_as_without_them(cell: R
         assert answer.token_ids == plain.token_ids[: options["max_tokens"]]
 
 
-async def test_prompts_are_scored_beside_others_and_change_nobody_s_answer(cell: Running, golden_target: Path) -> None:
+async def test_prompts_are_scored_beside_others_and_change_nobody_s_answer(
+    cell: Running, golden_target: Path
+) -> None:
     alone = await cell.direct.complete(LONG[:30], max_tokens=60, temperature=0.0)
     prompts = [LONG[at : at + 90 + at] for at in range(6)]
     neighbour, *scored = await asyncio.gather(
@@ -99,12 +131,16 @@ async def test_prompts_are_scored_beside_others_and_change_nobody_s_answer(cell:
         check(answer.prompt_logprobs, logs_of(golden_target, ids), ids, 1)
 
 
-async def test_a_prompt_of_one_token_has_nothing_to_tell_and_more_than_all_is_all(cell: Running) -> None:
+async def test_a_prompt_of_one_token_has_nothing_to_tell_and_more_than_all_is_all(
+    cell: Running,
+) -> None:
     answer = await cell.direct.complete([5], max_tokens=0, prompt_logprobs=5)
     assert answer.prompt_logprobs == PromptLogprobs((None,), (None,))
 
 
-async def test_what_cannot_be_scored_is_refused_by_name(cell: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_cannot_be_scored_is_refused_by_name(
+    cell: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for client in (cell.direct, cell.fronted):
         for options, field in (
             ({"prompt_logprobs": -1}, "sampling_params.prompt_logprobs"),
@@ -117,11 +153,15 @@ async def test_what_cannot_be_scored_is_refused_by_name(cell: Running, monkeypat
             assert refused.value.field == field
     assert MAX_PROMPT_LOGPROBS >= 131_072 * 2  # what evaluations ask of long contexts
     monkeypatch.setattr("dspark.types.MAX_PROMPT_LOGPROBS", 100)
-    with pytest.raises(InvalidRequest, match="101 tokens times 1 are more than 100 log-probabilities"):
+    with pytest.raises(
+        InvalidRequest, match="101 tokens times 1 are more than 100 log-probabilities"
+    ):
         await cell.direct.complete(LONG[:101], prompt_logprobs=0)
 
 
-async def test_a_bug_at_the_scores_fails_that_request_alone(cell: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_at_the_scores_fails_that_request_alone(
+    cell: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any) -> Any:
         raise IndexError("a bug")
 
@@ -150,26 +190,41 @@ TEXTS = ["def add(a, b):\n    return a + b\n", "Problem 1: Add 12 and 30.\n"]
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_what_evaluation_harnesses_ask_for(http: HttpCell, max_tokens: int) -> None:
-    """Requests and reading as lm-eval's `local-completions` does them: contexts and continuations as token ids."""
+    """Requests and reading as lm-eval's `local-completions` does them: contexts and continuations
+    as token ids."""
     tokenizer = Tokenizer.load(TARGET)
     assert tokenizer is not None
     prompts = [list(tokenizer.encode(text)) for text in TEXTS]
-    reply = post(http, prompt=prompts, temperature=0, max_tokens=max_tokens, logprobs=1, seed=1234, echo=True)
+    reply = post(
+        http, prompt=prompts, temperature=0, max_tokens=max_tokens, logprobs=1, seed=1234, echo=True
+    )
     assert reply.status_code == 200, reply.text
-    for choice, ids in zip(sorted(reply.json()["choices"], key=lambda one: one["index"]), prompts, strict=True):
+    for choice, ids in zip(
+        sorted(reply.json()["choices"], key=lambda one: one["index"]), prompts, strict=True
+    ):
         told = choice["logprobs"]
         assert len({len(column) for column in told.values()}) == 1
         assert len(told["token_logprobs"]) == len(ids) + max_tokens
-        assert (told["token_logprobs"][0], told["top_logprobs"][0], told["text_offset"][0]) == (None, None, 0)
+        assert (told["token_logprobs"][0], told["top_logprobs"][0], told["text_offset"][0]) == (
+            None,
+            None,
+            0,
+        )
         logs, context = logs_of(TARGET, ids), 5
         until = -max_tokens or None
         values = told["token_logprobs"][context:until]
-        wanted = [float(row[token]) for row, token in zip(logs[context - 1 :], ids[context:], strict=True)]
+        wanted = [
+            float(row[token]) for row, token in zip(logs[context - 1 :], ids[context:], strict=True)
+        ]
         assert values == pytest.approx(wanted, abs=1e-3)
         greedy = [
-            value == max(top.values()) for value, top in zip(values, told["top_logprobs"][context:until], strict=True)
+            value == max(top.values())
+            for value, top in zip(values, told["top_logprobs"][context:until], strict=True)
         ]
-        best = [int(row.argmax()) == token for row, token in zip(logs[context - 1 :], ids[context:], strict=True)]
+        best = [
+            int(row.argmax()) == token
+            for row, token in zip(logs[context - 1 :], ids[context:], strict=True)
+        ]
         assert greedy == best
         assert choice["text"].startswith(tokenizer.decode(ids, skip_special=False))
         assert "".join(told["tokens"])[: told["text_offset"][-1]] == "".join(told["tokens"][:-1])
@@ -188,7 +243,13 @@ def test_an_echo_of_a_text_without_an_answer_is_the_text(http: HttpCell) -> None
 
 def test_a_stream_tells_of_the_prompt_before_the_answer(http: HttpCell) -> None:
     with http.openai() as client:
-        asked: Any = {"model": "target", "max_tokens": 5, "echo": True, "logprobs": 2, "temperature": 0}
+        asked: Any = {
+            "model": "target",
+            "max_tokens": 5,
+            "echo": True,
+            "logprobs": 2,
+            "temperature": 0,
+        }
         whole = client.completions.create(prompt=TEXTS, n=2, **asked)
         streamed: dict[int, list[Any]] = {}
         for event in client.completions.create(prompt=TEXTS, n=2, stream=True, **asked):
@@ -199,7 +260,9 @@ def test_a_stream_tells_of_the_prompt_before_the_answer(http: HttpCell) -> None:
         assert "".join(part.text for part in parts) == choice.text
         told = [part.logprobs for part in parts if part.logprobs is not None]
         for name in ("tokens", "text_offset"):
-            assert [one for each in told for one in getattr(each, name)] == getattr(choice.logprobs, name)
+            assert [one for each in told for one in getattr(each, name)] == getattr(
+                choice.logprobs, name
+            )
 
 
 def test_what_a_stream_tells_of_a_long_prompt_is_made_once_and_beside_the_event_loop(
@@ -216,7 +279,9 @@ def test_what_a_stream_tells_of_a_long_prompt_is_made_once_and_beside_the_event_
     with http.openai() as client:
         asked: Any = {"model": "target", "max_tokens": 3, "echo": True, "logprobs": 2, "n": 3}
         parts = [
-            part for event in client.completions.create(prompt=TEXTS, stream=True, **asked) for part in event.choices
+            part
+            for event in client.completions.create(prompt=TEXTS, stream=True, **asked)
+            for part in event.choices
         ]
     assert sorted(part.index for part in parts if part.text in TEXTS) == list(range(6))
     assert len(threads) == len(TEXTS)
@@ -246,7 +311,11 @@ def test_an_answer_that_ends_before_its_prompt_is_scored_is_told_all_the_same(
         assert answer.status_code == 200, answer.text
         if not stream:
             (choice,) = answer.json()["choices"]
-            assert (choice["text"], choice["logprobs"], choice["finish_reason"]) == (TEXTS[0], None, "abort")
+            assert (choice["text"], choice["logprobs"], choice["finish_reason"]) == (
+                TEXTS[0],
+                None,
+                "abort",
+            )
         else:
             assert TEXTS[0].splitlines()[0] in answer.text
             assert '"finish_reason":"abort"' in answer.text
@@ -254,7 +323,11 @@ def test_an_answer_that_ends_before_its_prompt_is_scored_is_told_all_the_same(
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 def test_prompt_logprobs_by_their_own_name(http: HttpCell, path: str) -> None:
-    what = {"prompt": TEXTS[1]} if path == "completions" else {"messages": [{"role": "user", "content": TEXTS[1]}]}
+    what = (
+        {"prompt": TEXTS[1]}
+        if path == "completions"
+        else {"messages": [{"role": "user", "content": TEXTS[1]}]}
+    )
     reply = post(http, path, max_tokens=2, prompt_logprobs=2, return_token_ids=True, **what)
     assert reply.status_code == 200, reply.text
     (choice,) = reply.json()["choices"]

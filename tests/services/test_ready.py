@@ -31,30 +31,42 @@ async def _states(endpoint: str) -> dict[str, str]:
         return {process.name: process.state for process in (await client.status()).processes}
 
 
-async def test_a_request_of_every_kind_has_run_before_anybody_asks(golden_target: Path, golden_drafter: Path) -> None:
+async def test_a_request_of_every_kind_has_run_before_anybody_asks(
+    golden_target: Path, golden_drafter: Path
+) -> None:
     async with (
         verifier(golden_target, golden_drafter) as v,
         drafter(golden_drafter) as d,
-        workers.coordinator(verify=(v.endpoint,), draft=(d.endpoint,), warm_up_s=LONG_S) as coordinator,
+        workers.coordinator(
+            verify=(v.endpoint,), draft=(d.endpoint,), warm_up_s=LONG_S
+        ) as coordinator,
     ):
         assert coordinator.membership.ready
         assert v.metrics.value("forward_seconds_count", kind="prefill") > 0
         assert v.metrics.value("forward_seconds_count", kind="verify") > 1
         assert d.metrics.value("forward_seconds_count", kind="draft") > 0
-        for counted in ("prompt_tokens_total", "generation_tokens_total", "rounds_total", "requests_total"):
+        for counted in (
+            "prompt_tokens_total",
+            "generation_tokens_total",
+            "rounds_total",
+            "requests_total",
+        ):
             assert coordinator.metrics.value(counted) == 0, counted
         assert coordinator.metrics.value("spec_decode_num_draft_tokens_total") == 0
         assert coordinator.membership.lanes[0].rounds == 0
         await until(lambda: v.engine.held.sequences == d.engine.held.sequences == 0)
         async with AsyncClient(coordinator.endpoint) as client:
-            answer = await client.complete([3, 4, 5], max_tokens=8, temperature=0.0, policy="fixed:4")
+            answer = await client.complete(
+                [3, 4, 5], max_tokens=8, temperature=0.0, policy="fixed:4"
+            )
         assert answer.end.speculation.draft_tokens > 0
 
 
 async def test_nothing_says_that_it_serves_before(
     golden_target: Path, golden_drafter: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A drafter that was announced is not there yet: requests are taken, and the cell is not ready."""
+    """A drafter that was announced is not there yet: requests are taken, and the cell is not
+    ready."""
     (port,) = free_ports(1)
     async with verifier(golden_target, golden_drafter) as v:
         told = {"verify": (v.endpoint,), "draft": (f"127.0.0.1:{port}",), "http": "127.0.0.1:0"}
@@ -72,16 +84,29 @@ async def test_nothing_says_that_it_serves_before(
                     assert await asyncio.to_thread(main, ["health", endpoint]) == 0, "it lives"
                 async with drafter(golden_drafter, bind=f"127.0.0.1:{port}"):
                     await until(lambda: coordinator.membership.ready)
-                    assert await asyncio.to_thread(main, ["health", coordinator.endpoint, "--wait", "60"]) == 0
-                    assert await asyncio.to_thread(main, ["health", front.endpoint, "--wait", "60"]) == 0
+                    assert (
+                        await asyncio.to_thread(
+                            main, ["health", coordinator.endpoint, "--wait", "60"]
+                        )
+                        == 0
+                    )
+                    assert (
+                        await asyncio.to_thread(main, ["health", front.endpoint, "--wait", "60"])
+                        == 0
+                    )
                     assert (await http.get("/health")).status_code == 200
 
 
-async def test_a_cell_whose_drafter_does_not_come_is_ready_without(golden_target: Path, golden_drafter: Path) -> None:
+async def test_a_cell_whose_drafter_does_not_come_is_ready_without(
+    golden_target: Path, golden_drafter: Path
+) -> None:
     async with (
         verifier(golden_target, golden_drafter) as v,
         workers.coordinator(
-            verify=(v.endpoint,), draft=(f"127.0.0.1:{free_ports(1)[0]}",), warm_up_s=5.0, describe_deadline_s=0.2
+            verify=(v.endpoint,),
+            draft=(f"127.0.0.1:{free_ports(1)[0]}",),
+            warm_up_s=5.0,
+            describe_deadline_s=0.2,
         ) as coordinator,
     ):
         await until(lambda: coordinator.membership.ready)
@@ -125,9 +150,13 @@ class _Odd(verify_pb2_grpc.VerifyServicer):
     streams = 0
 
     async def Describe(self, request: Any, context: Any) -> verify_pb2.VerifierDescription:
-        return verify_pb2.VerifierDescription(incarnation=7, model="odd", fingerprint="odd", context_length=64)
+        return verify_pb2.VerifierDescription(
+            incarnation=7, model="odd", fingerprint="odd", context_length=64
+        )
 
-    async def Control(self, orders: AsyncIterator[Any], context: Any) -> AsyncIterator[verify_pb2.ControlUp]:
+    async def Control(
+        self, orders: AsyncIterator[Any], context: Any
+    ) -> AsyncIterator[verify_pb2.ControlUp]:
         self.streams += 1
         async for _ in orders:
             yield verify_pb2.ControlUp()
@@ -160,7 +189,9 @@ async def test_a_worker_that_is_lost_again_and_again_before_it_serves_is_held_of
     async with (
         verifier(golden_target, None) as good,
         verifier(golden_target, None) as bad,
-        workers.coordinator(verify=(good.endpoint, bad.endpoint), warm_up_s=LONG_S, flap_limit=2) as coordinator,
+        workers.coordinator(
+            verify=(good.endpoint, bad.endpoint), warm_up_s=LONG_S, flap_limit=2
+        ) as coordinator,
     ):
         _, worker = coordinator.membership.workers
         await until(lambda: worker.detail.startswith("lost too often; tried again in "))
@@ -182,7 +213,9 @@ async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
     async with (
         verifier(golden_target, None) as first,
         verifier(golden_target, None) as second,
-        workers.coordinator(verify=(first.endpoint,), warm_up_s=LONG_S, verifier_wait_s=0.05) as coordinator,
+        workers.coordinator(
+            verify=(first.endpoint,), warm_up_s=LONG_S, verifier_wait_s=0.05
+        ) as coordinator,
     ):
         admission, looks = coordinator.admission, 0
         warms = admission.verifier_warms
@@ -209,7 +242,9 @@ async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
         assert tuple(tokens) == whole.token_ids
 
 
-async def test_a_drafter_that_joins_drafts_first_for_nobody(golden_target: Path, golden_drafter: Path) -> None:
+async def test_a_drafter_that_joins_drafts_first_for_nobody(
+    golden_target: Path, golden_drafter: Path
+) -> None:
     async with (
         verifier(golden_target, golden_drafter) as v,
         workers.coordinator(verify=(v.endpoint,), warm_up_s=LONG_S) as coordinator,

@@ -1,4 +1,5 @@
-"""The coordinator goes and comes back at its address: clients that ask for it get the rest, and nobody else is hurt."""
+"""The coordinator goes and comes back at its address: clients that ask for it get the rest, and
+nobody else is hurt."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ from tests.services.cell import Cell
 from tests.waiting import until
 
 TOKENS = 60
-OPTIONS: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True, "policy": "fixed:3", "timeout": 60.0}
+OPTIONS: dict[str, Any] = {
+    "max_tokens": TOKENS,
+    "ignore_eos": True,
+    "policy": "fixed:3",
+    "timeout": 60.0,
+}
 
 
 class Site(Cell):
@@ -34,11 +40,14 @@ class Site(Cell):
         await self.comes()
 
     async def comes(self, *, journal: bool = True) -> None:
-        self.serving = await self.coordinator(bind=self._endpoint, journal=self._journal if journal else None)
+        self.serving = await self.coordinator(
+            bind=self._endpoint, journal=self._journal if journal else None
+        )
         self._endpoint = self.serving.endpoint
 
     async def goes(self) -> None:
-        """Running streams end with UNAVAILABLE, as when it is killed; see row 21 of docs/reliability.md for that."""
+        """Running streams end with UNAVAILABLE, as when it is killed; see row 21 of
+        docs/reliability.md for that."""
         coordinator, self.serving = self.serving, None
         await coordinator.stop(0.0)
 
@@ -51,8 +60,11 @@ async def site(golden_target: Path, golden_drafter: Path, tmp_path: Path) -> Asy
     await site.close()
 
 
-async def read(site: Site, client: AsyncClient, *, go_at: int, **options: Any) -> tuple[dict[int, list[int]], int]:
-    """Ids by answer, and how often the rest was asked for; the coordinator goes and comes back meanwhile."""
+async def read(
+    site: Site, client: AsyncClient, *, go_at: int, **options: Any
+) -> tuple[dict[int, list[int]], int]:
+    """Ids by answer, and how often the rest was asked for; the coordinator goes and comes back
+    meanwhile."""
     held: dict[int, list[int]] = {}
     logprobs = 0
     stream = client.generate([5, 9, 17], **{**OPTIONS, **options})
@@ -72,7 +84,13 @@ async def read(site: Site, client: AsyncClient, *, go_at: int, **options: Any) -
 
 
 ALL_PARAMS: list[dict[str, Any]] = [
-    {"temperature": 0.0, "logprobs": 2, "presence_penalty": 0.5, "repetition_penalty": 1.1, "min_tokens": 4},
+    {
+        "temperature": 0.0,
+        "logprobs": 2,
+        "presence_penalty": 0.5,
+        "repetition_penalty": 1.1,
+        "min_tokens": 4,
+    },
     {"temperature": 0.9, "seed": 11, "rule": "coupled", "n": 3, "frequency_penalty": 0.3},
 ]
 
@@ -99,14 +117,20 @@ async def test_without_a_journal_only_repeatable_answers_go_on(site: Site) -> No
     await site.comes(journal=False)
     async with AsyncClient(site.serving.endpoint) as client:
         calm, _ = await read(site, client, go_at=0, temperature=0.0)
-        stream = client.generate([5, 9, 17], resume_s=20.0, **OPTIONS, temperature=1.0, rule="block")
+        stream = client.generate(
+            [5, 9, 17], resume_s=20.0, **OPTIONS, temperature=1.0, rule="block"
+        )
         again = client.generate([5, 9, 17], resume_s=20.0, **OPTIONS, temperature=0.0)
         sampled, greedy = await anext(stream), await anext(again)
         await site.goes()
         await site.comes(journal=False)
         with pytest.raises(InvalidRequest, match="cannot be repeated"):
             _ = [event async for event in stream]
-        rest = [token for event in [greedy, *[each async for each in again]] for token in event.token_ids]
+        rest = [
+            token
+            for event in [greedy, *[each async for each in again]]
+            for token in event.token_ids
+        ]
         assert rest == calm[0]
         assert sampled.token_ids
 
@@ -117,6 +141,8 @@ async def test_through_a_front_end_it_is_the_same(site: Site) -> None:
         AsyncClient(front.endpoint) as client,
     ):
         calm, _ = await read(site, client, go_at=0, temperature=0.0, n=2, logprobs=2)
-        hurt, resumed = await read(site, client, go_at=20, resume_s=20.0, temperature=0.0, n=2, logprobs=2)
+        hurt, resumed = await read(
+            site, client, go_at=20, resume_s=20.0, temperature=0.0, n=2, logprobs=2
+        )
         assert hurt == calm
         assert resumed >= 1

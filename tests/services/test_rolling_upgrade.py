@@ -1,4 +1,5 @@
-"""A drafter of another projection takes over under load: no answer fails or changes, every lane has a drafter."""
+"""A drafter of another projection takes over under load: no answer fails or changes, every lane has
+a drafter."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ class Site:
 
     async def verifier(self, name: str, drafter: Path, bind: str = "") -> None:
         bind = bind or f"127.0.0.1:{free_ports(1)[0]}"
-        config = VerifyConfig(target=self._target, drafter=str(drafter), measure_cost=False, bind=bind)
+        config = VerifyConfig(
+            target=self._target, drafter=str(drafter), measure_cost=False, bind=bind
+        )
         self.processes[name] = await verify_process.start(config, name=name)
 
     async def drafter(self, name: str, drafter: Path) -> None:
@@ -92,17 +95,26 @@ async def test_another_projection_is_rolled_out_under_load(
 
         async def keep_asking(client: AsyncClient, number: int) -> None:
             while not over.is_set():
-                options = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True, "timeout": 60.0}
+                options = {
+                    "max_tokens": TOKENS,
+                    "temperature": 0.0,
+                    "ignore_eos": True,
+                    "timeout": 60.0,
+                }
                 answer = await client.complete(PROMPTS[number], **options)
                 answers.append((number, answer.token_ids))
 
         await membership.announce(site.addresses())
         async with AsyncClient(coordinator.endpoint) as client:
-            asking = [asyncio.create_task(keep_asking(client, number)) for number in range(len(PROMPTS))]
+            asking = [
+                asyncio.create_task(keep_asking(client, number)) for number in range(len(PROMPTS))
+            ]
             await settled(asking, answers, 4)
             await site.drafter("draft/new", newer_drafter)
             await membership.announce(site.addresses())
-            (waiting,) = [each for each in (await client.status()).processes if each.name == "draft/new"]
+            (waiting,) = [
+                each for each in (await client.status()).processes if each.name == "draft/new"
+            ]
             assert waiting.state == "connecting"
             assert "projection" in waiting.detail
             assert "both must load the same drafter" in waiting.detail
@@ -117,10 +129,17 @@ async def test_another_projection_is_rolled_out_under_load(
             await settled(asking, answers, 4)
             over.set()
             await asyncio.gather(*asking)
-        assert coordinator.metrics.value("spec_decode_num_drafts_total") > drafts, "the newer one drafts"
-        assert all(len({tokens for number, tokens in answers if number == each}) == 1 for each in range(len(PROMPTS)))
+        assert coordinator.metrics.value("spec_decode_num_drafts_total") > drafts, (
+            "the newer one drafts"
+        )
+        assert all(
+            len({tokens for number, tokens in answers if number == each}) == 1
+            for each in range(len(PROMPTS))
+        )
         assert {lane.drafters[0].facts.name for lane in membership.lanes} == {"draft/new"}
-        assert coordinator.metrics.value("worker_losses_total", pool="verify") == 0, "they said that they would leave"
+        assert coordinator.metrics.value("worker_losses_total", pool="verify") == 0, (
+            "they said that they would leave"
+        )
 
 
 async def settled(asking: list[asyncio.Task[None]], answers: list[Any], more: int) -> None:
@@ -134,4 +153,6 @@ async def settled(asking: list[asyncio.Task[None]], answers: list[Any], more: in
 
 async def until_fed(membership: Membership, lanes: int) -> None:
     """Until so many lanes are there, each with a drafter."""
-    await until(lambda: len(membership.lanes) == lanes and all(lane.drafters for lane in membership.lanes))
+    await until(
+        lambda: len(membership.lanes) == lanes and all(lane.drafters for lane in membership.lanes)
+    )

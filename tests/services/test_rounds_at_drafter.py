@@ -1,4 +1,5 @@
-"""A drafter's end of the rounds stream: orders with their rows in, blocks out, and everything hostile refused."""
+"""A drafter's end of the rounds stream: orders with their rows in, blocks out, and everything
+hostile refused."""
 
 from __future__ import annotations
 
@@ -42,7 +43,11 @@ VERIFIER = 77
 async def drafter(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
     path = synthetic_file(tmp_path, [1.0] * BLOCK, feature_width=WIDTH, vocabulary=VOCAB)
     config = DraftConfig(
-        engine="synthetic", synthetic=path, metrics_port=None, max_sequences=8, rounds_port=request.param
+        engine="synthetic",
+        synthetic=path,
+        metrics_port=None,
+        max_sequences=8,
+        rounds_port=request.param,
     )
     process = await draft_process.start(config)
     yield process
@@ -51,7 +56,11 @@ async def drafter(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
 
 async def port_of_rounds(process: Any) -> int:
     async with open_channel(process.endpoint) as channel:
-        return int((await draft_pb2_grpc.DraftStub(channel).Describe(types_pb2.DescribeRequest())).rounds_port)
+        return int(
+            (
+                await draft_pb2_grpc.DraftStub(channel).Describe(types_pb2.DescribeRequest())
+            ).rounds_port
+        )
 
 
 class RoundsCall:
@@ -60,7 +69,11 @@ class RoundsCall:
     def __init__(self, process: Any, *, verifier: int = VERIFIER, **hello: Any) -> None:
         self._process, self.channel = process, open_channel(process.endpoint)
         self._own: Any = None
-        said = {"drafter_incarnation": process.incarnation, "projection": process.engine.projection, **hello}
+        said = {
+            "drafter_incarnation": process.incarnation,
+            "projection": process.engine.projection,
+            **hello,
+        }
         self._hello = draft_pb2.RoundsHello(verifier_incarnation=verifier, **said)
 
     async def __aenter__(self) -> RoundsCall:
@@ -83,7 +96,9 @@ class RoundsCall:
     async def hear(self) -> draft_pb2.RoundsEvent:
         event = await asyncio.wait_for(self.call.read(), 20)
         if event is grpc.aio.EOF:
-            raise AssertionError(f"the stream ended: {await self.call.code()} {await self.call.details()}")
+            raise AssertionError(
+                f"the stream ended: {await self.call.code()} {await self.call.details()}"
+            )
         return event
 
     async def refused(self) -> tuple[grpc.StatusCode, str]:
@@ -93,9 +108,13 @@ class RoundsCall:
                 pass
         return await self.call.code(), await self.call.details()
 
-    async def open(self, sequence: int, epoch: int = 1, reserve: int = 200) -> draft_pb2.ContextOpened:
+    async def open(
+        self, sequence: int, epoch: int = 1, reserve: int = 200
+    ) -> draft_pb2.ContextOpened:
         params = codec.write_sampling(GREEDY)
-        asked = draft_pb2.OpenContext(sequence=sequence, epoch=epoch, reserve_tokens=reserve, sampling=params)
+        asked = draft_pb2.OpenContext(
+            sequence=sequence, epoch=epoch, reserve_tokens=reserve, sampling=params
+        )
         await self.tell(open=asked)
         opened = (await self.hear()).opened
         assert (opened.sequence, opened.epoch) == (sequence, epoch)
@@ -106,11 +125,15 @@ class RoundsCall:
             await self.call.write(message)
         blocks = (await self.hear()).blocks
         assert blocks.order == number
-        cursors = [Cursor(each.sequence, each.epoch, each.round, each.committed_len) for each in rows]
+        cursors = [
+            Cursor(each.sequence, each.epoch, each.round, each.committed_len) for each in rows
+        ]
         return rows_of(read_blocks(len(rows), blocks, VOCAB), cursors)
 
 
-def row(sequence: int, committed_len: int, *, have: int = 0, epoch: int = 1, slots: int = BLOCK) -> OrderRow:
+def row(
+    sequence: int, committed_len: int, *, have: int = 0, epoch: int = 1, slots: int = BLOCK
+) -> OrderRow:
     return OrderRow(sequence, epoch, 1, committed_len, 9, slots, have)
 
 
@@ -123,7 +146,9 @@ def written(number: int, *rows: OrderRow, first_token: int = 5) -> list[draft_pb
 
 
 def packed(count: int, first_token: int) -> orders.PackedRows:
-    return orders.PackedRows(DTYPE, count, WIDTH, row_values(np.full(count, first_token), WIDTH).tobytes())
+    return orders.PackedRows(
+        DTYPE, count, WIDTH, row_values(np.full(count, first_token), WIDTH).tobytes()
+    )
 
 
 def truth(first_token: int, start: int, count: int, engine: Any) -> list[int]:
@@ -135,7 +160,10 @@ def truth(first_token: int, start: int, count: int, engine: Any) -> list[int]:
 async def test_rows_and_order_are_one_message_and_the_block_follows(drafter: Any) -> None:
     async with RoundsCall(drafter) as call:
         welcome = (await call.hear()).welcome
-        assert (welcome.incarnation, welcome.drafter_version) == (drafter.incarnation, drafter.engine.fingerprint)
+        assert (welcome.incarnation, welcome.drafter_version) == (
+            drafter.incarnation,
+            drafter.engine.fingerprint,
+        )
         await call.open(1)
         await call.open(2)
         first, second = await call.order(1, row(1, 10), row(2, 7, slots=2))
@@ -147,7 +175,9 @@ async def test_rows_and_order_are_one_message_and_the_block_follows(drafter: Any
     await until(lambda: drafter.engine.held.sequences == 0)
 
 
-async def test_the_mask_of_a_first_slot_is_its_own_sequence_s(drafter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_mask_of_a_first_slot_is_its_own_sequence_s(
+    drafter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[int, bytes]] = []
     drafts = drafter.engine.draft
 
@@ -183,7 +213,9 @@ async def test_more_rows_than_one_message_takes_come_behind_it(drafter: Any) -> 
         assert all(block.token_ids for block in blocks)
 
 
-async def test_rows_that_are_missing_or_contexts_that_are_not_there_leave_blocks_empty(drafter: Any) -> None:
+async def test_rows_that_are_missing_or_contexts_that_are_not_there_leave_blocks_empty(
+    drafter: Any,
+) -> None:
     async with RoundsCall(drafter) as call:
         await call.hear()
         await call.open(1)
@@ -203,13 +235,17 @@ async def test_verifiers_that_name_sequences_alike_do_not_meet(drafter: Any) -> 
         await one.hear(), await other.hear()
         await one.open(1)
         await other.open(1)
-        mine, theirs = await asyncio.gather(one.order(1, row(1, 10)), other.order(1, row(1, 6), first_token=50))
+        mine, theirs = await asyncio.gather(
+            one.order(1, row(1, 10)), other.order(1, row(1, 6), first_token=50)
+        )
         assert list(mine[0].token_ids) == truth(5, 10, BLOCK, drafter.engine)
         assert list(theirs[0].token_ids) == truth(50, 6, BLOCK, drafter.engine)
         assert drafter.engine.held.sequences == 2
 
 
-async def test_bulk_rows_find_the_context_of_their_verifier_and_are_acknowledged_with_a_watermark(drafter: Any) -> None:
+async def test_bulk_rows_find_the_context_of_their_verifier_and_are_acknowledged_with_a_watermark(
+    drafter: Any,
+) -> None:
     async with RoundsCall(drafter) as call:
         await call.hear()
         await call.open(4)
@@ -230,7 +266,9 @@ async def test_bulk_rows_find_the_context_of_their_verifier_and_are_acknowledged
         acks = [ack async for ack in push]
         marks = [(mark.sequence, mark.epoch, mark.rows) for ack in acks for mark in ack.watermarks]
         assert marks == [(4, 1, 61)]
-        assert [refused.sequence for ack in acks for refused in ack.refused] == [4], "the other verifier's"
+        assert [refused.sequence for ack in acks for refused in ack.refused] == [4], (
+            "the other verifier's"
+        )
         (block,) = await call.order(2, row(4, 62, have=61))
         assert block.token_ids
 
@@ -247,7 +285,9 @@ async def test_a_silent_verifier_loses_its_contexts_and_one_with_little_to_say_d
 
         async def keep() -> None:
             while True:
-                await other.tell(keep=draft_pb2.KeepContexts(sequences=[{"sequence": 2, "epoch": 1}]))
+                await other.tell(
+                    keep=draft_pb2.KeepContexts(sequences=[{"sequence": 2, "epoch": 1}])
+                )
                 await asyncio.sleep(0.1)
 
         keeping = asyncio.create_task(keep())
@@ -266,7 +306,9 @@ async def test_contexts_that_nobody_names_any_more_are_freed(drafter: Any) -> No
         for sequence in (1, 2):
             await call.open(sequence)
         await other.open(3)
-        await call.tell(keep=draft_pb2.KeepContexts(sequences=[{"sequence": 2, "epoch": 1}, {"sequence": 9}]))
+        await call.tell(
+            keep=draft_pb2.KeepContexts(sequences=[{"sequence": 2, "epoch": 1}, {"sequence": 9}])
+        )
         await until(lambda: drafter.engine.held.sequences == 2)
         blocks = await call.order(1, row(1, 5), row(2, 5))
         assert [bool(block.token_ids) for block in blocks] == [False, True]
@@ -347,7 +389,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("field", HOSTILE)
-async def test_what_does_not_fit_ends_the_stream_by_field_and_harms_nobody_else(drafter: Any, field: str) -> None:
+async def test_what_does_not_fit_ends_the_stream_by_field_and_harms_nobody_else(
+    drafter: Any, field: str
+) -> None:
     async with RoundsCall(drafter) as good, RoundsCall(drafter, verifier=78) as bad:
         await good.hear(), await bad.hear()
         await good.open(1)
@@ -386,7 +430,9 @@ async def test_a_verifier_that_says_more_than_is_heard_loses_its_stream(
     async with RoundsCall(drafter) as call:
         await call.hear()
         drafter.worker.device.post(lambda: go_on.wait(20), asyncio.get_running_loop())
-        refs = [types_pb2.SequenceRef(sequence=1 << 60, epoch=1 << 30)] * 1000  # 17 bytes each, or more
+        refs = [
+            types_pb2.SequenceRef(sequence=1 << 60, epoch=1 << 30)
+        ] * 1000  # 17 bytes each, or more
         try:
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 for _ in range(100):
@@ -405,7 +451,9 @@ async def test_a_drafter_that_leaves_says_so_and_opens_nobody(drafter: Any) -> N
         assert (await call.open(1)).refusal.reason == RefusalReason.NO_PAGES
 
 
-@pytest.mark.parametrize("drafter", [0], indirect=True, ids=["own port"])  # the bound of one port is the server's
+@pytest.mark.parametrize(
+    "drafter", [0], indirect=True, ids=["own port"]
+)  # the bound of one port is the server's
 async def test_more_streams_than_the_own_port_has_threads_for_are_refused_and_the_others_go_on(
     drafter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,7 +464,9 @@ async def test_more_streams_than_the_own_port_has_threads_for_are_refused_and_th
             await (await calls.enter_async_context(RoundsCall(drafter, verifier=verifier))).hear()
         endpoint = f"127.0.0.1:{await port_of_rounds(drafter)}"
         channel = await calls.enter_async_context(open_channel(endpoint))
-        one_more = draft_pb2_grpc.DraftStub(channel).Rounds()  # what is written to a refused call may hide the refusal
+        one_more = draft_pb2_grpc.DraftStub(
+            channel
+        ).Rounds()  # what is written to a refused call may hide the refusal
         with contextlib.suppress(grpc.aio.AioRpcError):
             await asyncio.wait_for(one_more.read(), 20)
         assert await one_more.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -429,7 +479,9 @@ async def test_a_stranger_gets_no_rounds_and_a_worker_does(tmp_path: Path) -> No
     secret = tmp_path / "token"
     write_token(secret)
     spec = synthetic_file(tmp_path, [1.0] * BLOCK)
-    config = DraftConfig(engine="synthetic", synthetic=spec, metrics_port=None, token_file=str(secret))
+    config = DraftConfig(
+        engine="synthetic", synthetic=spec, metrics_port=None, token_file=str(secret)
+    )
     process = await draft_process.start(config)
     try:
         mine = [("authorization", f"Bearer {secret.read_text(encoding='utf-8').strip()}")]
@@ -438,7 +490,9 @@ async def test_a_stranger_gets_no_rounds_and_a_worker_does(tmp_path: Path) -> No
             port = (await stub.Describe(types_pb2.DescribeRequest(), metadata=mine)).rounds_port
         async with open_channel(f"127.0.0.1:{port}") as channel:
             hello = draft_pb2.RoundsHello(
-                drafter_incarnation=process.incarnation, projection=process.engine.projection, verifier_incarnation=1
+                drafter_incarnation=process.incarnation,
+                projection=process.engine.projection,
+                verifier_incarnation=1,
             )
             for metadata, code in (
                 (None, grpc.StatusCode.UNAUTHENTICATED),
@@ -467,7 +521,11 @@ async def test_a_drafter_whose_passes_fail_says_that_it_does_not_serve(
                 health_pb2_grpc.HealthStub(channel),
                 health_pb2.HealthCheckRequest(service="dspark.wire.v1.Draft"),
             )
-            wanted = health_pb2.HealthCheckResponse.SERVING if expected else health_pb2.HealthCheckResponse.NOT_SERVING
+            wanted = (
+                health_pb2.HealthCheckResponse.SERVING
+                if expected
+                else health_pb2.HealthCheckResponse.NOT_SERVING
+            )
             async with asyncio.timeout(10):
                 while (await stub.Check(asked)).status != wanted:  # noqa: ASYNC110 - it has to be asked
                     await asyncio.sleep(0.02)

@@ -1,5 +1,5 @@
-"""What goes wrong around rounds: drafters that hang, lie or are somebody else, coordinators that fall silent or talk
-nonsense. Answers are the target's in the end, and nothing stays behind."""
+"""What goes wrong around rounds: drafters that hang, lie or are somebody else, coordinators that
+fall silent or talk nonsense. Answers are the target's in the end, and nothing stays behind."""
 
 from __future__ import annotations
 
@@ -53,18 +53,24 @@ def pair(tmp_path: Path) -> str:
 
 
 def verifier(pair: str, **settings: Any) -> Any:
-    return workers.verifier(grace_s=0.0, engine="synthetic", synthetic=pair, metrics_port=None, **settings)
+    return workers.verifier(
+        grace_s=0.0, engine="synthetic", synthetic=pair, metrics_port=None, **settings
+    )
 
 
 def drafter(pair: str, **settings: Any) -> Any:
-    return workers.drafter(grace_s=0.0, engine="synthetic", synthetic=pair, metrics_port=None, **settings)
+    return workers.drafter(
+        grace_s=0.0, engine="synthetic", synthetic=pair, metrics_port=None, **settings
+    )
 
 
 def truth(process: Any, answer: Answer) -> list[int]:
     oracle = SyntheticOracle(process.engine.spec)
     key = oracle.key(int(answer.prompt[0]), answer.params.seed, answer.params.choice)
     positions = np.arange(len(answer.prompt), len(answer.prompt) + answer.room)
-    return [int(token) for token in oracle.target(np.full(len(positions), key, np.uint64), positions)]
+    return [
+        int(token) for token in oracle.target(np.full(len(positions), key, np.uint64), positions)
+    ]
 
 
 async def answered(process: Any, conductor: Conductor, answers: Sequence[Answer]) -> None:
@@ -77,7 +83,9 @@ async def answered(process: Any, conductor: Conductor, answers: Sequence[Answer]
 LONG = 12_000  # tokens: until the test has seen enough
 
 
-async def so_far(process: Any, conductor: Conductor, answers: Sequence[Answer], enough: Callable[[], bool]) -> None:
+async def so_far(
+    process: Any, conductor: Conductor, answers: Sequence[Answer], enough: Callable[[], bool]
+) -> None:
     """The target's tokens until then, after which their clients leave."""
     await until(lambda: enough() and all(answer.tokens for answer in answers))
     conductor.leave(*answers)
@@ -93,7 +101,9 @@ def verified(answer: Answer) -> bool:
 # Drafters.
 
 
-async def test_an_order_brings_the_mask_of_each_sequence(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_order_brings_the_mask_of_each_sequence(
+    pair: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard: set[tuple[int, bytes]] = set()
 
     def reply(order: draft_pb2.Order) -> list[Said] | None:
@@ -102,7 +112,9 @@ async def test_an_order_brings_the_mask_of_each_sequence(pair: str, monkeypatch:
         return [sound(order)]
 
     async with verifier(pair) as v, FakeDrafter(reply) as fake, conducting(v, PLAN) as conductor:
-        monkeypatch.setattr(v.engine, "_first_mask", lambda sequence, epoch: b"mask" * (sequence % 3))
+        monkeypatch.setattr(
+            v.engine, "_first_mask", lambda sequence, epoch: b"mask" * (sequence % 3)
+        )
         conductor.port.tell([DrafterAt(1, fake.endpoint, INCARNATION)])
         asked = [conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1) for place in range(4)]
         await so_far(v, conductor, asked, lambda: len({sequence for sequence, _ in heard}) == 4)
@@ -111,7 +123,11 @@ async def test_an_order_brings_the_mask_of_each_sequence(pair: str, monkeypatch:
 
 @pytest.mark.parametrize("lie", LIES)
 async def test_whatever_a_drafter_says_answers_are_the_targets(pair: str, lie: str) -> None:
-    async with verifier(pair) as v, FakeDrafter(LIES[lie]) as liar, conducting(v, PLAN) as conductor:
+    async with (
+        verifier(pair) as v,
+        FakeDrafter(LIES[lie]) as liar,
+        conducting(v, PLAN) as conductor,
+    ):
         conductor.port.tell([DrafterAt(1, liar.endpoint, INCARNATION)])
         asked = [
             conductor.ask([5 + place, 6], params, LONG, drafter=1)
@@ -119,9 +135,13 @@ async def test_whatever_a_drafter_says_answers_are_the_targets(pair: str, lie: s
         ]
 
         def enough() -> bool:
-            given_up = any(event.what.startswith(("lost", "malformed")) for event in conductor.health)
+            given_up = any(
+                event.what.startswith(("lost", "malformed")) for event in conductor.health
+            )
             seen = liar.orders > 2 or (liar.orders and given_up)
-            return bool(seen) and (lie not in ("honest", "twice") or verified(asked[0]) or verified(asked[1]))
+            return bool(seen) and (
+                lie not in ("honest", "twice") or verified(asked[0]) or verified(asked[1])
+            )
 
         await so_far(v, conductor, asked, enough)
         assert (verified(asked[0]) or verified(asked[1])) is (lie in ("honest", "twice"))
@@ -133,12 +153,23 @@ async def test_a_drafter_that_never_greets_and_one_that_never_answers(
     pair: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drafters, "GREETING_S", 0.2)
-    async with verifier(pair) as v, FakeDrafter(lambda order: []) as mute, FakeDrafter(lambda order: []) as slow:
+    async with (
+        verifier(pair) as v,
+        FakeDrafter(lambda order: []) as mute,
+        FakeDrafter(lambda order: []) as slow,
+    ):
         mute.greets = False
         async with conducting(v, PLAN) as conductor:
-            conductor.port.tell([DrafterAt(1, mute.endpoint, INCARNATION), DrafterAt(2, slow.endpoint, INCARNATION)])
-            asked = [conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1 + place) for place in range(2)]
-            await so_far(v, conductor, asked, lambda: {event.drafter for event in conductor.health} == {1, 2})
+            conductor.port.tell(
+                [DrafterAt(1, mute.endpoint, INCARNATION), DrafterAt(2, slow.endpoint, INCARNATION)]
+            )
+            asked = [
+                conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1 + place)
+                for place in range(2)
+            ]
+            await so_far(
+                v, conductor, asked, lambda: {event.drafter for event in conductor.health} == {1, 2}
+            )
             what = {event.drafter: event.what for event in conductor.health}
             assert what[1].startswith("lost")
             assert what[2] == "late"
@@ -147,15 +178,27 @@ async def test_a_drafter_that_never_greets_and_one_that_never_answers(
 
 async def test_another_process_at_a_drafters_address_is_not_that_drafter(pair: str) -> None:
     async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
-        conductor.port.tell([DrafterAt(1, d.endpoint, d.incarnation + 1), DrafterAt(2, "unix:/etc/passwd", 5)])
-        asked = [conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1 + place) for place in range(2)]
-        await so_far(v, conductor, asked, lambda: {event.drafter for event in conductor.health} == {1, 2})
+        conductor.port.tell(
+            [DrafterAt(1, d.endpoint, d.incarnation + 1), DrafterAt(2, "unix:/etc/passwd", 5)]
+        )
+        asked = [
+            conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1 + place) for place in range(2)
+        ]
+        await so_far(
+            v, conductor, asked, lambda: {event.drafter for event in conductor.health} == {1, 2}
+        )
         assert not any(map(verified, asked))
-        assert {event.what for event in conductor.health if event.drafter == 2} == {"lost: cannot be asked now"}
+        assert {event.what for event in conductor.health if event.drafter == 2} == {
+            "lost: cannot be asked now"
+        }
 
 
 async def test_a_drafter_without_room_says_so_and_others_are_drafted_for(pair: str) -> None:
-    async with verifier(pair) as v, drafter(pair, max_sequences=1) as d, conducting(v, PLAN) as conductor:
+    async with (
+        verifier(pair) as v,
+        drafter(pair, max_sequences=1) as d,
+        conducting(v, PLAN) as conductor,
+    ):
         conductor.know(1, d)
         asked = [conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1) for place in range(2)]
         full = lambda: "full" in {event.what for event in conductor.health}  # noqa: E731
@@ -170,7 +213,12 @@ async def test_a_drafter_that_is_gone_is_let_go_and_one_that_leaves_opens_nobody
         await until(lambda: all(map(verified, asked)))
         conductor.port.tell([DrafterAt(1, d.endpoint, d.incarnation, Use.GONE)])
         await until(lambda: d.engine.held.sequences == 0)
-        await so_far(v, conductor, asked, lambda: any(event.what == "lost: gone" for event in conductor.health))
+        await so_far(
+            v,
+            conductor,
+            asked,
+            lambda: any(event.what == "lost: gone" for event in conductor.health),
+        )
 
 
 @pytest.mark.parametrize("broken", ["sync_channel", "auth_metadata"])
@@ -196,14 +244,19 @@ async def test_a_stream_that_cannot_be_begun_is_a_lost_drafter_and_begun_later(
 
 
 async def test_nothing_is_kept_of_a_block_that_was_judged(pair: str) -> None:
-    """It would hold all that came for its order, for as long as its sequence goes on without drafts."""
+    """It would hold all that came for its order, for as long as its sequence goes on without
+    drafts."""
     async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
         conductor.know(1, d)
         answers = [conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1) for place in range(3)]
         await until(lambda: all(map(verified, answers)))
         conductor.set(planned(PlanKind.OFF, 0, window=2))
         await until(lambda: all(each.rounds[-1].why_empty == "off" for each in answers))
-        mine = [each for each in gc.get_objects() if type(each) is drafters.Drafters and each._engine is v.engine]
+        mine = [
+            each
+            for each in gc.get_objects()
+            if type(each) is drafters.Drafters and each._engine is v.engine
+        ]
         assert [each.blocks for each in mine] == [{}]
         await so_far(v, conductor, answers, lambda: True)
 
@@ -222,7 +275,11 @@ async def test_a_pass_that_fails_takes_only_those_with_it_that_fail_alone(
 
         def planted(first: Any, *more: Any) -> Any:
             """first: the cursor of a row, the items of a pass or all of it."""
-            cursors = [first] if isinstance(first, Cursor) else [each.cursor for each in getattr(first, "items", first)]
+            cursors = (
+                [first]
+                if isinstance(first, Cursor)
+                else [each.cursor for each in getattr(first, "items", first)]
+            )
             made = inner(first, *more) if when == "has run" else None
             if any(cursor.sequence == 2 and cursor.round > 4 for cursor in cursors):
                 raise RuntimeError("planted")
@@ -258,7 +315,9 @@ def held_passes(engine: Any) -> tuple[threading.Event, threading.Event]:
     return begun, go_on
 
 
-async def test_a_stream_that_ends_in_the_middle_of_a_pass_frees_what_the_pass_held(pair: str) -> None:
+async def test_a_stream_that_ends_in_the_middle_of_a_pass_frees_what_the_pass_held(
+    pair: str,
+) -> None:
     async with verifier(pair) as v, conducting(v, PLAN) as conductor:
         answer = conductor.ask([5, 6], SAMPLED, LONG)
         await until(lambda: answer.tokens)
@@ -358,7 +417,9 @@ async def test_a_bug_beside_a_pass_ends_the_stream_and_frees_everything(
             await answered(v, later, again)
 
 
-async def test_a_prompt_runs_without_pauses_while_nothing_decodes(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prompt_runs_without_pauses_while_nothing_decodes(
+    pair: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chunks: list[tuple[bool, int]] = []
     begin = SyntheticVerifyEngine.begin_prefill
 
@@ -369,7 +430,10 @@ async def test_a_prompt_runs_without_pauses_while_nothing_decodes(pair: str, mon
         return step
 
     monkeypatch.setattr(SyntheticVerifyEngine, "begin_prefill", noted)
-    async with verifier(pair, prefill_chunk=64, step_prefill_tokens=16) as v, conducting(v, PLAN) as conductor:
+    async with (
+        verifier(pair, prefill_chunk=64, step_prefill_tokens=16) as v,
+        conducting(v, PLAN) as conductor,
+    ):
         await answered(v, conductor, [conductor.ask([5] * 400, SAMPLED, 1)])
     assert chunks == [(False, 64)] * 6 + [(False, 16)]
 
@@ -396,7 +460,9 @@ async def test_prompts_that_cannot_be_taken_are_refused_by_field(pair: str) -> N
             conductor.ask([5, 6], SAMPLED, 1 << 21),
         ]
         for answer, field in zip(
-            asked, ("token_ids", "sampling.temperature", "prompt_logprobs", "reserve_tokens"), strict=True
+            asked,
+            ("token_ids", "sampling.temperature", "prompt_logprobs", "reserve_tokens"),
+            strict=True,
         ):
             await conductor.tokens(answer)
             assert [each.message.split(":")[0] for each in answer.refused] == [field]
@@ -435,8 +501,14 @@ def admission(number: int, room: int = 100) -> Admission:
     [
         (verify_pb2.ControlDown(orders=[verify_pb2.ControlDown.Order()]), "orders"),
         (verify_pb2.ControlDown(orders=[{"plan": {"cohorts": 3}}]), "plan.cohorts"),
-        (verify_pb2.ControlDown(orders=[{"acknowledged": {"sequence": [1]}}]), "acknowledged.epoch"),
-        (verify_pb2.ControlDown(orders=[{"admission": {"token_ids": [1] * 9_000_000}}]), "token_ids"),
+        (
+            verify_pb2.ControlDown(orders=[{"acknowledged": {"sequence": [1]}}]),
+            "acknowledged.epoch",
+        ),
+        (
+            verify_pb2.ControlDown(orders=[{"admission": {"token_ids": [1] * 9_000_000}}]),
+            "token_ids",
+        ),
     ],
     ids=["empty", "plan", "columns", "large"],
 )
@@ -473,7 +545,9 @@ async def test_a_coordinator_that_says_more_than_is_heard_loses_its_stream(
 
         monkeypatch.setattr(backlog.Backlog, "read", read)
         v.worker.device.post(lambda: go_on.wait(20), asyncio.get_running_loop())
-        large = Admission(Admit(1, 0, 1 << 14, 10), [1] * (1 << 14), SAMPLED, 1 << 15, False)  # a byte a token
+        large = Admission(
+            Admit(1, 0, 1 << 14, 10), [1] * (1 << 14), SAMPLED, 1 << 15, False
+        )  # a byte a token
 
         async def talk() -> None:
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -497,7 +571,9 @@ async def test_orders_for_another_process_end_the_stream(pair: str) -> None:
         assert v.engine.held.sequences == 0
 
 
-async def test_a_silent_coordinator_loses_its_sequences_and_one_with_nothing_to_say_does_not(pair: str) -> None:
+async def test_a_silent_coordinator_loses_its_sequences_and_one_with_nothing_to_say_does_not(
+    pair: str,
+) -> None:
     async with verifier(pair, lease_s=0.4) as v:
         raw = Raw(v)
         await raw.tell(Plan(1, window=2), admission(1))
@@ -519,10 +595,14 @@ async def test_what_comes_late_or_for_nobody_changes_nothing(pair: str) -> None:
     async with verifier(pair) as v, conducting(v, PLAN) as conductor:
         answer = conductor.ask([5, 6], SAMPLED, 60)
         for through in (5000, 0, 1):
-            conductor.port.tell([Acknowledged(1, 0, through), Acknowledged(1, 9, 0), Acknowledged(1 << 50, 0, 0)])
+            conductor.port.tell(
+                [Acknowledged(1, 0, through), Acknowledged(1, 9, 0), Acknowledged(1 << 50, 0, 0)]
+            )
         await answered(v, conductor, [answer])
         reason = "acknowledgement_of_who_is_gone"
-        assert v.metrics.value("dropped_total", kind="rounds", reason=reason) >= 6, "and it is counted"
+        assert v.metrics.value("dropped_total", kind="rounds", reason=reason) >= 6, (
+            "and it is counted"
+        )
 
 
 async def test_a_cell_with_tokens_and_certificates(pair: str, tmp_path: Path) -> None:
@@ -532,7 +612,9 @@ async def test_a_cell_with_tokens_and_certificates(pair: str, tmp_path: Path) ->
     async with verifier(pair, **secured) as v, drafter(pair, **secured) as d:
         async with conducting(v, PLAN, token=token, tls=ours.tls()) as conductor:
             conductor.know(1, d)
-            asked = [conductor.ask([5 + place, 6] * 60, SAMPLED, LONG, drafter=1) for place in range(2)]
+            asked = [
+                conductor.ask([5 + place, 6] * 60, SAMPLED, LONG, drafter=1) for place in range(2)
+            ]
             await so_far(v, conductor, asked, lambda: all(map(verified, asked)))
         async with conducting(v, PLAN, tls=ours.tls(), token="another") as stranger:
             await until(lambda: stranger.why_lost is not None)

@@ -1,7 +1,8 @@
-"""Rounds between a real verifier and real drafters, with a small coordinator beside them: the answers are the target's.
+"""Rounds between a real verifier and real drafters, with a small coordinator beside them: the
+answers are the target's.
 
-The oracle is the one-page loop, decoding without drafts: at temperature 0 and under the coupled rule its tokens are
-those of every schedule, drafter and hand-over.
+The oracle is the one-page loop, decoding without drafts: at temperature 0 and under the coupled
+rule its tokens are those of every schedule, drafter and hand-over.
 """
 
 from __future__ import annotations
@@ -45,16 +46,26 @@ async def cell() -> AsyncIterator[Cell]:
 
 def prompts(count: int, vocab: int, longest: int = 40, seed: int = 5) -> list[list[int]]:
     rng = random.Random(seed)
-    return [[rng.randrange(3, vocab) for _ in range(rng.randrange(4, longest))] for _ in range(count)]
+    return [
+        [rng.randrange(3, vocab) for _ in range(rng.randrange(4, longest))] for _ in range(count)
+    ]
 
 
-def truth(prompt: Sequence[int], params: SamplingParams, room: int, stop_ids: Sequence[int] = ()) -> list[int]:
-    run = generate(prompt, logits, lambda *_: [], lambda *_: 0, params, max_tokens=room, stop_ids=stop_ids)
+def truth(
+    prompt: Sequence[int], params: SamplingParams, room: int, stop_ids: Sequence[int] = ()
+) -> list[int]:
+    run = generate(
+        prompt, logits, lambda *_: [], lambda *_: 0, params, max_tokens=room, stop_ids=stop_ids
+    )
     return list(run.token_ids)
 
 
 async def freed(cell: Cell) -> None:
-    await until(lambda: cell.verifier.engine.held.pages_held == 0 and cell.drafter.engine.held.sequences == 0)
+    await until(
+        lambda: (
+            cell.verifier.engine.held.pages_held == 0 and cell.drafter.engine.held.sequences == 0
+        )
+    )
     assert cell.verifier.engine.held.sequences == 0
 
 
@@ -75,14 +86,20 @@ async def test_answers_are_those_of_the_reference_loop(cell: Cell, kind: str, wi
             await until(lambda: any(each.drafter for each in first.rounds))
             conductor.leave(first)
         asked = [
-            (prompt, all_params[place % 3], conductor.ask(prompt, all_params[place % 3], 30, drafter=1))
+            (
+                prompt,
+                all_params[place % 3],
+                conductor.ask(prompt, all_params[place % 3], 30, drafter=1),
+            )
             for place, prompt in enumerate(prompts(6, vocab))
         ]
         for prompt, params, answer in asked:
             (tokens,) = await conductor.tokens(answer)
             assert tokens == truth(prompt, params, 30)
         assert {event.what for event in conductor.health} <= {"late"}, "on a crowded machine"
-        assert cell.verifier.metrics.value("forward_seconds_count", kind="verify") > 0, "so it is warm"
+        assert cell.verifier.metrics.value("forward_seconds_count", kind="verify") > 0, (
+            "so it is warm"
+        )
         assert cell.verifier.metrics.value("verify_batch_tokens_count") > 0
         verified = sum(each.verified for _, _, answer in asked for each in answer.rounds)
         accepted = sum(each.accepted for _, _, answer in asked for each in answer.rounds)
@@ -98,7 +115,9 @@ async def test_two_cohorts_take_turns_and_answers_are_the_same(cell: Cell) -> No
     vocab = cell.verifier.engine.target.vocab_size
     async with conducting(cell.verifier, planned(PlanKind.PRICE, window=2, cohorts=2)) as conductor:
         conductor.know(1, cell.drafter)
-        asked = [(prompt, conductor.ask(prompt, GREEDY, 30, drafter=1)) for prompt in prompts(6, vocab)]
+        asked = [
+            (prompt, conductor.ask(prompt, GREEDY, 30, drafter=1)) for prompt in prompts(6, vocab)
+        ]
         for prompt, answer in asked:
             assert (await conductor.tokens(answer))[0] == truth(prompt, GREEDY, 30)
         passes = [{each.sequence & 1 for each in told.report.rounds} for told in conductor.reports]
@@ -154,7 +173,9 @@ async def test_stop_ids_end_an_answer_inside_what_was_accepted(cell: Cell) -> No
     stop = whole[17]
     async with conducting(cell.verifier, planned(PlanKind.FIXED, 5, window=2)) as conductor:
         conductor.know(1, cell.drafter)
-        (tokens,) = await conductor.tokens(conductor.ask(prompt, GREEDY, 40, stop_ids=[stop], drafter=1))
+        (tokens,) = await conductor.tokens(
+            conductor.ask(prompt, GREEDY, 40, stop_ids=[stop], drafter=1)
+        )
         assert tokens == truth(prompt, GREEDY, 40, [stop])
         assert tokens[-1] == stop
     await freed(cell)

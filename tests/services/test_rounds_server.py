@@ -1,4 +1,5 @@
-"""The listener whose streams are threads: what a peer does not read is bounded, and ends its stream."""
+"""The listener whose streams are threads: what a peer does not read is bounded, and ends its
+stream."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def _refusals() -> int:
     return sum(type(each) is Overloaded for each in gc.get_objects())
 
 
-def test_a_peer_that_reads_nothing_is_kept_a_bounded_number_of_events_and_told_why_it_ends() -> None:
+def test_a_peer_that_reads_nothing_is_kept_a_bounded_number_of_events_and_told_why_it_ends() -> (
+    None
+):
     said: queue.SimpleQueue[Say] = queue.SimpleQueue()
 
     def opened(say: Say, _: Callable[[Exception], None]) -> Quiet:

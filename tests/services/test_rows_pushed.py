@@ -19,7 +19,9 @@ class Acknowledging(features_pb2_grpc.FeaturesServicer):
     """A drafter that takes everything."""
 
     async def Push(
-        self, request_iterator: AsyncIterator[features_pb2.FeatureChunk], context: grpc.aio.ServicerContext
+        self,
+        request_iterator: AsyncIterator[features_pb2.FeatureChunk],
+        context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[features_pb2.FeatureAck]:
         taken = 0
         async for _ in request_iterator:
@@ -44,7 +46,9 @@ class FailingOnce:
         self.heard.put_nowait(why)
 
 
-async def test_a_stream_that_a_bug_ends_is_lost_and_the_next_rows_get_another(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_a_bug_ends_is_lost_and_the_next_rows_get_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(feature_push, "PAUSE_S", 0.0)
     server = grpc.aio.server()
     features_pb2_grpc.add_FeaturesServicer_to_server(Acknowledging(), server)  # type: ignore[no-untyped-call]

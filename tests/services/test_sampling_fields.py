@@ -1,6 +1,8 @@
-"""Sampling fields, log-probabilities and several answers over real gRPC: real coordinator, verifier and drafter.
+"""Sampling fields, log-probabilities and several answers over real gRPC: real coordinator, verifier
+and drafter.
 
-What is claimed is computed anew beside it, by a plain forward of the target. Laws are for `test_equals_reference`.
+What is claimed is computed anew beside it, by a plain forward of the target. Laws are for
+`test_equals_reference`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Running:
     target: Target
 
     async def ask(self, **options: Any) -> Completion:
-        return await self.client.complete(PROMPT, timeout=60.0, **({"ignore_eos": True, "max_tokens": 24} | options))
+        return await self.client.complete(
+            PROMPT, timeout=60.0, **({"ignore_eos": True, "max_tokens": 24} | options)
+        )
 
 
 @pytest_asyncio.fixture
@@ -44,25 +48,35 @@ async def cell(cell: Cell, golden_target: Path) -> Running:
 
 async def test_log_probabilities_are_those_of_a_forward_of_the_target(cell: Running) -> None:
     # Whatever shapes the choice, what is told is the model's own distribution.
-    answer = await cell.ask(temperature=0.8, top_k=5, repetition_penalty=1.3, logprobs=4, policy="fixed:5")
+    answer = await cell.ask(
+        temperature=0.8, top_k=5, repetition_penalty=1.3, logprobs=4, policy="fixed:5"
+    )
     (choice,) = answer.choices
     assert len(choice.logprobs) == len(choice.token_ids) == 24
     tokens = [*PROMPT, *choice.token_ids]
     logs = torch.log_softmax(cell.target(tokens, 25)[:-1].float(), dim=-1)
     for row, token, told in zip(logs, choice.token_ids, choice.logprobs, strict=True):
         assert told.logprob == pytest.approx(float(row[token]), abs=1e-4)
-        # Two logits may lie closer than a packed pass rounds, so the ids are checked by their values.
+        # Two logits may lie closer than a packed pass rounds, so the ids are checked by their
+        # values.
         ids = [token for token, _ in told.top]
         assert len(set(ids)) == 4
         assert [value for _, value in told.top] == pytest.approx(row[ids].tolist(), abs=1e-4)
-        assert [value for _, value in told.top] == pytest.approx(row.topk(4).values.tolist(), abs=1e-4)
+        assert [value for _, value in told.top] == pytest.approx(
+            row.topk(4).values.tolist(), abs=1e-4
+        )
 
 
 @pytest.mark.parametrize("policy", ["off", "fixed:7"])
 async def test_every_id_of_the_vocabulary_may_have_a_bias_and_many_may_end_an_answer(
     cell: Running, policy: str
 ) -> None:
-    forced: dict[str, Any] = {"temperature": 0.0, "policy": policy, "max_tokens": 12, "min_tokens": 6}
+    forced: dict[str, Any] = {
+        "temperature": 0.0,
+        "policy": policy,
+        "max_tokens": 12,
+        "min_tokens": 6,
+    }
     everything = {token: -50.0 + (100.0 if token == 77 else 0.0) for token in range(VOCAB)}
     assert (await cell.ask(logit_bias=everything, **forced)).token_ids == (77,) * 12
     half = dict.fromkeys(range(30), -100.0)
@@ -81,24 +95,37 @@ async def test_nothing_ends_an_answer_before_its_least_length(cell: Running, pol
         answer = await cell.ask(min_tokens=least, **forced)
         ended = answer.end.finish_reason
         assert 77 not in answer.token_ids[:least]
-        assert (len(answer.token_ids), ended) == ((least + 1, "stop") if least < 24 else (24, "length"))
+        assert (len(answer.token_ids), ended) == (
+            (least + 1, "stop") if least < 24 else (24, "length")
+        )
 
 
 async def test_several_answers_share_a_prompt_and_nothing_else(cell: Running) -> None:
-    events = [event async for event in cell.client.generate(PROMPT, n=3, seed=11, max_tokens=20, ignore_eos=True)]
+    events = [
+        event
+        async for event in cell.client.generate(
+            PROMPT, n=3, seed=11, max_tokens=20, ignore_eos=True
+        )
+    ]
     whole, end = Completion.of(events), events[-1]
     assert isinstance(end, Finished)
     assert [choice.index for choice in whole.choices] == [0, 1, 2]
     assert len({choice.token_ids for choice in whole.choices}) == 3, "each has draws of its own"
     for choice in whole.choices:
-        its = [event for event in events if isinstance(event, Chunk) and event.index == choice.index]
-        assert [chunk.offset for chunk in its] == [sum(len(c.token_ids) for c in its[:k]) for k in range(len(its))]
+        its = [
+            event for event in events if isinstance(event, Chunk) and event.index == choice.index
+        ]
+        assert [chunk.offset for chunk in its] == [
+            sum(len(c.token_ids) for c in its[:k]) for k in range(len(its))
+        ]
         assert (len(choice.token_ids), choice.finish_reason) == (20, "length")
     assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (len(PROMPT), 60)
     assert [one.completion_tokens for one in end.choices] == [20, 20, 20]
     spec = end.speculation
     assert sum(spec.acceptance_histogram) == spec.rounds
-    assert sum(i * count for i, count in enumerate(spec.acceptance_histogram)) == spec.accepted_tokens
+    assert (
+        sum(i * count for i, count in enumerate(spec.acceptance_histogram)) == spec.accepted_tokens
+    )
     # A seed asks for the coupled rule, under which an answer depends on nothing but its own key.
     alone = await cell.ask(seed=11, max_tokens=20)
     assert alone.token_ids == whole.choices[0].token_ids
@@ -113,7 +140,9 @@ async def test_each_of_several_answers_ends_on_its_own(cell: Running) -> None:
     for choice, end in zip(answer.choices, answer.end.choices, strict=True):
         assert end.completion_tokens == len(choice.token_ids)
         stopped = 77 in choice.token_ids
-        assert (choice.finish_reason, choice.matched_stop) == (("stop", 77) if stopped else ("length", None))
+        assert (choice.finish_reason, choice.matched_stop) == (
+            ("stop", 77) if stopped else ("length", None)
+        )
         assert 77 not in choice.token_ids[:-1]
     first, end = answer.choices[0], answer.end
     assert (end.finish_reason, end.matched_stop) == (first.finish_reason, first.matched_stop)

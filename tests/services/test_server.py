@@ -63,7 +63,11 @@ def _answer(request: bytes) -> bytes:
 
 
 async def _call(
-    channel: grpc.aio.Channel, kind: str, request: bytes, token: str | None, sent: asyncio.Event | None = None
+    channel: grpc.aio.Channel,
+    kind: str,
+    request: bytes,
+    token: str | None,
+    sent: asyncio.Event | None = None,
 ) -> list[bytes]:
     """sent: a stream's request leaves once this is set."""
     metadata = auth_metadata(token)
@@ -76,15 +80,24 @@ async def _call(
     if kind == "Once":
         return [await channel.unary_unary(f"/{NAME}/Once")(request, metadata=metadata, timeout=5)]
     if kind == "Many":
-        return [r async for r in channel.unary_stream(f"/{NAME}/Many")(request, metadata=metadata, timeout=5)]
+        return [
+            r
+            async for r in channel.unary_stream(f"/{NAME}/Many")(
+                request, metadata=metadata, timeout=5
+            )
+        ]
     if kind == "Gather":
         return [await channel.stream_unary(f"/{NAME}/Gather")(one(), metadata=metadata, timeout=5)]
-    return [r async for r in channel.stream_stream(f"/{NAME}/Both")(one(), metadata=metadata, timeout=5)]
+    return [
+        r async for r in channel.stream_stream(f"/{NAME}/Both")(one(), metadata=metadata, timeout=5)
+    ]
 
 
 @pytest.fixture(autouse=True)
 def _workers_may_call_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = {f"/{NAME}/{kind}": frozenset({Role.WORKER}) for kind in ("Once", "Many", "Gather", "Both")}
+    mine = {
+        f"/{NAME}/{kind}": frozenset({Role.WORKER}) for kind in ("Once", "Many", "Gather", "Both")
+    }
     monkeypatch.setattr(roles, "METHODS", mine)
 
 
@@ -102,8 +115,9 @@ async def test_every_kind_of_method_needs_the_token(endpoint: str, kind: str) ->
     async with open_channel(endpoint) as channel:
         assert (await _call(channel, kind, b"hi", TOKEN))[-1] == b"hi"
         for token in (None, "wrong-secret-of-some-length"):
-            # Nothing of a stream is needed for the refusal. A request that crosses it would now and then make this
-            # client report that the request could not be sent (INTERNAL) in place of what the server said.
+            # Nothing of a stream is needed for the refusal. A request that crosses it would now and
+            # then make this client report that the request could not be sent (INTERNAL) in place of
+            # what the server said.
             refused = asyncio.Event()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await _call(channel, kind, b"hi", token, refused)
@@ -131,7 +145,10 @@ async def test_errors_become_statuses_in_one_place(
             await _call(channel, kind, request_, TOKEN)
     assert caught.value.code() == status
     trailing = dict(caught.value.trailing_metadata())
-    assert trailing.get("bad-field") == {b"field": "sampling_params.top_p", b"unsupported": "n"}.get(request_)
+    assert trailing.get("bad-field") == {
+        b"field": "sampling_params.top_p",
+        b"unsupported": "n",
+    }.get(request_)
     assert trailing.get("retry-after-ms") == ("1500" if request_ == b"full" else None)
     assert "secret detail" not in caught.value.details()
 

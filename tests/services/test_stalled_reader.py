@@ -1,4 +1,5 @@
-"""A client that stops reading, on a real connection: freed in time, told why when it reads on, a neighbour unharmed."""
+"""A client that stops reading, on a real connection: freed in time, told why when it reads on, a
+neighbour unharmed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ from coordinator.process import CoordinatorProcess
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
 from tests.waiting import until
 
-SMALL = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
+SMALL = [
+    ("grpc.http2.lookahead_bytes", 1024),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
 
 
 @asynccontextmanager
@@ -23,7 +28,9 @@ async def serving(**settings: Any) -> AsyncIterator[CoordinatorProcess]:
     own = {"engine": "synthetic", "synthetic": str(FLAT), "kv_tokens": 1 << 17, "max_sequences": 8}
     async with (
         workers.verifier(**own) as v,
-        workers.coordinator(verify=(v.endpoint,), max_unread_s=1.0, policy="off", **settings) as coordinator,
+        workers.coordinator(
+            verify=(v.endpoint,), max_unread_s=1.0, policy="off", **settings
+        ) as coordinator,
     ):
         yield coordinator
 
@@ -55,7 +62,9 @@ async def test_a_client_that_stops_reading_is_cut_and_hears_why() -> None:
         stalled = generate_pb2_grpc.GenerationStub(small).Generate(request(30_000))
         await stalled.read()
         # It takes longer than a message may wait to be taken.
-        neighbour = asyncio.create_task(read(generate_pb2_grpc.GenerationStub(ordinary).Generate(request(200))))
+        neighbour = asyncio.create_task(
+            read(generate_pb2_grpc.GenerationStub(ordinary).Generate(request(200)))
+        )
         async with asyncio.timeout(60):
             await until(lambda: cell.metrics.value("slow_readers_cut_total"))
             assert cell.metrics.value("client_streams") <= 1  # the neighbour, if it still reads

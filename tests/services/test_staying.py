@@ -31,7 +31,16 @@ def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.
 
 
 def _cell(endpoint: str, ray_pid: int) -> Cell:
-    cell = Cell(endpoint, "never-marked", "/nowhere", "127.0.0.1:1", ray_pid, "/nowhere", "a target", "a drafter")
+    cell = Cell(
+        endpoint,
+        "never-marked",
+        "/nowhere",
+        "127.0.0.1:1",
+        ray_pid,
+        "/nowhere",
+        "a target",
+        "a drafter",
+    )
     write_cell(cell)
     return cell
 
@@ -53,7 +62,9 @@ def test_a_coordinator_that_does_not_come_back_ends_it_and_a_cell_of_another_clu
 ) -> None:
     monkeypatch.setattr(lifecycle, "SILENT_S", 0.2)
     cell = _cell(f"127.0.0.1:{free_ports(1)[0]}", ray.pid if own else 0)
-    with pytest.raises(Unavailable, match=f"nobody has answered at {cell.endpoint} for 0.2 s") as ended:
+    with pytest.raises(
+        Unavailable, match=f"nobody has answered at {cell.endpoint} for 0.2 s"
+    ) as ended:
         lifecycle._stay(cell)
     assert ("it was left as it is" in str(ended.value)) is cell_file().exists() is not own
 

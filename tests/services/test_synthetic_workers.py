@@ -29,7 +29,9 @@ def pair(tmp_path: Path) -> str:
     document = {
         "verify": {"tokens": [1, 64], "ms": [0.3, 1.0]},
         "draft": {"sequences": [1, 16], "ms": [0.1, 0.2]},
-        "domains": {name: {"accept": accept, "concentration": 1.0} for name, accept in ACCEPT.items()},
+        "domains": {
+            name: {"accept": accept, "concentration": 1.0} for name, accept in ACCEPT.items()
+        },
     }
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
     return str(path)
@@ -37,8 +39,12 @@ def pair(tmp_path: Path) -> str:
 
 @asynccontextmanager
 async def cell(pair: str) -> AsyncIterator[tuple[CoordinatorProcess, AsyncClient]]:
-    # Steps of a millisecond: on a crowded machine drafts do not pay, and a lane that may would go without.
-    async with workers.synthetic(pair, bypass=False) as (coordinator, *_), AsyncClient(coordinator.endpoint) as client:
+    # Steps of a millisecond: on a crowded machine drafts do not pay, and a lane that may would go
+    # without.
+    async with (
+        workers.synthetic(pair, bypass=False) as (coordinator, *_),
+        AsyncClient(coordinator.endpoint) as client,
+    ):
         yield coordinator, client
 
 
@@ -68,9 +74,15 @@ async def test_acceptance_over_the_wire_follows_the_domains(pair: str) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (VerifyConfig(engine="synthetic"), "verify.synthetic: required with the synthetic engine and not given"),
+        (
+            VerifyConfig(engine="synthetic"),
+            "verify.synthetic: required with the synthetic engine and not given",
+        ),
         (VerifyConfig(engine="pretend"), "verify.engine: 'pretend' is none of real, synthetic"),
-        (VerifyConfig(target="x", synthetic="y"), "verify.synthetic: of use with `engine: synthetic` only"),
+        (
+            VerifyConfig(target="x", synthetic="y"),
+            "verify.synthetic: of use with `engine: synthetic` only",
+        ),
         (VerifyConfig(), "verify.target: required and not given"),
     ],
 )
@@ -83,13 +95,18 @@ def test_a_synthetic_worker_never_loads_torch(pair: str) -> None:
     code = (
         "import asyncio, sys\n"
         "from verify_service import process as v\nfrom draft_service import process as d\n"
-        "from verify_service.config import VerifyConfig\nfrom draft_service.config import DraftConfig\n"
+        "from verify_service.config import VerifyConfig\nfrom draft_service.config import "
+        "DraftConfig\n"
         "async def main():\n"
-        f"    one = await v.start(VerifyConfig(engine='synthetic', synthetic={pair!r}, metrics_port=None))\n"
-        f"    two = await d.start(DraftConfig(engine='synthetic', synthetic={pair!r}, metrics_port=None))\n"
+        f"    one = await v.start(VerifyConfig(engine='synthetic', synthetic={pair!r}, "
+        "metrics_port=None))\n"
+        f"    two = await d.start(DraftConfig(engine='synthetic', synthetic={pair!r}, "
+        "metrics_port=None))\n"
         "    await one.stop(0.0)\n    await two.stop(0.0)\n"
         "asyncio.run(main())\n"
         "print([m for m in ('torch', 'transformers') if m in sys.modules])\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.splitlines()[-1] == "[]"

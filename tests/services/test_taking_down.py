@@ -1,4 +1,5 @@
-"""What `dspark down` waits for: requests that are under way, also where their coordinator has no time to say so."""
+"""What `dspark down` waits for: requests that are under way, also where their coordinator has no
+time to say so."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ class _Coordinator(control_pb2_grpc.ControlServicer):
         self._reply = reply
         self.over = threading.Event()
 
-    def GetStatus(self, request: control_pb2.GetStatusRequest, context: grpc.ServicerContext) -> object:
+    def GetStatus(
+        self, request: control_pb2.GetStatusRequest, context: grpc.ServicerContext
+    ) -> object:
         if self.refuses:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
         if self._reply is None:
@@ -32,7 +35,9 @@ class _Coordinator(control_pb2_grpc.ControlServicer):
 
 
 @contextmanager
-def coordinator(reply: control_pb2.GetStatusReply | None, *, refuses: bool = False) -> Iterator[Cell]:
+def coordinator(
+    reply: control_pb2.GetStatusReply | None, *, refuses: bool = False
+) -> Iterator[Cell]:
     with ThreadPoolExecutor(1) as threads:
         server, servicer = grpc.server(threads), _Coordinator(reply, refuses=refuses)
         control_pb2_grpc.add_ControlServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
@@ -45,10 +50,16 @@ def coordinator(reply: control_pb2.GetStatusReply | None, *, refuses: bool = Fal
             server.stop(None).wait()
 
 
-def test_requests_are_waited_for_and_so_is_who_has_no_time_to_count_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_are_waited_for_and_so_is_who_has_no_time_to_count_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(down, "ASK_S", 0.5)
     lane = control_pb2.LaneStatus(running=2, waiting=1)
-    replies = (control_pb2.GetStatusReply(queued=1, lanes=[lane]), control_pb2.GetStatusReply(), None)
+    replies = (
+        control_pb2.GetStatusReply(queued=1, lanes=[lane]),
+        control_pb2.GetStatusReply(),
+        None,
+    )
     said = []
     for reply in replies:
         with coordinator(reply) as cell:

@@ -1,4 +1,5 @@
-"""Two tenants of one cell: what one has asked spares the other nothing, and names of one are no names of the other."""
+"""Two tenants of one cell: what one has asked spares the other nothing, and names of one are no
+names of the other."""
 
 from __future__ import annotations
 
@@ -15,19 +16,27 @@ PROMPT = [number % 100 + 16 for number in range(100)]
 
 
 @pytest.mark.parametrize("attention", ["auto", "stateful"])
-async def test_tenants_share_neither_prefixes_nor_names(tmp_path: Path, golden_target: Path, attention: str) -> None:
+async def test_tenants_share_neither_prefixes_nor_names(
+    tmp_path: Path, golden_target: Path, attention: str
+) -> None:
     write_token(tmp_path / "worker")
     clients = tmp_path / "clients"
     clients.write_text("".join(f"{name} {token}\n" for name, token in TOKENS.items()))
     worker = str(tmp_path / "worker")
     async with (
-        workers.verifier(golden_target, attention=attention, metrics_port=None, token_file=worker) as v,
-        workers.coordinator(verify=(v.endpoint,), token_file=worker, client_token_file=str(clients)) as coordinator,
+        workers.verifier(
+            golden_target, attention=attention, metrics_port=None, token_file=worker
+        ) as v,
+        workers.coordinator(
+            verify=(v.endpoint,), token_file=worker, client_token_file=str(clients)
+        ) as coordinator,
     ):
         acme, globex = (AsyncClient(coordinator.endpoint, token=token) for token in TOKENS.values())
 
         async def cached(client: AsyncClient, salt: str = "") -> int:
-            answer = await client.complete(PROMPT, max_tokens=2, temperature=0.0, cache_salt=salt, timeout=60)
+            answer = await client.complete(
+                PROMPT, max_tokens=2, temperature=0.0, cache_salt=salt, timeout=60
+            )
             return answer.end.usage.cached_tokens
 
         async with acme, globex:

@@ -1,4 +1,5 @@
-"""Thoughts before an answer through HTTP: told apart, bounded, and followed by the answer's own form, on the tiny pair.
+"""Thoughts before an answer through HTTP: told apart, bounded, and followed by the answer's own
+form, on the tiny pair.
 
 The tiny target never learnt to think: it does where a budget has it begin.
 """
@@ -41,7 +42,12 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
 
 
 def asked(cell: HttpCell, budget: int | None, **fields: Any) -> Any:
-    given = {"model": "tiny", "messages": [{"role": "user", "content": "def f"}], "max_tokens": 300, "temperature": 1.0}
+    given = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "def f"}],
+        "max_tokens": 300,
+        "temperature": 1.0,
+    }
     more = {} if budget is None else {"extra_body": {"thinking_token_budget": budget}}
     return cell.openai().chat.completions.create(**{**given, **more, **fields})
 
@@ -49,7 +55,11 @@ def asked(cell: HttpCell, budget: int | None, **fields: Any) -> Any:
 @pytest.mark.parametrize("budget", [0, 1, BUDGET])
 def test_so_many_tokens_are_thought_and_the_form_follows(budget: int, cell: HttpCell) -> None:
     for rule in ("token", "block", "coupled"):
-        extra = {"thinking_token_budget": budget, "return_token_ids": True, "speculation": {"rule": rule}}
+        extra = {
+            "thinking_token_budget": budget,
+            "return_token_ids": True,
+            "speculation": {"rule": rule},
+        }
         made = asked(cell, budget, response_format=FORM, extra_body=extra).choices[0]
         jsonschema.validate(json.loads(made.message.content), SCHEMA)
         thought = getattr(made.message, "reasoning_content", "")
@@ -96,7 +106,9 @@ def test_usage_counts_the_tokens_of_thoughts(cell: HttpCell) -> None:
 
 
 def test_a_forced_call_may_be_thought_about(cell: HttpCell) -> None:
-    made = asked(cell, BUDGET, tools=TOOLS, tool_choice="required", parallel_tool_calls=False).choices[0]
+    made = asked(
+        cell, BUDGET, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    ).choices[0]
     (call,) = made.message.tool_calls
     jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
     assert made.finish_reason == "tool_calls"
@@ -112,12 +124,21 @@ def test_other_interfaces_tell_of_thoughts(cell: HttpCell) -> None:
     with anthropic.Anthropic(base_url=cell.url, api_key="none", max_retries=0) as claude:
         thinking: Any = {"type": "enabled", "budget_tokens": BUDGET}
         turns: Any = [{"role": "user", "content": "def f"}]
-        made = claude.messages.create(model="tiny", max_tokens=40, messages=turns, thinking=thinking)
+        made = claude.messages.create(
+            model="tiny", max_tokens=40, messages=turns, thinking=thinking
+        )
         assert [block.type for block in made.content] == ["thinking", "text"]
-        with claude.messages.stream(model="tiny", max_tokens=40, messages=turns, thinking=thinking) as stream:
-            assert [block.type for block in stream.get_final_message().content] == ["thinking", "text"]
+        with claude.messages.stream(
+            model="tiny", max_tokens=40, messages=turns, thinking=thinking
+        ) as stream:
+            assert [block.type for block in stream.get_final_message().content] == [
+                "thinking",
+                "text",
+            ]
     extra = {"thinking_token_budget": BUDGET}
-    said = cell.openai().responses.create(model="tiny", input="def f", max_output_tokens=40, extra_body=extra)
+    said = cell.openai().responses.create(
+        model="tiny", input="def f", max_output_tokens=40, extra_body=extra
+    )
     assert [item.type for item in said.output] == ["reasoning", "message"]
 
 
@@ -131,11 +152,18 @@ def test_a_budget_beyond_its_bounds_is_refused(budget: int, form: Any, cell: Htt
 @pytest.mark.parametrize(
     "fields",
     [
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"uniqueItems": True}}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"uniqueItems": True}},
+            }
+        },
         {"extra_body": {"thinking_token_budget": BUDGET, "structured_outputs": {"regex": "(?=a)"}}},
     ],
 )
-def test_a_form_behind_thoughts_that_cannot_be_kept_is_refused_by_its_own_name(fields: Any, cell: HttpCell) -> None:
+def test_a_form_behind_thoughts_that_cannot_be_kept_is_refused_by_its_own_name(
+    fields: Any, cell: HttpCell
+) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         asked(cell, BUDGET, **fields)
     assert refused.value.param == list(fields.get("extra_body", fields))[-1]

@@ -1,4 +1,5 @@
-"""TLS on real sockets: who is refused, who gets in as what, certificates that are renewed under a running server."""
+"""TLS on real sockets: who is refused, who gets in as what, certificates that are renewed under a
+running server."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ async def _health(endpoint: str, tls: Tls | None) -> grpc.StatusCode | None:
     """None where somebody answered."""
     async with open_channel(endpoint, tls=tls) as channel:
         try:
-            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+            await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=5
+            )
         except grpc.aio.AioRpcError as error:
             return error.code()
     return None
@@ -69,10 +72,15 @@ async def test_plaintext_strangers_and_other_authorities_are_refused(
         assert await _health(endpoint, tls) is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_name_that_is_not_in_the_certificate_is_refused(endpoint: str, ours: Authority) -> None:
+async def test_a_name_that_is_not_in_the_certificate_is_refused(
+    endpoint: str, ours: Authority
+) -> None:
     there = ours.tls()
     assert await _health(endpoint, Tls(there.cert, there.key, there.ca, "localhost")) is None
-    assert await _health(endpoint, Tls(there.cert, there.key, there.ca, "elsewhere")) is grpc.StatusCode.UNAVAILABLE
+    assert (
+        await _health(endpoint, Tls(there.cert, there.key, there.ca, "elsewhere"))
+        is grpc.StatusCode.UNAVAILABLE
+    )
 
 
 async def test_renewed_certificates_are_taken_while_serving(tmp_path: Path) -> None:
@@ -82,7 +90,9 @@ async def test_renewed_certificates_are_taken_while_serving(tmp_path: Path) -> N
     endpoint = server.endpoint(await server.start())
     before = await _certificate(endpoint, authority)
     authority.spoil("node.crt")
-    assert await _certificate(endpoint, authority) == before, "files that do not fit each other change nothing"
+    assert await _certificate(endpoint, authority) == before, (
+        "files that do not fit each other change nothing"
+    )
     authority.renew()
     assert await _certificate(endpoint, authority) != before
     assert await _health(endpoint, authority.tls()) is None
@@ -90,9 +100,12 @@ async def test_renewed_certificates_are_taken_while_serving(tmp_path: Path) -> N
 
 
 async def _certificate(endpoint: str, authority: Authority) -> str:
-    """What the server shows to a new connection; needs no certificate to be seen, only to be answered."""
+    """What the server shows to a new connection; needs no certificate to be seen, only to be
+    answered."""
     host, _, port = endpoint.rpartition(":")
-    return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)), ca_certs=authority.path("ca.crt"))
+    return await asyncio.to_thread(
+        ssl.get_server_certificate, (host, int(port)), ca_certs=authority.path("ca.crt")
+    )
 
 
 async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
@@ -106,24 +119,38 @@ async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
     tenant = ours.tls("client-acme")
     async with (
         workers.synthetic(FLAT, shared=shared, client_token_file=str(clients)) as (coordinator, *_),
-        workers.frontend(coordinator=coordinator.endpoint, client_token_file=str(clients), **shared) as front,
+        workers.frontend(
+            coordinator=coordinator.endpoint, client_token_file=str(clients), **shared
+        ) as front,
     ):
         for endpoint in (coordinator.endpoint, front.endpoint):
-            async with AsyncClient(endpoint, token="a-token-of-the-tenant-acme", tls=tenant) as client:
+            async with AsyncClient(
+                endpoint, token="a-token-of-the-tenant-acme", tls=tenant
+            ) as client:
                 answer = await client.complete([1, 2, 3], max_tokens=8, timeout=20)
                 assert len(answer.token_ids) == 8
-            async with AsyncClient(endpoint, token="a-token-of-nobody-at-all", tls=tenant) as client:
+            async with AsyncClient(
+                endpoint, token="a-token-of-nobody-at-all", tls=tenant
+            ) as client:
                 with pytest.raises(Denied):
                     await client.complete([1, 2, 3], max_tokens=8, timeout=20)
-            async with AsyncClient(endpoint, token="a-token-of-the-tenant-acme", tls=theirs.tls()) as client:
+            async with AsyncClient(
+                endpoint, token="a-token-of-the-tenant-acme", tls=theirs.tls()
+            ) as client:
                 with pytest.raises(Unavailable):
                     await client.complete([1, 2, 3], max_tokens=8, timeout=20)
-            async with AsyncClient(endpoint, tls=tenant) as client:  # the certificate says that it is a client
-                assert len((await client.complete([1, 2, 3], max_tokens=8, timeout=20)).token_ids) == 8
+            async with AsyncClient(
+                endpoint, tls=tenant
+            ) as client:  # the certificate says that it is a client
+                assert (
+                    len((await client.complete([1, 2, 3], max_tokens=8, timeout=20)).token_ids) == 8
+                )
         async with AsyncClient(coordinator.endpoint, tls=tenant) as client:
             with pytest.raises(Denied):
                 await client.status()
-        async with AsyncClient(coordinator.endpoint, token=secrets["operator_token_file"], tls=ours.tls()) as client:
+        async with AsyncClient(
+            coordinator.endpoint, token=secrets["operator_token_file"], tls=ours.tls()
+        ) as client:
             states = {one.name: one.state for one in (await client.status()).processes}
         assert set(states.values()) == {"serving"}
         assert len(states) == 4
@@ -141,7 +168,9 @@ def _scrape(url: str, token: str | None, context: ssl.SSLContext | None) -> int:
         return error.code
 
 
-def test_metrics_ask_like_everybody_else(tmp_path: Path, ours: Authority, theirs: Authority) -> None:
+def test_metrics_ask_like_everybody_else(
+    tmp_path: Path, ours: Authority, theirs: Authority
+) -> None:
     files = {key: str(tmp_path / key) for key in ("token_file", "metrics_token_file")}
     worker, reader = (write_token(Path(path)) for path in files.values())
     security = Security.of(ListenConfig(**files, **ours.settings()))
@@ -159,7 +188,9 @@ def test_metrics_ask_like_everybody_else(tmp_path: Path, ours: Authority, theirs
     assert _scrape(url, None, context(ours, "monitor")) == 200
     assert _scrape(url, None, node) == 403, "a worker's certificate reads no metrics"
     assert _scrape(url, "wrong-token-of-some-length", node) == 401
-    assert _scrape(url, worker, node) == 200, "without operators' own token the worker token is theirs"
+    assert _scrape(url, worker, node) == 200, (
+        "without operators' own token the worker token is theirs"
+    )
     for other in (context(ours, None), context(theirs, "node")):
         with pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)):
             _scrape(url, reader, other)
@@ -180,10 +211,16 @@ def test_half_of_the_files_is_refused(ours: Authority, keys: tuple[str, ...], pr
         Security.of(ListenConfig(**{key: ours.settings()[key] for key in keys}))
 
 
-def test_files_that_are_no_certificates_are_refused(tmp_path: Path, ours: Authority, theirs: Authority) -> None:
+def test_files_that_are_no_certificates_are_refused(
+    tmp_path: Path, ours: Authority, theirs: Authority
+) -> None:
     junk = tmp_path / "junk"
     junk.write_text("-----BEGIN NOTHING-----")
-    for change in ({"tls_ca": str(junk)}, {"tls_key": str(junk)}, {"tls_key": theirs.path("node.key")}):
+    for change in (
+        {"tls_ca": str(junk)},
+        {"tls_key": str(junk)},
+        {"tls_key": theirs.path("node.key")},
+    ):
         with pytest.raises(ConfigError, match="tls_"):
             Security.of(ListenConfig(**{**ours.settings(), **change}))
     with pytest.raises(ConfigError, match="tls_ca: cannot read"):
@@ -191,7 +228,9 @@ def test_files_that_are_no_certificates_are_refused(tmp_path: Path, ours: Author
 
 
 @pytest.mark.parametrize("days", [-2, 2])
-def test_a_certificate_out_of_its_time_is_named(days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_out_of_its_time_is_named(
+    days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Elsewhen(datetime.datetime):
         @classmethod
         def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
@@ -202,5 +241,7 @@ def test_a_certificate_out_of_its_time_is_named(days: int, tmp_path: Path, monke
         there.setattr(certificates, "datetime", types.SimpleNamespace(**names))
         tls = Authority(tmp_path).tls()
     for make in (tls.channel_credentials, lambda: tls.server_credentials(ask_peers=True)):
-        with pytest.raises(ConfigError, match=r"tls_cert: .*node\.crt holds from .* GMT to .* GMT, and not now"):
+        with pytest.raises(
+            ConfigError, match=r"tls_cert: .*node\.crt holds from .* GMT to .* GMT, and not now"
+        ):
             make()

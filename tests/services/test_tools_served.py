@@ -1,6 +1,8 @@
-"""Tools through the official client: calls that are forced, strict or free, whole and streamed, on the tiny pair.
+"""Tools through the official client: calls that are forced, strict or free, whole and streamed, on
+the tiny pair.
 
-The tiny target goes on with texts and was never taught to call: a call comes where a form asks for it.
+The tiny target goes on with texts and was never taught to call: a call comes where a form asks for
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from tests.services.http_cell import HttpCell, target_that_calls
 
 PARAMETERS = {
     "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 5}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+    "properties": {
+        "city": {"type": "string", "maxLength": 5},
+        "days": {"type": "integer", "minimum": 1, "maximum": 7},
+    },
     "required": ["city", "days"],
     "additionalProperties": False,
 }
@@ -38,7 +43,12 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
 
 
 def asked(cell: HttpCell, **fields: Any) -> Any:
-    given = {"model": "tiny", "messages": [{"role": "user", "content": "def f"}], "max_tokens": 300, "tools": TOOLS}
+    given = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "def f"}],
+        "max_tokens": 300,
+        "tools": TOOLS,
+    }
     return cell.openai().chat.completions.create(**{**given, **fields})
 
 
@@ -63,12 +73,16 @@ def test_a_named_tool_is_called_once_with_arguments_that_fit(cell: HttpCell) -> 
 
 def test_a_call_that_is_required_comes_and_several_may(cell: HttpCell) -> None:
     for parallel in (True, False):
-        made = asked(cell, tool_choice="required", parallel_tool_calls=parallel, temperature=1.0, n=2)
+        made = asked(
+            cell, tool_choice="required", parallel_tool_calls=parallel, temperature=1.0, n=2
+        )
         for choice in made.choices:
             calls = choice.message.tool_calls
             assert calls
             assert parallel or len(calls) == 1
-            for call in calls[:-1] if choice.finish_reason == "length" else calls:  # the last may be cut
+            for call in (
+                calls[:-1] if choice.finish_reason == "length" else calls
+            ):  # the last may be cut
                 assert call.function.name in ("weather", "alarm")
                 check(call)
 
@@ -79,7 +93,9 @@ def test_streamed_calls_are_those_of_the_whole_answer(cell: HttpCell) -> None:
     name, arguments, pieces, finish = "", "", 0, None
     for chunk in asked(cell, stream=True, **fields):
         (choice,) = chunk.choices
-        assert choice.finish_reason or choice.delta.model_dump(exclude_none=True), "it says something"
+        assert choice.finish_reason or choice.delta.model_dump(exclude_none=True), (
+            "it says something"
+        )
         finish = choice.finish_reason or finish
         assert not choice.delta.content
         for delta in choice.delta.tool_calls or ():
@@ -107,38 +123,62 @@ def test_an_answer_that_calls_nothing_has_its_format(cell: HttpCell) -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     schema["additionalProperties"] = False
     given: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    strict: Any = {"tools": [tool("alarm", strict=True)], "parallel_tool_calls": False, "response_format": given}
+    strict: Any = {
+        "tools": [tool("alarm", strict=True)],
+        "parallel_tool_calls": False,
+        "response_format": given,
+    }
     for choice in asked(cell, temperature=1.0, n=4, **strict).choices:
         if choice.message.tool_calls:
             assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
             check(choice.message.tool_calls[0])
         else:
             jsonschema.validate(json.loads(choice.message.content), schema)
-    forced = asked(cell, response_format=given, tool_choice="required", parallel_tool_calls=False).choices[0]
+    forced = asked(
+        cell, response_format=given, tool_choice="required", parallel_tool_calls=False
+    ).choices[0]
     check(forced.message.tool_calls[0])
     assert forced.finish_reason == "tool_calls"
 
 
 def test_results_go_back_into_the_conversation(cell: HttpCell) -> None:
-    call = {"id": "call_1", "type": "function", "function": {"name": "alarm", "arguments": '{"city": "x", "days": 1}'}}
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "alarm", "arguments": '{"city": "x", "days": 1}'},
+    }
     messages = [
         {"role": "user", "content": "wake me"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "done"},
     ]
-    made = asked(cell, messages=messages, tools=[tool("alarm", strict=True)], temperature=1.0, max_tokens=8)
+    made = asked(
+        cell, messages=messages, tools=[tool("alarm", strict=True)], temperature=1.0, max_tokens=8
+    )
     assert made.usage.completion_tokens <= 8
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tool_choice": {"type": "function", "function": {"name": "none"}}}, "tool_choice.function.name"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "none"}}},
+            "tool_choice.function.name",
+        ),
         ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
-        ({"tool_choice": {"type": "function", "function": {"name": 3}}}, "tool_choice.function.name"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": 3}}},
+            "tool_choice.function.name",
+        ),
         ({"tool_choice": "sometimes"}, "tool_choice"),
-        ({"tools": [{"type": "function", "function": {"description": "x"}}]}, "tools[0].function.name"),
-        ({"tools": [tool("a"), {"type": "function", "function": {"name": "b", "y": 1}}]}, "tools[1].function.y"),
+        (
+            {"tools": [{"type": "function", "function": {"description": "x"}}]},
+            "tools[0].function.name",
+        ),
+        (
+            {"tools": [tool("a"), {"type": "function", "function": {"name": "b", "y": 1}}]},
+            "tools[1].function.y",
+        ),
         ({"tools": [tool("a b")]}, "tools[0].function.name"),
         ({"tools": [tool("a"), tool("a")]}, "tools[1].function.name"),
         ({"tools": openai.omit, "tool_choice": "required"}, "tool_choice"),
@@ -148,15 +188,30 @@ def test_results_go_back_into_the_conversation(cell: HttpCell) -> None:
             "response_format",
         ),
         ({"tool_choice": "required", "tools": [tool("f", parameters=UNKEPT)]}, "tools"),
-        ({"tool_choice": "required", "tools": [tool("f", parameters=UNKEPT)], "response_format": KEPT}, "tools"),
+        (
+            {
+                "tool_choice": "required",
+                "tools": [tool("f", parameters=UNKEPT)],
+                "response_format": KEPT,
+            },
+            "tools",
+        ),
         ({"tools": [tool("f", parameters=UNKEPT, strict=True)]}, "tools"),
-        ({"tools": [tool("f", parameters=UNKEPT, strict=True)], "response_format": KEPT}, "response_format or tools"),
+        (
+            {"tools": [tool("f", parameters=UNKEPT, strict=True)], "response_format": KEPT},
+            "response_format or tools",
+        ),
         ({"extra_body": {"structured_outputs": {"json": UNKEPT}}}, "structured_outputs"),
-        ({"messages": [{"role": "user", "content": "a"}, {"role": "function", "content": "b"}]}, "messages[1].role"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "function", "content": "b"}]},
+            "messages[1].role",
+        ),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str, cell: HttpCell) -> None:
+def test_what_cannot_be_is_refused_by_name(
+    fields: dict[str, Any], param: str, cell: HttpCell
+) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         asked(cell, **fields)
     assert refused.value.param == param

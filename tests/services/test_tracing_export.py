@@ -31,14 +31,19 @@ def test_spans_arrive_with_the_service_s_name_when_the_process_ends() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        tracer, provider = open_tracer(f"127.0.0.1:{port}", service="dspark-coordinator", instance="coordinator/0")
+        tracer, provider = open_tracer(
+            f"127.0.0.1:{port}", service="dspark-coordinator", instance="coordinator/0"
+        )
         tracer.start_span("round", start_time=10).end(end_time=20)
         provider.shutdown()
     finally:
         server.stop(0).wait()
     (spans,) = [each for request in collector.requests for each in request.resource_spans]
     resource = {each.key: each.value.string_value for each in spans.resource.attributes}
-    assert (resource["service.name"], resource["service.instance.id"]) == ("dspark-coordinator", "coordinator/0")
+    assert (resource["service.name"], resource["service.instance.id"]) == (
+        "dspark-coordinator",
+        "coordinator/0",
+    )
     (span,) = spans.scope_spans[0].spans
     assert (span.name, span.start_time_unix_nano, span.end_time_unix_nano) == ("round", 10, 20)
 

@@ -28,7 +28,9 @@ distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("family", ["dspark", pytest.param("eagle3", marks=pytest.mark.slow)])
-def test_two_workers_write_the_curve_of_one(family: str, golden_target: Path, tmp_path: Path) -> None:
+def test_two_workers_write_the_curve_of_one(
+    family: str, golden_target: Path, tmp_path: Path
+) -> None:
     samples = random_samples(tmp_path / "samples.safetensors", count=11)
     # Five conversations a step and three held out: the shares of the two are not the same size.
     changes = {"family": family, "batch": 5, "held_out": 3, "steps": 3, "rate": 1e-3}

@@ -1,4 +1,5 @@
-"""A verifier's connections break in the middle of answers of every kind: they go on elsewhere, word for word."""
+"""A verifier's connections break in the middle of answers of every kind: they go on elsewhere, word
+for word."""
 
 from __future__ import annotations
 
@@ -9,11 +10,26 @@ import pytest
 from dspark.client import AsyncClient, Completion
 from tests.services.cell import Cell
 
-OPTIONS: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "policy": "fixed:3", "timeout": 60.0}
+OPTIONS: dict[str, Any] = {
+    "max_tokens": 60,
+    "ignore_eos": True,
+    "policy": "fixed:3",
+    "timeout": 60.0,
+}
 ALL_PARAMS: dict[str, dict[str, Any]] = {
     "logprobs": {"temperature": 0.0, "logprobs": 3},
-    "penalties": {"temperature": 0.0, "presence_penalty": 0.6, "frequency_penalty": 0.2, "repetition_penalty": 1.2},
-    "least length": {"temperature": 0.0, "min_tokens": 50, "ignore_eos": False, "logit_bias": {7: 3.0}},
+    "penalties": {
+        "temperature": 0.0,
+        "presence_penalty": 0.6,
+        "frequency_penalty": 0.2,
+        "repetition_penalty": 1.2,
+    },
+    "least length": {
+        "temperature": 0.0,
+        "min_tokens": 50,
+        "ignore_eos": False,
+        "logit_bias": {7: 3.0},
+    },
     "several": {"temperature": 0.8, "seed": 5, "rule": "coupled", "n": 3, "top_k": 20},
 }
 
@@ -35,8 +51,12 @@ async def test_answers_go_on_word_for_word(cell: Cell, name: str) -> None:
         await lose(cell)
         events += [event async for event in stream]
     hurt = Completion.of(events)
-    assert [choice.token_ids for choice in hurt.choices] == [choice.token_ids for choice in calm.choices]
-    assert [choice.finish_reason for choice in hurt.choices] == [choice.finish_reason for choice in calm.choices]
+    assert [choice.token_ids for choice in hurt.choices] == [
+        choice.token_ids for choice in calm.choices
+    ]
+    assert [choice.finish_reason for choice in hurt.choices] == [
+        choice.finish_reason for choice in calm.choices
+    ]
     for after, before in zip(hurt.choices, calm.choices, strict=True):
         for told, other in zip(after.logprobs, before.logprobs, strict=True):
             assert [token for token, _ in told.top] == [token for token, _ in other.top]

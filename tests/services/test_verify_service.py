@@ -26,7 +26,9 @@ async def described(process: Any) -> Any:
         return await verify_pb2_grpc.VerifyStub(channel).Describe(types_pb2.DescribeRequest())
 
 
-async def test_per_request_caches_give_the_same_tokens(golden_target: Path, golden_drafter: Path) -> None:
+async def test_per_request_caches_give_the_same_tokens(
+    golden_target: Path, golden_drafter: Path
+) -> None:
     (expected,) = plain_greedy(golden_target, [PROMPT], 40)
     async with (
         verifier(golden_target, golden_drafter, attention="stateful", prefill_chunk=4) as v,
@@ -34,25 +36,40 @@ async def test_per_request_caches_give_the_same_tokens(golden_target: Path, gold
         conducting(v, planned(PlanKind.FIXED, 3)) as conductor,
     ):
         said = await described(v)
-        assert (said.attention_path, said.attention_reason) == ("stateful", "asked for by configuration")
+        assert (said.attention_path, said.attention_reason) == (
+            "stateful",
+            "asked for by configuration",
+        )
         conductor.know(1, d)
-        asked = [conductor.ask(PROMPT, SamplingParams(temperature=0.0), 40, drafter=1) for _ in range(2)]
+        asked = [
+            conductor.ask(PROMPT, SamplingParams(temperature=0.0), 40, drafter=1) for _ in range(2)
+        ]
         assert await conductor.tokens(*asked) == [expected, expected]
         assert sum(each.verified for answer in asked for each in answer.rounds) > 0
 
 
-async def test_what_it_says_of_itself_and_the_stored_cost_curve(golden_target: Path, golden_drafter: Path) -> None:
+async def test_what_it_says_of_itself_and_the_stored_cost_curve(
+    golden_target: Path, golden_drafter: Path
+) -> None:
     settings = {"measure_cost": True, "cost_max_tokens": 4, "kv_tokens": 4096}
     async with verifier(golden_target, golden_drafter, **settings) as v:
         said = await described(v)
         assert (said.incarnation, said.vocab_size, said.hidden_size) == (v.incarnation, 128, 64)
-        assert (said.attention_path, said.feature_dtype, said.dtype) == ("paged", "bfloat16", "float32")
+        assert (said.attention_path, said.feature_dtype, said.dtype) == (
+            "paged",
+            "bfloat16",
+            "float32",
+        )
         assert list(said.stop_token_ids) == [1]
         assert len(said.fingerprint) == 16
         assert said.projection.startswith("dspark:0,1,2,3,4:")
         curve = codec.read_cost(said.cost)
         assert curve is not None
-        assert (said.cost.source, list(curve[0]), list(curve[1])) == ("measured", [1, 2, 3, 4], [128])
+        assert (said.cost.source, list(curve[0]), list(curve[1])) == (
+            "measured",
+            [1, 2, 3, 4],
+            [128],
+        )
         assert v.engine.held.pages_held == 0, "what was held for timing is given back"
     async with verifier(golden_target, golden_drafter, **settings) as v:
         said = await described(v)
@@ -64,7 +81,9 @@ async def test_what_it_says_of_itself_and_the_stored_cost_curve(golden_target: P
 async def test_several_threads_are_those_of_passes_alone(
     golden_target: Path, golden_drafter: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, int]
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1" if said else "2")  # what counts where no setting says it
+    monkeypatch.setenv(
+        "OMP_NUM_THREADS", "1" if said else "2"
+    )  # what counts where no setting says it
     async with verifier(golden_target, **said) as process:
         worker = process.worker
         assert await worker.passes.run(torch.get_num_threads) == 2

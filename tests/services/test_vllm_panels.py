@@ -24,14 +24,16 @@ PANELS = {
     "cache": 'vllm:kv_cache_usage_perc{model_name="$model_name"}',
     "first token": "histogram_quantile(0.99, sum by(le) "
     '(rate(vllm:time_to_first_token_seconds_bucket{model_name="$model_name"}[5m])))',
-    "mean first token": 'rate(vllm:time_to_first_token_seconds_sum{model_name="$model_name"}[5m]) / '
+    "mean first token": 'rate(vllm:time_to_first_token_seconds_sum{model_name="$model_name"}[5m]) '
+    "/ "
     'rate(vllm:time_to_first_token_seconds_count{model_name="$model_name"}[5m])',
     "between tokens": "histogram_quantile(0.5, sum by(le) "
     '(rate(vllm:inter_token_latency_seconds_bucket{model_name="$model_name"}[5m])))',
     "per token": 'rate(vllm:request_time_per_output_token_seconds_sum{model_name="$model_name"}[5m])',
     "whole request": "histogram_quantile(0.9, sum by(le) "
     '(rate(vllm:e2e_request_latency_seconds_bucket{model_name="$model_name"}[5m])))',
-    "success": 'sum by(finished_reason) (increase(vllm:request_success_total{model_name="$model_name"}[5m]))',
+    "success": "sum by(finished_reason) "
+    '(increase(vllm:request_success_total{model_name="$model_name"}[5m]))',
     "prompt tokens": 'rate(vllm:prompt_tokens_total{model_name="$model_name"}[5m])',
     "generated tokens": 'rate(vllm:generation_tokens_total{model_name="$model_name"}[5m])',
     "queue": 'rate(vllm:request_queue_time_seconds_sum{model_name="$model_name"}[5m])',
@@ -53,7 +55,9 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
 def _scraped(cell: HttpCell) -> list[Metric]:
     families: list[Metric] = []
     for process in (cell.coordinator, cell.verifier, cell.drafter):
-        with urllib.request.urlopen(f"http://127.0.0.1:{process.shell.metrics_port}/metrics", timeout=10) as page:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{process.shell.metrics_port}/metrics", timeout=10
+        ) as page:
             families += text_string_to_metric_families(page.read().decode())
     return families
 
@@ -77,19 +81,28 @@ def _selectors(node: Any) -> Iterator[Any]:
 
 
 def _grouped_by(node: Any) -> set[str]:
-    found = set(node.modifier.labels) if type(node).__name__ == "AggregateExpr" and node.modifier else set()
+    found = (
+        set(node.modifier.labels)
+        if type(node).__name__ == "AggregateExpr" and node.modifier
+        else set()
+    )
     inside = [getattr(node, "expr", None), *(getattr(node, "args", None) or ())]
     return found.union(*(_grouped_by(each) for each in inside if each is not None))
 
 
 def _shown(expression: str, samples: list[Sample]) -> float:
-    """The largest value among the samples an expression reads; fails where it reads none, or groups by no label."""
+    """The largest value among the samples an expression reads; fails where it reads none, or groups
+    by no label."""
     query = expression.replace("vllm:", "dspark_").replace("$model_name", MODEL)
     tree = pytest.importorskip("promql_parser").parse(query)
     largest = 0.0
     for selector in _selectors(tree):
         wanted = {matcher.name: matcher.value for matcher in selector.matchers.matchers}
-        read = [each for each in samples if each.name == selector.name and wanted.items() <= each.labels.items()]
+        read = [
+            each
+            for each in samples
+            if each.name == selector.name and wanted.items() <= each.labels.items()
+        ]
         assert read, f"{query} reads nothing"
         assert all(_grouped_by(tree) <= each.labels.keys() for each in read), query
         largest = max(largest, *(each.value for each in read))
@@ -99,7 +112,10 @@ def _shown(expression: str, samples: list[Sample]) -> float:
 def test_every_panel_shows_data(cell: HttpCell) -> None:
     with Client(cell.coordinator.endpoint) as client:
         client.complete([5, 6, 7], max_tokens=20, temperature=0.0, ignore_eos=True)
-        streams = [client.generate([5, 6, 7], max_tokens=4000, ignore_eos=True, request_id=name) for name in "ab"]
+        streams = [
+            client.generate([5, 6, 7], max_tokens=4000, ignore_eos=True, request_id=name)
+            for name in "ab"
+        ]
         next(streams[0])
         wait_until(lambda: _shown(PANELS["running"], _samples(cell)) == 1)
         wait_until(lambda: _shown(PANELS["waiting"], _samples(cell)) == 1)
@@ -109,7 +125,11 @@ def test_every_panel_shows_data(cell: HttpCell) -> None:
     for panel, expression in PANELS.items():
         if panel not in ("running", "waiting", "cache"):
             assert _shown(expression, samples) > 0, f"{panel}: {expression}"
-    ends = {each.labels["finished_reason"] for each in samples if each.name == "dspark_request_success_total"}
+    ends = {
+        each.labels["finished_reason"]
+        for each in samples
+        if each.name == "dspark_request_success_total"
+    }
     assert ends == {"stop", "length", "abort"}
     gaps, whole = (
         sum(each.value for each in samples if each.name == f"dspark_{name}_count")
@@ -121,7 +141,9 @@ def test_every_panel_shows_data(cell: HttpCell) -> None:
 def test_every_sample_says_which_model_and_cell_and_none_when_it_began(cell: HttpCell) -> None:
     samples = _samples(cell)
     assert len(samples) > 300
-    assert {(each.labels.get("model_name"), each.labels.get("cell")) for each in samples} == {(MODEL, CELL)}
+    assert {(each.labels.get("model_name"), each.labels.get("cell")) for each in samples} == {
+        (MODEL, CELL)
+    }
     assert not [each.name for each in samples if each.name.endswith("_created")]
 
 

@@ -20,7 +20,9 @@ Serving = contextlib.AbstractAsyncContextManager[Any]
 
 
 @contextlib.asynccontextmanager
-async def _serving(starting: Awaitable[ShellProcess], grace_s: float) -> AsyncIterator[ShellProcess]:
+async def _serving(
+    starting: Awaitable[ShellProcess], grace_s: float
+) -> AsyncIterator[ShellProcess]:
     process = await starting
     try:
         yield process
@@ -29,14 +31,20 @@ async def _serving(starting: Awaitable[ShellProcess], grace_s: float) -> AsyncIt
 
 
 def verifier(
-    target: Any = None, drafter: Any = None, grace_s: float = 1.0, name: str = "verify/0", **settings: Any
+    target: Any = None,
+    drafter: Any = None,
+    grace_s: float = 1.0,
+    name: str = "verify/0",
+    **settings: Any,
 ) -> Serving:
     paths = {name: str(path) for name, path in (("target", target), ("drafter", drafter)) if path}
     config = VerifyConfig(**{**paths, "measure_cost": False, **settings})
     return _serving(verify_process.start(config, name=name), grace_s)
 
 
-def drafter(path: Any = None, grace_s: float = 1.0, name: str = "draft/0", **settings: Any) -> Serving:
+def drafter(
+    path: Any = None, grace_s: float = 1.0, name: str = "draft/0", **settings: Any
+) -> Serving:
     paths = {"drafter": str(path)} if path else {}
     config = DraftConfig(**{**paths, "measure_cost": False, **settings})
     return _serving(draft_process.start(config, name=name), grace_s)
@@ -54,10 +62,14 @@ def frontend(grace_s: float = 0.0, name: str = "frontend/0", **settings: Any) ->
 
 @contextlib.asynccontextmanager
 async def synthetic(
-    pair: Any, *, shared: Mapping[str, Any] | None = None, verify: Mapping[str, Any] | None = None, **settings: Any
+    pair: Any,
+    *,
+    shared: Mapping[str, Any] | None = None,
+    verify: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Any]:
-    """(coordinator, verifier, drafter) of a synthetic pair; both pools are empty at the end. settings: the
-    coordinator's; shared: every process's; verify: the verifier's."""
+    """(coordinator, verifier, drafter) of a synthetic pair; both pools are empty at the end.
+    settings: the coordinator's; shared: every process's; verify: the verifier's."""
     given = {"metrics_port": None, **(shared or {})}
     engine = {"engine": "synthetic", "synthetic": str(pair), "measure_cost": True, **given}
     async with (

@@ -1,4 +1,5 @@
-"""constraints.txt holds a version of everything that `make install` installs, and pyproject.toml allows each."""
+"""constraints.txt holds a version of everything that `make install` installs, and pyproject.toml
+allows each."""
 
 from __future__ import annotations
 
@@ -21,10 +22,14 @@ def _held() -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in pairs}
 
 
-def _wanted(package: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str]]]) -> list[Requirement]:
-    """Requirements of an installed package with these extras, and theirs; those that hold here. What is installed at
-    another version than the one held asks for nothing."""
-    if (package, extras) in seen or _held().get(package, installed := metadata.version(package)) != installed:
+def _wanted(
+    package: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str]]]
+) -> list[Requirement]:
+    """Requirements of an installed package with these extras, and theirs; those that hold here.
+    What is installed at another version than the one held asks for nothing."""
+    if (package, extras) in seen or _held().get(
+        package, installed := metadata.version(package)
+    ) != installed:
         return []
     seen.add((package, extras))
     found = []
@@ -32,8 +37,13 @@ def _wanted(package: str, extras: frozenset[str], seen: set[tuple[str, frozenset
         requirement = Requirement(line)
         if requirement.name in WITH_TORCH:
             continue
-        if requirement.marker is None or any(requirement.marker.evaluate({"extra": e}) for e in (extras or {""})):
-            found += [requirement, *_wanted(canonicalize_name(requirement.name), frozenset(requirement.extras), seen)]
+        if requirement.marker is None or any(
+            requirement.marker.evaluate({"extra": e}) for e in (extras or {""})
+        ):
+            found += [
+                requirement,
+                *_wanted(canonicalize_name(requirement.name), frozenset(requirement.extras), seen),
+            ]
     return found
 
 
@@ -45,11 +55,19 @@ def test_every_package_that_is_installed_has_a_version_that_is_allowed() -> None
         if name == PACKAGE:
             continue
         assert name in held, f"constraints.txt lacks {name}"
-        assert requirement.specifier.contains(held[name], prereleases=True), f"{requirement}: held at {held[name]}"
+        assert requirement.specifier.contains(held[name], prereleases=True), (
+            f"{requirement}: held at {held[name]}"
+        )
 
 
 @pytest.mark.parametrize("file", ["Makefile", "deploy/docker/Dockerfile"])
 def test_nothing_is_installed_without_them(file: str) -> None:
-    lines = [line for line in (ROOT / file).read_text().splitlines() if '".[' in line and "NEWEST" not in line]
+    lines = [
+        line
+        for line in (ROOT / file).read_text().splitlines()
+        if '".[' in line and "NEWEST" not in line
+    ]
     assert lines
-    assert not [line for line in lines if "$(PIP) " not in line and "-c constraints.txt" not in line]
+    assert not [
+        line for line in lines if "$(PIP) " not in line and "-c constraints.txt" not in line
+    ]

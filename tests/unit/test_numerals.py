@@ -15,7 +15,22 @@ from dspark.numerals import number_in, whole_in
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.config import load_config
 
-BENT = ["1_0", "1_0.5", "٣", "0x10", "", "x", "--1", "1e", "nan", "inf", "-inf", "1 2", "1e999", "\u00b2"]
+BENT = [
+    "1_0",
+    "1_0.5",
+    "٣",
+    "0x10",
+    "",
+    "x",
+    "--1",
+    "1e",
+    "nan",
+    "inf",
+    "-inf",
+    "1 2",
+    "1e999",
+    "\u00b2",
+]
 
 
 @pytest.mark.parametrize("text", BENT)
@@ -49,7 +64,9 @@ def test_a_number_is_read(text: str) -> None:
         ["--timeout", "inf"],
     ],
 )
-def test_the_command_line_bends_no_number(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_bends_no_number(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         build_parser().parse_args(["generate", "a prompt", *words])
     assert stopped.value.code == 2
@@ -70,7 +87,9 @@ class Keys:
     share: float = 0.5
 
 
-@pytest.mark.parametrize("text", ["pages: 1.7", "pages: true", "pages: '1_0'", "share: yes", "share: '1_0.5'"])
+@pytest.mark.parametrize(
+    "text", ["pages: 1.7", "pages: true", "pages: '1_0'", "share: yes", "share: '1_0.5'"]
+)
 def test_nor_does_a_configuration(tmp_path: Path, text: str) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(f"verify: {{{text}}}\n", encoding="utf-8")

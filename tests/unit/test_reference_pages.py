@@ -14,7 +14,9 @@ PAGES = sorted((ROOT / "docs" / "reference").glob("*.md"))
 
 def test_pages_are_fresh() -> None:
     command = [sys.executable, "docs/reference/generate.py", "--check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, f"run `make reference`: {done.stdout}{done.stderr[-2000:]}"
 
 
@@ -25,6 +27,8 @@ def test_what_takes_something_away_is_not_called_a_default() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_row_has_a_meaning(page: Path) -> None:
-    rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    rows = [
+        line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `")
+    ]
     assert rows
     assert not [row for row in rows if row.endswith("|  |")]

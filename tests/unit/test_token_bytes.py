@@ -1,4 +1,5 @@
-"""What entries of a vocabulary stand for is what the tokenizer itself makes of them, whatever its decoder."""
+"""What entries of a vocabulary stand for is what the tokenizer itself makes of them, whatever its
+decoder."""
 
 from __future__ import annotations
 
@@ -14,20 +15,28 @@ WORDS = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁x", "a
 FALLBACK = [decoders.ByteFallback(), decoders.Fuse()]
 DECODERS = {
     "replaced": decoders.Sequence([decoders.Replace("▁", " "), *FALLBACK]),
-    "replaced and stripped": decoders.Sequence([decoders.Replace("▁", " "), *FALLBACK, decoders.Strip(" ", 1, 0)]),
+    "replaced and stripped": decoders.Sequence(
+        [decoders.Replace("▁", " "), *FALLBACK, decoders.Strip(" ", 1, 0)]
+    ),
     "metaspace": decoders.Metaspace(prepend_scheme="never"),
-    "metaspace and bytes": decoders.Sequence([*FALLBACK[:1], decoders.Metaspace(prepend_scheme="never")]),
+    "metaspace and bytes": decoders.Sequence(
+        [*FALLBACK[:1], decoders.Metaspace(prepend_scheme="never")]
+    ),
     "byte level": decoders.ByteLevel(),
     "none": None,
 }
 
 
 def made(decoder: Any, folder: Path) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE({word: index for index, word in enumerate(WORDS)}, [], unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.BPE({word: index for index, word in enumerate(WORDS)}, [], unk_token="<unk>")
+    )
     if decoder is not None:
         tokenizer.decoder = decoder
     tokenizer.add_special_tokens(["<unk>"])
-    tokenizer.add_tokens([AddedToken("▁▁▁", normalized=False), AddedToken("\n\n", normalized=False)])
+    tokenizer.add_tokens(
+        [AddedToken("▁▁▁", normalized=False), AddedToken("\n\n", normalized=False)]
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     return tokenizer
 
@@ -43,7 +52,9 @@ def test_bytes_are_those_that_the_tokenizer_decodes(name: str, tmp_path: Path) -
         # Between two others, where nothing is stripped.
         text = tokenizer.decode([a, token, a])
         between = (
-            text.removeprefix("a").removesuffix("a") if name != "none" else text.split(" ", 1)[1].rsplit(" ", 1)[0]
+            text.removeprefix("a").removesuffix("a")
+            if name != "none"
+            else text.split(" ", 1)[1].rsplit(" ", 1)[0]
         )
         assert words[token].decode(errors="replace") == between, tokenizer.id_to_token(token)
 

@@ -9,12 +9,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("dspark", "coordinator", "verify_service", "draft_service", "deploy")
-HEADINGS = re.findall(r"^### `(.+)`$", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"), re.M)
+HEADINGS = re.findall(
+    r"^### `(.+)`$", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"), re.M
+)
 
 
 @pytest.fixture(scope="module")
 def sources() -> str:
-    return "\n".join(path.read_text(encoding="utf-8") for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    return "\n".join(
+        path.read_text(encoding="utf-8") for room in ROOMS for path in (ROOT / room).rglob("*.py")
+    )
 
 
 @pytest.mark.parametrize("heading", HEADINGS)

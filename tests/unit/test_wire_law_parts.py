@@ -15,15 +15,24 @@ from tests.wire_law.statistics import holm, p_value, p_values
 def test_a_law_is_cut_and_penalised_as_its_definitions_say() -> None:
     logits = np.log([0.5, 0.25, 0.15, 0.1])
     assert next_law(logits, (), (), {"temperature": 1.0}) == pytest.approx([0.5, 0.25, 0.15, 0.1])
-    assert next_law(logits, (), (), {"temperature": 1.0, "top_k": 2}) == pytest.approx([2 / 3, 1 / 3, 0, 0])
-    # 0.5 and 0.25 reach 0.7 of what top-k leaves; the third is not needed.
-    assert next_law(logits, (), (), {"temperature": 1.0, "top_k": 3, "top_p": 0.8}) == pytest.approx(
+    assert next_law(logits, (), (), {"temperature": 1.0, "top_k": 2}) == pytest.approx(
         [2 / 3, 1 / 3, 0, 0]
     )
-    told = next_law(logits, (0,), (1, 1), {"temperature": 1.0, "frequency_penalty": 0.5, "presence_penalty": 0.2})
+    # 0.5 and 0.25 reach 0.7 of what top-k leaves; the third is not needed.
+    assert next_law(
+        logits, (), (), {"temperature": 1.0, "top_k": 3, "top_p": 0.8}
+    ) == pytest.approx([2 / 3, 1 / 3, 0, 0])
+    told = next_law(
+        logits,
+        (0,),
+        (1, 1),
+        {"temperature": 1.0, "frequency_penalty": 0.5, "presence_penalty": 0.2},
+    )
     weights = np.array([0.5, 0.25 * np.exp(-1.2), 0.15, 0.1])
     assert told == pytest.approx(weights / weights.sum())
-    told = next_law(logits, (0,), (1,), {"temperature": 1.0, "repetition_penalty": 2.0, "logit_bias": {0: 3.0}})
+    told = next_law(
+        logits, (0,), (1,), {"temperature": 1.0, "repetition_penalty": 2.0, "logit_bias": {0: 3.0}}
+    )
     weights = np.array([np.exp((np.log(0.5) + 3) / 2), 0.25**2, 0.15, 0.1])
     assert told == pytest.approx(weights / weights.sum())
 

@@ -1,4 +1,5 @@
-"""A cell of the tiny pair, the browser, and one open page: what tests and pictures of the live page share."""
+"""A cell of the tiny pair, the browser, and one open page: what tests and pictures of the live page
+share."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def launch(playwright: Playwright, chromium: str) -> Browser:
 def tiny_cell(folder: Path, port: int) -> ProcessCell:
     """Of the tiny pair and two drafters, not started yet."""
     front = {"http": f"127.0.0.1:{port}"}
-    return ProcessCell(PAIR / "target", PAIR / "drafter", drafters=2, coordinator=front, folder=folder)
+    return ProcessCell(
+        PAIR / "target", PAIR / "drafter", drafters=2, coordinator=front, folder=folder
+    )
 
 
 @dataclass
@@ -61,7 +64,8 @@ class Visit:
         return self
 
     def until(self, holds: str) -> None:
-        """Waits for an expression. Asked from outside: the page's own policy lets nobody evaluate text inside."""
+        """Waits for an expression. Asked from outside: the page's own policy lets nobody evaluate
+        text inside."""
         deadline = time.monotonic() + PATIENCE_MS / 1000
         while not self.page.evaluate(holds):
             assert time.monotonic() < deadline, f"it never held: {holds}"
@@ -108,7 +112,10 @@ class Visit:
         return self.page.text_content(selector) or ""
 
     def origins(self) -> dict[str, int]:
-        return {name: int(self.text(f"#n-{name}")) for name in ("drafted", "bonus", "corrected", "plain")}
+        return {
+            name: int(self.text(f"#n-{name}"))
+            for name in ("drafted", "bonus", "corrected", "plain")
+        }
 
     def probe(self, call: str) -> Any:
         """Asks `probes.js`."""

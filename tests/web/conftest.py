@@ -8,7 +8,16 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 from deploy.head import free_ports
-from tests.web.browsing import NAMES, PATIENCE_MS, PROBES, Site, Visit, find_chromium, launch, tiny_cell
+from tests.web.browsing import (
+    NAMES,
+    PATIENCE_MS,
+    PROBES,
+    Site,
+    Visit,
+    find_chromium,
+    launch,
+    tiny_cell,
+)
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +31,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def browser() -> Iterator[Browser]:
     chromium = find_chromium()
     if chromium is None:
-        pytest.exit(f"no Chromium: none of {', '.join(NAMES)} on PATH, and DSPARK_CHROMIUM names none", returncode=2)
+        pytest.exit(
+            f"no Chromium: none of {', '.join(NAMES)} on PATH, and DSPARK_CHROMIUM names none",
+            returncode=2,
+        )
     with sync_playwright() as playwright:
         browser = launch(playwright, chromium)
         yield browser
@@ -35,7 +47,12 @@ def visit(browser: Browser, site: Site) -> Iterator[Callable[..., Visit]]:
     contexts: list[tuple[BrowserContext, Visit]] = []
 
     def opened(
-        where: Site = site, *, width: int = 1280, height: int = 900, forgiven: str = "", **wishes: object
+        where: Site = site,
+        *,
+        width: int = 1280,
+        height: int = 900,
+        forgiven: str = "",
+        **wishes: object,
     ) -> Visit:
         context = browser.new_context(viewport={"width": width, "height": height}, **wishes)  # type: ignore[arg-type]
         context.set_default_timeout(PATIENCE_MS)
@@ -47,9 +64,15 @@ def visit(browser: Browser, site: Site) -> Iterator[Callable[..., Visit]]:
             if not forgiven or forgiven not in text:
                 visit.trouble.append(text)
 
-        page.on("console", lambda message: said(message.text) if message.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda message: said(message.text) if message.type in ("error", "warning") else None,
+        )
         page.on("pageerror", lambda error: said(str(error)))
-        page.on("request", lambda sent: None if sent.url.startswith(where.url) else visit.abroad.append(sent.url))
+        page.on(
+            "request",
+            lambda sent: None if sent.url.startswith(where.url) else visit.abroad.append(sent.url),
+        )
         contexts.append((context, visit))
         page.goto(where.url)
         return visit

@@ -1,5 +1,5 @@
-"""Takes the pictures of docs/screenshots: `make screenshots`. The shipped pair, at desktop size in both schemes and on
-a phone."""
+"""Takes the pictures of docs/screenshots: `make screenshots`. The shipped pair, at desktop size in
+both schemes and on a phone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from tests.web.browsing import PATIENCE_MS, PROBES, ROOT, Visit, find_chromium, 
 FOLDER = ROOT / "docs" / "screenshots"
 LOADS = (1, 2, 4, 2, 1, 0)  # background answers, three seconds each
 STEP_MS = 3_000
-TURNS = ("Hello! Who are you?", "Write a Python function that checks whether a word is a palindrome.")
+TURNS = (
+    "Hello! Who are you?",
+    "Write a Python function that checks whether a word is a palindrome.",
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ SHOTS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.web.screenshots", description=__doc__)
-    parser.add_argument("--url", help="of a page that is served already; a cell of the shipped pair without it")
+    parser.add_argument(
+        "--url", help="of a page that is served already; a cell of the shipped pair without it"
+    )
     parser.add_argument("--only", choices=[shot.name for shot in SHOTS], help="one of them")
     parser.add_argument("--to", type=Path, default=FOLDER, metavar="FOLDER")
     args = parser.parse_args()

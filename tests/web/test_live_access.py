@@ -1,4 +1,5 @@
-"""The page for everybody: contrast, names, keyboard, narrow screens, little motion, both colour schemes."""
+"""The page for everybody: contrast, names, keyboard, narrow screens, little motion, both colour
+schemes."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ SCREENS = [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)]
 
 @pytest.mark.parametrize(("scheme", "width"), SCREENS)
 def test_axe_finds_nothing(visit: Open, scheme: str, width: int) -> None:
-    seen = visit(width=width, color_scheme=scheme, bypass_csp=True).ready()  # the checker itself is a script
+    seen = visit(
+        width=width, color_scheme=scheme, bypass_csp=True
+    ).ready()  # the checker itself is a script
     seen.open("system-field", "advanced").ask(tokens=48)
     seen.compare()
     found = Axe().run(seen.page).response["violations"]
@@ -73,7 +76,9 @@ def test_the_keyboard_reaches_everything_in_order_and_is_seen(visit: Open) -> No
     seen.ask(tokens=48)
     page = seen.page
     expected = seen.probe("focusable()")
-    page.evaluate("() => { document.body.tabIndex = -1; document.body.focus() }")  # where a new page begins
+    page.evaluate(
+        "() => { document.body.tabIndex = -1; document.body.focus() }"
+    )  # where a new page begins
     walked = []
     for _ in range(len(expected) + 3):
         page.keyboard.press("Tab")
@@ -91,7 +96,11 @@ def test_the_keyboard_reaches_everything_in_order_and_is_seen(visit: Open) -> No
 
 
 def test_a_phone_shows_all_of_it_without_scrolling_sideways(visit: Open) -> None:
-    seen = visit(width=390, height=844, has_touch=True, is_mobile=True).ready().open("system-field", "advanced")
+    seen = (
+        visit(width=390, height=844, has_touch=True, is_mobile=True)
+        .ready()
+        .open("system-field", "advanced")
+    )
     seen.ask(tokens=64)
     seen.compare()
     seen.page.wait_for_selector("#history svg")
@@ -106,7 +115,9 @@ def test_on_a_phone_every_answer_comes_into_sight_when_it_starts(visit: Open) ->
     for turn in range(1, 4):
         page.fill("#prompt", "Add 12 and 30.")
         page.fill("#length", "200")
-        page.evaluate("document.getElementById('go').scrollIntoView({ block: 'start' })")  # the conversation is above
+        page.evaluate(
+            "document.getElementById('go').scrollIntoView({ block: 'start' })"
+        )  # the conversation is above
         page.tap("#go")
         seen.until(f"document.querySelectorAll('#log .answer').length === {turn}")
         seen.until("document.querySelector('#log .answer:last-child .tok')")

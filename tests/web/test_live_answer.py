@@ -50,7 +50,9 @@ def test_every_token_is_coloured_by_its_origin(visit: Open) -> None:
     assert len({colour for _, colour, _ in looks}) == 4, "by colour"
     assert len({line for _, _, line in looks}) >= 3, "and not by colour alone"
     shares = seen.probe("shares()")
-    assert float(shares["drafted"].rstrip("%")) == pytest.approx(100 * origins["drafted"] / total, abs=0.1)
+    assert float(shares["drafted"].rstrip("%")) == pytest.approx(
+        100 * origins["drafted"] / total, abs=0.1
+    )
 
 
 def test_the_block_view_walks_through_the_rounds(visit: Open) -> None:
@@ -85,7 +87,8 @@ def test_after_an_answer_the_round_that_drafting_brought_most_in_is_shown(visit:
     seen.ask(WORKSHEET)
     page = seen.page
     drafted = [
-        page.locator(f"#log .tok[data-round='{index}'][data-origin=drafted]").count() for index in range(seen.rounds)
+        page.locator(f"#log .tok[data-round='{index}'][data-origin=drafted]").count()
+        for index in range(seen.rounds)
     ]
     best = drafted.index(max(drafted))  # the first of several
     assert max(drafted) > 0
@@ -95,7 +98,9 @@ def test_after_an_answer_the_round_that_drafting_brought_most_in_is_shown(visit:
     assert (seen.text("#round-of"), seen.text("#block")) == ("", "")
 
 
-def test_turns_go_through_the_targets_template_and_a_new_conversation_forgets_them(visit: Open, site: Site) -> None:
+def test_turns_go_through_the_targets_template_and_a_new_conversation_forgets_them(
+    visit: Open, site: Site
+) -> None:
     template = find_template(str(PAIR / "target"), None)
     assert template is not None
     seen = visit().ready().open("system-field")
@@ -130,7 +135,9 @@ def test_the_same_prompt_without_drafts_is_measured_beside_it(visit: Open) -> No
         for text in seen.answer.locator(".speed b").all_text_contents()
     )
     assert len(drafts) == len(plain) == 2
-    assert f"{drafts[0]} tokens/s" in (seen.answer.locator(".figures").text_content() or "").replace(",", "")
+    assert f"{drafts[0]} tokens/s" in (
+        seen.answer.locator(".figures").text_content() or ""
+    ).replace(",", "")
     verdict = seen.answer.locator(".verdict").text_content() or ""
     assert ("Drafting paid" in verdict) == (min(drafts) > max(plain))
     assert ("did not pay here" in verdict) == (max(drafts) < min(plain))
@@ -151,9 +158,27 @@ def test_a_comparison_that_is_stopped_can_be_asked_for_again(visit: Open) -> Non
 @pytest.mark.parametrize(
     ("drafts", "plain", "ids", "drafted", "said"),
     [
-        ([30, 30], [20, 20], 40, 50, "Drafting paid: 1.50 times as fast as plain decoding. Both gave the same tokens."),
-        ([20, 20], [30, 30], 40, 50, "Drafting did not pay here: plain decoding was 1.50 times as fast."),
-        ([20, 30], [25, 25], 40, 0, "No difference in speed that two runs of each could tell. Nothing was drafted"),
+        (
+            [30, 30],
+            [20, 20],
+            40,
+            50,
+            "Drafting paid: 1.50 times as fast as plain decoding. Both gave the same tokens.",
+        ),
+        (
+            [20, 20],
+            [30, 30],
+            40,
+            50,
+            "Drafting did not pay here: plain decoding was 1.50 times as fast.",
+        ),
+        (
+            [20, 30],
+            [25, 25],
+            40,
+            0,
+            "No difference in speed that two runs of each could tell. Nothing was drafted",
+        ),
         ([30, 30], [20, 20], 39, 50, "The texts differ from token 40 on."),
         ([30, 30], [20, 20], 9, 50, "too short to tell"),
     ],
@@ -184,7 +209,9 @@ def test_policies_and_rules_are_switched(visit: Open) -> None:
     seen.ask(WORKSHEET, tokens=24)
     assert seen.origins() == {"drafted": 0, "bonus": 0, "corrected": 0, "plain": 24}
     assert "policy is off" in seen.text("#why")
-    assert seen.answer.get_by_role("button", name="Compare").count() == 0, "it is plain decoding already"
+    assert seen.answer.get_by_role("button", name="Compare").count() == 0, (
+        "it is plain decoding already"
+    )
     page.select_option("#policy", "fixed")
     assert page.is_visible("#amount")
     page.fill("#amount", "2")
@@ -296,16 +323,25 @@ def test_the_load_slider_adds_streams_and_the_budget_follows(visit: Open) -> Non
     for _ in range(6):
         page.keyboard.press("ArrowRight")
     assert seen.text("#load-text") == "6"
-    seen.until("document.getElementById('history').getAttribute('aria-label').includes('6 answers')")
+    seen.until(
+        "document.getElementById('history').getAttribute('aria-label').includes('6 answers')"
+    )
     seen.until("document.querySelector('#history .verified-line').getAttribute('d').length > 40")
-    seen.until("document.getElementById('curve').getAttribute('aria-label').includes('tokens per second')")
+    seen.until(
+        "document.getElementById('curve').getAttribute('aria-label').includes('tokens per second')"
+    )
     assert not page.is_visible("#alert")
     seen.ask(WORKSHEET, tokens=48)
     assert "shared the pass" in seen.text("#why")
     assert page.locator(".worker").count() == 3
-    seen.until("[...document.querySelectorAll('.worker .held')].some(held => /[1-9]/.test(held.textContent))")
+    seen.until(
+        "[...document.querySelectorAll('.worker .held')].some(held => "
+        "/[1-9]/.test(held.textContent))"
+    )
     seen.slide("load", 0)
-    seen.until("document.getElementById('history').getAttribute('aria-label').includes('Now 0 answers')")
+    seen.until(
+        "document.getElementById('history').getAttribute('aria-label').includes('Now 0 answers')"
+    )
 
 
 def test_two_pages_see_one_load_and_it_ends_when_both_have_left(visit: Open, site: Site) -> None:

@@ -11,7 +11,9 @@ from tests.web.browsing import Site, Visit
 
 Open = Callable[..., Visit]
 
-HOSTILE = '<img src=x onerror="window.hurt=1"></span><script>window.hurt=1</script> {{7*7}} <b>bold</b>'
+HOSTILE = (
+    '<img src=x onerror="window.hurt=1"></span><script>window.hurt=1</script> {{7*7}} <b>bold</b>'
+)
 
 
 def test_hostile_prompts_and_tokens_stay_text(visit: Open) -> None:
@@ -19,7 +21,12 @@ def test_hostile_prompts_and_tokens_stay_text(visit: Open) -> None:
     seen.ask(HOSTILE, tokens=32)
     page = seen.page
     assert seen.text("#log .asked") == HOSTILE
-    assert page.locator("main img, main b:not(.legend b, .hop-list b, .lane-figures b), main script").count() == 0
+    assert (
+        page.locator(
+            "main img, main b:not(.legend b, .hop-list b, .lane-figures b), main script"
+        ).count()
+        == 0
+    )
     # Whatever tokens say, they are put in as text: here one that no model would say so neatly.
     page.evaluate("text => probe.hurtBy(text)", HOSTILE)
     assert seen.said() == HOSTILE
@@ -32,9 +39,14 @@ def test_the_policy_of_the_page_stops_what_is_injected(visit: Open) -> None:
     page = seen.page
     assert seen.probe("inject()") in ("refused", "stopped")
     assert seen.probe("overwrite()") == "refused"
-    assert page.evaluate("() => fetch('http://127.0.0.1:9/').then(() => 'sent', () => 'stopped')") == "stopped"
+    assert (
+        page.evaluate("() => fetch('http://127.0.0.1:9/').then(() => 'sent', () => 'stopped')")
+        == "stopped"
+    )
     assert page.evaluate("window.hurt") is None
-    seen.trouble[:] = [text for text in seen.trouble if "TrustedScript" not in text and "TrustedHTML" not in text]
+    seen.trouble[:] = [
+        text for text in seen.trouble if "TrustedScript" not in text and "TrustedHTML" not in text
+    ]
     seen.abroad.clear()
 
 
@@ -68,7 +80,9 @@ def test_with_a_clients_key_the_page_shows_the_answer_alone(visit: Open, tmp_pat
     names = ("worker", "client", "metrics")
     key = {name: write_token(tmp_path / name) for name in names}["client"]
     files = {f"{name}_token_file": str(tmp_path / name) for name in names[1:]}
-    with HttpCell(synthetic_pair(tmp_path), token_file=str(tmp_path / "worker"), **files) as guarded:
+    with HttpCell(
+        synthetic_pair(tmp_path), token_file=str(tmp_path / "worker"), **files
+    ) as guarded:
         seen = visit(Site(guarded.url), forgiven="40")
         seen.page.wait_for_selector("#key-dialog[open]")
         seen.page.keyboard.type(key)

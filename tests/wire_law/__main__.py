@@ -1,4 +1,5 @@
-"""`make wire-law`: the whole thing, or a setting of it, with a progress bar; one JSON object a line with --json."""
+"""`make wire-law`: the whole thing, or a setting of it, with a progress bar; one JSON object a line
+with --json."""
 
 from __future__ import annotations
 
@@ -21,17 +22,31 @@ DRAWS, SEED = 100_000, 20_000
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.wire_law", description=__doc__)
-    parser.add_argument("--draws", type=int, default=DRAWS, metavar="N", help=f"answers a setting ({DRAWS})")
-    parser.add_argument("--seed", type=int, default=SEED, help="first request seed, and key of the checkpoints")
-    parser.add_argument("--only", default="", metavar="WORDS", help="settings whose name has these words")
-    parser.add_argument("--kept", type=Path, metavar="FILE", help="go on behind the settings that this file holds")
-    parser.add_argument("--json", action="store_true", help="one JSON object a setting, and one of all")
+    parser.add_argument(
+        "--draws", type=int, default=DRAWS, metavar="N", help=f"answers a setting ({DRAWS})"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=SEED, help="first request seed, and key of the checkpoints"
+    )
+    parser.add_argument(
+        "--only", default="", metavar="WORDS", help="settings whose name has these words"
+    )
+    parser.add_argument(
+        "--kept", type=Path, metavar="FILE", help="go on behind the settings that this file holds"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object a setting, and one of all"
+    )
     args = parser.parse_args(argv)
     settings = [setting for setting in SETTINGS if args.only in setting.name]
     if not settings:
         parser.error(f"--only: no setting has {args.only!r} in its name")
     bar = Progress(
-        TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)
+        TextColumn("answers"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
     )
     with tempfile.TemporaryDirectory(prefix="dspark-law-") as folder, bar:
         target, drafter = write_tiny_pair(Path(folder), vocabulary=VOCABULARY, seed=args.seed)
@@ -48,7 +63,10 @@ def main(argv: list[str] | None = None) -> int:
         if args.json:
             print(json.dumps(row))
         else:
-            print(f"{row['setting']:50} {row['answers']} answers  {row['tokens_a_round']} a round  p = {value:.3g}")
+            print(
+                f"{row['setting']:50} {row['answers']} answers  {row['tokens_a_round']} a round  p "
+                f"= {value:.3g}"
+            )
     tokens = min(row["tokens_a_round"] for row in rows)
     held = min(least) > P_BAR and tokens >= TOKENS_BAR
     total = {
@@ -57,7 +75,11 @@ def main(argv: list[str] | None = None) -> int:
         "bar": f"p > {P_BAR} after Holm, {TOKENS_BAR} tokens a round and more in every setting",
         "holds": held,
     }
-    print(json.dumps(total) if args.json else f"{'holds' if held else 'FAILS'}: {total['value']} ({total['bar']})")
+    print(
+        json.dumps(total)
+        if args.json
+        else f"{'holds' if held else 'FAILS'}: {total['value']} ({total['bar']})"
+    )
     return 0 if held else 1
 
 

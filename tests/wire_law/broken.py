@@ -1,4 +1,5 @@
-"""Two builds whose law is wrong by one line, which the test has to find: `python -m tests.wire_law.broken`."""
+"""Two builds whose law is wrong by one line, which the test has to find: `python -m
+tests.wire_law.broken`."""
 
 from __future__ import annotations
 
@@ -33,13 +34,18 @@ def sampled_p(build: Build, draws: int) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.wire_law.broken", description=__doc__)
-    parser.add_argument("--draws", type=int, default=40_000, metavar="N", help="answers of a build (40000)")
+    parser.add_argument(
+        "--draws", type=int, default=40_000, metavar="N", help="answers of a build (40000)"
+    )
     args = parser.parse_args(argv)
     caught = True
     for build in (build for build in BUILDS if build.name in SHOWS_IN):
         p = sampled_p(build, args.draws)
         caught &= p < FOUND
-        print(json.dumps({"build": build.name, "row": "wire-law", "p": p, "caught": p < FOUND}), flush=True)
+        print(
+            json.dumps({"build": build.name, "row": "wire-law", "p": p, "caught": p < FOUND}),
+            flush=True,
+        )
     return 0 if caught else 1
 
 

@@ -1,7 +1,7 @@
 """The target's law of whole answers, enumerated in float64 by transformers and numpy alone.
 
-Nothing of the product computes here: logits are the library's, and sampling parameters are applied as their
-definitions say. V tokens, answers of n tokens, the first one most significant.
+Nothing of the product computes here: logits are the library's, and sampling parameters are applied
+as their definitions say. V tokens, answers of n tokens, the first one most significant.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import torch
 Floats = npt.NDArray[np.float64]
 
 
-def answer_law(target: Path, prompt: Sequence[int], options: Mapping[str, Any], *, length: int) -> Floats:
+def answer_law(
+    target: Path, prompt: Sequence[int], options: Mapping[str, Any], *, length: int
+) -> Floats:
     """[V ** length] probability of every answer."""
     from transformers import AutoModelForCausalLM
 
@@ -28,14 +30,19 @@ def answer_law(target: Path, prompt: Sequence[int], options: Mapping[str, Any], 
         ids = torch.tensor([[*prompt, *answer] for answer in answers])
         with torch.no_grad():
             logits = model(ids).logits[:, -1].numpy()
-        rows = [next_law(row, prompt, answer, options) for row, answer in zip(logits, answers, strict=True)]
+        rows = [
+            next_law(row, prompt, answer, options)
+            for row, answer in zip(logits, answers, strict=True)
+        ]
         law = np.array(rows)
         chances = (chances[:, None] * law).ravel()
         answers = [(*answer, token) for answer in answers for token in range(law.shape[1])]
     return chances
 
 
-def next_law(logits: Floats, prompt: Sequence[int], answer: Sequence[int], options: Mapping[str, Any]) -> Floats:
+def next_law(
+    logits: Floats, prompt: Sequence[int], answer: Sequence[int], options: Mapping[str, Any]
+) -> Floats:
     """[V] of the token after `answer`."""
     changed = logits.astype(np.float64)
     for token, bias in options.get("logit_bias", {}).items():

@@ -1,8 +1,8 @@
 """The law of answers in a form, over the wire: `python -m tests.wire_law.forms`.
 
-A random pair over pieces of JSON, and a schema with few texts that can each be spelled in many ways. What may come is
-read off the list of texts alone, and the target's law of every spelling is enumerated by transformers and numpy: no
-part of the product computes what is expected.
+A random pair over pieces of JSON, and a schema with few texts that can each be spelled in many
+ways. What may come is read off the list of texts alone, and the target's law of every spelling is
+enumerated by transformers and numpy: no part of the product computes what is expected.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 # No white space: there is one text to each value.
-TEXTS = tuple(json.dumps({"k": kind, "n": flag}, separators=(",", ":")) for kind in KINDS for flag in FLAGS)
+TEXTS = tuple(
+    json.dumps({"k": kind, "n": flag}, separators=(",", ":")) for kind in KINDS for flag in FLAGS
+)
 WORDS = (
     '{"k":"', '{"', 'k":"', "a", "b", "ab", "ba", '","n":', '","', 'n":', "true", "tr", "ue", "false", "fal",
     "se", "}", "true}", "x", "0",
@@ -60,13 +62,19 @@ def write_pair(folder: Path, seed: int) -> tuple[Path, Path]:
     tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
     tokenizer.add_special_tokens(["<end>", "<mask>"])
     tokenizer.save(str(target / "tokenizer.json"))
-    (target / "generation_config.json").write_text(json.dumps({"eos_token_id": END}), encoding="utf-8")
+    (target / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": END}), encoding="utf-8"
+    )
     return target, drafter
 
 
 def may_come(said: str) -> list[int]:
     """Tokens that go on with a text, or end it."""
-    going = [number for number, word in enumerate(WORDS) if any(text.startswith(said + word) for text in TEXTS)]
+    going = [
+        number
+        for number, word in enumerate(WORDS)
+        if any(text.startswith(said + word) for text in TEXTS)
+    ]
     return [*going, END] if said in TEXTS else going
 
 
@@ -91,7 +99,9 @@ def law_of(target: Path) -> dict[Spelling, float]:
     return found
 
 
-async def drawn(endpoint: str, draws: int, *, seed: int, **options: Any) -> tuple[Counter[Spelling], int, float]:
+async def drawn(
+    endpoint: str, draws: int, *, seed: int, **options: Any
+) -> tuple[Counter[Spelling], int, float]:
     """(how often each spelling came, answers that do not fit the schema, tokens a round)."""
     counts, unfit, sums = Counter[Spelling](), 0, Counter[str]()
     seeds = iter(range(seed, seed + -(-draws // CHOICES)))
@@ -128,7 +138,9 @@ def judge(law: dict[Spelling, float], counts: Counter[Spelling]) -> float:
     if counts.keys() - law.keys():
         return 0.0
     spellings = list(law)
-    return p_value(np.array([law[each] for each in spellings]), np.array([counts[each] for each in spellings]))
+    return p_value(
+        np.array([law[each] for each in spellings]), np.array([counts[each] for each in spellings])
+    )
 
 
 def measure(
@@ -140,7 +152,9 @@ def measure(
     for number, (rule, policy) in enumerate(itertools.product(rules, POLICIES)):
         first = seed + number * draws
         each = draws // len(POLICIES)
-        counts, unfit, tokens = asyncio.run(drawn(endpoint, each, seed=first, rule=rule, policy=policy))
+        counts, unfit, tokens = asyncio.run(
+            drawn(endpoint, each, seed=first, rule=rule, policy=policy)
+        )
         rows.append(
             {
                 "rule": rule,
@@ -160,8 +174,12 @@ def measure(
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.wire_law.forms", description=__doc__)
-    parser.add_argument("--draws", type=int, default=DRAWS, metavar="N", help=f"answers a rule ({DRAWS})")
-    parser.add_argument("--seed", type=int, default=SEED, help="first request seed, and key of the checkpoints")
+    parser.add_argument(
+        "--draws", type=int, default=DRAWS, metavar="N", help=f"answers a rule ({DRAWS})"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=SEED, help="first request seed, and key of the checkpoints"
+    )
     parser.add_argument("--only", default="", metavar="RULE", help="one rule")
     args = parser.parse_args(argv)
     rules = [rule for rule in RULES if args.only in rule]
@@ -174,7 +192,16 @@ def main(argv: list[str] | None = None) -> int:
     least, unfit = min(row["p_corrected"] for row in rows), sum(row["unfit"] for row in rows)
     holds = least > P_BAR and not unfit
     value = {"p_corrected": least, "unfit": unfit, "answers": sum(row["answers"] for row in rows)}
-    print(json.dumps({"row": "wire-law-forms", "value": value, "bar": f"p > {P_BAR}, all valid", "holds": holds}))
+    print(
+        json.dumps(
+            {
+                "row": "wire-law-forms",
+                "value": value,
+                "bar": f"p > {P_BAR}, all valid",
+                "holds": holds,
+            }
+        )
+    )
     return 0 if holds else 1
 
 

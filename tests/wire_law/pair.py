@@ -1,7 +1,8 @@
-"""A random target over a handful of tokens, and a DSpark drafter near enough that most drafts are kept.
+"""A random target over a handful of tokens, and a DSpark drafter near enough that most drafts are
+kept.
 
-The drafter's sequential head holds the target's mean logits by the token before. Its block is random, scaled down by
-`BLOCK_SHARE`: drafts are refused often enough that a wrong correction shows.
+The drafter's sequential head holds the target's mean logits by the token before. Its block is
+random, scaled down by `BLOCK_SHARE`: drafts are refused often enough that a wrong correction shows.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def write_tiny_pair(folder: Path, *, vocabulary: int, seed: int) -> tuple[Path, 
         "rms_norm_eps": 1e-6,
     }
     config = Qwen3Config(
-        **shape, num_hidden_layers=LAYERS, initializer_range=SPREAD, tie_word_embeddings=False, dtype="float32"
+        **shape,
+        num_hidden_layers=LAYERS,
+        initializer_range=SPREAD,
+        tie_word_embeddings=False,
+        dtype="float32",
     )
     target = Qwen3ForCausalLM(config).eval()
     target_folder, drafter_folder = folder / "target", folder / "drafter"

@@ -34,13 +34,21 @@ class Sampled:
 
 
 def sample(
-    endpoint: str, setting: Setting, draws: int, *, first_seed: int, told: Callable[[int], None] = lambda _: None
+    endpoint: str,
+    setting: Setting,
+    draws: int,
+    *,
+    first_seed: int,
+    told: Callable[[int], None] = lambda _: None,
 ) -> Sampled:
-    """At least `draws` answers of a setting, each request under a seed of its own; `told` hears how many came."""
+    """At least `draws` answers of a setting, each request under a seed of its own; `told` hears how
+    many came."""
     return asyncio.run(_sample(endpoint, setting, draws, first_seed, told))
 
 
-async def _sample(endpoint: str, setting: Setting, draws: int, first_seed: int, told: Callable[[int], None]) -> Sampled:
+async def _sample(
+    endpoint: str, setting: Setting, draws: int, first_seed: int, told: Callable[[int], None]
+) -> Sampled:
     counts = np.zeros((len(PROMPTS), VOCABULARY**LENGTH), np.int64)
     sums = dict.fromkeys(("rounds", "accepted_tokens", "verified_tokens"), 0)
     seeds = iter(range(first_seed, first_seed + -(-draws // CHOICES)))

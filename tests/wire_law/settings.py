@@ -1,4 +1,5 @@
-"""What is asked: every rule under a fixed and an adaptive policy, at three kinds of sampling parameters."""
+"""What is asked: every rule under a fixed and an adaptive policy, at three kinds of sampling
+parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Chi-square of single tokens, of pairs and of whole answers, and Holm's correction over all of them."""
+"""Chi-square of single tokens, of pairs and of whole answers, and Holm's correction over all of
+them."""
 
 from __future__ import annotations
 

@@ -55,7 +55,8 @@ def draw(
     kept: Path | None = None,
     told: Any = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Rows of all settings; those in `kept` are not drawn again, new ones are added to it as they come."""
+    """Rows of all settings; those in `kept` are not drawn again, new ones are added to it as they
+    come."""
     known: dict[str, dict[str, Any]] = {}
     if kept is not None and kept.is_file():
         rows = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()]

@@ -1,14 +1,16 @@
-"""A process that tries grammars: `python -m verify_service.grammars.compiling SOCKET FOLDER VOCABULARY STOPS`.
+"""A process that tries grammars: `python -m verify_service.grammars.compiling SOCKET FOLDER
+VOCABULARY STOPS`.
 
-Every grammar is compiled in a child of its own, with bounds on time and memory that the system keeps: one that
-explodes, or that crashes the compiler, ends its child and nobody else. A request comes as a socket, over which the
-child answers: one byte when it begins, then `ok` and the bytes that the compiled grammar takes, `no` and a sentence, or
-`er` and what failed here, which is no fault of the grammar.
-Nothing but its bounds ends a child without an answer; who asks need not wait for it. Who hears `ok` may compile the
-same: that takes a fifth of what a compiled grammar takes to be written and read.
+Every grammar is compiled in a child of its own, with bounds on time and memory that the system
+keeps: one that explodes, or that crashes the compiler, ends its child and nobody else. A request
+comes as a socket, over which the child answers: one byte when it begins, then `ok` and the bytes
+that the compiled grammar takes, `no` and a sentence, or `er` and what failed here, which is no
+fault of the grammar. Nothing but its bounds ends a child without an answer; who asks need not wait
+for it. Who hears `ok` may compile the same: that takes a fifth of what a compiled grammar takes to
+be written and read.
 
-The compiler itself needs neither torch nor transformers, which its package imports: without them this process starts
-in a third of a second and takes 60 MB.
+The compiler itself needs neither torch nor transformers, which its package imports: without them
+this process starts in a third of a second and takes 60 MB.
 """
 
 from __future__ import annotations
@@ -130,12 +132,21 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
             size: int = checked(compiler.compile_grammar(grammar)).memory_size_bytes
         except RecursionError:
             return b"noit is nested too deeply"
-        except (ValueError, RuntimeError, re.error, MemoryError) as error:  # found here, by the compiler
+        except (
+            ValueError,
+            RuntimeError,
+            re.error,
+            MemoryError,
+        ) as error:  # found here, by the compiler
             return f"no{_sentence(str(error))}".encode()
         except Exception as error:
             return f"er{error!r}".encode()
         said.seek(0)
-        warned = [line for line in said.read().decode(errors="replace").splitlines() if "Warning: " in line]
+        warned = [
+            line
+            for line in said.read().decode(errors="replace").splitlines()
+            if "Warning: " in line
+        ]
     if warned:
         return f"no{_sentence(warned[0].partition('Warning: ')[2])}".encode()
     if size > MAX_BYTES:
@@ -144,7 +155,8 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
 
 
 def try_parts(compiler: Any, constraint: Constraint) -> None:
-    """Raises ValueError where a text may be read in too many ways, or one token behind one takes too long.
+    """Raises ValueError where a text may be read in too many ways, or one token behind one takes
+    too long.
 
     Each part of which there is doubt is followed by itself, wherever in an answer it stands.
     """
@@ -161,7 +173,8 @@ def try_parts(compiler: Any, constraint: Constraint) -> None:
 
 
 def _written(constraint: Constraint) -> Iterator[str]:
-    """Of what may be read in many ways, what the compiler makes first; it says itself what it cannot read."""
+    """Of what may be read in many ways, what the compiler makes first; it says itself what it
+    cannot read."""
     import xgrammar
 
     for part in parts_of(form_of(constraint)):
@@ -178,8 +191,8 @@ def _written(constraint: Constraint) -> Iterator[str]:
 def checked(made: Any) -> Any:
     """Raises ValueError where no answer can even begin: rules that lead nowhere, or to no token.
 
-    Follows one answer for a while: where a text is read in ever more ways a single token may take seconds, which nobody
-    may wait for who shares a pass with it, and which ends here at the bounds.
+    Follows one answer for a while: where a text is read in ever more ways a single token may take
+    seconds, which nobody may wait for who shares a pass with it, and which ends here at the bounds.
     """
     for length, (_, going_on) in enumerate(_follow(made, FOLLOWED)):
         if not (length or going_on):
@@ -188,7 +201,8 @@ def checked(made: Any) -> Any:
 
 
 def _follow(made: Any, longest: int) -> Iterator[tuple[float, bool]]:
-    """Of each mask of one answer: the processor time it takes, in seconds, and whether anything may come."""
+    """Of each mask of one answer: the processor time it takes, in seconds, and whether anything may
+    come."""
     import numpy as np
     import xgrammar
 
@@ -198,7 +212,9 @@ def _follow(made: Any, longest: int) -> Iterator[tuple[float, bool]]:
         began = time.thread_time()
         matcher.fill_next_token_bitmask(mask, 0)
         yield time.thread_time() - began, bool(mask.any())
-        may = np.unpackbits(mask.view(np.uint8), count=made.tokenizer_info.vocab_size, bitorder="little")
+        may = np.unpackbits(
+            mask.view(np.uint8), count=made.tokenizer_info.vocab_size, bitorder="little"
+        )
         may[made.tokenizer_info.stop_token_ids] = 0
         going_on = np.flatnonzero(may)
         if not len(going_on) or not matcher.accept_token(int(draw.choice(going_on))):
@@ -206,7 +222,8 @@ def _follow(made: Any, longest: int) -> Iterator[tuple[float, bool]]:
 
 
 def form_of(constraint: Constraint) -> Any:
-    """A constraint of any kind as a structural tag, with expressions as the compiler reads them. Raises ValueError."""
+    """A constraint of any kind as a structural tag, with expressions as the compiler reads them.
+    Raises ValueError."""
     text, kind = constraint.text, constraint.kind
     if kind is ConstraintKind.STRUCTURAL_TAG:
         tag = json.loads(text)
@@ -222,19 +239,27 @@ def form_of(constraint: Constraint) -> Any:
 def _part(kind: ConstraintKind, text: str) -> dict[str, Any]:
     match kind:
         case ConstraintKind.JSON_SCHEMA:
-            return {"type": "json_schema", "json_schema": json.loads(text), "max_whitespace_cnt": SPACES}
+            return {
+                "type": "json_schema",
+                "json_schema": json.loads(text),
+                "max_whitespace_cnt": SPACES,
+            }
         case ConstraintKind.JSON_OBJECT:
             schema = {"type": "object", "additionalProperties": True}
             return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": SPACES}
         case ConstraintKind.CHOICE:
-            return {"type": "or", "elements": [{"type": "const_string", "value": each} for each in json.loads(text)]}
+            return {
+                "type": "or",
+                "elements": [{"type": "const_string", "value": each} for each in json.loads(text)],
+            }
         case ConstraintKind.REGEX:
             return {"type": "regex", "pattern": text}
     return {"type": "grammar", "grammar": text}
 
 
 def grammar_of(constraint: Constraint) -> Any:
-    """xgrammar's. Raises whatever says why not: what the compiler would leave out, and what no answer can be."""
+    """xgrammar's. Raises whatever says why not: what the compiler would leave out, and what no
+    answer can be."""
     import xgrammar
 
     tag = form_of(constraint)
@@ -267,15 +292,22 @@ def _characters(value: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"\\u{ord(error.object[error.start]):04x} is a lone surrogate, half of a character") from error
+        raise ValueError(
+            f"\\u{ord(error.object[error.start]):04x} is a lone surrogate, half of a character"
+        ) from error
 
 
 def _sentence(said: str) -> str:
-    """Without the place in the compiler's source or in an expression, and without what it would leave out."""
+    """Without the place in the compiler's source or in an expression, and without what it would
+    leave out."""
     said = said.strip()
     if ".cc:" in said:
         said = said.rpartition(".cc:")[2].partition(": ")[2] or said
-    said = re.sub(r"^Regex parsing \w+ at position \d+: |(; ignoring| and is ignored|[. ]+It is ignored).*", "", said)
+    said = re.sub(
+        r"^Regex parsing \w+ at position \d+: |(; ignoring| and is ignored|[. ]+It is ignored).*",
+        "",
+        said,
+    )
     return said if len(said) <= MOST_SAID else f"{said[:MOST_SAID]}..."
 
 

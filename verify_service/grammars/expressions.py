@@ -1,8 +1,9 @@
-"""Regular expressions as the compiler reads them, and as Python and ECMAScript both do: what one of them leaves out is
-left out. Pure.
+"""Regular expressions as the compiler reads them, and as Python and ECMAScript both do: what one of
+them leaves out is left out. Pure.
 
-Classes of characters are written out, so that what is none of `\\w` is none of it beyond ASCII either; names of groups
-and escapes of what needs none are dropped, anchors where each alternative begins and ends.
+Classes of characters are written out, so that what is none of `\\w` is none of it beyond ASCII
+either; names of groups and escapes of what needs none are dropped, anchors where each alternative
+begins and ends.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def of_whole_text(expression: str) -> str:
 
 
 def of_json_schema(expression: str) -> str:
-    """Of all of a text that JSON Schema asks to match: behind an anchor at one end alone anything may come."""
+    """Of all of a text that JSON Schema asks to match: behind an anchor at one end alone anything
+    may come."""
     anything = _write_class([(0, _LAST)]) + "*"
     return "|".join(
         "".join([anything] * (ends and not begins) + pieces + [anything] * (begins and not ends))
@@ -86,7 +88,11 @@ def _read_piece(piece: str) -> str:
         return "^" if piece == r"\A" else "$"
     if piece[1] in "dwsDWS":
         return _write_class(_shorthand(piece[1]))
-    if len(piece) > 2 or piece[1] in _CONTROLS.keys() - {"b"} or not (piece[1].isalnum() and piece[1].isascii()):
+    if (
+        len(piece) > 2
+        or piece[1] in _CONTROLS.keys() - {"b"}
+        or not (piece[1].isalnum() and piece[1].isascii())
+    ):
         return _write_letter(_code_of(piece))
     return piece
 
@@ -112,7 +118,9 @@ def _read_class(inner: str) -> Ranges:
             last = _code_of(items[at + 1])
             at += 2
             if last < first:
-                raise ValueError(f"a range of characters from {chr(first)!r} to {chr(last)!r} is not supported")
+                raise ValueError(
+                    f"a range of characters from {chr(first)!r} to {chr(last)!r} is not supported"
+                )
         found.append((first, last))
     if any(f"\\{name}" in items and f"\\{name.upper()}" in items for name in _SHORT):
         found = [(0, _LAST)]
@@ -126,7 +134,12 @@ def _code_of(item: str) -> int:
     if item[1] == "0" and len(item) > 2:
         raise ValueError(f"{item} is not supported: some read it as one character, some as several")
     if len(item) == 12:
-        return ord(item.encode().decode("unicode_escape").encode("utf-16", "surrogatepass").decode("utf-16"))
+        return ord(
+            item.encode()
+            .decode("unicode_escape")
+            .encode("utf-16", "surrogatepass")
+            .decode("utf-16")
+        )
     if len(item) > 2:
         code = ord(item[2]) % 32 if item[1] == "c" else int(item[2:].strip("{}"), 16)
         if code > _LAST:
@@ -172,7 +185,9 @@ def _write_class(ranges: Sequence[tuple[int, int]]) -> str:
             return _write_letter(94)
     else:
         rest = list(ranges)
-    written = (_write_letter(low) + (f"-{_write_letter(high)}" if high > low else "") for low, high in rest)
+    written = (
+        _write_letter(low) + (f"-{_write_letter(high)}" if high > low else "") for low, high in rest
+    )
     return f"[{''.join(written)}]"
 
 

@@ -1,9 +1,10 @@
 """Grammars of one target, tried apart from everything that serves, and kept by content and tenant.
 
-A process of its own tries them (`compiling`); threads here wait for it, and compile what kept its bounds. What was
-refused is remembered too, so that asking again costs nothing. Nobody's grammar is given to another tenant, how long
-one takes tells nothing about those of others, and who asks for many waits behind who asks for few, and has less of the
-processor for each while more of its own wait. For what no time is left is told soon, and may be asked for again.
+A process of its own tries them (`compiling`); threads here wait for it, and compile what kept its
+bounds. What was refused is remembered too, so that asking again costs nothing. Nobody's grammar is
+given to another tenant, how long one takes tells nothing about those of others, and who asks for
+many waits behind who asks for few, and has less of the processor for each while more of its own
+wait. For what no time is left is told soon, and may be asked for again.
 """
 
 from __future__ import annotations
@@ -34,14 +35,18 @@ from verify_service.grammars.compiling import compiled, make_compiler
 from verify_service.grammars.matcher import GrammarMatcher
 from verify_service.sequences import invalid
 
-AT_ONCE = max(min(4, (len(usable()) or os.cpu_count() or 1) // 2), 1)  # grammars that are being compiled: others serve
+AT_ONCE = max(
+    min(4, (len(usable()) or os.cpu_count() or 1) // 2), 1
+)  # grammars that are being compiled: others serve
 MAX_WAITING, MAX_OF_ONE = 256, 64  # grammars of all tenants and of one
 KEPT_BYTES = 256 << 20  # of compiled grammars
 KEPT = 4096
 _REFUSED_BYTES = 1024
 CPU_S = 0.5  # of one grammar
 CROWDED_S = 0.1  # of one while more of its tenant wait
-WALL_S = 0.75  # from when it is asked for until it has been tried: its client is told within a second
+WALL_S = (
+    0.75  # from when it is asked for until it has been tried: its client is told within a second
+)
 TOO_MUCH = "it takes too long or too much memory to compile"
 BUSY = Refusal(RefusalReason.BUSY, "no time was left to compile the form of its answer")
 _START_S = 60.0  # for the compiler's process to answer its first request on a busy machine
@@ -59,12 +64,18 @@ class Grammars:
 
     def __init__(self, folder: Path, vocab_size: int, stop_ids: Sequence[int]) -> None:
         self._folder, self._vocab_size, self._stop_ids = folder, vocab_size, stop_ids
-        self._kept: OrderedDict[bytes, tuple[Future[Grammar | Refusal], int]] = OrderedDict()  # by what `_key` makes
-        self._lines: dict[str, deque[_CompileJob]] = {}  # by tenant, first who had a turn longest ago
+        self._kept: OrderedDict[bytes, tuple[Future[Grammar | Refusal], int]] = (
+            OrderedDict()
+        )  # by what `_key` makes
+        self._lines: dict[
+            str, deque[_CompileJob]
+        ] = {}  # by tenant, first who had a turn longest ago
         self._in_work: Counter[str] = Counter()  # by tenant
         self._lock = threading.Lock()
         self._starting = threading.Lock()
-        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="grammars", initializer=_step_back)
+        self._pool = ThreadPoolExecutor(
+            AT_ONCE, thread_name_prefix="grammars", initializer=_step_back
+        )
         self._waiting = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._answers = False  # whether its process has answered: it takes seconds to start
@@ -75,7 +86,9 @@ class Grammars:
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
         """The grammar, or why there is none; soon. salt: for requests of which alone it is kept."""
         key = _key(salt, constraint)
-        tenant = salt.partition("/")[0] if "/" in salt else ""  # who may choose any salt, and has one turn
+        tenant = (
+            salt.partition("/")[0] if "/" in salt else ""
+        )  # who may choose any salt, and has one turn
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -87,7 +100,9 @@ class Grammars:
             self._waiting += 1
             self._kept[key] = (future, 0)
             until = time.monotonic() + (WALL_S if self._answers else _START_S)
-            self._lines.setdefault(tenant, deque()).append(_CompileJob(key, constraint, future, until))
+            self._lines.setdefault(tenant, deque()).append(
+                _CompileJob(key, constraint, future, until)
+            )
         self._pool.submit(self._work)
         return future
 
@@ -122,7 +137,9 @@ class Grammars:
                 self._forget()
         future.set_result(result)
 
-    def _made(self, constraint: Constraint, cpu_s: float, until: float) -> tuple[Grammar | Refusal, int]:
+    def _made(
+        self, constraint: Constraint, cpu_s: float, until: float
+    ) -> tuple[Grammar | Refusal, int]:
         """(the grammar, its bytes), or why there is none. Raises what is no fault of it."""
         if (missing := _missing(self._folder, self._stop_ids)) is not None:
             return invalid(f"unsupported: {missing}"), 0
@@ -160,17 +177,24 @@ class Grammars:
     def _start(self) -> None:
         self._let_go()
         self._requests, theirs = socket.socketpair()
-        numbers = (str(theirs.fileno()), str(self._folder), str(self._vocab_size), json.dumps(list(self._stop_ids)))
+        numbers = (
+            str(theirs.fileno()),
+            str(self._folder),
+            str(self._vocab_size),
+            json.dumps(list(self._stop_ids)),
+        )
         command = [sys.executable, "-m", "verify_service.grammars.compiling", *numbers]
         self._answers = False
-        self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
+        )
         theirs.close()
         self._let_go = weakref.finalize(self, _end, self._requests, self._process)
 
     def _ask(self, constraint: Constraint, cpu_s: float, wall_s: float) -> bytes | None:
-        """What a child answers within so many seconds of beginning, or None; nothing where it met another bound.
-        TimeoutError: it had no time to begin, and the next one gets another process. ChildProcessError: its parent
-        ended."""
+        """What a child answers within so many seconds of beginning, or None; nothing where it met
+        another bound. TimeoutError: it had no time to begin, and the next one gets another process.
+        ChildProcessError: its parent ended."""
         ours, theirs = socket.socketpair()
         process, requests = self._process, self._requests
         with ours:
@@ -181,7 +205,9 @@ class Grammars:
             ours.settimeout(_START_S)
             answer = b""
             try:
-                ours.sendall(json.dumps([cpu_s, wall_s, int(constraint.kind), constraint.text]).encode())
+                ours.sendall(
+                    json.dumps([cpu_s, wall_s, int(constraint.kind), constraint.text]).encode()
+                )
                 ours.shutdown(socket.SHUT_WR)
                 self._answers = bool(ours.recv(1))  # it has begun, or ended
             except ConnectionError:
@@ -207,7 +233,11 @@ class Grammars:
 
 def _key(salt: str, constraint: Constraint) -> bytes:
     """As short for a text of a megabyte."""
-    parts = (salt.encode(), str(int(constraint.kind)).encode(), constraint.text.encode(errors="surrogatepass"))
+    parts = (
+        salt.encode(),
+        str(int(constraint.kind)).encode(),
+        constraint.text.encode(errors="surrogatepass"),
+    )
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
 
@@ -227,7 +257,8 @@ def _missing(folder: Path, stop_ids: Sequence[int]) -> str | None:
 
 
 def _step_back() -> None:
-    """This thread's turn comes behind those of threads that serve, where a system has priorities of threads."""
+    """This thread's turn comes behind those of threads that serve, where a system has priorities of
+    threads."""
     thread = threading.get_native_id()
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + 5)

@@ -1,8 +1,9 @@
 """Where an answer stands in its grammar: keeps `dspark.decoding.masking.Matcher` with xgrammar's.
 
-xgrammar's matcher fails when it is asked for a mask behind a stop token, and grows by every token it takes. So it is
-asked for no more than can be looked at, and rolled back by all that was only drafted. Where a grammar reads one text in
-many ways, every token takes longer than the one before: such an answer comes to an end.
+xgrammar's matcher fails when it is asked for a mask behind a stop token, and grows by every token
+it takes. So it is asked for no more than can be looked at, and rolled back by all that was only
+drafted. Where a grammar reads one text in many ways, every token takes longer than the one before:
+such an answer comes to an end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ if TYPE_CHECKING:  # it needs torch, and a synthetic engine does without
 
 # Of processor time of its own: on a busy machine nobody is slow for what others do.
 SLOW_S = 0.1  # a call that takes more holds up a pass
-FORGIVEN, FORGOTTEN = 2, 1 / 64  # slow calls of one answer; how much of one every other call makes good
+FORGIVEN, FORGOTTEN = (
+    2,
+    1 / 64,
+)  # slow calls of one answer; how much of one every other call makes good
 LONGEST_S = 1.0  # to go over committed tokens, however many
 PASS_S = 0.25  # for the masks of one pass, in which others wait
 
@@ -37,7 +41,9 @@ class GrammarMatcher:
         self._ends = np.zeros(self._words, np.int32)
         for token in stop_ids:
             self._ends.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
-        self._first: Masks | None = None  # what may come next, as told last: an order asks, and then its pass
+        self._first: Masks | None = (
+            None  # what may come next, as told last: an order asks, and then its pass
+        )
         self._over = False  # behind a token that ends the answer
         self._slow = 0.0  # calls that are not made good
         self.too_slow = False

@@ -1,9 +1,11 @@
-"""What the compiler writes of a form, mended before it is compiled: every answer is text, and strings are JSON's.
+"""What the compiler writes of a form, mended before it is compiled: every answer is text, and
+strings are JSON's.
 
-Classes of characters take no surrogates, which are halves of characters; texts of a bounded length take no control
-characters, which JSON has none of. Regular expressions of a schema are read as those that stand alone, and written as
-JSON writes them: what the compiler makes of them inside a schema takes too much where something optional ends in a
-repetition, `(-a+)?`, and takes characters that JSON escapes as they are.
+Classes of characters take no surrogates, which are halves of characters; texts of a bounded length
+take no control characters, which JSON has none of. Regular expressions of a schema are read as
+those that stand alone, and written as JSON writes them: what the compiler makes of them inside a
+schema takes too much where something optional ends in a repetition, `(-a+)?`, and takes characters
+that JSON escapes as they are.
 """
 
 from __future__ import annotations
@@ -26,15 +28,22 @@ Told = dict[str, Any]
 
 
 def mend(told: Told, of_expression: Callable[[str], Told]) -> None:
-    """A grammar, in place. of_expression: the grammar of a regular expression. Raises ValueError."""
+    """A grammar, in place. of_expression: the grammar of a regular expression. Raises
+    ValueError."""
     made = expressions_of(told)
     for place, (kind, parts) in enumerate(list(made)):
         if kind == Kind.REGEX and parts[0]:  # inside a string of JSON
             expression = bytes.fromhex(bytes(parts[2:]).decode()).decode()
-            made += [(Kind.RULE, [_adopt(told, made, of_expression(expression))]), (Kind.SEQUENCE, [len(made)])]
+            made += [
+                (Kind.RULE, [_adopt(told, made, of_expression(expression))]),
+                (Kind.SEQUENCE, [len(made)]),
+            ]
             made[place] = (Kind.CHOICES, [len(made) - 1])
         elif kind in (Kind.CLASS, Kind.STAR):
-            made[place] = (kind, _without_ranges(parts, [_HALVES, *(_UNWRITTEN if parts == _BOUNDED else ())]))
+            made[place] = (
+                kind,
+                _without_ranges(parts, [_HALVES, *(_UNWRITTEN if parts == _BOUNDED else ())]),
+            )
         elif kind == Kind.BYTES:
             _refuse_halves(parts)
     _keep_keys_apart(told["rules"], made)
@@ -42,27 +51,35 @@ def mend(told: Told, of_expression: Callable[[str], Told]) -> None:
 
 
 def _keep_keys_apart(rules: list[list[Any]], made: list[tuple[int, list[int]]]) -> None:
-    """Keys that may come beside those of a schema are written without escapes, by which they could be one of these."""
+    """Keys that may come beside those of a schema are written without escapes, by which they could
+    be one of these."""
     names = [rule[0] for rule in rules]
     keys = [rule[1] for rule in rules if "_addl_key" in rule[0]]
     if not keys or "basic_string_sub" not in names:
         return
     rest, plain = names.index("basic_string_sub"), len(rules)
-    for choice in (choice for body in keys for choice in made[body][1] if made[choice][0] == Kind.SEQUENCE):
+    for choice in (
+        choice for body in keys for choice in made[body][1] if made[choice][0] == Kind.SEQUENCE
+    ):
         for part in made[choice][1]:
             kind, parts = made[part]
             if kind == Kind.CLASS and parts[0] and max(parts[1:], default=0) > 127:
-                # It stands for the bytes of characters: one of them in a name of the schema keeps all of them out.
+                # It stands for the bytes of characters: one of them in a name of the schema keeps
+                # all of them out.
                 made[part] = (kind, [*parts, 128, 0x10FFFF])
     for body in (rules[rest][1], *keys):
         kind, choices = made[body]
         kept = []
         for choice in choices:
-            parts = [made[part] for part in made[choice][1]] if made[choice][0] == Kind.SEQUENCE else []
+            parts = (
+                [made[part] for part in made[choice][1]] if made[choice][0] == Kind.SEQUENCE else []
+            )
             if (Kind.BYTES, [92]) in parts:
                 continue
             if (Kind.RULE, [rest]) in parts:
-                made += [(Kind.RULE, [plain]) if part == (Kind.RULE, [rest]) else part for part in parts]
+                made += [
+                    (Kind.RULE, [plain]) if part == (Kind.RULE, [rest]) else part for part in parts
+                ]
                 made.append((Kind.SEQUENCE, list(range(len(made) - len(parts), len(made)))))
                 choice = len(made) - 1
             kept.append(choice)
@@ -79,7 +96,9 @@ def with_coded_patterns(schema: Any) -> Any:
         if "pattern" in part:
             part["pattern"] = _in_hex(part["pattern"])
         if "patternProperties" in part:
-            part["patternProperties"] = {_in_hex(name): value for name, value in part["patternProperties"].items()}
+            part["patternProperties"] = {
+                _in_hex(name): value for name, value in part["patternProperties"].items()
+            }
     return schema
 
 
@@ -96,7 +115,12 @@ def _adopt(told: Told, made: list[tuple[int, list[int]]], part: Told) -> int:
         elif kind in (Kind.SEQUENCE, Kind.CHOICES):
             parts = [each + at for each in parts]
         elif kind in (Kind.CLASS, Kind.STAR):
-            if kind == Kind.CLASS and not parts[0] and len(parts) == 3 and parts[1] == parts[2] < 128:
+            if (
+                kind == Kind.CLASS
+                and not parts[0]
+                and len(parts) == 3
+                and parts[1] == parts[2] < 128
+            ):
                 kind, parts = Kind.BYTES, _escaped_bytes(parts[1:2])
             else:
                 parts = _without_ranges(parts, [_HALVES, *_UNWRITTEN])
@@ -106,28 +130,37 @@ def _adopt(told: Told, made: list[tuple[int, list[int]]], part: Told) -> int:
         elif kind != Kind.EMPTY:
             raise ValueError("pattern with what looks ahead or behind is not supported")
         made.append((kind, parts))
-    told["rules"] += [[f"{name} of {rules}", body + at, *rest] for name, body, *rest in part["rules"]]
+    told["rules"] += [
+        [f"{name} of {rules}", body + at, *rest] for name, body, *rest in part["rules"]
+    ]
     root: int = part["root_rule_id"]
     return root + rules
 
 
 def _without_ranges(parts: Sequence[int], out: Iterable[tuple[int, int]]) -> list[int]:
-    """A class of characters (whether all but these; first and last of each range) without these ranges."""
+    """A class of characters (whether all but these; first and last of each range) without these
+    ranges."""
     negated, *ends = parts
     ranges = list(zip(ends[::2], ends[1::2], strict=True))
     for low, high in out:
         if negated:
             ranges.append((low, high))
         else:
-            cut = [((first, min(last, low - 1)), (max(first, high + 1), last)) for first, last in ranges]
+            cut = [
+                ((first, min(last, low - 1)), (max(first, high + 1), last))
+                for first, last in ranges
+            ]
             ranges = [each for both in cut for each in both if each[0] <= each[1]]
     if not ranges:
-        raise ValueError("pattern with characters that JSON escapes alone in a class is not supported")
+        raise ValueError(
+            "pattern with characters that JSON escapes alone in a class is not supported"
+        )
     return [negated, *(end for each in ranges for end in each)]
 
 
 def _refuse_halves(parts: Sequence[int]) -> None:
-    """Raises ValueError for bytes that are half a character. Those of a whole one may stand in several places."""
+    """Raises ValueError for bytes that are half a character. Those of a whole one may stand in
+    several places."""
     if re.search(rb"\xed[\xa0-\xbf]", bytes(byte % 256 for byte in parts)):
         raise ValueError("a lone surrogate, half of a character, is in no answer")
 

@@ -1,13 +1,15 @@
-"""Grammars that read one text in too many ways: repetitions of repetitions with nothing between them. Pure.
+"""Grammars that read one text in too many ways: repetitions of repetitions with nothing between
+them. Pure.
 
-The matcher keeps every way on in which a text so far can be read, by how often each repetition went round. Where the
-next byte says whether one goes round again that is one way; where it does not, counts of nested repetitions multiply,
-and one token may take seconds. What is estimated here is that product, from the grammar alone, wherever in an answer
-the repetitions stand. What a token takes depends on the vocabulary too: so the parts that may be read in several ways
-are told, each as a grammar of its own that can be tried.
+The matcher keeps every way on in which a text so far can be read, by how often each repetition went
+round. Where the next byte says whether one goes round again that is one way; where it does not,
+counts of nested repetitions multiply, and one token may take seconds. What is estimated here is
+that product, from the grammar alone, wherever in an answer the repetitions stand. What a token
+takes depends on the vocabulary too: so the parts that may be read in several ways are told, each as
+a grammar of its own that can be tried.
 
-Read from what xgrammar writes of a grammar before it is compiled. Sets of bytes are numbers of 256 bits; bytes of
-characters beyond ASCII are one set.
+Read from what xgrammar writes of a grammar before it is compiled. Sets of bytes are numbers of 256
+bits; bytes of characters beyond ASCII are one set.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from verify_service.grammars.serialized import Kind, expressions_of, put_express
 
 MOST = 256
 DEEPEST = 20_000  # rules inside rules, three calls each
-COUNTED, ENDLESS = 64, 4  # a repetition counts no more than so often, and so often where it has no bound
+COUNTED, ENDLESS = (
+    64,
+    4,
+)  # a repetition counts no more than so often, and so often where it has no bound
 _ALL = (1 << 256) - 1
 _BEYOND = _ALL ^ ((1 << 128) - 1)
 
@@ -64,7 +69,9 @@ class _Grammar:
         rules = [*rules, ["in doubt", body, *rules[self._root][2:]]]  # a name that nobody can write
         for run in self._doubts:
             made = {**self._told, "rules": rules, "root_rule_id": len(rules) - 1}
-            put_expressions(made, [*self._expressions, (Kind.SEQUENCE, run), (Kind.CHOICES, [body - 1])])
+            put_expressions(
+                made, [*self._expressions, (Kind.SEQUENCE, run), (Kind.CHOICES, [body - 1])]
+            )
             yield json.dumps(made)
 
     def _bytes(self, expression: int) -> _Bytes:
@@ -183,7 +190,12 @@ def _told_apart(words: Sequence[tuple[int, ...]]) -> bool:
 
 def _leaf(kind: int, parts: Sequence[int]) -> _Bytes:
     if kind == Kind.BYTES:
-        return _Bytes(not parts, 1 << parts[0] % 256 if parts else 0, 0, _union(1 << byte % 256 for byte in parts))
+        return _Bytes(
+            not parts,
+            1 << parts[0] % 256 if parts else 0,
+            0,
+            _union(1 << byte % 256 for byte in parts),
+        )
     said = _class(parts) if kind != Kind.EMPTY else 0
     return _Bytes(kind != Kind.CLASS, said, said if kind == Kind.STAR else 0, said)
 
@@ -207,8 +219,8 @@ def _class(parts: Sequence[int]) -> int:
 
 
 def ways(written: str) -> tuple[int, list[str]]:
-    """(in how many ways at a time a text may be read, about; the parts of which that is said). written: a grammar, as
-    xgrammar serialises it; so are the parts."""
+    """(in how many ways at a time a text may be read, about; the parts of which that is said).
+    written: a grammar, as xgrammar serialises it; so are the parts."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(DEEPEST)
     try:

@@ -1,7 +1,7 @@
 """A JSON schema in words that the compiler keeps, wherever it says the same in others. Pure.
 
-Dates and addresses are patterns, one of several alternatives is any of them where a value cannot be two, objects of
-several parts are one; tuples, and conditions on keys, are written in one way.
+Dates and addresses are patterns, one of several alternatives is any of them where a value cannot be
+two, objects of several parts are one; tuples, and conditions on keys, are written in one way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from itertools import combinations
 from typing import Any
 
 from verify_service.grammars.expressions import anchored
-from verify_service.grammars.schema import FORMATS, FORMATTED, NOTES, pointed, types_of, values_of, walk
+from verify_service.grammars.schema import (
+    FORMATS,
+    FORMATTED,
+    NOTES,
+    pointed,
+    types_of,
+    values_of,
+    walk,
+)
 
 _YEAR = r"(000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})"
 _FOURTH = "(0[48]|[2468][048]|[13579][26])"
@@ -53,7 +61,14 @@ _AHEAD = {  # patterns that look ahead, and the same without that
 }
 _INMOST = 40  # steps into a schema of which a part is the whole again
 _DEEPEST = 8  # references behind references, parts inside parts
-_MERGED = {"type", "properties", "required", "additionalProperties", "unevaluatedProperties", "allOf"}
+_MERGED = {
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "allOf",
+}
 
 
 def rewritten(schema: Any) -> Any:
@@ -72,12 +87,20 @@ def rewritten(schema: Any) -> Any:
             part["prefixItems"] = [{} if each is True else each for each in part["prefixItems"]]
         if "pattern" in part:
             part["pattern"] = _AHEAD.get(part["pattern"], part["pattern"])
-            if anchored(part["pattern"]):  # it says all that there is to say, and a format is a note
+            if anchored(
+                part["pattern"]
+            ):  # it says all that there is to say, and a format is a note
                 part.pop("format", None)
         _lengths_as_patterns(part)
-        if part.get("minProperties", 0) <= len(set(part.get("required", ())) & part.get("properties", {}).keys()):
+        if part.get("minProperties", 0) <= len(
+            set(part.get("required", ())) & part.get("properties", {}).keys()
+        ):
             part.pop("minProperties", None)  # that many have to come
-        if part.get("format") in _PATTERNS and "string" in types_of(part) and FORMATTED.isdisjoint(part):
+        if (
+            part.get("format") in _PATTERNS
+            and "string" in types_of(part)
+            and FORMATTED.isdisjoint(part)
+        ):
             part["pattern"] = f"^{_PATTERNS[part.pop('format')]}$"
     return made
 
@@ -95,8 +118,14 @@ def _lengths_as_patterns(part: dict[str, Any]) -> None:
         if form == "uri" and most is not None and most > _URI_PARTS:
             part["pattern"] = _URI.replace("N", str(most - _URI_PARTS))
             del part["format"], part["maxLength"]
-    elif form is None and FORMATTED & part.keys() > {"pattern"} and (found := _REPEATED.fullmatch(str(pattern))):
-        part["pattern"] = f"^{found[1]}{{{max(least, int(found[2] == '+'))},{'' if most is None else most}}}$"
+    elif (
+        form is None
+        and FORMATTED & part.keys() > {"pattern"}
+        and (found := _REPEATED.fullmatch(str(pattern)))
+    ):
+        part["pattern"] = (
+            f"^{found[1]}{{{max(least, int(found[2] == '+'))},{'' if most is None else most}}}$"
+        )
         part.pop("minLength", None)
         part.pop("maxLength", None)
 
@@ -111,14 +140,22 @@ def _takes_nothing(pattern: str) -> bool:
 
 def _merge_objects(part: dict[str, Any], root: Any) -> None:
     """Objects that a value has to be all at once, in place."""
-    if not isinstance(part.get("allOf"), list) or (len(part["allOf"]) == 1 and part.keys() - NOTES == {"allOf"}):
+    if not isinstance(part.get("allOf"), list) or (
+        len(part["allOf"]) == 1 and part.keys() - NOTES == {"allOf"}
+    ):
         return
     pieces = list(_pieces(part, root, _DEEPEST))
     properties, needed = dict[str, Any](), dict[str, None]()
     for place, piece in enumerate(pieces):
-        if piece is None or piece.keys() - NOTES - _MERGED or piece.get("type", "object") != "object":
+        if (
+            piece is None
+            or piece.keys() - NOTES - _MERGED
+            or piece.get("type", "object") != "object"
+        ):
             return
-        if piece.get("additionalProperties", True) is not True or (place and "unevaluatedProperties" in piece):
+        if piece.get("additionalProperties", True) is not True or (
+            place and "unevaluatedProperties" in piece
+        ):
             return
         for name, value in piece.get("properties", {}).items():
             if properties.setdefault(name, value) != value:
@@ -144,18 +181,27 @@ def _one_of_as_any_of(part: dict[str, Any], root: Any) -> None:
     """One of several becomes any of them where no value is two of them."""
     if "anyOf" not in part and isinstance(part.get("oneOf"), list):
         found = [_dereferenced(each, root) for each in part["oneOf"]]
-        if all(one and other and _exclude_each_other(one, other) for one, other in combinations(found, 2)):
+        if all(
+            one and other and _exclude_each_other(one, other)
+            for one, other in combinations(found, 2)
+        ):
             part["anyOf"] = part.pop("oneOf")
 
 
 def _exclude_each_other(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    types = [set(types_of(each)) | ({"integer"} if "number" in types_of(each) else set()) for each in (one, other)]
+    types = [
+        set(types_of(each)) | ({"integer"} if "number" in types_of(each) else set())
+        for each in (one, other)
+    ]
     if all(types) and types[0].isdisjoint(types[1]):
         return True
     if _values_differ(one, other):
         return True
     both = set(one.get("required", ())) & set(other.get("required", ()))
-    return any(_values_differ(*(each.get("properties", {}).get(name, {}) for each in (one, other))) for name in both)
+    return any(
+        _values_differ(*(each.get("properties", {}).get(name, {}) for each in (one, other)))
+        for name in both
+    )
 
 
 def _values_differ(one: Any, other: Any) -> bool:
@@ -183,11 +229,22 @@ def _keys_as_properties(part: dict[str, Any], root: Any) -> None:
         return
     if names.get("type", "string") != "string" or part.get("additionalProperties") is False:
         return
-    if names.keys() - NOTES - {"type"} in ({"minLength"}, {"maxLength"}, {"minLength", "maxLength"}):
-        names = {"pattern": rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"}
-    rest, values = names.keys() - (NOTES - {"format"}) - {"type"}, part.get("additionalProperties", {})
+    if names.keys() - NOTES - {"type"} in (
+        {"minLength"},
+        {"maxLength"},
+        {"minLength", "maxLength"},
+    ):
+        names = {
+            "pattern": rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
+        }
+    rest, values = (
+        names.keys() - (NOTES - {"format"}) - {"type"},
+        part.get("additionalProperties", {}),
+    )
     texts = values_of(names)
-    if rest - {"pattern"} and not (rest <= {"enum", "const"} and all(isinstance(text, str) for text in texts)):
+    if rest - {"pattern"} and not (
+        rest <= {"enum", "const"} and all(isinstance(text, str) for text in texts)
+    ):
         return
     del part["propertyNames"]
     part["additionalProperties"] = values

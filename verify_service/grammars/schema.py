@@ -1,4 +1,5 @@
-"""What of JSON Schema the compiler would leave out without a word: such schemas are refused, not half kept. Pure.
+"""What of JSON Schema the compiler would leave out without a word: such schemas are refused, not
+half kept. Pure.
 
 What the compiler warns of it says itself, see `compiling`.
 """
@@ -12,7 +13,17 @@ from typing import Any
 from urllib.parse import unquote
 
 # Nothing of an answer depends on them.
-NOTES = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"}
+NOTES = {
+    "title",
+    "description",
+    "default",
+    "examples",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "$comment",
+    "$schema",
+}
 NOTES |= {"$id", "$defs", "definitions", "format", "$anchor", "contentMediaType", "contentEncoding"}
 NOTES |= {"discriminator", "example", "externalDocs", "xml"}  # OpenAPI's
 _UNKEPT = (
@@ -37,8 +48,23 @@ _SINGLE = (
     "unevaluatedItems",
 )
 # Conditions that the compiler looks at where it knows of which type the value is.
-_OF_TYPES = {"minLength", "maxLength", "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
-_OF_TYPES |= {"multipleOf", "minItems", "maxItems", "minProperties", "maxProperties", "patternProperties"}
+_OF_TYPES = {
+    "minLength",
+    "maxLength",
+    "pattern",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+}
+_OF_TYPES |= {
+    "multipleOf",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "patternProperties",
+}
 _OF_TYPES |= {"propertyNames", "required"}
 # These say so themselves: the compiler writes no value of another type beside them.
 _TELL_TYPES = {
@@ -84,7 +110,8 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
 
 
 def unkept(schema: Any) -> str | None:
-    """What of this schema no answer would be held to, in one sentence; None when all of it is kept."""
+    """What of this schema no answer would be held to, in one sentence; None when all of it is
+    kept."""
     found = next(_find(schema), None)
     if found is None:
         return None
@@ -93,20 +120,23 @@ def unkept(schema: Any) -> str | None:
 
 
 def parts_of(form: Any, *, schemas: bool = True) -> Iterator[dict[str, Any]]:
-    """The objects inside a schema or a structural tag. schemas: those inside the schemas of a tag as well."""
+    """The objects inside a schema or a structural tag. schemas: those inside the schemas of a tag
+    as well."""
     waiting = [form]
     while waiting:
         match waiting.pop():
             case dict() as part:
                 yield part
-                waiting += [value for name, value in part.items() if schemas or name != "json_schema"]
+                waiting += [
+                    value for name, value in part.items() if schemas or name != "json_schema"
+                ]
             case list() as parts:
                 waiting += parts
 
 
 def walk(root: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schema, those inside it and those that it refers to, each with where it stands. What it is made of may be
-    changed before the next."""
+    """The schema, those inside it and those that it refers to, each with where it stands. What it
+    is made of may be changed before the next."""
     waiting: list[tuple[str, Any]] = [("", root)]
     seen = dict[int, Any]()
     while waiting:
@@ -124,7 +154,11 @@ def pointed(root: Any, reference: str) -> Any:
     first, *steps = unquote(reference).split("/")
     found = root if first == "#" else None
     for step in steps:
-        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+        found = (
+            found.get(step.replace("~1", "/").replace("~0", "~"))
+            if isinstance(found, dict)
+            else None
+        )
     return found
 
 
@@ -149,7 +183,9 @@ def misshapen(root: Any) -> str | None:
         if not all(isinstance(name, str) for name in schema.get("required", ())):
             return f"{where or '#'}: required must be a list of names"
         for name in ("Length", "Items", "Properties"):
-            bounds = [schema.get(f"{end}{name}", usual) for end, usual in (("min", 0), ("max", _LARGEST))]
+            bounds = [
+                schema.get(f"{end}{name}", usual) for end, usual in (("min", 0), ("max", _LARGEST))
+            ]
             if any(type(bound) is not int or not 0 <= bound <= _LARGEST for bound in bounds):
                 return f"{where or '#'}: min{name} and max{name} must be whole numbers from 0 on"
             if bounds[0] > bounds[1]:
@@ -164,12 +200,20 @@ def misshapen(root: Any) -> str | None:
 def _find(root: Any) -> Iterator[tuple[str, str]]:
     for where, schema in walk(root):
         for name in _UNKEPT:
-            if schema.get(name) is not None and not (name == "uniqueItems" and schema[name] is False):
+            if schema.get(name) is not None and not (
+                name == "uniqueItems" and schema[name] is False
+            ):
                 yield where, f"{name} is not supported"
         if "oneOf" in schema:
-            yield where, "oneOf is supported where types differ, or values that a required property lists"
+            yield (
+                where,
+                "oneOf is supported where types differ, or values that a required property lists",
+            )
         if len(schema.get("allOf", ())) > 1:
-            yield where, "allOf of several parts is supported where these are objects that take further keys"
+            yield (
+                where,
+                "allOf of several parts is supported where these are objects that take further keys",
+            )
         yield from ((where, problem) for check in _CHECKS for problem in check(schema))
         if where and "$id" in schema and any("$ref" in part for _, part in walk(schema)):
             yield where, "$id around a $ref is not supported"
@@ -207,7 +251,9 @@ def values_of(schema: dict[str, Any]) -> Sequence[Any]:
 def _typed(values: Sequence[Any], schema: dict[str, Any]) -> bool:
     """Whether there are values, all of a type that the schema allows."""
     kinds = [_TYPES[each] for each in types_of(schema) if each in _TYPES]
-    return bool(values) and (not kinds or all(any(kind(value) for kind in kinds) for value in values))
+    return bool(values) and (
+        not kinds or all(any(kind(value) for kind in kinds) for value in values)
+    )
 
 
 def _listed(schema: dict[str, Any]) -> Iterator[str]:
@@ -226,7 +272,11 @@ def _listed(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _untyped(schema: dict[str, Any]) -> Iterator[str]:
-    if schema.get("type") or not _TELL_TYPES.isdisjoint(schema) or not {"const", "enum", *_BRANCHES}.isdisjoint(schema):
+    if (
+        schema.get("type")
+        or not _TELL_TYPES.isdisjoint(schema)
+        or not {"const", "enum", *_BRANCHES}.isdisjoint(schema)
+    ):
         return
     rest = sorted(set(schema) & _OF_TYPES)
     if rest:
@@ -259,7 +309,9 @@ def _formatted(schema: dict[str, Any]) -> Iterator[str]:
 
 def _empty(schema: dict[str, Any]) -> Iterator[str]:
     """What no value is: the compiler writes an empty one."""
-    yield from (f"{name} must not be empty" for name in ("type", *_BRANCHES) if schema.get(name) == [])
+    yield from (
+        f"{name} must not be empty" for name in ("type", *_BRANCHES) if schema.get(name) == []
+    )
     if "number" in types_of(schema):
         low, high = [
             [schema[name] for name in names if _number(schema.get(name))]
@@ -271,7 +323,12 @@ def _empty(schema: dict[str, Any]) -> Iterator[str]:
 
 def _named(schema: dict[str, Any]) -> Iterator[str]:
     """The compiler takes all keys that fit their names, whatever else is said of them."""
-    for name in ("additionalProperties", "unevaluatedProperties", "properties", "patternProperties"):
+    for name in (
+        "additionalProperties",
+        "unevaluatedProperties",
+        "properties",
+        "patternProperties",
+    ):
         if "propertyNames" in schema and schema.get(name, True) is not True:
             yield f"{name} beside propertyNames is not supported"
     if schema.get("minProperties", 0) > 1 and (
@@ -282,7 +339,10 @@ def _named(schema: dict[str, Any]) -> Iterator[str]:
     if isinstance(names, dict) and names.get("type", "string") != "string":
         yield "propertyNames of another type than string are not supported"
     patterns = schema.get("patternProperties", {})
-    values = [*patterns.values(), *([rest] if (rest := schema.get("additionalProperties", False)) is not False else [])]
+    values = [
+        *patterns.values(),
+        *([rest] if (rest := schema.get("additionalProperties", False)) is not False else []),
+    ]
     if patterns and any(value != values[0] for value in values):
         yield "patternProperties of several kinds, or beside additionalProperties, are not supported"
     for name in schema.get("properties", {}):
@@ -303,5 +363,7 @@ def _inside(where: str, schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{where}/{name}/{key}", each) for key, each in schema[name].items())
     for name in ("anyOf", "oneOf", "allOf", "prefixItems", "items"):
         if isinstance(schema.get(name), list):
-            yield from ((f"{where}/{name}/{place}", each) for place, each in enumerate(schema[name]))
+            yield from (
+                (f"{where}/{name}/{place}", each) for place, each in enumerate(schema[name])
+            )
     yield from ((f"{where}/{name}", schema[name]) for name in _SINGLE if name in schema)

@@ -1,4 +1,5 @@
-"""Grammars as xgrammar serialises them: rules with an expression each, expressions as runs of numbers. Pure."""
+"""Grammars as xgrammar serialises them: rules with an expression each, expressions as runs of
+numbers. Pure."""
 
 from __future__ import annotations
 
@@ -38,11 +39,13 @@ def put_expressions(told: dict[str, Any], made: Iterable[tuple[int, Sequence[int
 
 
 def drop_endless(told: dict[str, Any]) -> None:
-    """Takes out, in place, choices that no answer comes out of: each way on leads back before anything is complete.
-    Raises ValueError where no answer is finite."""
+    """Takes out, in place, choices that no answer comes out of: each way on leads back before
+    anything is complete. Raises ValueError where no answer is finite."""
     made, bodies = expressions_of(told), [rule[1] for rule in told["rules"]]
     finite = set[int]()
-    users = defaultdict[int, set[int]](set)  # by rule that was not known to end, those that wait for it
+    users = defaultdict[int, set[int]](
+        set
+    )  # by rule that was not known to end, those that wait for it
 
     def ended(rule: int, user: int) -> bool:
         users[rule].add(user)

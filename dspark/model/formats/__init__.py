@@ -8,7 +8,8 @@ from dspark.model.formats import nested, speculators
 
 
 def released(raw: dict[str, Any]) -> dict[str, Any]:
-    """The released key set of any config.json of a drafter. Raises CheckpointError or UnsupportedFamily."""
+    """The released key set of any config.json of a drafter. Raises CheckpointError or
+    UnsupportedFamily."""
     if speculators.is_speculators(raw):
         return speculators.to_released(raw)
     return nested.to_released(raw) if nested.is_nested(raw) else raw

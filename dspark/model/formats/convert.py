@@ -1,7 +1,7 @@
 """A drafter's folder, written again in the speculators format: the same drafts from other files.
 
-Optionally the tables that are the target's are left out, or the head is cut to some tokens, which changes how often a
-draft is accepted and never what is accepted.
+Optionally the tables that are the target's are left out, or the head is cut to some tokens, which
+changes how often a draft is accepted and never what is accepted.
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ def to_speculators(
     share_tables: bool = False,
     keep_tokens: Sequence[int] | None = None,
 ) -> None:
-    """Writes `out`. `verifier`: the target's name; `keep_tokens`: target ids of the head that stays."""
+    """Writes `out`. `verifier`: the target's name; `keep_tokens`: target ids of the head that
+    stays."""
     config = read_drafter_config(folder)
     if config.family not in speculators.FAMILIES:
-        raise UnsupportedFamily(f"{folder}: {config.family} drafters have no form in the speculators format")
+        raise UnsupportedFamily(
+            f"{folder}: {config.family} drafters have no form in the speculators format"
+        )
     entries, vocabulary = open_source(folder, config)
     if vocabulary is not None:
         raise CheckpointError(f"{folder}: the head is cut already")
@@ -59,11 +62,19 @@ def to_speculators(
         name: tensor.index_select(0, rows) if rows is not None and name in _SAID else tensor
         for name, tensor in read_tensors(entries, sorted(entries.keys() - left_out))
     }
-    _write(out, speculators.from_released(raw, family=config.family, verifier=verifier), tensors | maps, folder)
+    _write(
+        out,
+        speculators.from_released(raw, family=config.family, verifier=verifier),
+        tensors | maps,
+        folder,
+    )
 
 
-def without_tables(folder: Path, out: Path, *, target: str | Path, dtype: torch.dtype | None = None) -> None:
-    """Writes `out` in the format of `folder`. CheckpointError, and nothing is written, where a table is not a copy.
+def without_tables(
+    folder: Path, out: Path, *, target: str | Path, dtype: torch.dtype | None = None
+) -> None:
+    """Writes `out` in the format of `folder`. CheckpointError, and nothing is written, where a
+    table is not a copy.
 
     `dtype`: what the other tensors are rounded to; None: they stay as they are.
     """
@@ -72,12 +83,17 @@ def without_tables(folder: Path, out: Path, *, target: str | Path, dtype: torch.
     tables = [name for name in SHARED if name in entries and entries[name].file.parent == folder]
     if config.kind == "lm" or not tables:
         raise CheckpointError(f"{folder}: holds no table that could be the target's")
-    mine, its = dict(read_tensors(entries, tables)), dict(read_tensors(target_tables(theirs), tables))
+    mine, its = (
+        dict(read_tensors(entries, tables)),
+        dict(read_tensors(target_tables(theirs), tables)),
+    )
     if vocabulary is not None and SHARED[1] in its:
         its[SHARED[1]] = its[SHARED[1]][vocabulary.target_ids]
     for name in tables:
         if not torch.equal(mine[name].float(), its[name].float()):
-            raise CheckpointError(f"{folder}: {name} is not the one of {theirs}, it cannot be left out")
+            raise CheckpointError(
+                f"{folder}: {name} is not the one of {theirs}, it cannot be left out"
+            )
     settings = _without_neighbours(read_json(folder / CONFIG_NAME))
     kept = dict(read_tensors(entries, sorted(name for name in entries if name not in SHARED)))
     if dtype is not None:
@@ -86,10 +102,14 @@ def without_tables(folder: Path, out: Path, *, target: str | Path, dtype: torch.
     _write(out, settings, kept | ({} if vocabulary is None else vocabulary.maps()), folder)
 
 
-def _write(out: Path, settings: Mapping[str, Any], tensors: dict[str, Tensor], folder: Path) -> None:
+def _write(
+    out: Path, settings: Mapping[str, Any], tensors: dict[str, Tensor], folder: Path
+) -> None:
     """With the calibration of the folder that all of it came from."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / CONFIG_NAME).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    (out / CONFIG_NAME).write_text(
+        json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
     save_file(tensors, out / SINGLE_NAME, metadata={"format": "pt"})
     if (folder / CALIBRATION_NAME).is_file():
         shutil.copyfile(folder / CALIBRATION_NAME, out / CALIBRATION_NAME)

@@ -1,4 +1,5 @@
-"""The DSpark module inside a DeepSeek-V4 checkpoint: its settings, and the names of its tensors. Pure."""
+"""The DSpark module inside a DeepSeek-V4 checkpoint: its settings, and the names of its tensors.
+Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +15,27 @@ MODEL_TYPE: Literal["deepseek_v4"] = "deepseek_v4"
 PREFIX = "mtp."
 ENDS = {"embed_tokens.weight": "embed.weight", "lm_head.weight": "head.weight"}
 _FIRST = {"fc": "main_proj", "hidden_norm": "main_norm"}  # of stage 0
-_HEADS = ("hc_head_fn", "hc_head_base", "hc_head_scale", "norm", "markov_head", "confidence_head")  # of the last stage
+_HEADS = (
+    "hc_head_fn",
+    "hc_head_base",
+    "hc_head_scale",
+    "norm",
+    "markov_head",
+    "confidence_head",
+)  # of the last stage
 _MOST_STAGES = 16
 MARKOV = "markov_head.markov_w1.weight"
 _LAST = re.compile(rf"{re.escape(PREFIX)}(\d{{1,9}})\.{re.escape(MARKOV)}")
 # Called alike in both.
 _SAME = (
-    *("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "rms_norm_eps"),
+    *(
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+        "rms_norm_eps",
+    ),
     *("rope_theta", "max_position_embeddings", "initializer_range", "dtype"),
 )
 
@@ -52,21 +67,26 @@ _FIXED = {
 
 
 def is_mine(raw: Mapping[str, Any]) -> bool:
-    """Whether a decoded config.json is of this family. Raises UnsupportedFamily for its relatives."""
+    """Whether a decoded config.json is of this family. Raises UnsupportedFamily for its
+    relatives."""
     names = raw.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
     words = (str(raw.get("model_type", "")), name, str(raw.get("speculators_model_type", "")))
     flat = [word.lower().replace("_", "").replace(".", "") for word in words]
     if any("deepseekv41" in word for word in flat):
         raise UnsupportedFamily(
-            f"{words[0] or name}: drafters of DeepSeek-V4.1 have another architecture: not supported"
+            f"{words[0] or name}: drafters of DeepSeek-V4.1 have another architecture: not "
+            "supported"
         )
     if raw.get("model_type") == MODEL_TYPE:
         return True
-    if any("deepseek" in word or "dsv4" in word for word in flat) or any(str(k).startswith("dspark_") for k in raw):
+    if any("deepseek" in word or "dsv4" in word for word in flat) or any(
+        str(k).startswith("dspark_") for k in raw
+    ):
         said = next((word for word in words if word), "dspark_* keys")
         raise UnsupportedFamily(
-            f"{said}: drafters of DeepSeek-V4 are read from its own checkpoint, of model_type {MODEL_TYPE}"
+            f"{said}: drafters of DeepSeek-V4 are read from its own checkpoint, of model_type "
+            f"{MODEL_TYPE}"
         )
     return False
 
@@ -74,17 +94,28 @@ def is_mine(raw: Mapping[str, Any]) -> bool:
 def parse(raw: dict[str, Any]) -> DrafterConfig:
     """Settings of the module; those of the target stand in the same file."""
     if not any(key.startswith("dspark_") for key in raw):
-        raise UnsupportedFamily("no dspark_* keys: this DeepSeek-V4 checkpoint holds no DSpark module to draft with")
+        raise UnsupportedFamily(
+            "no dspark_* keys: this DeepSeek-V4 checkpoint holds no DSpark module to draft with"
+        )
     keys = Keys(raw)
     layers = keys.count("num_hidden_layers", most=MOST_LAYERS)
-    stage = StageShape(**{field: read(keys, key, **within) for field, (key, read, within) in _STAGE.items()})
-    head_dim, heads, vocab = keys.count("head_dim"), keys.count("num_attention_heads"), keys.count("vocab_size")
+    stage = StageShape(
+        **{field: read(keys, key, **within) for field, (key, read, within) in _STAGE.items()}
+    )
+    head_dim, heads, vocab = (
+        keys.count("head_dim"),
+        keys.count("num_attention_heads"),
+        keys.count("vocab_size"),
+    )
     if stage.rope_dim > head_dim or stage.rope_dim % 2:
         raise CheckpointError(
-            f"qk_rope_head_dim: {stage.rope_dim} of the {head_dim} values of a head cannot rotate in pairs"
+            f"qk_rope_head_dim: {stage.rope_dim} of the {head_dim} values of a head cannot rotate "
+            "in pairs"
         )
     if heads * head_dim % stage.o_groups:
-        raise CheckpointError(f"o_groups: {stage.o_groups} groups of {heads} heads of {head_dim} values")
+        raise CheckpointError(
+            f"o_groups: {stage.o_groups} groups of {heads} heads of {head_dim} values"
+        )
     keys.count("num_experts_per_tok", most=stage.experts)
     for key, value in _FIXED.items():
         keys.must_equal(key, value, absent_is_fine=True)
@@ -146,7 +177,8 @@ def stored_name(name: str, stages: int) -> str:
 
 
 def stages_in(names: Iterable[str]) -> int | None:
-    """Stages of the module whose tensors these are: its heads are in the last; None where there are none."""
+    """Stages of the module whose tensors these are: its heads are in the last; None where there are
+    none."""
     found = [int(at[1]) for name in names if (at := _LAST.fullmatch(name))]
     if found and max(found) >= _MOST_STAGES:
         raise CheckpointError(f"{PREFIX}{max(found)}.{MARKOV}: more than {_MOST_STAGES} stages")
@@ -154,7 +186,8 @@ def stages_in(names: Iterable[str]) -> int | None:
 
 
 def _stages_of(keys: Keys, layers: int) -> int:
-    """The list of ratios has an entry per layer and per stage; where it is absent or shorter, the number of modules."""
+    """The list of ratios has an entry per layer and per stage; where it is absent or shorter, the
+    number of modules."""
     ratios = keys.raw.get("compress_ratios")
     if isinstance(ratios, list) and len(ratios) > layers:
         return min(len(ratios) - layers, _MOST_STAGES)

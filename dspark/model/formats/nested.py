@@ -1,7 +1,8 @@
-"""The format of trainers that keep a drafter's own settings in `dflash_config`, said in the words of the released one.
+"""The format of trainers that keep a drafter's own settings in `dflash_config`, said in the words
+of the released one.
 
-Layers are Qwen3's and stand at the top level. Tap ids are layer ids, every slot of a block drafts, and the tables are
-mostly left to the target. Pure: JSON objects in and out.
+Layers are Qwen3's and stand at the top level. Tap ids are layer ids, every slot of a block drafts,
+and the tables are mostly left to the target. Pure: JSON objects in and out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from dspark.errors import CheckpointError, UnsupportedFamily
 
 KEY = "dflash_config"
 _PROJECTORS = ("dflash", "dspark")
-_LIFTED = ("target_layer_ids", "mask_token_id", "num_target_layers", "block_size", "markov_rank", "markov_head_type")
+_LIFTED = (
+    "target_layer_ids",
+    "mask_token_id",
+    "num_target_layers",
+    "block_size",
+    "markov_rank",
+    "markov_head_type",
+)
 
 
 def is_nested(raw: Mapping[str, Any]) -> bool:

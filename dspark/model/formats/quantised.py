@@ -1,8 +1,9 @@
-"""The tensors of the DSpark module inside a DeepSeek-V4 checkpoint, `mtp.*`, told as the values they stand for.
+"""The tensors of the DSpark module inside a DeepSeek-V4 checkpoint, `mtp.*`, told as the values
+they stand for.
 
-A scale stands under the weight's name with `.scale` for `.weight`. Other releases of the family have other modules
-under the same prefix: a classic multi-token-prediction module, or that of DeepSeek-V4.1. Tensors tell them apart, and
-both are refused by name.
+A scale stands under the weight's name with `.scale` for `.weight`. Other releases of the family
+have other modules under the same prefix: a classic multi-token-prediction module, or that of
+DeepSeek-V4.1. Tensors tell them apart, and both are refused by name.
 """
 
 from __future__ import annotations
@@ -23,11 +24,17 @@ _CLASSIC, _NEXT = "enorm.weight", "markov_head.embed.weight"
 
 def with_scales(entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
     """The entries without their scales; weights that have one are told as what they stand for."""
-    scales = {name: entry for name, entry in entries.items() if name.endswith(".scale") and _weight(name) in entries}
+    scales = {
+        name: entry
+        for name, entry in entries.items()
+        if name.endswith(".scale") and _weight(name) in entries
+    }
     made = {name: entry for name, entry in entries.items() if name not in scales}
     for name, scale in scales.items():
         weight = _weight(name)
-        made[weight] = _valued(weight, entries[weight], dataclasses.replace(scale, stored=scale.stored or name))
+        made[weight] = _valued(
+            weight, entries[weight], dataclasses.replace(scale, stored=scale.stored or name)
+        )
     return made
 
 
@@ -43,7 +50,9 @@ def _valued(name: str, entry: TensorEntry, scale: TensorEntry) -> TensorEntry:
         columns *= 2
         blocks = (rows, -(-columns // ROW))
         if columns % ROW:
-            raise CheckpointError(f"{name}: {columns} four-bit values a row, not a multiple of {ROW}")
+            raise CheckpointError(
+                f"{name}: {columns} four-bit values a row, not a multiple of {ROW}"
+            )
     elif entry.dtype == "F8_E4M3":
         blocks = (-(-rows // SQUARE), -(-columns // SQUARE))
     else:
@@ -52,21 +61,28 @@ def _valued(name: str, entry: TensorEntry, scale: TensorEntry) -> TensorEntry:
         raise CheckpointError(f"{name}: scales are {scale.dtype}, none of {', '.join(_FACTORS)}")
     if scale.shape != blocks:
         raise CheckpointError(f"{name}: scales {list(scale.shape)} instead of {list(blocks)}")
-    return dataclasses.replace(entry, dtype="BF16", shape=(rows, columns), scale=scale, stored=entry.stored or name)
+    return dataclasses.replace(
+        entry, dtype="BF16", shape=(rows, columns), scale=scale, stored=entry.stored or name
+    )
 
 
 def module_entries(entries: Mapping[str, TensorEntry], stages: int) -> dict[str, TensorEntry]:
-    """The module's tensors and both tables, quantised ones as their values. Raises for modules of another kind."""
+    """The module's tensors and both tables, quantised ones as their values. Raises for modules of
+    another kind."""
     mine = {name: entry for name, entry in entries.items() if name.startswith(PREFIX)}
     if any(name.endswith(_NEXT) for name in mine):
-        raise UnsupportedFamily(f"{PREFIX}*.{_NEXT}: this is the drafter of DeepSeek-V4.1: not supported")
+        raise UnsupportedFamily(
+            f"{PREFIX}*.{_NEXT}: this is the drafter of DeepSeek-V4.1: not supported"
+        )
     if f"{PREFIX}{stages - 1}.{MARKOV}" not in mine:
         if any(name.endswith(_CLASSIC) for name in mine):
             raise UnsupportedFamily(
-                f"{PREFIX}*.{_CLASSIC}: this checkpoint holds a classic multi-token-prediction module, not DSpark's"
+                f"{PREFIX}*.{_CLASSIC}: this checkpoint holds a classic multi-token-prediction "
+                "module, not DSpark's"
             )
         held = sorted({int(at[1]) for name in mine if (at := re.match(r"mtp\.(\d+)\.", name))})
         raise CheckpointError(
-            f"no {PREFIX}{stages - 1}.{MARKOV}; stages that are there: {show(held) if held else 'none'}"
+            f"no {PREFIX}{stages - 1}.{MARKOV}; stages that are there: "
+            f"{show(held) if held else 'none'}"
         )
     return with_scales(mine | {name: entries[name] for name in ENDS.values() if name in entries})

@@ -1,4 +1,5 @@
-"""What a drafter's folder is, in words and figures, after every tensor of it has been loaded and checked."""
+"""What a drafter's folder is, in words and figures, after every tensor of it has been loaded and
+checked."""
 
 from __future__ import annotations
 
@@ -19,11 +20,20 @@ from dspark.model.pairing import mismatch, sizes_of
 from dspark.model.weights_file import read_directory, weight_files
 
 
-def report(name: str, *, revision: str | None = None, target: str | None = None) -> dict[str, object]:
-    """Raises CheckpointError where a tensor is missing, unexpected, misshapen or not finite, or the target another."""
+def report(
+    name: str, *, revision: str | None = None, target: str | None = None
+) -> dict[str, object]:
+    """Raises CheckpointError where a tensor is missing, unexpected, misshapen or not finite, or the
+    target another."""
     folder = locate(name, revision=revision)
-    raw, stored, shape = read_json(folder / CONFIG_NAME), read_directory(folder), read_drafter_config(folder)
-    drafter = load_drafter(folder, dtype=getattr(torch, shape.dtype), target=target)  # as stored: mapped, not copied
+    raw, stored, shape = (
+        read_json(folder / CONFIG_NAME),
+        read_directory(folder),
+        read_drafter_config(folder),
+    )
+    drafter = load_drafter(
+        folder, dtype=getattr(torch, shape.dtype), target=target
+    )  # as stored: mapped, not copied
     kept = drafter.draft_vocabulary
     said: dict[str, object] = {
         "format": _format(raw, shape),
@@ -35,7 +45,9 @@ def report(name: str, *, revision: str | None = None, target: str | None = None)
         "rotation": _rotation(shape),
         "vocabulary": shape.vocab_size,
         "draft_vocabulary": shape.head_size,
-        "vocabulary_map": "none" if kept is None else f"d2t, {len(kept.target_ids)} of {shape.vocab_size} tokens",
+        "vocabulary_map": "none"
+        if kept is None
+        else f"d2t, {len(kept.target_ids)} of {shape.vocab_size} tokens",
         "tables": _tables(shape, left_out(folder, shape), target),
         "sequential_head": shape.markov_head_type,
         "confidence_head": shape.enable_confidence_head,

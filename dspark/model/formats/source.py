@@ -1,13 +1,15 @@
-"""The tensors of a drafter's folder under the released names, whichever format or way of saving stored them.
+"""The tensors of a drafter's folder under the released names, whichever format or way of saving
+stored them.
 
-A draft vocabulary's two maps are taken out and checked. A file may leave out the tables that are verbatim copies of the
-target's; they are read from the target's own checkpoint, when one is named: of its head the rows of the tokens that can
-be drafted.
+A draft vocabulary's two maps are taken out and checked. A file may leave out the tables that are
+verbatim copies of the target's; they are read from the target's own checkpoint, when one is named:
+of its head the rows of the tokens that can be drafted.
 
-The library reads more than it writes: buffers of older releases, models saved without their head or inside another
-module, one table of two tied ones under either name, or both. None of it changes a number. Heads whose rotating pairs
-are neighbours are reordered so that pairs lie half a head apart: value 2i of a head becomes value i, and 2i + 1 becomes
-i + hd/2. The scores of queries and keys stay what they were, and everything after the loader knows one rotation.
+The library reads more than it writes: buffers of older releases, models saved without their head or
+inside another module, one table of two tied ones under either name, or both. None of it changes a
+number. Heads whose rotating pairs are neighbours are reordered so that pairs lie half a head apart:
+value 2i of a head becomes value i, and 2i + 1 becomes i + hd/2. The scores of queries and keys stay
+what they were, and everything after the loader knows one rotation.
 """
 
 from __future__ import annotations
@@ -42,8 +44,11 @@ class TensorSource(NamedTuple):
     vocabulary: DraftVocabulary | None  # of a head that speaks fewer tokens than the target
 
 
-def open_source(folder: Path, config: DrafterConfig, *, target: Callable[[], Path] | None = None) -> TensorSource:
-    """The tensor directory of a drafter. `target` finds the target's folder and is asked where tables are left out."""
+def open_source(
+    folder: Path, config: DrafterConfig, *, target: Callable[[], Path] | None = None
+) -> TensorSource:
+    """The tensor directory of a drafter. `target` finds the target's folder and is asked where
+    tables are left out."""
     entries = without_computed(read_directory(folder))
     if config.stage is not None:
         return TensorSource(_module(folder, entries, config), None)
@@ -85,7 +90,9 @@ def projection_entries(folder: Path, config: DrafterConfig) -> dict[str, TensorE
     return entries if config.stage is None else _module(folder, entries, config)
 
 
-def _module(folder: Path, entries: dict[str, TensorEntry], config: DrafterConfig) -> dict[str, TensorEntry]:
+def _module(
+    folder: Path, entries: dict[str, TensorEntry], config: DrafterConfig
+) -> dict[str, TensorEntry]:
     try:
         return module_entries(entries, config.num_hidden_layers)
     except CheckpointError as error:
@@ -97,7 +104,9 @@ def _tied(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntr
     here = [name for name in SHARED if name in entries]
     if len(here) == len(SHARED):
         _check_equal(folder, entries, *SHARED)
-    return entries | {name: _renamed(entries[here[0]], here[0]) for name in SHARED if here and name not in entries}
+    return entries | {
+        name: _renamed(entries[here[0]], here[0]) for name in SHARED if here and name not in entries
+    }
 
 
 def _absent(entries: Mapping[str, TensorEntry]) -> list[str]:
@@ -117,7 +126,8 @@ def _shared(
         return {}
     if target is None:
         raise CheckpointError(
-            f"{folder}: {' and '.join(absent)} are left out, they are the target's: name the target as well (--target)"
+            f"{folder}: {' and '.join(absent)} are left out, they are the target's: name the "
+            "target as well (--target)"
         )
     where = target()
     theirs = target_tables(where)
@@ -125,21 +135,29 @@ def _shared(
     for name in absent:
         if theirs[name].shape != whole:
             raise CheckpointError(
-                f"{folder}: {name} is left out, it is the target's: {list(whole)} is wanted, {where} has "
+                f"{folder}: {name} is left out, it is the target's: {list(whole)} is wanted, "
+                f"{where} has "
                 f"{list(theirs[name].shape)}"
             )
     found = {name: theirs[name] for name in absent}
     head = SHARED[1]
     if vocabulary is not None and head in found:
         rows = vocabulary.target_ids
-        found[head] = dataclasses.replace(found[head], shape=(len(rows), config.hidden_size), rows=rows)
+        found[head] = dataclasses.replace(
+            found[head], shape=(len(rows), config.hidden_size), rows=rows
+        )
     return found
 
 
 def target_tables(folder: Path) -> dict[str, TensorEntry]:
-    """A target's embedding and head under the drafter's names. One that ties them stores one, under either name."""
+    """A target's embedding and head under the drafter's names. One that ties them stores one, under
+    either name."""
     theirs = read_directory(folder)
-    stored = {table: _one(theirs, folder, table) for table in SHARED if any(name.endswith(table) for name in theirs)}
+    stored = {
+        table: _one(theirs, folder, table)
+        for table in SHARED
+        if any(name.endswith(table) for name in theirs)
+    }
     embedding, head = (stored.get(table) for table in SHARED)
     either = embedding or head or _one(theirs, folder, SHARED[0])
     found = dict(zip(SHARED, (embedding or either, head or either), strict=True))
@@ -149,7 +167,9 @@ def target_tables(folder: Path) -> dict[str, TensorEntry]:
 def _one(entries: dict[str, TensorEntry], folder: Path, ending: str) -> str:
     names = [name for name in entries if name == ending or name.endswith("." + ending)]
     if len(names) != 1:
-        raise CheckpointError(f"{folder}: expected one tensor that ends in {ending}, found {names[:4]}")
+        raise CheckpointError(
+            f"{folder}: expected one tensor that ends in {ending}, found {names[:4]}"
+        )
     return names[0]
 
 
@@ -158,14 +178,22 @@ def without_computed(entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntr
     return {name: entry for name, entry in entries.items() if _COMPUTED not in name}
 
 
-def _language_entries(folder: Path, entries: Mapping[str, TensorEntry], *, tied: bool) -> dict[str, TensorEntry]:
-    """Names as in `LanguageDrafter.stored_names`; a tied head that is stored beside its table must be equal to it."""
+def _language_entries(
+    folder: Path, entries: Mapping[str, TensorEntry], *, tied: bool
+) -> dict[str, TensorEntry]:
+    """Names as in `LanguageDrafter.stored_names`; a tied head that is stored beside its table must
+    be equal to it."""
     inner = [name for name in entries if name != HEAD]
     while inner and all(name.startswith(2 * _INSIDE) or name == _INSIDE + HEAD for name in inner):
-        entries = {name.removeprefix(_INSIDE): _renamed(entry, name) for name, entry in entries.items()}
+        entries = {
+            name.removeprefix(_INSIDE): _renamed(entry, name) for name, entry in entries.items()
+        }
         inner = [name for name in entries if name != HEAD]
     if not any(name.startswith(_INSIDE) for name in inner):
-        entries = {name if name == HEAD else _INSIDE + name: _renamed(entry, name) for name, entry in entries.items()}
+        entries = {
+            name if name == HEAD else _INSIDE + name: _renamed(entry, name)
+            for name, entry in entries.items()
+        }
     found = dict(entries)
     if tied and HEAD in found:
         if EMBEDDING in found:
@@ -184,18 +212,29 @@ def _check_equal(folder: Path, entries: Mapping[str, TensorEntry], table: str, h
     """Refuses a head that differs from the table it is tied to."""
     both = dict(read_tensors(entries, (table, head)))
     if not torch.equal(both[table], both[head]):
-        raise CheckpointError(f"{folder}: {head} differs from {table}, and config.json ties them (tie_word_embeddings)")
+        raise CheckpointError(
+            f"{folder}: {head} differs from {table}, and config.json ties them "
+            "(tie_word_embeddings)"
+        )
 
 
 def reordered(entries: dict[str, TensorEntry], config: DrafterConfig) -> dict[str, TensorEntry]:
-    """The same entries; where pairs are neighbours, those of queries and keys with their rows in the new order."""
+    """The same entries; where pairs are neighbours, those of queries and keys with their rows in
+    the new order."""
     if not config.interleaved:
         return entries
     one = torch.cat((torch.arange(0, config.head_dim, 2), torch.arange(1, config.head_dim, 2)))
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads, "q_norm": 1, "k_norm": 1}
+    heads = {
+        "q_proj": config.num_attention_heads,
+        "k_proj": config.num_key_value_heads,
+        "q_norm": 1,
+        "k_norm": 1,
+    }
     made = dict(entries)
     for name, entry in entries.items():
-        count = next((count for part, count in heads.items() if name.endswith(f".{part}.weight")), 0)
+        count = next(
+            (count for part, count in heads.items() if name.endswith(f".{part}.weight")), 0
+        )
         if count and entry.shape and entry.shape[0] == count * config.head_dim:
             rows = (torch.arange(count).unsqueeze(1) * config.head_dim + one).flatten()
             made[name] = dataclasses.replace(_renamed(entry, name), rows=rows)

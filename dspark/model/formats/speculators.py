@@ -1,9 +1,11 @@
-"""The speculators format, said in the words of the released one, and back. Pure: JSON objects in and out.
+"""The speculators format, said in the words of the released one, and back. Pure: JSON objects in
+and out.
 
-Four things differ. Shapes of the layers are nested in `transformer_layer_config`, which may leave out whatever has the
-library's default. Tap ids count hidden states, where 0 is the embedding output, so layer L is L + 1. `block_size` is
-the length of the query; without `sample_from_anchor` (absent means false) its first slot drafts nothing. And the head
-may speak a smaller vocabulary, `draft_vocab_size`, which two tensors `d2t` and `t2d` tie to the target's.
+Four things differ. Shapes of the layers are nested in `transformer_layer_config`, which may leave
+out whatever has the library's default. Tap ids count hidden states, where 0 is the embedding
+output, so layer L is L + 1. `block_size` is the length of the query; without `sample_from_anchor`
+(absent means false) its first slot drafts nothing. And the head may speak a smaller vocabulary,
+`draft_vocab_size`, which two tensors `d2t` and `t2d` tie to the target's.
 """
 
 from __future__ import annotations
@@ -32,8 +34,20 @@ _QWEN3: dict[str, Any] = {
     "attention_bias": False,
     "use_sliding_window": False,
 }
-_LAYER_KEYS = (*_QWEN3, "layer_types", "rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor")
-_HEADS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+_LAYER_KEYS = (
+    *_QWEN3,
+    "layer_types",
+    "rope_parameters",
+    "rope_theta",
+    "rope_scaling",
+    "partial_rotary_factor",
+)
+_HEADS = (
+    "markov_rank",
+    "markov_head_type",
+    "enable_confidence_head",
+    "confidence_head_with_markov",
+)
 
 
 def is_speculators(raw: Mapping[str, Any]) -> bool:
@@ -48,15 +62,20 @@ def to_released(raw: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(layer, dict):
         raise CheckpointError(f"transformer_layer_config: expected an object, found {layer!r}")
     if (kind := layer.get("model_type", "qwen3")) != "qwen3":
-        raise UnsupportedFamily(f"transformer_layer_config.model_type: draft layers of {kind!r} are not supported")
+        raise UnsupportedFamily(
+            f"transformer_layer_config.model_type: draft layers of {kind!r} are not supported"
+        )
     said = _QWEN3 | {key: layer[key] for key in _LAYER_KEYS if layer.get(key) is not None}
     for where in (layer, raw):  # some trainers write them beside the layers
-        said |= {key: where[key] for key in (*NEIGHBOURS, "logit_scale") if where.get(key) is not None}
+        said |= {
+            key: where[key] for key in (*NEIGHBOURS, "logit_scale") if where.get(key) is not None
+        }
     said.setdefault("rope_theta", 10000.0)
     wide = raw.get("target_hidden_size")
     if wide not in (None, said["hidden_size"]):
         raise UnsupportedFamily(
-            f"target_hidden_size: {wide!r} beside draft layers of {said['hidden_size']!r} is not supported"
+            f"target_hidden_size: {wide!r} beside draft layers of {said['hidden_size']!r} is not "
+            "supported"
         )
     said |= {
         "model_type": "qwen3",
@@ -72,16 +91,23 @@ def to_released(raw: Mapping[str, Any]) -> dict[str, Any]:
     return said | (_eagle3(raw) if family == "eagle3" else _block(raw, family))
 
 
-def from_released(raw: Mapping[str, Any], *, family: str, verifier: str | None = None) -> dict[str, Any]:
-    """A speculators config.json that says what a released one says. `verifier`: name or path of the target."""
+def from_released(
+    raw: Mapping[str, Any], *, family: str, verifier: str | None = None
+) -> dict[str, Any]:
+    """A speculators config.json that says what a released one says. `verifier`: name or path of the
+    target."""
     if raw.get("model_type") != "qwen3":
-        raise UnsupportedFamily(f"model_type: {raw.get('model_type')!r} has no form in the speculators format")
+        raise UnsupportedFamily(
+            f"model_type: {raw.get('model_type')!r} has no form in the speculators format"
+        )
     anchor = bool(raw.get("sample_from_anchor", True))
     drafted = int(raw["block_size" if family in _QUERY_ANCHOR else "ttt_length"])
     layer = {key: raw[key] for key in _LAYER_KEYS if raw.get(key) is not None}
     ids = [layer_id + 1 for layer_id in raw["target_layer_ids"]]
     written: dict[str, Any] = {
-        "architectures": [{"dspark": "DSpark", "dflash": "DFlash", "eagle3": "Eagle3"}[family] + "Speculator"],
+        "architectures": [
+            {"dspark": "DSpark", "dflash": "DFlash", "eagle3": "Eagle3"}[family] + "Speculator"
+        ],
         "speculators_model_type": family,
         "speculators_version": "0.5.0",
         "speculators_config": {
@@ -109,21 +135,34 @@ def from_released(raw: Mapping[str, Any], *, family: str, verifier: str | None =
 
 def _family(raw: Mapping[str, Any]) -> str:
     settings = raw.get("speculators_config")
-    named = raw.get("speculators_model_type") or (settings.get("algorithm") if isinstance(settings, dict) else None)
+    named = raw.get("speculators_model_type") or (
+        settings.get("algorithm") if isinstance(settings, dict) else None
+    )
     if named not in FAMILIES or raw.get("projector_type", "dflash") != "dflash":
         what = named if named not in FAMILIES else raw.get("projector_type")
         raise UnsupportedFamily(
-            f"speculators_model_type: {what!r} drafters are not supported, {', '.join(FAMILIES)} are"
+            f"speculators_model_type: {what!r} drafters are not supported, {', '.join(FAMILIES)} "
+            "are"
         )
     return str(named)
 
 
 def _released_ids(raw: Mapping[str, Any]) -> list[int]:
     """Hidden-state indices to layer ids."""
-    for key in ("aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids", "target_layer_ids"):
+    for key in (
+        "aux_hidden_state_layer_ids",
+        "eagle_aux_hidden_state_layer_ids",
+        "target_layer_ids",
+    ):
         if (value := raw.get(key)) is not None:
-            if not isinstance(value, list) or {type(each) for each in value} != {int} or sorted(set(value)) != value:
-                raise CheckpointError(f"{key}: expected ascending ids of hidden states, found {value!r}")
+            if (
+                not isinstance(value, list)
+                or {type(each) for each in value} != {int}
+                or sorted(set(value)) != value
+            ):
+                raise CheckpointError(
+                    f"{key}: expected ascending ids of hidden states, found {value!r}"
+                )
             return [each - 1 for each in value]
     raise CheckpointError("aux_hidden_state_layer_ids: missing")
 
@@ -135,7 +174,9 @@ def _block(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
     size = raw.get("block_size")
     if type(size) is not int or size < 1 + (not anchor):
         raise CheckpointError(f"block_size: expected a length that drafts a token, found {size!r}")
-    heads = {key: raw[key] for key in _HEADS if raw.get(key) is not None} if family == "dspark" else {}
+    heads = (
+        {key: raw[key] for key in _HEADS if raw.get(key) is not None} if family == "dspark" else {}
+    )
     return heads | {
         "architectures": ["Qwen3DSparkModel"],
         "block_size": size if anchor else size - 1,
@@ -153,5 +194,7 @@ def _eagle3(raw: Mapping[str, Any]) -> dict[str, Any]:
     methods = settings.get("proposal_methods") if isinstance(settings, dict) else None
     first = methods[0] if isinstance(methods, list) and methods else None
     if not isinstance(first, dict):
-        raise CheckpointError("speculators_config.proposal_methods: says nothing of speculative_tokens")
+        raise CheckpointError(
+            "speculators_config.proposal_methods: says nothing of speculative_tokens"
+        )
     return {"architectures": ["Qwen3Eagle3Model"], "ttt_length": first.get("speculative_tokens")}

@@ -1,8 +1,9 @@
 """A draft vocabulary smaller than the target's: logits of few tokens, told as logits of all.
 
-Files of the speculators format carry two maps: `d2t` (offsets: draft id i means target id i + d2t[i]) and `t2d` (True
-where a target id can be drafted). Acceptance rules speak target ids only, so draft logits are spread over the target's
-vocabulary before anything is drawn: what cannot be drafted has probability 0, which is an ordinary q.
+Files of the speculators format carry two maps: `d2t` (offsets: draft id i means target id i +
+d2t[i]) and `t2d` (True where a target id can be drafted). Acceptance rules speak target ids only,
+so draft logits are spread over the target's vocabulary before anything is drawn: what cannot be
+drafted has probability 0, which is an ordinary q.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class DraftVocabulary(nn.Module):
         return DraftVocabulary(torch.tensor(kept), vocab_size)
 
     def spread(self, logits: Tensor) -> Tensor:
-        """Draft logits [..., Vd] -> target logits [..., V], minus infinity where nothing can be drafted."""
+        """Draft logits [..., Vd] -> target logits [..., V], minus infinity where nothing can be
+        drafted."""
         whole = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
         return whole.index_copy(-1, self.target_ids, logits)
 
@@ -50,7 +52,8 @@ class DraftVocabulary(nn.Module):
 
 
 def read_ids(path: Path) -> list[int]:
-    """A JSON list of token ids, as `dspark train vocabulary` writes it; ConfigError names the file."""
+    """A JSON list of token ids, as `dspark train vocabulary` writes it; ConfigError names the
+    file."""
     try:
         ids = read_json_file(path, most=MOST_LISTING_BYTES)
     except (OSError, CheckpointError) as error:
@@ -65,15 +68,25 @@ def read_vocabulary(
 ) -> DraftVocabulary:
     """Checks the two maps against each other; the errors name the tensor."""
     if offsets is None:
-        raise CheckpointError(f"{folder}: missing: {OFFSETS}, which a draft vocabulary of {size} needs")
+        raise CheckpointError(
+            f"{folder}: missing: {OFFSETS}, which a draft vocabulary of {size} needs"
+        )
     if offsets.shape != (size,) or offsets.is_floating_point():
-        raise CheckpointError(f"{folder}: {OFFSETS}: expected {size} integers, found {list(offsets.shape)}")
+        raise CheckpointError(
+            f"{folder}: {OFFSETS}: expected {size} integers, found {list(offsets.shape)}"
+        )
     target_ids = torch.arange(size) + offsets.long()
     if int(target_ids.min()) < 0 or int(target_ids.max()) >= vocab_size:
-        raise CheckpointError(f"{folder}: {OFFSETS}: an id falls outside the vocabulary of {vocab_size}")
+        raise CheckpointError(
+            f"{folder}: {OFFSETS}: an id falls outside the vocabulary of {vocab_size}"
+        )
     reached = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, target_ids, True)
     if int(reached.sum()) != size:
         raise CheckpointError(f"{folder}: {OFFSETS}: two draft ids mean the same token")
-    if draftable is not None and (draftable.shape != (vocab_size,) or not torch.equal(draftable.bool(), reached)):
-        raise CheckpointError(f"{folder}: {DRAFTABLE}: does not mark the tokens that {OFFSETS} reaches")
+    if draftable is not None and (
+        draftable.shape != (vocab_size,) or not torch.equal(draftable.bool(), reached)
+    ):
+        raise CheckpointError(
+            f"{folder}: {DRAFTABLE}: does not mark the tokens that {OFFSETS} reaches"
+        )
     return DraftVocabulary(target_ids, vocab_size)

@@ -1,4 +1,5 @@
-"""Loaded by every Python process that has this folder on PYTHONPATH: runs the build that DSPARK_BROKEN names."""
+"""Loaded by every Python process that has this folder on PYTHONPATH: runs the build that
+DSPARK_BROKEN names."""
 
 import os
 

@@ -1,8 +1,10 @@
-"""Makes the tiny pair that tests serve: `python -m tests.data.pair.make --work DIR`, a few minutes on one core.
+"""Makes the tiny pair that tests serve: `python -m tests.data.pair.make --work DIR`, a few minutes
+on one core.
 
-A target of the Qwen3 shape learns a little of the interpreter's own library by heart, and a DSpark drafter learns from
-what the target then writes, with the tools that users train with; so does an assistant, a language model that drafts.
-About half of the drafts are accepted: enough for every path of a round to be taken, by real models that can be wrong.
+A target of the Qwen3 shape learns a little of the interpreter's own library by heart, and a DSpark
+drafter learns from what the target then writes, with the tools that users train with; so does an
+assistant, a language model that drafts. About half of the drafts are accepted: enough for every
+path of a round to be taken, by real models that can be wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +30,17 @@ from dspark.training.settings import Settings
 from dspark.training.trainer import train_with_bar
 
 HERE = Path(__file__).parent
-MODULES = ("argparse", "bisect", "calendar", "csv", "dataclasses", "functools", "heapq", "statistics", "textwrap")
+MODULES = (
+    "argparse",
+    "bisect",
+    "calendar",
+    "csv",
+    "dataclasses",
+    "functools",
+    "heapq",
+    "statistics",
+    "textwrap",
+)
 VOCABULARY, LENGTH, ROWS = 512, 128, 8
 TARGET_STEPS, DRAFTER_STEPS = 800, 400
 GIVEN, TEMPERATURES = 24, (0.0, 0.7, 1.0)  # of the rows that the target writes for the drafter
@@ -64,7 +76,9 @@ def main() -> None:
     model.to(torch.bfloat16).save_pretrained(target)
     tokenizer.save_pretrained(target)
     (target / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    write_samples(work / "samples.safetensors", written_by(Qwen3ForCausalLM.from_pretrained(target), ids))
+    write_samples(
+        work / "samples.safetensors", written_by(Qwen3ForCausalLM.from_pretrained(target), ids)
+    )
     told = settings(target, work)
     shutil.copytree(train_with_bar(told), drafter, dirs_exist_ok=True)
     alone = dataclasses.replace(told, family="lm", width=48, layers=1, out=str(work / "assistant"))
@@ -84,11 +98,19 @@ def make_tokenizer(text: str) -> PreTrainedTokenizerFast:
     tokenizer.train_from_iterator(
         [text],
         trainers.BpeTrainer(
-            vocab_size=VOCABULARY, special_tokens=[END, PAD, MASK], initial_alphabet=alphabet, show_progress=False
+            vocab_size=VOCABULARY,
+            special_tokens=[END, PAD, MASK],
+            initial_alphabet=alphabet,
+            show_progress=False,
         ),
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=END, eos_token=END, pad_token=PAD, mask_token=MASK, model_max_length=4096
+        tokenizer_object=tokenizer,
+        bos_token=END,
+        eos_token=END,
+        pad_token=PAD,
+        mask_token=MASK,
+        model_max_length=4096,
     )
 
 
@@ -112,7 +134,9 @@ def make_target(ids: Tensor) -> Qwen3ForCausalLM:
         )
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3, betas=(0.9, 0.95), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=TARGET_STEPS, pct_start=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 6e-3, total_steps=TARGET_STEPS, pct_start=0.05
+    )
     draw = torch.Generator().manual_seed(1)
     for step in range(TARGET_STEPS):
         rows = rows_at(ids, torch.randint(0, len(ids) - LENGTH, (ROWS,), generator=draw), LENGTH)
@@ -134,10 +158,18 @@ def written_by(model: Qwen3ForCausalLM, ids: Tensor) -> Iterator[Sample]:
         torch.manual_seed(number)
         starts = torch.randint(0, len(ids) - GIVEN, (64,))
         temperature = TEMPERATURES[number % len(TEMPERATURES)]
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+        sampling = (
+            {"do_sample": True, "temperature": temperature, "top_k": 0}
+            if temperature
+            else {"do_sample": False}
+        )
         prompts = rows_at(ids, starts, GIVEN)
         rows = model.generate(
-            prompts, attention_mask=torch.ones_like(prompts), min_new_tokens=LENGTH, max_new_tokens=LENGTH, **sampling
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            min_new_tokens=LENGTH,
+            max_new_tokens=LENGTH,
+            **sampling,
         )
         for row in rows:
             yield Sample(row, torch.arange(len(row)) >= GIVEN)

@@ -1,6 +1,7 @@
 """What the programs of rows share: their arguments, silence of the system under test, figures.
 
-Each has `rows`, which takes what was asked for and yields what it found, and may have OPTIONS of its own.
+Each has `rows`, which takes what was asked for and yields what it found, and may have OPTIONS of
+its own.
 """
 
 from __future__ import annotations
@@ -34,9 +35,12 @@ def arguments(description: str | None, numbers: Mapping[str, float | None]) -> A
 
 
 def main() -> int:
-    """The program that the command line names; SIGTERM ends it in order, and only errors are logged."""
+    """The program that the command line names; SIGTERM ends it in order, and only errors are
+    logged."""
     if len(sys.argv) < 2:
-        raise SystemExit("python -m faults.rows ROW [--json]: a module of this folder, as r04_malformed")
+        raise SystemExit(
+            "python -m faults.rows ROW [--json]: a module of this folder, as r04_malformed"
+        )
     program = importlib.import_module(f"faults.rows.{sys.argv[1]}")
     args = arguments(program.__doc__, getattr(program, "OPTIONS", {}))
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))

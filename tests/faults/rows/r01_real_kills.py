@@ -1,7 +1,8 @@
 """Row 1, real processes: SIGKILL of verifiers and drafters, again and again, under running streams.
 
-Kills come at moments drawn from a seed; the dead process is started again at its address. Streams are asked for in
-waves, so that kills hit prefills, first and last tokens too. A stall is the silence of a stream around a kill.
+Kills come at moments drawn from a seed; the dead process is started again at its address. Streams
+are asked for in waves, so that kills hit prefills, first and last tokens too. A stall is the
+silence of a stream around a kill.
 """
 
 from __future__ import annotations
@@ -27,8 +28,16 @@ def rows(args: Args) -> Rows:
         settled = cell.settled(30.0)
     stalls = [one.silence(when) for when in at for one in streams if one.lives(when)]
     value = {"kills": kills, **judged(streams), "hit": len(stalls), "all_freed": settled}
-    value |= {"stall_p50_s": round(quantile(stalls, 0.5), 3), "stall_p99_s": round(quantile(stalls, 0.99), 3)}
-    holds = value["right"] == len(streams) and value["stall_p99_s"] <= STALL_S and settled and bool(stalls)
+    value |= {
+        "stall_p50_s": round(quantile(stalls, 0.5), 3),
+        "stall_p99_s": round(quantile(stalls, 0.99), 3),
+    }
+    holds = (
+        value["right"] == len(streams)
+        and value["stall_p99_s"] <= STALL_S
+        and settled
+        and bool(stalls)
+    )
     bar = f"every stream ends with the target's ids, or by its law; p99 of the stalls <= {STALL_S:g} s; all freed"
     yield Row("1", "killed workers cost a pause", value, bar, holds)
 

@@ -1,8 +1,9 @@
-"""Row 1, simulated: a verifier is killed at any moment, of two; every stream goes on as the target, or its law, says.
+"""Row 1, simulated: a verifier is killed at any moment, of two; every stream goes on as the target,
+or its law, says.
 
-Real engines in simulated time, requests under all laws. Kills fall anywhere: before the first token, inside a round,
-between a verdict and its commit, on the last token. Each story begins a few requests, kills the verifier that holds
-most of them, and starts it again.
+Real engines in simulated time, requests under all laws. Kills fall anywhere: before the first
+token, inside a round, between a verdict and its commit, on the last token. Each story begins a few
+requests, kills the verifier that holds most of them, and starts it again.
 """
 
 from __future__ import annotations
@@ -51,7 +52,12 @@ def rows(args: Args) -> Rows:
         problems += found
         note(f"{(seed + 1) * KILLS_EACH} kills, {len(problems)} problems")
     stall = quantile([answer.longest_gap_s for answer in answers], 0.99)
-    value = {"kills": kills, "streams": len(answers), "problems": problems[:3], "p99_stall_s": round(stall, 3)}
+    value = {
+        "kills": kills,
+        "streams": len(answers),
+        "problems": problems[:3],
+        "p99_stall_s": round(stall, 3),
+    }
     value["engine"] = "pair"
     bar = f"all ids the target's, or what recorded choices lead to; p99 stall <= {STALL_S:g} s (simulated time)"
     holds = not problems and stall <= STALL_S

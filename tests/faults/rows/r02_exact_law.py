@@ -1,7 +1,9 @@
-"""Row 2: what several rounds emit is the target's law, whatever is drafted and however little of it is verified.
+"""Row 2: what several rounds emit is the target's law, whatever is drafted and however little of it
+is verified.
 
-Coins are integrated, not drawn: the real acceptance code of each rule, with the plans that verifiers go by deciding how
-much of every block it sees. Tables of eight kinds, adversarial ones, ties and zeros among them.
+Coins are integrated, not drawn: the real acceptance code of each rule, with the plans that
+verifiers go by deciding how much of every block it sees. Tables of eight kinds, adversarial ones,
+ties and zeros among them.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def rows(args: Args) -> Rows:
         world = dyadic_world(rng)
         prefix = real_plan(policy_of(policy, rng), world, rng)
         price = older_price(world, rng) if "older" in policy else None
-        worst = max(worst, variation(coupled_law(world, Machine(prefix, price=price), 8), exact(world)))
+        worst = max(
+            worst, variation(coupled_law(world, Machine(prefix, price=price), 8), exact(world))
+        )
         tables += 1
     value = {
         "tables": tables,
@@ -62,4 +66,10 @@ def rows(args: Args) -> Rows:
         "seconds": round(time.monotonic() - began, 1),
     }
     bar = f"total variation <= {BOUND:g} on {LEAST} tables or more, plans in the loop"
-    yield Row("2", "what is emitted follows the target's law", value, bar, worst <= BOUND and tables >= LEAST)
+    yield Row(
+        "2",
+        "what is emitted follows the target's law",
+        value,
+        bar,
+        worst <= BOUND and tables >= LEAST,
+    )

@@ -1,6 +1,7 @@
 """Row 3: bugs put where output can change, one at a time; the tests notice every one.
 
-The everyday form takes every third of those in the rules, which spares processor time; the long form takes all.
+The everyday form takes every third of those in the rules, which spares processor time; the long
+form takes all.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ def rows(args: Args) -> Rows:
     command += [] if args.long else ["--list=rules", "--every=3"]
     before = cpu_s()
     done = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     seconds = cpu_s() - before
     if not done.stdout:
@@ -31,5 +37,7 @@ def rows(args: Args) -> Rows:
     value = {**json.loads(done.stdout)["value"], "cpu_seconds": round(seconds, 1), "all": args.long}
     quick = args.long or seconds < CPU_S
     holds = value["caught"] == value["bugs"] >= LEAST and quick
-    bar = f"all of {LEAST} or more caught" + ("" if args.long else f", under {CPU_S:g} s of processor")
+    bar = f"all of {LEAST} or more caught" + (
+        "" if args.long else f", under {CPU_S:g} s of processor"
+    )
     yield Row("3", "injected bugs are caught", value, bar, holds)

@@ -1,7 +1,9 @@
-"""Row 4: malformed commands, rows and events between services: refused where they arrive, and nobody else notices.
+"""Row 4: malformed commands, rows and events between services: refused where they arrive, and
+nobody else notices.
 
-First real processes: a verifier and a drafter are sent commands and feature rows spoiled by their schema, over
-streams beside which an honest one decodes. Then a coordinator, in simulated time, whose workers' events are spoiled.
+First real processes: a verifier and a drafter are sent commands and feature rows spoiled by their
+schema, over streams beside which an honest one decodes. Then a coordinator, in simulated time,
+whose workers' events are spoiled.
 """
 
 from __future__ import annotations
@@ -37,7 +39,11 @@ def spoiled_events(seed: int, share: float) -> tuple[Plan, Counter[str]]:
     draw = spoiler._draw
 
     def tamper(message: Message, data: bytes) -> bytes:
-        if message.source[:1] not in "vd" or message.kind.split(".")[0] not in EVENTS or draw.random() >= share:
+        if (
+            message.source[:1] not in "vd"
+            or message.kind.split(".")[0] not in EVENTS
+            or draw.random() >= share
+        ):
             return data
         event: Any = GetMessageClass(methods()[message.method][1])()
         event.ParseFromString(data)
@@ -77,7 +83,9 @@ def hear(stories: int) -> dict[str, Any]:
         spoiled += done
         for answer in answers:
             ended, errors = ended + (answer.error is None), errors + (answer.error is not None)
-            if answer.error is None and (other := oracle.examine(answer.prompt, answer.ids, GREEDY).wrong):
+            if answer.error is None and (
+                other := oracle.examine(answer.prompt, answer.ids, GREEDY).wrong
+            ):
                 wrong.append(f"seed {seed}: {other}")
         if answers[-1].error is not None:
             wrong.append(f"seed {seed}: a request after the trouble: {answers[-1].error}")

@@ -1,8 +1,9 @@
-"""Row 5: SIGSTOP. A hung verifier is let go and its sequences go on elsewhere; a hung drafter costs its drafts.
+"""Row 5: SIGSTOP. A hung verifier is let go and its sequences go on elsewhere; a hung drafter costs
+its drafts.
 
-`verifier_s` is the silence of the streams around a stop, until their first token from elsewhere. Then the process goes
-on (its late words must change nothing) and is taken in again. In the end every processor is kept busy for a while, and
-nobody may be let go for being slow.
+`verifier_s` is the silence of the streams around a stop, until their first token from elsewhere.
+Then the process goes on (its late words must change nothing) and is taken in again. In the end
+every processor is kept busy for a while, and nobody may be let go for being slow.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def rows(args: Args) -> Rows:
         false = counter(cell, "dspark_worker_losses_total") - before
     verifier_s = quantile(silences["verify"], 0.99)
     value = {"stops": stops, **judged(streams), "busy_s": busy_s, "let_go_under_load": false}
-    value |= {"verifier_p99_s": round(verifier_s, 2), "drafter_p99_s": round(quantile(silences["draft"], 0.99), 2)}
+    value |= {
+        "verifier_p99_s": round(verifier_s, 2),
+        "drafter_p99_s": round(quantile(silences["draft"], 0.99), 2),
+    }
     holds = value["right"] == len(streams) and verifier_s <= BAR_S and not false
     bar = f"the target's ids, or by its law; silence p99 <= {BAR_S:g} s; 0 let go under full load"
     yield Row("5", "hung peers are let go, busy ones are not", value, bar, holds)
@@ -73,4 +77,7 @@ async def _busy(cell: FaultCell, seconds: float) -> list[Stream]:
 
 
 def _burners() -> list[subprocess.Popen[bytes]]:
-    return [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    return [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(2 * (os.cpu_count() or 1))
+    ]

@@ -1,8 +1,9 @@
-"""Row 6: on every socket that any process of a secured cell listens on, whoever does not belong is refused.
+"""Row 6: on every socket that any process of a secured cell listens on, whoever does not belong is
+refused.
 
-Sockets are found in /proc, not in a list. Each is tried in plaintext, over TLS without a certificate, with one of
-another authority, and with one of ours by somebody without a token whose role is another; over gRPC on every method of
-the protocol, and over HTTP.
+Sockets are found in /proc, not in a list. Each is tried in plaintext, over TLS without a
+certificate, with one of another authority, and with one of ours by somebody without a token whose
+role is another; over gRPC on every method of the protocol, and over HTTP.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from faults.secured_cell import Listener, SecuredCell
 ASK_S = 5.0
 REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 PAGES = ("/metrics", "/", "/v1/models", "/v1/chat/completions", "/health")
-OPEN_PAGES = ("/health", "/")  # who is alive may be asked, as over gRPC; the live page itself says nothing
+OPEN_PAGES = (
+    "/health",
+    "/",
+)  # who is alive may be asked, as over gRPC; the live page itself says nothing
 GENERATE = "/dspark.wire.v1.Generation/Generate"
 
 
@@ -66,7 +70,8 @@ def rows(args: Args) -> Rows:
 
 
 def _near(address: str) -> bool:
-    """Whether only this machine reaches it; the kernel writes IPv4 on a socket of both kinds as IPv6."""
+    """Whether only this machine reaches it; the kernel writes IPv4 on a socket of both kinds as
+    IPv6."""
     return ipaddress.ip_address(address.removeprefix("::ffff:")).is_loopback
 
 
@@ -82,7 +87,9 @@ def _strangers(cell: SecuredCell) -> Iterator[tuple[str, Tls | None, Role | None
     yield "a reader of metrics", cell.authority.tls("monitor"), Role.MONITOR
 
 
-def _knock(listener: Listener, speech: str, tls: Tls | None, role: Role | None) -> Iterator[tuple[str, bool]]:
+def _knock(
+    listener: Listener, speech: str, tls: Tls | None, role: Role | None
+) -> Iterator[tuple[str, bool]]:
     """(what was asked, whether it was let in) for everything this role may not do."""
     if speech == "http":
         for page in PAGES:
@@ -121,13 +128,16 @@ def _answers(channel: grpc.Channel) -> bool:
 
 
 def _lets_in(channel: grpc.Channel, method: str, *, connects: bool) -> bool:
-    """Any answer but a refusal is an answer; so is silence. A listener may not know the method at all."""
+    """Any answer but a refusal is an answer; so is silence. A listener may not know the method at
+    all."""
     try:
         for _ in channel.stream_stream(method)(iter([b""]), timeout=ASK_S):
             return True
     except grpc.RpcError as error:
         refused = {*REFUSED, grpc.StatusCode.UNIMPLEMENTED}
-        return error.code() not in (refused if connects else refused | {grpc.StatusCode.UNAVAILABLE})
+        return error.code() not in (
+            refused if connects else refused | {grpc.StatusCode.UNAVAILABLE}
+        )
     return True
 
 
@@ -139,8 +149,15 @@ def _http(listener: Listener, tls: Tls | None, page: str) -> bool:
             context = ssl.create_default_context(cafile=tls.ca)
             if tls.cert:
                 context.load_cert_chain(tls.cert, tls.key)
-            connection = http.client.HTTPSConnection("127.0.0.1", listener.port, timeout=ASK_S, context=context)
+            connection = http.client.HTTPSConnection(
+                "127.0.0.1", listener.port, timeout=ASK_S, context=context
+            )
         connection.request("GET", page)
-        return connection.getresponse().status not in (401, 403, 404, 405)  # a page may not be there, or not to be got
+        return connection.getresponse().status not in (
+            401,
+            403,
+            404,
+            405,
+        )  # a page may not be there, or not to be got
     except (OSError, ssl.SSLError, http.client.HTTPException):
         return False

@@ -1,8 +1,9 @@
 """Row 7: nothing that comes over the network is unpickled, compiled or run.
 
-An audit hook in every process of a cell notes it, while requests, malformed messages, pickles in every bytes field and
-a hand-over go on; a second look reads the sources for calls that could. Ray's own processes live on pickles, which is
-why they are no part of the path of a request, and are not looked at here.
+An audit hook in every process of a cell notes it, while requests, malformed messages, pickles in
+every bytes field and a hand-over go on; a second look reads the sources for calls that could. Ray's
+own processes live on pickles, which is why they are no part of the path of a request, and are not
+looked at here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from faults.watch import Watch
 
 ROOMS = ("dspark", "coordinator", "verify_service", "draft_service")
 CALLS = {"eval", "exec", "compile", "__import__"}
-DOTTED = {"torch.load", "torch.hub.load", "yaml.load", "yaml.unsafe_load", "pickle.loads", "pickle.load", "joblib.load"}
+DOTTED = {
+    "torch.load",
+    "torch.hub.load",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "pickle.loads",
+    "pickle.load",
+    "joblib.load",
+}
 MODULES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
 
 
@@ -59,14 +68,20 @@ def rows(args: Args) -> Rows:
     }
     note(f"{len(events)} events, {len(found)} calls")
     bar = "0 events in any process, 0 calls in the sources of the four rooms"
-    yield Row("7", "no foreign code, no pickle", value, bar, not events and not found and left > 100)
+    yield Row(
+        "7", "no foreign code, no pickle", value, bar, not events and not found and left > 100
+    )
 
 
 def bomb_everywhere(client: Any) -> int:
     """Pickles in place of text and ids, through the front door."""
     bomb = pickle.dumps(_Bomb())
     sent = 0
-    for text in (bomb.decode("latin-1"), "!!python/object/apply:os.system ['true']", "__import__('os').getpid()"):
+    for text in (
+        bomb.decode("latin-1"),
+        "!!python/object/apply:os.system ['true']",
+        "__import__('os').getpid()",
+    ):
         for options in ({"stop": [text]}, {"policy": text}, {"rule": text}, {"request_id": text}):
             sent += 1
             try:
@@ -87,9 +102,14 @@ def suspicious() -> Iterator[str]:
                     if name in CALLS | DOTTED:
                         yield f"{where} {name}"
                     for keyword in node.keywords:
-                        if keyword.arg == "trust_remote_code" and ast.unparse(keyword.value) != "False":
+                        if (
+                            keyword.arg == "trust_remote_code"
+                            and ast.unparse(keyword.value) != "False"
+                        ):
                             yield f"{where} trust_remote_code"
                 elif isinstance(node, ast.Import):
-                    yield from (f"{where} import {each.name}" for each in node.names if each.name in MODULES)
+                    yield from (
+                        f"{where} import {each.name}" for each in node.names if each.name in MODULES
+                    )
                 elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
                     yield f"{where} from {node.module}"

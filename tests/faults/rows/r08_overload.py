@@ -1,8 +1,10 @@
-"""Row 8: ten times the load a cell can serve, asked for in open loop: what is too much is refused at once, with a hint.
+"""Row 8: ten times the load a cell can serve, asked for in open loop: what is too much is refused
+at once, with a hint.
 
-Capacity is what a closed loop with as many clients as places gets. Then requests come at ten times that rate, whether
-or not earlier ones were answered. Held against it: goodput, how quickly refusals come, the wait of those taken in, the
-coordinator's memory, and how long a request takes once the load is gone.
+Capacity is what a closed loop with as many clients as places gets. Then requests come at ten times
+that rate, whether or not earlier ones were answered. Held against it: goodput, how quickly refusals
+come, the wait of those taken in, the coordinator's memory, and how long a request takes once the
+load is gone.
 
 Refusals are timed by a client in a process of its own, since the one that floods is busy flooding.
 """
@@ -52,7 +54,12 @@ async def _measure(cell: FaultCell, seconds: float) -> dict[str, Any]:
         before = cell.resources("coordinator/0")["rss"]
         note(f"capacity {capacity:.1f}/s")
         prober = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "faults.prober", cell.endpoint, str(seconds), stdout=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "faults.prober",
+            cell.endpoint,
+            str(seconds),
+            stdout=asyncio.subprocess.PIPE,
         )
         asked = await _open_loop(channel, TIMES * capacity, seconds)
         ended = time.monotonic()
@@ -70,12 +77,20 @@ async def _measure(cell: FaultCell, seconds: float) -> dict[str, Any]:
         "served": len(good),
         "refused": len(refused),
         "other_codes": len(asked) - len(good) - len(refused),
-        "others": sorted({f"{told.code.name}: {told.details[:80]}" for told in asked if told.code not in EXPECTED}),
+        "others": sorted(
+            {
+                f"{told.code.name}: {told.details[:80]}"
+                for told in asked
+                if told.code not in EXPECTED
+            }
+        ),
         "goodput": round(sum(told.ended <= ended for told in good) / seconds / capacity, 3),
         "probed": len(probed),
         "refusal_p50_ms": round(1e3 * quantile(probed, 0.5), 2),
         "refusal_p99_ms": round(1e3 * quantile(probed, 0.99), 2),
-        "refusal_p99_ms_at_the_flood": round(1e3 * quantile([told.took_s for told in refused], 0.99), 2),
+        "refusal_p99_ms_at_the_flood": round(
+            1e3 * quantile([told.took_s for told in refused], 0.99), 2
+        ),
         "first_token_p99_s": round(quantile([told.first_s for told in good], 0.99), 3),
         "first_token_bound_s": round(1.5 * (QUEUE + PLACES) / capacity + max(alone), 3),
         "coordinator_rss_grew_mb": round((after - before) / 2**20, 1),

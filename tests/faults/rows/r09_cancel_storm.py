@@ -1,9 +1,10 @@
 """Row 9: one peer opens and cancels calls as fast as it can; others are answered as ever.
 
-The peer opens 50 calls at a time on one connection and cancels them a millisecond later, from a process of its own. An
-honest client on another connection asks one question after the other meanwhile. `--streams`: what a connection may
-have open, by default as a listener beyond loopback has it. The same storm blows at a bare server, whose handler returns
-nothing and which has nothing else to do: what the library and this machine leave to be had.
+The peer opens 50 calls at a time on one connection and cancels them a millisecond later, from a
+process of its own. An honest client on another connection asks one question after the other
+meanwhile. `--streams`: what a connection may have open, by default as a listener beyond loopback
+has it. The same storm blows at a bare server, whose handler returns nothing and which has nothing
+else to do: what the library and this machine leave to be had.
 """
 
 from __future__ import annotations
@@ -57,7 +58,12 @@ def rows(args: Args) -> Rows:
         "bare": {key: bare[key] for key in ("cancels_per_s", "p50_ms", "p99_ms")},
         "generates_after": served,
     }
-    holds = served and not hurt["failed"] and hurt["p99_ms"] <= MOST_P99_MS and hurt["cancels_per_s"] >= LEAST_RATE
+    holds = (
+        served
+        and not hurt["failed"]
+        and hurt["p99_ms"] <= MOST_P99_MS
+        and hurt["cancels_per_s"] >= LEAST_RATE
+    )
     bar = f"0 failures, p99 <= {MOST_P99_MS:g} ms at >= {LEAST_RATE} cancels/s"
     yield Row(9, "a storm of cancels by one peer harms nobody else", value, bar, holds)
 
@@ -103,7 +109,10 @@ def _honest(endpoint: str) -> dict[str, Any]:
                 failed[error.code().name] += 1
             took.append(1e3 * (time.perf_counter() - began))
     took.sort()
-    found = {f"p{share}_ms": round(took[min(int(len(took) * share / 100), len(took) - 1)], 2) for share in (50, 99)}
+    found = {
+        f"p{share}_ms": round(took[min(int(len(took) * share / 100), len(took) - 1)], 2)
+        for share in (50, 99)
+    }
     return {"calls": len(took), "failed": failed.total(), "statuses": dict(failed), **found}
 
 

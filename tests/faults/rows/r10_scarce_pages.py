@@ -1,7 +1,9 @@
-"""Row 10: pages for half of what is asked at one time, and preemptions at random steps on top; every answer comes.
+"""Row 10: pages for half of what is asked at one time, and preemptions at random steps on top;
+every answer comes.
 
-Real engines in simulated time, requests under all laws. Waste is what is prefilled again; pages of a preempted sequence
-that nobody took meanwhile are found again by the prefix cache, so the run is measured with it as it is served.
+Real engines in simulated time, requests under all laws. Waste is what is prefilled again; pages of
+a preempted sequence that nobody took meanwhile are found again by the prefix cache, so the run is
+measured with it as it is served.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ SEEDS, LONG_SEEDS = 3, 40
 PROMPT, TOKENS = (8, 40), (24, 72)
 LONGEST = PROMPT[1] + TOKENS[1]
 PAGE = 16
-FITTING = SEQUENCES * -(-(PROMPT[0] + PROMPT[1] + TOKENS[0] + TOKENS[1]) // 2 // PAGE) * PAGE  # tokens, on average
+FITTING = (
+    SEQUENCES * -(-(PROMPT[0] + PROMPT[1] + TOKENS[0] + TOKENS[1]) // 2 // PAGE) * PAGE
+)  # tokens, on average
 STALL_S = 30.0  # simulated: without a token for so long nobody makes progress
 MOST_PREEMPTIONS = 12  # of one request, forced ones included
 WASTE = 0.10
@@ -29,10 +33,15 @@ WASTE = 0.10
 def requests(seed: int) -> list[tuple[list[int], int]]:
     draw = random.Random(f"requests/{seed}")
     first = draw.randrange(32)
-    return [(pair.prompt(first + number, draw.randint(*PROMPT)), draw.randint(*TOKENS)) for number in range(SEQUENCES)]
+    return [
+        (pair.prompt(first + number, draw.randint(*PROMPT)), draw.randint(*TOKENS))
+        for number in range(SEQUENCES)
+    ]
 
 
-async def scarce(cell: SimulatedCell, seed: int, forced: int) -> tuple[list[Answer], list[str], dict[str, float]]:
+async def scarce(
+    cell: SimulatedCell, seed: int, forced: int
+) -> tuple[list[Answer], list[str], dict[str, float]]:
     """The same requests while pages are short and somebody is thrown out now and then."""
     draw = random.Random(f"forced/{seed}")
     membership = cell.processes["coordinator/0"].membership
@@ -99,10 +108,17 @@ def rows(args: Args) -> Rows:
         "wasted_prefill": round(wasted, 4),
         "longest_stall_s": round(stall, 2),
     }
-    holds = ended == count and not problems and wasted <= WASTE and most <= MOST_PREEMPTIONS and stall < STALL_S
+    holds = (
+        ended == count
+        and not problems
+        and wasted <= WASTE
+        and most <= MOST_PREEMPTIONS
+        and stall < STALL_S
+    )
     holds = holds and total["preemptions"] > seeds
     bar = (
-        f"all end with the target's ids or the recorded choices', prefill wasted <= {WASTE:.0%} of all tokens, "
+        f"all end with the target's ids or the recorded choices', prefill wasted <= {WASTE:.0%} of "
+        "all tokens, "
         f"<= {MOST_PREEMPTIONS} preemptions of a request, no stall of {STALL_S:g} simulated s"
     )
     yield Row("10", "pages for half of the sequences, forced preemption", value, bar, holds)

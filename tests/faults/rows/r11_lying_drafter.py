@@ -1,8 +1,10 @@
-"""Row 11: a drafter that lies about everything it can lie about: ids, distributions, confidences, watermarks.
+"""Row 11: a drafter that lies about everything it can lie about: ids, distributions, confidences,
+watermarks.
 
-First the exact law of the coupled rule against adversarial tables, by enumeration. Then whole answers, greedy and
-coupled, while every block of the drafter is replaced by a lie that passes every check: their ids on the real pair and,
-on engines without weights in simulated time, what they cost beside plain decoding.
+First the exact law of the coupled rule against adversarial tables, by enumeration. Then whole
+answers, greedy and coupled, while every block of the drafter is replaced by a lie that passes every
+check: their ids on the real pair and, on engines without weights in simulated time, what they cost
+beside plain decoding.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ from test_exact_law import policy_of
 BOUND = 1e-9
 SPEED = 0.90
 TOKENS = 400
-STEPS = {"judge_cohort": 0.015, "timed_draft": 0.002}  # seconds, as the synthetic pair announces them
+STEPS = {
+    "judge_cohort": 0.015,
+    "timed_draft": 0.002,
+}  # seconds, as the synthetic pair announces them
 Lie = Callable[[draft_pb2.Blocks, random.Random], None]
 
 
@@ -87,18 +92,24 @@ async def answers(cell: SimulatedCell, policy: str = "adaptive") -> tuple[list[A
     """Greedy and coupled ones beside each other, and the seconds they took."""
     began = cell.now
     asked = [
-        cell.ask([n + 2, 9], max_tokens=TOKENS, policy=policy, **(pair.GREEDY, pair.COUPLED)[n % 2]) for n in range(4)
+        cell.ask([n + 2, 9], max_tokens=TOKENS, policy=policy, **(pair.GREEDY, pair.COUPLED)[n % 2])
+        for n in range(4)
     ]
     return list(await asyncio.gather(*asked)), cell.now - began
 
 
 def enumerated(tables: int) -> float:
-    """The worst distance to the target's law under drafts from tables that have nothing to do with it."""
+    """The worst distance to the target's law under drafts from tables that have nothing to do with
+    it."""
     worst = 0.0
     for seed in range(tables):
         rng = np.random.default_rng((seed, 11))
         world = dyadic_world(rng)
-        hostile = np.eye(2)[rng.integers(0, 2, len(world.q))] if seed % 2 else rng.dirichlet([0.1, 0.1], len(world.q))
+        hostile = (
+            np.eye(2)[rng.integers(0, 2, len(world.q))]
+            if seed % 2
+            else rng.dirichlet([0.1, 0.1], len(world.q))
+        )
         prefix = real_plan(policy_of(("fixed", "adaptive", "threshold")[seed % 3], rng), world, rng)
         law = coupled_law(world, Machine(prefix, draft=lambda _, hostile=hostile: hostile), 8)
         worst = max(worst, variation(law, exact(world)))
@@ -114,7 +125,11 @@ def rows(args: Args) -> Rows:
     wrong: list[str] = []
     for name, lie in LIES.items():
         speeds[name] = round(plain_s / simulate(answers, plan=lying(lie), **settings)[1], 3)
-        wrong += [f"{name}: {each}" for seed in range(8 if args.long else 1) for each in lied_to(seed, name)]
+        wrong += [
+            f"{name}: {each}"
+            for seed in range(8 if args.long else 1)
+            for each in lied_to(seed, name)
+        ]
         note(f"{name}: {speeds[name]} of plain decoding's speed")
     value = {
         "worst_total_variation": worst,

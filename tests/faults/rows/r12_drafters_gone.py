@@ -1,7 +1,9 @@
-"""Row 12: every drafter dies in the middle of long answers: plain decoding at once, drafts again when they are back.
+"""Row 12: every drafter dies in the middle of long answers: plain decoding at once, drafts again
+when they are back.
 
-Simulated time, real engines. `share_of_plain` is the speed while they are dead, as a share of that of the same streams
-under the policy `off`; `back_s` the time from the drafters' return to the first round with a draft.
+Simulated time, real engines. `share_of_plain` is the speed while they are dead, as a share of that
+of the same streams under the policy `off`; `back_s` the time from the drafters' return to the first
+round with a draft.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ SHARE, BACK_S = 0.95, 5.0
 def ask(cell: SimulatedCell, answers: list[Answer], policy: str) -> list[asyncio.Task[Answer]]:
     return [
         asyncio.create_task(
-            cell.ask(pair.prompt(n, 20), into=one, max_tokens=TOKENS, policy=policy, **pair.ALL_PARAMS[n % 4])
+            cell.ask(
+                pair.prompt(n, 20),
+                into=one,
+                max_tokens=TOKENS,
+                policy=policy,
+                **pair.ALL_PARAMS[n % 4],
+            )
         )
         for n, one in enumerate(answers)
     ]
@@ -56,7 +64,11 @@ async def story(cell: SimulatedCell) -> dict[str, Any]:
     before = said(answers)
     await cell.after(DEAD_S)
     rate = (said(answers) - before) / DEAD_S
-    prefills, drafts, at = cell.metric("prefills_total"), cell.metric("spec_decode_num_drafts_total"), cell.now
+    prefills, drafts, at = (
+        cell.metric("prefills_total"),
+        cell.metric("spec_decode_num_drafts_total"),
+        cell.now,
+    )
     await asyncio.gather(cell.restart("draft/0"), cell.restart("draft/1"))
     back: float | None = None
     while not all(task.done() for task in tasks) and back is None:
@@ -80,7 +92,9 @@ def rows(args: Args) -> Rows:
         value["problems"] += PROMISES["drafters gone"](seed)
         note(f"seed {seed}")
     value["engine"] = "pair"
-    holds = not value["problems"] and value["share_of_plain"] >= SHARE and not value["prefills_again"]
+    holds = (
+        not value["problems"] and value["share_of_plain"] >= SHARE and not value["prefills_again"]
+    )
     holds = holds and value["back_s"] is not None and value["back_s"] <= BACK_S
     bar = f"the target's ids or the recorded choices', >= {SHARE:.0%} of plain speed, drafts again <= {BACK_S:g} s"
     yield Row("12", "without drafters it is plain decoding", value, bar, holds)

@@ -1,6 +1,8 @@
-"""Row 13: SIGTERM to every worker in turn, under load: health says so first, answers finish there or move, none fails.
+"""Row 13: SIGTERM to every worker in turn, under load: health says so first, answers finish there
+or move, none fails.
 
-One round restarts all verifiers and drafters, one after the other, each when the one before is connected again.
+One round restarts all verifiers and drafters, one after the other, each when the one before is
+connected again.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ SERVICES = {"verify": "dspark.wire.v1.Verify", "draft": "dspark.wire.v1.Draft"}
 def rows(args: Args) -> Rows:
     restarts = LONG_RESTARTS if args.long else RESTARTS
     grace = {"grace_s": 4.0}
-    with FaultCell(verifiers=2, drafters=2, coordinator={"max_handovers": 0}, verify=grace, draft=grace) as cell:
+    with FaultCell(
+        verifiers=2, drafters=2, coordinator={"max_handovers": 0}, verify=grace, draft=grace
+    ) as cell:
         streams, flips, codes = asyncio.run(_roll(cell, restarts))
     value = {"restarts": restarts, **judged(streams), "killed": sum(code != 0 for code in codes)}
     value["longest_pause_s"] = round(max(gap for one in streams for gap in one.gaps), 2)

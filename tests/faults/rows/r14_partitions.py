@@ -1,10 +1,11 @@
-"""Row 14: routes between processes die for five seconds, both ways or one; whoever comes back late changes nothing.
+"""Row 14: routes between processes die for five seconds, both ways or one; whoever comes back late
+changes nothing.
 
-Real processes, each worker in a network namespace whose cable is cut, so that packets are lost; where that is not
-allowed (no root) or with `--proxies 1`, behind TCP proxies that keep connections open and pass nothing. A worker is cut
-off from the coordinator and its peers, every 9 seconds another one (every 15 in the long form), in a direction drawn
-from a seed. A frame is a message to a client; each is checked against the offset before it and, in the end, against the
-target alone.
+Real processes, each worker in a network namespace whose cable is cut, so that packets are lost;
+where that is not allowed (no root) or with `--proxies 1`, behind TCP proxies that keep connections
+open and pass nothing. A worker is cut off from the coordinator and its peers, every 9 seconds
+another one (every 15 in the long form), in a direction drawn from a seed. A frame is a message to a
+client; each is checked against the offset before it and, in the end, against the target alone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ CUT_S, EACH_S, LONG_EACH_S = 5.0, 9.0, 15.0
 QUICK_MINUTES, LONG_MINUTES = 0.5, 60.0
 LONG_FRAMES = 200_000
 LEAST_BITE_S = 1.0  # pause of a stream whose verifier is cut off: it is moved when that is noticed
-FREED_S = 30.0  # a worker hears of a dead session by its own keepalive, in 13 s; a lease would take 150
+FREED_S = (
+    30.0  # a worker hears of a dead session by its own keepalive, in 13 s; a lease would take 150
+)
 
 
 OPTIONS = {"minutes": None, "proxies": 0}
@@ -38,7 +41,12 @@ def rows(args: Args) -> Rows:
     between = "kernel" if kernel else "tcp"
     with FaultCell(verifiers=2, drafters=2, between=between, coordinator=PATIENT) as cell:
         ended, cuts = asyncio.run(
-            _storm(cell, LONG_STREAMS if args.long else STREAMS, lasts_s, LONG_EACH_S if args.long else EACH_S)
+            _storm(
+                cell,
+                LONG_STREAMS if args.long else STREAMS,
+                lasts_s,
+                LONG_EACH_S if args.long else EACH_S,
+            )
         )
         ended_at = time.monotonic()
         settled = until(lambda: not cell.held(everybody=True), FREED_S)
@@ -51,7 +59,8 @@ def rows(args: Args) -> Rows:
         "cuts": cuts,
         **judged(ended),
         "frames": frames,
-        "dropped_at_the_coordinator": dropped,  # stale: what came by connections that were not given up
+        # stale: what came by connections that were not given up
+        "dropped_at_the_coordinator": dropped,
         "longest_pause_s": round(max(gap for stream in ended for gap in stream.gaps), 2),
         "held": held,
         "everything_freed": settled,
@@ -60,12 +69,22 @@ def rows(args: Args) -> Rows:
     bar = "no token twice, none skipped, the target's ids or by its law"
     if args.long:
         bar += f", in {LONG_FRAMES:,} frames"
-    bit = max((gap for stream in ended for gap in stream.gaps), default=0.0) > LEAST_BITE_S  # cuts were felt
-    holds = value["right"] == len(ended) and settled and bool(cuts) and bit and (not args.long or frames >= LONG_FRAMES)
+    bit = (
+        max((gap for stream in ended for gap in stream.gaps), default=0.0) > LEAST_BITE_S
+    )  # cuts were felt
+    holds = (
+        value["right"] == len(ended)
+        and settled
+        and bool(cuts)
+        and bit
+        and (not args.long or frames >= LONG_FRAMES)
+    )
     yield Row(14, "routes that die for five seconds", value, bar, holds)
 
 
-async def _storm(cell: FaultCell, streams: int, lasts_s: float, each_s: float) -> tuple[list[Stream], dict[str, int]]:
+async def _storm(
+    cell: FaultCell, streams: int, lasts_s: float, each_s: float
+) -> tuple[list[Stream], dict[str, int]]:
     cuts: dict[str, int] = {}
     ends = time.monotonic() + lasts_s
     draw = random.Random(14)

@@ -1,8 +1,9 @@
-"""Row 15: every internal message is lost, said twice, late or overtaken, once each; nothing changes but the time.
+"""Row 15: every internal message is lost, said twice, late or overtaken, once each; nothing changes
+but the time.
 
-The kinds come from the protocol, so a new command is in the table at once. A kind that this story never says counts as
-not covered, and is named. Simulated time; the real coordinator, workers and client on the real pair, requests under all
-laws.
+The kinds come from the protocol, so a new command is in the table at once. A kind that this story
+never says counts as not covered, and is named. Simulated time; the real coordinator, workers and
+client on the real pair, requests under all laws.
 """
 
 from __future__ import annotations
@@ -28,18 +29,24 @@ SETTINGS: dict[str, Any] = {
     "verifiers": 2,
     "drafters": 2,
     "frontends": 1,
-    "seconds": {"judge_cohort": 0.08},  # answers last until a drafter is asked again and rows are sent again
+    "seconds": {
+        "judge_cohort": 0.08
+    },  # answers last until a drafter is asked again and rows are sent again
     # Fewer places than are asked for: some are refused, and wait.
     "verify": {"lease_s": 20.0, "drafter_patience_s": 1.0, "max_sequences": 2},
     "draft": {"lease_s": 20.0},
     "coordinator": {"verify_deadline_s": 1.0, "prefill_deadline_s": 1.0},
 }
-LEFT_OUT = ("/dspark.wire.v1.Control/",)  # calls of operators change nothing, or say the same again when repeated
-TOO_SMALL = "RoundsCommand.rows"  # rows of this pair fit beside their order; tests of services have wider ones
+LEFT_OUT = (
+    "/dspark.wire.v1.Control/",
+)  # calls of operators change nothing, or say the same again when repeated
+# rows of this pair fit beside their order; tests of services have wider ones
+TOO_SMALL = "RoundsCommand.rows"
 
 
 async def story(cell: SimulatedCell) -> list[str]:
-    """Requests, a drafter that comes back (so that rows are sent again), a client that leaves, a drain of each pool."""
+    """Requests, a drafter that comes back (so that rows are sent again), a client that leaves, a
+    drain of each pool."""
 
     def ask(number: int, **more: Any) -> asyncio.Task[Answer]:
         options = {"max_tokens": TOKENS, "policy": "fixed:4", **pair.ALL_PARAMS[number % 4], **more}
@@ -64,7 +71,9 @@ async def story(cell: SimulatedCell) -> list[str]:
         None if spared.end is None and cell.network.plan.hurt else spared.error
     )  # it may end early, not wrong
     await cell.until(lambda: not cell.left_over(), within_s=HELD_S)
-    return [each for each in judged(cell, [*answers, spared]) if "stand in no text" not in each]  # of who left
+    return [
+        each for each in judged(cell, [*answers, spared]) if "stand in no text" not in each
+    ]  # of who left
 
 
 def hurt_by(plan: Plan) -> str:
@@ -78,7 +87,13 @@ def hurt_by(plan: Plan) -> str:
 def rows(args: Args) -> Rows:
     seen = Plan()
     assert not (found := simulate(story, plan=seen, **SETTINGS)), found
-    wanted = sorted({kind for method, _, kind in kinds() if not method.startswith(LEFT_OUT) and kind != TOO_SMALL})
+    wanted = sorted(
+        {
+            kind
+            for method, _, kind in kinds()
+            if not method.startswith(LEFT_OUT) and kind != TOO_SMALL
+        }
+    )
     cases = failed = 0
     why: list[str] = []
     hurt: Counter[str] = Counter()
@@ -96,9 +111,19 @@ def rows(args: Args) -> Rows:
                     why.append(f"{kind} {mode.value} at {place}: {problem}")
         note(f"{kind}: {count} said, {hurt[kind]} hurt")
     uncovered = [kind for kind in wanted if not hurt[kind]]
-    value = {"kinds": len(wanted), "cases": cases, "failed": failed, "why": why[:8], "not_covered": uncovered}
+    value = {
+        "kinds": len(wanted),
+        "cases": cases,
+        "failed": failed,
+        "why": why[:8],
+        "not_covered": uncovered,
+    }
     value["engine"] = "pair"
-    bar = (
-        "every message between processes x lost, twice, overtaken, cut: the target's ids or the choices', nothing held"
+    bar = "every message between processes x lost, twice, overtaken, cut: the target's ids or the choices', nothing held"
+    yield Row(
+        "15",
+        "each message lost, repeated or out of order",
+        value,
+        bar,
+        not failed and not uncovered,
     )
-    yield Row("15", "each message lost, repeated or out of order", value, bar, not failed and not uncovered)

@@ -1,6 +1,8 @@
-"""Row 16: random commands against coordinator, pages and scheduler, with a model beside them; no invariant breaks.
+"""Row 16: random commands against coordinator, pages and scheduler, with a model beside them; no
+invariant breaks.
 
-The machine is `faults.machine`; what it ever finds becomes a fixed example in tests/faults/test_found.py.
+The machine is `faults.machine`; what it ever finds becomes a fixed example in
+tests/faults/test_found.py.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ EACH = 40
 
 
 def rows(args: Args) -> Rows:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an exception out of the machine would count as its finding
+    signal.signal(
+        signal.SIGTERM, signal.SIG_DFL
+    )  # an exception out of the machine would count as its finding
     wanted = 100_000 if args.long else 1_000
     began, problem, number = time.monotonic(), "", 0
     how = settings(
@@ -36,7 +40,9 @@ def rows(args: Args) -> Rows:
     )
     while CellMachine.steps < wanted and not problem:
         try:
-            run_state_machine_as_test(seed(number)(type("Machine", (CellMachine,), {})), settings=how)
+            run_state_machine_as_test(
+                seed(number)(type("Machine", (CellMachine,), {})), settings=how
+            )
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             said = f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno} {where.line}: {error}"
@@ -50,7 +56,5 @@ def rows(args: Args) -> Rows:
         "problem": problem,
         "seconds": round(time.monotonic() - began, 1),
     }
-    bar = (
-        f"{wanted} steps: pages conserved, commits only grow and are the target's, bounds kept, all ends; 0 violations"
-    )
+    bar = f"{wanted} steps: pages conserved, commits only grow and are the target's, bounds kept, all ends; 0 violations"
     yield Row("16", "random commands against a model", value, bar, not problem)

@@ -1,8 +1,10 @@
-"""Row 17: deadlines pass, clients cancel or vanish, at any moment; everything they held is free at once.
+"""Row 17: deadlines pass, clients cancel or vanish, at any moment; everything they held is free at
+once.
 
-Simulated time, the real coordinator and workers. Free within one step and 100 ms counts from the moment the coordinator
-can know: its own deadline, the cancel's arrival, or the connection that is seen to be dead. The other path of gRPC's,
-a cancel that meets a pending write, is real sockets' and is shown by `r17_real_leaving`.
+Simulated time, the real coordinator and workers. Free within one step and 100 ms counts from the
+moment the coordinator can know: its own deadline, the cancel's arrival, or the connection that is
+seen to be dead. The other path of gRPC's, a cancel that meets a pending write, is real sockets' and
+is shown by `r17_real_leaving`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ async def leave(cell: SimulatedCell, how: str, draw: random.Random) -> tuple[flo
     prompt = [draw.randrange(2, 100) for _ in range(draw.randint(1, 30))]
     if how == "deadline":
         answer = await cell.ask(prompt, max_tokens=5000, timeout=moment)
-        wrong = "" if isinstance(answer.error, DeadlineExceeded) else f"a deadline ended with {answer.error!r}"
+        wrong = (
+            ""
+            if isinstance(answer.error, DeadlineExceeded)
+            else f"a deadline ended with {answer.error!r}"
+        )
         return cell.now, wrong
     name = f"client/{draw.getrandbits(60)}"
     asking = asyncio.create_task(cell.ask_from(name, prompt, max_tokens=5000))
@@ -39,17 +45,23 @@ async def leave(cell: SimulatedCell, how: str, draw: random.Random) -> tuple[flo
     return cell.now, ""
 
 
-async def story(cell: SimulatedCell, rounds: int, draw: random.Random) -> tuple[list[float], list[str]]:
+async def story(
+    cell: SimulatedCell, rounds: int, draw: random.Random
+) -> tuple[list[float], list[str]]:
     """Groups that leave together; the seconds until nothing of them is held."""
     took, wrong = [], []
     for _ in range(rounds):
-        group = [leave(cell, draw.choice(["deadline", "cancel", "vanish"]), draw) for _ in range(AT_ONCE)]
+        group = [
+            leave(cell, draw.choice(["deadline", "cancel", "vanish"]), draw) for _ in range(AT_ONCE)
+        ]
         ends = await asyncio.gather(*group)
         wrong += [problem for _, problem in ends if problem]
         last = max(moment for moment, _ in ends)
         await cell.until(lambda: not cell.left_over(), within_s=30.0, each_s=0.001)
         took.append(cell.now - last)
-    pages = [cell.processes[name].engine.held.pages_held for name in cell.processes if name[0] in "vd"]
+    pages = [
+        cell.processes[name].engine.held.pages_held for name in cell.processes if name[0] in "vd"
+    ]
     assert not any(pages), f"{pages} pages leaked"
     return took, wrong
 
@@ -61,7 +73,9 @@ def rows(args: Args) -> Rows:
     for seed in range(8):
         draw = random.Random(f"leaving/{seed}")
         some, problems = simulate(
-            lambda cell, draw=draw: story(cell, requests // 8 // AT_ONCE, draw), seed=seed, synthetic=True
+            lambda cell, draw=draw: story(cell, requests // 8 // AT_ONCE, draw),
+            seed=seed,
+            synthetic=True,
         )
         took += some
         wrong += problems

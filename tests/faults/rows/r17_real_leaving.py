@@ -1,6 +1,8 @@
-"""Row 17, real sockets: clients that leave, one after the other, in four ways; all they held is free within a second.
+"""Row 17, real sockets: clients that leave, one after the other, in four ways; all they held is
+free within a second.
 
-Ways: leaving the loop, closing the connection, a deadline that passes, and a client process killed with SIGKILL.
+Ways: leaving the loop, closing the connection, a deadline that passes, and a client process killed
+with SIGKILL.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def measure(times: int) -> tuple[dict[str, int], bool]:
             if (number + 1) % 50 == 0:
                 note(f"{number + 1} of {times}, slowest {max(waits) * 1000:.0f} ms")
     leaks = sum(wait >= GIVE_UP_S for wait in waits)
-    return {"times": times, "slowest_ms": round(max(waits) * 1000), "leaks": leaks}, max(waits) <= BAR_S
+    return {"times": times, "slowest_ms": round(max(waits) * 1000), "leaks": leaks}, max(
+        waits
+    ) <= BAR_S
 
 
 def _leave(endpoint: str, prompt: list[int]) -> None:
@@ -84,12 +88,15 @@ def _killed(endpoint: str, prompt: list[int]) -> None:
 
 
 def _free_again(watcher: Client) -> float:
-    """Seconds until every process answers and none holds a sequence or a page; one that is silent does not count."""
+    """Seconds until every process answers and none holds a sequence or a page; one that is silent
+    does not count."""
     began = time.monotonic()
     while True:
         processes = watcher.status().processes
         waited = time.monotonic() - began
-        answering = len(processes) == PROCESSES and all(p.state == "serving" and not p.detail for p in processes)
+        answering = len(processes) == PROCESSES and all(
+            p.state == "serving" and not p.detail for p in processes
+        )
         held = any(process.sequences or process.pages_held for process in processes)
         if (answering and not held) or waited > GIVE_UP_S:
             return waited

@@ -1,9 +1,10 @@
-"""Row 18: clients that stop reading: the others do not notice, and each of them is cut once it has taken nothing for T.
+"""Row 18: clients that stop reading: the others do not notice, and each of them is cut once it has
+taken nothing for T.
 
-The same honest clients beside so many that read and beside so many that stop after their first token, by turns.
-Stalled streams take little ahead (a small window), so that what they do not read is felt; with gRPC's own windows two
-to six megabytes of an answer leave before anybody could notice, and cost the kernel's memory instead of the
-coordinator's.
+The same honest clients beside so many that read and beside so many that stop after their first
+token, by turns. Stalled streams take little ahead (a small window), so that what they do not read
+is felt; with gRPC's own windows two to six megabytes of an answer leave before anybody could
+notice, and cost the kernel's memory instead of the coordinator's.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def rows(args: Args) -> Rows:
         and value["rss_kb_each"] <= 256
         and value["cut"] == stalled
         and value["left_over"] == 0
-        and value["last_cut_s"] <= value["begun_within_s"] + value["window_full_after_s"] + UNREAD_S + 1.0
+        and value["last_cut_s"]
+        <= value["begun_within_s"] + value["window_full_after_s"] + UNREAD_S + 1.0
         and value["first_cut_s"] >= UNREAD_S
     )
     yield Row(18, "stalled readers", value, bar, bool(holds))
@@ -65,7 +67,9 @@ async def _measure(cell: FaultCell, count: int) -> dict[str, object]:
             turns.append(await _beside_stalled(cell, channel, channels, count))
         with cell.client() as client:
             await asyncio.sleep(1.0)
-            left = sum(each.sequences for each in client.status().processes if each.name != "coordinator/0")
+            left = sum(
+                each.sequences for each in client.status().processes if each.name != "coordinator/0"
+            )
         for small in channels:
             await small.close()
     beside = [gap for turn in turns for gap in turn.gaps]
@@ -85,9 +89,13 @@ async def _measure(cell: FaultCell, count: int) -> dict[str, object]:
     }
 
 
-async def _beside_readers(channel: grpc.aio.Channel, channels: list[grpc.aio.Channel], count: int) -> list[float]:
+async def _beside_readers(
+    channel: grpc.aio.Channel, channels: list[grpc.aio.Channel], count: int
+) -> list[float]:
     others = [
-        asyncio.create_task(ask(channels[number % len(channels)], message(2000, seed=number, policy="off")))
+        asyncio.create_task(
+            ask(channels[number % len(channels)], message(2000, seed=number, policy="off"))
+        )
         for number in range(count)
     ]
     await asyncio.sleep(1.0)
@@ -111,7 +119,9 @@ async def _beside_stalled(
         await call.read()
         calls.append(call)
     begun = time.monotonic() - began
-    watching = asyncio.create_task(_watch(cell, before, count, began, begun + UNREAD_S + FULL_S + 30.0))
+    watching = asyncio.create_task(
+        _watch(cell, before, count, began, begun + UNREAD_S + FULL_S + 30.0)
+    )
     gaps = await _honest(channel)
     grown = cell.resources("coordinator/0")["rss"] - resident
     cuts = await watching
@@ -124,12 +134,16 @@ async def _beside_stalled(
 
 async def _honest(channel: grpc.aio.Channel) -> list[float]:
     """Seconds between chunks of clients that read."""
-    told = await asyncio.gather(*(ask(channel, message(TOKENS, seed=n, policy="off")) for n in range(HONEST)))
+    told = await asyncio.gather(
+        *(ask(channel, message(TOKENS, seed=n, policy="off")) for n in range(HONEST))
+    )
     assert all(each.code is grpc.StatusCode.OK for each in told), [each.details for each in told]
     return [gap for each in told for gap in each.gaps]
 
 
-async def _watch(cell: FaultCell, before: int, count: int, began: float, longest_s: float) -> list[float]:
+async def _watch(
+    cell: FaultCell, before: int, count: int, began: float, longest_s: float
+) -> list[float]:
     """When each client was cut, in seconds since `began`; `before`: cut in earlier turns."""
     cuts: list[float] = []
     while len(cuts) < count and time.monotonic() - began < longest_s:

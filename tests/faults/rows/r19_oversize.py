@@ -1,8 +1,9 @@
-"""Row 19: what is too large or too many is refused before anything is made of it, alike at every entry.
+"""Row 19: what is too large or too many is refused before anything is made of it, alike at every
+entry.
 
-One table of requests, each asked of the coordinator, of a front end before it and, where the interface has such a
-field, over HTTP; and one of commands to the workers. Processor time and the peak of resident memory are the server's,
-as the kernel counts them.
+One table of requests, each asked of the coordinator, of a front end before it and, where the
+interface has such a field, over HTTP; and one of commands to the workers. Processor time and the
+peak of resident memory are the server's, as the kernel counts them.
 """
 
 from __future__ import annotations
@@ -51,11 +52,15 @@ class Case:
     metadata: tuple[tuple[str, str], ...] = ()
     method: str = "/dspark.wire.v1.Generation/Generate"
     first: tuple[bytes, ...] = ()  # what a stream begins with, as an honest peer would
-    values: int = 0  # numbers in it, which take a byte each on the wire and a word each once they are read
+    values: int = (
+        0  # numbers in it, which take a byte each on the wire and a word each once they are read
+    )
 
     @property
     def size(self) -> int:
-        return max(len(self.message), sum(len(value) for _, value in self.metadata), 8 * self.values)
+        return max(
+            len(self.message), sum(len(value) for _, value in self.metadata), 8 * self.values
+        )
 
 
 def rows(args: Args) -> Rows:
@@ -66,22 +71,46 @@ def rows(args: Args) -> Rows:
         before = {name: child.pid for name, child in cell.children.items()}
         for name in ("coordinator/0", "frontend/0"):
             with sync_channel(cell.children[name].endpoint) as channel:
-                rows += [_measured(cell, name, case, lambda c=case, ch=channel: _grpc(ch, c)) for case in _requests()]
+                rows += [
+                    _measured(cell, name, case, lambda c=case, ch=channel: _grpc(ch, c))
+                    for case in _requests()
+                ]
         for case in _requests():
             if case.http is not None:
                 body = json.dumps({"model": "", "prompt": [1, 2, 3], **case.http}).encode()
-                rows.append(_measured(cell, "coordinator/0", case, lambda b=body: _http(host, b), "http", len(body)))
+                rows.append(
+                    _measured(
+                        cell,
+                        "coordinator/0",
+                        case,
+                        lambda b=body: _http(host, b),
+                        "http",
+                        len(body),
+                    )
+                )
         for role, endpoint, case in _commands(cell):
             with sync_channel(endpoint) as channel:
-                rows.append(_measured(cell, f"{role}/0", case, lambda c=case, ch=channel: _grpc(ch, c), "stream"))
+                rows.append(
+                    _measured(
+                        cell, f"{role}/0", case, lambda c=case, ch=channel: _grpc(ch, c), "stream"
+                    )
+                )
         with cell.client() as client:
             served = len(client.complete([1, 2, 3], max_tokens=8, timeout=30).token_ids) == 8
-        alive = all(cell.alive(name) and cell.children[name].pid == pid for name, pid in before.items())
+        alive = all(
+            cell.alive(name) and cell.children[name].pid == pid for name, pid in before.items()
+        )
     for row in rows:
         note(json.dumps(row))
     let_in = [f"{row['case']} at {row['entry']}" for row in rows if not row["refused"]]
-    grown = [f"{row['case']} at {row['entry']}: {row['growth']}" for row in rows if row["growth"] > MOST_GROWTH]
-    slow = [f"{row['case']} at {row['entry']}: {row['ms']} ms" for row in rows if row["ms"] > MOST_MS]
+    grown = [
+        f"{row['case']} at {row['entry']}: {row['growth']}"
+        for row in rows
+        if row["growth"] > MOST_GROWTH
+    ]
+    slow = [
+        f"{row['case']} at {row['entry']}: {row['ms']} ms" for row in rows if row["ms"] > MOST_MS
+    ]
     value = {
         "cases": len(rows),
         "let_in": let_in,
@@ -92,24 +121,36 @@ def rows(args: Args) -> Rows:
         "serves_after": served,
     }
     holds = not let_in and not slow and not grown and alive and served
-    name = "oversize and over-count requests are refused before anything is allocated, at every entry"
-    yield Row(19, name, value, f"all refused in <= {MOST_MS:g} ms, memory <= +{MOST_GROWTH:g}x", holds)
+    name = (
+        "oversize and over-count requests are refused before anything is allocated, at every entry"
+    )
+    yield Row(
+        19, name, value, f"all refused in <= {MOST_MS:g} ms, memory <= +{MOST_GROWTH:g}x", holds
+    )
 
 
 def _requests() -> Iterator[Case]:
     def ask(**fields: Any) -> bytes:
         params = generate_pb2.SamplingParams(**fields)
         prompt = generate_pb2.TokenizedInput(input_ids=[1, 2, 3])
-        return generate_pb2.GenerateRequest(tokenized=prompt, sampling_params=params).SerializeToString()
+        return generate_pb2.GenerateRequest(
+            tokenized=prompt, sampling_params=params
+        ).SerializeToString()
 
     small = ask(max_tokens=4)
     long_text = "x" * (4 * MIB + 1)
     ids = generate_pb2.TokenizedInput(input_ids=[1] * MANY)
     yield Case("message of 16 MiB + 1", b"\x0a" + _length(16 * MIB) + bytes(16 * MIB))
     yield Case(
-        "text of 4 MiB + 1", generate_pb2.GenerateRequest(text=long_text).SerializeToString(), {"prompt": long_text}
+        "text of 4 MiB + 1",
+        generate_pb2.GenerateRequest(text=long_text).SerializeToString(),
+        {"prompt": long_text},
     )
-    yield Case("a million ids", generate_pb2.GenerateRequest(tokenized=ids).SerializeToString(), {"prompt": [1] * MANY})
+    yield Case(
+        "a million ids",
+        generate_pb2.GenerateRequest(tokenized=ids).SerializeToString(),
+        {"prompt": [1] * MANY},
+    )
     yield Case("metadata of 17 KiB", small, metadata=(("x-much", "y" * 17 * 1024),))
     yield Case("n of a thousand million", ask(n=10**9), {"n": 10**9})
     yield Case("max_tokens of 4e9", ask(max_tokens=2**32 - 1), {"max_tokens": 2**32 - 1})
@@ -118,9 +159,13 @@ def _requests() -> Iterator[Case]:
     yield Case("a million stop ids", ask(stop_token_ids=[1] * MANY))
     yield Case("200,000 biases", ask(logit_bias=dict.fromkeys(range(200_000), 1.0)))
     yield Case("logprobs of 4e9", ask(logprobs=2**31 - 1), {"logprobs": 2**31 - 1})
-    request = generate_pb2.GenerateRequest(request_id="r" * MIB, tokenized=generate_pb2.TokenizedInput(input_ids=[1]))
+    request = generate_pb2.GenerateRequest(
+        request_id="r" * MIB, tokenized=generate_pb2.TokenizedInput(input_ids=[1])
+    )
     yield Case("a request id of 1 MiB", request.SerializeToString())
-    request = generate_pb2.GenerateRequest(cache_salt="r" * MIB, tokenized=generate_pb2.TokenizedInput(input_ids=[1]))
+    request = generate_pb2.GenerateRequest(
+        cache_salt="r" * MIB, tokenized=generate_pb2.TokenizedInput(input_ids=[1])
+    )
     yield Case("a salt of 1 MiB", request.SerializeToString())
     yield Case(
         "300,000 ids to abort",
@@ -147,7 +192,9 @@ def _commands(cell: FaultCell) -> Iterator[tuple[str, str, Case]]:
     begun = (draft_pb2.RoundsCommand(hello=hello).SerializeToString(),)
     params = types_pb2.SequenceSampling(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN)
     named = verify_pb2.Kept(sequence=many, epoch=many)
-    claimed = verify_pb2.RoundPlan(number=1, cohorts=2**32 - 1, window=2**32 - 1, sequence=[1], own_terms=[2**32 - 1])
+    claimed = verify_pb2.RoundPlan(
+        number=1, cohorts=2**32 - 1, window=2**32 - 1, sequence=[1], own_terms=[2**32 - 1]
+    )
     for name, order, values in (
         (
             "a prompt of a million ids",
@@ -159,25 +206,53 @@ def _commands(cell: FaultCell) -> Iterator[tuple[str, str, Case]]:
     ):
         orders = [verify_pb2.ControlDown.Order(**order)]
         told = verify_pb2.ControlDown(incarnation=verifier.incarnation, orders=orders)
-        yield "verify", verify, Case(name, told.SerializeToString(), method=STREAMS["verify"], values=values)
+        yield (
+            "verify",
+            verify,
+            Case(name, told.SerializeToString(), method=STREAMS["verify"], values=values),
+        )
     biased = types_pb2.SequenceSampling(
         temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN, stop_token_ids=many, min_tokens=1
     )
     opening = draft_pb2.OpenContext(sequence=1, reserve_tokens=8, sampling=biased)
     command = draft_pb2.RoundsCommand(open=opening).SerializeToString()
-    yield "draft", rounds, Case("a law of a million ids", command, method=STREAMS["draft"], first=begun)
-    order = draft_pb2.Order(order=1, sequence=many, epoch=many, round=many, committed_len=many, anchors=many)
+    yield (
+        "draft",
+        rounds,
+        Case("a law of a million ids", command, method=STREAMS["draft"], first=begun),
+    )
+    order = draft_pb2.Order(
+        order=1, sequence=many, epoch=many, round=many, committed_len=many, anchors=many
+    )
     command = draft_pb2.RoundsCommand(order=order).SerializeToString()
-    yield "draft", rounds, Case("an order of a million", command, method=STREAMS["draft"], values=5 * MANY, first=begun)
-    chunk = features_pb2.FeatureChunk(rows=types_pb2.TensorChunk(dtype="float32", shape=[2**32 - 1, 2**32 - 1]))
+    yield (
+        "draft",
+        rounds,
+        Case(
+            "an order of a million", command, method=STREAMS["draft"], values=5 * MANY, first=begun
+        ),
+    )
+    chunk = features_pb2.FeatureChunk(
+        rows=types_pb2.TensorChunk(dtype="float32", shape=[2**32 - 1, 2**32 - 1])
+    )
     chunk.runs.extend([features_pb2.FeatureRun(sequence=1)] * 200_000)
-    yield "draft", draft, Case("rows of 2^64", chunk.SerializeToString(), method="/dspark.wire.v1.Features/Push")
+    yield (
+        "draft",
+        draft,
+        Case("rows of 2^64", chunk.SerializeToString(), method="/dspark.wire.v1.Features/Push"),
+    )
 
 
 def _measured(
-    cell: FaultCell, name: str, case: Case, ask: Callable[[], bool], entry: str = "grpc", size: int = 0
+    cell: FaultCell,
+    name: str,
+    case: Case,
+    ask: Callable[[], bool],
+    entry: str = "grpc",
+    size: int = 0,
 ) -> dict[str, Any]:
-    """ms: the server's processor time for a refusal, which neither the client's own work nor a busy machine blurs."""
+    """ms: the server's processor time for a refusal, which neither the client's own work nor a busy
+    machine blurs."""
     ask()  # what a connection and an allocator keep for next time
     status, pid = Path(f"/proc/{cell.children[name].pid}/status"), cell.children[name].pid
     refused = True
@@ -220,7 +295,10 @@ def _grpc(channel: grpc.Channel, case: Case) -> bool:
             if case.method.endswith("/Push"):
                 return bool(features_pb2.FeatureAck.FromString(event).refused)
     except grpc.RpcError as error:
-        return error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        return error.code() in (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+        )
     return False
 
 

@@ -1,9 +1,11 @@
-"""Row 20: what a request is answered hangs on nothing but itself: company, policy, pages, drafters, losses.
+"""Row 20: what a request is answered hangs on nothing but itself: company, policy, pages, drafters,
+losses.
 
-Requests of random laws (truncations, penalties, biases, least lengths, several rules) arrive over a while at two
-verifiers with few pages and two drafters; every answer is judged by the target alone. A verifier and a drafter are
-killed on the way and come back, pages that were computed before are found again. Then, by real processes, greedy
-answers of other prompts are those of transformers' own loop.
+Requests of random laws (truncations, penalties, biases, least lengths, several rules) arrive over a
+while at two verifiers with few pages and two drafters; every answer is judged by the target alone.
+A verifier and a drafter are killed on the way and come back, pages that were computed before are
+found again. Then, by real processes, greedy answers of other prompts are those of transformers' own
+loop.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ POLICIES = ("off", "adaptive", "fixed:1", "fixed:3", "fixed:7", "threshold:0.3",
 
 
 def options(prompt: list[int], draw: random.Random) -> dict[str, Any]:
-    """A law; the fields beyond temperature come each by itself, and ids they name are likely ones."""
+    """A law; the fields beyond temperature come each by itself, and ids they name are likely
+    ones."""
     made = dict(draw.choice(pair.ALL_PARAMS))
     if made["temperature"]:
         made |= {"temperature": draw.choice([0.6, 1.0, 1.4])}
@@ -36,13 +39,18 @@ def options(prompt: list[int], draw: random.Random) -> dict[str, Any]:
     if draw.random() < 0.2:
         made["min_p"] = draw.choice([0.02, 0.1])
     if draw.random() < 0.2:
-        made["logit_bias"] = {token: draw.choice([-4.0, -1.5, 1.5]) for token in sorted(set(prompt))[:3]}
+        made["logit_bias"] = {
+            token: draw.choice([-4.0, -1.5, 1.5]) for token in sorted(set(prompt))[:3]
+        }
     return made
 
 
 async def company(cell: SimulatedCell, draw: random.Random) -> dict[str, Any]:
     async def one(number: int) -> Answer:
-        ids = [*pair.prompt(number % 4, draw.choice([4, 20, 36, 52])), number + 2]  # pages are shared by some
+        ids = [
+            *pair.prompt(number % 4, draw.choice([4, 20, 36, 52])),
+            number + 2,
+        ]  # pages are shared by some
         tokens, policy, params = draw.randint(8, 40), draw.choice(POLICIES), options(ids, draw)
         await cell.after(draw.random() * 0.8)
         return await cell.ask(ids, max_tokens=tokens, policy=policy, **params)
@@ -59,7 +67,9 @@ async def company(cell: SimulatedCell, draw: random.Random) -> dict[str, Any]:
     return {
         "problems": judged(cell, answers),
         "preempted": cell.metric("num_preemptions_total"),
-        "cached": sum(cell.metric("prefix_cache_hits_total", name) for name in ("verify/0", "verify/1")),
+        "cached": sum(
+            cell.metric("prefix_cache_hits_total", name) for name in ("verify/0", "verify/1")
+        ),
         "verified": sum(each.verified_tokens for each in ends),
         "accepted": sum(each.accepted_tokens for each in ends),
     }
@@ -68,7 +78,13 @@ async def company(cell: SimulatedCell, draw: random.Random) -> dict[str, Any]:
 async def plain(endpoint: str, count: int) -> list[list[int]]:
     async with AsyncClient(endpoint) as client:
         asked = (
-            client.complete(pair.prompt(n), max_tokens=PLAIN_TOKENS, temperature=0.0, ignore_eos=True, timeout=600)
+            client.complete(
+                pair.prompt(n),
+                max_tokens=PLAIN_TOKENS,
+                temperature=0.0,
+                ignore_eos=True,
+                timeout=600,
+            )
             for n in range(count)
         )
         return [list(answer.token_ids) for answer in await asyncio.gather(*asked)]
@@ -76,7 +92,13 @@ async def plain(endpoint: str, count: int) -> list[list[int]]:
 
 def rows(args: Args) -> Rows:
     count = LONG_REQUESTS if args.long else REQUESTS
-    told: dict[str, Any] = {"problems": [], "preempted": 0, "cached": 0, "verified": 0, "accepted": 0}
+    told: dict[str, Any] = {
+        "problems": [],
+        "preempted": 0,
+        "cached": 0,
+        "verified": 0,
+        "accepted": 0,
+    }
     for seed in range(count // EACH):
         draw = random.Random(f"company/{seed}")
         made = simulate(
@@ -88,10 +110,16 @@ def rows(args: Args) -> Rows:
     number = LONG_PLAIN if args.long else PLAIN
     with FaultCell(verify={"dtype": "float32"}, draft={"dtype": "float32"}) as cell:
         served = asyncio.run(plain(cell.endpoint, number))
-    expected = oracle.plain_greedy(pair.TARGET, [pair.prompt(n) for n in range(number)], PLAIN_TOKENS)
+    expected = oracle.plain_greedy(
+        pair.TARGET, [pair.prompt(n) for n in range(number)], PLAIN_TOKENS
+    )
     same = sum(a == b for a, b in zip(served, expected, strict=True))
     value = {"requests": count, **told, "problems": told["problems"][:3], "engine": "pair"}
     value |= {"plain_greedy": number, "plain_same_ids": same}
-    holds = not told["problems"] and same == number and bool(told["preempted"] and told["cached"] and told["accepted"])
+    holds = (
+        not told["problems"]
+        and same == number
+        and bool(told["preempted"] and told["cached"] and told["accepted"])
+    )
     bar = "each answer the target's or what recorded choices lead to; greedy as transformers; some preempted and cached"
     yield Row("20", "same answers in any company", value, bar, holds)

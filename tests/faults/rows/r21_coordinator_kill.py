@@ -1,8 +1,10 @@
-"""Row 21: SIGKILL of the coordinator, again and again, under running streams that go on from its journal.
+"""Row 21: SIGKILL of the coordinator, again and again, under running streams that go on from its
+journal.
 
-Every kill comes at a moment drawn from a seed, the coordinator is started again at its address, and the client library
-goes on with what each stream lacks. Ratio rules run without a seed: what was shown can only be known from the journal.
-An offset that does not follow from the one before ends the program.
+Every kill comes at a moment drawn from a seed, the coordinator is started again at its address, and
+the client library goes on with what each stream lacks. Ratio rules run without a seed: what was
+shown can only be known from the journal. An offset that does not follow from the one before ends
+the program.
 """
 
 from __future__ import annotations
@@ -30,17 +32,22 @@ def rows(args: Args) -> Rows:
     ):
         streams, back = asyncio.run(_storm(cell, kills))
     resumed = [
-        sum(one.resumed > 0 for one in streams if one.options.items() >= params.items()) for params in ALL_PARAMS
+        sum(one.resumed > 0 for one in streams if one.options.items() >= params.items())
+        for params in ALL_PARAMS
     ]
     value = {"kills": kills, **judged(streams), "resumed_by_law": resumed}
-    value |= {"back_p50_s": round(quantile(back, 0.5), 2), "back_p99_s": round(quantile(back, 0.99), 2)}
+    value |= {
+        "back_p50_s": round(quantile(back, 0.5), 2),
+        "back_p99_s": round(quantile(back, 0.99), 2),
+    }
     holds = value["right"] == len(streams) and value["back_p99_s"] <= BAR_S and all(resumed)
     bar = f"every stream ends, nothing shown is lost or changed; the next token within {BAR_S:g} s of the kill"
     yield Row("21", "a killed coordinator costs a pause", value, bar, holds)
 
 
 async def _storm(cell: FaultCell, kills: int) -> tuple[list[Stream], list[float]]:
-    """Streams, and seconds from each kill to the next token of the last stream that lived through it."""
+    """Streams, and seconds from each kill to the next token of the last stream that lived through
+    it."""
     draw, back = random.Random(21), list[float]()
     async with asking(cell, wave(STREAMS, TOKENS), resume_s=RESUME_S) as streams:
         for number in range(kills):
@@ -49,7 +56,13 @@ async def _storm(cell: FaultCell, kills: int) -> tuple[list[Stream], list[float]
             hit, killed = [one for one in streams if one.times and not one.over], time.monotonic()
             await asyncio.to_thread(cell.kill, "coordinator/0")
             await asyncio.to_thread(cell.restart, "coordinator/0")
-            await until(lambda hit=hit, at=killed: all(one.over or one.times[-1] > at for one in hit))
-            back += [min(when for when in one.times if when > killed) - killed for one in hit if one.times[-1] > killed]
+            await until(
+                lambda hit=hit, at=killed: all(one.over or one.times[-1] > at for one in hit)
+            )
+            back += [
+                min(when for when in one.times if when > killed) - killed
+                for one in hit
+                if one.times[-1] > killed
+            ]
             note(f"{number + 1} kills, {len(streams)} streams")
     return streams, back

@@ -1,8 +1,10 @@
-"""Row 22: SIGKILL of Ray's head (GCS) under running streams, and its restart: streams go on, and the pool heals.
+"""Row 22: SIGKILL of Ray's head (GCS) under running streams, and its restart: streams go on, and
+the pool heals.
 
-Ray runs as an operator would run it where the head may die: `ray start --head` with its state on disk
-(`RAY_gcs_storage=rocksdb`), and `dspark up --address` into it. While the head is away a drafter is killed too; once
-the head is back the controller has to find that out and start another one.
+Ray runs as an operator would run it where the head may die: `ray start --head` with its state on
+disk (`RAY_gcs_storage=rocksdb`), and `dspark up --address` into it. While the head is away a
+drafter is killed too; once the head is back the controller has to find that out and start another
+one.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from faults.streams import Stream, judged, wave
 
 STREAMS = 8
 AWAY_S = 5.0  # until a drafter is killed too
-AWAY_MOST_S = 30.0  # the head is back by then, even under longer streams: Ray ends nodes after 60 s without one
+# the head is back by then, even under longer streams: Ray ends nodes after 60 s without one
+AWAY_MOST_S = 30.0
 BAR_S = 60.0
 
 
@@ -46,7 +49,11 @@ def rows(args: Args) -> Rows:
             site.stop()
     healed = [float(each) for each in value["healed_s"]]  # type: ignore[attr-defined]
     bar = f"0 streams failed, the target's ids or by its law, the pool whole within {BAR_S:g} s of the head's return"
-    holds = value["right"] == value["streams"] and len(healed) == args.kills and max(healed, default=0.0) <= BAR_S
+    holds = (
+        value["right"] == value["streams"]
+        and len(healed) == args.kills
+        and max(healed, default=0.0) <= BAR_S
+    )
     yield Row(22, "a killed head stops no stream", value, bar, holds)
 
 
@@ -68,18 +75,38 @@ class Site:
 
     def start(self) -> None:
         (port,) = free_ports(1)
-        where = (f"--port={port}", "--node-ip-address=127.0.0.1", f"--temp-dir={self._folder / 'ray'}")
+        where = (
+            f"--port={port}",
+            "--node-ip-address=127.0.0.1",
+            f"--temp-dir={self._folder / 'ray'}",
+        )
         self._run(
-            "ray.scripts.scripts", "start", "--head", "--include-dashboard=false", "--disable-usage-stats", *where
+            "ray.scripts.scripts",
+            "start",
+            "--head",
+            "--include-dashboard=false",
+            "--disable-usage-stats",
+            *where,
         )
         note("Ray is up")
-        pair = (f"--target={TARGET}", f"--drafter={DRAFTER}", "--verifiers=2", "--drafters=2", "--http=none")
+        pair = (
+            f"--target={TARGET}",
+            f"--drafter={DRAFTER}",
+            "--verifiers=2",
+            "--drafters=2",
+            "--http=none",
+        )
         said = self._run("dspark.cli.main", "up", f"--address=127.0.0.1:{port}", *pair)
         self.endpoint = said.strip().splitlines()[0]
         note(f"the cell serves at {self.endpoint}")
 
     def stop(self) -> None:
-        subprocess.run([sys.executable, "-m", "dspark.cli.main", "down"], env=self._environ, check=False, timeout=120)
+        subprocess.run(
+            [sys.executable, "-m", "dspark.cli.main", "down"],
+            env=self._environ,
+            check=False,
+            timeout=120,
+        )
         end_all(self._cell, 0)
 
     async def storm(self, kills: int, tokens: int) -> dict[str, object]:
@@ -93,14 +120,19 @@ class Site:
                 await asyncio.sleep(0.5)
                 command = self._kill_head()
                 await asyncio.sleep(AWAY_S)
-                victim = next(p for p in (await client.status()).processes if p.name.startswith("draft/"))
+                victim = next(
+                    p for p in (await client.status()).processes if p.name.startswith("draft/")
+                )
                 os.kill(victim.pid, signal.SIGKILL)
                 ended, _ = await asyncio.wait({running}, timeout=AWAY_MOST_S - AWAY_S)
                 self._begin(command)
                 back = time.monotonic()
                 await running
                 away = "while the head was away" if ended else "soon after the head came back"
-                note(f"{sum(one.finish == 'length' for one in mine)} of {len(mine)} streams ended {away}")
+                note(
+                    f"{sum(one.finish == 'length' for one in mine)} of {len(mine)} streams ended "
+                    f"{away}"
+                )
                 healed.append(round(await self._whole(client, back), 1))
                 streams += mine
         return {
@@ -112,7 +144,11 @@ class Site:
 
     async def _whole(self, client: AsyncClient, since: float) -> float:
         while True:
-            states = [p.state for p in (await client.status()).processes if p.name.startswith(("verify/", "draft/"))]
+            states = [
+                p.state
+                for p in (await client.status()).processes
+                if p.name.startswith(("verify/", "draft/"))
+            ]
             took = time.monotonic() - since
             if states.count("serving") == 4 or took > BAR_S + 10:
                 return took
@@ -129,11 +165,15 @@ class Site:
 
     def _begin(self, command: list[str]) -> None:
         with (self._folder / "gcs.log").open("ab") as log:
-            subprocess.Popen(command, env=self._environ, stdout=log, stderr=log, start_new_session=True)
+            subprocess.Popen(
+                command, env=self._environ, stdout=log, stderr=log, start_new_session=True
+            )
 
     def _run(self, module: str, *words: str) -> str:
         command = [sys.executable, "-m", module, *words]
-        ran = subprocess.run(command, env=self._environ, capture_output=True, text=True, check=False, timeout=300)
+        ran = subprocess.run(
+            command, env=self._environ, capture_output=True, text=True, check=False, timeout=300
+        )
         if ran.returncode:
             raise SystemExit(f"{module} {words[0]}: {(ran.stderr or ran.stdout).strip()[-2000:]}")
         return ran.stdout

@@ -1,8 +1,10 @@
-"""Row 23: one tenant floods with 64 streams, four others ask for one answer after the other: what everybody gets.
+"""Row 23: one tenant floods with 64 streams, four others ask for one answer after the other: what
+everybody gets.
 
-Weighted service is compared with the bound of the virtual token counter at every millisecond in which two tenants wait;
-first tokens of the light tenants are compared with those they get without the flood. All in simulated time: the real
-coordinator, admission and front desk, callers known by their tokens, workers whose passes take 15 and 2 ms.
+Weighted service is compared with the bound of the virtual token counter at every millisecond in
+which two tenants wait; first tokens of the light tenants are compared with those they get without
+the flood. All in simulated time: the real coordinator, admission and front desk, callers known by
+their tokens, workers whose passes take 15 and 2 ms.
 """
 
 from __future__ import annotations
@@ -31,7 +33,13 @@ def rows(args: Args) -> Rows:
         beside = _run(Path(folder), seconds, flood=FLOOD)
     bound = 2.0 * max(PROMPT * PROMPT_TOKENS, ANSWER * PLACES * FLOOD_TOKENS)
     ratio = beside["light_first_token_p99_ms"] / alone["light_first_token_p99_ms"]
-    value = {"simulated_s": seconds, "alone": alone, "beside": beside, "p99_ratio": round(ratio, 2), "bound": bound}
+    value = {
+        "simulated_s": seconds,
+        "alone": alone,
+        "beside": beside,
+        "p99_ratio": round(ratio, 2),
+        "bound": bound,
+    }
     bar = "gap of weighted tokens within the counter's bound; p99 of light first tokens <= 1.5 x alone"
     holds = beside["widest_gap"] <= bound and ratio <= 1.5 and beside["light_errors"] == 0
     yield Row(23, "a tenant floods", value, bar, bool(holds))
@@ -48,7 +56,12 @@ def _run(folder: Path, seconds: float, *, flood: int) -> dict[str, Any]:
         verifiers=1,
         drafters=1,
         synthetic=True,
-        coordinator={"max_running": PLACES, "max_queued": 256, "client_token_file": str(clients), **settings},
+        coordinator={
+            "max_running": PLACES,
+            "max_queued": 256,
+            "client_token_file": str(clients),
+            **settings,
+        },
         verify=settings,
         draft=settings,
     )
@@ -70,7 +83,9 @@ async def _story(cell: SimulatedCell, seconds: float, flood: int) -> dict[str, A
                 began, first = cell.now, None
                 prompt = [draw.randrange(1, 1000) for _ in range(PROMPT_TOKENS)]
                 try:
-                    async for _ in own.generate(prompt, max_tokens=tokens, temperature=0.0, ignore_eos=True):
+                    async for _ in own.generate(
+                        prompt, max_tokens=tokens, temperature=0.0, ignore_eos=True
+                    ):
                         first = cell.now if first is None else first
                     served[kind] += tokens
                 except Exception:

@@ -1,8 +1,8 @@
 """Row 24: half the pool answers UNAVAILABLE: what clients make of it, in calls per request.
 
-Two listeners, one that serves and one that refuses; every client goes to both in turn, as behind a name with two
-addresses. Counted are calls that arrive, against requests that were made: with retries alone, which are up to four
-attempts each, there would be about twice as many.
+Two listeners, one that serves and one that refuses; every client goes to both in turn, as behind a
+name with two addresses. Counted are calls that arrive, against requests that were made: with
+retries alone, which are up to four attempts each, there would be about twice as many.
 """
 
 from __future__ import annotations
@@ -70,8 +70,13 @@ async def _measure(clients: int, requests: int) -> dict[str, float]:
 
 async def _client(endpoint: str, requests: int, outcomes: Counter[str]) -> None:
     async with AsyncClient(endpoint) as client:
-        both = open_channel(endpoint, service_config={**SERVICE_CONFIG, "loadBalancingConfig": [{"round_robin": {}}]})
-        client._generation = generate_pb2_grpc.GenerationStub(both)  # the client's own, on both addresses in turn
+        both = open_channel(
+            endpoint,
+            service_config={**SERVICE_CONFIG, "loadBalancingConfig": [{"round_robin": {}}]},
+        )
+        client._generation = generate_pb2_grpc.GenerationStub(
+            both
+        )  # the client's own, on both addresses in turn
         for number in range(requests):
             try:
                 async for _ in client.generate([1, 2, number], timeout=20.0):

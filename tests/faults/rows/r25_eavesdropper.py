@@ -1,10 +1,12 @@
-"""Row 25: how well packet sizes and times of an encrypted answer tell which of fifty questions was asked.
+"""Row 25: how well packet sizes and times of an encrypted answer tell which of fifty questions was
+asked.
 
-The tiny pair answers fifty prompts over TLS, in random order, as it does by default and under a pace. Somebody on the
-wire learns from sizes and times of some answers and guesses the others; two in a hundred is chance. Temperature 0, so
-that a question accepts the same tokens each time it is asked, which is best for whoever listens. Plain packets must
-give questions away, or the listener was too weak to say anything of the pace. The size of the question itself is the
-client's to hide and is left out.
+The tiny pair answers fifty prompts over TLS, in random order, as it does by default and under a
+pace. Somebody on the wire learns from sizes and times of some answers and guesses the others; two
+in a hundred is chance. Temperature 0, so that a question accepts the same tokens each time it is
+asked, which is best for whoever listens. Plain packets must give questions away, or the listener
+was too weak to say anything of the pace. The size of the question itself is the client's to hide
+and is left out.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ async def _listen(cell: FaultCell, prompts: list[Any]) -> dict[str, Any]:
 
     async def ask(client: AsyncClient, tap: Tap, label: int) -> None:
         trace, began, first, count = tap.listen(), time.perf_counter(), 0.0, 0
-        async with client.generate(prompts[label], max_tokens=TOKENS, temperature=0.0, timeout=60) as stream:
+        async with client.generate(
+            prompts[label], max_tokens=TOKENS, temperature=0.0, timeout=60
+        ) as stream:
             async for event in stream:
                 ids = getattr(event, "token_ids", ())
                 count += len(ids)

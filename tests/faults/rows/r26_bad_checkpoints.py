@@ -1,8 +1,10 @@
-"""Row 26: checkpoints that are wrong in any way are refused at start, quickly, by the name of what is wrong.
+"""Row 26: checkpoints that are wrong in any way are refused at start, quickly, by the name of what
+is wrong.
 
-Forty ways to be wrong, each a copy of a sound pair with one thing changed; then headers with random bytes changed,
-which must be refused or be the same model. The pair is the demo's, whose files are large enough for memory to show;
-each copy is made in a child of this process and loaded in another, whose memory is watched.
+Forty ways to be wrong, each a copy of a sound pair with one thing changed; then headers with random
+bytes changed, which must be refused or be the same model. The pair is the demo's, whose files are
+large enough for memory to show; each copy is made in a child of this process and loaded in another,
+whose memory is watched.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ def load(role: str, folder: Path) -> None:
 
 @dataclass(slots=True)
 class Attempt:
-    """problem: "" when it was refused as it should, else what happened. seconds: of processor. grown_mb: what the load
-    took of memory at most; folder_mb: bytes of its files."""
+    """problem: "" when it was refused as it should, else what happened. seconds: of processor.
+    grown_mb: what the load took of memory at most; folder_mb: bytes of its files."""
 
     problem: str
     seconds: float
@@ -72,7 +74,11 @@ def refusal(role: str, folder: Path) -> Attempt:
         load(role, folder)
         problem = "it was loaded"
     except (CheckpointError, ConfigError) as error:
-        problem = "" if str(folder) in str(error) or any(c.isalpha() for c in str(error)) else "it names nothing"
+        problem = (
+            ""
+            if str(folder) in str(error) or any(c.isalpha() for c in str(error))
+            else "it names nothing"
+        )
     except (DsparkError, Exception) as error:
         problem = f"{type(error).__name__}: {str(error)[:120]}"
     return Attempt(problem, time.process_time() - began)
@@ -99,7 +105,9 @@ def fuzz(role: str, source: Path, count: int) -> tuple[int, list[str], float]:
         slowest = max(slowest, tried.seconds)
         if not tried.problem:
             refused += 1
-        elif tried.problem != "it was loaded":  # a byte of a space or of metadata may say the same as before
+        elif (
+            tried.problem != "it was loaded"
+        ):  # a byte of a space or of metadata may say the same as before
             problems.append(f"fuzz {number}: {tried.problem}")
     return refused, problems, slowest
 
@@ -137,9 +145,12 @@ def rows(args: Args) -> Rows:
         "fuzzed_problems": problems[:3],
         "slowest_fuzzed_s": round(slowest, 2),
     }
-    holds = not wrong and not greedy and not problems and max(seconds) <= LIMIT_S and slowest <= LIMIT_S
+    holds = (
+        not wrong and not greedy and not problems and max(seconds) <= LIMIT_S and slowest <= LIMIT_S
+    )
     bar = (
-        f"100 % refused, each with a name, in <= {LIMIT_S:g} s of processor and <= {MEMORY:g} x the folder's bytes "
+        f"100 % refused, each with a name, in <= {LIMIT_S:g} s of processor and <= {MEMORY:g} x "
+        "the folder's bytes "
         f"(+ {ANYWAY_MB:g} MB)"
     )
     yield Row("26", "bad checkpoints are refused at start", value, bar, holds)

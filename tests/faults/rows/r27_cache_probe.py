@@ -1,9 +1,10 @@
 """Row 27: a tenant cannot tell whether another tenant has asked a question before.
 
-For every secret prompt, one tenant asks it first or does not, by a coin; then another tenant asks it and measures the
-time to its first token. How well that time tells the two apart is the area under the curve: one half is nothing. The
-same tenant's own second question, which the cache does spare, shows that the measurement would see a difference. A
-cache salt and a request id that spell the first tenant's names are tried as well.
+For every secret prompt, one tenant asks it first or does not, by a coin; then another tenant asks
+it and measures the time to its first token. How well that time tells the two apart is the area
+under the curve: one half is nothing. The same tenant's own second question, which the cache does
+spare, shows that the measurement would see a difference. A cache salt and a request id that spell
+the first tenant's names are tried as well.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ def rows(args: Args) -> Rows:
     # Of so few pairs chance alone moves the area by this much, at three standard deviations.
     chance = 3 * math.sqrt((2 * pairs + 1) / (12 * pairs * pairs))
     bar = MOST_AUC if args.long else round(0.5 + chance, 3)
-    holds = value["auc"] <= bar and not value["cached_tokens"] and not value["forged_hits"] and value["own_auc"] > 0.9
+    holds = (
+        value["auc"] <= bar
+        and not value["cached_tokens"]
+        and not value["forged_hits"]
+        and value["own_auc"] > 0.9
+    )
     name = "what one tenant asked shows in no other tenant's times"
     yield Row(27, name, value, f"AUC <= {bar} over {pairs} pairs, 0 cached tokens", holds)
 
@@ -40,7 +46,9 @@ def _probe(pairs: int) -> dict[str, float]:
     draw = random.Random(27)
     with SecuredCell(coordinator={"policy": "off"}) as cell:
         first, second = (
-            Client(cell.endpoint, token=cell.tenants[name], tls=cell.authority.tls(f"client-{name}"))
+            Client(
+                cell.endpoint, token=cell.tenants[name], tls=cell.authority.tls(f"client-{name}")
+            )
             for name in TENANTS
         )
         with first, second:
@@ -84,7 +92,9 @@ def _ask(client: Client, prompt: Sequence[int], salt: str = "") -> tuple[float, 
     """(seconds to the first token, prompt tokens the cache spared)."""
     began = time.perf_counter()
     first, spared = 0.0, 0
-    with client.generate(prompt, max_tokens=1, ignore_eos=True, temperature=0.0, cache_salt=salt, timeout=30) as stream:
+    with client.generate(
+        prompt, max_tokens=1, ignore_eos=True, temperature=0.0, cache_salt=salt, timeout=30
+    ) as stream:
         for event in stream:
             first = first or time.perf_counter() - began
             if isinstance(event, Finished):

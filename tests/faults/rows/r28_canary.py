@@ -1,8 +1,10 @@
-"""Row 28: a prompt, a key and metadata that occur nowhere else are looked for in everything a cell puts out.
+"""Row 28: a prompt, a key and metadata that occur nowhere else are looked for in everything a cell
+puts out.
 
-Every process logs at DEBUG and gRPC at its own. Requests end in every way: well, refused for each field, cancelled,
-expired, handed over after a kill; over gRPC and HTTP. Then logs, metrics, status and every error text are searched for
-the canaries: as text, as token ids, as base64, as parts of words.
+Every process logs at DEBUG and gRPC at its own. Requests end in every way: well, refused for each
+field, cancelled, expired, handed over after a kill; over gRPC and HTTP. Then logs, metrics, status
+and every error text are searched for the canaries: as text, as token ids, as base64, as parts of
+words.
 """
 
 from __future__ import annotations
@@ -66,7 +68,10 @@ def use(cell: FaultCell, errors: list[str]) -> None:
         _asked(stranger, errors, max_tokens=4)
     for path, body in (
         ("/v1/completions", {"model": "x", "prompt": PROMPT, "max_tokens": 4}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}], "temperature": PROMPT}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": PROMPT}], "temperature": PROMPT},
+        ),
         ("/v1/chat/completions", {"messages": PROMPT}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": {"text": PROMPT}}]}),
         ("/v1/completions", {"prompt": PROMPT, "max_tokens": 4, "stop": [STOP] * 1000}),
@@ -85,7 +90,11 @@ def _posted(url: str, path: str, body: dict[str, Any]) -> str:
     """The error that HTTP gives, empty after success: an answer may of course repeat its prompt."""
     host, _, port = url.removeprefix("http://").partition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=30)
-    headers = {"Authorization": f"Bearer {CLIENT}", "X-Canary": HEADER, "Content-Type": "application/json"}
+    headers = {
+        "Authorization": f"Bearer {CLIENT}",
+        "X-Canary": HEADER,
+        "Content-Type": "application/json",
+    }
     connection.request("POST", path, body=json.dumps(body), headers=headers)
     reply = connection.getresponse()
     said = reply.read().decode("utf-8", "replace")
@@ -111,7 +120,11 @@ def rows(args: Args) -> Rows:
     errors: list[str] = []
     outputs: dict[str, str] = {}
     loud = {"GRPC_VERBOSITY": "debug", "TRANSFORMERS_VERBOSITY": "debug"}
-    with tempfile.TemporaryDirectory(prefix="dspark-canary-") as name, Watch(), mock.patch.dict(os.environ, loud):
+    with (
+        tempfile.TemporaryDirectory(prefix="dspark-canary-") as name,
+        Watch(),
+        mock.patch.dict(os.environ, loud),
+    ):
         folder = Path(name)
         worker = write_token(folder / "worker")
         (folder / "clients").write_text(CLIENT + "\n")
@@ -126,13 +139,17 @@ def rows(args: Args) -> Rows:
             for process in status.processes:
                 if process.metrics_port:
                     page = f"http://127.0.0.1:{process.metrics_port}/metrics"
-                    asked = urllib.request.Request(page, headers={"Authorization": f"Bearer {worker}"})
+                    asked = urllib.request.Request(
+                        page, headers={"Authorization": f"Bearer {worker}"}
+                    )
                     with urllib.request.urlopen(asked, timeout=10) as reply:
                         outputs[f"metrics of {process.name}"] = reply.read().decode()
             children = dict(cell.children)
         for who, child in children.items():
             outputs[f"log of {who}"] = child.log.read_text(encoding="utf-8", errors="replace")
-        outputs["command lines"] = " ".join(word for child in children.values() for word in child.command)
+        outputs["command lines"] = " ".join(
+            word for child in children.values() for word in child.command
+        )
     outputs["errors"] = "\n".join(errors)
     hits = [
         f"{what} in {where}: ...{text[max(text.find(canary) - 60, 0) : text.find(canary) + 20]!r}"
@@ -150,6 +167,11 @@ def rows(args: Args) -> Rows:
         "hits": hits[:6],
         "hits_in_all": len(hits),
     }
-    holds = not hits and debug > 0 and len(errors) >= 8 and sum(key.startswith("metrics") for key in outputs) >= 3
+    holds = (
+        not hits
+        and debug > 0
+        and len(errors) >= 8
+        and sum(key.startswith("metrics") for key in outputs) >= 3
+    )
     bar = "0 hits in logs at DEBUG, metrics, status, errors and command lines"
     yield Row("28", "canaries in nothing that is put out", value, bar, holds)

@@ -1,7 +1,8 @@
 """Row 29: without the right key every method of every service refuses, health alone answers.
 
-Methods come from the protocol's descriptors and from what each listener says by reflection; roles from nowhere: a key
-that is missing, wrong, cut, of another role or in another case is tried on each. And over HTTP on every page.
+Methods come from the protocol's descriptors and from what each listener says by reflection; roles
+from nowhere: a key that is missing, wrong, cut, of another role or in another case is tried on
+each. And over HTTP on every page.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from benchmarks.pair import ROOT
 from benchmarks.row import Row, note
 from dspark.runtime.channel import sync_channel
 from dspark.runtime.identity import write_token
-from dspark.wire.v1 import control_pb2, draft_pb2, features_pb2, frontend_pb2, generate_pb2, verify_pb2
+from dspark.wire.v1 import (
+    control_pb2,
+    draft_pb2,
+    features_pb2,
+    frontend_pb2,
+    generate_pb2,
+    verify_pb2,
+)
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows
 
@@ -30,7 +38,9 @@ OTHERS = (
 )
 HEALTH = ("/grpc.health.v1.Health/Check",)
 PAGES = (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"))
-UNKNOWN = grpc.StatusCode.UNIMPLEMENTED  # a listener that has not this method says so, which lets nobody in
+UNKNOWN = (
+    grpc.StatusCode.UNIMPLEMENTED
+)  # a listener that has not this method says so, which lets nobody in
 ASK_S = 5.0
 CLIENT = "client-key-0123456789abcdef"
 
@@ -75,7 +85,8 @@ def page(endpoint: str, way: str, path: str, headers: dict[str, str]) -> int:
 
 
 def compares_in_constant_time() -> bool:
-    """Whether no source of the runtime compares a token by `==`, and secrets go through `hmac.compare_digest`."""
+    """Whether no source of the runtime compares a token by `==`, and secrets go through
+    `hmac.compare_digest`."""
     digests, plain = 0, 0
     for file in sorted((ROOT / "dspark" / "runtime").glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -103,19 +114,30 @@ def rows(args: Args) -> Rows:
                             tried += 1
                             code = asked(channel, method, metadata)
                             if code not in (grpc.StatusCode.UNAUTHENTICATED, UNKNOWN):
-                                let_in.append(f"{name} {method} with a key that is {what}: {code.name}")
+                                let_in.append(
+                                    f"{name} {method} with a key that is {what}: {code.name}"
+                                )
                     client = (("authorization", f"Bearer {CLIENT}"),)
                     for method in methods():
                         if "Generation" not in method:
                             tried += 1
                             code = asked(channel, method, client)
-                            refused = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+                            refused = (
+                                grpc.StatusCode.UNAUTHENTICATED,
+                                grpc.StatusCode.PERMISSION_DENIED,
+                            )
                             if code not in (*refused, UNKNOWN):
                                 let_in.append(f"{name} {method} with a client's key: {code.name}")
-                    free += sum(asked(channel, method, ()) is grpc.StatusCode.OK for method in HEALTH)
+                    free += sum(
+                        asked(channel, method, ()) is grpc.StatusCode.OK for method in HEALTH
+                    )
             pages = 0
             for way, path in PAGES if cell.http else ():
-                for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {CLIENT}"}):
+                for headers in (
+                    {},
+                    {"Authorization": "Bearer wrong"},
+                    {"Authorization": f"Basic {CLIENT}"},
+                ):
                     pages += 1
                     if (status := page(cell.http, way, path, headers)) != 401:
                         let_in.append(f"HTTP {path}: {status}")

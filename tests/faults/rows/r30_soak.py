@@ -1,7 +1,9 @@
-"""Row 30: steady load with cancels and a kill every few minutes; memory, files, threads and pages do not grow.
+"""Row 30: steady load with cancels and a kill every few minutes; memory, files, threads and pages
+do not grow.
 
-Thirty minutes on a small machine, six hours where there is time: `--minutes`. Samples each 15 s; growth is Theil-Sen's
-slope over the second half, and the bar is held against the upper end of its interval.
+Thirty minutes on a small machine, six hours where there is time: `--minutes`. Samples each 15 s;
+growth is Theil-Sen's slope over the second half, and the bar is held against the upper end of its
+interval.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ async def one(client: AsyncClient, draw: random.Random, soak: Soak) -> None:
         soak.failed.append(f"{type(error).__name__}: {error}")
         return
     soak.ended += 1
-    soak.wrong += filter(None, [oracle.examine(prompt, ids, oracle.params_of(params, len(prompt))).wrong])
+    soak.wrong += filter(
+        None, [oracle.examine(prompt, ids, oracle.params_of(params, len(prompt))).wrong]
+    )
 
 
 async def run(cell: FaultCell, minutes: float, soak: Soak) -> None:
@@ -119,7 +123,12 @@ def rows(args: Args) -> Rows:
         middle, upper = slope([(at, held["rss"] / 2**20) for at, held in half])
         fds = slope([(at, float(held["fds"])) for at, held in half])[0]
         threads = slope([(at, float(held["threads"])) for at, held in half])[0]
-        growth[who] = {"mb_per_min": round(middle, 3), "at_most": round(upper, 3), "fds": fds, "threads": threads}
+        growth[who] = {
+            "mb_per_min": round(middle, 3),
+            "at_most": round(upper, 3),
+            "fds": fds,
+            "threads": threads,
+        }
     worst = max((each["at_most"] for each in growth.values()), default=0.0)
     leaks = [who for who, each in growth.items() if each["fds"] > 0.1 or each["threads"] > 0.1]
     value = {
@@ -136,6 +145,8 @@ def rows(args: Args) -> Rows:
         "leaking_files_or_threads": leaks,
         "all_freed": settled,
     }
-    holds = worst <= GROWTH_MB_PER_MIN and not leaks and not soak.failed and not soak.wrong and settled
+    holds = (
+        worst <= GROWTH_MB_PER_MIN and not leaks and not soak.failed and not soak.wrong and settled
+    )
     bar = f"resident <= {GROWTH_MB_PER_MIN:g} MB/min at most, files and threads flat, 0 stuck, 0 failed, all freed"
     yield Row("30", "soak with cancels and kills", value, bar, holds)

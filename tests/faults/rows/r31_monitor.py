@@ -1,11 +1,13 @@
-"""Row 31: the losslessness monitor over simulated drafts: draws until a lie is found, and whether honesty ever is.
+"""Row 31: the losslessness monitor over simulated drafts: draws until a lie is found, and whether
+honesty ever is.
 
-The real rule judges, the real watch and the real monitor look on; only target and drafter are tables. Every lie
-touches about 0.3 % of the drafts unless it is said otherwise: `acceptance` lowers the chance to be kept by 0.003,
-`slot` draws three tokens of a thousand from the slot before's distribution, `swapped` all of them, `spread` moves
-three thousandths of the mass from the likelier half of q to the other half, `unseen` does so among tokens that are
-kept in any case, so that acceptance stays what it was; `warm` drafts at temperature 0.9 what it tells as 1, `coarse`
-draws from bfloat16.
+The real rule judges, the real watch and the real monitor look on; only target and drafter are
+tables. Every lie touches about 0.3 % of the drafts unless it is said otherwise: `acceptance` lowers
+the chance to be kept by 0.003, `slot` draws three tokens of a thousand from the slot before's
+distribution, `swapped` all of them, `spread` moves three thousandths of the mass from the likelier
+half of q to the other half, `unseen` does so among tokens that are kept in any case, so that
+acceptance stays what it was; `warm` drafts at temperature 0.9 what it tells as 1, `coarse` draws
+from bfloat16.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ Floats = npt.NDArray[np.float64]
 
 
 class Tables:
-    """Pairs (p, q) with an acceptance of about 0.8: logits [TABLES, V], ids and q [TABLES, ENTRIES], p of the ids."""
+    """Pairs (p, q) with an acceptance of about 0.8: logits [TABLES, V], ids and q [TABLES,
+    ENTRIES], p of the ids."""
 
     def __init__(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -74,7 +77,9 @@ def swapped(of: Tables) -> Floats:
     other = np.zeros_like(of.q)
     for row in range(TABLES):
         before = dict(zip(of.ids[row - 1].tolist(), of.q[row - 1].tolist(), strict=True))
-        other[row] = [before.get(token, 0.0) for token in of.ids[row].tolist()]  # others would be refused as malformed
+        other[row] = [
+            before.get(token, 0.0) for token in of.ids[row].tolist()
+        ]  # others would be refused as malformed
     within: Floats = other / other.sum(axis=1, keepdims=True)
     return within
 
@@ -114,7 +119,9 @@ def coarse(of: Tables) -> Floats:
     return drawn
 
 
-def found_after(lie: Callable[[Tables], Floats], rule: Rule, most: int, seed: int) -> tuple[int | None, float]:
+def found_after(
+    lie: Callable[[Tables], Floats], rule: Rule, most: int, seed: int
+) -> tuple[int | None, float]:
     """(draws until the alarm, None without one; evidence at the end as a share of the alarm's)."""
     tables, rng = Tables(seed), np.random.default_rng(seed + 1000)
     ends = np.cumsum(lie(tables), axis=1)
@@ -127,7 +134,9 @@ def found_after(lie: Callable[[Tables], Floats], rule: Rule, most: int, seed: in
         chosen = rng.integers(TABLES, size=(SEQUENCES, SLOTS + 1))
         u = rng.random((SEQUENCES, SLOTS))
         place = np.minimum((ends[chosen[:, :SLOTS]] < u[..., None]).sum(axis=-1), ENTRIES - 1)
-        tokens = np.take_along_axis(ids[chosen[:, :SLOTS]], place[..., None], axis=-1)[..., 0].tolist()
+        tokens = np.take_along_axis(ids[chosen[:, :SLOTS]], place[..., None], axis=-1)[
+            ..., 0
+        ].tolist()
         cases = []
         for row in range(SEQUENCES):
             tables_of = chosen[row, :SLOTS]
@@ -158,6 +167,11 @@ def rows(args: Args) -> Rows:
         if lie in (acceptance, swapped, warm):
             worst = max([worst, *(each if each is not None else 10 * BAR for each in found)])
     alarm, evidence = found_after(honest, Rule.BLOCK, draws, 99)
-    told = {"found_after": value, "honest_draws": draws, "honest_alarm": alarm, "honest_evidence": evidence}
+    told = {
+        "found_after": value,
+        "honest_draws": draws,
+        "honest_alarm": alarm,
+        "honest_evidence": evidence,
+    }
     bar = f"0.3 % drift, swapped slots, another temperature found within {BAR:g} draws, false alarms <= {FALSE_ALARM:g}"
     yield Row(31, "the monitor finds lies", told, bar, worst <= BAR and alarm is None)

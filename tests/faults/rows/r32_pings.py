@@ -1,7 +1,8 @@
-"""Row 32: a peer that asks every 10 s whether a silent server is there is kept; one that asks every second is cut.
+"""Row 32: a peer that asks every 10 s whether a silent server is there is kept; one that asks every
+second is cut.
 
-Both wait on a stream that says nothing for a minute, as a long prefill does. Processes of the cell watch each other
-more closely than strangers may: on a worker's listener a ping a second is welcome.
+Both wait on a stream that says nothing for a minute, as a long prefill does. Processes of the cell
+watch each other more closely than strangers may: on a worker's listener a ping a second is welcome.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ def rows(args: Args) -> Rows:
     cut = value["each_1_s"]
     holds = kept and cut is not None and cut["after_s"] <= CUT_WITHIN_S and cut["calm"]
     name = "pings every 10 s through a silent minute are kept, pings every second are cut"
-    yield Row(32, name, value, f"0 false cuts; cut with ENHANCE_YOUR_CALM within {CUT_WITHIN_S:g} s", holds)
+    yield Row(
+        32,
+        name,
+        value,
+        f"0 false cuts; cut with ENHANCE_YOUR_CALM within {CUT_WITHIN_S:g} s",
+        holds,
+    )
 
 
 async def _watch(cell: FaultCell) -> dict[str, dict[str, object] | None]:
@@ -36,12 +43,15 @@ async def _watch(cell: FaultCell) -> dict[str, dict[str, object] | None]:
         "each_1_s": (cell.endpoint, 1_000),
         "worker_each_1_s": (cell.children["verify/0"].endpoint, 1_000),
     }
-    found = await asyncio.gather(*(_silence(endpoint, each_ms) for endpoint, each_ms in asked.values()))
+    found = await asyncio.gather(
+        *(_silence(endpoint, each_ms) for endpoint, each_ms in asked.values())
+    )
     return dict(zip(asked, found, strict=True))
 
 
 async def _silence(endpoint: str, each_ms: int) -> dict[str, object] | None:
-    """Waits on a stream that has nothing to say; None when it was still open at the end, else how it was cut."""
+    """Waits on a stream that has nothing to say; None when it was still open at the end, else how
+    it was cut."""
     options = [
         ("grpc.keepalive_time_ms", each_ms),
         ("grpc.keepalive_timeout_ms", 20_000),
@@ -60,6 +70,16 @@ async def _silence(endpoint: str, each_ms: int) -> dict[str, object] | None:
             return None
         except grpc.aio.AioRpcError as error:
             details = error.details() or ""
-            calm = "too many pings" in details.lower().replace("_", " ")  # how the core spells ENHANCE_YOUR_CALM
-            return {"after_s": round(time.monotonic() - began, 1), "calm": calm, "said": details[:120]}
-    return {"after_s": round(time.monotonic() - began, 1), "calm": False, "said": "the stream ended"}
+            calm = "too many pings" in details.lower().replace(
+                "_", " "
+            )  # how the core spells ENHANCE_YOUR_CALM
+            return {
+                "after_s": round(time.monotonic() - began, 1),
+                "calm": calm,
+                "said": details[:120],
+            }
+    return {
+        "after_s": round(time.monotonic() - began, 1),
+        "calm": False,
+        "said": "the stream ended",
+    }

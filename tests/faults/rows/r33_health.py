@@ -1,7 +1,9 @@
-"""Row 33: what health says, asked every 20 ms, through load, the death of the only verifier, its return, and a drain.
+"""Row 33: what health says, asked every 20 ms, through load, the death of the only verifier, its
+return, and a drain.
 
-Clients ask for `dspark.wire.v1.Generation`: SERVING while requests are taken in, NOT_SERVING within 100 ms of the
-verifier's SIGKILL and of SIGTERM, and never the wrong one in between. The process's own name says that it lives.
+Clients ask for `dspark.wire.v1.Generation`: SERVING while requests are taken in, NOT_SERVING within
+100 ms of the verifier's SIGKILL and of SIGTERM, and never the wrong one in between. The process's
+own name says that it lives.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ async def _story(cell: FaultCell) -> dict[str, float | bool]:
     looks: dict[str, list[Look]] = {GENERATION: [], "": []}
     ended = asyncio.Event()
     async with grpc.aio.insecure_channel(cell.endpoint) as channel:
-        watching = [asyncio.create_task(_watch(channel, name, looks[name], ended)) for name in looks]
+        watching = [
+            asyncio.create_task(_watch(channel, name, looks[name], ended)) for name in looks
+        ]
         load = [asyncio.create_task(_load(channel, number, 3.0)) for number in range(24)]
         await asyncio.gather(*load)
         loaded = list(looks[GENERATION])
@@ -61,7 +65,9 @@ async def _story(cell: FaultCell) -> dict[str, float | bool]:
         death = _first(looks[GENERATION], killed, serving=False)
         await asyncio.to_thread(cell.restart, "verify/0")
         back = await _serves_again(looks[GENERATION], 10.0)
-        running = [asyncio.create_task(ask(channel, message(200, seed=number))) for number in range(8)]
+        running = [
+            asyncio.create_task(ask(channel, message(200, seed=number))) for number in range(8)
+        ]
         await asyncio.sleep(0.3)
         told = time.monotonic()
         cell.terminate("coordinator/0")
@@ -81,7 +87,9 @@ async def _story(cell: FaultCell) -> dict[str, float | bool]:
     }
 
 
-async def _watch(channel: grpc.aio.Channel, name: str, looks: list[Look], ended: asyncio.Event) -> None:
+async def _watch(
+    channel: grpc.aio.Channel, name: str, looks: list[Look], ended: asyncio.Event
+) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     while not ended.is_set():
         asked = time.monotonic()
@@ -109,5 +117,9 @@ async def _serves_again(looks: list[Look], within_s: float) -> bool:
 
 
 def _first(looks: list[Look], after: float, *, serving: bool) -> float:
-    """When health first said so to somebody who asked after that moment; the end of time if it never did."""
-    return next((look.came for look in looks if look.came >= after and look.serving is serving), float("inf"))
+    """When health first said so to somebody who asked after that moment; the end of time if it
+    never did."""
+    return next(
+        (look.came for look in looks if look.came >= after and look.serving is serving),
+        float("inf"),
+    )

@@ -1,7 +1,9 @@
-"""Row 34: the shipped pair says at temperature 0 what transformers says of its target, whatever is drafted.
+"""Row 34: the shipped pair says at temperature 0 what transformers says of its target, whatever is
+drafted.
 
-All built-in prompts through the chat template, eight at a time, under several policies, by real processes in fp32.
-Every answer is gone over by one forward pass of transformers; a token that is led by less than a near-tie is counted.
+All built-in prompts through the chat template, eight at a time, under several policies, by real
+processes in fp32. Every answer is gone over by one forward pass of transformers; a token that is
+led by less than a near-tie is counted.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ async def ask(endpoint: str, prompts: list[list[int]], policy: str) -> tuple[Ans
 
         async def one(prompt: list[int]) -> tuple[tuple[int, ...], int, int]:
             async with room:
-                said = await client.complete(prompt, max_tokens=TOKENS, temperature=0.0, policy=policy, timeout=900)
+                said = await client.complete(
+                    prompt, max_tokens=TOKENS, temperature=0.0, policy=policy, timeout=900
+                )
             told = said.end.speculation
             return tuple(said.token_ids), told.rounds, told.accepted_tokens
 
@@ -44,7 +48,9 @@ async def ask(endpoint: str, prompts: list[list[int]], policy: str) -> tuple[Ans
 def judge(prompts: list[list[int]], answers: Answers, target: Path) -> tuple[list[str], int]:
     """(what is wrong, near-ties)."""
     found = [
-        oracle.examine(prompt, answer, SamplingParams(temperature=0.0, prompt_len=len(prompt)), target)
+        oracle.examine(
+            prompt, answer, SamplingParams(temperature=0.0, prompt_len=len(prompt)), target
+        )
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
     return [each.wrong for each in found if each.wrong], sum(each.near_ties for each in found)
@@ -52,11 +58,15 @@ def judge(prompts: list[list[int]], answers: Answers, target: Path) -> tuple[lis
 
 def rows(args: Args) -> Rows:
     pair, each = shipped_pair(), LONG_EACH if args.long else EACH
-    prompts = [pair.token_ids(prompt) for domain in DOMAINS for prompt in pair.prompts(domain, each)]
+    prompts = [
+        pair.token_ids(prompt) for domain in DOMAINS for prompt in pair.prompts(domain, each)
+    ]
     value: dict[str, object] = {"prompts": len(prompts), "tokens": TOKENS, "at_a_time": AT_A_TIME}
     served: dict[str, Answers] = {}
     speed: dict[str, float] = {}
-    with FaultCell(pair.target, pair.drafter, verify={"dtype": "float32"}, draft={"dtype": "float32"}) as cell:
+    with FaultCell(
+        pair.target, pair.drafter, verify={"dtype": "float32"}, draft={"dtype": "float32"}
+    ) as cell:
         for policy in POLICIES:
             name = policy or "default"
             served[name], speed[name] = asyncio.run(ask(cell.endpoint, prompts, policy))
@@ -66,9 +76,22 @@ def rows(args: Args) -> Rows:
     for name in served.keys() - {"off"}:
         changed = [row for row, answer in enumerate(served[name]) if answer != served["off"][row]]
         other[name] = len(changed)  # each has to be the target's own all the same
-        found, more = judge([prompts[row] for row in changed], [served[name][row] for row in changed], pair.target)
+        found, more = judge(
+            [prompts[row] for row in changed], [served[name][row] for row in changed], pair.target
+        )
         wrong, near = [*wrong, *(f"{name}: {why}" for why in found)], near + more
-    value |= {"wrong": wrong[:5], "wrong_in_all": len(wrong), "near_ties": near, "other_than_plain": dict(other)}
+    value |= {
+        "wrong": wrong[:5],
+        "wrong_in_all": len(wrong),
+        "near_ties": near,
+        "other_than_plain": dict(other),
+    }
     value |= {"tokens_a_round": {name: round(rate, 3) for name, rate in speed.items()}}
     holds = not wrong and all(map(len, served["off"])) and speed["fixed:3"] > 1.0
-    yield Row("34", "the shipped pair at temperature 0", value, "all ids transformers', near-ties counted", holds)
+    yield Row(
+        "34",
+        "the shipped pair at temperature 0",
+        value,
+        "all ids transformers', near-ties counted",
+        holds,
+    )

@@ -1,8 +1,10 @@
-"""Row 35: drafters that go bad while streams run: an alarm soon, no wrong token, and hardly a token a second lost.
+"""Row 35: drafters that go bad while streams run: an alarm soon, no wrong token, and hardly a token
+a second lost.
 
-What goes bad is every block from one moment on: other ids than were drafted, confidences that are no numbers, ids
-beyond the vocabulary, no ids at all, or no answer at all. Ids are judged on the real pair; what it costs from the alarm
-on, later trials included, is told beside plain decoding on engines without weights in simulated time.
+What goes bad is every block from one moment on: other ids than were drafted, confidences that are
+no numbers, ids beyond the vocabulary, no ids at all, or no answer at all. Ids are judged on the
+real pair; what it costs from the alarm on, later trials included, is told beside plain decoding on
+engines without weights in simulated time.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from faults.simulated import Answer, SimulatedCell, simulate
 ROUNDS, SPEED = 100, 0.90
 HEALTHY = 200  # passes before anything goes bad, on engines without weights
 TOKENS = 2600  # of each of two answers there: some 40 simulated seconds
-ALL_PARAMS = {"collapse": (pair.GREEDY, pair.COUPLED)}  # rules that other ids than were drafted cannot hurt
+ALL_PARAMS = {
+    "collapse": (pair.GREEDY, pair.COUPLED)
+}  # rules that other ids than were drafted cannot hurt
 
 
 def _collapse(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
@@ -46,7 +50,13 @@ def _nothing(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
         blocks.ClearField(column)  # type: ignore[arg-type]
 
 
-FAULTS = {"collapse": _collapse, "NaN": _nan, "foreign ids": _foreign, "nothing drafted": _nothing, "silence": None}
+FAULTS = {
+    "collapse": _collapse,
+    "NaN": _nan,
+    "foreign ids": _foreign,
+    "nothing drafted": _nothing,
+    "silence": None,
+}
 
 
 class Bad(Plan):
@@ -78,7 +88,9 @@ async def _alarm(cell: SimulatedCell, plan: Bad) -> int:
     def passes() -> int:
         return int(cell.metric("cohorts_total") - before)
 
-    await cell.until(lambda: cell.metric("drafter_alarms_total") > 0 or passes() > ROUNDS, within_s=60.0)
+    await cell.until(
+        lambda: cell.metric("drafter_alarms_total") > 0 or passes() > ROUNDS, within_s=60.0
+    )
     return passes()
 
 
@@ -90,7 +102,11 @@ def ids(name: str, seed: int) -> tuple[int, list[str]]:
         first = random.Random(seed).randrange(32)
         all_params = ALL_PARAMS.get(name, pair.ALL_PARAMS)
         asked = [
-            asyncio.create_task(cell.ask(pair.prompt(first + n, 20), max_tokens=160, **all_params[n % len(all_params)]))
+            asyncio.create_task(
+                cell.ask(
+                    pair.prompt(first + n, 20), max_tokens=160, **all_params[n % len(all_params)]
+                )
+            )
             for n in range(4)
         ]
         await cell.until(lambda: cell.metric("cohorts_total") > 10)
@@ -101,21 +117,30 @@ def ids(name: str, seed: int) -> tuple[int, list[str]]:
 
 
 def speed(name: str) -> tuple[int, float]:
-    """(passes to the alarm, tokens a second from then on) without weights; of "" plain decoding, and no alarm."""
+    """(passes to the alarm, tokens a second from then on) without weights; of "" plain decoding,
+    and no alarm."""
     plan = Bad(name) if name else None
 
     async def story(cell: SimulatedCell) -> tuple[int, float]:
         answers = [Answer(), Answer()]
         asked = [
             asyncio.create_task(
-                cell.ask([n + 2, 9], into=each, max_tokens=TOKENS, policy="adaptive" if name else "off", **pair.GREEDY)
+                cell.ask(
+                    [n + 2, 9],
+                    into=each,
+                    max_tokens=TOKENS,
+                    policy="adaptive" if name else "off",
+                    **pair.GREEDY,
+                )
             )
             for n, each in enumerate(answers)
         ]
         await cell.until(lambda: cell.metric("cohorts_total") > HEALTHY)
         passes = await _alarm(cell, plan) if plan is not None else 0
         began, before = cell.now, sum(len(each.ids) for each in answers)
-        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)  # both of them run until then
+        await asyncio.wait(
+            asked, return_when=asyncio.FIRST_COMPLETED
+        )  # both of them run until then
         rate = (sum(len(each.ids) for each in answers) - before) / (cell.now - began)
         await asyncio.gather(*asked)
         return passes, rate
@@ -135,7 +160,10 @@ def rows(args: Args) -> Rows:
         passes[name] = max(without_weights, *(each[0] for each in told), 0)
         speeds[name] = round(rate / plain, 3)
         wrong += [f"{name}: {each}" for _, found in told for each in found]
-        note(f"{name}: alarm after {passes[name]} passes, then {speeds[name]} of plain decoding's speed")
+        note(
+            f"{name}: alarm after {passes[name]} passes, then {speeds[name]} of plain decoding's "
+            "speed"
+        )
     value = {
         "passes_to_the_alarm": passes,
         "speed_of_plain_behind_it": speeds,

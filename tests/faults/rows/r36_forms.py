@@ -1,7 +1,9 @@
-"""Row 36: answers in a form under kills of every process; each is the one of a calm run, and fits its form.
+"""Row 36: answers in a form under kills of every process; each is the one of a calm run, and fits
+its form.
 
-Real processes, at temperature 0 and under the coupled rule. Verifiers, drafters and the coordinator, which has a
-journal, are killed at moments drawn from a seed and started again; clients ask for the rest of their answers.
+Real processes, at temperature 0 and under the coupled rule. Verifiers, drafters and the
+coordinator, which has a journal, are killed at moments drawn from a seed and started again; clients
+ask for the rest of their answers.
 """
 
 from __future__ import annotations
@@ -23,9 +25,24 @@ from faults.rows.program import Args, Rows
 
 STREAMS = 8
 KILLS, LONG_KILLS = 6, 100
-WORDS = {"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 12, "maxItems": 12}
-SCHEMA = {"type": "object", "properties": {"words": WORDS}, "required": ["words"], "additionalProperties": False}
-ASKED: dict[str, Any] = {"max_tokens": 400, "constraint": {"json_schema": SCHEMA}, "timeout": 300.0, "resume_s": 60.0}
+WORDS = {
+    "type": "array",
+    "items": {"type": "string", "maxLength": 12},
+    "minItems": 12,
+    "maxItems": 12,
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"words": WORDS},
+    "required": ["words"],
+    "additionalProperties": False,
+}
+ASKED: dict[str, Any] = {
+    "max_tokens": 400,
+    "constraint": {"json_schema": SCHEMA},
+    "timeout": 300.0,
+    "resume_s": 60.0,
+}
 
 
 async def ask(client: AsyncClient, number: int) -> Completion:
@@ -78,7 +95,10 @@ def rows(args: Args) -> Rows:
             settled = cell.settled(30.0)
     answers = [answer for each in hurt for answer in each]
     ids = [answer.choices[0].token_ids for answer in calm]
-    same = sum(answer.choices[0].token_ids == ids[number % STREAMS] for number, answer in enumerate(answers))
+    same = sum(
+        answer.choices[0].token_ids == ids[number % STREAMS]
+        for number, answer in enumerate(answers)
+    )
     valid = sum(map(fits, [*calm, *answers]))
     value = {"kills": kills, "answers": len(answers), "same_ids": same, "all_freed": settled}
     value |= {"valid": valid, "of": len(calm) + len(answers), "tokens": sum(map(len, ids))}

@@ -1,4 +1,5 @@
-"""Which rows there are, by which programs, and how long they may take. A new row is a line here and a program there."""
+"""Which rows there are, by which programs, and how long they may take. A new row is a line here and
+a program there."""
 
 from __future__ import annotations
 

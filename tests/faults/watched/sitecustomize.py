@@ -1,8 +1,9 @@
-"""Loaded by every Python process that has this folder on PYTHONPATH: notes what code it lets in, and logs everything.
+"""Loaded by every Python process that has this folder on PYTHONPATH: notes what code it lets in,
+and logs everything.
 
-DSPARK_WATCH names a folder. Unpickling is noted always; code that is compiled or run, libraries that are loaded and
-processes that are begun are noted from the moment the folder holds a file `armed`, but for imports and for tracebacks,
-which parse the lines of source that they show.
+DSPARK_WATCH names a folder. Unpickling is noted always; code that is compiled or run, libraries
+that are loaded and processes that are begun are noted from the moment the folder holds a file
+`armed`, but for imports and for tracebacks, which parse the lines of source that they show.
 """
 
 import logging
@@ -18,11 +19,14 @@ _busy = False
 
 
 def _own(event: str) -> bool:
-    """Whether an import is at work, as modules that a first request needs are loaded then, or a traceback is shown."""
+    """Whether an import is at work, as modules that a first request needs are loaded then, or a
+    traceback is shown."""
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith("<frozen importlib") or (event == "compile" and file == traceback.__file__):
+        if file.startswith("<frozen importlib") or (
+            event == "compile" and file == traceback.__file__
+        ):
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
@@ -37,7 +41,9 @@ def _note(event: str, arguments: tuple) -> None:
         if event in _ALWAYS or (os.path.exists(os.path.join(_FOLDER, "armed")) and not _own(event)):
             frame = sys._getframe(1)
             where = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-            with open(os.path.join(_FOLDER, f"events-{os.getpid()}"), "a", encoding="utf-8") as file:
+            with open(
+                os.path.join(_FOLDER, f"events-{os.getpid()}"), "a", encoding="utf-8"
+            ) as file:
                 file.write(f"{event} {str(arguments)[:200]} at {where}\n")
     finally:
         _busy = False

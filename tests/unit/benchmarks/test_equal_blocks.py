@@ -1,4 +1,5 @@
-"""The worth of a block is the mean of what the rules themselves decide, and one pass gives the laws of many."""
+"""The worth of a block is the mean of what the rules themselves decide, and one pass gives the laws
+of many."""
 
 from __future__ import annotations
 
@@ -33,9 +34,9 @@ def test_the_worth_is_the_mean_over_the_coins(rule: Rule) -> None:
         q = block.q.arrays()
         kept = [judged(rule, probs, block.token_ids, q, coin, 0.5)[0] for coin in coins]
         error = np.std(kept) / len(kept) ** 0.5
-        assert committed(block, probs, SamplingParams(rule=rule), AT.anchor_position) == pytest.approx(
-            1 + np.mean(kept), abs=4.5 * error + 1e-9
-        )
+        assert committed(
+            block, probs, SamplingParams(rule=rule), AT.anchor_position
+        ) == pytest.approx(1 + np.mean(kept), abs=4.5 * error + 1e-9)
 
 
 def test_block_verification_is_never_worth_less_on_average() -> None:
@@ -60,9 +61,20 @@ def test_without_coins_the_leading_agreement_counts() -> None:
 
 def test_one_pass_over_many_blocks_says_what_a_pass_over_each_says() -> None:
     torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
-    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=50, num_hidden_layers=2, head_dim=16, **shape)).eval()
-    tokens, blocks, params = [3, 1, 4, 1, 5], [(9, 2, 6), (9, 2, 7), (8,)], SamplingParams(1.0, top_k=20)
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    model = Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=50, num_hidden_layers=2, head_dim=16, **shape)
+    ).eval()
+    tokens, blocks, params = (
+        [3, 1, 4, 1, 5],
+        [(9, 2, 6), (9, 2, 7), (8,)],
+        SamplingParams(1.0, top_k=20),
+    )
     together = probs_behind(model, tokens, blocks, params)
     for block, probs in zip(blocks, together, strict=True):
         (alone,) = probs_behind(model, [*tokens, *block], [()], params)

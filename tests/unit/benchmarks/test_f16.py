@@ -1,4 +1,5 @@
-"""The F16 file that llama.cpp is measured with holds the values and the metadata of the packed one."""
+"""The F16 file that llama.cpp is measured with holds the values and the metadata of the packed
+one."""
 
 from __future__ import annotations
 
@@ -26,4 +27,6 @@ def test_packed_tensors_become_f16_and_the_rest_stays(tmp_path: Path) -> None:
         assert np.array_equal(other.data, values if plain else values.astype(np.float16))
     changed = {"GGUF.tensor_count", "GGUF.kv_count", "general.file_type"}
     told = {name: field.contents() for name, field in before.fields.items() if name not in changed}
-    assert told == {name: field.contents() for name, field in after.fields.items() if name not in changed}
+    assert told == {
+        name: field.contents() for name, field in after.fields.items() if name not in changed
+    }

@@ -12,7 +12,13 @@ from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, SamplingParams
 
 def cases(count: int, slots: int = 7) -> list[PackedCase]:
     return [
-        PackedCase(Cursor(n % 64, 1, n, 100 + n), SamplingParams(seed=n), n * (slots + 1), tuple(range(slots)), NO_Q)
+        PackedCase(
+            Cursor(n % 64, 1, n, 100 + n),
+            SamplingParams(seed=n),
+            n * (slots + 1),
+            tuple(range(slots)),
+            NO_Q,
+        )
         for n in range(count)
     ]
 

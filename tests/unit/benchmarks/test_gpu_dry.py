@@ -1,4 +1,5 @@
-"""The GPU benchmark with a toy shape on a processor: every part that needs no other process runs and keeps its rows."""
+"""The GPU benchmark with a toy shape on a processor: every part that needs no other process runs
+and keeps its rows."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def test_a_part_runs_on_a_processor(part: str, tmp_path: Path) -> None:
         lines = row["value"]["lines"]
         assert {line["part"] for line in lines} == {"step", "draft", "rule"}
         steps = {(line["sequences"], line["tokens"]) for line in lines if line["part"] == "step"}
-        assert steps == {(count, count * each) for count in gpu_steps.TINY_SEQUENCES for each in gpu_steps.TOKENS}
+        assert steps == {
+            (count, count * each) for count in gpu_steps.TINY_SEQUENCES for each in gpu_steps.TOKENS
+        }
         assert all(line["ms"] > 0 for line in lines)
 
 
@@ -34,7 +37,9 @@ def test_a_part_ends_when_its_time_is_over(tmp_path: Path) -> None:
     assert json.loads(out.read_text())[0]["value"]["lines"] == []
 
 
-def test_engines_that_hold_themselves_are_gone_when_their_part_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_that_hold_themselves_are_gone_when_their_part_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made: list[weakref.ref[Any]] = []
     real = gpu._engines
 
@@ -68,6 +73,8 @@ def test_a_part_that_fails_loses_nothing_of_itself_and_of_others(
     assert [(row["row"], row["holds"]) for row in rows] == [
         ("B7 steps", False), ("B7 served", False), ("B7 engines", None),
     ]  # fmt: skip
-    assert [row["value"].get("error") for row in rows] == ["RuntimeError: no room on this card"] * 2 + [None]
+    assert [row["value"].get("error") for row in rows] == [
+        "RuntimeError: no room on this card"
+    ] * 2 + [None]
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert len(rows[0]["value"]["lines"]) == len(gpu_steps.TINY_SEQUENCES) * len(gpu_steps.TOKENS)

@@ -14,10 +14,9 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 # A benchmark with one foreign server, which starts a process of its own: both write down their ids.
-FOREIGN = (
-    "import os, subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(os.getpid(), p.pid, flush=True); p.wait()"
-)
-# Whoever runs the tests may ignore SIGINT, as shells do for what they start in the background; a user does not.
+FOREIGN = "import os, subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(os.getpid(), p.pid, flush=True); p.wait()"
+# Whoever runs the tests may ignore SIGINT, as shells do for what they start in the background; a
+# user does not.
 BENCHMARK = f"""
 import os, signal, subprocess, sys
 from benchmarks.pair import leave_in_order
@@ -48,6 +47,9 @@ def test_a_foreign_server_and_its_children_end_with_the_benchmark(number: signal
 def _runs(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            != "Z"
+        )
     except (ProcessLookupError, FileNotFoundError):
         return False

@@ -28,7 +28,9 @@ class Server:
 
     name = "arithmetic"
 
-    def __init__(self, messages: list[StreamPiece], *, pause_s: float = 0.0, serial: bool = False) -> None:
+    def __init__(
+        self, messages: list[StreamPiece], *, pause_s: float = 0.0, serial: bool = False
+    ) -> None:
         self._messages = messages
         self._pause_s = pause_s
         self._gate = asyncio.Semaphore(1 if serial else 1_000_000)
@@ -56,7 +58,9 @@ class Server:
 def measure(server: Server, plan: LoadPlan) -> Outcome:
     """In simulated time."""
     with Simulation() as simulation:
-        return simulation.run(run(server, itertools.repeat(QUESTION), plan, lambda answers, tokens: None))
+        return simulation.run(
+            run(server, itertools.repeat(QUESTION), plan, lambda answers, tokens: None)
+        )
 
 
 def test_gaps_are_per_token_and_not_per_message() -> None:
@@ -94,7 +98,8 @@ def test_an_open_loop_charges_waiting_to_the_server_it_waits_for() -> None:
     server = Server([StreamPiece(1, 8)], pause_s=0.02, serial=True)
     outcome = measure(server, LoadPlan(rate=2000.0, requests=12, outstanding=1))
     waits = [answer.latency_s for answer in outcome.measured]
-    # All were meant to start within milliseconds; the n-th was served after n others, and its latency says so.
+    # All were meant to start within milliseconds; the n-th was served after n others, and its
+    # latency says so.
     assert waits == sorted(waits)
     assert waits[-1] >= 12 * 0.02 - 0.02
     assert outcome.measured[-1].sent - outcome.measured[-1].intended >= 10 * 0.02
@@ -119,14 +124,19 @@ def test_refusals_are_counted_by_kind_and_a_wrong_request_ends_the_run() -> None
                 raise Overloaded("full", 1.0)
             yield StreamPiece(1, 8)
 
-    assert summarise(measure(Full([]), LoadPlan(concurrency=1, requests=6)), series="x")["errors"] == {"Overloaded": 3}
+    assert summarise(measure(Full([]), LoadPlan(concurrency=1, requests=6)), series="x")[
+        "errors"
+    ] == {"Overloaded": 3}
 
     class Picky(Server):
         async def stream(self, question: Question, number: int) -> AsyncIterator[StreamPiece]:
             raise InvalidRequest("max_tokens", "too many")
             yield StreamPiece(1, 8)
 
-    for plan in (LoadPlan(concurrency=2, requests=6, warmup=2), LoadPlan(rate=500.0, duration_s=0.1)):
+    for plan in (
+        LoadPlan(concurrency=2, requests=6, warmup=2),
+        LoadPlan(rate=500.0, duration_s=0.1),
+    ):
         with pytest.raises(InvalidRequest, match="too many"):
             measure(Picky([]), plan)
 
@@ -143,7 +153,12 @@ def test_speculation_is_averaged_over_rounds_or_read_off_the_counters() -> None:
     assert (point["tok_s"], point["tau_over"]) == (8.0, "all rounds")
     for answer in outcome.answers:
         answer.speculation = None
-    outcome.counters = {"drafts": 10.0, "draft_tokens": 40.0, "accepted_tokens": 5.0, "generation_tokens": 16.0}
+    outcome.counters = {
+        "drafts": 10.0,
+        "draft_tokens": 40.0,
+        "accepted_tokens": 5.0,
+        "generation_tokens": 16.0,
+    }
     point = summarise(outcome, series="x")
     assert (point["tau"], point["budget"], point["tau_over"]) == (1.5, 4.0, "rounds with a draft")
 
@@ -165,9 +180,17 @@ def test_a_plan_that_says_too_little_or_too_much_is_refused(wrong: dict[str, flo
 
 def test_prompts_come_from_files_by_name_of_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
-    path.write_text('{"prompt": "a"}\n\n{"prompt_token_ids": [1, 2], "max_tokens": 3, "domain": "d"}\n')
+    path.write_text(
+        '{"prompt": "a"}\n\n{"prompt_token_ids": [1, 2], "max_tokens": 3, "domain": "d"}\n'
+    )
     assert prompts.from_file(path) == [Question("a"), Question((1, 2), "d", 3)]
-    for line in ("[]", "{", '{"prompt": 1}', '{"prompt_token_ids": [-1]}', '{"prompt": "a", "max_tokens": 0}'):
+    for line in (
+        "[]",
+        "{",
+        '{"prompt": 1}',
+        '{"prompt_token_ids": [-1]}',
+        '{"prompt": "a", "max_tokens": 0}',
+    ):
         path.write_text(line)
         with pytest.raises(InvalidRequest, match=r"prompts: .*:1"):
             prompts.from_file(path)
@@ -175,7 +198,12 @@ def test_prompts_come_from_files_by_name_of_what_is_wrong(tmp_path: Path) -> Non
 
 def test_built_in_prompts_take_domains_in_turns_and_orders_repeat_by_seed() -> None:
     questions = prompts.built_in()
-    assert [question.domain for question in questions[:4]] == ["chat", "code", "reasoning", "writing"]
+    assert [question.domain for question in questions[:4]] == [
+        "chat",
+        "code",
+        "reasoning",
+        "writing",
+    ]
     one, two, other = (prompts.cycle(questions, seed) for seed in (1, 1, 2))
     drawn = [next(one) for _ in range(300)]
     assert drawn == [next(two) for _ in range(300)]
@@ -184,31 +212,45 @@ def test_built_in_prompts_take_domains_in_turns_and_orders_repeat_by_seed() -> N
 
 
 def test_metrics_pages_are_summed_by_name_and_label() -> None:
-    samples = read('# HELP x\nx_total{kind="a",d="s"} 2\nx_total{kind="b",d="s"} 3.5\nx 7\nbroken\n')
+    samples = read(
+        '# HELP x\nx_total{kind="a",d="s"} 2\nx_total{kind="b",d="s"} 3.5\nx 7\nbroken\n'
+    )
     assert total(samples, "x_total") == 5.5
     assert total(samples, "x_total", 'kind="a"') == 2.0
 
 
 def test_quantiles_lie_between_neighbours() -> None:
-    assert spread([0.004, 0.001, 0.003, 0.002]) == {"mean": 2.5, "p50": 2.5, "p90": 3.7, "p99": 3.97}
+    assert spread([0.004, 0.001, 0.003, 0.002]) == {
+        "mean": 2.5,
+        "p50": 2.5,
+        "p90": 3.7,
+        "p99": 3.97,
+    }
     assert spread([0.007]) == {"mean": 7.0, "p50": 7.0, "p90": 7.0, "p99": 7.0}
     assert spread([]) is None
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_plots_and_saved_runs_go_together(tmp_path: Path, kind: str) -> None:
-    server = Server([StreamPiece(1, 8), StreamPiece(2, 8, (), SpeculationFigures(1, 2.0, 3))], pause_s=0.001)
-    points = [summarise(measure(server, LoadPlan(concurrency=n, requests=4)), series="x") for n in (1, 2)]
+    server = Server(
+        [StreamPiece(1, 8), StreamPiece(2, 8, (), SpeculationFigures(1, 2.0, 3))], pause_s=0.001
+    )
+    points = [
+        summarise(measure(server, LoadPlan(concurrency=n, requests=4)), series="x") for n in (1, 2)
+    ]
     saved = tmp_path / "saved.json"
     saved.write_text(json.dumps({"points": points}))
     assert report.load(saved) == points
     report.draw(points, tmp_path / f"p.{kind}")
     assert (tmp_path / f"p.{kind}").stat().st_size > 1000
     simulated = [
-        point | {"series": "y", "verifiers": n, "drafters": 1, "verify_busy": 0.5, "draft_busy": 0.1}
+        point
+        | {"series": "y", "verifiers": n, "drafters": 1, "verify_busy": 0.5, "draft_busy": 0.1}
         for n, point in enumerate(points, 1)
     ]
-    report.draw([*simulated, *points], tmp_path / f"both.{kind}")  # a simulated run may stand beside a measured one
+    report.draw(
+        [*simulated, *points], tmp_path / f"both.{kind}"
+    )  # a simulated run may stand beside a measured one
     assert (tmp_path / f"both.{kind}").stat().st_size > 1000
     shown = report.table(points)
     assert "2 users" in shown

@@ -1,4 +1,5 @@
-"""The OpenAI-style client against a real HTTP server on loopback, in the dialects such servers speak."""
+"""The OpenAI-style client against a real HTTP server on loopback, in the dialects such servers
+speak."""
 
 from __future__ import annotations
 
@@ -26,14 +27,22 @@ def ask(reply: Reply) -> tuple[MeasuredAnswer, OpenAiEndpoint, dict[str, Any]]:
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            length = int(next(line.split(":")[1] for line in head.splitlines() if line.startswith("Content-Length")))
+            length = int(
+                next(
+                    line.split(":")[1]
+                    for line in head.splitlines()
+                    if line.startswith("Content-Length")
+                )
+            )
             seen.update(json.loads(await reader.readexactly(length)), head=head)
             writer.write(reply(seen))
             writer.close()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        endpoint = OpenAiEndpoint(OpenAiOptions(f"http://127.0.0.1:{port}/v1", "m", max_tokens=9, api_key="k"))
+        endpoint = OpenAiEndpoint(
+            OpenAiOptions(f"http://127.0.0.1:{port}/v1", "m", max_tokens=9, api_key="k")
+        )
         answer = MeasuredAnswer(QUESTION, intended=0.0)
         async with server:
             async for piece in endpoint.stream(QUESTION, 0):
@@ -44,7 +53,9 @@ def ask(reply: Reply) -> tuple[MeasuredAnswer, OpenAiEndpoint, dict[str, Any]]:
 
 
 def events(*messages: dict[str, Any] | str, chunked: bool = True) -> bytes:
-    body = b"".join(b"data: %s\n\n" % (m if isinstance(m, str) else json.dumps(m)).encode() for m in messages)
+    body = b"".join(
+        b"data: %s\n\n" % (m if isinstance(m, str) else json.dumps(m)).encode() for m in messages
+    )
     if not chunked:
         return b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + body
     # Pieces that end in the middle of lines, as on a real network.
@@ -73,7 +84,11 @@ def test_running_usage_is_next_best() -> None:
 
 
 def test_a_server_that_only_gives_a_total_has_it_spread_over_its_messages() -> None:
-    messages = (choice(), choice(finish_reason="stop"), {"choices": [], "usage": {"completion_tokens": 6}})
+    messages = (
+        choice(),
+        choice(finish_reason="stop"),
+        {"choices": [], "usage": {"completion_tokens": 6}},
+    )
     answer, endpoint, _ = ask(lambda seen: events(*messages, "[DONE]"))
     assert (answer.counts, endpoint.counted_by) == ([3, 3], "total")
 

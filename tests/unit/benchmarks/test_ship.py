@@ -1,4 +1,5 @@
-"""The shipped drafter's folder is made of a training run by one command, whether the run has ended or not."""
+"""The shipped drafter's folder is made of a training run by one command, whether the run has ended
+or not."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def test_a_run_becomes_the_folder_that_ships(
 ) -> None:
     generator = torch.Generator().manual_seed(1)
     made = [torch.randint(2, 128, (40,), generator=generator) for _ in range(10)]
-    write_samples(tmp_path / "samples", [Sample(ids, torch.ones(40, dtype=torch.bool)) for ids in made])
+    write_samples(
+        tmp_path / "samples", [Sample(ids, torch.ones(40, dtype=torch.bool)) for ids in made]
+    )
     kept = tmp_path / "kept.json"
     kept.write_text(json.dumps(list(range(2, 100))))
     settings = Settings(
@@ -36,7 +39,14 @@ def test_a_run_becomes_the_folder_that_ships(
     rows = [{"turns": [[3 + n, 7, 9 + n, 11]], "domain": "made up"} for n in range(4)]
     asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = [str(tmp_path / "run"), "--target", str(golden_target), "--tokens", "10", "--rows", "0"]
-    words += ["--prompts", str(asked), "--datasets", str(asked), "--keep", str(tmp_path / "answers")]
+    words += [
+        "--prompts",
+        str(asked),
+        "--datasets",
+        str(asked),
+        "--keep",
+        str(tmp_path / "answers"),
+    ]
     out = tmp_path / "models" / "shipped"
     out.mkdir(parents=True)
     (out / "of-another-version").touch()
@@ -48,7 +58,9 @@ def test_a_run_becomes_the_folder_that_ships(
         "training.png", "acceptance.png", "reliability-greedy.png", "reliability-token-sampled.png",
         "reliability-block-sampled.png", "reliability-coupled-sampled.png",
     }  # fmt: skip
-    assert not {"embed_tokens.weight", "lm_head.weight"} & load_file(out / "model.safetensors").keys()
+    assert (
+        not {"embed_tokens.weight", "lm_head.weight"} & load_file(out / "model.safetensors").keys()
+    )
     assert load_file(out / "model.safetensors")["fc.weight"].dtype is torch.bfloat16
     assert load_drafter(out, target=golden_target).config.head_size == 98
     assert set(load_calibration(out, block_size=3).rules) == {"token", "block", "coupled"}
@@ -70,7 +82,13 @@ def test_a_folder_that_is_no_run_is_refused_and_what_ships_stays(
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "weights").touch()
-    words = [str(tmp_path / "nothing"), "--target", str(golden_target), "--out", str(tmp_path / "out")]
+    words = [
+        str(tmp_path / "nothing"),
+        "--target",
+        str(golden_target),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert ship.main(words) == 1
     assert "nothing: no state.safetensors" in capsys.readouterr().err
     assert (tmp_path / "out" / "weights").exists()

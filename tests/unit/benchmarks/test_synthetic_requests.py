@@ -1,4 +1,5 @@
-"""The load generator sends to real services what the simulator asks of its own, and devices slow down evenly."""
+"""The load generator sends to real services what the simulator asks of its own, and devices slow
+down evenly."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ from tests.simulator_fidelity import slower
 
 def test_requests_are_the_same_number_for_number() -> None:
     scenario = Scenario(
-        load_spec(FILES / "paper.yaml"), concurrency=1, prompt_tokens=(4, 9), answer_tokens=(5, 50), seed=3
+        load_spec(FILES / "paper.yaml"),
+        concurrency=1,
+        prompt_tokens=(4, 9),
+        answer_tokens=(5, 50),
+        seed=3,
     )
     sent = list(itertools.islice(questions(scenario), 40))
     simulated = [shape(scenario, n) for n in range(40)]

@@ -64,7 +64,9 @@ def test_doctor_looks_at_what_it_can_and_names_the_extras_that_are_missing() -> 
         assert findings[f"extra {extra}"]["level"] == "warn"
         assert f"'.[{extra}]'" in findings[f"extra {extra}"]["mend"]
     assert findings["pair"]["level"] == "ok", "files of settings need nothing"
-    assert not [finding for finding in findings.values() if "could not be checked" in finding["said"]]
+    assert not [
+        finding for finding in findings.values() if "could not be checked" in finding["said"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,9 @@ def test_waiting_has_an_end(words: list[str], capsys: pytest.CaptureFixture[str]
     assert f"dspark: not serving within 0.3 s: {endpoint}: " in capsys.readouterr().err
 
 
-def test_waiting_without_an_endpoint_waits_for_the_cell_of_the_state_folder(capsys: pytest.CaptureFixture[str]) -> None:
+def test_waiting_without_an_endpoint_waits_for_the_cell_of_the_state_folder(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["health", "--wait", "0.2"]) == 1
     assert "no cluster is running here" in capsys.readouterr().err
 

@@ -21,7 +21,16 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def _begin(prompts: Path, target: Path, *words: str) -> _Chain:
-    told = ["all", "--prompts", str(prompts), "--target", str(target), "--out", str(prompts.parent / "chain"), *words]
+    told = [
+        "all",
+        "--prompts",
+        str(prompts),
+        "--target",
+        str(target),
+        "--out",
+        str(prompts.parent / "chain"),
+        *words,
+    ]
     args: argparse.Namespace = build_parser().parse_args(told)
     settings = _settings(args, Path(args.out))
     chain = _Chain(Path(args.out), _identity(args, settings, _asking(args)))
@@ -41,7 +50,9 @@ def _begin(prompts: Path, target: Path, *words: str) -> _Chain:
         ("--cache", "cache: .* begun with False, not True"),
     ],
 )
-def test_the_setting_that_differs_is_named(words: str, said: str, prompts: Path, golden_target: Path) -> None:
+def test_the_setting_that_differs_is_named(
+    words: str, said: str, prompts: Path, golden_target: Path
+) -> None:
     _begin(prompts, golden_target)
     with pytest.raises(ConfigError, match=re.compile(f"^{said}")):
         _begin(prompts, golden_target, *words.split())

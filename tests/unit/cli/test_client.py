@@ -34,7 +34,8 @@ from tests.waiting import until, wait_until
 
 
 class Counter(generate_pb2_grpc.GenerationServicer):
-    """Answers prompt [p, ...] with p, p+1, ...; fails as the request id says; remembers what became of each call."""
+    """Answers prompt [p, ...] with p, p+1, ...; fails as the request id says; remembers what became
+    of each call."""
 
     def __init__(self) -> None:
         self.ended: dict[str, bool] = {}
@@ -50,7 +51,9 @@ class Counter(generate_pb2_grpc.GenerationServicer):
         match request.request_id:
             case "bad":
                 context.set_trailing_metadata((("bad-field", "sampling_params.top_p"),))
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.top_p: must be in (0, 1]")
+                context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.top_p: must be in (0, 1]"
+                )
             case "unbuilt":
                 context.set_trailing_metadata((("bad-field", "sampling_params.min_p"),))
                 context.abort(grpc.StatusCode.UNIMPLEMENTED, "sampling_params.min_p: not supported")
@@ -81,9 +84,15 @@ class Counter(generate_pb2_grpc.GenerationServicer):
             request_id=request.request_id,
             complete=generate_pb2.GenerateComplete(
                 finish_reason=generate_pb2.FINISH_REASON_LENGTH,
-                usage=generate_pb2.Usage(prompt_tokens=1, completion_tokens=request.sampling_params.max_tokens),
+                usage=generate_pb2.Usage(
+                    prompt_tokens=1, completion_tokens=request.sampling_params.max_tokens
+                ),
                 speculation=generate_pb2.SpeculationStats(
-                    rounds=2, mean_acceptance_length=1.5, acceptance_histogram=[1, 1], policy="adaptive", rule=1
+                    rounds=2,
+                    mean_acceptance_length=1.5,
+                    acceptance_histogram=[1, 1],
+                    policy="adaptive",
+                    rule=1,
                 ),
             ),
         )
@@ -100,13 +109,19 @@ def service() -> Iterator[tuple[Counter, str]]:
     server.stop(0).wait(5)
 
 
-def test_a_stream_gives_every_token_once_and_then_says_why_it_ended(service: tuple[Counter, str]) -> None:
+def test_a_stream_gives_every_token_once_and_then_says_why_it_ended(
+    service: tuple[Counter, str],
+) -> None:
     with Client(service[1]) as client:
         events = list(client.generate([5], max_tokens=3))
     assert events[:-1] == [Chunk(" 5", (5,), 0), Chunk(" 6", (6,), 1), Chunk(" 7", (7,), 2)]
     end = events[-1]
     assert isinstance(end, Finished)
-    assert (end.finish_reason, end.usage.completion_tokens, end.speculation.rule) == ("length", 3, "token")
+    assert (end.finish_reason, end.usage.completion_tokens, end.speculation.rule) == (
+        "length",
+        3,
+        "token",
+    )
 
 
 def test_a_completion_prints_exactly_the_promised_keys(service: tuple[Counter, str]) -> None:
@@ -129,7 +144,9 @@ def test_a_completion_prints_exactly_the_promised_keys(service: tuple[Counter, s
 
 def test_options_travel_and_absent_ones_stay_absent(service: tuple[Counter, str]) -> None:
     with Client(service[1]) as client:
-        client.complete([9], max_tokens=1, temperature=0.0, seed=7, stop="x", policy="fixed:3", rule="token")
+        client.complete(
+            [9], max_tokens=1, temperature=0.0, seed=7, stop="x", policy="fixed:3", rule="token"
+        )
     seen = service[0].seen
     assert seen is not None
     params = seen.sampling_params
@@ -216,7 +233,9 @@ async def test_what_would_become_another_value_on_the_wire_is_refused_by_name(
             other.generate([9], **options)
 
 
-@pytest.mark.parametrize("prompt", [[1.7, 2.2], [True], ["1"], [-1], [2**32], 7, b"abc", np.array([1.0])])
+@pytest.mark.parametrize(
+    "prompt", [[1.7, 2.2], [True], ["1"], [-1], [2**32], 7, b"abc", np.array([1.0])]
+)
 def test_a_prompt_is_taken_as_it_is_or_not_at_all(prompt: Any) -> None:
     with Client("127.0.0.1:9") as client, pytest.raises(InvalidRequest) as refused:
         client.generate(prompt)
@@ -226,12 +245,21 @@ def test_a_prompt_is_taken_as_it_is_or_not_at_all(prompt: Any) -> None:
 def test_numbers_of_other_libraries_are_numbers(service: tuple[Counter, str]) -> None:
     with Client(service[1]) as client:
         client.complete(
-            np.array([9, 10]), max_tokens=np.int64(1), temperature=np.float32(0.5), top_k=-1, seed=np.uint64(2**64 - 1)
+            np.array([9, 10]),
+            max_tokens=np.int64(1),
+            temperature=np.float32(0.5),
+            top_k=-1,
+            seed=np.uint64(2**64 - 1),
         )
     assert service[0].seen is not None
     params = service[0].seen.sampling_params
     assert list(service[0].seen.tokenized.input_ids) == [9, 10]
-    assert (params.max_tokens, params.temperature, params.top_k, params.seed) == (1, 0.5, 0, 2**64 - 1)
+    assert (params.max_tokens, params.temperature, params.top_k, params.seed) == (
+        1,
+        0.5,
+        0,
+        2**64 - 1,
+    )
 
 
 def test_both_clients_spell_out_the_same_options() -> None:
@@ -256,7 +284,9 @@ def _awaited(annotation: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["break", "close", "client"])
-def test_leaving_early_ends_the_request_on_the_server(service: tuple[Counter, str], how: str) -> None:
+def test_leaving_early_ends_the_request_on_the_server(
+    service: tuple[Counter, str], how: str
+) -> None:
     client = Client(service[1])
     if how == "break":
         for _ in client.generate([1], max_tokens=10_000, request_id="slow-break"):
@@ -328,7 +358,10 @@ def test_nobody_listening_is_unavailable() -> None:
 
 
 def test_what_is_larger_than_any_message_is_no_overload(service: tuple[Counter, str]) -> None:
-    with Client(service[1]) as client, pytest.raises(InvalidRequest, match=r"request: .*larger than max \([0-9]+ vs"):
+    with (
+        Client(service[1]) as client,
+        pytest.raises(InvalidRequest, match=r"request: .*larger than max \([0-9]+ vs"),
+    ):
         client.complete("x" * (5 << 20))
 
 

@@ -64,21 +64,27 @@ def _ended_pid() -> int:
         ["train", "drafter", "s", "--workers", "0"],
     ],
 )
-def test_a_wrong_command_line_is_exit_code_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_is_exit_code_2(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == 2
     assert "usage: dspark" in capsys.readouterr().err
 
 
 def test_help_is_exit_code_0_and_quick() -> None:
     began = time.monotonic()
-    result = subprocess.run([sys.executable, "-m", "dspark.cli.main", "--help"], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-m", "dspark.cli.main", "--help"], capture_output=True, text=True
+    )
     assert result.returncode == 0
     assert "exit codes: 0 done, 1 failed, 2 wrong command line" in result.stdout
     assert time.monotonic() - began < 5, "half a second where nothing else runs"
 
 
 @pytest.mark.parametrize("words", [["status"], ["generate", "hi"], ["status", "--json"]])
-def test_without_a_cluster_one_sentence_says_so(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_cluster_one_sentence_says_so(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == 1
     said = capsys.readouterr()
     assert said.out == ""
@@ -94,8 +100,12 @@ def test_scale_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "at least one verifier" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", ["status", "serve verify", "train split nowhere.jsonl --out o", "checkpoint check o"])
-def test_debug_shows_the_traceback(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "words", ["status", "serve verify", "train split nowhere.jsonl --out o", "checkpoint check o"]
+)
+def test_debug_shows_the_traceback(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(words.split()) == 1
     with pytest.raises(DsparkError):
@@ -104,10 +114,14 @@ def test_debug_shows_the_traceback(words: str, tmp_path: Path, monkeypatch: pyte
 
 def test_nobody_at_an_endpoint_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--endpoint", "127.0.0.1:9"]) == 1
-    assert capsys.readouterr().err.startswith("dspark: the coordinator at 127.0.0.1:9 is unreachable")
+    assert capsys.readouterr().err.startswith(
+        "dspark: the coordinator at 127.0.0.1:9 is unreachable"
+    )
 
 
-def test_status_explains_a_cluster_whose_processes_are_gone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_explains_a_cluster_whose_processes_are_gone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     pid = _ended_pid()
     write_cell(_cell(ray_pid=pid))
     assert main(["status"]) == 1
@@ -176,7 +190,9 @@ def test_up_names_the_paths_of_a_shipped_pair_that_is_not_there(
     assert "--target PATH_OR_ID --drafter PATH_OR_ID" in said
 
 
-def test_the_shipped_pair_is_the_default_when_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shipped_pair_is_the_default_when_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(shipped, "places", lambda: [tmp_path / "nothing", tmp_path])
     whole = {"target": "smollm2", "drafter": str(tmp_path)}
@@ -192,16 +208,24 @@ def test_the_drafter_is_found_in_a_checkout_and_beside_an_installation(
     assert checkout == Path(__file__).parents[3] / "models" / "smollm2-dspark"
     assert Path(sys.prefix) / "share" / "dspark" / "smollm2-dspark" in installed
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
-    assert project["tool"]["setuptools"]["data-files"] == {"share/dspark/smollm2-dspark": ["models/smollm2-dspark/*"]}
+    assert project["tool"]["setuptools"]["data-files"] == {
+        "share/dspark/smollm2-dspark": ["models/smollm2-dspark/*"]
+    }
     assert (shipped.drafter() / "config.json").is_file()
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--target", "/nowhere/at/all", "--drafter", "b"], "/nowhere/at/all is not a folder with a config.json"),
+        (
+            ["--target", "/nowhere/at/all", "--drafter", "b"],
+            "/nowhere/at/all is not a folder with a config.json",
+        ),
         (["--target", "org/model"], "cluster.drafter: required"),
-        (["--target", "org/a", "--drafter", "org/b", "--verifiers", "0"], "cluster.verifiers: 0 is not in 1..4096"),
+        (
+            ["--target", "org/a", "--drafter", "org/b", "--verifiers", "0"],
+            "cluster.verifiers: 0 is not in 1..4096",
+        ),
     ],
 )
 def test_up_refuses_a_senseless_request_before_anything_starts(
@@ -213,7 +237,9 @@ def test_up_refuses_a_senseless_request_before_anything_starts(
     assert "ray" not in said
 
 
-def test_up_refuses_an_unknown_key_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_up_refuses_an_unknown_key_in_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "cell.yaml"
     file.write_text("cluster:\n  verifierz: 2\n")
     assert main(["up", "--config", str(file), "--target", "org/a", "--drafter", "org/b"]) == 1
@@ -237,7 +263,9 @@ def test_the_status_shape_lists_every_process_and_the_curve_in_force() -> None:
     reply = CellStatus(
         version="1",
         queue_limit=8,
-        processes=(ProcessStatus(role="draft", name="draft/0", pid=5, incarnation=2**62, state="serving"),),
+        processes=(
+            ProcessStatus(role="draft", name="draft/0", pid=5, incarnation=2**62, state="serving"),
+        ),
         lanes=(
             LaneStatus(
                 verifier="verify/0",
@@ -250,14 +278,21 @@ def test_the_status_shape_lists_every_process_and_the_curve_in_force() -> None:
     )
     shape = json.loads(json.dumps(as_json("h:1", reply)))
     (process,), (found,) = shape["processes"], shape["lanes"]
-    assert (process["role"], process["name"], process["pid"], process["incarnation"]) == ("draft", "draft/0", 5, 2**62)
+    assert (process["role"], process["name"], process["pid"], process["incarnation"]) == (
+        "draft",
+        "draft/0",
+        5,
+        2**62,
+    )
     assert {"endpoint", "state", "sequences", "pages_held", "pages_total"} <= set(process)
     assert (found["policy"], found["tau"]) == ("adaptive", 2.5)
     assert found["verify_cost"]["seconds"] == [[0.1, 0.2], [0.3, 0.4]]
     assert found["draft_cost"] is None
 
 
-def test_serve_options_are_the_keys_of_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_options_are_the_keys_of_the_configuration(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["serve", "verify", "--help"]) == 0
     said = capsys.readouterr().out
     assert "--page-size" in said
@@ -270,8 +305,12 @@ def test_serve_without_its_model_is_one_sentence(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "dspark: verify.target: required and not given\n"
 
 
-def test_a_process_that_is_reaped_while_one_looks_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_reaped_while_one_looks_is_not_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    monkeypatch.setattr(os, "kill", lambda pid, number: None)  # as if it had still been there to be signalled
+    monkeypatch.setattr(
+        os, "kill", lambda pid, number: None
+    )  # as if it had still been there to be signalled
     assert not is_alive(process.pid)

@@ -34,7 +34,9 @@ def folder(tmp_path: Path) -> Path:
 def test_the_shipped_cases_pass(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dspark.training.lean_loss.SLICE_ROWS", 16)  # several slices, the last one short
+    monkeypatch.setattr(
+        "dspark.training.lean_loss.SLICE_ROWS", 16
+    )  # several slices, the last one short
     assert run(folder) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines[:-1]] == [
@@ -46,8 +48,11 @@ def test_the_shipped_cases_pass(
 
 
 @pytest.mark.parametrize(("name", "passed"), [(DRAFTER, 7), ("eagle3", 3)])
-def test_a_few_cases_pass(name: str, passed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Enough to notice every broken build of `tests/mutation/conformance.py`, in less time than all of them."""
+def test_a_few_cases_pass(
+    name: str, passed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Enough to notice every broken build of `tests/mutation/conformance.py`, in less time than all
+    of them."""
     _bring(name, tmp_path)
     path = tmp_path / name / "decode_cases.json"
     path.write_text(json.dumps(json.loads(path.read_text())[:3]))
@@ -64,7 +69,9 @@ def test_one_json_object(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert [file["passed"] for file in told["files"]] == [4, 1]
 
 
-def test_a_family_that_is_not_built_is_skipped_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_family_that_is_not_built_is_skipped_by_name(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = folder / DRAFTER / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dspark_block_size": 5}))
     assert run(folder) == 1  # nothing was shown to be right
@@ -84,7 +91,9 @@ def test_nothing_found_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixtur
 def _nudge(name: str) -> Callable[[Tensors], None]:
     def change(tensors: Tensors) -> None:
         tensor = tensors[name]
-        tensor.view(-1)[0] = ~tensor.view(-1)[0] if tensor.dtype == torch.bool else tensor.view(-1)[0] + 1
+        tensor.view(-1)[0] = (
+            ~tensor.view(-1)[0] if tensor.dtype == torch.bool else tensor.view(-1)[0] + 1
+        )
 
     return change
 
@@ -99,8 +108,15 @@ def _fields(file: str, prefix: str = "") -> list[str]:
 @pytest.mark.parametrize(
     ("file", "name"),
     [
-        *(("block_cases.safetensors", field) for field in _fields("block_cases.safetensors", "case2.")),
-        *(("loss_case.safetensors", field) for field in _fields("loss_case.safetensors") if field != "loss_mask"),
+        *(
+            ("block_cases.safetensors", field)
+            for field in _fields("block_cases.safetensors", "case2.")
+        ),
+        *(
+            ("loss_case.safetensors", field)
+            for field in _fields("loss_case.safetensors")
+            if field != "loss_mask"
+        ),
     ],
 )
 def test_one_altered_number_in_a_case_fails_it(
@@ -112,7 +128,9 @@ def test_one_altered_number_in_a_case_fails_it(
     assert "1 failed" in capsys.readouterr().out.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", ["fc.weight", "lm_head.weight", "embed_tokens.weight", "norm.weight"])
+@pytest.mark.parametrize(
+    "name", ["fc.weight", "lm_head.weight", "embed_tokens.weight", "norm.weight"]
+)
 @pytest.mark.parametrize("where", [DRAFTER, "target_qwen3"])
 def test_one_altered_weight_fails(folder: Path, name: str, where: str) -> None:
     _keep_only(folder, "block_cases.safetensors")
@@ -160,7 +178,9 @@ def test_thresholds_meet_raw_confidence_whatever_the_calibration(folder: Path) -
     assert run(folder) == 0
 
 
-@pytest.mark.parametrize("file", ["block_cases.safetensors", "loss_case.safetensors", "decode_cases.json"])
+@pytest.mark.parametrize(
+    "file", ["block_cases.safetensors", "loss_case.safetensors", "decode_cases.json"]
+)
 def test_a_broken_case_file_fails_and_the_others_still_count(
     folder: Path, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,17 +189,28 @@ def test_a_broken_case_file_fails_and_the_others_still_count(
     assert ", 1 failed" in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_runs_without_a_fitting_target_fail(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_without_a_fitting_target_fail(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.rmtree(folder / "target_qwen3")
     assert run(folder) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "5 passed, 8 failed, 0 skipped"
 
 
 OTHER_FAMILIES = ["eagle3", "dspark_gemma4"]  # that ship with the tests
-MORE = ["dspark_gated", "dspark_rnn", "dspark_confidence_without_markov", "dflash", "dflash_gemma4", "eagle3_gemma4"]
+MORE = [
+    "dspark_gated",
+    "dspark_rnn",
+    "dspark_confidence_without_markov",
+    "dflash",
+    "dflash_gemma4",
+    "eagle3_gemma4",
+]
 
 
-@pytest.mark.parametrize("name", [*OTHER_FAMILIES, *(name for name in MORE if (WHOLE / name).is_dir())])
+@pytest.mark.parametrize(
+    "name", [*OTHER_FAMILIES, *(name for name in MORE if (WHOLE / name).is_dir())]
+)
 def test_every_family_passes_and_notices_one_altered_id(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +235,9 @@ def test_every_family_notices_one_altered_weight(
     assert run(tmp_path) == 1
 
 
-def test_a_weight_that_moves_no_id_is_noticed_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_weight_that_moves_no_id_is_noticed_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _bring("eagle3", tmp_path)
     for where in ("eagle3", "target_qwen3"):
         before = (tmp_path / where / "model.safetensors").read_bytes()
@@ -214,7 +247,9 @@ def test_a_weight_that_moves_no_id_is_noticed_all_the_same(tmp_path: Path, capsy
             assert run(tmp_path) == 1
             assert "not" in capsys.readouterr().out
             (tmp_path / where / "model.safetensors").write_bytes(before)
-    _alter(tmp_path / "eagle3" / "model.safetensors", lambda tensors: None)  # the same tensors in another file
+    _alter(
+        tmp_path / "eagle3" / "model.safetensors", lambda tensors: None
+    )  # the same tensors in another file
     assert run(tmp_path) == 0
 
 
@@ -226,7 +261,8 @@ def _barely(name: str) -> Callable[[Tensors], None]:
 
 
 def _bring(name: str, folder: Path) -> None:
-    """A drafter and its target, from the few cases that ship with the tests or from all of them where present."""
+    """A drafter and its target, from the few cases that ship with the tests or from all of them
+    where present."""
     root = DATA if (DATA / name).is_dir() else WHOLE
     for each in (name, "target_gemma4" if "gemma4" in name else "target_qwen3"):
         shutil.copytree(root / each, folder / each, copy_function=shutil.copyfile)

@@ -29,7 +29,9 @@ def test_sizes_are_read_as_typed() -> None:
     assert read_sizes(["autoscale=off"]) == ({}, False)
 
 
-@pytest.mark.parametrize("word", ["verify", "verify=-1", "draft=two", "autoscale=maybe", "drafter=1"])
+@pytest.mark.parametrize(
+    "word", ["verify", "verify=-1", "draft=two", "autoscale=maybe", "drafter=1"]
+)
 def test_a_wrong_word_is_named(word: str) -> None:
     with pytest.raises(ConfigError, match=word.split()[0]):
         read_sizes([word])
@@ -50,7 +52,9 @@ def test_logs_of_a_request_are_its_own_and_its_sequences_in_every_process(tmp_pa
 
     def write(file: str, *records: tuple[int, dict[str, object]]) -> None:
         with (folder / file).open("a") as log:
-            log.writelines(json.dumps({"timestamp": f"{at:02d}", **record}) + "\n" for at, record in records)
+            log.writelines(
+                json.dumps({"timestamp": f"{at:02d}", **record}) + "\n" for at, record in records
+            )
 
     write(
         "worker-a.err",
@@ -60,9 +64,33 @@ def test_logs_of_a_request_are_its_own_and_its_sequences_in_every_process(tmp_pa
     )
     write(
         "worker-b.err",
-        (1, {"process": "coordinator/0", "event": "request.accepted", "request": "mine", "sequence": 7}),
-        (2, {"process": "coordinator/0", "event": "request.accepted", "request": "yours", "sequence": 8}),
-        (5, {"process": "coordinator/0", "event": "request.ended", "request": "mine", "sequence": 7}),
+        (
+            1,
+            {
+                "process": "coordinator/0",
+                "event": "request.accepted",
+                "request": "mine",
+                "sequence": 7,
+            },
+        ),
+        (
+            2,
+            {
+                "process": "coordinator/0",
+                "event": "request.accepted",
+                "request": "yours",
+                "sequence": 8,
+            },
+        ),
+        (
+            5,
+            {
+                "process": "coordinator/0",
+                "event": "request.ended",
+                "request": "mine",
+                "sequence": 7,
+            },
+        ),
     )
     events = [line["event"] for line in Tails(tmp_path, "", "mine").new()]
     assert events == ["request.accepted", "sequence.prefilled", "request.ended"]
@@ -71,14 +99,23 @@ def test_logs_of_a_request_are_its_own_and_its_sequences_in_every_process(tmp_pa
     tails = Tails(tmp_path, "", "mine")
     tails.new()
     write("worker-a.err", (10, {"process": "verify/0", "event": "sequence.resent", "sequence": 7}))
-    assert [line["event"] for line in tails.new()] == ["sequence.resent"], "its sequences are known from before"
+    assert [line["event"] for line in tails.new()] == ["sequence.resent"], (
+        "its sequences are known from before"
+    )
 
 
 def test_logs_are_those_of_the_replica_whichever_process_it_was(tmp_path: Path) -> None:
     logs = tmp_path / "session_latest" / "logs"
-    _write(logs / "worker-1-2-100.err", {"process": "draft/0", "event": "a", "timestamp": "1"}, "not json", "[1]")
+    _write(
+        logs / "worker-1-2-100.err",
+        {"process": "draft/0", "event": "a", "timestamp": "1"},
+        "not json",
+        "[1]",
+    )
     _write(logs / "worker-2-2-200.err", {"process": "draft/0", "event": "b", "timestamp": "2"})
-    _write(logs / "worker-3-2-300.err", {"process": "draft/10", "event": "c"}, {"event": "of nobody"})
+    _write(
+        logs / "worker-3-2-300.err", {"process": "draft/10", "event": "c"}, {"event": "of nobody"}
+    )
     assert sorted(line["event"] for line in Tails(tmp_path, "draft/0").new()) == ["a", "b"]
     assert sorted(line["event"] for line in Tails(tmp_path, "draft").new()) == ["a", "b", "c"]
     tails = Tails(tmp_path, "")
@@ -153,7 +190,9 @@ def test_targets_are_asked_for_anew_and_a_lost_coordinator_is_told() -> None:
         server.server_close()
 
 
-def test_an_address_to_serve_targets_at_is_refused_by_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_to_serve_targets_at_is_refused_by_its_option(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["sd", "--endpoint", "127.0.0.1:9", "--serve", "nowhere"]) == 1
     assert capsys.readouterr().err == "dspark: serve: 'nowhere' is not host:port\n"
 
@@ -180,7 +219,9 @@ def test_the_doctor_says_what_is_wrong_with_a_pair_and_how_to_mend_it(
 ) -> None:
     nothing = tmp_path / "nothing"
     nothing.mkdir()
-    assert main(["doctor", "--target", str(golden_target), "--drafter", str(nothing), "--json"]) == 1
+    assert (
+        main(["doctor", "--target", str(golden_target), "--drafter", str(nothing), "--json"]) == 1
+    )
     said = json.loads(capsys.readouterr().out)
     assert not said["ok"]
     wrong = [each for each in said["findings"] if each["level"] == "fail"]
@@ -188,17 +229,25 @@ def test_the_doctor_says_what_is_wrong_with_a_pair_and_how_to_mend_it(
     assert all(each["mend"] for each in said["findings"] if each["level"] != "ok")
 
 
-def test_the_doctor_finds_a_pair_that_fits_and_one_that_does_not(golden_target: Path, golden_drafter: Path) -> None:
-    fits = {each.what: each for each in doctor.models(str(golden_target), str(golden_drafter), None)}
+def test_the_doctor_finds_a_pair_that_fits_and_one_that_does_not(
+    golden_target: Path, golden_drafter: Path
+) -> None:
+    fits = {
+        each.what: each for each in doctor.models(str(golden_target), str(golden_drafter), None)
+    }
     assert fits["pair"].level is Level.OK
     raw = json.loads((golden_drafter / "config.json").read_text())
     other = Path(__file__).parents[2] / "data" / "pair" / "target"
-    (pair,) = [each for each in doctor.models(str(other), str(golden_drafter), None) if each.what == "pair"]
+    (pair,) = [
+        each for each in doctor.models(str(other), str(golden_drafter), None) if each.what == "pair"
+    ]
     assert pair.level is Level.FAIL
     assert str(raw["vocab_size"]) in pair.said
 
 
-def test_the_doctor_fetches_and_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_fetches_and_imports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (found,) = doctor.models("smollm2", "none", None)
     assert (found.level, "on first use" in found.said) == (Level.OK, True)
@@ -214,7 +263,16 @@ def test_a_check_of_the_doctor_that_breaks_is_a_finding_and_a_traceback_for_who_
         raise ZeroDivisionError("in the check")
 
     monkeypatch.setattr(doctor, "versions", breaks)
-    words = ["doctor", "--json", "--target", "nowhere", "--drafter", "none", "--http", "127.0.0.1:0"]
+    words = [
+        "doctor",
+        "--json",
+        "--target",
+        "nowhere",
+        "--drafter",
+        "none",
+        "--http",
+        "127.0.0.1:0",
+    ]
     main(words)
     found = json.loads(capsys.readouterr().out)["findings"]
     (broken,) = [each for each in found if "in the check" in each["said"]]
@@ -233,7 +291,9 @@ def test_a_port_that_is_taken_is_told() -> None:
     assert "sport" in found.said
 
 
-def test_a_state_file_of_a_dead_cluster_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_file_of_a_dead_cluster_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dspark.client.cell import Cell, write_cell
 
     monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "home"))
@@ -248,6 +308,8 @@ def test_a_ray_that_is_not_there_is_told() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # held, so that nobody else listens there
         port = held.getsockname()[1]
-        (found,) = [each for each in doctor.ray_access(f"127.0.0.1:{port}", {}) if each.what == "ray"]
+        (found,) = [
+            each for each in doctor.ray_access(f"127.0.0.1:{port}", {}) if each.what == "ray"
+        ]
     assert found.level is Level.FAIL
     assert "GCS" in found.mend

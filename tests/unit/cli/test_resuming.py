@@ -16,9 +16,13 @@ class Clock:
         return self.now
 
 
-def resuming(*, resume_s: float = 10.0, timeout: float | None = None, n: int = 1) -> tuple[Resuming, Clock]:
+def resuming(
+    *, resume_s: float = 10.0, timeout: float | None = None, n: int = 1
+) -> tuple[Resuming, Clock]:
     clock = Clock()
-    request = generate_pb2.GenerateRequest(request_id="r", sampling_params=generate_pb2.SamplingParams(n=n))
+    request = generate_pb2.GenerateRequest(
+        request_id="r", sampling_params=generate_pb2.SamplingParams(n=n)
+    )
     return Resuming(request, resume_s=resume_s, timeout=timeout, clock=clock), clock
 
 
@@ -54,7 +58,9 @@ def test_the_deadline_of_the_request_comes_first() -> None:
     assert stream.pause(Unavailable("gone")) is None
 
 
-@pytest.mark.parametrize("error", [InvalidRequest("resume", "no"), Expired("late"), DsparkError("bug")])
+@pytest.mark.parametrize(
+    "error", [InvalidRequest("resume", "no"), Expired("late"), DsparkError("bug")]
+)
 def test_what_trying_again_cannot_help_is_the_client_s_to_see(error: DsparkError) -> None:
     stream, _ = resuming()
     assert stream.pause(error) is None

@@ -22,11 +22,20 @@ def test_without_flags_a_run_has_the_published_settings() -> None:
     wanted = Settings(target="t", samples="s.safetensors", out="o")
     assert read_keys(build_parser().parse_args(REQUIRED), Settings, "train") == wanted
     words = ["regenerate", "p.jsonl", "--target", "t", "--out", "o"]
-    assert read_keys(build_parser().parse_args(words), RegenerationSettings, "ask") == RegenerationSettings()
+    assert (
+        read_keys(build_parser().parse_args(words), RegenerationSettings, "ask")
+        == RegenerationSettings()
+    )
 
 
 def test_every_setting_is_a_flag() -> None:
-    changed = {"family": "mtp", "head": "rnn", "optimizer": "muon", "schedule": "linear", "precision": "bf16"}
+    changed = {
+        "family": "mtp",
+        "head": "rnn",
+        "optimizer": "muon",
+        "schedule": "linear",
+        "precision": "bf16",
+    }
     words, wanted = list(REQUIRED), {}
     for field in dataclasses.fields(Settings):
         if field.name in ("target", "samples", "out"):
@@ -35,7 +44,9 @@ def test_every_setting_is_a_flag() -> None:
         if field.name == "taps":
             value, text = (1, 3), "1,3"  # type: ignore[assignment]
         else:
-            value = value or (field.default + 1 if isinstance(field.default, int) else field.default)
+            value = value or (
+                field.default + 1 if isinstance(field.default, int) else field.default
+            )
             if isinstance(value, float):
                 value = value / 2 + 0.01  # type: ignore[assignment]
             text = str(value)
@@ -56,7 +67,11 @@ def test_every_setting_is_a_flag() -> None:
     ],
 )
 def test_what_is_wrong_is_named(
-    words: list[str], field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    field: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["train", *words]) == 1
@@ -73,13 +88,31 @@ def test_a_wrong_command_line_ends_with_2() -> None:
 
 def test_split_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"text {n}"}) + "\n" for n in range(10)), encoding="utf-8")
-    assert main(["train", "split", str(path), "--out", str(tmp_path / "o"), "--held-out", "0.3", "--json"]) == 0
+    path.write_text(
+        "".join(json.dumps({"prompt": f"text {n}"}) + "\n" for n in range(10)), encoding="utf-8"
+    )
+    assert (
+        main(
+            [
+                "train",
+                "split",
+                str(path),
+                "--out",
+                str(tmp_path / "o"),
+                "--held-out",
+                "0.3",
+                "--json",
+            ]
+        )
+        == 0
+    )
     counts = json.loads(capsys.readouterr().out)
     assert (counts["train"], counts["test"]) == (7, 3)
 
 
 def test_reading_the_command_line_loads_no_torch() -> None:
     code = "import sys; from dspark.cli.train import build_parser; build_parser(); print('torch' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "False"

@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[3]
 def test_a_word_in_latin_1_is_a_sentence(words: list[bytes]) -> None:
     command = [sys.executable, "-m", "dspark.cli.main", "generate", "--endpoint", "127.0.0.1:1"]
     done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, timeout=100)
-    name = {b"--stop": "stop", b"--label": "label"}.get(words[-2] if len(words) > 1 else b"", "prompt")
+    name = {b"--stop": "stop", b"--label": "label"}.get(
+        words[-2] if len(words) > 1 else b"", "prompt"
+    )
     said = f"dspark: {name}: is not UTF-8: byte 0xE9 behind 3 characters; is it Latin-1?\n"
     assert (done.returncode, done.stderr.decode()) == (1, said)
 
@@ -27,7 +29,9 @@ def test_a_word_in_latin_1_is_a_sentence(words: list[bytes]) -> None:
 @pytest.mark.parametrize("stdout", ["/dev/full", "gone"])
 def test_a_process_that_cannot_say_where_it_serves_serves(stdout: str, tmp_path: Path) -> None:
     """The program says its line, goes on, and ends in order."""
-    program = "from dspark.cli.options import tell; tell('here'); open('after', 'w').write('served')"
+    program = (
+        "from dspark.cli.options import tell; tell('here'); open('after', 'w').write('served')"
+    )
     reader = None
     if stdout == "gone":
         reader = subprocess.Popen(["true"], stdin=subprocess.PIPE)

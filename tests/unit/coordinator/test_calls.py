@@ -1,4 +1,5 @@
-"""Calls in an answer are told whole, however its text is cut; what is no call is text, as it was written."""
+"""Calls in an answer are told whole, however its text is cut; what is no call is text, as it was
+written."""
 
 from __future__ import annotations
 
@@ -68,12 +69,22 @@ def around(*calls: str) -> str:
         (MISTRAL, LISTED, "", [("f", '{"a": 1}'), ("g", "{}")]),
         (MISTRAL, f"So: {LISTED} Done.", "So:  Done.", [("f", '{"a": 1}'), ("g", "{}")]),
         (MISTRAL, "[TOOL_CALLS] nothing", "[TOOL_CALLS] nothing", []),
-        (NAMED, "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]" + ARGUMENTS, "", [("f", "{}"), ("g", ARGUMENTS)]),
+        (
+            NAMED,
+            "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]" + ARGUMENTS,
+            "",
+            [("f", "{}"), ("g", ARGUMENTS)],
+        ),
         (NAMED, "[TOOL_CALLS]two words[ARGS]{}", "[TOOL_CALLS]two words[ARGS]{}", []),
         (DEEPSEEK, around(FENCED, FENCED), "", [("weather", ARGUMENTS)] * 2),
         (DEEPSEEK_NAMED, "Wait.\n" + around("f<｜tool▁sep｜>{}"), "Wait.", [("f", "{}")]),
         (GPT, CHANNELS + "final<|message|>Sunny {", "Sunny {", []),
-        (GPT, CHANNELS + "commentary to=functions.f <|constrain|>json<|message|>" + ARGUMENTS, "", [("f", ARGUMENTS)]),
+        (
+            GPT,
+            CHANNELS + "commentary to=functions.f <|constrain|>json<|message|>" + ARGUMENTS,
+            "",
+            [("f", ARGUMENTS)],
+        ),
         (GPT, " to=functions.f<|channel|>commentary json<|message|>{}<|call|>", "", [("f", "{}")]),
         (GPT, '{"no": "channel"}', '{"no": "channel"}', []),
         (GPT, CHANNELS + "final<|message|>Sunny<|end|><|start|>assistant", "Sunny", []),
@@ -82,31 +93,66 @@ def around(*calls: str) -> str:
         (HERMES, f"Let me see.\n{CALL}\n{CALL}", "Let me see.", [("weather", ARGUMENTS)] * 2),
         (HERMES, f"{CALL}\nDone.", "\nDone.", [("weather", ARGUMENTS)]),
         (HERMES, TURNED, "", [("f", '{"a": 1}')]),
-        (HERMES, "<tool_call>\nnot JSON\n</tool_call>!", "<tool_call>\nnot JSON\n</tool_call>!", []),
+        (
+            HERMES,
+            "<tool_call>\nnot JSON\n</tool_call>!",
+            "<tool_call>\nnot JSON\n</tool_call>!",
+            [],
+        ),
         (HERMES, "<tool_call>\n{broken", "<tool_call>\n{broken", []),
         (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": 1', "", [("f", '{"a": 1')]),
         (HERMES, '<tool_call>\n{"name": "f", "arguments": {}}', "", [("f", "{}")]),
-        (HERMES, '<tool_call>{"name": "f", "arguments": {}, "id": [1, "}"]}</tool_call>.', ".", [("f", "{}")]),
-        (HERMES, '<tool_call>{"id": 7, "name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
+        (
+            HERMES,
+            '<tool_call>{"name": "f", "arguments": {}, "id": [1, "}"]}</tool_call>.',
+            ".",
+            [("f", "{}")],
+        ),
+        (
+            HERMES,
+            '<tool_call>{"id": 7, "name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
+            "",
+            [("f", '{"a": 1}')],
+        ),
         (HERMES, '<tool_call>{"name": "f", "arguments": {}</tool_call>.', ".", [("f", "{}")]),
         (HERMES, f"{CALL}  \n {CALL} \n", "", [("weather", ARGUMENTS)] * 2),
         (HERMES, f"{CALL}  and", "  and", [("weather", ARGUMENTS)]),
         (HERMES, f"{CALL} and ", " and ", [("weather", ARGUMENTS)]),
         (HERMES, "\n" * 80 + "a\n\n" + CALL, "a", [("weather", ARGUMENTS)]),
-        (HERMES, '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', []),
+        (
+            HERMES,
+            '<tool_call>{"name": "f"}</tool_call>',
+            '<tool_call>{"name": "f"}</tool_call>',
+            [],
+        ),
         (LLAMA, ' {\n "name" : "f", "parameters": {"a": 1} }', "", [("f", '{"a": 1}')]),
         (LLAMA, '{"parameters": {"a": 1}, "name": "f"}', "", [("f", '{"a": 1}')]),
         (LLAMA, '{"type": "function", "name": "f", "parameters": {}}', "", [("f", "{}")]),
         (LLAMA, '{"name": "Ada", "age": 36}', '{"name": "Ada", "age": 36}', []),
         (LLAMA, '{"name": "f", "parameters": {}} and', " and", [("f", "{}")]),
         (LLAMA, '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
-        (HERMES, '<tool_call>{"name": "", "x": ' + TURNED, '<tool_call>{"name": "", "x": ', [("f", '{"a": 1}')]),
+        (
+            HERMES,
+            '<tool_call>{"name": "", "x": ' + TURNED,
+            '<tool_call>{"name": "", "x": ',
+            [("f", '{"a": 1}')],
+        ),
         (LLAMA, '{"x": 1}', '{"x": 1}', []),
         (LLAMA, '{"name": "f", "parameters": }', '{"name": "f", "parameters": }', []),
-        (HERMES, '<tool_call>{"arguments": , "name": "f"}', '<tool_call>{"arguments": , "name": "f"}', []),
+        (
+            HERMES,
+            '<tool_call>{"arguments": , "name": "f"}',
+            '<tool_call>{"arguments": , "name": "f"}',
+            [],
+        ),
         (LLAMA, 'say {"name": "f", "parameters": {}}', 'say {"name": "f", "parameters": {}}', []),
         (LLAMA, '{"name": 3}', '{"name": 3}', []),
-        (LLAMA, '{"name": "\\ud800", "parameters": {}}', '{"name": "\\ud800", "parameters": {}}', []),
+        (
+            LLAMA,
+            '{"name": "\\ud800", "parameters": {}}',
+            '{"name": "\\ud800", "parameters": {}}',
+            [],
+        ),
         (LLAMA, '{"name": "f", "parameters": "\\ud800"}', "", [("f", '"\\ud800"')]),
     ],
 )
@@ -132,7 +178,9 @@ def test_calls_are_read_however_the_text_is_cut(
 def test_marks_of_published_templates_are_known(written: str, name: str) -> None:
     text = written.format(n="{{ c.name }}", a="{{ c.arguments | tojson }}")
     source = (
-        "{% for m in messages %}{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}" + text + "{% endif %}"
+        "{% for m in messages %}{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}"
+        + text
+        + "{% endif %}"
         "{% endfor %}"
     )
     found = format_of(ChatTemplate(source))
@@ -173,8 +221,14 @@ WRITTEN = {
 
 
 def ids_of(written: str, special: dict[str, int]) -> list[int]:
-    pieces = re.split("(" + "|".join(map(re.escape, special)) + ")", written) if special else [written]
-    return [token for piece in pieces for token in ([special[piece]] if piece in special else piece.encode())]
+    pieces = (
+        re.split("(" + "|".join(map(re.escape, special)) + ")", written) if special else [written]
+    )
+    return [
+        token
+        for piece in pieces
+        for token in ([special[piece]] if piece in special else piece.encode())
+    ]
 
 
 def accepts(form: Any, written: str, special: dict[str, int]) -> bool:
@@ -205,7 +259,11 @@ def test_forms_hold_an_answer_to_how_calls_are_written(name: str, special: dict[
 @pytest.mark.parametrize("special", [{}, SPECIAL], ids=["plain", "special"])
 @pytest.mark.parametrize("name", WRITTEN)
 def test_an_answer_that_calls_nothing_has_its_own_form(name: str, special: dict[str, int]) -> None:
-    form, written, answer = FORMATS[name], WRITTEN[name], part_of({"choice": ["yes", "no"]}, "structured_outputs")
+    form, written, answer = (
+        FORMATS[name],
+        WRITTEN[name],
+        part_of({"choice": ["yes", "no"]}, "structured_outputs"),
+    )
     if not (form.free and form.marked):
         with pytest.raises(Unsupported, match="structured_outputs"):
             _form(TOOLS, None, form.many, form, special, answer, "structured_outputs")
@@ -225,7 +283,9 @@ def test_a_budget_ends_thoughts_and_a_form_follows() -> None:
     for thought, fits in ((b"why not?", True), (b"why, oh why not?", False), (b"", True)):
         written = [*b"<think>\n", *thought, 257, *b"no"]
         info = xgrammar.TokenizerInfo(WORDS, vocab_size=len(WORDS), stop_token_ids=[258])
-        made = xgrammar.GrammarCompiler(info).compile_structural_tag(json.dumps(bounded["structural_tag"]))
+        made = xgrammar.GrammarCompiler(info).compile_structural_tag(
+            json.dumps(bounded["structural_tag"])
+        )
         matcher = xgrammar.GrammarMatcher(made)
         assert all(map(matcher.accept_token, [*written, 258])) == fits
 
@@ -269,14 +329,28 @@ def test_the_template_says_how_calls_are_written(template: str, name: str | None
     assert (found.name if found else None) == name
 
 
-CHANNEL = ["<|channel|>", "analysis", "<|message|>", "h", "m", "<|end|>", "<|start|>", "assistant", "<|channel|>"]
+CHANNEL = [
+    "<|channel|>",
+    "analysis",
+    "<|message|>",
+    "h",
+    "m",
+    "<|end|>",
+    "<|start|>",
+    "assistant",
+    "<|channel|>",
+]
 
 
 @pytest.mark.parametrize(
     ("reader", "tokens", "thought"),
     [
         (ThoughtReader(PlainReader(), inside=True), ["a", "", "b", "</think>", "c"], 3),
-        (ThoughtReader(PlainReader(), inside=False), ["<think>", "\n", "b", "</", "think", ">", "c"], 4),
+        (
+            ThoughtReader(PlainReader(), inside=False),
+            ["<think>", "\n", "b", "</", "think", ">", "c"],
+            4,
+        ),
         (ThoughtReader(PlainReader(), inside=False), ["c", "d"], 0),
         (ThoughtReader(CallReader(HERMES), inside=True), ["a"], 1),
         (HarmonyReader(), [*CHANNEL, "final", "<|message|>", "c"], 2),
@@ -289,8 +363,19 @@ def test_tokens_of_thoughts_are_counted(reader: Any, tokens: list[str], thought:
 
 
 def test_parts_that_come_together_are_joined() -> None:
-    apart = [Part(reasoning="a"), Part(reasoning="b"), Part("c"), Part("d"), Part(call=0, name="f", id="x")]
-    apart += [Part(call=0, arguments="{"), Part(call=0, arguments="}"), Part(call=1, name="g", id="y"), Part("e")]
+    apart = [
+        Part(reasoning="a"),
+        Part(reasoning="b"),
+        Part("c"),
+        Part("d"),
+        Part(call=0, name="f", id="x"),
+    ]
+    apart += [
+        Part(call=0, arguments="{"),
+        Part(call=0, arguments="}"),
+        Part(call=1, name="g", id="y"),
+        Part("e"),
+    ]
     together = [Part(reasoning="ab"), Part("cd"), Part(call=0, name="f", id="x", arguments="{}")]
     assert joined(apart) == [*together, Part(call=1, name="g", id="y"), Part("e")]
 

@@ -9,7 +9,15 @@ from coordinator.answers.answer import CommittedTokens, End, FirstCommit, Reason
 from coordinator.cells import cell_wire
 from coordinator.cells.cell import CellTerms
 from coordinator.requests.validation import Limits
-from dspark.errors import Expired, InvalidRequest, Overloaded, PeerError, RequestCancelled, Unavailable, Unsupported
+from dspark.errors import (
+    Expired,
+    InvalidRequest,
+    Overloaded,
+    PeerError,
+    RequestCancelled,
+    Unavailable,
+    Unsupported,
+)
 from dspark.rounds.policy import parse_policy
 from dspark.types import Rule, ScoredPrompt, ScoredToken
 from dspark.wire.v1 import frontend_pb2
@@ -22,13 +30,20 @@ lists = st.lists(ids, min_size=1, max_size=5)
 def there_and_back(said: list[tuple[int, CommittedTokens]]) -> list[tuple[int, CommittedTokens]]:
     batch = frontend_pb2.CellBatch()
     cell_wire.write_commits(batch, said)
-    return list(cell_wire.read_commits(frontend_pb2.CellBatch.FromString(batch.SerializeToString())))
+    return list(
+        cell_wire.read_commits(frontend_pb2.CellBatch.FromString(batch.SerializeToString()))
+    )
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2), lists, rounds), max_size=20))
-def test_commits_keep_their_order_and_their_rounds(drawn: list[tuple[int, int, list[int], Round | None]]) -> None:
-    said = [(call, CommittedTokens(tuple(tokens), None, index, (), made)) for call, index, tokens, made in drawn]
+def test_commits_keep_their_order_and_their_rounds(
+    drawn: list[tuple[int, int, list[int], Round | None]],
+) -> None:
+    said = [
+        (call, CommittedTokens(tuple(tokens), None, index, (), made))
+        for call, index, tokens, made in drawn
+    ]
     assert there_and_back(said) == said
 
 
@@ -79,7 +94,9 @@ def test_what_is_told_of_a_prompt_comes_with_its_start_even_without_a_token() ->
         assert piece.started is not None
         assert piece.started.prompt_logprobs is not None
         for name in ("logprobs", "ranks", "top_ids", "top_logprobs"):
-            assert (getattr(piece.started.prompt_logprobs, name) == getattr(scored, name)).all(), call
+            assert (getattr(piece.started.prompt_logprobs, name) == getattr(scored, name)).all(), (
+                call
+            )
     assert (said[1].tokens, said[1].end, alone[1].tokens) == ((), End(Reason.LENGTH), (5,))
 
 
@@ -116,7 +133,9 @@ def test_errors_keep_whose_fault_they_are(error: Exception) -> None:
 
 
 def test_a_drop_as_an_earlier_version_wrote_it_is_not_read_as_a_failure_of_another_kind() -> None:
-    drop = bytes([4 << 3 | 2, 4, 1 << 3, 7, 2 << 3, 1])  # in field 4: of call 7, the client went away
+    drop = bytes(
+        [4 << 3 | 2, 4, 1 << 3, 7, 2 << 3, 1]
+    )  # in field 4: of call 7, the client went away
     assert not frontend_pb2.FrontendBatch.FromString(drop).drops
 
 

@@ -1,4 +1,5 @@
-"""Chat templates render as transformers renders them, and nothing in them reaches outside the sandbox."""
+"""Chat templates render as transformers renders them, and nothing in them reaches outside the
+sandbox."""
 
 from __future__ import annotations
 
@@ -50,7 +51,11 @@ TURNS = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}
 JSONS = "{% for m in messages %}{{ m | tojson }}{% if date_string is defined %}{{ date_string }}{% endif %}{% endfor %}"
 
 USER = {"role": "user", "content": "Grüße <b> & 'quotes'\n"}
-TALK = [USER, {"role": "assistant", "content": "<think>x</think>\nHi"}, {"role": "user", "content": " and? "}]
+TALK = [
+    USER,
+    {"role": "assistant", "content": "<think>x</think>\nHi"},
+    {"role": "user", "content": " and? "},
+]
 SYSTEM = {"role": "system", "content": "Be brief."}
 
 
@@ -69,9 +74,15 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 def test_it_renders_as_transformers_does(
     source: str, messages: list[dict[str, Any]], arguments: dict[str, Any], begin: bool
 ) -> None:
-    ours = ChatTemplate(source, {"bos_token": "<bos>"}).render(messages, arguments, add_generation_prompt=begin)
+    ours = ChatTemplate(source, {"bos_token": "<bos>"}).render(
+        messages, arguments, add_generation_prompt=begin
+    )
     (theirs,), _ = render_jinja_template(
-        conversations=[messages], chat_template=source, add_generation_prompt=begin, bos_token="<bos>", **arguments
+        conversations=[messages],
+        chat_template=source,
+        add_generation_prompt=begin,
+        bos_token="<bos>",
+        **arguments,
     )
     assert ours == theirs
 
@@ -79,7 +90,9 @@ def test_it_renders_as_transformers_does(
 def test_it_knows_its_arguments_and_refuses_others() -> None:
     template = ChatTemplate(CHATML)
     assert "enable_thinking" in template.arguments
-    with pytest.raises(InvalidRequest, match=r"chat_template_kwargs\.thinking: .* it has .*enable_thinking"):
+    with pytest.raises(
+        InvalidRequest, match=r"chat_template_kwargs\.thinking: .* it has .*enable_thinking"
+    ):
         template.render([USER], {"thinking": False}, add_generation_prompt=True)
     for ours in ("messages", "bos_token", "add_generation_prompt"):
         with pytest.raises(InvalidRequest, match=ours):
@@ -117,13 +130,19 @@ def test_nothing_outside_is_reached_and_no_failure_escapes(source: str) -> None:
     ("name", "content", "named"),
     [
         ("chat_template.jinja", b"{% for %}", "chat template is not valid"),
-        ("chat_template.jinja", b"{{ " + b"(" * 5000 + b"1" + b")" * 5000 + b" }}", "chat template is not valid"),
+        (
+            "chat_template.jinja",
+            b"{{ " + b"(" * 5000 + b"1" + b")" * 5000 + b" }}",
+            "chat template is not valid",
+        ),
         ("chat_template.jinja", b"\xff", r"chat_template\.jinja cannot be read"),
         ("tokenizer_config.json", b"[" * 100_000, r"tokenizer_config\.json cannot be read"),
     ],
     ids=["a loop over nothing", "too deep", "another encoding", "settings too deep"],
 )
-def test_what_is_no_template_is_refused_at_the_start(tmp_path: Path, name: str, content: bytes, named: str) -> None:
+def test_what_is_no_template_is_refused_at_the_start(
+    tmp_path: Path, name: str, content: bytes, named: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=named):
         find_template(str(tmp_path), None)
@@ -147,11 +166,16 @@ def test_it_is_found_wherever_checkpoints_keep_it(tmp_path: Path, written: str) 
     elif written == "text":
         config["chat_template"] = source
     else:
-        config["chat_template"] = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": source}]
+        config["chat_template"] = [
+            {"name": "tool_use", "template": "x"},
+            {"name": "default", "template": source},
+        ]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     found = find_template(str(tmp_path), None)
     assert found is not None
-    assert found.render([{"role": "user", "content": "hi"}], {}, add_generation_prompt=True) == "<s>hi"
+    assert (
+        found.render([{"role": "user", "content": "hi"}], {}, add_generation_prompt=True) == "<s>hi"
+    )
 
 
 def test_without_one_there_is_none(tmp_path: Path) -> None:
@@ -163,6 +187,11 @@ def test_without_one_there_is_none(tmp_path: Path) -> None:
 def test_the_tiny_target_goes_on_with_what_was_said() -> None:
     template = find_template(str(Path(__file__).parents[2] / "data" / "pair" / "target"), None)
     assert template is not None
-    messages = [SYSTEM, {"role": "user", "content": "One"}, {"role": "assistant", "content": ", two"}, USER]
+    messages = [
+        SYSTEM,
+        {"role": "user", "content": "One"},
+        {"role": "assistant", "content": ", two"},
+        USER,
+    ]
     said = template.render(messages, {}, add_generation_prompt=True)
     assert said == f"Be brief.\n\nOne, two\n\n{USER['content']}"

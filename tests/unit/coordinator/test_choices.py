@@ -1,4 +1,5 @@
-"""Several answers of one request: taken in together or not at all, ended one by one or by an error together."""
+"""Several answers of one request: taken in together or not at all, ended one by one or by an error
+together."""
 
 from __future__ import annotations
 
@@ -21,8 +22,12 @@ from dspark.rounds.policy import Fixed
 from dspark.types import SamplingParams, ScoredPrompt, ScoredToken
 
 
-def ask(cell: RoundsCell, choices: int, name: str = "r", max_tokens: int = 8, **params: Any) -> list[RequestState]:
-    return cell.submit(Request(name, (5, 6), SamplingParams(0.0, **params), max_tokens, Fixed(3), choices=choices))
+def ask(
+    cell: RoundsCell, choices: int, name: str = "r", max_tokens: int = 8, **params: Any
+) -> list[RequestState]:
+    return cell.submit(
+        Request(name, (5, 6), SamplingParams(0.0, **params), max_tokens, Fixed(3), choices=choices)
+    )
 
 
 def prompts(cell: RoundsCell) -> int:
@@ -100,11 +105,16 @@ async def test_a_verifier_that_keeps_log_probabilities_to_itself_fails_the_reque
 
 @pytest.mark.parametrize("more", [-1, 1])
 @virtual
-async def test_a_verdict_whose_log_probabilities_are_not_its_tokens_fails_the_request(more: int) -> None:
+async def test_a_verdict_whose_log_probabilities_are_not_its_tokens_fails_the_request(
+    more: int,
+) -> None:
     cell, one = RoundsCell(), ScoredToken(-1.0)
 
     def tampered(each: PassReport) -> list[Up]:
-        told = [(one,) * (len(row.tokens) + (more if each.report.number else 0)) for row in each.report.rounds]
+        told = [
+            (one,) * (len(row.tokens) + (more if each.report.number else 0))
+            for row in each.report.rounds
+        ]
         return [each._replace(logprobs=told)]
 
     cell.port.in_reports(tampered)
@@ -119,11 +129,15 @@ async def test_a_verdict_whose_log_probabilities_are_not_its_tokens_fails_the_re
     "scored", [ScoredPrompt.joined((), 1), ScoredPrompt(*[np.ones(1)] * 2, *[np.ones((1, 2))] * 2)]
 )
 @virtual
-async def test_a_prompt_that_is_scored_otherwise_than_it_was_asked_for_fails_the_request(scored: ScoredPrompt) -> None:
+async def test_a_prompt_that_is_scored_otherwise_than_it_was_asked_for_fails_the_request(
+    scored: ScoredPrompt,
+) -> None:
     cell = RoundsCell()
     began = Started(prompt_logprobs=scored)
     cell.port.in_reports(lambda each: [each._replace(started=each.started and began)])
-    states = cell.submit(Request("scored", (5, 6), SamplingParams(0.0), 8, Fixed(3), prompt_logprobs=1))
+    states = cell.submit(
+        Request("scored", (5, 6), SamplingParams(0.0), 8, Fixed(3), prompt_logprobs=1)
+    )
     other = ask(cell, 1, "plain")
     await cell.finish(*states, *other)
     with pytest.raises(PeerError, match="of the prompt"):
@@ -132,7 +146,10 @@ async def test_a_prompt_that_is_scored_otherwise_than_it_was_asked_for_fails_the
 
 
 def test_numbers_of_several_answers_add_up() -> None:
-    one, two = RequestStats(1.0, placed=2.0, first=4.0, ended=9.0), RequestStats(1.0, placed=1.5, first=5.0, ended=8.0)
+    one, two = (
+        RequestStats(1.0, placed=2.0, first=4.0, ended=9.0),
+        RequestStats(1.0, placed=1.5, first=5.0, ended=8.0),
+    )
     one.drafted, two.drafted = 7, 14
     one.round(verified=3, accepted=2, committed=3)
     two.round(verified=3, accepted=0, committed=1)

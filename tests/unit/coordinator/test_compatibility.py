@@ -48,10 +48,15 @@ def test_workers_of_one_make_fit() -> None:
     [
         ({"vocab_size": 98}, "draft/0 has a vocabulary of 98, the target on verify/0 one of 97"),
         ({"hidden_size": 9}, "draft/0 takes feature rows of 9 values, verify/0 sends rows of 8"),
-        ({"projection": "another"}, "draft/0 needs the context projection another, not toy-projection"),
+        (
+            {"projection": "another"},
+            "draft/0 needs the context projection another, not toy-projection",
+        ),
     ],
 )
-def test_a_drafter_that_does_not_fit_is_told_what_differs(change: dict[str, object], says: str) -> None:
+def test_a_drafter_that_does_not_fit_is_told_what_differs(
+    change: dict[str, object], says: str
+) -> None:
     assert says in str(drafter_mismatch(VERIFIER, replace(DRAFTER, **change)))
 
 
@@ -59,12 +64,17 @@ def test_a_drafter_that_does_not_fit_is_told_what_differs(change: dict[str, obje
     ("facts", "says"),
     [
         (replace(VERIFIER, vocab_size=0), "verify/0 says vocab_size: 0, and at least 1 is wanted"),
-        (replace(VERIFIER, context_length=1), "verify/0 says context_length: 1, and at least 2 is wanted"),
+        (
+            replace(VERIFIER, context_length=1),
+            "verify/0 says context_length: 1, and at least 2 is wanted",
+        ),
         (replace(DRAFTER, block_size=0), "draft/0 says block_size: 0, and at least 1 is wanted"),
         (replace(DRAFTER, vocab_size=0), "draft/0 says vocab_size: 0, and at least 1 is wanted"),
     ],
 )
-def test_what_no_worker_can_be_is_told_by_the_field(facts: VerifierFacts | DrafterFacts, says: str) -> None:
+def test_what_no_worker_can_be_is_told_by_the_field(
+    facts: VerifierFacts | DrafterFacts, says: str
+) -> None:
     assert senseless(facts) == says
     assert senseless(VERIFIER) is senseless(DRAFTER) is None
 
@@ -84,10 +94,14 @@ def test_a_fingerprint_says_what_differs(projection: str, says: str) -> None:
 
 
 def test_a_verifier_that_projects_nothing_feeds_no_drafter() -> None:
-    assert "projects no features" in str(drafter_mismatch(replace(VERIFIER, projection=""), DRAFTER))
+    assert "projects no features" in str(
+        drafter_mismatch(replace(VERIFIER, projection=""), DRAFTER)
+    )
 
 
-@pytest.mark.parametrize("change", [{"vocab_size": 98}, {"fingerprint": "another", "model": "other"}])
+@pytest.mark.parametrize(
+    "change", [{"vocab_size": 98}, {"fingerprint": "another", "model": "other"}]
+)
 def test_verifiers_of_different_targets_do_not_share_a_cell(change: dict[str, object]) -> None:
     other = replace(VERIFIER, name="verify/1", **change)
     assert str(verifier_mismatch(VERIFIER, other)).startswith("verify/1 ")

@@ -12,8 +12,11 @@ from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import control_pb2
 
 
-def judged(verified: int, kept: int, *, accepted: int, committed: int, label: str = "") -> JudgedRound:
-    """Of a block of four, each less sure than the one before; of what was kept the answer had room for `accepted`."""
+def judged(
+    verified: int, kept: int, *, accepted: int, committed: int, label: str = ""
+) -> JudgedRound:
+    """Of a block of four, each less sure than the one before; of what was kept the answer had room
+    for `accepted`."""
     said = RoundReport(1, 0, 1, 5, (3,) * (kept + 1), kept, verified, (0.8, 0.5, 0.25, 0.125))
     return JudgedRound(said, accepted, committed, label=label)
 
@@ -32,7 +35,9 @@ def test_labels_count_their_own_rounds() -> None:
     assert metrics.value("label_accepted_tokens_total", label="code") == 3
     assert metrics.value("label_generation_tokens_total", label="code") == 5
     assert metrics.value("label_accepted_tokens_total", label="prose") == 0
-    assert metrics.value("label_draft_tokens_total", label="") == 0, "whoever gave none is counted under none"
+    assert metrics.value("label_draft_tokens_total", label="") == 0, (
+        "whoever gave none is counted under none"
+    )
     assert metrics.value("rounds_total") == 4
 
 
@@ -49,7 +54,13 @@ def test_what_was_promised_is_the_sum_of_survivals_of_verified_slots() -> None:
 def test_labels_without_end_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "MOST_LABELS", 2)
     metrics = Metrics()
-    assert [metrics.bounded_label(label) for label in ("a", "b", "c", "a", "d")] == ["a", "b", "other", "a", "other"]
+    assert [metrics.bounded_label(label) for label in ("a", "b", "c", "a", "d")] == [
+        "a",
+        "b",
+        "other",
+        "a",
+        "other",
+    ]
 
 
 def test_a_status_carries_counters_over_all_labels_and_plain_buckets() -> None:
@@ -62,7 +73,9 @@ def test_a_status_carries_counters_over_all_labels_and_plain_buckets() -> None:
     write_totals(metrics, reply)
     assert dict(reply.totals) == {"dspark_requests_total": 5.0}
     assert {each.name for each in reply.distributions} == set(LATENCIES)
-    (first,) = [each for each in reply.distributions if each.name == "dspark_time_to_first_token_seconds"]
+    (first,) = [
+        each for each in reply.distributions if each.name == "dspark_time_to_first_token_seconds"
+    ]
     assert len(first.counts) == len(first.bounds) + 1
     by_bound = dict(zip(first.bounds, first.counts, strict=False))
     assert (by_bound[0.001], by_bound[0.03], first.counts[-1], sum(first.counts)) == (1, 2, 1, 4)

@@ -21,7 +21,9 @@ USAGE = {
 }
 
 
-@pytest.mark.parametrize("written", ['{"a": NaN}', '{"a": -1e999}', '{"a": "\\ud83d"}', '{"a": ', "[" * 100_000])
+@pytest.mark.parametrize(
+    "written", ['{"a": NaN}', '{"a": -1e999}', '{"a": "\\ud83d"}', '{"a": ', "[" * 100_000]
+)
 def test_arguments_that_cannot_be_told_as_json_stay_as_they_were_written(written: str) -> None:
     writer = MessageWriter("msg_1", "tiny")
     for part in (Part(call=0, name="f", id="call_1"), Part(call=0, arguments=written)):

@@ -32,7 +32,9 @@ def explained(policy: str, max_tokens: int = 40, **settings: object) -> list[Rou
 def test_the_tokens_that_are_told_are_the_answer(policy: str) -> None:
     found = [told(part) for part in explained(policy)]
     whole = answer_of((5, 6), 40)
-    assert [token for each in found for token in each.token_ids] == whole[1:], "the first is the prefill's"
+    assert [token for each in found for token in each.token_ids] == whole[1:], (
+        "the first is the prefill's"
+    )
     sizes = [len(each.token_ids) for each in found]
     assert [each.offset for each in found] == [1 + sum(sizes[:at]) for at in range(len(found))]
     assert [each.round for each in found] == list(range(1, len(found) + 1))
@@ -42,7 +44,9 @@ def test_the_tokens_that_are_told_are_the_answer(policy: str) -> None:
         assert each.sequences in (1, 2)
         kept = [slot.token_id for slot in each.slots if slot.fate == wire.FATE_ACCEPTED]
         assert kept == each.token_ids[: len(kept)]
-        untold = [slot for slot in each.slots if slot.fate in (wire.FATE_REJECTED, wire.FATE_UNVERIFIED)]
+        untold = [
+            slot for slot in each.slots if slot.fate in (wire.FATE_REJECTED, wire.FATE_UNVERIFIED)
+        ]
         assert not any(slot.HasField("token_id") for slot in untold)
         assert bool(each.slots) is (each.drafter == "draft/0")
         assert bool(each.slots) is not bool(each.empty_because)
@@ -55,12 +59,20 @@ def test_the_live_page_has_a_sentence_for_every_reason() -> None:
 
 
 def test_what_ended_a_prefix_is_told() -> None:
-    whys = {policy: {told(part).why for part in explained(policy)} for policy in ("fixed:2", "threshold:0.95", "off")}
+    whys = {
+        policy: {told(part).why for part in explained(policy)}
+        for policy in ("fixed:2", "threshold:0.95", "off")
+    }
     assert wire.PREFIX_END_FIXED in whys["fixed:2"]
     assert wire.PREFIX_END_THRESHOLD in whys["threshold:0.95"]
     assert whys["off"] == {wire.PREFIX_END_NO_DRAFT}
     origins = {origin for part in explained("fixed:4") for origin in told(part).origins}
-    assert origins == {wire.ORIGIN_DRAFTED, wire.ORIGIN_CORRECTED, wire.ORIGIN_BONUS, wire.ORIGIN_PLAIN}
+    assert origins == {
+        wire.ORIGIN_DRAFTED,
+        wire.ORIGIN_CORRECTED,
+        wire.ORIGIN_BONUS,
+        wire.ORIGIN_PLAIN,
+    }
 
 
 def test_gains_are_what_the_verifier_compared_with_the_price() -> None:

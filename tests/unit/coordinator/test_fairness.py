@@ -1,4 +1,5 @@
-"""Tenants that wait are served evenly in weighted tokens, a flood is refused where it is made, waiting has an end."""
+"""Tenants that wait are served evenly in weighted tokens, a flood is refused where it is made,
+waiting has an end."""
 
 from __future__ import annotations
 
@@ -35,8 +36,11 @@ async def test_the_gap_between_tenants_that_wait_stays_within_the_bound() -> Non
     for tenant, count in (("flood", 60), ("light", 30), ("third", 30)):
         for _ in range(count):
             ids = [draw.randrange(97) for _ in range(draw.randint(1, prompt))]
-            states.append(cell.ask(ids, max_tokens=draw.randint(1, longest), policy="off", tenant=tenant))
-    # The theorem: 2 max(w_p L, w_q M), L the longest prompt and M the most tokens of answers that run at a time.
+            states.append(
+                cell.ask(ids, max_tokens=draw.randint(1, longest), policy="off", tenant=tenant)
+            )
+    # The theorem: 2 max(w_p L, w_q M), L the longest prompt and M the most tokens of answers that
+    # run at a time.
     bound = 2.0 * max(PROMPT * prompt, ANSWER * running * longest)
     widest, looks = 0.0, 0
     while len(given := cell.admission.given()) > 1:
@@ -92,7 +96,9 @@ async def test_a_full_line_refuses_whoever_fills_it() -> None:
         cell.ask(tenant="flood")
     light = [cell.ask((5, 6), tenant="light") for _ in range(4)]  # up to the same number
     assert cell.admission.queued == 8
-    assert [state.sequence.finished for state in flood] == [False] * 5 + [True] * 4  # the newest had to go
+    assert [state.sequence.finished for state in flood] == [False] * 5 + [
+        True
+    ] * 4  # the newest had to go
     with pytest.raises(Overloaded) as refused:
         await read(flood[-1])
     assert refused.value.retry_after_s > 0

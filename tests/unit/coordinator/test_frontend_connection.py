@@ -18,7 +18,9 @@ from dspark.wire.v1 import frontend_pb2, generate_pb2
 
 
 async def attached(cell: RoundsCell) -> FrontendConnection:
-    members: Any = SimpleNamespace(verifiers=[cell.lane.facts], drafters=[], ready=True, monitor=Monitor(cell.metrics))
+    members: Any = SimpleNamespace(
+        verifiers=[cell.lane.facts], drafters=[], ready=True, monitor=Monitor(cell.metrics)
+    )
     local = LocalCell(cell.admission, members, parse_policy("off"))
     return FrontendConnection(local, frontend_pb2.FrontendHello(name="f"), cell.clock, cell.metrics)
 

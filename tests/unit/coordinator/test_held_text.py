@@ -1,4 +1,5 @@
-"""A client that holds the first tokens of an answer is shown the rest: text, ids and log-probabilities alike."""
+"""A client that holds the first tokens of an answer is shown the rest: text, ids and
+log-probabilities alike."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -20,7 +21,9 @@ def reader(stops: tuple[str, ...], held: int) -> OutputProcessor:
 
 
 def read(reading: OutputProcessor, pieces: list[CommittedTokens]) -> list[OutputChunk]:
-    return [shown for piece in pieces for shown in reading.read([(piece, 101.0)], lambda index: None)]
+    return [
+        shown for piece in pieces for shown in reading.read([(piece, 101.0)], lambda index: None)
+    ]
 
 
 def told(shown: list[OutputChunk]) -> tuple[list[int], str, list[ScoredToken]]:
@@ -39,7 +42,9 @@ def pieces_of(ids: list[int], sizes: list[int], ends: bool) -> list[CommittedTok
         if part:
             last = ends and at == len(ids)
             end = End(Reason.STOP, token_id=END) if last else None
-            pieces.append(CommittedTokens(part, end, 0, tuple(ScoredToken(-float(token)) for token in part)))
+            pieces.append(
+                CommittedTokens(part, end, 0, tuple(ScoredToken(-float(token)) for token in part))
+            )
     return pieces
 
 
@@ -51,7 +56,9 @@ def pieces_of(ids: list[int], sizes: list[int], ends: bool) -> list[CommittedTok
     again=st.lists(st.integers(1, 9), max_size=4),
     ends=st.booleans(),
 )
-@example(text="a.bb", stop=".", sizes=[5], again=[], ends=False)  # tokens behind the stop string, in one piece with it
+@example(
+    text="a.bb", stop=".", sizes=[5], again=[], ends=False
+)  # tokens behind the stop string, in one piece with it
 def test_what_was_shown_before_and_after_is_the_whole(
     text: str, stop: str, sizes: list[int], again: list[int], ends: bool
 ) -> None:
@@ -59,7 +66,9 @@ def test_what_was_shown_before_and_after_is_the_whole(
     stops = (stop,) if stop else ()
     whole = reader(stops, 0)
     first = read(whole, pieces_of(ids, sizes, ends))
-    assert len(told(first)[0]) == len(told(first)[2]), "one log-probability for each token that is told"
+    assert len(told(first)[0]) == len(told(first)[2]), (
+        "one log-probability for each token that is told"
+    )
     for messages in range(len(first) + 1):  # after each of them the stream may break
         before = told(first[:messages])
         held = len(before[0])
@@ -76,12 +85,17 @@ def test_what_was_shown_before_and_after_is_the_whole(
 
 @pytest.mark.parametrize("held", [0, 1, 3])
 @pytest.mark.parametrize("late", ["", "more"])
-def test_an_answer_that_its_text_ended_ends_in_the_same_way_when_it_is_told_again(held: int, late: str) -> None:
-    """The journal knows that it stopped and not at which string, and what was committed before the stop was found."""
+def test_an_answer_that_its_text_ended_ends_in_the_same_way_when_it_is_told_again(
+    held: int, late: str
+) -> None:
+    """The journal knows that it stopped and not at which string, and what was committed before the
+    stop was found."""
     said = tuple(TOKENIZER.encode("aéé"))
     whole, resumed = reader(("éé",), 0), reader(("éé",), held)
     first = told(read(whole, [CommittedTokens(said, None)]))
-    rest = told(read(resumed, [CommittedTokens((*said, *TOKENIZER.encode(late)), End(Reason.STOP))]))
+    rest = told(
+        read(resumed, [CommittedTokens((*said, *TOKENIZER.encode(late)), End(Reason.STOP))])
+    )
     assert rest[0] == first[0][held:]
     assert rest[1] == first[1][held:], "text and tokens of ASCII go together"
     assert resumed.answers[0].end == whole.answers[0].end == End(Reason.STOP, text="éé")

@@ -1,4 +1,5 @@
-"""Connections of the HTTP front, real ones on loopback: quiet ones, too many, and those of clients that do not read."""
+"""Connections of the HTTP front, real ones on loopback: quiet ones, too many, and those of clients
+that do not read."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ MOST = 2
 
 
 class Application:
-    """/ answers, /held when it is let go, /stream is told without an end, /gone waits for its client to leave."""
+    """/ answers, /held when it is let go, /stream is told without an end, /gone waits for its
+    client to leave."""
 
     def __init__(self, counted: Metrics) -> None:
         config, processor = SimpleNamespace(max_unread_s=0.2), SimpleNamespace(metrics=counted)
@@ -76,7 +78,9 @@ def application(counted: Metrics) -> Application:
 
 
 def dropped(counted: Metrics, why: str) -> float | None:
-    return counted.registry.get_sample_value("dspark_dropped_total", {"kind": "connection", "reason": why})
+    return counted.registry.get_sample_value(
+        "dspark_dropped_total", {"kind": "connection", "reason": why}
+    )
 
 
 @pytest_asyncio.fixture
@@ -93,7 +97,9 @@ def address(server: HttpServer) -> tuple[str, int]:
     return split_endpoint(server.url.removeprefix("http://"))
 
 
-async def _ask(address: tuple[str, int], path: bytes = b"/") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _ask(
+    address: tuple[str, int], path: bytes = b"/"
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(GET % path)
     return reader, writer
@@ -106,8 +112,12 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], byte
     return int(status.split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
 
 
-async def test_quiet_connections_take_no_room_from_requests(address: tuple[str, int], counted: Metrics) -> None:
-    quiet = [await asyncio.open_connection(*address) for _ in range(MOST * server_module.CONNECTIONS)]
+async def test_quiet_connections_take_no_room_from_requests(
+    address: tuple[str, int], counted: Metrics
+) -> None:
+    quiet = [
+        await asyncio.open_connection(*address) for _ in range(MOST * server_module.CONNECTIONS)
+    ]
     reader, writer = await _ask(address)
     assert (await _head(reader))[0] == 200
     assert await quiet[0][0].read() == b"", "the one that has been quiet longest makes room"
@@ -120,7 +130,10 @@ async def test_a_connection_without_a_head_in_time_ends(
     address: tuple[str, int], counted: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "HEAD_S", 0.1)
-    silent, dripping = await asyncio.open_connection(*address), await asyncio.open_connection(*address)
+    silent, dripping = (
+        await asyncio.open_connection(*address),
+        await asyncio.open_connection(*address),
+    )
     dripping[1].write(b"GET / HT")
     again = await _ask(address)
     assert (await _head(again[0]))[0] == 200
@@ -166,7 +179,9 @@ async def test_who_leaves_with_more_asked_than_is_answered_has_left(
     await until(lambda: not (application.running or server.connections))
 
 
-async def test_a_request_that_is_cut_short_is_none(address: tuple[str, int], application: Application) -> None:
+async def test_a_request_that_is_cut_short_is_none(
+    address: tuple[str, int], application: Application
+) -> None:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b"POST /gone HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nx")
     await until(lambda: application.running == 1)
@@ -189,7 +204,12 @@ async def test_requests_beyond_the_bound_hear_when_to_come_back(
     status, _, body = await _head(other)
     assert (status, json.loads(body)["error"]["type"]) == (429, "rate_limit_error")
     assert json.loads(body)["type"] == "error", "in Anthropic's shape"
-    assert counted.registry.get_sample_value("dspark_admission_rejections_total", {"reason": "http_requests"}) == 2
+    assert (
+        counted.registry.get_sample_value(
+            "dspark_admission_rejections_total", {"reason": "http_requests"}
+        )
+        == 2
+    )
     application.held.set()
     for each, _ in running:
         assert (await _head(each))[0] == 200
@@ -211,7 +231,8 @@ async def test_a_client_that_reads_nothing_loses_its_connection(
         client.setblocking(False)
         await asyncio.get_running_loop().sock_connect(client, address)
         client.send(GET % b"/stream")
-        # What it did not take is thrown away: a connection that was closed in order would wait for it.
+        # What it did not take is thrown away: a connection that was closed in order would wait for
+        # it.
         await until(lambda: application.said == ["gone"])
         await until(lambda: not (application.running or server.connections))
     assert counted.registry.get_sample_value("dspark_slow_readers_cut_total") == 1
@@ -220,7 +241,12 @@ async def test_a_client_that_reads_nothing_loses_its_connection(
 
 def test_connections_are_bounded_by_descriptors_too(monkeypatch: pytest.MonkeyPatch) -> None:
     used = len(os.listdir("/proc/self/fd"))
-    for limit, most, wanted in ((used + 1000, 100, 100), (used + 1000, 5000, 936), (used + 40, 5000, 20), (8, 5, 1)):
+    for limit, most, wanted in (
+        (used + 1000, 100, 100),
+        (used + 1000, 5000, 936),
+        (used + 40, 5000, 20),
+        (8, 5, 1),
+    ):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
         assert abs(server_module.room(most) - wanted) <= 2
 
@@ -234,10 +260,14 @@ async def test_what_cannot_be_taken_is_counted_and_told_once_a_second(
     monkeypatch.setattr(server_module.log, "warning", lambda event, **fields: said.append(event))
     others: list[object] = []
     loop.set_exception_handler(lambda _, context: others.append(context["message"]))
-    exhausted = server_module.Exhausted(loop, counted.dropped.labels(kind="connection", reason="no_descriptors").inc)
+    exhausted = server_module.Exhausted(
+        loop, counted.dropped.labels(kind="connection", reason="no_descriptors").inc
+    )
     for _ in range(500):
         error = OSError(24, "Too many open files")
-        loop.call_exception_handler({"message": "socket.accept() out of system resource", "exception": error})
+        loop.call_exception_handler(
+            {"message": "socket.accept() out of system resource", "exception": error}
+        )
     loop.call_exception_handler({"message": "another"})
     assert (said, others) == (["http.no_descriptors"], ["another"])
     assert dropped(counted, "no_descriptors") == 500

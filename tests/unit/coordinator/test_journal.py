@@ -18,9 +18,16 @@ from dspark.runtime.telemetry import Metrics
 from dspark.types import SamplingParams, ScoredToken
 
 
-def request(name: str = "r", *, seed: int = 7, choices: int = 1, prompt: tuple[int, ...] = (5, 6)) -> Request:
+def request(
+    name: str = "r", *, seed: int = 7, choices: int = 1, prompt: tuple[int, ...] = (5, 6)
+) -> Request:
     return Request(
-        name, prompt, SamplingParams(temperature=0.7, seed=seed), 100, parse_policy("adaptive"), choices=choices
+        name,
+        prompt,
+        SamplingParams(temperature=0.7, seed=seed),
+        100,
+        parse_policy("adaptive"),
+        choices=choices,
     )
 
 
@@ -34,7 +41,9 @@ class Hand:
         return self.now
 
 
-def on_disk(folder: Path, *, segment: int = 1 << 20, keep_s: float = 60.0, clock: Hand | None = None) -> Journal:
+def on_disk(
+    folder: Path, *, segment: int = 1 << 20, keep_s: float = 60.0, clock: Hand | None = None
+) -> Journal:
     file = JournalFile(folder, sync="always", sync_s=1.0, segment_bytes=segment)
     return Journal(file, keep_s=keep_s, metrics=Metrics(), clock=clock or Hand())
 
@@ -49,7 +58,9 @@ def test_what_was_written_is_there_when_the_process_is_not(tmp_path: Path) -> No
     first.committed(entry, CommittedTokens((3,), None, 0, told[:1]))
     first.begins(entry, 2, 4)  # and nothing was committed under it
     first.write()
-    first.committed(entry, CommittedTokens((4,), None, 0, told[:1]))  # noted, never shown: the process dies here
+    first.committed(
+        entry, CommittedTokens((4,), None, 0, told[:1])
+    )  # noted, never shown: the process dies here
     first._file._lock = _abandon(first._file)
     second = on_disk(tmp_path)
     found = second.find("r")
@@ -93,12 +104,20 @@ def test_a_damaged_tail_costs_the_tail_alone(tmp_path: Path, damage: str) -> Non
     path.write_bytes(content)
     again = on_disk(tmp_path)
     found = again.find("r")
-    assert (found is None) if damage == "no magic" else (found is not None and found.answers[0].tokens == [1, 2])
+    assert (
+        (found is None)
+        if damage == "no magic"
+        else (found is not None and found.answers[0].tokens == [1, 2])
+    )
     again.close()
 
 
-def test_a_file_of_another_format_is_told_of_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_file, "log", structlog.get_logger())  # one that no test before this one has configured
+def test_a_file_of_another_format_is_told_of_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        journal_file, "log", structlog.get_logger()
+    )  # one that no test before this one has configured
     other, content = tmp_path / "journal-000000000007.log", b"DSPKJNL1" + bytes(64)
     other.write_bytes(content)
     for tokens in ([], [1], [1, 2]):  # processes that go on beside it
@@ -140,7 +159,9 @@ def test_the_folder_stays_bounded_and_nothing_that_runs_is_lost(tmp_path: Path) 
     again.close()
 
 
-@pytest.mark.parametrize(("segment", "keep_s"), [(1 << 20, 1e3), (2048, 5.0)], ids=["appended", "begun again"])
+@pytest.mark.parametrize(
+    ("segment", "keep_s"), [(1 << 20, 1e3), (2048, 5.0)], ids=["appended", "begun again"]
+)
 def test_the_highest_epoch_that_began_and_what_ended_outlive_every_process(
     tmp_path: Path, segment: int, keep_s: float
 ) -> None:
@@ -189,7 +210,9 @@ def test_those_nobody_runs_are_bounded_by_number() -> None:
     for number in range(MAX_KEPT + 10):
         journal.left(journal.open(request(f"r{number}")))
     assert len(journal) <= MAX_KEPT + 1
-    dropped = metrics.registry.get_sample_value("dspark_dropped_total", {"kind": "journaled", "reason": "too_many"})
+    dropped = metrics.registry.get_sample_value(
+        "dspark_dropped_total", {"kind": "journaled", "reason": "too_many"}
+    )
     assert dropped == MAX_KEPT + 10 - len(journal)
     assert journal.find("r0") is None
 
@@ -235,7 +258,9 @@ def test_another_request_has_another_digest(other: Request) -> None:
 def test_a_segment_that_begins_full_is_not_begun_again_with_every_round(tmp_path: Path) -> None:
     journal = on_disk(tmp_path, segment=4096)
     running = journal.open(request("runs"))
-    journal.committed(running, CommittedTokens(tuple(range(5000)), None))  # more than a segment, and nobody may drop it
+    journal.committed(
+        running, CommittedTokens(tuple(range(5000)), None)
+    )  # more than a segment, and nobody may drop it
     begun = set()
     for number in range(500):
         journal.committed(running, CommittedTokens((number,), None))
@@ -259,6 +284,8 @@ def test_what_nobody_runs_takes_half_a_segment_at_most(tmp_path: Path) -> None:
     journal.open(request("last"))
     kept = [number for number in range(20) if journal.find(f"r{number}") is not None]
     assert kept == [17, 18, 19], "the newest"
-    dropped = metrics.registry.get_sample_value("dspark_dropped_total", {"kind": "journaled", "reason": "too_large"})
+    dropped = metrics.registry.get_sample_value(
+        "dspark_dropped_total", {"kind": "journaled", "reason": "too_large"}
+    )
     assert dropped == 17
     journal.close()

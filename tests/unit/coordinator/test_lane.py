@@ -1,4 +1,5 @@
-"""A lane beside the rounds of its verifier: admission, lane, planner and `RoundLoop` in simulated time."""
+"""A lane beside the rounds of its verifier: admission, lane, planner and `RoundLoop` in simulated
+time."""
 
 from __future__ import annotations
 
@@ -19,7 +20,15 @@ from coordinator.queue.scheduler import FORM_RETRY_S, QueueBounds
 from coordinator.watching import explaining
 from dspark.errors import DsparkError, Overloaded, PeerError, RequestCancelled, Unavailable
 from dspark.rounds.control import Admission, DrafterAt, PassReport, Refused, Up, Use
-from dspark.rounds.events import Acknowledged, DrafterEvent, How, Release, Released, RoundReport, Why
+from dspark.rounds.events import (
+    Acknowledged,
+    DrafterEvent,
+    How,
+    Release,
+    Released,
+    RoundReport,
+    Why,
+)
 from dspark.rounds.plan import Plan, PlanKind, Terms
 from dspark.types import Constraint, ConstraintKind, Draws, RefusalReason, SamplingParams
 
@@ -29,7 +38,9 @@ POLICIES = ("adaptive", "fixed:1", "fixed:3", "threshold:0.5", "off")
 @virtual
 async def test_several_policies_share_the_rounds_of_a_lane() -> None:
     cell = RoundsCell()
-    states = [cell.ask((seed, 3), max_tokens=60, policy=policy) for seed, policy in enumerate(POLICIES)]
+    states = [
+        cell.ask((seed, 3), max_tokens=60, policy=policy) for seed, policy in enumerate(POLICIES)
+    ]
     await cell.finish(*states)
     for seed, state in enumerate(states):
         assert await read(state) == answer_of((seed, 3), 60)
@@ -54,7 +65,8 @@ async def test_histograms_agree_with_the_counters_for_every_length(max_tokens: i
     assert stats.committed_by_rounds == max_tokens - 1
     assert stats.accepted == cell.metrics.value("spec_decode_num_accepted_tokens_total")
     wasted = sum(
-        cell.metrics.value("draft_wasted_tokens_total", reason=why) for why in ("not_verified", "rejected", "cut")
+        cell.metrics.value("draft_wasted_tokens_total", reason=why)
+        for why in ("not_verified", "rejected", "cut")
     )
     assert stats.drafted == stats.accepted + wasted
     assert cell.metrics.value("generation_tokens_total") == max_tokens
@@ -84,7 +96,9 @@ async def test_an_end_that_only_the_text_shows_wastes_at_most_the_window(window:
     reports = cell.port.news(PassReport)
     assert {len(each.report.rounds) for each in reports} == {1}
     beyond = len(reports) - (known - 2)
-    assert 0 <= beyond <= window + 1, "the round that was running, and as many more as a verifier may run ahead"
+    assert 0 <= beyond <= window + 1, (
+        "the round that was running, and as many more as a verifier may run ahead"
+    )
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.00005, 0.0015, 0.004, 0.012, 0.02, 0.03])
@@ -117,7 +131,9 @@ async def test_prefills_go_a_few_at_a_time_in_order() -> None:
 
 
 @virtual
-async def test_r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged_before_it_is_shown() -> None:
+async def test_r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged_before_it_is_shown() -> (
+    None
+):
     cell = RoundsCell()
     happened: list[str] = []
     written: list[int] = []
@@ -133,7 +149,9 @@ async def test_r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged
         told = ["acknowledged" for each in orders if isinstance(each, Acknowledged)]
         happened.extend(told)
         if told and cell.lane.states:
-            assert written[-1] == len(cell.lane.states[0].answer.log), "all that is acknowledged is written"
+            assert written[-1] == len(cell.lane.states[0].answer.log), (
+                "all that is acknowledged is written"
+            )
         tell_port(orders)
 
     cell.port.port.tell = told  # type: ignore[method-assign]
@@ -146,7 +164,9 @@ async def test_r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged
         assert last == "acknowledged" or state.end is not None
     assert pieces > 5
     order = [each for each in happened if each != "shown"]
-    assert all(before == "written" for before, now in itertools.pairwise(order) if now == "acknowledged")
+    assert all(
+        before == "written" for before, now in itertools.pairwise(order) if now == "acknowledged"
+    )
 
 
 @pytest.mark.parametrize("bug", ["news", "settle", "look_at"])
@@ -179,7 +199,9 @@ async def test_r7_a_bug_costs_a_lane_and_no_sequence_and_what_was_committed_befo
 
 
 @virtual
-async def test_r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_given_twice() -> None:
+async def test_r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_given_twice() -> (
+    None
+):
     noted: list[int] = []
     written: list[int] = []
     cell = RoundsCell(write=lambda: written.extend(noted))
@@ -253,7 +275,9 @@ async def test_a_verifier_that_says_what_cannot_be_ends_that_request_and_no_othe
         return LIES[lie](row) if row.sequence == victim.sequence.number and row.verified else row
 
     cell.port.in_reports(
-        lambda each: [with_rows(each, map(told, each.report.rounds)) if each.report.number > 2 else each]
+        lambda each: [
+            with_rows(each, map(told, each.report.rounds)) if each.report.number > 2 else each
+        ]
     )
     await cell.finish(victim, other)
     assert await read(other) == answer_of((8, 9), 40)
@@ -270,7 +294,12 @@ async def test_reasons_of_a_hostile_verifier_name_no_new_time_series() -> None:
 
     def tamper(each: PassReport) -> list[Up]:
         number = each.report.number
-        return [with_rows(each, [row._replace(why_empty=f"x{number}" * bool(number)) for row in each.report.rounds])]
+        return [
+            with_rows(
+                each,
+                [row._replace(why_empty=f"x{number}" * bool(number)) for row in each.report.rounds],
+            )
+        ]
 
     cell.port.in_reports(tamper)
     state = cell.ask(max_tokens=20, policy="fixed:1")
@@ -314,7 +343,9 @@ async def test_the_least_loaded_drafter_is_chosen_unless_the_request_names_one()
 
 
 @virtual
-async def test_r10_a_drafter_that_only_this_process_lost_goes_on_drafting_for_who_is_there() -> None:
+async def test_r10_a_drafter_that_only_this_process_lost_goes_on_drafting_for_who_is_there() -> (
+    None
+):
     cell = RoundsCell()
     state = cell.ask(max_tokens=90)
     await asyncio.sleep(0.06)
@@ -363,7 +394,9 @@ async def test_a_silent_drafter_costs_a_deadline_and_its_sequences_go_to_another
     assert state.stats.drafted > 0
 
 
-@pytest.mark.parametrize(("form", "alarms"), [(None, 1), (Constraint(ConstraintKind.REGEX, "[0-9]*"), 0)])
+@pytest.mark.parametrize(
+    ("form", "alarms"), [(None, 1), (Constraint(ConstraintKind.REGEX, "[0-9]*"), 0)]
+)
 @virtual
 async def test_a_drafter_of_no_use_is_left_out_and_one_whose_drafts_a_form_refuses_is_not(
     form: Constraint | None, alarms: int
@@ -380,8 +413,14 @@ async def test_a_drafter_of_no_use_is_left_out_and_one_whose_drafts_a_form_refus
 async def test_answers_in_a_form_are_planned_for_by_what_was_drafted_under_forms() -> None:
     cell, form = RoundsCell(), Constraint(ConstraintKind.REGEX, "[0-9]*")
     for seed, constraint in enumerate((None, form, None, form)):
-        cell.ask((seed, 3), max_tokens=400, params=SamplingParams(temperature=0.0, constraint=constraint))
-    await cell.until(lambda: all(placed.drafter for placed in cell.lane._members) and len(cell.lane._members) == 4)
+        cell.ask(
+            (seed, 3), max_tokens=400, params=SamplingParams(temperature=0.0, constraint=constraint)
+        )
+    await cell.until(
+        lambda: (
+            all(placed.drafter for placed in cell.lane._members) and len(cell.lane._members) == 4
+        )
+    )
     kinds = [(placed.state.request.params.constraint, placed.key) for placed in cell.lane._members]
     assert len({key for _, key in kinds}) == len(set(kinds)) == 2
     cell.admission.cut_all()
@@ -409,7 +448,9 @@ async def test_who_must_draft_is_on_no_trial_for_an_alarm_that_it_does_not_heed(
     """Nor does it draft whole blocks of what is no use: its lane goes on planning for it."""
     cell = RoundsCell(sink=1 << 20, pair=ToyPair(wrong_every=1), waits=Conduct(bypass=False))
     states = [cell.ask((seed, 3), max_tokens=4000) for seed in range(8)]
-    await cell.until(lambda: cell.metrics.value("drafters_left_out", lane=cell.lane.facts.name) == 1)
+    await cell.until(
+        lambda: cell.metrics.value("drafters_left_out", lane=cell.lane.facts.name) == 1
+    )
     before = sum(state.stats.rounds for state in states)
     await cell.until(lambda: sum(state.stats.rounds for state in states) > before + 80)
     plan = cell.lane._plans.in_force
@@ -429,9 +470,16 @@ async def test_a_distrusted_drafter_drafts_no_more_under_the_ratio_rules() -> No
     places = (1 << 20, *[0] * 63)
     liar = Draws(cell.drafters[0].facts.fingerprint, slots=1 << 20, places=places)
     lies = [(liar,)]
-    cell.port.in_reports(lambda each: [each._replace(draws=lies.pop()) if each.report.number and lies else each])
+    cell.port.in_reports(
+        lambda each: [each._replace(draws=lies.pop()) if each.report.number and lies else each]
+    )
     await asyncio.sleep(0.05)
-    assert cell.metrics.value("monitor_alarms_total", drafter=liar.drafter_version[:16], statistic="places") == 1
+    assert (
+        cell.metrics.value(
+            "monitor_alarms_total", drafter=liar.drafter_version[:16], statistic="places"
+        )
+        == 1
+    )
     assert ratio.drafter is None
     assert exact.drafter is not None
     await cell.finish(exact, ratio)
@@ -448,7 +496,9 @@ async def test_a_verifier_that_dies_is_replaced_and_nothing_said_changes(at_s: f
     assert cell.admission.queued == 3
     cell.add_verifier()
     await cell.finish(*states)
-    assert [await read(state) for state in states] == [answer_of((seed, 3), 40) for seed in range(3)]
+    assert [await read(state) for state in states] == [
+        answer_of((seed, 3), 40) for seed in range(3)
+    ]
     assert {state.sequence.epoch for state in states} == {1}
     assert cell.metrics.value("handovers_total", reason="lost") == 3
     assert cell.clean()
@@ -528,7 +578,9 @@ async def test_a_verifier_that_never_settles_a_sequence_loses_it() -> None:
     stuck, other = cell.ask(max_tokens=60), cell.ask((8, 3), max_tokens=2000, policy="off")
     await asyncio.sleep(0.06)
     cell.port.tampers = lambda news: [
-        each for each in news if not (isinstance(each, Released) and each.sequence == stuck.sequence.number)
+        each
+        for each in news
+        if not (isinstance(each, Released) and each.sequence == stuck.sequence.number)
     ]
     placed = cell.lane._members.get(stuck.sequence.number)
     assert placed is not None
@@ -560,7 +612,10 @@ def silent_about(number: int) -> Callable[[PassReport], list[PassReport]]:
 @virtual
 async def test_a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_does() -> None:
     cell = RoundsCell(waits=Conduct(verify_deadline_s=2.0))
-    stuck, other = cell.ask(max_tokens=60, policy="fixed:2"), cell.ask((8, 3), max_tokens=2000, policy="off")
+    stuck, other = (
+        cell.ask(max_tokens=60, policy="fixed:2"),
+        cell.ask((8, 3), max_tokens=2000, policy="off"),
+    )
     await cell.until(lambda: len(stuck.answer.log) > 20)
     stands = stuck.answer.log.answered
     cell.port.in_reports(silent_about(stuck.sequence.number))
@@ -582,7 +637,10 @@ async def test_a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_d
 @virtual
 async def test_nobody_moves_for_silence_while_the_verifier_has_no_page_left(left: int) -> None:
     cell = RoundsCell(waits=Conduct(verify_deadline_s=2.0))
-    starved, other = cell.ask(max_tokens=60, policy="off"), cell.ask((8, 3), max_tokens=2000, policy="off")
+    starved, other = (
+        cell.ask(max_tokens=60, policy="off"),
+        cell.ask((8, 3), max_tokens=2000, policy="off"),
+    )
     await cell.until(lambda: len(starved.answer.log) > 20)
     silent = silent_about(starved.sequence.number)
     cell.port.in_reports(lambda each: [told._replace(pages_free=left) for told in silent(each)])
@@ -637,7 +695,9 @@ async def test_a_prompt_is_waited_for_while_prompts_get_on() -> None:
 
     def got_on(each: PassReport) -> list[PassReport]:
         """Another coordinator's prompts get on now and then."""
-        return [told if next(riding) % 50 else told._replace(prefill_tokens=8) for told in silent(each)]
+        return [
+            told if next(riding) % 50 else told._replace(prefill_tokens=8) for told in silent(each)
+        ]
 
     cell.port.in_reports(got_on)
     await asyncio.sleep(25.0)
@@ -698,7 +758,9 @@ async def test_a_prompt_is_run_under_its_own_salt_wherever_it_goes() -> None:
 
 @pytest.mark.parametrize("serves", [True, False])
 @virtual
-async def test_a_verifier_that_runs_its_first_requests_is_waited_for_but_not_without_end(serves: bool) -> None:
+async def test_a_verifier_that_runs_its_first_requests_is_waited_for_but_not_without_end(
+    serves: bool,
+) -> None:
     cell = RoundsCell(bounds=QueueBounds(verifier_wait_s=20.0, warm_s=60.0))
     state = cell.ask(max_tokens=9)
     cell.admission.verifier_warms = lambda: True
@@ -765,7 +827,9 @@ async def test_the_youngest_makes_room_and_comes_back() -> None:
     cell = RoundsCell(pages=70)
     states = [cell.ask((seed, 3), max_tokens=100) for seed in range(4)]
     await cell.finish(*states)
-    assert [await read(state) for state in states] == [answer_of((seed, 3), 100) for seed in range(4)]
+    assert [await read(state) for state in states] == [
+        answer_of((seed, 3), 100) for seed in range(4)
+    ]
     preempted = cell.metrics.value("num_preemptions_total")
     assert cell.metrics.value("prefills_total", reason="preempted") == preempted > 1
     assert states[0].sequence.epoch == 0, "the oldest always goes on"
@@ -776,11 +840,14 @@ async def test_the_youngest_makes_room_and_comes_back() -> None:
 
 
 @virtual
-async def test_a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_another_epoch() -> None:
+async def test_a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_another_epoch() -> (
+    None
+):
     cell = RoundsCell(pages=70)
     first = cell.ask((4, 3), max_tokens=150)
     await asyncio.sleep(0.4)
-    # The coordinator thinks that there is room; the verifier, whose pool others fill too, knows better.
+    # The coordinator thinks that there is room; the verifier, whose pool others fill too, knows
+    # better.
     pages = cell.port.port.pages
     assert pages.grow(99, 0, 4 * pages.left - 20, 0) is not None
     second = cell.ask(tuple(range(30)), max_tokens=20)
@@ -795,8 +862,11 @@ async def test_a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_
     assert cell.clean()
 
 
-def refused(port: Any, told: PassReport, why: RefusalReason, message: str, *, looked_at: bool = False) -> list[Up]:
-    """What comes in place of a report: its one sequence is refused. looked_at: its prompt has been."""
+def refused(
+    port: Any, told: PassReport, why: RefusalReason, message: str, *, looked_at: bool = False
+) -> list[Up]:
+    """What comes in place of a report: its one sequence is refused. looked_at: its prompt has
+    been."""
     (row,) = told.report.rounds
     port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
     length = looked_at * row.committed_before
@@ -832,12 +902,18 @@ async def test_an_answer_that_has_begun_waits_for_a_verifier_that_has_no_time_fo
     port, times = cell.ports[-1], itertools.count(1)
 
     port.in_reports(
-        lambda each: [each] if next(times) > 1 else refused(port, each, RefusalReason.BUSY, "constraint: no time")
+        lambda each: (
+            [each]
+            if next(times) > 1
+            else refused(port, each, RefusalReason.BUSY, "constraint: no time")
+        )
     )
     await cell.until(lambda: state.sequence.turned_away == 1)
     began, other = asyncio.get_running_loop().time(), cell.ask(max_tokens=4)
     await cell.finish(other)
-    assert asyncio.get_running_loop().time() - began < 0.9 * FORM_RETRY_S, "nobody else waits for that"
+    assert asyncio.get_running_loop().time() - began < 0.9 * FORM_RETRY_S, (
+        "nobody else waits for that"
+    )
     await cell.finish(state)
     assert (state.sequence.turned_away, state.handovers) == (1, 0)
     assert await read(state) == answer_of((5, 6), 60)
@@ -850,7 +926,11 @@ async def test_an_answer_that_has_begun_waits_for_a_verifier_that_has_no_time_fo
         (RefusalReason.BUSY, Overloaded, "not these"),
         (RefusalReason.INVALID, PeerError, "the verifier refused a prompt: not these"),
         (RefusalReason.INTERNAL, PeerError, "begun 3 times, and refused again: not these"),
-        (RefusalReason.UNKNOWN_SEQUENCE, Unavailable, "begun 3 times, and refused again: not these"),
+        (
+            RefusalReason.UNKNOWN_SEQUENCE,
+            Unavailable,
+            "begun 3 times, and refused again: not these",
+        ),
     ],
 )
 @virtual
@@ -858,7 +938,9 @@ async def test_who_is_refused_hears_why(
     why: RefusalReason, error: type[DsparkError], words: str, looked_at: bool
 ) -> None:
     cell = RoundsCell(bounds=QueueBounds(max_handovers=2))
-    cell.port.in_reports(lambda each: refused(cell.port, each, why, "not these", looked_at=looked_at))
+    cell.port.in_reports(
+        lambda each: refused(cell.port, each, why, "not these", looked_at=looked_at)
+    )
     state = cell.ask()
     await cell.finish(state)
     with pytest.raises(error, match=words):
@@ -872,7 +954,9 @@ async def test_who_is_refused_hears_why(
 
 def terms_before(cell: RoundsCell, number: int) -> Terms:
     """Of a sequence, by the last plan that was told before its admission."""
-    told = itertools.takewhile(lambda e: not (isinstance(e, Admission) and e.admit.sequence == number), cell.port.told)
+    told = itertools.takewhile(
+        lambda e: not (isinstance(e, Admission) and e.admit.sequence == number), cell.port.told
+    )
     return [each for each in told if isinstance(each, Plan)][-1].terms_of(number)
 
 
@@ -900,7 +984,9 @@ async def test_a_lane_whose_drafts_are_wrong_goes_without_most_of_them() -> None
     await cell.until(lambda: states[0].stats.rounds >= 150)
     drafts = cell.metrics.value("spec_decode_num_drafts_total")
     await cell.finish(*states)
-    assert [await read(state) for state in states] == [answer_of((seed, 6), 300) for seed in range(2)]
+    assert [await read(state) for state in states] == [
+        answer_of((seed, 6), 300) for seed in range(2)
+    ]
     assert 0 < cell.metrics.value("spec_decode_num_drafts_total") - drafts < 60
     assert cell.metrics.value("empty_blocks_total", reason="bypass") > 240
 
@@ -928,7 +1014,10 @@ async def test_where_drafts_do_not_pay_rows_of_a_few_are_sent_until_drafts_pay()
         await cell.until(lambda: spared.stats.rounds >= 300)
         assert {explaining.told(part).empty_because for part in watch.taken()} == {"bypass"}
     assert not cell.metrics.value("empty_blocks_total", reason="no_drafter"), "nobody is missing"
-    others = [cell.ask((seed, 7), max_tokens=4000, params=SamplingParams(temperature=1.0)) for seed in range(4)]
+    others = [
+        cell.ask((seed, 7), max_tokens=4000, params=SamplingParams(temperature=1.0))
+        for seed in range(4)
+    ]
     await cell.until(lambda: all(state.stats.rounds >= 5 for state in others))
     assert fed(others) == 2, "drafts of another kind are tried, too"
     cell.world.spec = costs(draft_ms=0.1)
@@ -939,7 +1028,9 @@ async def test_where_drafts_do_not_pay_rows_of_a_few_are_sent_until_drafts_pay()
 @virtual
 async def test_weights_of_requests_reach_the_terms_of_their_blocks() -> None:
     cell = RoundsCell()
-    states = [cell.ask((seed, 3), max_tokens=60, weight=weight) for seed, weight in enumerate((1.0, 3.0))]
+    states = [
+        cell.ask((seed, 3), max_tokens=60, weight=weight) for seed, weight in enumerate((1.0, 3.0))
+    ]
     await cell.finish(*states)
     weights = {
         tuple(round(each.terms_of(state.sequence.number).weight, 3) for state in states)

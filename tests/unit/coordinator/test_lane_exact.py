@@ -1,8 +1,10 @@
-"""What lanes commit equals the one-page reference, through admission, planner, lane and `RoundLoop`, whatever happens.
+"""What lanes commit equals the one-page reference, through admission, planner, lane and
+`RoundLoop`, whatever happens.
 
-Target and drafter are small functions of the newest tokens, and everything drawn is drawn by the reference's own rules
-and keys: so only the choices are the system's (when a block is asked for, how much of it is verified, who moves).
-Invariant 8: at temperature 0 and in coupled mode the ids are the same; elsewhere the recorded choices replay to them.
+Target and drafter are small functions of the newest tokens, and everything drawn is drawn by the
+reference's own rules and keys: so only the choices are the system's (when a block is asked for, how
+much of it is verified, who moves). Invariant 8: at temperature 0 and in coupled mode the ids are
+the same; elsewhere the recorded choices replay to them.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def drafter(tokens: Sequence[int], pick: Pick) -> Sequence[float]:
 
 
 class ReferencePair:
-    """Draws as `reference.generate` does, and keeps the rounds that were drawn, by the seed of their request."""
+    """Draws as `reference.generate` does, and keeps the rounds that were drawn, by the seed of
+    their request."""
 
     def __init__(self) -> None:
         self.rounds: dict[int, list[RecordedRound]] = {}
@@ -64,7 +67,10 @@ class ReferencePair:
 
     @staticmethod
     def _params(held: SimulatedContext) -> SamplingParams:
-        return replace(held.admission.params, prompt_len=len(PROMPTS[held.admission.params.seed % len(PROMPTS)]))
+        return replace(
+            held.admission.params,
+            prompt_len=len(PROMPTS[held.admission.params.seed % len(PROMPTS)]),
+        )
 
     def admitted(self, held: SimulatedContext) -> None:
         """What was drawn and not committed before a hand-over is gone."""
@@ -76,7 +82,9 @@ class ReferencePair:
         epoch = held.admission.admit.epoch
         token = reference._first(held.tokens, target, self._params(held), epoch)
         if epoch:
-            again = RecordedRound(len(held.tokens) - 1, (), reference.NO_Q, 0, 0, token, epoch, prefilled=True)
+            again = RecordedRound(
+                len(held.tokens) - 1, (), reference.NO_Q, 0, 0, token, epoch, prefilled=True
+            )
             if len(held.tokens) > len(PROMPTS[held.admission.params.seed % len(PROMPTS)]):
                 self.rounds[held.admission.params.seed].append(again)
         return token
@@ -90,14 +98,20 @@ class ReferencePair:
             blocks.append(SimulatedBlock(ids[:slots], confidence[:slots]))
         return blocks
 
-    def judge(self, asked: Sequence[tuple[SimulatedContext, Sequence[int]]]) -> list[tuple[int, ...]]:
+    def judge(
+        self, asked: Sequence[tuple[SimulatedContext, Sequence[int]]]
+    ) -> list[tuple[int, ...]]:
         drawn = []
         for held, prefix in asked:
             params, epoch = self._params(held), held.admission.admit.epoch
             ids, q = self._blocks[params.seed] if prefix else ((), reference.NO_Q)
             assert tuple(prefix) == ids[: len(prefix)]
-            accepted, token = reference._verify(held.tokens, prefix, q.prefix(len(prefix)), target, params, epoch)
-            made = RecordedRound(len(held.tokens) - 1, tuple(prefix), q, len(prefix), accepted, token, epoch)
+            accepted, token = reference._verify(
+                held.tokens, prefix, q.prefix(len(prefix)), target, params, epoch
+            )
+            made = RecordedRound(
+                len(held.tokens) - 1, tuple(prefix), q, len(prefix), accepted, token, epoch
+            )
             self.rounds[params.seed].append(made)
             drawn.append((*prefix[:accepted], token))
         return drawn
@@ -124,7 +138,13 @@ async def _troubled(cell: RoundsCell, params: SamplingParams, policy: str) -> li
 
 @pytest.mark.parametrize(
     ("policy", "window", "cohorts"),
-    [("adaptive", 2, 0), ("adaptive", 0, 1), ("fixed:4", 2, 2), ("threshold:0.5", 2, 1), ("off", 2, 0)],
+    [
+        ("adaptive", 2, 0),
+        ("adaptive", 0, 1),
+        ("fixed:4", 2, 2),
+        ("threshold:0.5", 2, 1),
+        ("off", 2, 0),
+    ],
 )
 @pytest.mark.parametrize(
     "params",
@@ -159,15 +179,22 @@ def test_committed_ids_are_those_of_the_one_page_loop(
         own = replace(params, seed=number)
         said = state.answer.log.answer()
         if params.greedy or params.rule is Rule.COUPLED:
-            whole = reference.generate(prompt, target, drafter, lambda *_: SLOTS, own, max_tokens=MOST)
+            whole = reference.generate(
+                prompt, target, drafter, lambda *_: SLOTS, own, max_tokens=MOST
+            )
             assert said == whole.token_ids
         first = _begun(state, pair, number)
-        assert said == reference.replay(prompt, target, pair.rounds[number], own, max_tokens=MOST, epoch=first)
+        assert said == reference.replay(
+            prompt, target, pair.rounds[number], own, max_tokens=MOST, epoch=first
+        )
         assert policy == "off" or any(each.prefix for each in pair.rounds[number])
 
 
 def _begun(state: RequestState, pair: ReferencePair, number: int) -> int:
-    """The epoch whose prefill gave the first token: a hand-over before anything was committed begins anew."""
+    """The epoch whose prefill gave the first token: a hand-over before anything was committed
+    begins anew."""
     again = [each.epoch for each in pair.rounds[number] if each.prefilled]
     drawn = [each.epoch for each in pair.rounds[number]]
-    return next(epoch for epoch in itertools.count() if epoch not in again and (epoch in drawn or not drawn))
+    return next(
+        epoch for epoch in itertools.count() if epoch not in again and (epoch in drawn or not drawn)
+    )

@@ -1,6 +1,8 @@
-"""Arrivals, cancellations, losses, drains and lack of memory at random, around real `RoundLoop`s in simulated time.
+"""Arrivals, cancellations, losses, drains and lack of memory at random, around real `RoundLoop`s in
+simulated time.
 
-Whatever happens answers are exact, nothing is left behind, no epoch is given twice, and what was shown was written.
+Whatever happens answers are exact, nothing is left behind, no epoch is given twice, and what was
+shown was written.
 """
 
 from __future__ import annotations
@@ -35,7 +37,13 @@ class Storm:
         self.ports: list[Any] = list(cell.ports)
 
     def one_thing(self) -> None:
-        things = [self.ask] * 8 + [self.cancel, self.finish, self.lose_verifier, self.drain, self.move]
+        things = [self.ask] * 8 + [
+            self.cancel,
+            self.finish,
+            self.lose_verifier,
+            self.drain,
+            self.move,
+        ]
         things += [self.lose_drafter, self.add_drafter, self.partition, self.silence, self.leaves]
         self.draw.choice(things)()
 
@@ -121,7 +129,10 @@ class Storm:
         drafter.silent = not drafter.silent and self.draw.random() < 0.5
 
     def leaves(self) -> None:
-        drafter, leaves = cast("DrafterPort", self.draw.choice(self.cell.drafters)), self.draw.random() < 0.5
+        drafter, leaves = (
+            cast("DrafterPort", self.draw.choice(self.cell.drafters)),
+            self.draw.random() < 0.5,
+        )
         for lane in self.cell.lanes:
             lane.drafter_leaves(drafter, leaves)
 
@@ -140,7 +151,9 @@ async def test_answers_are_exact_and_nothing_is_left_behind(seed: int) -> None:
         drafters=2,
         pages=120 if seed % 2 else 0,
         pair=ToyPair(wrong_every=(3, 5, 1000)[seed % 3]),
-        waits=Conduct(max_prefills=3, window=seed % 3, cohorts=(0, 1, 2)[seed % 3], verify_deadline_s=60.0),
+        waits=Conduct(
+            max_prefills=3, window=seed % 3, cohorts=(0, 1, 2)[seed % 3], verify_deadline_s=60.0
+        ),
         bounds=QueueBounds(max_running=12, max_queued=20, max_handovers=1000),
     )
     storm = Storm(cell, seed)
@@ -161,13 +174,21 @@ async def test_answers_are_exact_and_nothing_is_left_behind(seed: int) -> None:
     for noted in storm.epochs.values():
         assert noted == sorted(set(noted)), "no epoch twice"
     for port in storm.ports:
-        admitted = [(e.admit.sequence, e.admit.epoch) for e in port.told if isinstance(e, Admission)]
+        admitted = [
+            (e.admit.sequence, e.admit.epoch) for e in port.told if isinstance(e, Admission)
+        ]
         assert len(admitted) == len(set(admitted))
         assert all(epoch in storm.epochs[number] for number, epoch in admitted)
-        rounds = [(e.sequence, e.epoch, e.through_round) for e in port.told if isinstance(e, Acknowledged)]
+        rounds = [
+            (e.sequence, e.epoch, e.through_round) for e in port.told if isinstance(e, Acknowledged)
+        ]
         assert len(rounds) == len(set(rounds)), "no report is applied twice"
     assert cell.metrics.value("dropped_total", kind="verdict", reason="out_of_order") == 0
     assert cell.metrics.value("dropped_total", kind="released", reason="out_of_order") == 0
     await asyncio.sleep(1.0)
-    assert cell.clean(), (cell.load, [len(lane) for lane in cell.lanes], [p.port.held for p in cell.ports])
+    assert cell.clean(), (
+        cell.load,
+        [len(lane) for lane in cell.lanes],
+        [p.port.held for p in cell.ports],
+    )
     assert (cell.admission.running, cell.admission.queued) == (0, 0)

@@ -1,4 +1,5 @@
-"""A drafter version that lies loses the ratio rules for good, and nothing else; honest ones lose nothing."""
+"""A drafter version that lies loses the ratio rules for good, and nothing else; honest ones lose
+nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What clients are shown: text, stop strings, what counts, and one message for whatever was waiting."""
+"""What clients are shown: text, stop strings, what counts, and one message for whatever was
+waiting."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,9 +15,12 @@ from dspark.types import SamplingParams, ScoredToken
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token per byte, so that every character beyond ASCII takes several; plus one special token."""
+    """One token per byte, so that every character beyond ASCII takes several; plus one special
+    token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
+    backend = Backend(
+        models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[])
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<end>"])
@@ -31,7 +35,9 @@ END = TOKENIZER.encode("<end>")[0]
 class Told:
     """Pieces as a lane would pass them on, and what is shown of them."""
 
-    def __init__(self, max_tokens: int = 99, stop_ids: frozenset[int] = frozenset(), **more: object) -> None:
+    def __init__(
+        self, max_tokens: int = 99, stop_ids: frozenset[int] = frozenset(), **more: object
+    ) -> None:
         params = SamplingParams(min_tokens=more.pop("min_tokens", 0))  # type: ignore[arg-type]
         request = Request("r", tuple(PROMPT), params, max_tokens, Off(), stop_ids=stop_ids, **more)  # type: ignore[arg-type]
         self.reader = OutputProcessor(request, TOKENIZER, 100.0)
@@ -41,7 +47,9 @@ class Told:
         self.shown: list[OutputChunk] = []
 
     def piece(self, ids: tuple[int, ...]) -> CommittedTokens:
-        kept, end = cut(ids, self.reader.request.max_tokens - len(self.log), self.reader.request.stop_ids)
+        kept, end = cut(
+            ids, self.reader.request.max_tokens - len(self.log), self.reader.request.stop_ids
+        )
         self.log += kept
         return CommittedTokens(kept, end)
 
@@ -79,7 +87,9 @@ def test_text_is_never_broken_inside_a_character(text: str, size: int) -> None:
 
 def test_what_dangles_at_the_end_is_shown_once() -> None:
     told = Told(max_tokens=3)
-    told.say("a\u00e9" + "\u00e9", 1)  # cut in the middle of the first one's two bytes is not possible here ...
+    told.say(
+        "a\u00e9" + "\u00e9", 1
+    )  # cut in the middle of the first one's two bytes is not possible here ...
     assert told.text == "a\u00e9"
     told = Told(max_tokens=2)
     told.say("a\u00e9", 1)  # ... but here it is
@@ -96,7 +106,9 @@ def test_a_stop_string_across_chunk_borders_is_never_shown() -> None:
         assert told.reading.answered == len("go on STOP")
 
 
-def test_tokens_end_with_the_one_that_completes_the_stop_string_and_what_is_behind_it_is_dropped_and_counted() -> None:
+def test_tokens_end_with_the_one_that_completes_the_stop_string_and_what_is_behind_it_is_dropped_and_counted() -> (
+    None
+):
     told = Told(stops=("lo",))
     told.say("hello there", 7)
     told.commit(TOKENIZER.encode("more"))
@@ -155,12 +167,16 @@ def test_any_ids_give_text_and_no_error(ids: list[int]) -> None:
     told = Told(max_tokens=max(len(ids), 1))
     for token in ids:
         told.commit((token,))
-    assert told.text.replace("\ufffd", "") == TOKENIZER.decode(ids, skip_special=True).replace("\ufffd", "")
+    assert told.text.replace("\ufffd", "") == TOKENIZER.decode(ids, skip_special=True).replace(
+        "\ufffd", ""
+    )
 
 
 def test_what_was_waiting_becomes_one_message_per_answer() -> None:
     told = Told()
-    told.read(told.piece(TOKENIZER.encode("abc")), told.piece(TOKENIZER.encode("def")), told.piece((7,)))
+    told.read(
+        told.piece(TOKENIZER.encode("abc")), told.piece(TOKENIZER.encode("def")), told.piece((7,))
+    )
     assert [(one.offset, len(one.tokens)) for one in told.shown] == [(0, 7)]
     told.commit((8,))
     assert told.shown[-1].offset == 7
@@ -184,15 +200,24 @@ def test_several_answers_are_kept_apart() -> None:
 def test_numbers_come_from_the_pieces_and_stop_where_the_answer_does() -> None:
     told = Told(stops=("lo",))
     ids = TOKENIZER.encode("hello there")
-    told.reader.read([(CommittedTokens(ids[:1], None, started=FirstCommit(0.25, 16)), 100.5)], lambda _: None)
+    told.reader.read(
+        [(CommittedTokens(ids[:1], None, started=FirstCommit(0.25, 16)), 100.5)], lambda _: None
+    )
     logprobs = tuple(ScoredToken(-float(n)) for n in range(8))
     piece = CommittedTokens(ids[1:9], None, logprobs=logprobs, round=Round(9, 8, 7))
     shown = told.reader.read(
-        [(piece, 101.0), (CommittedTokens(ids[9:], None, round=Round(9, 8, 1)), 102.0)], lambda _: None
+        [(piece, 101.0), (CommittedTokens(ids[9:], None, round=Round(9, 8, 1)), 102.0)],
+        lambda _: None,
     )
     stats = told.reading.stats
     assert [one.logprob for one in shown[0].logprobs] == [0.0, -1.0, -2.0, -3.0]
-    assert (stats.rounds, stats.drafted, stats.verified, stats.accepted, stats.committed_by_rounds) == (1, 9, 8, 4, 4)
+    assert (
+        stats.rounds,
+        stats.drafted,
+        stats.verified,
+        stats.accepted,
+        stats.committed_by_rounds,
+    ) == (1, 9, 8, 4, 4)
     assert (stats.queue_s(), stats.first_token_s(), stats.total_s()) == (0.25, 0.5, 1.0)
     assert told.reading.cached_tokens == 16
 
@@ -202,7 +227,9 @@ words = st.text(alphabet="ab", min_size=1, max_size=4)
 
 @settings(deadline=None)
 @given(st.text(alphabet="abc", max_size=30), st.lists(words, min_size=1, max_size=3), st.data())
-def test_stop_strings_are_found_however_the_text_is_cut(text: str, stops: list[str], data: st.DataObject) -> None:
+def test_stop_strings_are_found_however_the_text_is_cut(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
     finder = StopStrings(stops)
     shown, matched = "", None
     rest = text

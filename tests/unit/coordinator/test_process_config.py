@@ -30,7 +30,9 @@ def test_the_defaults_can_work() -> None:
         ("prefill_deadline_s", float("nan")),
     ],
 )
-async def test_what_cannot_work_is_refused_by_key_before_anything_is_opened(key: str, value: object) -> None:
+async def test_what_cannot_work_is_refused_by_key_before_anything_is_opened(
+    key: str, value: object
+) -> None:
     with pytest.raises(ConfigError, match=f"coordinator.{key}"):
         await start(CoordinatorConfig(**{key: value}))
 

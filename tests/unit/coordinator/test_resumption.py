@@ -1,4 +1,5 @@
-"""A client that lost its stream gets the rest of its answers, each token once, whoever was lost between them."""
+"""A client that lost its stream gets the rest of its answers, each token once, whoever was lost
+between them."""
 
 import asyncio
 import shutil
@@ -50,7 +51,12 @@ class Desk:
         if offsets is not None:
             message.resume.offsets.extend(offsets)
         request = Request(
-            "r", PROMPT, params or SamplingParams(temperature=0.0), TOKENS, parse_policy("adaptive"), choices=choices
+            "r",
+            PROMPT,
+            params or SamplingParams(temperature=0.0),
+            TOKENS,
+            parse_policy("adaptive"),
+            choices=choices,
         )
         sink = OutputQueue(64 * choices)
         reader = OutputProcessor(request, None, 0.0, offsets or ())
@@ -81,7 +87,9 @@ def in_memory() -> Journal:
     return Journal(None, keep_s=60.0, metrics=Metrics())
 
 
-SAMPLED = SamplingParams(temperature=0.8, seed=99, rule=Rule.BLOCK)  # the toy target says the same under any law
+SAMPLED = SamplingParams(
+    temperature=0.8, seed=99, rule=Rule.BLOCK
+)  # the toy target says the same under any law
 
 
 @pytest.mark.parametrize("held", [1, 2, 11, 39])
@@ -96,7 +104,9 @@ async def test_the_rest_comes_after_the_coordinator_was_lost(held: int) -> None:
     second = Desk(journal)
     second.shown = {0: first.shown[0][:held]}  # the last words may have got lost on their way
     reader, sink, call = second.ask(params=SAMPLED, offsets=(held,))
-    assert all(state.sequence.epoch > epoch for state in call.states.values()), "no draw is used twice"
+    assert all(state.sequence.epoch > epoch for state in call.states.values()), (
+        "no draw is used twice"
+    )
     await second.read(reader, sink)
     assert second.shown[0] == EXPECTED
     assert reader.answers[0].answered == TOKENS
@@ -133,12 +143,15 @@ async def test_what_a_client_was_shown_is_on_disk(tmp_path: Path) -> None:
 
 @virtual
 async def test_it_goes_on_under_the_seed_it_began_with_and_a_higher_epoch_every_time() -> None:
-    """A front end draws a seed for every message that brings none; draws of the first must go on, and never repeat."""
+    """A front end draws a seed for every message that brings none; draws of the first must go on,
+    and never repeat."""
     journal, epochs, shown = in_memory(), [], 0
     for seed, held in ((99, 3), (5, 9), (7, 15)):
         desk = Desk(journal)
         desk.shown = {0: EXPECTED[:shown]}
-        reader, sink, call = desk.ask(params=replace(SAMPLED, seed=seed), offsets=(shown,) if shown else None)
+        reader, sink, call = desk.ask(
+            params=replace(SAMPLED, seed=seed), offsets=(shown,) if shown else None
+        )
         all_params = {state.request.params.seed for state in call.states.values()}
         assert all_params == {99}
         epochs.append(call.states[0].sequence.epoch)
@@ -149,7 +162,9 @@ async def test_it_goes_on_under_the_seed_it_began_with_and_a_higher_epoch_every_
 
 
 @virtual
-async def test_answers_of_one_request_draw_by_their_own_noise_and_resume_under_their_own_epochs() -> None:
+async def test_answers_of_one_request_draw_by_their_own_noise_and_resume_under_their_own_epochs() -> (
+    None
+):
     journal = in_memory()
     first = Desk(journal)
     reader, sink, call = first.ask(params=SAMPLED, choices=2)
@@ -175,7 +190,11 @@ async def test_log_probabilities_are_told_again_with_their_tokens() -> None:
 
     def scored(each: PassReport) -> list[Up]:
         rows = each.report.rounds
-        return [each._replace(logprobs=[[ScoredToken(-float(token)) for token in row.tokens] for row in rows])]
+        return [
+            each._replace(
+                logprobs=[[ScoredToken(-float(token)) for token in row.tokens] for row in rows]
+            )
+        ]
 
     journal = in_memory()
     first = Desk(journal)
@@ -224,7 +243,9 @@ async def test_of_several_answers_only_those_that_lack_something_go_on() -> None
     first.shown.setdefault(1, []), first.shown.setdefault(2, [])
     second = Desk(journal)
     second.shown = {index: list(first.shown[index]) for index in range(3)}
-    reader, sink, call = second.ask(choices=3, offsets=tuple(len(second.shown[index]) for index in range(3)))
+    reader, sink, call = second.ask(
+        choices=3, offsets=tuple(len(second.shown[index]) for index in range(3))
+    )
     assert sorted(call.states) == [0, 2]
     await second.read(reader, sink)
     assert second.shown[0] == second.shown[2] == EXPECTED
@@ -248,10 +269,15 @@ async def test_a_running_request_is_taken_over() -> None:
 
 @pytest.mark.parametrize(
     ("params", "seeded"),
-    [(SamplingParams(temperature=0.0), False), (SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED), True)],
+    [
+        (SamplingParams(temperature=0.0), False),
+        (SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED), True),
+    ],
 )
 @virtual
-async def test_without_a_journal_repeatable_answers_are_computed_anew(params: SamplingParams, seeded: bool) -> None:
+async def test_without_a_journal_repeatable_answers_are_computed_anew(
+    params: SamplingParams, seeded: bool
+) -> None:
     desk = Desk(None)
     desk.shown = {0: EXPECTED[:17]}
     reader, sink, _ = desk.ask(params=params, seeded=seeded, offsets=(17,))
@@ -271,7 +297,9 @@ async def test_what_cannot_be_resumed_is_refused_by_name() -> None:
         )  # a seed nobody else knows
     with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
         desk.ask(
-            params=SamplingParams(temperature=1.0, seed=3, rule=Rule.BLOCK), seeded=True, offsets=(3,)
+            params=SamplingParams(temperature=1.0, seed=3, rule=Rule.BLOCK),
+            seeded=True,
+            offsets=(3,),
         )  # its drafts are not known
     reader, sink, _ = desk.ask(params=SAMPLED)
     await desk.read(reader, sink, at_least=3)
@@ -290,7 +318,15 @@ async def test_what_cannot_be_resumed_is_refused_by_name() -> None:
 @virtual
 async def test_a_tenant_s_request_runs_under_its_tenant_s_names() -> None:
     desk = Desk(in_memory())
-    request = Request("r", PROMPT, SamplingParams(0.0), TOKENS, parse_policy("adaptive"), cache_salt="s", tenant="acme")
+    request = Request(
+        "r",
+        PROMPT,
+        SamplingParams(0.0),
+        TOKENS,
+        parse_policy("adaptive"),
+        cache_salt="s",
+        tenant="acme",
+    )
     message = generate_pb2.GenerateRequest(request_id="r")
     call = desk.cell.submit(SubmitRequest(message, request, 0.0, 60.0), OutputQueue(64))
     await asyncio.sleep(0.1)

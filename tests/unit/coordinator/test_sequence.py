@@ -3,7 +3,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.answers.answer import CommitLog, End, Reason, cut
-from coordinator.lanes.request_state import NEXT, LifeEvent, LifeState, SequenceLife, UnlistedLifeEvent
+from coordinator.lanes.request_state import (
+    NEXT,
+    LifeEvent,
+    LifeState,
+    SequenceLife,
+    UnlistedLifeEvent,
+)
 
 
 def a_sequence() -> SequenceLife:
@@ -35,7 +41,9 @@ def test_an_event_the_table_does_not_list_is_an_error(state: LifeState, event: L
 
 
 def test_every_living_state_can_end_and_the_finished_one_knows_no_event() -> None:
-    assert {state for state, event in NEXT if event is LifeEvent.ENDED} == set(LifeState) - {LifeState.FINISHED}
+    assert {state for state, event in NEXT if event is LifeEvent.ENDED} == set(LifeState) - {
+        LifeState.FINISHED
+    }
     assert not [key for key in NEXT if key[0] is LifeState.FINISHED]
 
 
@@ -72,8 +80,14 @@ def test_a_stop_token_at_the_last_place_is_a_stop_and_not_a_length() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.integers(1, 9), st.frozensets(st.integers(0, 5)))
-def test_a_cut_never_overshoots_and_is_a_prefix(tokens: list[int], room: int, stops: frozenset[int]) -> None:
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=9),
+    st.integers(1, 9),
+    st.frozensets(st.integers(0, 5)),
+)
+def test_a_cut_never_overshoots_and_is_a_prefix(
+    tokens: list[int], room: int, stops: frozenset[int]
+) -> None:
     kept, end = cut(tokens, room, stops)
     assert kept == tuple(tokens[: len(kept)])
     assert 1 <= len(kept) <= room

@@ -1,4 +1,5 @@
-"""Wealth against honest draws stays small for ever; against lies of every kind it grows without bound."""
+"""Wealth against honest draws stays small for ever; against lies of every kind it grows without
+bound."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def test_no_draws_are_no_evidence() -> None:
 
 def test_wealth_of_places_is_one_on_average() -> None:
     # One draw into each of the places, all equally likely: the mean of the wealth is exactly 1.
-    each = [math.exp(of_places(places(np.eye(PLACES, dtype=int)[place]))) for place in range(PLACES)]
+    each = [
+        math.exp(of_places(places(np.eye(PLACES, dtype=int)[place]))) for place in range(PLACES)
+    ]
     assert np.mean(each) == pytest.approx(1.0, abs=1e-9)
 
 
@@ -30,7 +33,9 @@ def test_wealth_of_a_sum_is_at_most_one_on_average(low: float, high: float) -> N
     # A difference of two values and mean 0: its wealth is averaged over both.
     chance = -low / (high - low)  # of the high one
     variance = chance * high**2 + (1 - chance) * low**2
-    mean = chance * math.exp(of_sum(high, variance)) + (1 - chance) * math.exp(of_sum(low, variance))
+    mean = chance * math.exp(of_sum(high, variance)) + (1 - chance) * math.exp(
+        of_sum(low, variance)
+    )
     assert 0.5 < mean <= 1.0 + 1e-9
 
 

@@ -63,7 +63,9 @@ def test_a_device_does_one_thing_at_a_time_urgent_ones_first() -> None:
 
         def ask(name: str, seconds: float, urgent: bool) -> None:
             device.submit(
-                lambda: seconds, lambda _: done.append((name, asyncio.get_running_loop().time())), urgent=urgent
+                lambda: seconds,
+                lambda _: done.append((name, asyncio.get_running_loop().time())),
+                urgent=urgent,
             )
 
         ask("first", 1.0, False)
@@ -90,7 +92,9 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
 
 def test_plain_decoding_takes_what_the_table_says() -> None:
     base = Scenario(spec(), concurrency=1, policy="off", hops=Hops(0.0, 0.0, 0.0, 0.0))
-    found = simulate(dataclasses.replace(base, answer_tokens=(400, 400), warmup_s=1.0, window_s=10.0))
+    found = simulate(
+        dataclasses.replace(base, answer_tokens=(400, 400), warmup_s=1.0, window_s=10.0)
+    )
     assert found["tok_s"] == pytest.approx(100.0, rel=0.02)  # a token in 10 ms
     assert found["verify_busy"]["mean"] == pytest.approx(1.0, abs=0.02)
     assert found["tau"] == 1.0
@@ -98,7 +102,9 @@ def test_plain_decoding_takes_what_the_table_says() -> None:
 
 def test_fixed_lengths_commit_what_the_chances_say() -> None:
     base = Scenario(spec(), concurrency=8, policy="fixed:4")
-    found = simulate(dataclasses.replace(base, answer_tokens=(256, 256), warmup_s=1.0, window_s=12.0))
+    found = simulate(
+        dataclasses.replace(base, answer_tokens=(256, 256), warmup_s=1.0, window_s=12.0)
+    )
     alive, tau = 1.0, 1.0
     for chance in ACCEPT:
         alive *= chance
@@ -116,7 +122,9 @@ def test_a_drafter_serves_the_cohorts_of_several_lanes_in_one_pass() -> None:
 
 
 def test_an_open_loop_serves_what_arrives() -> None:
-    found = simulate(Scenario(spec(), rate=8.0, answer_tokens=(10, 10), warmup_s=2.0, window_s=25.0))
+    found = simulate(
+        Scenario(spec(), rate=8.0, answer_tokens=(10, 10), warmup_s=2.0, window_s=25.0)
+    )
     assert found["tok_s"] == pytest.approx(80.0, rel=0.25)
     assert found["ttft_ms"]["p50"] < 100.0
 
@@ -129,7 +137,9 @@ def test_without_drafters_everything_is_plain_decoding() -> None:
 
 def test_lanes_wait_for_each_other_where_they_share_a_coordinator_or_cores() -> None:
     slow = Hops(1e-4, 1e-4, 0.0, 4e-3, 0.0)
-    base = Scenario(spec(), concurrency=8, verifiers=4, drafters=4, warmup_s=1.0, window_s=4.0, hops=slow)
+    base = Scenario(
+        spec(), concurrency=8, verifiers=4, drafters=4, warmup_s=1.0, window_s=4.0, hops=slow
+    )
     apart = simulate(dataclasses.replace(base, coordinators=4))["tok_s"]
     shared = simulate(base)
     assert shared["coordinator_busy"]["mean"] > 0.95
@@ -140,7 +150,14 @@ def test_lanes_wait_for_each_other_where_they_share_a_coordinator_or_cores() -> 
 
 
 def test_too_few_pages_preempt_and_everybody_is_answered_all_the_same() -> None:
-    base = Scenario(spec(), concurrency=8, prompt_tokens=(16, 16), answer_tokens=(150, 150), warmup_s=0.0, window_s=9.0)
+    base = Scenario(
+        spec(),
+        concurrency=8,
+        prompt_tokens=(16, 16),
+        answer_tokens=(150, 150),
+        warmup_s=0.0,
+        window_s=9.0,
+    )
     roomy, tight = simulate(base), simulate(dataclasses.replace(base, kv_tokens=480))
     assert roomy["preempted"] == 0
     assert tight["preempted"] > 0
@@ -161,10 +178,14 @@ def test_lost_workers_cost_speed_and_no_answer() -> None:
 @pytest.mark.slow
 def test_verified_tokens_shrink_with_the_load_as_in_the_papers_figure_8() -> None:
     flash = load_spec(Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flash.yaml")
-    base = Scenario(flash, concurrency=1, warmup_s=2.0, window_s=3.0, hops=Hops(1e-4, 0.0, 0.0, 0.0))
+    base = Scenario(
+        flash, concurrency=1, warmup_s=2.0, window_s=3.0, hops=Hops(1e-4, 0.0, 0.0, 0.0)
+    )
     loads = (5, 20, 44, 92, 204)
     curve = [1 + simulate(dataclasses.replace(base, concurrency=load))["budget"] for load in loads]
-    assert all(after <= before + 0.03 for before, after in itertools.pairwise(curve))  # 0.03: a short window
+    assert all(
+        after <= before + 0.03 for before, after in itertools.pairwise(curve)
+    )  # 0.03: a short window
     assert all(4 <= verified <= 6 for verified in curve[1:4])
 
 
@@ -183,14 +204,18 @@ def test_verified_tokens_shrink_with_the_load_as_in_the_papers_figure_8() -> Non
         ({"concurrency": 1, "policy": "best"}, "policy"),
     ],
 )
-def test_a_scenario_that_cannot_be_is_named_by_its_field(changes: dict[str, Any], field: str) -> None:
+def test_a_scenario_that_cannot_be_is_named_by_its_field(
+    changes: dict[str, Any], field: str
+) -> None:
     with pytest.raises(InvalidRequest, match=field):
         Scenario(spec(), **changes)
 
 
 def test_sweeps_are_every_combination() -> None:
     base = Scenario(spec(), concurrency=1)
-    wanted = list(scenarios(base, {"policy": ["off", "adaptive"], "verifiers": [1, 2], "rate": [3.0]}))
+    wanted = list(
+        scenarios(base, {"policy": ["off", "adaptive"], "verifiers": [1, 2], "rate": [3.0]})
+    )
     assert [(one.policy, one.verifiers, one.rate, one.concurrency) for one in wanted] == [
         ("off", 1, 3.0, 0),
         ("off", 2, 3.0, 0),
@@ -199,13 +224,27 @@ def test_sweeps_are_every_combination() -> None:
     ]
 
 
-def test_the_command_prints_a_table_and_json_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_and_json_and_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "pair.yaml"
     file.write_text(
-        "verify: {tokens: [1], ms: [10]}\ndraft: {sequences: [1], ms: [1]}\ndomains: {a: {accept: [0.9, 0.8]}}\n",
+        "verify: {tokens: [1], ms: [10]}\ndraft: {sequences: [1], ms: [1]}\ndomains: {a: {accept: "
+        "[0.9, 0.8]}}\n",
         encoding="utf-8",
     )
-    words = ["simulate", str(file), "--concurrency", "1,2", "--duration", "1", "--warmup", "0.5", "--policy", "off"]
+    words = [
+        "simulate",
+        str(file),
+        "--concurrency",
+        "1,2",
+        "--duration",
+        "1",
+        "--warmup",
+        "0.5",
+        "--policy",
+        "off",
+    ]
     assert main(words) == 0
     head, *rows = [re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines()]
     assert [len(row) for row in rows] == [len(head)] * 2
@@ -233,8 +272,13 @@ def test_of_timers_that_are_due_together_the_one_set_first_comes_first() -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("streams", [1, 8, 64])
 @pytest.mark.parametrize("pair", ["paper", "flash"])
-def test_the_default_policy_is_hardly_ever_behind_the_best_fixed_length(pair: str, streams: int) -> None:
+def test_the_default_policy_is_hardly_ever_behind_the_best_fixed_length(
+    pair: str, streams: int
+) -> None:
     synthetic = load_spec(Path(__file__).parents[3] / "benchmarks" / "synthetic" / f"{pair}.yaml")
     base = Scenario(synthetic, concurrency=streams, warmup_s=3.0, window_s=6.0)
-    best = max(simulate(dataclasses.replace(base, policy=policy))["tok_s"] for policy in ("off", "fixed:5", "fixed:7"))
+    best = max(
+        simulate(dataclasses.replace(base, policy=policy))["tok_s"]
+        for policy in ("off", "fixed:5", "fixed:7")
+    )
     assert simulate(dataclasses.replace(base, policy="adaptive"))["tok_s"] >= 0.97 * best

@@ -15,7 +15,15 @@ from coordinator.http.schema import StreamOptions
 from coordinator.http.thoughts import PlainReader, ThoughtReader
 from coordinator.reception.output_processor import OutputChunk
 
-TEXTS = ["<think>", "so", "", "", "🙂", "</think>", "yes"]  # a character of three tokens is shown with the last
+TEXTS = [
+    "<think>",
+    "so",
+    "",
+    "",
+    "🙂",
+    "</think>",
+    "yes",
+]  # a character of three tokens is shown with the last
 FRAME = Frame("tiny", "f", 7, "none", token_ids=False, options=StreamOptions(include_usage=True))
 
 
@@ -46,7 +54,11 @@ async def events() -> list[Any]:
     shape = ChatShape(texts, lambda: ThoughtReader(PlainReader(), inside=False))
     said = [part async for part in streamed_reply(asking, shape, FRAME)]
     told = b"".join(said).decode().split("\n\n")
-    return [json.loads(each.removeprefix("data: ")) for each in told if each and not each.endswith("[DONE]")]
+    return [
+        json.loads(each.removeprefix("data: "))
+        for each in told
+        if each and not each.endswith("[DONE]")
+    ]
 
 
 def test_tokens_that_show_no_text_yet_are_counted_and_not_told() -> None:

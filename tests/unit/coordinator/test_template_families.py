@@ -1,7 +1,9 @@
-"""Conversations come out of the templates of many families as `apply_chat_template` brings them out: text and ids.
+"""Conversations come out of the templates of many families as `apply_chat_template` brings them
+out: text and ids.
 
-The templates are in the manner of published families, written for these tests: how each marks turns, and how those that
-know tools write calls and results. `asking` shows tools and documents unless they are None.
+The templates are in the manner of published families, written for these tests: how each marks
+turns, and how those that know tools write calls and results. `asking` shows tools and documents
+unless they are None.
 """
 
 from __future__ import annotations
@@ -24,7 +26,17 @@ from dspark.errors import InvalidRequest, Unsupported
 
 DATA = Path(__file__).parents[2] / "data" / "chat_templates"
 FAMILIES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(DATA.glob("*.jinja"))}
-TOOLS_KNOWN = {"llama_3", "mistral", "qwen", "deepseek", "command_r7b", "hermes", "granite", "gpt_oss", "glm"}
+TOOLS_KNOWN = {
+    "llama_3",
+    "mistral",
+    "qwen",
+    "deepseek",
+    "command_r7b",
+    "hermes",
+    "granite",
+    "gpt_oss",
+    "glm",
+}
 TOKENIZER = Path(__file__).parents[2] / "data" / "pair" / "target"
 TOKENS = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}  # of that tokenizer
 
@@ -38,7 +50,12 @@ CALL = {
     "function": {"name": "weather", "arguments": {"city": "Zürich", "days": 2}},
 }
 CALLS = {"role": "assistant", "tool_calls": [CALL]}
-RESULT = {"role": "tool", "tool_call_id": "abcdefgh1", "name": "weather", "content": '{"sky": "clear"}'}
+RESULT = {
+    "role": "tool",
+    "tool_call_id": "abcdefgh1",
+    "name": "weather",
+    "content": '{"sky": "clear"}',
+}
 THOUGHT = {"role": "assistant", "content": "Clear.", "reasoning_content": "It says clear."}
 
 TALKS: dict[str, list[dict[str, Any]]] = {
@@ -106,10 +123,14 @@ def test_text_and_ids_are_the_library_s(name: str, talk: str, begin: bool) -> No
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_histories_with_tools_go_to_templates_that_know_them_and_are_refused_by_name_elsewhere(name: str) -> None:
+def test_histories_with_tools_go_to_templates_that_know_them_and_are_refused_by_name_elsewhere(
+    name: str,
+) -> None:
     template = ChatTemplate(FAMILIES[name], TOKENS)
     if name in TOOLS_KNOWN:
-        text = template.render(template.fitted(read_messages([USER, CALLS, RESULT])), {}, add_generation_prompt=True)
+        text = template.render(
+            template.fitted(read_messages([USER, CALLS, RESULT])), {}, add_generation_prompt=True
+        )
         assert "weather" in text
         assert "clear" in text
         return
@@ -135,7 +156,9 @@ def test_a_message_is_continued_where_the_library_continues_it(name: str) -> Non
     for last in ("It is  ", "It\nis", " sunny"):
         messages = [USER, {"role": "assistant", "content": last}]
         theirs = library(FAMILIES[name])
-        wanted = theirs.apply_chat_template(copy.deepcopy(messages), tokenize=False, continue_final_message=True)
+        wanted = theirs.apply_chat_template(
+            copy.deepcopy(messages), tokenize=False, continue_final_message=True
+        )
         template = ChatTemplate(FAMILIES[name], TOKENS)
         marked = [USER, {"role": "assistant", "content": last + _HERE}]
         assert _cut_behind(template.render(marked, {}, add_generation_prompt=False), last) == wanted
@@ -143,22 +166,35 @@ def test_a_message_is_continued_where_the_library_continues_it(name: str) -> Non
 
 def test_calls_are_read_as_clients_write_them_and_wrong_ones_named() -> None:
     (read,) = read_messages(
-        [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": ""}}]}]
+        [
+            {
+                "role": "assistant",
+                "tool_calls": [{**CALL, "function": {"name": "f", "arguments": ""}}],
+            }
+        ]
     )
     assert read["tool_calls"][0]["function"]["arguments"] == {}
     for calls, field in (
         ("x", "messages[0].tool_calls"),
         ([{}], "messages[0].tool_calls[0]"),
         ([{"function": {"name": 3}}], "messages[0].tool_calls[0]"),
-        ([{"function": {"name": "f", "arguments": [1]}}], "messages[0].tool_calls[0].function.arguments"),
-        ([{"function": {"name": "f", "arguments": 1}}], "messages[0].tool_calls[0].function.arguments"),
+        (
+            [{"function": {"name": "f", "arguments": [1]}}],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            [{"function": {"name": "f", "arguments": 1}}],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
     ):
         with pytest.raises(InvalidRequest) as refused:
             read_messages([{"role": "assistant", "tool_calls": calls}])
         assert refused.value.field == field
     with pytest.raises(Unsupported, match="function_call"):
         read_messages([{"role": "assistant", "content": "", "function_call": {"name": "f"}}])
-    assert read_messages([{"role": "assistant", "content": None}]) == [{"role": "assistant", "content": ""}]
+    assert read_messages([{"role": "assistant", "content": None}]) == [
+        {"role": "assistant", "content": ""}
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(TOOLS_KNOWN))
@@ -166,7 +202,9 @@ def test_calls_are_read_as_clients_write_them_and_wrong_ones_named() -> None:
 def test_a_call_that_was_no_json_goes_back_as_it_was_written(name: str, written: str) -> None:
     call = {**CALL, "function": {"name": "weather", "arguments": written}}
     template = ChatTemplate(FAMILIES[name], TOKENS)
-    said = template.fitted(read_messages([USER, {"role": "assistant", "tool_calls": [call]}, RESULT]))
+    said = template.fitted(
+        read_messages([USER, {"role": "assistant", "tool_calls": [call]}, RESULT])
+    )
     if name == "glm":  # it writes them key by key
         with pytest.raises(InvalidRequest, match="cannot render"):
             template.render(said, {}, add_generation_prompt=True)

@@ -10,7 +10,9 @@ from dspark.rounds.policy import Off
 from dspark.types import SamplingParams
 
 TENANTS = st.from_regex(r"[A-Za-z0-9._-]{0,64}", fullmatch=True)
-NAMES = st.one_of(st.text(max_size=20), st.builds("/".join, st.lists(st.sampled_from(["", "a", "b"]), max_size=4)))
+NAMES = st.one_of(
+    st.text(max_size=20), st.builds("/".join, st.lists(st.sampled_from(["", "a", "b"]), max_size=4))
+)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -23,7 +25,9 @@ def test_names_are_apart_and_come_back(one: str, name: str, other: str, second: 
 def test_without_tenants_names_are_what_clients_call_them() -> None:
     assert inside("", "chat-1") == "chat-1"
     assert inside("acme", "chat-1") == "acme/chat-1"
-    assert inside("", "acme/chat-1") == "/acme/chat-1", "a client without a tenant cannot spell another's name"
+    assert inside("", "acme/chat-1") == "/acme/chat-1", (
+        "a client without a tenant cannot spell another's name"
+    )
 
 
 def test_a_request_s_id_and_salt_are_its_tenant_s() -> None:

@@ -1,4 +1,5 @@
-"""Text as ids arrive: whole characters only, and nothing lost behind bytes that are no character."""
+"""Text as ids arrive: whole characters only, and nothing lost behind bytes that are no
+character."""
 
 from __future__ import annotations
 
@@ -17,9 +18,18 @@ EURO = [0xE2, 0x82, 0xAC]
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """Words with their leading space, and single bytes for everything else."""
-    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {word: 256 + n for n, word in enumerate(WORDS)}
-    backend = Backend(models.BPE(vocab=vocab | {"<unk>": 300}, merges=[], byte_fallback=True, unk_token="<unk>"))
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {
+        word: 256 + n for n, word in enumerate(WORDS)
+    }
+    backend = Backend(
+        models.BPE(vocab=vocab | {"<unk>": 300}, merges=[], byte_fallback=True, unk_token="<unk>")
+    )
+    parts = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     backend.decoder = decoders.Sequence(parts)
     return Tokenizer(backend)
 
@@ -32,10 +42,14 @@ def _streamed(tokenizer: Tokenizer, prompt: list[int], ids: list[int]) -> str:
 def test_pieces_add_up_to_the_text_of_the_whole(tokenizer: Tokenizer) -> None:
     rng = random.Random(3)
     for _ in range(300):
-        pieces = [rng.choice([[256], [257], [258], [259], EURO]) for _ in range(rng.randrange(1, 8))]
+        pieces = [
+            rng.choice([[256], [257], [258], [259], EURO]) for _ in range(rng.randrange(1, 8))
+        ]
         prompt, ids = [256, 259], [token for piece in pieces for token in piece]
         whole = tokenizer.decode(prompt + ids, skip_special=True)
-        assert tokenizer.decode(prompt, skip_special=True) + _streamed(tokenizer, prompt, ids) == whole
+        assert (
+            tokenizer.decode(prompt, skip_special=True) + _streamed(tokenizer, prompt, ids) == whole
+        )
 
 
 def test_a_word_behind_broken_bytes_keeps_its_space(tokenizer: Tokenizer) -> None:

@@ -21,9 +21,15 @@ TEXT = "Grüße, 世界 🙂\n\tx = [1, 2]"
 def sentencepiece() -> Tokenizer:
     """A vocabulary as SentencePiece writes one: a mark for spaces, bytes for what is missing."""
     words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁x", "a", "b", "▁a"]
-    backend = Backend(models.BPE({word: index for index, word in enumerate(words)}, [("▁", "a")], byte_fallback=True))
+    backend = Backend(
+        models.BPE(
+            {word: index for index, word in enumerate(words)}, [("▁", "a")], byte_fallback=True
+        )
+    )
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     return Tokenizer(backend)
 
 
@@ -55,7 +61,9 @@ def test_a_completion_s_offsets_count_what_the_tokens_say() -> None:
     tokenizer = tiny()
     ids = list(tokenizer.encode("def add(a, b):"))
     told = [ScoredToken(-0.5, (ids[0],), (-0.5,)) for _ in ids]
-    shown = completion_logprobs(TokenTexts(tokenizer), OutputChunk(0, 0, ids, ["def add(a, b):"], told), 10)
+    shown = completion_logprobs(
+        TokenTexts(tokenizer), OutputChunk(0, 0, ids, ["def add(a, b):"], told), 10
+    )
     assert shown is not None
     assert "".join(shown["tokens"]) == "def add(a, b):"
     assert shown["text_offset"][:2] == [10, 10 + len(shown["tokens"][0])]
@@ -70,7 +78,9 @@ def test_offsets_of_a_stream_are_those_of_its_own_prompt_and_answer() -> None:
     for count, token in enumerate(ids, 1):
         for prompt, index in ((0, 0), (0, 1), (1, 0)):
             shown = OutputChunk(index, count, tokens=[token], logprobs=[ScoredToken(-0.5, (), ())])
-            told.setdefault((prompt, index), []).extend(shape.part(prompt, shown)["logprobs"]["text_offset"])
+            told.setdefault((prompt, index), []).extend(
+                shape.part(prompt, shown)["logprobs"]["text_offset"]
+            )
     texts = [tokenizer.decode([token], skip_special=False) for token in ids]
     expected = [len("".join(texts[:before])) for before in range(len(ids))]
     assert told == dict.fromkeys(told, expected)

@@ -1,4 +1,5 @@
-"""A tokenizer's file says more than its vocabulary: text becomes the ids that the library makes of it."""
+"""A tokenizer's file says more than its vocabulary: text becomes the ids that the library makes of
+it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ PADDING = {
 }
 BEGINS = {
     "type": "TemplateProcessing",
-    "single": [{"SpecialToken": {"id": END, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "single": [
+        {"SpecialToken": {"id": END, "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ],
     "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
     "special_tokens": {END: {"id": END, "ids": [0], "tokens": [END]}},
 }
@@ -43,7 +47,10 @@ def _plain(raw: dict[str, Any]) -> None:
 def made(folder: Path, change: Change) -> Path:
     """A copy of the tiny target's tokenizer with a change of its file and its configuration."""
     shutil.copytree(TARGET, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.jinja"))
-    raw, config = (json.loads((folder / name).read_bytes()) for name in ("tokenizer.json", "tokenizer_config.json"))
+    raw, config = (
+        json.loads((folder / name).read_bytes())
+        for name in ("tokenizer.json", "tokenizer_config.json")
+    )
     change(raw, config)
     (folder / "tokenizer.json").write_text(json.dumps(raw))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -65,19 +72,28 @@ CHANGES: dict[str, Change] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_text_and_ids_are_the_library_s(change: str, tmp_path: Path) -> None:
     folder = made(tmp_path / "made", CHANGES[change])
-    tokenizer, library = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer, library = (
+        Tokenizer.load(folder),
+        AutoTokenizer.from_pretrained(folder, local_files_only=True),
+    )
     assert tokenizer is not None
     for text in (TEXT, 8 * TEXT, "a", f"one{END}two"):
         assert list(tokenizer.encode(text)) == library.encode(text)
-        assert list(tokenizer.encode(text, add_special=False)) == library.encode(text, add_special_tokens=False)
+        assert list(tokenizer.encode(text, add_special=False)) == library.encode(
+            text, add_special_tokens=False
+        )
     ids = [*library.encode("one"), 0, *library.encode("two")]
     for skip in (False, True):
-        assert tokenizer.decode(ids, skip_special=skip) == library.decode(ids, skip_special_tokens=skip)
+        assert tokenizer.decode(ids, skip_special=skip) == library.decode(
+            ids, skip_special_tokens=skip
+        )
 
 
 def test_a_dropout_of_merges_ends_with_training(tmp_path: Path) -> None:
     """The library would make other ids of the same text every time."""
-    dropped = Tokenizer.load(made(tmp_path / "made", lambda raw, _: raw["model"].update(dropout=0.5)))
+    dropped = Tokenizer.load(
+        made(tmp_path / "made", lambda raw, _: raw["model"].update(dropout=0.5))
+    )
     whole = Tokenizer.load(TARGET)
     assert dropped is not None
     assert whole is not None

@@ -1,4 +1,5 @@
-"""Spans of a request tell what happened to it: the same rounds, in order, inside each other, under its caller's."""
+"""Spans of a request tell what happened to it: the same rounds, in order, inside each other, under
+its caller's."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ class Traced:
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._kept))
         self.tracing = Tracing(
-            provider.get_tracer("test"), share, self.cell.explain, self.cell.clock, self.cell.metrics
+            provider.get_tracer("test"),
+            share,
+            self.cell.explain,
+            self.cell.clock,
+            self.cell.metrics,
         )
         self.cell.admission.tracing = self.tracing
 
@@ -45,7 +50,9 @@ async def _answer(traced: Traced, **asked: object) -> list[int]:
 @virtual
 async def test_a_request_under_a_caller_s_trace_is_told_whole() -> None:
     traced = Traced()
-    tokens = await _answer(traced, max_tokens=12, policy="fixed:2", traceparent=CALLER, label="code")
+    tokens = await _answer(
+        traced, max_tokens=12, policy="fixed:2", traceparent=CALLER, label="code"
+    )
     (root,) = traced.spans("generate")
     assert f"{root.context.trace_id:032x}" == CALLER.split("-")[1]
     assert f"{root.parent.span_id:016x}" == CALLER.split("-")[2]
@@ -54,9 +61,10 @@ async def test_a_request_under_a_caller_s_trace_is_told_whole() -> None:
     rounds = traced.spans("round")
     assert len(rounds) == root.attributes["dspark.spec.rounds"], "the last round too"
     assert 1 + sum(each.attributes["dspark.spec.committed"] for each in rounds) == len(tokens)
-    assert {each.parent.span_id for each in (*rounds, *traced.spans("admission"), *traced.spans("prefill"))} == {
-        root.context.span_id
-    }
+    assert {
+        each.parent.span_id
+        for each in (*rounds, *traced.spans("admission"), *traced.spans("prefill"))
+    } == {root.context.span_id}
     ids = {each.context.span_id for each in rounds}
     for name in ("draft", "verify"):
         assert {each.parent.span_id for each in traced.spans(name)} <= ids
@@ -66,7 +74,9 @@ async def test_a_request_under_a_caller_s_trace_is_told_whole() -> None:
         assert root.start_time <= span.start_time <= span.end_time <= root.end_time
 
 
-@pytest.mark.parametrize("parent", ["", UNSAMPLED, "nonsense", "00-" + "0" * 32 + "-b7ad6b7169203331-01"])
+@pytest.mark.parametrize(
+    "parent", ["", UNSAMPLED, "nonsense", "00-" + "0" * 32 + "-b7ad6b7169203331-01"]
+)
 @virtual
 async def test_who_does_not_ask_to_be_traced_is_not(parent: str) -> None:
     traced = Traced()

@@ -13,13 +13,19 @@ from dspark.wire.v1 import generate_pb2 as g
 LIMITS = Limits(100, 50, 40, (1,), Adaptive())
 
 
-def read(message: g.GenerateRequest, has_tokenizer: bool = False, limits: Limits = LIMITS) -> Request:
+def read(
+    message: g.GenerateRequest, has_tokenizer: bool = False, limits: Limits = LIMITS
+) -> Request:
     prompt = tuple(message.tokenized.input_ids) or ((7, 8) if message.text else ())
-    return read_request(message, prompt, limits, name="made-up", seed=42, has_tokenizer=has_tokenizer)
+    return read_request(
+        message, prompt, limits, name="made-up", seed=42, has_tokenizer=has_tokenizer
+    )
 
 
 def ask(ids: tuple[int, ...] = (5, 6), **params: object) -> g.GenerateRequest:
-    return g.GenerateRequest(tokenized=g.TokenizedInput(input_ids=ids), sampling_params=g.SamplingParams(**params))
+    return g.GenerateRequest(
+        tokenized=g.TokenizedInput(input_ids=ids), sampling_params=g.SamplingParams(**params)
+    )
 
 
 def test_what_is_absent_takes_the_default() -> None:
@@ -34,7 +40,15 @@ def test_what_is_absent_takes_the_default() -> None:
 
 
 def test_what_is_given_is_taken() -> None:
-    message = ask(temperature=0.5, top_p=0.25, top_k=9, seed=3, max_tokens=5, stop_token_ids=[4], ignore_eos=True)
+    message = ask(
+        temperature=0.5,
+        top_p=0.25,
+        top_k=9,
+        seed=3,
+        max_tokens=5,
+        stop_token_ids=[4],
+        ignore_eos=True,
+    )
     message.request_id = "mine"
     message.speculation.policy = "fixed:2"
     request = read(message)
@@ -71,10 +85,16 @@ P = "sampling_params."
         ("tokenized.input_ids", ask((5,) * 50)),
         ("tokenized.input_ids", ask((5,) * 45)),
         ("text", g.GenerateRequest(text="hello")),
-        ("request_id", g.GenerateRequest(request_id="x" * 129, tokenized=g.TokenizedInput(input_ids=[1]))),
+        (
+            "request_id",
+            g.GenerateRequest(request_id="x" * 129, tokenized=g.TokenizedInput(input_ids=[1])),
+        ),
         ("label", g.GenerateRequest(label="a b", tokenized=g.TokenizedInput(input_ids=[1]))),
         ("label", g.GenerateRequest(label="x" * 33, tokenized=g.TokenizedInput(input_ids=[1]))),
-        ("cache_salt", g.GenerateRequest(cache_salt="x" * 129, tokenized=g.TokenizedInput(input_ids=[1]))),
+        (
+            "cache_salt",
+            g.GenerateRequest(cache_salt="x" * 129, tokenized=g.TokenizedInput(input_ids=[1])),
+        ),
         (P + "temperature", ask(temperature=-0.1)),
         (P + "temperature", ask(temperature=math.nan)),
         (P + "temperature", ask(temperature=math.inf)),
@@ -90,7 +110,8 @@ P = "sampling_params."
         (
             "speculation.policy",
             g.GenerateRequest(
-                tokenized=g.TokenizedInput(input_ids=[1]), speculation=g.SpeculationParams(policy="fastest")
+                tokenized=g.TokenizedInput(input_ids=[1]),
+                speculation=g.SpeculationParams(policy="fastest"),
             ),
         ),
     ],
@@ -142,7 +163,9 @@ def test_what_shapes_the_law_is_taken_as_it_is_sent() -> None:
 def test_ids_that_end_an_answer_are_told_to_nobody_without_a_least_length() -> None:
     assert read(ask(stop_token_ids=[9])).params.stop_token_ids == ()
     assert read(ask(min_tokens=1, ignore_eos=True)).params.stop_token_ids == ()
-    assert read(ask(min_tokens=1, ignore_eos=True, stop_token_ids=[9])).params.stop_token_ids == (9,)
+    assert read(ask(min_tokens=1, ignore_eos=True, stop_token_ids=[9])).params.stop_token_ids == (
+        9,
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +181,10 @@ def test_ids_that_end_an_answer_are_told_to_nobody_without_a_least_length() -> N
 )
 def test_neutral_values_make_a_plain_law(params: dict[str, object]) -> None:
     request = read(ask(**params))
-    assert (request.params, request.choices) == (SamplingParams(seed=42, rule=LIMITS.rule, prompt_len=2), 1)
+    assert (request.params, request.choices) == (
+        SamplingParams(seed=42, rule=LIMITS.rule, prompt_len=2),
+        1,
+    )
     assert request.params.plain
 
 
@@ -180,7 +206,10 @@ BAD = [math.nan, math.inf, -math.inf]
         ("n", [0, 17, 2**32 - 1]),
         ("logprobs", [-1, 21, 2**31 - 1]),
         ("prompt_logprobs", [-1, 21, 2**31 - 1]),
-        ("logit_bias", [{3: math.nan}, {3: math.inf}, {3: 100.5}, {3: -101.0}, {100: 0.0}, {2**32 - 1: 1.0}]),
+        (
+            "logit_bias",
+            [{3: math.nan}, {3: math.inf}, {3: 100.5}, {3: -101.0}, {100: 0.0}, {2**32 - 1: 1.0}],
+        ),
     ],
 )
 def test_what_is_out_of_range_is_refused_by_field_name(name: str, values: list[object]) -> None:
@@ -193,7 +222,10 @@ def test_what_is_out_of_range_is_refused_by_field_name(name: str, values: list[o
 
 def test_biases_are_bounded_in_number() -> None:
     wide = replace(LIMITS, vocab_size=4096)
-    assert len(read(ask(logit_bias=dict.fromkeys(range(1024), 1.0)), limits=wide).params.logit_bias) == 1024
+    assert (
+        len(read(ask(logit_bias=dict.fromkeys(range(1024), 1.0)), limits=wide).params.logit_bias)
+        == 1024
+    )
     with pytest.raises(InvalidRequest) as refused:
         read(ask(logit_bias=dict.fromkeys(range(1025), 1.0)), limits=wide)
     assert refused.value.field == P + "logit_bias"
@@ -246,7 +278,9 @@ def test_a_number_that_names_no_rule_is_refused() -> None:
     assert refused.value.field == "speculation.rule"
 
 
-@pytest.mark.parametrize(("text", "rule"), [("token", Rule.TOKEN), ("Block", Rule.BLOCK), ("coupled", Rule.COUPLED)])
+@pytest.mark.parametrize(
+    ("text", "rule"), [("token", Rule.TOKEN), ("Block", Rule.BLOCK), ("coupled", Rule.COUPLED)]
+)
 def test_rules_have_names(text: str, rule: Rule) -> None:
     assert parse_rule(text) is rule
     with pytest.raises(InvalidRequest, match=r"coordinator\.rule"):
@@ -254,6 +288,15 @@ def test_rules_have_names(text: str, rule: Rule) -> None:
 
 
 def test_every_field_of_the_sampling_parameters_is_read() -> None:
-    known = {"temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "skip_special_tokens", "n"}
+    known = {
+        "temperature",
+        "top_p",
+        "top_k",
+        "max_tokens",
+        "stop",
+        "stop_token_ids",
+        "skip_special_tokens",
+        "n",
+    }
     known |= {"prompt_logprobs", "ignore_eos", "seed", "include_stop_str_in_output", *SHAPED}
     assert {field.name for field in g.SamplingParams.DESCRIPTOR.fields} == known

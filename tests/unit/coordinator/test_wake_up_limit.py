@@ -1,4 +1,5 @@
-"""Readers of a whole cohort pass a few at a time, and what comes in meanwhile is heard between them."""
+"""Readers of a whole cohort pass a few at a time, and what comes in meanwhile is heard between
+them."""
 
 from __future__ import annotations
 

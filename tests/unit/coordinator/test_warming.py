@@ -1,4 +1,5 @@
-"""The first requests of a worker in simulated time: whatever becomes of them, the verifier goes on."""
+"""The first requests of a worker in simulated time: whatever becomes of them, the verifier goes
+on."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ async def test_a_drafter_whose_first_requests_are_given_up_leaves_nothing_behind
 async def test_what_takes_too_long_fails_the_first_requests(kind: str) -> None:
     cell = RoundsCell()
     verifier = Verifier(
-        cell, lambda each: kind == "prefill" or (isinstance(each, PassReport) and each.report.number > 0)
+        cell,
+        lambda each: kind == "prefill" or (isinstance(each, PassReport) and each.report.number > 0),
     )
     warming = _begin(cell, verifier)
     await asyncio.sleep(10 * Conduct().prefill_deadline_s)

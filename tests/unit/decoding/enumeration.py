@@ -1,11 +1,12 @@
 """The exact law of what several rounds emit, with the coins integrated instead of drawn.
 
-A `World` is a toy target and a toy drafter over a tiny vocabulary: one target row per committed prefix, one draft row
-and one confidence per (committed prefix, drafted prefix). `emitted` walks every block a drafter could draw, asks the
-plan for the prefix that is verified, and adds up the probabilities that the acceptance code gives to each
-outcome, round after round, until `horizon` tokens are committed. A `Machine` names the parts of that loop, so that a
-test can put a broken one in the place of a real one. `TokenRounds` and `BlockRounds` are the two ratio rules; the
-coupled rule, which has no coins to integrate, is `CoupledRounds`, and `coupled_law` adds up its noise.
+A `World` is a toy target and a toy drafter over a tiny vocabulary: one target row per committed
+prefix, one draft row and one confidence per (committed prefix, drafted prefix). `emitted` walks
+every block a drafter could draw, asks the plan for the prefix that is verified, and adds up the
+probabilities that the acceptance code gives to each outcome, round after round, until `horizon`
+tokens are committed. A `Machine` names the parts of that loop, so that a test can put a broken one
+in the place of a real one. `TokenRounds` and `BlockRounds` are the two ratio rules; the coupled
+rule, which has no coins to integrate, is `CoupledRounds`, and `coupled_law` adds up its noise.
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ from dspark.types import SamplingParams
 
 Floats = npt.NDArray[np.float64]
 Tokens = tuple[int, ...]
-Prefix = Callable[..., int]  # (committed, block, confidences[, which of `PRICES` is in force]) -> slots verified
+Prefix = Callable[
+    ..., int
+]  # (committed, block, confidences[, which of `PRICES` is in force]) -> slots verified
 PRICES = (0.35, 0.0, 0.1, 0.6, 0.95)  # of plans
 
 
 @dataclass(frozen=True)
 class World:
-    """Target and drafter as tables; q rows are the float32 numbers sent, divided by their float64 sum."""
+    """Target and drafter as tables; q rows are the float32 numbers sent, divided by their float64
+    sum."""
 
     vocab: int
     block: int
@@ -60,20 +64,37 @@ class Machine:
     residual: Callable[[Tensor, Tensor], Tensor] = residual
     q_seen: Callable[[World], Floats] = lambda world: world.q  # what the verifier believes q to be
     draft: Callable[[World], Floats] = lambda world: world.q  # what the drafter really draws from
-    bonus: Callable[[World, Tokens, Tokens], int] = lambda world, committed, kept: world.target[committed + kept]
+    bonus: Callable[[World, Tokens, Tokens], int] = lambda world, committed, kept: world.target[
+        committed + kept
+    ]
     # Which price is in force next time, by the confidences of this round; then `prefix` is told.
     price: Callable[[tuple[float, ...]], int] | None = None
     rounds: Callable[[World, Machine], Rounds] = lambda world, machine: TokenRounds(world, machine)
 
 
-def build(vocab: int, block: int, horizon: int, rows: Callable[[int, int], tuple[Floats, Floats, Floats]]) -> World:
+def build(
+    vocab: int, block: int, horizon: int, rows: Callable[[int, int], tuple[Floats, Floats, Floats]]
+) -> World:
     """`rows(contexts, slots)` gives p [contexts, V], q [slots, V] and confidences [slots]."""
-    words = [word for size in range(horizon + block) for word in itertools.product(range(vocab), repeat=size)]
+    words = [
+        word
+        for size in range(horizon + block)
+        for word in itertools.product(range(vocab), repeat=size)
+    ]
     target = {word: row for row, word in enumerate(words)}
     committed = [word for word in words if len(word) < horizon]
     slots = [(before, drafted) for before in committed for drafted in words if len(drafted) < block]
     p, q, confidence = rows(len(target), len(slots))
-    return World(vocab, block, horizon, target, {slot: row for row, slot in enumerate(slots)}, p, q, confidence)
+    return World(
+        vocab,
+        block,
+        horizon,
+        target,
+        {slot: row for row, slot in enumerate(slots)},
+        p,
+        q,
+        confidence,
+    )
 
 
 def sent(weights: npt.NDArray[np.floating]) -> Floats:
@@ -103,7 +124,8 @@ class Rounds(abc.ABC):
 
     @abc.abstractmethod
     def outcomes(self, committed: Tokens, prefix: Tokens) -> Iterator[tuple[Tokens, float]]:
-        """(tokens committed by this round, their probability); tokens past the horizon do not matter."""
+        """(tokens committed by this round, their probability); tokens past the horizon do not
+        matter."""
 
 
 class TokenRounds(Rounds):
@@ -141,14 +163,23 @@ class TokenRounds(Rounds):
 
 
 class BlockRounds(Rounds):
-    """By the deployed block rule, its sparse form included: all prefixes of all blocks in one packed call."""
+    """By the deployed block rule, its sparse form included: all prefixes of all blocks in one
+    packed call."""
 
     def __init__(self, world: World, machine: Machine) -> None:
         super().__init__(world, machine)
         q = machine.q_seen(world).astype(np.float64)
         words = [word for word in world.target if 0 < len(word) <= world.block]
-        cases = [(committed, word) for committed in world.target if len(committed) < world.horizon for word in words]
-        rows = [[world.draft[committed, word[:k]] for k in range(len(word))] for committed, word in cases]
+        cases = [
+            (committed, word)
+            for committed in world.target
+            if len(committed) < world.horizon
+            for word in words
+        ]
+        rows = [
+            [world.draft[committed, word[:k]] for k in range(len(word))]
+            for committed, word in cases
+        ]
         everything = np.arange(world.vocab)
         slots = Slots.of(
             [word for _, word in cases],
@@ -156,7 +187,11 @@ class BlockRounds(Rounds):
             [q[part].ravel() for part in rows],
             [world.vocab] * len(cases),
         )
-        contexts = [world.target[committed + word[:k]] for committed, word in cases for k in range(len(word))]
+        contexts = [
+            world.target[committed + word[:k]]
+            for committed, word in cases
+            for k in range(len(word))
+        ]
         p = world.p[contexts]
         made = block_rule.chances(p.ravel(), slots)
         starts = np.cumsum([0, *slots.lengths])
@@ -168,7 +203,9 @@ class BlockRounds(Rounds):
         candidate = made.candidate.tolist()
         self._made = {
             case: (candidate[start:end], after[start:end], made.lengths[number])
-            for number, (case, (start, end)) in enumerate(zip(cases, itertools.pairwise(starts.tolist()), strict=True))
+            for number, (case, (start, end)) in enumerate(
+                zip(cases, itertools.pairwise(starts.tolist()), strict=True)
+            )
         }
         self._p = world.p.tolist()
 
@@ -181,7 +218,11 @@ class BlockRounds(Rounds):
             if chance == 0.0:
                 continue
             bonus = kept == counting
-            law = self._p[self.machine.bonus(self.world, committed, prefix[:kept])] if bonus else after[kept]
+            law = (
+                self._p[self.machine.bonus(self.world, committed, prefix[:kept])]
+                if bonus
+                else after[kept]
+            )
             for token, share in enumerate(law):
                 yield (*prefix[:kept], token), chance * share
 
@@ -189,8 +230,8 @@ class BlockRounds(Rounds):
 class CoupledRounds(Rounds):
     """One noise for every position, however often it is asked for: one block, and one outcome.
 
-    E(0) / (E(0) + E(1)) is uniform, and `shares` midpoints of it decide every race exactly whose probabilities are
-    multiples of 1 / shares.
+    E(0) / (E(0) + E(1)) is uniform, and `shares` midpoints of it decide every race exactly whose
+    probabilities are multiples of 1 / shares.
     """
 
     def __init__(self, world: World, machine: Machine, shares: int) -> None:
@@ -209,7 +250,10 @@ class CoupledRounds(Rounds):
         """Goes by every combination in turn, and says how likely it is."""
         horizon, block = self.world.horizon, self.world.block
         for drawn in itertools.product(range(self._shares), repeat=horizon):
-            self._noise = (*drawn, *([self._shares // 3] * block))  # what lies past the horizon decides nothing
+            self._noise = (
+                *drawn,
+                *([self._shares // 3] * block),
+            )  # what lies past the horizon decides nothing
             yield float(self._shares) ** -horizon
 
     def blocks(self, committed: Tokens) -> Iterator[tuple[Tokens, float, tuple[float, ...]]]:
@@ -223,7 +267,10 @@ class CoupledRounds(Rounds):
     def outcomes(self, committed: Tokens, prefix: Tokens) -> Iterator[tuple[Tokens, float]]:
         said: Tokens = ()
         for k in range(len(prefix) + 1):
-            said = (*said, self._own[self.world.target[committed + said]][self._noise[len(committed) + k]])
+            said = (
+                *said,
+                self._own[self.world.target[committed + said]][self._noise[len(committed) + k]],
+            )
             if k == len(prefix) or said[-1] != prefix[k]:
                 break
         yield said[: self.world.horizon - len(committed)], 1.0
@@ -256,7 +303,8 @@ def emitted(world: World, machine: Machine) -> dict[Tokens, float]:
 
 
 def coupled_law(world: World, machine: Machine, shares: int) -> dict[Tokens, float]:
-    """The same under the coupled rule, for two tokens: every combination of noise that tells laws apart."""
+    """The same under the coupled rule, for two tokens: every combination of noise that tells laws
+    apart."""
     rounds = CoupledRounds(world, machine, shares)
     law: dict[Tokens, float] = {}
     for share in rounds.noises():
@@ -278,14 +326,19 @@ def exact(world: World) -> dict[Tokens, float]:
 
 def variation(one: dict[Tokens, float], other: dict[Tokens, float]) -> float:
     """Total variation between two laws."""
-    return 0.5 * sum(abs(one.get(word, 0.0) - other.get(word, 0.0)) for word in one.keys() | other.keys())
+    return 0.5 * sum(
+        abs(one.get(word, 0.0) - other.get(word, 0.0)) for word in one.keys() | other.keys()
+    )
 
 
 def real_plan(policy: Policy, world: World, rng: np.random.Generator) -> Prefix:
-    """What a verifier verifies by a plan's terms, of a random weight, half the time beside a busy neighbour and under a
-    cap."""
+    """What a verifier verifies by a plan's terms, of a random weight, half the time beside a busy
+    neighbour and under a cap."""
     beside = rng.random((rng.integers(0, 2), world.block)).tolist()
-    weight, cap = float(rng.uniform(0.5, 2.0)), int(rng.choice([NO_CAP, rng.integers(0, 2 * world.block)]))
+    weight, cap = (
+        float(rng.uniform(0.5, 2.0)),
+        int(rng.choice([NO_CAP, rng.integers(0, 2 * world.block)])),
+    )
     match policy:
         case Fixed(slots):
             terms = Terms(PlanKind.FIXED, min(slots, world.block), 0.0, weight, NO_CAP)
@@ -309,14 +362,21 @@ def older_price(world: World, rng: np.random.Generator) -> Callable[[tuple[float
     return lambda confidence: int(1e6 * (sum(confidence) + salt)) % len(PRICES)
 
 
-# -- tables ------------------------------------------------------------------------------------------------------
+# -- tables
+# ------------------------------------------------------------------------------------------------------
 
 
-SHAPES = ((3, 3, 4), (3, 3, 4), (3, 2, 5), (4, 2, 4))  # vocabulary, slots of a block, tokens looked at
+SHAPES = (
+    (3, 3, 4),
+    (3, 3, 4),
+    (3, 2, 5),
+    (4, 2, 4),
+)  # vocabulary, slots of a block, tokens looked at
 
 
 def random_world(kind: str, seed: int, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> World:
-    """One of `KINDS`. Confidences depend on the drafted prefix and have nothing to do with p and q."""
+    """One of `KINDS`. Confidences depend on the drafted prefix and have nothing to do with p and
+    q."""
     rng = np.random.default_rng(seed)
     vocab, block, horizon = shapes[rng.integers(0, len(shapes))]
 
@@ -328,12 +388,15 @@ def random_world(kind: str, seed: int, shapes: Sequence[tuple[int, int, int]] = 
 
 
 def dyadic_world(rng: np.random.Generator) -> World:
-    """Two tokens, target probabilities in eighths, drafts of any kind: for `coupled_law` with 8 shares."""
+    """Two tokens, target probabilities in eighths, drafts of any kind: for `coupled_law` with 8
+    shares."""
 
     def rows(contexts: int, slots: int) -> tuple[Floats, Floats, Floats]:
         head = rng.integers(0, 9, contexts) / 8.0
         near = np.clip(rng.random(slots), 1e-3, 1.0 - 1e-3)
-        near = np.where(rng.random(slots) < 0.2, near.round(), near)  # a drafter that can say one token
+        near = np.where(
+            rng.random(slots) < 0.2, near.round(), near
+        )  # a drafter that can say one token
         q = np.stack([near, 1.0 - near], axis=1)
         return np.stack([head, 1.0 - head], axis=1), sent(q), _confidences(rng, slots)
 
@@ -345,7 +408,9 @@ def _confidences(rng: np.random.Generator, slots: int) -> Floats:
         case 0:
             return rng.random(slots)
         case 1:
-            return rng.choice([0.0, 0.5, 1.0], slots)  # saturated: ties in survival, and candidates that vanish
+            return rng.choice(
+                [0.0, 0.5, 1.0], slots
+            )  # saturated: ties in survival, and candidates that vanish
         case _:
             return rng.choice(rng.uniform(0.6, 1.0, 3), slots)
 
@@ -363,26 +428,37 @@ def _holes(rng: np.random.Generator, probs: Floats) -> Floats:
     return probs / probs.sum(axis=1, keepdims=True)
 
 
-def _of_logits(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
-    """Both sides through the product's own code: a random law, a draft cut to fewer entries than the vocabulary."""
+def _of_logits(
+    rng: np.random.Generator, contexts: int, slots: int, vocab: int
+) -> tuple[Floats, Floats]:
+    """Both sides through the product's own code: a random law, a draft cut to fewer entries than
+    the vocabulary."""
     law = SamplingParams(
         temperature=float(rng.choice([2e-5, 0.5, 1.0, 3.0, 6.0])),
         top_p=float(rng.choice([1.0, 1.0, 0.8, 0.5])),
         top_k=int(rng.choice([0, 0, 2, 9])),
     )
     columns = SamplingColumns.of([law])
-    p = distribution(torch.from_numpy(rng.normal(0, 2, (contexts, vocab)).astype(np.float32)), columns)
+    p = distribution(
+        torch.from_numpy(rng.normal(0, 2, (contexts, vocab)).astype(np.float32)), columns
+    )
     logits = torch.from_numpy(rng.normal(0, 2, (slots, vocab)).astype(np.float32))
     ids, probs = draft_distribution(logits, columns, int(rng.integers(1, vocab + 1)))
     q = torch.zeros(slots, vocab).scatter_(-1, ids, probs)
     return p.numpy(), sent(q.numpy())
 
 
-def _zeros(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
-    return _holes(rng, _dirichlet(rng, contexts, vocab, 1.0)), sent(_holes(rng, _dirichlet(rng, slots, vocab, 1.0)))
+def _zeros(
+    rng: np.random.Generator, contexts: int, slots: int, vocab: int
+) -> tuple[Floats, Floats]:
+    return _holes(rng, _dirichlet(rng, contexts, vocab, 1.0)), sent(
+        _holes(rng, _dirichlet(rng, slots, vocab, 1.0))
+    )
 
 
-def _disjoint(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
+def _disjoint(
+    rng: np.random.Generator, contexts: int, slots: int, vocab: int
+) -> tuple[Floats, Floats]:
     """Target and draft share no token."""
     side = np.arange(vocab) < rng.integers(1, vocab)
     p = np.where(side, _dirichlet(rng, contexts, vocab, 1.0), 0.0)
@@ -392,10 +468,14 @@ def _disjoint(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -
 
 def _ties(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
     """Multiples of 1/8 on both sides: many p = q, many zeros."""
-    return tuple(rng.multinomial(8, [1 / vocab] * vocab, size=rows) / 8.0 for rows in (contexts, slots))  # type: ignore[return-value]
+    return tuple(
+        rng.multinomial(8, [1 / vocab] * vocab, size=rows) / 8.0 for rows in (contexts, slots)
+    )  # type: ignore[return-value]
 
 
-def _certain(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
+def _certain(
+    rng: np.random.Generator, contexts: int, slots: int, vocab: int
+) -> tuple[Floats, Floats]:
     """Greedy drafts of one entry against a target that is greedy too, or is not."""
     eye = np.eye(vocab)
     greedy = rng.random() < 0.5
@@ -403,20 +483,27 @@ def _certain(rng: np.random.Generator, contexts: int, slots: int, vocab: int) ->
     return p, eye[rng.integers(0, vocab, slots)]
 
 
-def _extreme(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
+def _extreme(
+    rng: np.random.Generator, contexts: int, slots: int, vocab: int
+) -> tuple[Floats, Floats]:
     """Probabilities over thirty orders of magnitude."""
     p, q = (10.0 ** -rng.uniform(0, 30, (rows, vocab)) for rows in (contexts, slots))
     return p / p.sum(axis=1, keepdims=True), sent(q)
 
 
-def _loose(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
+def _loose(
+    rng: np.random.Generator, contexts: int, slots: int, vocab: int
+) -> tuple[Floats, Floats]:
     """Float32 draft numbers that miss a sum of 1, by far more than rounding."""
     q = _dirichlet(rng, slots, vocab, 1.0) * rng.uniform(0.9995, 1.0005, (slots, 1))
     return _dirichlet(rng, contexts, vocab, 1.0), sent(q)
 
 
-def _narrow(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
-    """Drafts that can say a part of the vocabulary, spread and cut as the service does; targets over all tokens."""
+def _narrow(
+    rng: np.random.Generator, contexts: int, slots: int, vocab: int
+) -> tuple[Floats, Floats]:
+    """Drafts that can say a part of the vocabulary, spread and cut as the service does; targets
+    over all tokens."""
     sayable = np.sort(rng.permutation(vocab)[: rng.integers(1, vocab)])
     narrow = torch.from_numpy(rng.normal(size=(slots, len(sayable))).astype(np.float32))
     logits = DraftVocabulary(torch.from_numpy(sayable), vocab).spread(narrow)

@@ -1,9 +1,10 @@
-"""The exact joint law of what a `RoundLoop` reports for several sequences, over every block and every coin.
+"""The exact joint law of what a `RoundLoop` reports for several sequences, over every block and
+every coin.
 
-`walk` drives a real loop: prompts, blocks and passes branch into all their outcomes, and loops that stand alike are one
-state, whose probabilities add up. The coordinator beside it plans by what was reported, one report late where the loop
-may run ahead. A `Setting` can plan while a block is on its way, or settle a sequence for what its pass is about to
-say: a sound loop is exact under both.
+`walk` drives a real loop: prompts, blocks and passes branch into all their outcomes, and loops that
+stand alike are one state, whose probabilities add up. The coordinator beside it plans by what was
+reported, one report late where the loop may run ahead. A `Setting` can plan while a block is on its
+way, or settle a sequence for what its pass is about to say: a sound loop is exact under both.
 """
 
 from __future__ import annotations
@@ -51,12 +52,17 @@ class Endless:
 
 @dataclass(frozen=True)
 class Setting:
-    """first: the plan in force at the beginning. then: the next one, by the confidences of a report's rows."""
+    """first: the plan in force at the beginning. then: the next one, by the confidences of a
+    report's rows."""
 
     first: Plan
     then: Callable[[Confidences], Plan]
-    meanwhile: Callable[[Confidences], Plan] | None = None  # a plan that knows the block it comes before
-    settles: Callable[[int], bool] | None = None  # whether a sequence is taken away while its pass says so many tokens
+    meanwhile: Callable[[Confidences], Plan] | None = (
+        None  # a plan that knows the block it comes before
+    )
+    settles: Callable[[int], bool] | None = (
+        None  # whether a sequence is taken away while its pass says so many tokens
+    )
 
 
 @dataclass
@@ -69,14 +75,31 @@ class Stand:
     prefills: list[int] = field(default_factory=list)  # places of sequences
     order: SendOrder | None = None
     run: RunPass | None = None
-    late: list[Told | Plan] = field(default_factory=list)  # what the coordinator will say after the next report
+    late: list[Told | Plan] = field(
+        default_factory=list
+    )  # what the coordinator will say after the next report
 
     def key(self) -> tuple[object, ...]:
         lives = [self.loop.sequence(place) for place in range(len(self.lengths))]
-        stands = [None if s is None else (s.state, s.ahead, s.ordered_len, s.drafter, s.epoch) for s in lives]
-        plans = [(each.number, each.terms) for each in (self.loop.plan, *self.late) if isinstance(each, Plan)]
-        ordered = None if self.order is None else tuple((row.sequence, row.slots) for row in self.order.rows)
-        run = None if self.run is None else tuple((row.sequence, row.order > 0, row.prefix) for row in self.run.rows)
+        stands = [
+            None if s is None else (s.state, s.ahead, s.ordered_len, s.drafter, s.epoch)
+            for s in lives
+        ]
+        plans = [
+            (each.number, each.terms)
+            for each in (self.loop.plan, *self.late)
+            if isinstance(each, Plan)
+        ]
+        ordered = (
+            None
+            if self.order is None
+            else tuple((row.sequence, row.slots) for row in self.order.rows)
+        )
+        run = (
+            None
+            if self.run is None
+            else tuple((row.sequence, row.order > 0, row.prefix) for row in self.run.rows)
+        )
         places = (*self.lengths, *self.epochs, *self.prefills, len(self.late))
         return (places, tuple(stands), tuple(plans), ordered, run)
 
@@ -88,7 +111,9 @@ State = tuple[Key, tuple[Tokens, ...]]  # where the loop stands, and what was sa
 class Walk:
     """Of one law per sequence."""
 
-    def __init__(self, laws: Sequence[Rounds], setting: Setting, loop: Callable[[], RoundLoop]) -> None:
+    def __init__(
+        self, laws: Sequence[Rounds], setting: Setting, loop: Callable[[], RoundLoop]
+    ) -> None:
         self._laws, self._setting = laws, setting
         self._horizons = [law.world.horizon for law in laws]
         self._loop = loop
@@ -100,11 +125,16 @@ class Walk:
         """Probability of what all sequences said, each of them up to its horizon."""
         count = len(self._laws)
         first = Stand(self._loop(), [0] * count, [0] * count)
-        self._tell(first, self._setting.first, *(self._admit(first, place) for place in range(count)))
+        self._tell(
+            first, self._setting.first, *(self._admit(first, place) for place in range(count))
+        )
         mass: dict[State, float] = {(self._keep(first), ((),) * count): 1.0}
         ended: dict[tuple[Tokens, ...], float] = {}
         while mass:
-            state = min(mass, key=lambda state: (sum(map(len, state[1])), sum(self._stands[state[0]].epochs)))
+            state = min(
+                mass,
+                key=lambda state: (sum(map(len, state[1])), sum(self._stands[state[0]].epochs)),
+            )
             here, (key, said) = mass.pop(state), state
             if all(len(each) == most for each, most in zip(said, self._horizons, strict=True)):
                 ended[said] = ended.get(said, 0.0) + here
@@ -131,11 +161,15 @@ class Walk:
 
     def _admit(self, stand: Stand, place: int) -> Admit:
         said = stand.lengths[place]
-        return Admit(place, stand.epochs[place], 1 + said, self._horizons[place] - said, frozenset(), DRAFTER)
+        return Admit(
+            place, stand.epochs[place], 1 + said, self._horizons[place] - said, frozenset(), DRAFTER
+        )
 
     def _tell(self, stand: Stand, *told: Told | Plan) -> None:
         actions = stand.loop.feed_all(told, 0.0)
-        rounds = [each for action in actions if isinstance(action, Report) for each in action.rounds]
+        rounds = [
+            each for action in actions if isinstance(action, Report) for each in action.rounds
+        ]
         for action in actions:
             self._carry_out(stand, action)
         if rounds:
@@ -160,7 +194,9 @@ class Walk:
 
     def _coordinate(self, stand: Stand, rounds: Sequence[RoundReport]) -> None:
         """Acknowledges, and plans anew, at once in lockstep and else one report late."""
-        now: list[Told | Plan] = [Acknowledged(each.sequence, each.epoch, each.round) for each in rounds]
+        now: list[Told | Plan] = [
+            Acknowledged(each.sequence, each.epoch, each.round) for each in rounds
+        ]
         drafted = tuple(tuple(each.confidence) for each in rounds if each.confidence)
         if drafted:
             now.append(self._setting.then(drafted))
@@ -195,10 +231,14 @@ class Walk:
 
         def move(after: Stand) -> None:
             after.prefills = []
-            self._tell(after, *(Prefilled(place, after.epochs[place], 0) for place in stand.prefills))
+            self._tell(
+                after, *(Prefilled(place, after.epochs[place], 0) for place in stand.prefills)
+            )
 
         moved = self._moved(key, ("prefilled",), move)
-        for firsts in itertools.product(*(self._laws[place].outcomes(said[place], ()) for place in stand.prefills)):
+        for firsts in itertools.product(
+            *(self._laws[place].outcomes(said[place], ()) for place in stand.prefills)
+        ):
             chance = 1.0
             after = list(said)
             for place, (tokens, part) in zip(stand.prefills, firsts, strict=True):
@@ -207,17 +247,26 @@ class Walk:
             if chance > 0.0:
                 yield (moved, tuple(after)), chance
 
-    def _draft(self, key: Key, said: tuple[Tokens, ...], order: SendOrder) -> Iterator[tuple[State, float]]:
+    def _draft(
+        self, key: Key, said: tuple[Tokens, ...], order: SendOrder
+    ) -> Iterator[tuple[State, float]]:
         """Every block."""
         places = [row.sequence for row in order.rows]
-        for drafts in itertools.product(*(self._laws[place].blocks(said[place]) for place in places)):
-            sure = tuple(draft[2][: row.slots] for row, draft in zip(order.rows, drafts, strict=True))
+        for drafts in itertools.product(
+            *(self._laws[place].blocks(said[place]) for place in places)
+        ):
+            sure = tuple(
+                draft[2][: row.slots] for row, draft in zip(order.rows, drafts, strict=True)
+            )
 
             def move(after: Stand, sure: Confidences = sure) -> None:
                 after.order = None
                 if self._setting.meanwhile is not None:
                     self._tell(after, self._setting.meanwhile(sure))
-                self._tell(after, BlocksCame(order.order, sure, [row.committed_len - 1 for row in order.rows]))
+                self._tell(
+                    after,
+                    BlocksCame(order.order, sure, [row.committed_len - 1 for row in order.rows]),
+                )
 
             chance = 1.0
             for draft in drafts:
@@ -233,7 +282,11 @@ class Walk:
         run = stand.run
         assert run is not None
         outcomes = [
-            list(self._laws[row.sequence].outcomes(said[row.sequence], blocks.get(row.sequence, ())[: row.prefix]))
+            list(
+                self._laws[row.sequence].outcomes(
+                    said[row.sequence], blocks.get(row.sequence, ())[: row.prefix]
+                )
+            )
             for row in run.rows
         ]
         for drawn in itertools.product(*outcomes):
@@ -247,7 +300,11 @@ class Walk:
             def move(after: Stand, lengths: tuple[int, ...] = lengths) -> None:
                 after.run = None
                 for row, count in zip(run.rows, lengths, strict=True):
-                    if row.epoch == 0 and self._setting.settles is not None and self._setting.settles(count):
+                    if (
+                        row.epoch == 0
+                        and self._setting.settles is not None
+                        and self._setting.settles(count)
+                    ):
                         self._tell(after, Release(row.sequence, row.epoch, How.SETTLE))
                 self._tell(after, PassEnded(run.number, [Drawn((0,) * count) for count in lengths]))
 

@@ -1,4 +1,5 @@
-"""The corners of the rule, what is refused, and that a packed pass judges each sequence as if it were alone."""
+"""The corners of the rule, what is refused, and that a packed pass judges each sequence as if it
+were alone."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.gumbel import times, winners
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.ratio import slots_of
-from dspark.decoding.sampling import SamplingColumns, distribution, draft_distribution, draw, draw_sparse
+from dspark.decoding.sampling import (
+    SamplingColumns,
+    distribution,
+    draft_distribution,
+    draw,
+    draw_sparse,
+)
 from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
 
 LAST = 1.0 - 2.0**-53
@@ -34,17 +41,29 @@ def f64(*rows: list[float]) -> torch.Tensor:
 
 
 def q_of(*slots: dict[int, float]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([list(slot) for slot in slots]), np.array([list(slot.values()) for slot in slots], np.float32)
+    return np.array([list(slot) for slot in slots]), np.array(
+        [list(slot.values()) for slot in slots], np.float32
+    )
 
 
-# -- the two pure functions --------------------------------------------------------------------------------------
+# -- the two pure functions
+# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("p", "q", "kept"),
-    [(0.2, 0.4, 0.5), (0.4, 0.2, 1.0), (0.3, 0.3, 1.0), (0.0, 0.3, 0.0), (0.3, 0.0, 1.0), (0.0, 0.0, 1.0)],
+    [
+        (0.2, 0.4, 0.5),
+        (0.4, 0.2, 1.0),
+        (0.3, 0.3, 1.0),
+        (0.0, 0.3, 0.0),
+        (0.3, 0.0, 1.0),
+        (0.0, 0.0, 1.0),
+    ],
 )
-def test_a_token_is_kept_with_the_ratio_and_nothing_over_nothing_is_one(p: float, q: float, kept: float) -> None:
+def test_a_token_is_kept_with_the_ratio_and_nothing_over_nothing_is_one(
+    p: float, q: float, kept: float
+) -> None:
     assert accept_probability(p, q) == kept
 
 
@@ -55,7 +74,9 @@ def test_a_ratio_beyond_every_float_is_one_without_a_warning() -> None:
 def test_the_residual_is_what_the_draft_left_over() -> None:
     got = residual(f64([0.5, 0.3, 0.2]), f64([0.7, 0.1, 0.2]))
     torch.testing.assert_close(got, f64([0.0, 1.0, 0.0]))
-    torch.testing.assert_close(residual(f64([0.5, 0.3, 0.2]), f64([0.0, 0.0, 1.0])), f64([0.625, 0.375, 0.0]))
+    torch.testing.assert_close(
+        residual(f64([0.5, 0.3, 0.2]), f64([0.0, 0.0, 1.0])), f64([0.625, 0.375, 0.0])
+    )
 
 
 def test_without_a_residual_the_target_itself_is_drawn_from() -> None:
@@ -64,7 +85,8 @@ def test_without_a_residual_the_target_itself_is_drawn_from() -> None:
     assert torch.equal(residual(p, f64([0.6, 0.25, 0.25])), p)
 
 
-# -- one sequence ------------------------------------------------------------------------------------------------
+# -- one sequence
+# ------------------------------------------------------------------------------------------------
 
 
 def test_an_empty_prefix_is_plain_decoding() -> None:
@@ -75,8 +97,9 @@ def test_an_empty_prefix_is_plain_decoding() -> None:
 
 @pytest.mark.parametrize("p_of_it", [0.0, 0.5])
 def test_a_token_its_q_cannot_produce_ends_the_prefix_and_is_not_kept(p_of_it: float) -> None:
-    # Nothing over nothing must not let an impossible token in, and p over nothing must not let a lie in. The slot
-    # counts as not sent, so what follows is drawn from p itself, not from a residual.
+    # Nothing over nothing must not let an impossible token in, and p over nothing must not let a
+    # lie in. The slot counts as not sent, so what follows is drawn from p itself, not from a
+    # residual.
     probs = f64([p_of_it, 1.0 - p_of_it, 0.0], [0.0, 0.0, 1.0])
     for u in np.linspace(0.0, LAST, 33):
         accepted, token = judged(Rule.TOKEN, probs, [0], q_of({1: 0.5, 2: 0.5}), [0.0], float(u))
@@ -90,7 +113,9 @@ def test_the_very_numbers_that_were_sent_are_weighed() -> None:
     ids = np.array([rng.permutation(9)[:5] for _ in range(6)], np.uint32).reshape(2, 3, 5)
     drafts = ids[:, :, 0].tolist()
     cases = [
-        PackedCase(Cursor(k, 1, 1, 9), SamplingParams(), 4 * k, drafts[k], SparseQ.of(ids[k], sent[k]))
+        PackedCase(
+            Cursor(k, 1, 1, 9), SamplingParams(), 4 * k, drafts[k], SparseQ.of(ids[k], sent[k])
+        )
         for k in range(2)
     ]
     slots = slots_of(cases)
@@ -99,9 +124,15 @@ def test_the_very_numbers_that_were_sent_are_weighed() -> None:
     np.testing.assert_allclose(slots.of_drafted(), exact[:, :, 0].ravel(), rtol=1e-15)
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------
+# -- what is refused
+# ---------------------------------------------------------------------------------------------
 
-GOOD = (np.array([[3, 1], [0, 2]], np.uint32), np.array([[0.75, 0.25], [0.5, 0.5]], np.float32), [3, 2], 4)
+GOOD = (
+    np.array([[3, 1], [0, 2]], np.uint32),
+    np.array([[0.75, 0.25], [0.5, 0.5]], np.float32),
+    [3, 2],
+    4,
+)
 
 
 def altered(ids: object = None, probs: object = None, draft: object = None, vocab: int = 4):  # type: ignore[no-untyped-def]
@@ -151,7 +182,9 @@ def test_honest_distributions_pass() -> None:
         (altered(probs=[[0.0, 1.0], [0.5, 0.5]]), "support"),
     ],
 )
-def test_malformed_distributions_are_named(q: tuple[np.ndarray, np.ndarray, list[int], int], why: str) -> None:
+def test_malformed_distributions_are_named(
+    q: tuple[np.ndarray, np.ndarray, list[int], int], why: str
+) -> None:
     problem = validate_q(*q)
     assert problem is not None
     assert why in problem
@@ -185,7 +218,8 @@ def test_any_bytes_are_either_refused_in_words_or_judged() -> None:
     assert min(refused, judged) > 500
 
 
-# -- a packed pass -----------------------------------------------------------------------------------------------
+# -- a packed pass
+# -----------------------------------------------------------------------------------------------
 
 ALL_PARAMS = [
     SamplingParams(1.0, seed=1),
@@ -199,18 +233,24 @@ ALL_PARAMS = [
 
 
 def packed_pass(seed: int) -> tuple[torch.Tensor, list[PackedCase]]:
-    """Honest drafts of unequal lengths and entries, from a drafter that is nearly the target; rules at random."""
+    """Honest drafts of unequal lengths and entries, from a drafter that is nearly the target; rules
+    at random."""
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)
     cases, parts, row = [], [], 0
     for number in rng.permutation(len(ALL_PARAMS)):
-        params, slots = replace(ALL_PARAMS[number], rule=Rule(int(rng.integers(1, 4)))), int(rng.integers(0, 6))
+        params, slots = (
+            replace(ALL_PARAMS[number], rule=Rule(int(rng.integers(1, 4)))),
+            int(rng.integers(0, 6)),
+        )
         logits = torch.randn(slots + 1, VOCAB, generator=generator) * 2
         cursor = Cursor(int(number), int(rng.integers(1, 5)), 3, int(rng.integers(2, 900)))
         draft_ids, q = [], NO_Q
         if slots:
             near = logits[:slots] + 0.5 * torch.randn(slots, VOCAB, generator=generator)
-            ids, probs = draft_distribution(near, SamplingColumns.of([params]), int(rng.integers(2, VOCAB)))
+            ids, probs = draft_distribution(
+                near, SamplingColumns.of([params]), int(rng.integers(2, VOCAB))
+            )
             noise = DraftNoise([params], [cursor], slots)
             draft_ids = [int(noise.pick(k, ids[k : k + 1], probs[k : k + 1])) for k in range(slots)]
             q = NO_Q if params.rule is Rule.COUPLED else SparseQ.of(ids.numpy(), probs.numpy())
@@ -222,18 +262,37 @@ def packed_pass(seed: int) -> tuple[torch.Tensor, list[PackedCase]]:
 
 def alone(logits: torch.Tensor, case: PackedCase) -> tuple[int, int]:
     params, slots = case.params, len(case.draft_ids)
-    probs = distribution(logits[case.first_row : case.first_row + slots + 1], SamplingColumns.of([params]))
+    probs = distribution(
+        logits[case.first_row : case.first_row + slots + 1], SamplingColumns.of([params])
+    )
 
     def noise(purpose: Purpose, slot: object) -> np.ndarray:
         cursor = case.cursor
-        return uniforms(params.seed, params.choice, params.rule, purpose, cursor.epoch, cursor.committed_len - 1, slot)  # type: ignore[arg-type]
+        return uniforms(
+            params.seed,
+            params.choice,
+            params.rule,
+            purpose,
+            cursor.epoch,
+            cursor.committed_len - 1,
+            slot,
+        )  # type: ignore[arg-type]
 
     if params.rule is Rule.COUPLED or params.greedy:
         first = case.cursor.committed_len  # the position of the first drafted token
-        own = [int(winners(row[None], times([params], [first + k], VOCAB))[0]) for k, row in enumerate(probs)]
+        own = [
+            int(winners(row[None], times([params], [first + k], VOCAB))[0])
+            for k, row in enumerate(probs)
+        ]
         accepted = next((k for k in range(slots) if case.draft_ids[k] != own[k]), slots)
         return accepted, own[accepted]
-    told = (params.rule, probs, case.draft_ids, case.q.arrays(), noise(Purpose.ACCEPT, np.arange(1, slots + 1)))
+    told = (
+        params.rule,
+        probs,
+        case.draft_ids,
+        case.q.arrays(),
+        noise(Purpose.ACCEPT, np.arange(1, slots + 1)),
+    )
     accepted, _ = judged(*told, 0.0)
     return judged(*told, float(noise(Purpose.EMIT, accepted + 1)))
 
@@ -253,7 +312,9 @@ def test_a_packed_pass_judges_every_sequence_as_if_it_were_alone() -> None:
 
 def test_sequences_side_by_side_reuse_no_work_of_their_neighbours() -> None:
     logits, cases = packed_pass(7)
-    crowd = [replace(case, params=replace(case.params, rule=Rule.COUPLED), q=NO_Q) for case in cases] * 9
+    crowd = [
+        replace(case, params=replace(case.params, rule=Rule.COUPLED), q=NO_Q) for case in cases
+    ] * 9
     verdicts = judge(logits, crowd)
     assert verdicts == judge(logits, crowd[: len(cases)]) * 9
 
@@ -283,12 +344,20 @@ def test_half_precision_logits_are_judged_in_float64() -> None:
 
 
 @pytest.mark.parametrize("row", [0, 1])
-@pytest.mark.parametrize("params", [SamplingParams(0.0), *(SamplingParams(1.0, rule=rule) for rule in Rule)])
-def test_logits_that_are_not_numbers_are_an_error_not_a_token(params: SamplingParams, row: int) -> None:
+@pytest.mark.parametrize(
+    "params", [SamplingParams(0.0), *(SamplingParams(1.0, rule=rule) for rule in Rule)]
+)
+def test_logits_that_are_not_numbers_are_an_error_not_a_token(
+    params: SamplingParams, row: int
+) -> None:
     logits = torch.zeros(2, VOCAB)
     logits[0, 1] = 60.0  # the draft is kept, so that both rows are read
     logits[row, 7] = math.nan
-    q = NO_Q if params.rule is Rule.COUPLED else SparseQ.of(np.array([[1, 2]]), np.array([[0.5, 0.5]], np.float32))
+    q = (
+        NO_Q
+        if params.rule is Rule.COUPLED
+        else SparseQ.of(np.array([[1, 2]]), np.array([[0.5, 0.5]], np.float32))
+    )
     with pytest.raises(FloatingPointError):
         judge(logits, [PackedCase(Cursor(1, 1, 1, 9), params, 0, [1], q)])
 
@@ -300,8 +369,12 @@ def test_nobody_to_judge_is_no_verdict() -> None:
 def test_the_first_token_is_the_emission_of_slot_zero() -> None:
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(6))
     params, cursor = SamplingParams(1.0, seed=9), Cursor(1, 2, 0, 17)
-    u = torch.tensor([uniforms(9, 0, Rule.TOKEN, Purpose.EMIT, 2, 16, 0).item()], dtype=torch.float64)
-    assert first_token(logits, params, cursor) == int(draw(distribution(logits[None], SamplingColumns.of([params])), u))
+    u = torch.tensor(
+        [uniforms(9, 0, Rule.TOKEN, Purpose.EMIT, 2, 16, 0).item()], dtype=torch.float64
+    )
+    assert first_token(logits, params, cursor) == int(
+        draw(distribution(logits[None], SamplingColumns.of([params])), u)
+    )
     assert first_token(logits, SamplingParams(0.0), cursor) == int(logits.argmax())
 
 
@@ -310,4 +383,6 @@ def test_a_coupled_first_token_is_the_one_a_round_would_have_added() -> None:
     for seed in range(20):
         params = SamplingParams(1.0, seed=seed, rule=Rule.COUPLED)
         ((_, token),) = judge(logits, [PackedCase(Cursor(1, 1, 4, 17), params, 0, [], NO_Q)])
-        assert first_token(logits[0], params, Cursor(1, 2, 0, 17)) == token, "a hand-over prefills what a round follows"
+        assert first_token(logits[0], params, Cursor(1, 2, 0, 17)) == token, (
+            "a hand-over prefills what a round follows"
+        )

@@ -1,4 +1,5 @@
-"""What the monitor is told of drafts: on average nothing while tokens come from their q, and something when not."""
+"""What the monitor is told of drafts: on average nothing while tokens come from their q, and
+something when not."""
 
 from __future__ import annotations
 
@@ -24,10 +25,15 @@ def pair(rng: Any, entries: int) -> tuple[Any, Any, Any]:
 
 def drawn(rng: Any, ids: Any, probs: Any) -> list[int]:
     exact = probs.astype(np.float64)
-    return [int(rng.choice(row, p=weights / weights.sum())) for row, weights in zip(ids, exact, strict=True)]
+    return [
+        int(rng.choice(row, p=weights / weights.sum()))
+        for row, weights in zip(ids, exact, strict=True)
+    ]
 
 
-def watched(rule: Rule, blocks: int, *, lie: bool = False, entries: int = 5, seed: int = 0) -> Draws:
+def watched(
+    rule: Rule, blocks: int, *, lie: bool = False, entries: int = 5, seed: int = 0
+) -> Draws:
     """Sums over so many blocks; a lie draws from q to the power 0.8."""
     rng = np.random.default_rng(seed)
     watch = DrawsWatch(seed)
@@ -39,7 +45,9 @@ def watched(rule: Rule, blocks: int, *, lie: bool = False, entries: int = 5, see
             drafts = drawn(rng, ids, probs**0.8 if lie else probs)
             q = SparseQ.of(ids, probs)
             params = SamplingParams(temperature=1.0, rule=rule, seed=(seed << 20) + number)
-            cases.append(PackedCase(Cursor(number, 0, 1, 9), params, len(rows) * (SLOTS + 1), drafts, q))
+            cases.append(
+                PackedCase(Cursor(number, 0, 1, 9), params, len(rows) * (SLOTS + 1), drafts, q)
+            )
             rows.append(logits)
         judge(torch.cat(rows), cases, watch=watch)
     (sums,) = watch.sums(dict.fromkeys(range(blocks + 64), "d"))
@@ -62,7 +70,9 @@ def test_variances_are_those_of_what_they_speak_of(rule: Rule) -> None:
     sums = [watched(rule, 64, seed=seed) for seed in range(150)]
     for told, meant in (("drift", "variance"), ("luck", "luck_variance")):
         spread = float(np.var([getattr(each, told) for each in sums]))
-        assert spread == pytest.approx(float(np.mean([getattr(each, meant) for each in sums])), rel=0.35)
+        assert spread == pytest.approx(
+            float(np.mean([getattr(each, meant) for each in sums])), rel=0.35
+        )
 
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
@@ -88,7 +98,9 @@ def test_labels_are_the_chances_of_what_happens(rule: Rule) -> None:
         for number in range(start, start + 100):
             params = SamplingParams(temperature=1.0, rule=rule, seed=number)
             drafts = drawn(rng, ids, probs)
-            cases.append(PackedCase(Cursor(number, 0, 1, 9), params, 0, drafts, SparseQ.of(ids, probs)))
+            cases.append(
+                PackedCase(Cursor(number, 0, 1, 9), params, 0, drafts, SparseQ.of(ids, probs))
+            )
         for accepted, _ in judge(logits, cases, watch=watch):
             reached += np.arange(SLOTS) <= accepted
             kept += np.arange(SLOTS) < accepted
@@ -119,6 +131,9 @@ def test_sequences_of_all_kinds_keep_their_own_labels_and_versions() -> None:
     labels = watch.labels()
     assert {number: len(each) for number, each in labels.items()} == {0: 3, 2: 2, 4: 1}
     assert all(each[0, 0] == 1.0 for each in labels.values())
-    sums = {each.drafter_version: each.slots for each in watch.sums({0: "a", 1: "a", 2: "b", 3: "a", 4: "b"})}
+    sums = {
+        each.drafter_version: each.slots
+        for each in watch.sums({0: "a", 1: "a", 2: "b", 3: "a", 4: "b"})
+    }
     assert sums == {"a": 3, "b": 3}
     assert watch.sums({}) == []

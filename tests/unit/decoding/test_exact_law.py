@@ -1,7 +1,8 @@
-"""Whatever is drafted and however little of it is verified, the emitted tokens follow the target's law exactly.
+"""Whatever is drafted and however little of it is verified, the emitted tokens follow the target's
+law exactly.
 
-No sampling: `enumeration` integrates the coins of the real acceptance code, with the plans that verifiers go by
-deciding how much of every block it sees.
+No sampling: `enumeration` integrates the coins of the real acceptance code, with the plans that
+verifiers go by deciding how much of every block it sees.
 """
 
 from __future__ import annotations
@@ -92,14 +93,23 @@ def test_coupled_output_distribution_equals_target(policy: str) -> None:
         world = dyadic_world(rng)
         prefix = real_plan(policy_of(policy, rng), world, rng)
         price = older_price(world, rng) if "older" in policy else None
-        assert variation(coupled_law(world, Machine(counting(prefix, lengths), price=price), 8), exact(world)) <= BOUND
+        assert (
+            variation(
+                coupled_law(world, Machine(counting(prefix, lengths), price=price), 8), exact(world)
+            )
+            <= BOUND
+        )
     assert policy == "fixed" or {0, 1, 2, 3} <= set(lengths)
 
 
 def test_the_coupled_rule_is_immune_to_a_plan_that_peeks() -> None:
     for seed in range(4):
         world = dyadic_world(np.random.default_rng((seed, 5)))
-        peeking = Machine(lambda _, block, __: next((k for k, token in enumerate(block) if token == 0), len(block)))
+        peeking = Machine(
+            lambda _, block, __: next(
+                (k for k, token in enumerate(block) if token == 0), len(block)
+            )
+        )
         assert variation(coupled_law(world, peeking, 8), exact(world)) <= BOUND
         assert variation(emitted(world, peeking), exact(world)) > 1e-3, "a ratio rule is not"
 

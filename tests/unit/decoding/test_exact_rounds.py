@@ -1,7 +1,9 @@
-"""What a `RoundLoop` reports follows the target's law exactly, whatever is planned and however far it runs ahead.
+"""What a `RoundLoop` reports follows the target's law exactly, whatever is planned and however far
+it runs ahead.
 
-No sampling: `round_walk` drives the real loop through every block, every coin and every report, two sequences at a
-time, so that the joint law has to be the product. Loops that are broken on purpose have to be found out.
+No sampling: `round_walk` drives the real loop through every block, every coin and every report, two
+sequences at a time, so that the joint law has to be the product. Loops that are broken on purpose
+have to be found out.
 """
 
 from __future__ import annotations
@@ -45,12 +47,15 @@ TERMS = {
 
 
 def worlds(kind: str, seed: int) -> list[World]:
-    """Two sequences of two tokens; confidences depend on what was drafted before, and on nothing true."""
+    """Two sequences of two tokens; confidences depend on what was drafted before, and on nothing
+    true."""
     made = []
     for place, horizon in enumerate((4, 3)):
         rng = np.random.default_rng((seed, place))
 
-        def rows(contexts: int, slots: int, rng: np.random.Generator = rng) -> tuple[Floats, Floats, Floats]:
+        def rows(
+            contexts: int, slots: int, rng: np.random.Generator = rng
+        ) -> tuple[Floats, Floats, Floats]:
             return *KINDS[kind](rng, contexts, slots, 2), rng.choice([0.3, 0.6, 0.95], slots)
 
         made.append(build(2, 2, horizon, rows))
@@ -80,14 +85,20 @@ def walked(made: Sequence[World], rule: str, setting: Setting) -> tuple[float, s
     found = walk.run()
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-9)
     first, second = (exact(world) for world in made)
-    product = {(a, b): pa * pb for (a, pa), (b, pb) in itertools.product(first.items(), second.items())}
-    return 0.5 * sum(abs(found.get(k, 0.0) - product.get(k, 0.0)) for k in found.keys() | product), walk.prefixes
+    product = {
+        (a, b): pa * pb for (a, pa), (b, pb) in itertools.product(first.items(), second.items())
+    }
+    return 0.5 * sum(
+        abs(found.get(k, 0.0) - product.get(k, 0.0)) for k in found.keys() | product
+    ), walk.prefixes
 
 
 @pytest.mark.parametrize("window", [0, 2])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("terms", TERMS)
-def test_what_is_reported_follows_the_target_s_law_exactly(terms: str, rule: str, window: int) -> None:
+def test_what_is_reported_follows_the_target_s_law_exactly(
+    terms: str, rule: str, window: int
+) -> None:
     seen: set[int] = set()
     for kind, seed in (*((kind, 1) for kind in KINDS), ("logits", 2), ("ties", 2)):
         off, chosen = walked(worlds(kind, seed), rule, plans(TERMS[terms], window))
@@ -101,7 +112,9 @@ def test_rows_of_unlike_worth_that_compete_for_one_cap_keep_their_joint_law(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unlike(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[int]:
-        return prefixes(blocks, [each._replace(weight=1.0 + 0.3 * row) for row, each in enumerate(terms)])
+        return prefixes(
+            blocks, [each._replace(weight=1.0 + 0.3 * row) for row, each in enumerate(terms)]
+        )
 
     monkeypatch.setattr(passes, "prefixes", unlike)
     for kind in KINDS:
@@ -127,7 +140,9 @@ def _peeking() -> Setting:
 def test_whoever_is_taken_away_for_what_its_pass_says_has_it_reported(rule: str) -> None:
     first = plans(TERMS["fixed"], 2)
     for least in (1, 2):
-        setting = Setting(first.first, first.then, settles=lambda count, least=least: count >= least)
+        setting = Setting(
+            first.first, first.then, settles=lambda count, least=least: count >= least
+        )
         assert walked(worlds("logits", 2), rule, setting)[0] <= BOUND
 
 
@@ -152,14 +167,18 @@ def test_a_pass_cut_down_to_a_tier_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert found["up"] <= BOUND, "filled up by rank it is harmless"
 
 
-def test_a_verdict_that_is_thrown_away_for_what_it_says_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_that_is_thrown_away_for_what_it_says_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(state.NEXT, (state.State.RUNNING, state.Event.SETTLE), state.State.GONE)
     first = plans(TERMS["fixed"], 2)
     setting = Setting(first.first, first.then, settles=lambda count: count >= 2)
     assert walked(worlds("logits", 2), "token", setting)[0] > LEAK
 
 
-def test_a_prefix_by_something_younger_than_its_order_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefix_by_something_younger_than_its_order_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loops: list[RoundLoop] = []
     feed_all = RoundLoop.feed_all
 
@@ -195,7 +214,9 @@ def _quarters(seed: int) -> World:
 
 @pytest.mark.parametrize("window", [0, 2])
 @pytest.mark.parametrize("terms", ["fixed", "threshold", "price"])
-def test_the_coupled_rule_says_the_target_s_tokens_whatever_is_planned(terms: str, window: int) -> None:
+def test_the_coupled_rule_says_the_target_s_tokens_whatever_is_planned(
+    terms: str, window: int
+) -> None:
     world = _quarters(3)
     one = CoupledRounds(world, Machine(lambda *_: 0), SHARES)
     law: dict[Tokens, float] = {}

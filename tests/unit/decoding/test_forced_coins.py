@@ -1,7 +1,8 @@
-"""The ratio rules that are deployed, driven over grids of coins: they decide and draw as the papers say.
+"""The ratio rules that are deployed, driven over grids of coins: they decide and draw as the papers
+say.
 
-The expected laws are written out here on plain floats. `tests/mutation` puts bugs into the source and expects these
-tests, among others, to fail.
+The expected laws are written out here on plain floats. `tests/mutation` puts bugs into the source
+and expects these tests, among others, to fail.
 """
 
 from __future__ import annotations
@@ -19,16 +20,24 @@ VOCAB = 4
 
 
 def tables(count: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(p [3, V], q ids [2, K], q probs [2, K] float32 with any sum), with zeros, ties and disjoint supports."""
+    """(p [3, V], q ids [2, K], q probs [2, K] float32 with any sum), with zeros, ties and disjoint
+    supports."""
     rng = np.random.default_rng(11)
     made = []
     for number in range(count):
-        p = rng.dirichlet([0.7] * VOCAB, 3) * (rng.random((3, VOCAB)) < 0.7) + 1e-9 * np.eye(VOCAB)[number % VOCAB]
+        p = (
+            rng.dirichlet([0.7] * VOCAB, 3) * (rng.random((3, VOCAB)) < 0.7)
+            + 1e-9 * np.eye(VOCAB)[number % VOCAB]
+        )
         if number % 4 == 0:
             p = np.eye(VOCAB)[rng.integers(0, VOCAB, 3)]
         entries = int(rng.integers(1, VOCAB + 1))
         ids = np.array([rng.permutation(VOCAB)[:entries] for _ in range(2)])
-        probs = rng.integers(1, 5, (2, entries)) / 4 if number % 3 == 0 else rng.random((2, entries)) + 0.05
+        probs = (
+            rng.integers(1, 5, (2, entries)) / 4
+            if number % 3 == 0
+            else rng.random((2, entries)) + 0.05
+        )
         made.append((p / p.sum(1, keepdims=True), ids, probs.astype(np.float32)))
     return made
 
@@ -55,8 +64,12 @@ def test_the_rule_induces_its_law_on_every_table() -> None:
                 draft = [first, second]
                 keep = [min(1.0, law[k][draft[k]] / q[k][draft[k]]) for k in range(2)]
 
-                def run(one: float, two: float, emit: float, draft: list[int] = draft) -> tuple[int, int]:
-                    return judged(Rule.TOKEN, torch.from_numpy(p), draft, (ids, probs), [one, two], emit)  # noqa: B023
+                def run(
+                    one: float, two: float, emit: float, draft: list[int] = draft
+                ) -> tuple[int, int]:
+                    return judged(
+                        Rule.TOKEN, torch.from_numpy(p), draft, (ids, probs), [one, two], emit
+                    )  # noqa: B023
 
                 # The share of coins that keep a token, and the two extreme coins.
                 kept = sum(run(u, LAST, 0.5)[0] >= 1 for u in GRID)
@@ -95,16 +108,30 @@ def test_the_block_rule_decides_as_the_paper_says_on_every_table() -> None:
                 left = sum(max(one * a - b, 0.0) for a, b in zip(law[1], q[1], strict=True))
                 head = left / (left + 1.0 - one) if left + 1.0 - one > 1e-15 else 1.0
                 chances = [head if one > 0.0 else 0.0, two]
-                after = [corrected(law[0], q[0]), corrected([one * a for a in law[1]], q[1]), law[2]]
+                after = [
+                    corrected(law[0], q[0]),
+                    corrected([one * a for a in law[1]], q[1]),
+                    law[2],
+                ]
 
                 def run(
                     one: float, two: float, emit: float, draft: tuple[int, int] = (first, second)
                 ) -> tuple[int, int]:
-                    return judged(Rule.BLOCK, torch.from_numpy(p), draft, (ids, probs), [one, two], emit)  # noqa: B023
+                    return judged(
+                        Rule.BLOCK, torch.from_numpy(p), draft, (ids, probs), [one, two], emit
+                    )  # noqa: B023
 
-                for coins in ((0.0, 0.0), (0.0, LAST), (LAST, 0.0), (LAST, LAST), (0.3, 0.6), (0.6, 0.3)):
+                for coins in (
+                    (0.0, 0.0),
+                    (0.0, LAST),
+                    (LAST, 0.0),
+                    (LAST, LAST),
+                    (0.3, 0.6),
+                    (0.6, 0.3),
+                ):
                     if any(
-                        abs(u - chance) < 1e-9 and 0.0 < chance < 1.0 for u, chance in zip(coins, chances, strict=True)
+                        abs(u - chance) < 1e-9 and 0.0 < chance < 1.0
+                        for u, chance in zip(coins, chances, strict=True)
                     ):
                         continue
                     heads = [u < chance for u, chance in zip(coins, chances, strict=True)]

@@ -40,7 +40,9 @@ def test_a_few_tokens_have_the_times_of_the_whole_row() -> None:
 
 def test_an_accelerator_runs_the_same_race() -> None:
     groups = torch.arange(26)[None]
-    on_device = gumbel._on_device(gumbel._device_blocks(ALL_PARAMS, PLACES, groups)).flatten(-2)[:, :103]
+    on_device = gumbel._on_device(gumbel._device_blocks(ALL_PARAMS, PLACES, groups)).flatten(-2)[
+        :, :103
+    ]
     torch.testing.assert_close(on_device, times(ALL_PARAMS, PLACES, 103), rtol=1e-14, atol=0.0)
 
 
@@ -48,7 +50,9 @@ def test_an_accelerator_runs_the_same_race() -> None:
 def test_cuda_runs_the_same_race() -> None:
     ids = torch.randint(0, 103, (3, 9), generator=torch.Generator().manual_seed(2))
     whole = times(ALL_PARAMS, PLACES, 103)
-    torch.testing.assert_close(times(ALL_PARAMS, PLACES, 103, "cuda").cpu(), whole, rtol=1e-14, atol=0.0)
+    torch.testing.assert_close(
+        times(ALL_PARAMS, PLACES, 103, "cuda").cpu(), whole, rtol=1e-14, atol=0.0
+    )
     torch.testing.assert_close(
         times_of(ALL_PARAMS, PLACES, ids.cuda()).cpu(), whole.gather(-1, ids), rtol=1e-14, atol=0.0
     )
@@ -60,8 +64,13 @@ def test_times_are_exponential_and_never_zero_or_endless() -> None:
     assert torch.isfinite(e).all()
     ranks = torch.sort(torch.exp(-e).ravel()).values
     grid = (torch.arange(ranks.numel(), dtype=torch.float64) + 0.5) / ranks.numel()
-    assert (ranks - grid).abs().max() < 0.004  # Kolmogorov-Smirnov at 200,000 draws; the keys are fixed
-    assert gumbel._exponentials(np.array([2.0**-65, 1.0])).tolist() == [pytest.approx(65 * math.log(2)), 2.0**-53]
+    assert (
+        ranks - grid
+    ).abs().max() < 0.004  # Kolmogorov-Smirnov at 200,000 draws; the keys are fixed
+    assert gumbel._exponentials(np.array([2.0**-65, 1.0])).tolist() == [
+        pytest.approx(65 * math.log(2)),
+        2.0**-53,
+    ]
 
 
 def test_the_first_one_home_follows_the_distribution() -> None:
@@ -76,7 +85,8 @@ def test_the_first_one_home_follows_the_distribution() -> None:
 
 def test_a_lead_is_told_in_nats_and_equals_go_to_the_lowest_id() -> None:
     ids, lead = winners(
-        torch.tensor([[0.2, 0.4, 0.4], [0.1, 0.9, 0.0]]), torch.tensor([[1.0, 2.0, 2.0], [1.0, 1.0, 1.0]])
+        torch.tensor([[0.2, 0.4, 0.4], [0.1, 0.9, 0.0]]),
+        torch.tensor([[1.0, 2.0, 2.0], [1.0, 1.0, 1.0]]),
     )
     assert ids.tolist() == [0, 1]
     assert lead.tolist() == [pytest.approx(0.0, abs=1e-6), pytest.approx(math.log(9), abs=1e-6)]
@@ -89,7 +99,9 @@ def test_a_row_without_mass_is_an_error(row: list[float]) -> None:
         winners(torch.tensor([row]), torch.ones(1, 2))
 
 
-@pytest.mark.parametrize("all_params", [[SamplingParams(choice=2**32)], [SamplingParams(seed=2**64)]])
+@pytest.mark.parametrize(
+    "all_params", [[SamplingParams(choice=2**32)], [SamplingParams(seed=2**64)]]
+)
 def test_a_name_that_would_spill_is_refused(all_params: list[SamplingParams]) -> None:
     with pytest.raises((ValueError, OverflowError)):
         times(all_params, [3], 8)
@@ -115,4 +127,7 @@ def test_a_cohort_of_all_rules_draws_as_each_sequence_alone() -> None:
                 params.rule is Rule.COUPLED and not params.greedy
             ):  # the verifier's own race over the draft's distribution
                 q = torch.zeros(1, vocab).scatter_(-1, ids[row : row + 1], probs[row : row + 1])
-                assert winners(q, times([params], [cursor.committed_len + slot], vocab))[0].item() == drawn[row]
+                assert (
+                    winners(q, times([params], [cursor.committed_len + slot], vocab))[0].item()
+                    == drawn[row]
+                )

@@ -1,4 +1,5 @@
-"""Passes judged on the device: the same verdicts as by the rules on the host, and one wait, whatever is in them."""
+"""Passes judged on the device: the same verdicts as by the rules on the host, and one wait,
+whatever is in them."""
 
 from __future__ import annotations
 
@@ -36,13 +37,18 @@ WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "
 def pass_of(
     seed: int, all_params: Sequence[SamplingParams] = ALL_PARAMS, *, slots: int = 5
 ) -> tuple[torch.Tensor, list[PackedCase]]:
-    """Logits and cases of as many sequences, of blocks of 0 to `slots` tokens that are now and then right."""
+    """Logits and cases of as many sequences, of blocks of 0 to `slots` tokens that are now and then
+    right."""
     draw = np.random.default_rng(seed)
     cases, rows = [], 0
     logits = torch.from_numpy(draw.normal(0.0, 2.0, (len(all_params) * (slots + 1), VOCAB))).float()
     for number, params in enumerate(all_params):
         length, entries = int(draw.integers(0, slots + 1)), int(draw.integers(1, 9))
-        ids = np.stack([draw.permutation(VOCAB)[:entries] for _ in range(length)]) if length else np.zeros((0, 1))
+        ids = (
+            np.stack([draw.permutation(VOCAB)[:entries] for _ in range(length)])
+            if length
+            else np.zeros((0, 1))
+        )
         probs = draw.dirichlet([0.4] * entries, length) if length else np.zeros((0, 1))
         for slot in range(length):  # some drafts are what the target would say
             if draw.random() < 0.7 and (top := int(logits[rows + slot].argmax())) not in ids[slot]:
@@ -69,7 +75,8 @@ def test_verdicts_are_those_of_the_rules_on_the_host(seed: int) -> None:
 
 
 def likely(seed: int) -> tuple[torch.Tensor, list[PackedCase]]:
-    """The same of drafts that the target likes: whole blocks are kept, and blocks are cut in the middle."""
+    """The same of drafts that the target likes: whole blocks are kept, and blocks are cut in the
+    middle."""
     draw, (logits, cases) = np.random.default_rng(seed), pass_of(seed, ALL_PARAMS[:4], slots=3)
     logits[:, 0] += 4.0 * (seed % 2)
     made = []
@@ -80,11 +87,16 @@ def likely(seed: int) -> tuple[torch.Tensor, list[PackedCase]]:
             continue
         rows = logits[case.first_row : case.first_row + length].double()
         ids = rows.topk(6).indices
-        probs = torch.softmax(rows.gather(-1, ids) + torch.from_numpy(draw.normal(0.0, 0.5, (length, 6))), -1).float()
+        probs = torch.softmax(
+            rows.gather(-1, ids) + torch.from_numpy(draw.normal(0.0, 0.5, (length, 6))), -1
+        ).float()
         own = [
-            int(draw.choice(mine, p=p / p.sum())) for mine, p in zip(ids.numpy(), probs.double().numpy(), strict=True)
+            int(draw.choice(mine, p=p / p.sum()))
+            for mine, p in zip(ids.numpy(), probs.double().numpy(), strict=True)
         ]
-        made.append(replace(case, draft_ids=own, q=SparseQ.of(ids.numpy().astype(np.uint32), probs.numpy())))
+        made.append(
+            replace(case, draft_ids=own, q=SparseQ.of(ids.numpy().astype(np.uint32), probs.numpy()))
+        )
     return logits, made
 
 
@@ -100,7 +112,9 @@ def test_blocks_that_the_target_likes_are_kept_as_far_as_on_the_host() -> None:
 
 def test_a_slot_that_its_q_cannot_give_counts_as_not_sent() -> None:
     for rule in (Rule.TOKEN, Rule.BLOCK):
-        q = SparseQ.of(np.array([[3, 4], [5, 6], [7, 8]], np.uint32), np.full((3, 2), 0.5, np.float32))
+        q = SparseQ.of(
+            np.array([[3, 4], [5, 6], [7, 8]], np.uint32), np.full((3, 2), 0.5, np.float32)
+        )
         params = SamplingParams(rule=rule, seed=5)
         logits = torch.zeros(4, VOCAB)
         cases = [PackedCase(Cursor(1, 1, 1, 9), params, 0, (3, 9, 7), q)]
@@ -120,7 +134,8 @@ def test_the_watch_sees_what_it_sees_on_the_host() -> None:
 
 
 def test_a_pass_of_many_rows_is_weighed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One long block would else make as many rows of every sequence, each as wide as the vocabulary."""
+    """One long block would else make as many rows of every sequence, each as wide as the
+    vocabulary."""
     monkeypatch.setattr(judge_at_once, "ROWS", 12)
     sizes = []
 
@@ -148,7 +163,11 @@ def test_near_ties_of_coupled_sequences_are_counted() -> None:
             torch.log_softmax(logits.double(), dim=-1)
             - times(
                 [case.params for case in cases for _ in range(len(case.draft_ids) + 1)],
-                [case.cursor.anchor_position + 1 + slot for case in cases for slot in range(len(case.draft_ids) + 1)],
+                [
+                    case.cursor.anchor_position + 1 + slot
+                    for case in cases
+                    for slot in range(len(case.draft_ids) + 1)
+                ],
                 VOCAB,
             ).log()
         )
@@ -183,7 +202,8 @@ class _Counting(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("all_params", "most"), [(ALL_PARAMS[:1] * 8, 45), (ALL_PARAMS[1:6] * 4, 250), (ALL_PARAMS * 4, 360)]
+    ("all_params", "most"),
+    [(ALL_PARAMS[:1] * 8, 45), (ALL_PARAMS[1:6] * 4, 250), (ALL_PARAMS * 4, 360)],
 )
 @pytest.mark.parametrize("watched", [False, True])
 def test_a_pass_is_waited_for_once(
@@ -211,15 +231,21 @@ class _Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        self.count += func.overloadpacket.__name__ in ("_to_copy", "to") and args[0].device != made.device
+        self.count += (
+            func.overloadpacket.__name__ in ("_to_copy", "to") and args[0].device != made.device
+        )
         return made
 
 
-def test_what_shapes_and_masks_rows_goes_to_a_device_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_shapes_and_masks_rows_goes_to_a_device_without_a_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """By `sent` alone: after any other copy to a card it is waited for."""
     by_sent = []
     for module in (shaping, masking):
-        monkeypatch.setattr(module, "sent", lambda *to: by_sent.append(1) or sent(*to), raising=False)
+        monkeypatch.setattr(
+            module, "sent", lambda *to: by_sent.append(1) or sent(*to), raising=False
+        )
     logits = torch.zeros(4, VOCAB, device="meta")
     with _Copies() as copies:
         shaping.shaped(logits, [(0, (1,), shaping.Shaper(SamplingParams(repetition_penalty=1.7)))])
@@ -237,7 +263,9 @@ def test_nothing_looks_at_a_number() -> None:
         [case.params for case in cases for _ in range(made.rows.shape[1])], torch.device("meta")
     )
     count = made.rows.numel()
-    noise = times([case.params for case in cases] * (count // len(cases)), range(count), VOCAB, "meta")
+    noise = times(
+        [case.params for case in cases] * (count // len(cases)), range(count), VOCAB, "meta"
+    )
     told = logits.to("meta")
     decisions = [
         at_once.greedy(told, bare),
@@ -253,5 +281,7 @@ def test_the_rules_are_one_graph() -> None:
     made = judge_at_once.given(cases, torch.device("cpu"), draws=True)
     columns = SamplingColumns.of([case.params for case in cases for _ in range(made.rows.shape[1])])
     whole = torch.compile(at_once.ratio, backend="eager", fullgraph=True)
-    for mine, other in zip(whole(logits, made, columns), at_once.ratio(logits, made, columns), strict=True):
+    for mine, other in zip(
+        whole(logits, made, columns), at_once.ratio(logits, made, columns), strict=True
+    ):
         torch.testing.assert_close(mine, other)

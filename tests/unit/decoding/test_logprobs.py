@@ -1,4 +1,5 @@
-"""Log-probabilities: of the very tokens, of the raw logits, ranked; by the definition, written out."""
+"""Log-probabilities: of the very tokens, of the raw logits, ranked; by the definition, written
+out."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Bugs that really happened elsewhere, put in the place of the real part: the enumeration must see every one.
+"""Bugs that really happened elsewhere, put in the place of the real part: the enumeration must see
+every one.
 
-The parts are those of `enumeration.Machine`. `test_forced_coins` does the same to the source of the rule itself.
+The parts are those of `enumeration.Machine`. `test_forced_coins` does the same to the source of the
+rule itself.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ def normalised(weights: np.ndarray) -> np.ndarray:
 
 
 def best_of_all() -> Callable[..., int]:
-    """The length of highest expected rate over a stair of the cost: it looks at tokens it decides about.
+    """The length of highest expected rate over a stair of the cost: it looks at tokens it decides
+    about.
 
     On a convex curve it would find what early stop finds, and no harm would come of it.
     """
@@ -59,7 +62,8 @@ def redrawn_once(world: World) -> np.ndarray:
 MUTANTS: dict[str, Callable[[Machine], Machine]] = {
     "the correction is drawn from p": lambda real: replace(real, residual=lambda p, q: p),
     "the residual is not clipped": lambda real: replace(
-        real, residual=lambda p, q: torch.nan_to_num((p - q).abs() / (p - q).abs().sum(-1, keepdim=True))
+        real,
+        residual=lambda p, q: torch.nan_to_num((p - q).abs() / (p - q).abs().sum(-1, keepdim=True)),
     ),
     "q is cut but not renormalised": lambda real: replace(real, q_seen=lambda world: world.q * 0.9),
     "a coin of 16 bits is compared with <=": lambda real: replace(
@@ -73,7 +77,9 @@ MUTANTS: dict[str, Callable[[Machine], Machine]] = {
     ),
     "everything is accepted": lambda real: replace(real, accept=lambda p, q: np.ones_like(p)),
     "q is that of the slot before": lambda real: replace(real, q_seen=of_previous_slot),
-    "q is that of another sequence": lambda real: replace(real, q_seen=lambda world: np.roll(world.q, 7, axis=0)),
+    "q is that of another sequence": lambda real: replace(
+        real, q_seen=lambda world: np.roll(world.q, 7, axis=0)
+    ),
     "the draft is drawn at another temperature": lambda real: replace(
         real, draft=lambda world: normalised(world.q ** (1 / 0.9))
     ),
@@ -86,7 +92,10 @@ MUTANTS: dict[str, Callable[[Machine], Machine]] = {
     ),
     "the scheduler searches all lengths": lambda real: replace(real, prefix=best_of_all()),
     "the cut looks at the token itself": lambda real: replace(
-        real, prefix=lambda _, block, __: next((k for k, token in enumerate(block) if token == 0), len(block))
+        real,
+        prefix=lambda _, block, __: next(
+            (k for k, token in enumerate(block) if token == 0), len(block)
+        ),
     ),
     "late blocks are dropped by what is in them": lambda real: replace(
         real, prefix=lambda _, block, __: 0 if block[-1] == 0 else len(block)

@@ -25,10 +25,13 @@ KNOWN_ANSWERS = [  # published with Random123
 
 
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN_ANSWERS)
-def test_known_answers(counter: tuple[int, ...], key: tuple[int, ...], words: tuple[int, ...]) -> None:
+def test_known_answers(
+    counter: tuple[int, ...], key: tuple[int, ...], words: tuple[int, ...]
+) -> None:
     assert philox(counter, key) == words
     arrays = philox_array(
-        tuple(np.array([word], np.uint64) for word in counter), tuple(np.array([word], np.uint64) for word in key)
+        tuple(np.array([word], np.uint64) for word in counter),
+        tuple(np.array([word], np.uint64) for word in key),
     )
     assert tuple(int(word[0]) for word in arrays) == words
 
@@ -65,7 +68,15 @@ def test_arguments_broadcast_like_arrays() -> None:
 
 
 def test_every_part_of_the_name_changes_the_draw() -> None:
-    base = {"seed": 1, "choice": 1, "rule": 1, "purpose": 1, "epoch": 1, "anchor_position": 1, "slots": 1}
+    base = {
+        "seed": 1,
+        "choice": 1,
+        "rule": 1,
+        "purpose": 1,
+        "epoch": 1,
+        "anchor_position": 1,
+        "slots": 1,
+    }
     draws = {uniforms(**base).item()} | {uniforms(**base | {part: 2}).item() for part in base}
     assert len(draws) == len(base) + 1
 
@@ -85,7 +96,15 @@ def test_every_part_of_the_name_changes_the_draw() -> None:
     ],
 )
 def test_a_part_that_would_spill_into_its_neighbour_is_refused(part: str, value: object) -> None:
-    base = {"seed": 1, "choice": 1, "rule": 1, "purpose": 1, "epoch": 1, "anchor_position": 1, "slots": 1}
+    base = {
+        "seed": 1,
+        "choice": 1,
+        "rule": 1,
+        "purpose": 1,
+        "epoch": 1,
+        "anchor_position": 1,
+        "slots": 1,
+    }
     with pytest.raises((ValueError, OverflowError)):
         uniforms(**base | {part: value})
 

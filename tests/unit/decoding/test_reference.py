@@ -1,4 +1,5 @@
-"""The oracle decodes, names every draw once, and is reproduced by a batched system and by its own record."""
+"""The oracle decodes, names every draw once, and is reproduced by a batched system and by its own
+record."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def logits_after(tokens: Sequence[int], salt: int = 0) -> Tensor:
 
 
 def target(tokens: Sequence[int], rows: int) -> Tensor:
-    return torch.stack([logits_after(tokens[: len(tokens) - rows + 1 + row]) for row in range(rows)])
+    return torch.stack(
+        [logits_after(tokens[: len(tokens) - rows + 1 + row]) for row in range(rows)]
+    )
 
 
 def draft_logits(tokens: Sequence[int]) -> Tensor:
@@ -74,7 +77,9 @@ def full_block(_: int, confidence: Sequence[float]) -> int:
 
 @pytest.mark.parametrize("params", ALL_PARAMS, ids=str)
 def test_a_run_is_reproduced_from_its_recorded_choices(params: SamplingParams) -> None:
-    run = generate(PROMPT, target, drafter, lengths_by(PRICE), params, max_tokens=60, entries=ENTRIES)
+    run = generate(
+        PROMPT, target, drafter, lengths_by(PRICE), params, max_tokens=60, entries=ENTRIES
+    )
     assert len(run.token_ids) == 60
     assert len({made.prefix for made in run.rounds}) > 1
     assert sum(made.accepted for made in run.rounds) > 10
@@ -85,13 +90,20 @@ def test_a_run_is_reproduced_from_its_recorded_choices(params: SamplingParams) -
 @pytest.mark.parametrize("params", ALL_PARAMS, ids=str)
 def test_the_prefix_alone_reproduces_a_round(params: SamplingParams) -> None:
     # A system records what it sent for verification, not what it cut off.
-    run = generate(PROMPT, target, drafter, lengths_by(THRESHOLD), params, max_tokens=40, entries=ENTRIES)
-    cut = [replace(made, draft_ids=made.draft_ids[: made.prefix], q=made.q.prefix(made.prefix)) for made in run.rounds]
+    run = generate(
+        PROMPT, target, drafter, lengths_by(THRESHOLD), params, max_tokens=40, entries=ENTRIES
+    )
+    cut = [
+        replace(made, draft_ids=made.draft_ids[: made.prefix], q=made.q.prefix(made.prefix))
+        for made in run.rounds
+    ]
     assert replay(PROMPT, target, cut, params, max_tokens=40) == run.token_ids
 
 
 def test_a_record_of_another_run_is_refused() -> None:
-    run = generate(PROMPT, target, drafter, full_block, ALL_PARAMS[0], max_tokens=20, entries=ENTRIES)
+    run = generate(
+        PROMPT, target, drafter, full_block, ALL_PARAMS[0], max_tokens=20, entries=ENTRIES
+    )
     with pytest.raises(ValueError, match="the replay stands at"):
         replay(PROMPT, target, run.rounds[1:], ALL_PARAMS[0], max_tokens=20)
 
@@ -106,12 +118,28 @@ def test_greedy_decoding_is_plain_decoding_whatever_is_drafted_or_verified() -> 
 
 
 def test_a_run_ends_at_a_stop_token_or_at_its_limit() -> None:
-    whole = generate(PROMPT, target, drafter, full_block, ALL_PARAMS[0], max_tokens=30, entries=ENTRIES)
+    whole = generate(
+        PROMPT, target, drafter, full_block, ALL_PARAMS[0], max_tokens=30, entries=ENTRIES
+    )
     stop = whole.token_ids[9]
-    run = generate(PROMPT, target, drafter, full_block, ALL_PARAMS[0], max_tokens=30, stop_ids={stop}, entries=ENTRIES)
+    run = generate(
+        PROMPT,
+        target,
+        drafter,
+        full_block,
+        ALL_PARAMS[0],
+        max_tokens=30,
+        stop_ids={stop},
+        entries=ENTRIES,
+    )
     assert run.token_ids == whole.token_ids[: whole.token_ids.index(stop) + 1]
-    assert replay(PROMPT, target, run.rounds, ALL_PARAMS[0], max_tokens=30, stop_ids={stop}) == run.token_ids
-    short = generate(PROMPT, target, drafter, full_block, ALL_PARAMS[0], max_tokens=7, entries=ENTRIES)
+    assert (
+        replay(PROMPT, target, run.rounds, ALL_PARAMS[0], max_tokens=30, stop_ids={stop})
+        == run.token_ids
+    )
+    short = generate(
+        PROMPT, target, drafter, full_block, ALL_PARAMS[0], max_tokens=7, entries=ENTRIES
+    )
     assert short.token_ids == whole.token_ids[:7]
     assert generate(PROMPT, target, drafter, full_block, ALL_PARAMS[0], max_tokens=1).rounds == ()
 
@@ -122,11 +150,15 @@ def test_no_draw_of_a_ratio_rule_is_ever_used_twice(rule: Rule) -> None:
     with record(drawn):
         for choice in range(2):
             params = SamplingParams(1.0, seed=5, choice=choice, rule=rule)
-            run = generate(PROMPT, target, drafter, lengths_by(PRICE), params, max_tokens=40, entries=ENTRIES)
+            run = generate(
+                PROMPT, target, drafter, lengths_by(PRICE), params, max_tokens=40, entries=ENTRIES
+            )
             assert len(run.rounds) > 8
             # The sequence is handed over half-way and goes on from there in its next epoch.
             half = (*PROMPT, *run.token_ids[:20])
-            generate(half, target, drafter, full_block, params, max_tokens=20, entries=ENTRIES, epoch=2)
+            generate(
+                half, target, drafter, full_block, params, max_tokens=20, entries=ENTRIES, epoch=2
+            )
     slots = len({name for name in drawn if name[1][2] >> 16 & 0xFF == 1})
     assert slots > 2 * BLOCK * 8, "slots drafted again in a later round must count as new draws"
     assert len(set(drawn)) == len(drawn)
@@ -136,16 +168,21 @@ def test_coupled_noise_is_named_by_seed_choice_and_position_alone() -> None:
     def names(prefix, epoch: int = 1) -> set[Name]:  # type: ignore[no-untyped-def]
         drawn: list[Name] = []
         with record(drawn):
-            generate(PROMPT, target, drafter, prefix, params, max_tokens=40, entries=ENTRIES, epoch=epoch)
+            generate(
+                PROMPT, target, drafter, prefix, params, max_tokens=40, entries=ENTRIES, epoch=epoch
+            )
         return set(drawn)
 
     params = SamplingParams(1.0, seed=5, choice=3, rule=Rule.COUPLED)
     plain = names(lambda *_: 0)
     positions = {counter[0] for _, counter in plain}
     assert set(range(len(PROMPT), len(PROMPT) + 40)) <= positions
-    # One block of four tokens after the other, at every position, and nothing else in the name but the salt.
+    # One block of four tokens after the other, at every position, and nothing else in the name but
+    # the salt.
     salt = Purpose.RACE << 16 | Rule.COUPLED << 24
-    assert plain <= {(5, (place, group, salt, 3)) for place in positions for group in range(VOCAB // 4)}
+    assert plain <= {
+        (5, (place, group, salt, 3)) for place in positions for group in range(VOCAB // 4)
+    }
     for prefix in (full_block, lengths_by(PRICE)):
         for epoch in (1, 2):
             inside = {name for name in names(prefix, epoch) if name[1][0] < len(PROMPT) + 40}
@@ -153,9 +190,15 @@ def test_coupled_noise_is_named_by_seed_choice_and_position_alone() -> None:
             assert len(inside) == 40 * VOCAB // 4
 
 
-def test_a_coupled_answer_is_plain_decoding_under_the_same_noise_whatever_is_drafted_or_verified() -> None:
+def test_a_coupled_answer_is_plain_decoding_under_the_same_noise_whatever_is_drafted_or_verified() -> (
+    None
+):
     def stranger(tokens: Sequence[int], pick: Pick) -> list[float]:
-        return [confidence_after(tokens) for _ in range(BLOCK) if pick(logits_after(tokens, salt=9)) >= 0]
+        return [
+            confidence_after(tokens)
+            for _ in range(BLOCK)
+            if pick(logits_after(tokens, salt=9)) >= 0
+        ]
 
     for params in (
         SamplingParams(1.0, seed=8, rule=Rule.COUPLED),
@@ -164,7 +207,9 @@ def test_a_coupled_answer_is_plain_decoding_under_the_same_noise_whatever_is_dra
         plain = generate(PROMPT, target, drafter, lambda *_: 0, params, max_tokens=60)
         for source, entries in ((drafter, ENTRIES), (drafter, 2), (stranger, VOCAB)):
             for prefix in (full_block, lengths_by(PRICE), lambda anchor, _: anchor % 4):
-                run = generate(PROMPT, target, source, prefix, params, max_tokens=60, entries=entries)
+                run = generate(
+                    PROMPT, target, source, prefix, params, max_tokens=60, entries=entries
+                )
                 assert run.token_ids == plain.token_ids
                 if source is drafter:
                     assert sum(made.accepted for made in run.rounds) > 10
@@ -172,16 +217,27 @@ def test_a_coupled_answer_is_plain_decoding_under_the_same_noise_whatever_is_dra
 
 def test_a_hand_over_is_replayed_in_its_own_epoch() -> None:
     params = ALL_PARAMS[0]
-    first = generate(PROMPT, target, drafter, full_block, params, max_tokens=40, entries=ENTRIES).rounds[:4]
+    first = generate(
+        PROMPT, target, drafter, full_block, params, max_tokens=40, entries=ENTRIES
+    ).rounds[:4]
     last = first[-1]
     last_draft = last.draft_ids[: last.accepted]
     shown = replay(PROMPT, target, first, params, max_tokens=100)
     assert shown[-last.accepted - 1 :] == (*last_draft, last.next_token)
-    committed = (*PROMPT, *shown)  # where another worker takes over: it prefills these and draws the next token
-    then = generate(committed, target, drafter, full_block, params, max_tokens=20, entries=ENTRIES, epoch=2)
-    handed = RecordedRound(len(committed) - 1, (), NO_Q, 0, 0, then.token_ids[0], epoch=2, prefilled=True)
+    committed = (
+        *PROMPT,
+        *shown,
+    )  # where another worker takes over: it prefills these and draws the next token
+    then = generate(
+        committed, target, drafter, full_block, params, max_tokens=20, entries=ENTRIES, epoch=2
+    )
+    handed = RecordedRound(
+        len(committed) - 1, (), NO_Q, 0, 0, then.token_ids[0], epoch=2, prefilled=True
+    )
     rounds = [*first, handed, *then.rounds]
-    assert replay(PROMPT, target, rounds, params, max_tokens=len(shown) + 20) == shown + then.token_ids
+    assert (
+        replay(PROMPT, target, rounds, params, max_tokens=len(shown) + 20) == shown + then.token_ids
+    )
 
 
 @pytest.mark.parametrize("terms", [PRICE, THRESHOLD], ids=["price", "threshold"])
@@ -192,7 +248,11 @@ def test_a_batched_system_shows_the_tokens_of_the_reference(terms: Terms) -> Non
     sequences = [list(prompt) for prompt in prompts]
     made: list[list[RecordedRound]] = [[] for _ in all_params]
     for row, params in enumerate(all_params):
-        sequences[row].append(first_token(target(sequences[row], 1)[0], params, Cursor(row, 1, 0, len(sequences[row]))))
+        sequences[row].append(
+            first_token(
+                target(sequences[row], 1)[0], params, Cursor(row, 1, 0, len(sequences[row]))
+            )
+        )
     for _ in range(12):
         cursors = [Cursor(row, 1, 1, len(tokens)) for row, tokens in enumerate(sequences)]
         noise, columns = DraftNoise(all_params, cursors, BLOCK), SamplingColumns.of(all_params)
@@ -201,7 +261,9 @@ def test_a_batched_system_shows_the_tokens_of_the_reference(terms: Terms) -> Non
         sent = []
         for slot in range(BLOCK):
             confidence[:, slot] = [confidence_after(tokens) for tokens in seen]
-            ids, probs = draft_distribution(torch.stack([draft_logits(tokens) for tokens in seen]), columns, ENTRIES)
+            ids, probs = draft_distribution(
+                torch.stack([draft_logits(tokens) for tokens in seen]), columns, ENTRIES
+            )
             for tokens, token in zip(seen, noise.pick(slot, ids, probs).tolist(), strict=True):
                 tokens.append(token)
             sent.append((ids.numpy(), probs.numpy()))
@@ -215,9 +277,15 @@ def test_a_batched_system_shows_the_tokens_of_the_reference(terms: Terms) -> Non
             cases.append(PackedCase(cursors[row], params, at, draft, q))
             rows.append(target([*sequences[row], *draft], prefix + 1))
             at += prefix + 1
-        for row, (case, (accepted, token)) in enumerate(zip(cases, judge(torch.cat(rows), cases), strict=True)):
+        for row, (case, (accepted, token)) in enumerate(
+            zip(cases, judge(torch.cat(rows), cases), strict=True)
+        ):
             anchor = len(sequences[row]) - 1
-            made[row].append(RecordedRound(anchor, tuple(case.draft_ids), case.q, len(case.draft_ids), accepted, token))
+            made[row].append(
+                RecordedRound(
+                    anchor, tuple(case.draft_ids), case.q, len(case.draft_ids), accepted, token
+                )
+            )
             sequences[row] += [*case.draft_ids[:accepted], token]
     for row, params in enumerate(all_params):
         answer = tuple(sequences[row][len(prompts[row]) :])

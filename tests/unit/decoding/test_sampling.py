@@ -1,4 +1,5 @@
-"""What a law means, against a plain reading of its definition; and that no draw leaves the support."""
+"""What a law means, against a plain reading of its definition; and that no draw leaves the
+support."""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ def rows(count: int, vocab: int, seed: int) -> torch.Tensor:
     return torch.randn(count, vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-@pytest.fixture(params=[sampling.SHALLOW, 4], ids=["all of a row is sorted", "a row is sorted where its cut is"])
+@pytest.fixture(
+    params=[sampling.SHALLOW, 4], ids=["all of a row is sorted", "a row is sorted where its cut is"]
+)
 def shallow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "SHALLOW", request.param)
 
@@ -93,7 +96,9 @@ def test_a_row_is_the_same_in_company_on_several_threads() -> None:
     try:
         together = distribution(logits, SamplingColumns.of([params] * 3))
         for row in range(3):
-            assert torch.equal(together[row], distribution(logits[row : row + 1], SamplingColumns.of([params]))[0])
+            assert torch.equal(
+                together[row], distribution(logits[row : row + 1], SamplingColumns.of([params]))[0]
+            )
     finally:
         torch.set_num_threads(before)
 
@@ -115,12 +120,16 @@ def test_ties_go_to_the_lowest_id(params: SamplingParams) -> None:
     logits = torch.tensor([[float(rng.randrange(3)) for _ in range(24)] for _ in range(8)])
     got = distribution(logits, SamplingColumns.of([params]))
     want = torch.tensor([plain_law(row, params) for row in logits.tolist()], dtype=torch.float64)
-    if params.top_p == 1.0:  # at a nucleus bound that ties exactly, the last bit of a sum may decide
+    if (
+        params.top_p == 1.0
+    ):  # at a nucleus bound that ties exactly, the last bit of a sum may decide
         assert ((got > 0) == (want > 0)).all()
     for row, probs in zip(logits.tolist(), got.tolist(), strict=True):
         for level in set(row):
             inside = [probs[token] > 0 for token in range(24) if row[token] == level]
-            assert inside == sorted(inside, reverse=True), "an id is in while a lower one of equal logit is out"
+            assert inside == sorted(inside, reverse=True), (
+                "an id is in while a lower one of equal logit is out"
+            )
 
 
 def test_greedy_takes_the_first_of_equal_maxima_wherever_it_stands() -> None:
@@ -172,9 +181,13 @@ def test_logits_that_are_not_numbers_are_an_error(bad: float, temperature: float
         )
 
 
-@pytest.mark.parametrize("params", [SamplingParams(min_p=0.1), SamplingParams(top_k=3, top_p=0.9, min_p=0.1)])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(min_p=0.1), SamplingParams(top_k=3, top_p=0.9, min_p=0.1)]
+)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_cut_row_that_is_not_numbers_looks_nowhere_outside_itself(bad: float, params: SamplingParams) -> None:
+def test_a_cut_row_that_is_not_numbers_looks_nowhere_outside_itself(
+    bad: float, params: SamplingParams
+) -> None:
     """A card whose index is out of bounds serves nobody again."""
     logits = rows(2, 9, 6)
     logits[1, 4] = bad
@@ -203,7 +216,8 @@ def test_no_draw_returns_a_token_of_probability_zero(u: float) -> None:
 
 
 def test_a_sum_that_is_not_monotone_cannot_push_a_draw_off_the_support() -> None:
-    # Parallel sums on a device may err in the last bit: whatever id comes out, it moves to a possible one.
+    # Parallel sums on a device may err in the last bit: whatever id comes out, it moves to a
+    # possible one.
     probs = torch.tensor([[0.0, 0.3, 0.0, 0.7, 0.0]] * 5, dtype=torch.float64)
     ids = torch.arange(5).unsqueeze(-1)
     assert sampling.nearest_possible(probs, ids).squeeze(-1).tolist() == [1, 1, 3, 3, 3]
@@ -224,7 +238,9 @@ def test_a_draft_is_cut_to_its_most_likely_entries_and_renormalised() -> None:
     want_ids = full.argsort(dim=-1, descending=True)[:, :16]
     assert torch.equal(ids, want_ids)
     want = full.gather(-1, want_ids)
-    torch.testing.assert_close(probs, (want / want.sum(-1, keepdim=True)).float(), rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(
+        probs, (want / want.sum(-1, keepdim=True)).float(), rtol=1e-6, atol=0.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -238,18 +254,26 @@ def test_a_draft_is_cut_to_its_most_likely_entries_and_renormalised() -> None:
         SamplingParams(1.0, min_p=0.3, top_p=0.9, top_k=4),
     ],
 )
-def test_a_draft_imitates_the_truncation_of_the_law_as_far_as_its_entries_reach(params: SamplingParams) -> None:
+def test_a_draft_imitates_the_truncation_of_the_law_as_far_as_its_entries_reach(
+    params: SamplingParams,
+) -> None:
     logits = rows(30, 40, 21)
     whole = distribution(logits, SamplingColumns.of([params]))
     ids, probs = draft_distribution(logits, SamplingColumns.of([params]), 40)
-    np.testing.assert_allclose(torch.zeros(30, 40).scatter_(-1, ids, probs).numpy(), whole.numpy(), atol=1e-6)
+    np.testing.assert_allclose(
+        torch.zeros(30, 40).scatter_(-1, ids, probs).numpy(), whole.numpy(), atol=1e-6
+    )
     few = 3 if params.min_p else params.top_k or 3  # cut short: the same tokens, renormalised
     ids, probs = draft_distribution(logits, SamplingColumns.of([params]), few)
     part = whole.gather(-1, ids)
-    np.testing.assert_allclose(probs.numpy(), (part / part.sum(-1, keepdim=True)).numpy(), atol=1e-6)
+    np.testing.assert_allclose(
+        probs.numpy(), (part / part.sum(-1, keepdim=True)).numpy(), atol=1e-6
+    )
 
 
-@pytest.mark.parametrize("differs", [{"temperature": 0.4}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "differs", [{"temperature": 0.4}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}], ids=str
+)
 def test_laws_that_differ_in_one_setting_are_told_apart(differs: dict[str, float]) -> None:
     all_params = [SamplingParams(0.7), SamplingParams(**{"temperature": 0.7} | differs)]  # type: ignore[arg-type]
     logits = rows(1, 30, 22).expand(2, -1)
@@ -270,7 +294,9 @@ def test_a_nucleus_is_measured_on_the_whole_row_not_on_the_entries_kept() -> Non
     logits = torch.zeros(1, 100)  # 10 entries hold a tenth of the mass, far from the nucleus' bound
     _, probs = draft_distribution(logits, SamplingColumns.of([SamplingParams(1.0, top_p=0.5)]), 10)
     assert (probs > 0).all()
-    _, probs = draft_distribution(logits, SamplingColumns.of([SamplingParams(1.0, top_p=0.045)]), 10)
+    _, probs = draft_distribution(
+        logits, SamplingColumns.of([SamplingParams(1.0, top_p=0.045)]), 10
+    )
     assert (probs > 0).sum() == 5
 
 
@@ -278,7 +304,9 @@ def test_entries_of_a_draft_are_distinct_also_in_mixed_cohorts_with_ties() -> No
     logits = torch.zeros(4, 30)
     logits[1, 10:] = 1.0
     logits[2, 29] = 2.0
-    columns = SamplingColumns.of([SamplingParams(0.0), SamplingParams(0.0), SamplingParams(0.0), SamplingParams(1.0)])
+    columns = SamplingColumns.of(
+        [SamplingParams(0.0), SamplingParams(0.0), SamplingParams(0.0), SamplingParams(1.0)]
+    )
     ids, probs = draft_distribution(logits, columns, 5)
     assert ids[:3, 0].tolist() == [0, 10, 29]
     assert probs[:3].tolist() == [[1.0, 0.0, 0.0, 0.0, 0.0]] * 3
@@ -290,7 +318,10 @@ def test_greedy_drafts_have_one_entry_and_entries_never_exceed_the_vocabulary() 
     ids, probs = draft_distribution(logits, SamplingColumns.of([SamplingParams(0.0)]), 64)
     assert ids[:, 0].tolist() == best(logits).tolist()
     assert probs.tolist() == [[1.0]] * 3
-    assert draft_distribution(logits, SamplingColumns.of([SamplingParams(1.0)]), 64)[0].shape == (3, 8)
+    assert draft_distribution(logits, SamplingColumns.of([SamplingParams(1.0)]), 64)[0].shape == (
+        3,
+        8,
+    )
 
 
 def test_a_draft_is_drawn_from_the_very_numbers_that_are_sent() -> None:
@@ -300,7 +331,9 @@ def test_a_draft_is_drawn_from_the_very_numbers_that_are_sent() -> None:
     edges = [0.0, 0.5 / total, 0.75 / total, 1.0]
     for (low, high), token in zip(itertools.pairwise(edges), (7, 3, 1), strict=True):
         for u in (low + 1e-12, (low + high) / 2, high - 1e-12):
-            assert draw_sparse(ids, probs, torch.tensor([u], dtype=torch.float64)).tolist() == [token]
+            assert draw_sparse(ids, probs, torch.tensor([u], dtype=torch.float64)).tolist() == [
+                token
+            ]
     for u, token in ((0.0, 7), (LAST, 1)):
         assert draw_sparse(ids, probs, torch.tensor([u], dtype=torch.float64)).tolist() == [token]
 
@@ -312,6 +345,12 @@ def test_draft_draws_of_a_cohort_are_those_of_each_sequence() -> None:
     for row, (params, cursor) in enumerate(zip(all_params, cursors, strict=True)):
         position = cursor.committed_len - 1
         alone = uniforms(
-            params.seed, params.choice, params.rule, Purpose.DRAFT, cursor.epoch, position, np.arange(1, 8)
+            params.seed,
+            params.choice,
+            params.rule,
+            Purpose.DRAFT,
+            cursor.epoch,
+            position,
+            np.arange(1, 8),
         )
         assert together[row].tolist() == alone.tolist()

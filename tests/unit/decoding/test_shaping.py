@@ -1,6 +1,8 @@
-"""Penalties, bias and least length, against a plain reading of their definitions and against transformers' own.
+"""Penalties, bias and least length, against a plain reading of their definitions and against
+transformers' own.
 
-What was drafted counts as said: each row is the target's own at its place, and `test_exact_law` holds for any rows.
+What was drafted counts as said: each row is the target's own at its place, and `test_exact_law`
+holds for any rows.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def plainly(logits: Sequence[float], params: SamplingParams, said: Sequence[int]
         row[token] += dict(params.logit_bias).get(token, 0.0)
         if token in said:
             row[token] = (
-                row[token] / params.repetition_penalty if row[token] > 0 else row[token] * params.repetition_penalty
+                row[token] / params.repetition_penalty
+                if row[token] > 0
+                else row[token] * params.repetition_penalty
             )
         row[token] -= params.frequency_penalty * answer.count(token)
         row[token] -= params.presence_penalty * (token in answer)
@@ -62,7 +66,9 @@ def plainly(logits: Sequence[float], params: SamplingParams, said: Sequence[int]
 
 def with_prompt(params: SamplingParams, prompt_len: int) -> SamplingParams:
     fields = {
-        name: getattr(params, name) for name in SamplingParams.__dataclass_fields__ if name not in ("shapes", "plain")
+        name: getattr(params, name)
+        for name in SamplingParams.__dataclass_fields__
+        if name not in ("shapes", "plain")
     }
     return SamplingParams(**(fields | {"prompt_len": prompt_len}))
 
@@ -70,7 +76,9 @@ def with_prompt(params: SamplingParams, prompt_len: int) -> SamplingParams:
 @pytest.mark.parametrize("name", sorted(ALL_PARAMS))
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
-def test_rows_follow_the_definition_with_drafted_tokens_as_said(name: str, data: st.DataObject) -> None:
+def test_rows_follow_the_definition_with_drafted_tokens_as_said(
+    name: str, data: st.DataObject
+) -> None:
     ids = st.lists(st.integers(0, VOCAB - 1), max_size=6)
     params = with_prompt(ALL_PARAMS[name], data.draw(st.integers(1, 3)))
     said = [0] * params.prompt_len + data.draw(ids)
@@ -98,7 +106,8 @@ def test_a_shaper_that_grew_with_its_sequence_equals_a_new_one(name: str) -> Non
     for _ in range(60):
         drafted = [int(token) for token in rng.integers(0, 200, 4)]
         assert torch.equal(
-            shaped(logits, [(0, drafted, grown)]), shaped(logits, [(0, drafted, Shaper(params).follow(said))])
+            shaped(logits, [(0, drafted, grown)]),
+            shaped(logits, [(0, drafted, Shaper(params).follow(said))]),
         ), "a rejected draft leaves no trace"
         said += [*drafted[: rng.integers(0, 4)], int(rng.integers(0, 200))]
         grown.follow(said)
@@ -115,7 +124,10 @@ def test_what_transformers_means_by_repetition_least_length_and_bias() -> None:
     rows = torch.from_numpy(rng.normal(0, 4, (1, VOCAB)).astype(np.float32))
     said = torch.tensor([prompt + answer])
     pairs = [
-        (SamplingParams(repetition_penalty=1.3), logits_process.RepetitionPenaltyLogitsProcessor(1.3)),
+        (
+            SamplingParams(repetition_penalty=1.3),
+            logits_process.RepetitionPenaltyLogitsProcessor(1.3),
+        ),
         (
             SamplingParams(min_tokens=3, stop_token_ids=(2, 4)),
             logits_process.MinNewTokensLengthLogitsProcessor(len(prompt), 3, [2, 4]),
@@ -134,7 +146,9 @@ def test_what_transformers_means_by_min_p() -> None:
     logits_process = pytest.importorskip("transformers.generation.logits_process")
     rows = torch.from_numpy(np.random.default_rng(1).normal(0, 2, (20, 50)).astype(np.float32))
     for temperature, min_p in itertools.product((0.5, 1.0, 2.0), (0.02, 0.2, 0.9, 1.0)):
-        theirs = torch.softmax(logits_process.MinPLogitsWarper(min_p)(None, rows.double() / temperature), dim=-1)
+        theirs = torch.softmax(
+            logits_process.MinPLogitsWarper(min_p)(None, rows.double() / temperature), dim=-1
+        )
         ours = distribution(rows, SamplingColumns.of([SamplingParams(temperature, min_p=min_p)]))
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-12)
 
@@ -149,21 +163,31 @@ def test_half_precision_logits_are_shaped_in_float32(dtype: torch.dtype) -> None
 
 def test_a_law_that_asks_for_nothing_gets_the_very_same_tensor() -> None:
     assert Shaper.of(SamplingParams(), [1, 2]) is None
-    assert Shaper.of(SamplingParams(temperature=0.3, top_k=3, top_p=0.5, min_p=0.1, logprobs=3), [1]) is None
+    assert (
+        Shaper.of(SamplingParams(temperature=0.3, top_k=3, top_p=0.5, min_p=0.1, logprobs=3), [1])
+        is None
+    )
     logits = torch.zeros(2, VOCAB)
     assert shaped(logits, [(0, [3], None)]) is logits
-    long_enough = Shaper.of(SamplingParams(min_tokens=2, stop_token_ids=(1,), prompt_len=1), [0, 3, 3])
+    long_enough = Shaper.of(
+        SamplingParams(min_tokens=2, stop_token_ids=(1,), prompt_len=1), [0, 3, 3]
+    )
     assert shaped(logits, [(0, [3], long_enough)]) is logits
 
 
 def test_a_penalty_next_to_zero_makes_no_infinity() -> None:
-    made = shaped(torch.full((1, VOCAB), 5.0), [(0, [], Shaper.of(SamplingParams(repetition_penalty=1e-38), [1]))])
+    made = shaped(
+        torch.full((1, VOCAB), 5.0),
+        [(0, [], Shaper.of(SamplingParams(repetition_penalty=1e-38), [1]))],
+    )
     assert torch.isfinite(made).all()
     assert distribution(made, SamplingColumns.of([SamplingParams()]))[0, 1] == 1.0
 
 
 def test_where_a_form_lets_nothing_else_come_the_answer_may_end_early() -> None:
-    params = SamplingParams(min_tokens=5, stop_token_ids=(1, 2), prompt_len=1, frequency_penalty=1.0)
+    params = SamplingParams(
+        min_tokens=5, stop_token_ids=(1, 2), prompt_len=1, frequency_penalty=1.0
+    )
     logits = torch.zeros(2, VOCAB)
     logits[0, [0, *range(2, VOCAB)]] = -torch.inf  # but for 1, which ends
     made = shaped(logits, [(0, [3], Shaper.of(params, [0, 1]))])
@@ -174,15 +198,20 @@ def test_where_a_form_lets_nothing_else_come_the_answer_may_end_early() -> None:
 
 def test_ids_outside_the_vocabulary_are_found_before_they_are_used() -> None:
     assert params_problem(SamplingParams(), VOCAB) is None
-    assert (params_problem(SamplingParams(logit_bias=((VOCAB, 1.0),)), VOCAB) or "").startswith("logit_bias")
-    assert (params_problem(SamplingParams(min_tokens=1, stop_token_ids=(VOCAB,)), VOCAB) or "").startswith(
-        "stop_token_ids"
+    assert (params_problem(SamplingParams(logit_bias=((VOCAB, 1.0),)), VOCAB) or "").startswith(
+        "logit_bias"
     )
+    assert (
+        params_problem(SamplingParams(min_tokens=1, stop_token_ids=(VOCAB,)), VOCAB) or ""
+    ).startswith("stop_token_ids")
     every = tuple(range(VOCAB))
-    assert (params_problem(SamplingParams(min_tokens=1, stop_token_ids=every), VOCAB) or "").startswith("min_tokens")
+    assert (
+        params_problem(SamplingParams(min_tokens=1, stop_token_ids=every), VOCAB) or ""
+    ).startswith("min_tokens")
 
 
-# -- the rule's own doors -----------------------------------------------------------------------------------------
+# -- the rule's own doors
+# -----------------------------------------------------------------------------------------
 
 
 def test_the_rule_judges_shaped_rows_and_leaves_neighbours_alone() -> None:
@@ -192,7 +221,9 @@ def test_the_rule_judges_shaped_rows_and_leaves_neighbours_alone() -> None:
     (alone,) = judge(logits[:1], [plain])
     params = SamplingParams(0.0, logit_bias=((6, 100.0),))
     q = SparseQ.of(np.array([[6], [6], [2]], np.uint32), np.ones((3, 1), np.float32))
-    biased = PackedCase(Cursor(2, 1, 1, 4), params, 1, (6, 6, 2), q, Shaper.of(params, [1, 2, 3, 4]))
+    biased = PackedCase(
+        Cursor(2, 1, 1, 4), params, 1, (6, 6, 2), q, Shaper.of(params, [1, 2, 3, 4])
+    )
     assert judge(logits, [plain, biased]) == [alone, (2, 6)]
 
 
@@ -204,11 +235,13 @@ def test_the_first_token_is_shaped_too() -> None:
     assert first_token(logits, params, Cursor(1, 1, 0, 3), Shaper.of(params, [5, 5, 0])) == 2
 
 
-# -- as many ids as may be named ----------------------------------------------------------------------------------
+# -- as many ids as may be named
+# ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("biased", "ends"), [(65, 0), (0, 64), (0, 65), (30, 40), (64, 1), (1024, 0), (1024, 1024), (129, 129)]
+    ("biased", "ends"),
+    [(65, 0), (0, 64), (0, 65), (30, 40), (64, 1), (1024, 0), (1024, 1024), (129, 129)],
 )
 def test_as_many_ids_as_may_be_named_are_changed_each_by_its_own(biased: int, ends: int) -> None:
     vocab = 3100

@@ -23,7 +23,9 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """The process a shell hosts, with the settings it was started with."""
     process = SimpleNamespace(endpoint="127.0.0.1:7000", incarnation=5, http_url=None, settings={})
 
-    async def start_room(role: ProcessRole, settings: Mapping[str, Any], *, name: str) -> SimpleNamespace:
+    async def start_room(
+        role: ProcessRole, settings: Mapping[str, Any], *, name: str
+    ) -> SimpleNamespace:
         process.settings = dict(settings)
         return process
 
@@ -40,7 +42,9 @@ async def _start(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("before", ["nothing", "the secret", "another cell's"])
-async def test_a_room_reads_the_secret_of_its_own_cell(started: SimpleNamespace, tmp_path: Path, before: str) -> None:
+async def test_a_room_reads_the_secret_of_its_own_cell(
+    started: SimpleNamespace, tmp_path: Path, before: str
+) -> None:
     (tmp_path / "state").mkdir()
     wanted = tmp_path / "state" / "worker_token"
     if before == "another cell's":
@@ -51,14 +55,18 @@ async def test_a_room_reads_the_secret_of_its_own_cell(started: SimpleNamespace,
         wanted.chmod(0o600)
     await _start({"token_file": str(wanted)})
     assert read_token(started.settings["token_file"]) == SECRET
-    (mine,) = [path for path in wanted.parent.iterdir() if str(path) == started.settings["token_file"]]
+    (mine,) = [
+        path for path in wanted.parent.iterdir() if str(path) == started.settings["token_file"]
+    ]
     assert stat.S_IMODE(mine.stat().st_mode) == 0o600
     if before == "another cell's":  # which goes on reading it
         assert mine != wanted
         assert wanted.stat().st_mode & 0o077
 
 
-async def test_cells_of_one_node_keep_their_secrets_apart(started: SimpleNamespace, tmp_path: Path) -> None:
+async def test_cells_of_one_node_keep_their_secrets_apart(
+    started: SimpleNamespace, tmp_path: Path
+) -> None:
     elsewhere = {"token_file": "/another/node/worker_token"}
     await _start({**elsewhere, "cell": "one"})
     first = started.settings["token_file"]
@@ -72,7 +80,9 @@ async def test_cells_of_one_node_keep_their_secrets_apart(started: SimpleNamespa
     assert read_token(first) == SECRET
 
 
-async def test_who_listens_everywhere_is_reached_by_the_node_s_address(started: SimpleNamespace) -> None:
+async def test_who_listens_everywhere_is_reached_by_the_node_s_address(
+    started: SimpleNamespace,
+) -> None:
     started.endpoint, started.http_url = "0.0.0.0:7000", "http://0.0.0.0:8000"
     said = await _start({})
     assert (said["endpoint"], said["http"]) == ("10.0.0.7:7000", "http://10.0.0.7:8000")

@@ -1,4 +1,5 @@
-"""Pools that follow the load, in simulated time: they reach the size the work asks for and stay there."""
+"""Pools that follow the load, in simulated time: they reach the size the work asks for and stay
+there."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from deploy.autoscale import (
 )
 from dspark.errors import ConfigError
 
-CONFIG = AutoscaleConfig(enabled=True, min_drafters=0, max_drafters=6, min_verifiers=1, max_verifiers=4)
+CONFIG = AutoscaleConfig(
+    enabled=True, min_drafters=0, max_drafters=6, min_verifiers=1, max_verifiers=4
+)
 CALM = AutoscaleConfig(up_after_s=6, down_after_s=60, zero_after_s=300, cool_down_s=20)
 
 History = list[tuple[float, int, int]]
@@ -35,7 +38,8 @@ def _simulate(
     config: AutoscaleConfig = CONFIG,
     boot_s: float = 8.0,
 ) -> History:
-    """(time, verifiers, drafters) at every change; a change takes `boot_s`, in which nobody looks."""
+    """(time, verifiers, drafters) at every change; a change takes `boot_s`, in which nobody
+    looks."""
     scaler, sizes, settled_at = Autoscaler(config), start, 0.0
     history = [(0.0, *start)]
     for tick in range(int(seconds / config.look_s)):
@@ -66,7 +70,9 @@ def test_drafters_reach_what_their_work_asks_for_and_stay(work: float, start: in
     history = _simulate(_work(16, work), 1200, start=(1, start))
     sizes = [drafters for _, _, drafters in history]
     wanted = math.ceil(work / CONFIG.drafter_busy)
-    assert wanted <= sizes[-1] <= wanted + 1, "at most one more than the target asks for, where headroom keeps it"
+    assert wanted <= sizes[-1] <= wanted + 1, (
+        "at most one more than the target asks for, where headroom keeps it"
+    )
     assert sizes == sorted(sizes, reverse=start == 6), "one direction: no flapping"
     assert history[-1][0] < 400, "settled early and silent after"
 
@@ -114,7 +120,9 @@ def test_a_floor_keeps_drafters_in_an_idle_cell() -> None:
 
 
 def test_verifiers_follow_pages() -> None:
-    history = _simulate(lambda now, v, d: PoolReading(streams=8, drafter_busy=0.5, pages=min(1.0, 1.7 / v)), 900)
+    history = _simulate(
+        lambda now, v, d: PoolReading(streams=8, drafter_busy=0.5, pages=min(1.0, 1.7 / v)), 900
+    )
     assert [verifiers for _, verifiers, _ in history][-1] == math.ceil(1.7 / CONFIG.verifier_pages)
 
 
@@ -144,7 +152,9 @@ def test_shrinking_never_asks_for_growing_again() -> None:
         for percent in range(101):
             need = drafters_needed(PoolReading(streams=4, drafter_busy=percent / 100), size, CONFIG)
             if need.enough < size:
-                left = PoolReading(streams=4, drafter_busy=min(1.0, size * percent / 100 / need.enough))
+                left = PoolReading(
+                    streams=4, drafter_busy=min(1.0, size * percent / 100 / need.enough)
+                )
                 again = drafters_needed(left, need.enough, CONFIG)
                 assert again.at_least <= need.enough
 
@@ -168,7 +178,13 @@ def test_a_pool_rests_after_a_change() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("min_verifiers", 0), ("max_drafters", -1), ("drafter_busy", 0.0), ("headroom", 1.5), ("look_s", 0.0)],
+    [
+        ("min_verifiers", 0),
+        ("max_drafters", -1),
+        ("drafter_busy", 0.0),
+        ("headroom", 1.5),
+        ("look_s", 0.0),
+    ],
 )
 def test_settings_that_cannot_work_are_named(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"autoscale.{key}|autoscale.min_drafters"):

@@ -68,7 +68,8 @@ class HealthFleet:
 
 
 class Listener:
-    """Remembers every announcement; may be deaf. Workers in `needed` have sequences; `cell` is what status says."""
+    """Remembers every announcement; may be deaf. Workers in `needed` have sequences; `cell` is what
+    status says."""
 
     def __init__(self) -> None:
         self.told: list[dict[str, int]] = []
@@ -78,7 +79,10 @@ class Listener:
         self.deaf = False
 
     async def announce(
-        self, coordinator: StartedProcess, workers: Mapping[str, tuple[ProcessRole, StartedProcess]], draining: Set[str]
+        self,
+        coordinator: StartedProcess,
+        workers: Mapping[str, tuple[ProcessRole, StartedProcess]],
+        draining: Set[str],
     ) -> frozenset[str]:
         if self.deaf:
             raise Unavailable("not yet")
@@ -93,9 +97,13 @@ class Listener:
 class Cell:
     """A controller of a fleet, which it keeps from `run` on."""
 
-    def __init__(self, config: ClusterConfig, settings: dict[ProcessRole, dict[str, str]], **options: Any) -> None:
+    def __init__(
+        self, config: ClusterConfig, settings: dict[ProcessRole, dict[str, str]], **options: Any
+    ) -> None:
         self.fleet, self.listener = HealthFleet(), Listener()
-        self.controller = Controller(desired(config, settings), self.fleet, self.listener, **options)
+        self.controller = Controller(
+            desired(config, settings), self.fleet, self.listener, **options
+        )
         self._keeping: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -108,7 +116,9 @@ class Cell:
 
     async def told(self, *names: str) -> None:
         """Until the coordinator has last been told of these."""
-        await until(lambda: bool(self.listener.told) and self.listener.told[-1].keys() >= set(names))
+        await until(
+            lambda: bool(self.listener.told) and self.listener.told[-1].keys() >= set(names)
+        )
 
     def phases(self) -> dict[str, str]:
         return {row["name"]: row["phase"] for row in self.controller.report()}
@@ -129,12 +139,15 @@ WITHOUT_DRAFTER = {ProcessRole.DRAFT: {"drafter": "none"}}
 
 @pytest.fixture
 async def make(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
-    """Cells by keys of `ClusterConfig`; settings of roles and options of a controller beside them."""
+    """Cells by keys of `ClusterConfig`; settings of roles and options of a controller beside
+    them."""
     monkeypatch.setattr(controller_module, "TICK_S", 0.02)
     monkeypatch.setattr(controller_module, "ANNOUNCE_EVERY_S", 0.3)
     made: list[Cell] = []
 
-    def make(settings: dict[ProcessRole, dict[str, str]] | None = None, options: Any = None, **keys: Any) -> Cell:
+    def make(
+        settings: dict[ProcessRole, dict[str, str]] | None = None, options: Any = None, **keys: Any
+    ) -> Cell:
         config = ClusterConfig(**{"target": "t", "drafter": "d", "drafters": 0, **keys})
         made.append(Cell(config, settings or {}, **(options or {})))
         return made[-1]
@@ -149,9 +162,16 @@ def cell(make: Make) -> Cell:
     return make(drafters=2)
 
 
-async def test_everything_desired_comes_up_and_the_coordinator_is_told_the_full_set(cell: Cell) -> None:
+async def test_everything_desired_comes_up_and_the_coordinator_is_told_the_full_set(
+    cell: Cell,
+) -> None:
     await cell.run()
-    await until(lambda: bool(cell.listener.told) and set(cell.listener.told[-1]) == {"verify/0", "draft/0", "draft/1"})
+    await until(
+        lambda: (
+            bool(cell.listener.told)
+            and set(cell.listener.told[-1]) == {"verify/0", "draft/0", "draft/1"}
+        )
+    )
 
 
 async def test_a_lost_drafter_is_replaced_with_a_new_incarnation_and_announced(cell: Cell) -> None:
@@ -170,7 +190,9 @@ async def test_a_restarted_coordinator_is_told_again(cell: Cell) -> None:
     await cell.told()
     heard = len(cell.listener.told)
     await cell.fleet.crash("coordinator/0")
-    await until(lambda: cell.fleet.started.count("coordinator/0") == 2 and len(cell.listener.told) > heard)
+    await until(
+        lambda: cell.fleet.started.count("coordinator/0") == 2 and len(cell.listener.told) > heard
+    )
 
 
 async def test_an_announcement_that_fails_is_made_again_and_a_good_one_repeated(cell: Cell) -> None:
@@ -183,7 +205,9 @@ async def test_an_announcement_that_fails_is_made_again_and_a_good_one_repeated(
     assert cell.listener.told[-1] == cell.listener.told[-2]
 
 
-async def test_a_replica_that_cannot_start_says_why_and_does_not_hold_up_the_others(cell: Cell) -> None:
+async def test_a_replica_that_cannot_start_says_why_and_does_not_hold_up_the_others(
+    cell: Cell,
+) -> None:
     cell.fleet.broken["draft/0"] = StartFailed("model.safetensors lacks fc.weight", fatal=True)
     cell.begin()
     await until(lambda: sorted(cell.phases().values()) == ["down", "serving", "serving", "serving"])
@@ -209,26 +233,39 @@ async def test_a_controller_that_is_closed_while_it_looks_ends_in_order(cell: Ce
         await cell.close()
 
 
-async def test_a_pool_that_grows_is_started_and_one_that_shrinks_is_drained_and_let_go(cell: Cell) -> None:
+async def test_a_pool_that_grows_is_started_and_one_that_shrinks_is_drained_and_let_go(
+    cell: Cell,
+) -> None:
     await cell.run()
     cell.controller.resize(2, 1)
-    await until(lambda: bool(cell.listener.told) and set(cell.listener.told[-1]) == {"verify/0", "verify/1", "draft/0"})
+    await until(
+        lambda: (
+            bool(cell.listener.told)
+            and set(cell.listener.told[-1]) == {"verify/0", "verify/1", "draft/0"}
+        )
+    )
     await until(lambda: "draft/1" not in cell.fleet.servers)
     assert cell.fleet.ended == ["draft/1"]
     await asyncio.sleep(0.1)
     assert cell.fleet.started.count("draft/1") == 1
     cell.controller.resize(2, 2)
-    await until(lambda: cell.fleet.started.count("draft/1") == 2 and "draft/1" in cell.listener.told[-1])
+    await until(
+        lambda: cell.fleet.started.count("draft/1") == 2 and "draft/1" in cell.listener.told[-1]
+    )
 
 
-async def test_a_worker_that_leaves_is_announced_as_draining_until_nobody_needs_it(cell: Cell) -> None:
+async def test_a_worker_that_leaves_is_announced_as_draining_until_nobody_needs_it(
+    cell: Cell,
+) -> None:
     cell.listener.needed = {"draft/1"}
     await cell.run()
     await cell.told("draft/1")
     before = len(cell.listener.told)
     cell.controller.resize(1, 1)
     await until(lambda: len(cell.listener.told) > before + 2)
-    assert all(each == {"draft/1"} for each in cell.listener.drained[before:]), "from the first word on"
+    assert all(each == {"draft/1"} for each in cell.listener.drained[before:]), (
+        "from the first word on"
+    )
     assert "draft/1" in cell.fleet.servers, "it has sequences, so it stays"
     assert "draft/1" in cell.listener.told[-1], "and the coordinator keeps its connection"
     cell.listener.needed.clear()
@@ -292,7 +329,11 @@ async def test_a_pool_that_somebody_sized_waits_for_its_node_and_says_so(cell: C
 
 
 async def test_sizes_that_are_refused_leave_autoscaling_as_it_was(make: Make) -> None:
-    cell = make(WITHOUT_DRAFTER, {"autoscale": AutoscaleConfig(enabled=True, max_verifiers=2)}, drafter="none")
+    cell = make(
+        WITHOUT_DRAFTER,
+        {"autoscale": AutoscaleConfig(enabled=True, max_verifiers=2)},
+        drafter="none",
+    )
     with pytest.raises(ConfigError, match="without a drafter"):
         cell.controller.resize(3, 1, autoscale=False)
     with pytest.raises(ConfigError, match="keeps 1 to 2"):
@@ -306,7 +347,9 @@ async def test_sizes_that_are_refused_leave_autoscaling_as_it_was(make: Make) ->
 
 
 async def test_a_cell_without_a_drafter_is_never_given_one(make: Make) -> None:
-    config = AutoscaleConfig(enabled=True, look_s=0.03, window_s=0.1, up_after_s=0.0, cool_down_s=0.0)
+    config = AutoscaleConfig(
+        enabled=True, look_s=0.03, window_s=0.1, up_after_s=0.0, cool_down_s=0.0
+    )
     cell = make(WITHOUT_DRAFTER, {"autoscale": config}, drafter="none")
     cell.listener.cell = CellStatus(lanes=(LaneStatus(verifier="verify/0", running=4),))
     await cell.run()
@@ -315,7 +358,9 @@ async def test_a_cell_without_a_drafter_is_never_given_one(make: Make) -> None:
 
 
 async def test_a_new_controller_keeps_the_sizes_of_the_one_before(cell: Cell) -> None:
-    cell.fleet.left = {name: await cell.fleet.serve(name) for name in ("coordinator/0", "verify/0", "verify/1")}
+    cell.fleet.left = {
+        name: await cell.fleet.serve(name) for name in ("coordinator/0", "verify/0", "verify/1")
+    }
     await cell.run()
     assert cell.controller.sizes() == (2, 0)
     assert not cell.fleet.started
@@ -337,7 +382,9 @@ async def test_front_ends_are_told_their_coordinator_and_come_back_where_they_we
     endpoints = {row["name"]: row["endpoint"] for row in cell.controller.report()}
     assert cell.fleet.started.index("coordinator/0") < cell.fleet.started.index("frontend/0")
     fronts = [replica for replica in given if replica.role is ProcessRole.FRONTEND]
-    assert [replica.settings["coordinator"] for replica in fronts] == [endpoints["coordinator/0"]] * 2
+    assert [replica.settings["coordinator"] for replica in fronts] == [
+        endpoints["coordinator/0"]
+    ] * 2
     await cell.told()
     assert set(cell.listener.told[-1]) == {"verify/0"}, "a front end attaches by itself"
 
@@ -346,7 +393,12 @@ async def test_front_ends_are_told_their_coordinator_and_come_back_where_they_we
     assert given[-1].settings["bind"] == endpoints["frontend/1"]
 
     await cell.fleet.crash("coordinator/0")  # this fleet starts it again at another port
-    await until(lambda: cell.fleet.started.count("frontend/0") == 2 and cell.fleet.started.count("frontend/1") == 3)
+    await until(
+        lambda: (
+            cell.fleet.started.count("frontend/0") == 2
+            and cell.fleet.started.count("frontend/1") == 3
+        )
+    )
     await until(lambda: set(cell.phases().values()) == {"serving"})
     moved = {row["name"]: row["endpoint"] for row in cell.controller.report()}["coordinator/0"]
     assert {replica.settings["coordinator"] for replica in given[-2:]} == {moved}

@@ -10,7 +10,9 @@ from dspark.client import CellStatus, Distribution, LaneStatus, ProcessStatus
 BOUNDS = [0.1, 0.2, 0.4]
 
 
-def _status(tokens: float, busy_s: float, counts: list[int], *, incarnation: int = 1, waits: int = 0) -> CellStatus:
+def _status(
+    tokens: float, busy_s: float, counts: list[int], *, incarnation: int = 1, waits: int = 0
+) -> CellStatus:
     return CellStatus(
         processes=(
             ProcessStatus(
@@ -36,7 +38,9 @@ def _window(first: CellStatus, second: CellStatus, span_s: float = 4.0) -> LoadW
 
 
 def test_everything_is_a_difference() -> None:
-    window = _window(_status(1000, 50.0, [9, 0, 0, 0]), _status(1400, 53.0, [9, 10, 0, 0], waits=10))
+    window = _window(
+        _status(1000, 50.0, [9, 0, 0, 0]), _status(1400, 53.0, [9, 10, 0, 0], waits=10)
+    )
     assert window.rate("dspark_generation_tokens_total") == 100
     reading = window.reading()
     assert reading.drafter_busy == 0.75
@@ -53,7 +57,9 @@ def test_a_coordinator_that_came_back_counts_from_nothing() -> None:
 
 
 def test_a_drafter_that_was_replaced_has_no_share_yet() -> None:
-    assert _window(_status(0, 50, []), _status(0, 1, [], incarnation=2)).reading().drafter_busy is None
+    assert (
+        _window(_status(0, 50, []), _status(0, 1, [], incarnation=2)).reading().drafter_busy is None
+    )
 
 
 def test_a_window_forgets_but_keeps_two() -> None:
@@ -66,4 +72,6 @@ def test_a_window_forgets_but_keeps_two() -> None:
 @pytest.mark.parametrize(("share", "seconds"), [(0.5, 0.1), (0.75, 0.15), (0.95, 0.19), (1.0, 0.2)])
 def test_percentiles_are_linear_inside_a_bucket(share: float, seconds: float) -> None:
     assert percentile(BOUNDS, [10, 10, 0, 0], share) == pytest.approx(seconds)
-    assert percentile(BOUNDS, [0, 0, 0, 5], share) == 0.4, "what lies beyond the last bound is at least that"
+    assert percentile(BOUNDS, [0, 0, 0, 5], share) == 0.4, (
+        "what lies beyond the last bound is at least that"
+    )

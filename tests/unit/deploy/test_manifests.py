@@ -1,4 +1,5 @@
-"""Every file under deploy/ that another program reads: valid by that program's schema, and true of this software."""
+"""Every file under deploy/ that another program reads: valid by that program's schema, and true of
+this software."""
 
 from __future__ import annotations
 
@@ -56,12 +57,19 @@ def _pods(manifest: Manifest) -> Iterator[Manifest]:
     for group in groups:
         if "template" in group:
             template = group["template"]
-            yield {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "any"}, "spec": template["spec"]}
+            yield {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": "any"},
+                "spec": template["spec"],
+            }
 
 
 def _check(manifest: Manifest) -> None:
     if manifest["kind"] in CUSTOM:
-        jsonschema.validate(manifest, json.loads((SCHEMAS / f"{CUSTOM[manifest['kind']]}.json").read_text()))
+        jsonschema.validate(
+            manifest, json.loads((SCHEMAS / f"{CUSTOM[manifest['kind']]}.json").read_text())
+        )
     else:
         kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
     for pod in _pods(manifest):
@@ -76,12 +84,18 @@ def test_manifests_are_valid(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "break_it"),
     [
-        ("plain/verify.yaml:0", lambda it: it["spec"]["template"]["spec"]["containers"][0].update(imagee="x")),
+        (
+            "plain/verify.yaml:0",
+            lambda it: it["spec"]["template"]["spec"]["containers"][0].update(imagee="x"),
+        ),
         ("plain/coordinator.yaml:0", lambda it: it["spec"].update(replicas="one")),
         ("ray/raycluster.yaml:0", lambda it: it["spec"]["workerGroupSpecs"][0].pop("groupName")),
         ("ray/raycluster.yaml:0", lambda it: it["spec"].update(rayversion="2")),
         ("ray/rayjob.yaml:0", lambda it: it["spec"].update(submissionMode="Email")),
-        ("podmonitor.yaml:0", lambda it: it["spec"]["podMetricsEndpoints"][0].update(interval="often")),
+        (
+            "podmonitor.yaml:0",
+            lambda it: it["spec"]["podMetricsEndpoints"][0].update(interval="often"),
+        ),
     ],
 )
 def test_a_wrong_manifest_is_noticed(name: str, break_it: Any) -> None:
@@ -105,11 +119,16 @@ def test_the_mounted_configuration_is_one_the_processes_read(name: str, tmp_path
         assert load_config(AutoscaleConfig, section="autoscale", file=file, environ={}).enabled
         groups = MANIFESTS["ray/raycluster.yaml:0"]["spec"]["workerGroupSpecs"]
         labelled = {f"{key}={value}" for group in groups for key, value in group["labels"].items()}
-        assert {config.coordinator_selector, config.verifier_selector, config.drafter_selector} == labelled
+        assert {
+            config.coordinator_selector,
+            config.verifier_selector,
+            config.drafter_selector,
+        } == labelled
 
 
 def _secured(role: ProcessRole, settings: dict[str, Any], secrets: Path) -> None:
-    """Passes what a process checks before it listens; the files of its secrets stand in for the mounted ones."""
+    """Passes what a process checks before it listens; the files of its secrets stand in for the
+    mounted ones."""
     mine = dict(settings)
     for key, value in settings.items():
         if key.endswith("token_file") and value:
@@ -128,7 +147,9 @@ def test_processes_listen_beyond_loopback_because_they_ask_for_secrets(tmp_path:
     for role in (ProcessRole.COORDINATOR, ProcessRole.VERIFY, ProcessRole.DRAFT):
         _secured(role, load_settings(role, file=file, environ={}, flags={}), tmp_path)
         given = vars(room_parser(str(role)).parse_args(COMPOSE["services"][str(role)]["command"]))
-        _secured(role, load_settings(role, file=None, environ={}, flags=_known(role, given)), tmp_path)
+        _secured(
+            role, load_settings(role, file=None, environ={}, flags=_known(role, given)), tmp_path
+        )
 
 
 def _known(role: ProcessRole, given: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +163,9 @@ def test_the_headless_names_in_the_configuration_are_those_of_the_stateful_sets(
         service = MANIFESTS[f"plain/{pool}.yaml:1"]
         port = service["spec"]["ports"][0]["port"]
         assert service["spec"]["clusterIP"] == "None"
-        assert MANIFESTS[f"plain/{pool}.yaml:0"]["spec"]["serviceName"] == service["metadata"]["name"]
+        assert (
+            MANIFESTS[f"plain/{pool}.yaml:0"]["spec"]["serviceName"] == service["metadata"]["name"]
+        )
         for index, endpoint in enumerate(sections["coordinator"][pool]):
             assert endpoint == f"{pool}-{index}.{pool}:{port}"
 
@@ -168,14 +191,19 @@ def test_a_pod_has_longer_to_end_than_its_process() -> None:
         pod = MANIFESTS[f"plain/{pool}.yaml:0"]["spec"]["template"]["spec"]
         (grace,) = [word for word in pod["containers"][0]["args"] if word.startswith("--grace-s=")]
         assert pod["terminationGracePeriodSeconds"] > float(grace.partition("=")[2])
-        room_parser(pool).parse_args([word.replace("$(POD_NAME)", "x") for word in pod["containers"][0]["args"]])
+        room_parser(pool).parse_args(
+            [word.replace("$(POD_NAME)", "x") for word in pod["containers"][0]["args"]]
+        )
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 @pytest.mark.parametrize("overlay", ["plain", "ray", "ray-redis"])
 def test_overlays_build(overlay: str) -> None:
     built = subprocess.run(
-        ["kubectl", "kustomize", str(DEPLOY / "kubernetes" / overlay)], capture_output=True, text=True, timeout=120
+        ["kubectl", "kustomize", str(DEPLOY / "kubernetes" / overlay)],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert built.returncode == 0, built.stderr
     kinds = [document["kind"] for document in yaml.safe_load_all(built.stdout)]
@@ -183,13 +211,21 @@ def test_overlays_build(overlay: str) -> None:
     for document in yaml.safe_load_all(built.stdout):
         _check(document)
     if overlay == "ray-redis":
-        (cluster,) = [each for each in yaml.safe_load_all(built.stdout) if each["kind"] == "RayCluster"]
+        (cluster,) = [
+            each for each in yaml.safe_load_all(built.stdout) if each["kind"] == "RayCluster"
+        ]
         assert cluster["spec"]["gcsFaultToleranceOptions"]["redisAddress"] == "redis:6379"
         head = cluster["spec"]["headGroupSpec"]["template"]["spec"]
         volumes = {volume["name"]: volume for volume in head["volumes"]}
-        mounts = {mount["name"]: mount["mountPath"] for mount in head["containers"][0]["volumeMounts"]}
+        mounts = {
+            mount["name"]: mount["mountPath"] for mount in head["containers"][0]["volumeMounts"]
+        }
         assert volumes.keys() == mounts.keys()
-        (claim,) = [each for each in yaml.safe_load_all(built.stdout) if each["kind"] == "PersistentVolumeClaim"]
+        (claim,) = [
+            each
+            for each in yaml.safe_load_all(built.stdout)
+            if each["kind"] == "PersistentVolumeClaim"
+        ]
         assert volumes["state"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
         assert f"DSPARK_HOME={mounts['state']} " in DOCKERFILE
 
@@ -201,7 +237,9 @@ DOCKERFILE = (DEPLOY / "docker" / "Dockerfile").read_text()
 
 
 def test_compose_is_valid() -> None:
-    schema = resources.files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json"
+    schema = (
+        resources.files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json"
+    )
     jsonschema.validate(COMPOSE, json.loads(schema.read_text(encoding="utf-8")))
 
 
@@ -249,11 +287,16 @@ def test_entry_points_of_the_image_parse() -> None:
 
 
 def test_the_image_installs_extras_that_exist_and_copies_files_that_exist() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     asked = re.findall(r'^RUN pip install .*"\.\[([\w,]+)\]"$', DOCKERFILE, re.MULTILINE)
     assert len(asked) == 2
     assert set(",".join(asked).split(",")) <= set(extras)
-    assert all((ROOT / source).exists() for source in re.findall(r"^COPY ([^-]\S*) ", DOCKERFILE, re.MULTILINE))
+    assert all(
+        (ROOT / source).exists()
+        for source in re.findall(r"^COPY ([^-]\S*) ", DOCKERFILE, re.MULTILINE)
+    )
 
 
 def test_the_job_runs_a_command_that_exists() -> None:
@@ -262,7 +305,8 @@ def test_the_job_runs_a_command_that_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("verifier_selector", "role"), ("drafter_cpus", -1.0), ("http", "8000"), ("drain_s", -1.0)]
+    ("key", "value"),
+    [("verifier_selector", "role"), ("drafter_cpus", -1.0), ("http", "8000"), ("drain_s", -1.0)],
 )
 def test_a_wrong_setting_of_the_cluster_is_named(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=r"cluster|host:port|8000"):
@@ -290,9 +334,16 @@ def test_every_alert_names_a_section_of_the_operations_page() -> None:
 
 
 @pytest.mark.parametrize("role", [ProcessRole.VERIFY, ProcessRole.DRAFT])
-def test_the_pods_of_the_shipped_pair_hold_their_caches_when_full(role: ProcessRole, tmp_path: Path) -> None:
+def test_the_pods_of_the_shipped_pair_hold_their_caches_when_full(
+    role: ProcessRole, tmp_path: Path
+) -> None:
     """The target by its shape, for its weights are not in the checkout."""
-    shape = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}
+    shape = {
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "hidden_size": 576,
+    }
     (tmp_path / "config.json").write_text(json.dumps({**shape, "dtype": "bfloat16"}))
     with (tmp_path / "model.safetensors").open("wb") as weights:
         weights.truncate(2 * 134_515_008)
@@ -300,5 +351,7 @@ def test_the_pods_of_the_shipped_pair_hold_their_caches_when_full(role: ProcessR
     settings = dataclasses.asdict(dataclasses.replace(config_class(role)(), **named))
     (container,) = next(_pods(MANIFESTS[f"plain/{role.value}.yaml:0"]))["spec"]["containers"]
     limit = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
-    beside = footprint.of(role, settings) // 4  # a second form of the weights, kept rows, prompts in work
+    beside = (
+        footprint.of(role, settings) // 4
+    )  # a second form of the weights, kept rows, prompts in work
     assert limit >= footprint.of(role, settings) + beside

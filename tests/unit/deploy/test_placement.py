@@ -29,7 +29,9 @@ def _said(
     key: str, config: ClusterConfig, most: Mapping[ProcessRole, int] | None = None, **environ: str
 ) -> dict[str, object]:
     files = {"token_file": Path("/s/token")}
-    topology = plan_topology(config, file=None, environ=environ, port=4242, token_files=files, most=most)
+    topology = plan_topology(
+        config, file=None, environ=environ, port=4242, token_files=files, most=most
+    )
     return {replica.name: replica.settings.get(key) for replica in resized(topology, 2, 2).replicas}
 
 
@@ -51,7 +53,12 @@ def test_a_cell_on_a_cluster_of_its_own_is_placed_and_stays_so_when_it_is_resize
 def test_what_a_setting_says_counts_and_one_worker_of_many_threads_leaves_all_free() -> None:
     config = ClusterConfig(target="t", drafter="d")
     said = _cpus(config, DSPARK_VERIFY__CPUS="3,7", DSPARK_COORDINATOR__CPUS="3", **ONE_THREAD)
-    assert (said["verify/0"], said["verify/1"], said["draft/0"], said["coordinator/0"]) == ("3,7", "3,7", "3", "3")
+    assert (said["verify/0"], said["verify/1"], said["draft/0"], said["coordinator/0"]) == (
+        "3,7",
+        "3,7",
+        "3",
+        "3",
+    )
     assert set(_cpus(config, DSPARK_DRAFT__THREADS="2", **ONE_THREAD).values()) == {None}
 
 
@@ -65,11 +72,16 @@ def test_where_nobody_says_the_verifier_has_both_and_several_share_them() -> Non
     assert _said("threads", config, DSPARK_VERIFY__CPUS="3")["verify/0"] == 1
 
 
-def test_workers_that_autoscaling_may_bring_have_their_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_autoscaling_may_bring_have_their_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("dspark.runtime.process.usable", lambda: tuple(range(16)))
     config = ClusterConfig(target="t", drafter="d")
     grows = AutoscaleConfig(enabled=True, max_verifiers=4, max_drafters=2)
-    for most, threads in ((largest(config, grows), (3, 2)), (largest(config, AutoscaleConfig()), (12, 4))):
+    for most, threads in (
+        (largest(config, grows), (3, 2)),
+        (largest(config, AutoscaleConfig()), (12, 4)),
+    ):
         said = _said("threads", config, most=most)
         assert (said["verify/0"], said["draft/0"]) == threads
     alone = replace(config, drafter="none", drafters=0)
@@ -79,4 +91,6 @@ def test_workers_that_autoscaling_may_bring_have_their_part(monkeypatch: pytest.
 def test_a_cluster_that_is_joined_is_left_to_its_machines() -> None:
     joined = ClusterConfig(target="t", drafter="d", address="head:6379")
     assert set(_cpus(joined, **ONE_THREAD).values()) == {None}
-    assert _said("threads", joined)["verify/0"] == 0  # the process decides, by what Ray reserves for it
+    assert (
+        _said("threads", joined)["verify/0"] == 0
+    )  # the process decides, by what Ray reserves for it

@@ -41,7 +41,9 @@ time.sleep(600)
 
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", SLEEP], env={**os.environ, VARIABLE: "another"})
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEP], env={**os.environ, VARIABLE: "another"}
+    )
     yield process
     process.kill()
     process.wait()
@@ -57,7 +59,10 @@ def begin() -> Iterator[Begin]:
     def leader(cell_id: str, code: str) -> subprocess.Popen[bytes]:
         environment = {**os.environ, VARIABLE: cell_id}
         process = subprocess.Popen(
-            [sys.executable, "-c", code], env=environment, start_new_session=True, stdout=subprocess.PIPE
+            [sys.executable, "-c", code],
+            env=environment,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
         )
         begun.append(process)
         assert process.stdout is not None
@@ -71,10 +76,14 @@ def begin() -> Iterator[Begin]:
         process.wait()
 
 
-def test_everyone_with_the_mark_ends_and_nobody_else(begin: Begin, bystander: subprocess.Popen[bytes]) -> None:
+def test_everyone_with_the_mark_ends_and_nobody_else(
+    begin: Begin, bystander: subprocess.Popen[bytes]
+) -> None:
     cell_id = new_cell_id()
     leader = begin(cell_id, STUBBORN)
-    wait_until(lambda: len(marked(cell_id)) >= 2)  # one that has just begun may not show its environment yet
+    wait_until(
+        lambda: len(marked(cell_id)) >= 2
+    )  # one that has just begun may not show its environment yet
     found = marked(cell_id)
     assert leader.pid in found
     assert len(found) == 2, "the child in another session is found too"

@@ -1,4 +1,5 @@
-"""Queries of panels, alerts and pages: they name what exists, and what they compare has labels in common."""
+"""Queries of panels, alerts and pages: they name what exists, and what they compare has labels in
+common."""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ from dspark.runtime.telemetry import Metrics
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 DASHBOARD = DEPLOY / "observability" / "grafana" / "dashboards" / "dspark.json"
-TARGET = {"instance", "job", "role", "replica", "incarnation"}  # labels Prometheus puts on what it scrapes
+TARGET = {
+    "instance",
+    "job",
+    "role",
+    "replica",
+    "incarnation",
+}  # labels Prometheus puts on what it scrapes
 
 
 def _own_labels() -> dict[str, set[str]]:
@@ -28,8 +35,13 @@ def _own_labels() -> dict[str, set[str]]:
         if not hasattr(metric, "_labelnames"):
             continue
         labels = OF_ALL | set(metric._labelnames)
-        suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(metric._type, [""])
-        found |= {metric._name + suffix: labels | ({"le"} if suffix == "_bucket" else set()) for suffix in suffixes}
+        suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(
+            metric._type, [""]
+        )
+        found |= {
+            metric._name + suffix: labels | ({"le"} if suffix == "_bucket" else set())
+            for suffix in suffixes
+        }
     return found
 
 
@@ -42,7 +54,12 @@ def _queries() -> Iterator[str]:
         yield from (target["expr"] for target in panel.get("targets", ()))
     for group in yaml.safe_load((DEPLOY / "observability" / "alerts.yml").read_text())["groups"]:
         yield from (rule["expr"] for rule in group["rules"])
-    table = (ROOT / "docs" / "observability.md").read_text().partition("| question |")[2].partition("\n\n")[0]
+    table = (
+        (ROOT / "docs" / "observability.md")
+        .read_text()
+        .partition("| question |")[2]
+        .partition("\n\n")[0]
+    )
     yield from (query for query in re.findall("`([^`]+)`", table) if "dspark_" in query)
 
 
@@ -71,8 +88,10 @@ def test_both_sides_of_an_operator_have_the_labels_they_are_matched_by(query: st
 @pytest.mark.parametrize(
     "query",
     [
-        'max(dspark_num_requests_waiting) > 0 and rate(dspark_admission_rejections_total{reason="queue_full"}[5m]) > 0',
-        "sum by (reason) (rate(dspark_draft_wasted_tokens_total[5m])) / sum(rate(dspark_rounds_total[5m]))",
+        "max(dspark_num_requests_waiting) > 0 and "
+        'rate(dspark_admission_rejections_total{reason="queue_full"}[5m]) > 0',
+        "sum by (reason) (rate(dspark_draft_wasted_tokens_total[5m])) / "
+        "sum(rate(dspark_rounds_total[5m]))",
         "sum by (reason) (dspark_draft_wasted_tokens_total) / on() group_left dspark_rounds_total",
         "sum(dspark_rounds_total) / on(pool) sum by (pool) (dspark_worker_losses_total)",
     ],
@@ -83,11 +102,14 @@ def test_a_query_that_could_never_match_is_noticed(query: str) -> None:
 
 
 def test_labels_of_a_target_hide_none_of_a_metric() -> None:
-    """Prometheus would rename the metric's to exported_NAME, and queries by it would be about the target."""
+    """Prometheus would rename the metric's to exported_NAME, and queries by it would be about the
+    target."""
     process = ProcessStatus(name="draft/0", endpoint="10.0.0.2:7000", metrics_port=9102)
     (found,) = groups(CellStatus(processes=(process,)))
     given = set(found["labels"])
-    scrape = yaml.safe_load((DEPLOY / "observability" / "prometheus.yml").read_text())["scrape_configs"][0]
+    scrape = yaml.safe_load((DEPLOY / "observability" / "prometheus.yml").read_text())[
+        "scrape_configs"
+    ][0]
     given |= {label for target in scrape["static_configs"] for label in target["labels"]}
     monitor = yaml.safe_load((DEPLOY / "kubernetes" / "podmonitor.yaml").read_text())["spec"]
     given |= {rule["targetLabel"] for rule in monitor["podMetricsEndpoints"][0]["relabelings"]}
@@ -105,12 +127,17 @@ def test_panels_are_of_the_chosen_source_cell_and_replica() -> None:
     assert list(choices) == ["datasource", "cell", "replica"]
     assert choices["datasource"]["type"] == "datasource"
     panels = [panel for panel in page["panels"] if panel["type"] != "row"]
-    for each in (*(panel for panel in panels), *(target for panel in panels for target in panel["targets"])):
+    for each in (
+        *(panel for panel in panels),
+        *(target for panel in panels for target in panel["targets"]),
+    ):
         assert each["datasource"]["uid"] == "${datasource}"
     for panel in panels:
         for target in panel["targets"]:
             selectors = len(re.findall(r"dspark_\w+", target["expr"]))
-            assert selectors == target["expr"].count('cell=~"$cell",replica=~"$replica"'), target["expr"]
+            assert selectors == target["expr"].count('cell=~"$cell",replica=~"$replica"'), target[
+                "expr"
+            ]
 
 
 def _labels_of(node: Any) -> set[str] | None:
@@ -125,7 +152,11 @@ def _labels_of(node: Any) -> set[str] | None:
         case "Call":
             vectors = [labels for each in node.args if (labels := _labels_of(each)) is not None]
             left = vectors[0] if vectors else None
-            return left - {"le"} if left is not None and node.func.name == "histogram_quantile" else left
+            return (
+                left - {"le"}
+                if left is not None and node.func.name == "histogram_quantile"
+                else left
+            )
         case "AggregateExpr":
             inner = _labels_of(node.expr)
             assert inner is not None
@@ -138,7 +169,9 @@ def _labels_of(node: Any) -> set[str] | None:
     return None
 
 
-def _matched(left: set[str] | None, right: set[str] | None, modifier: Any, text: str) -> set[str] | None:
+def _matched(
+    left: set[str] | None, right: set[str] | None, modifier: Any, text: str
+) -> set[str] | None:
     if left is None or right is None:
         return right if left is None else left
     matching = modifier.matching if modifier is not None else None
@@ -147,10 +180,16 @@ def _matched(left: set[str] | None, right: set[str] | None, modifier: Any, text:
         return left
     named = set(matching.labels)
     if str(matching.type) == "LabelModifierType.Exclude":
-        assert left - named == right - named, f"{text}: matched by {left - named} and {right - named}"
+        assert left - named == right - named, (
+            f"{text}: matched by {left - named} and {right - named}"
+        )
         return left
     assert named <= left & right, f"{text}: matched by {named}"
-    many = {"ManyToOne": "left", "OneToMany": "right", "ManyToMany": "both"}.get(str(modifier.card).split(".")[-1])
+    many = {"ManyToOne": "left", "OneToMany": "right", "ManyToMany": "both"}.get(
+        str(modifier.card).split(".")[-1]
+    )
     for side, labels in (("left", left), ("right", right)):
-        assert many in (side, "both") or labels <= named, f"{text}: several of the {side} side are matched by {named}"
+        assert many in (side, "both") or labels <= named, (
+            f"{text}: several of the {side} side are matched by {named}"
+        )
     return left

@@ -15,7 +15,9 @@ from deploy.cell_plan import read_config
 from dspark.cli.main import main
 from dspark.client.cell import Cell, find_cell, write_cell
 
-CELL = Cell("127.0.0.1:7000", "abc", "/t", "127.0.0.1:6379", os.getpid(), "/tmp/r", "t", "d", name="mine")
+CELL = Cell(
+    "127.0.0.1:7000", "abc", "/t", "127.0.0.1:6379", os.getpid(), "/tmp/r", "t", "d", name="mine"
+)
 
 
 @pytest.fixture
@@ -50,7 +52,9 @@ def test_a_cluster_of_others_is_asked_with_the_user_s_own_token(ran: list[Any]) 
     assert main(["ray", "--", "list", "actors"]) == 7, "whether it has a dashboard is not known"
     assert {environment["RAY_ADDRESS"] for _, environment in ran} == {"head:6379"}
     assert not [
-        environment for _, environment in ran if environment.get("RAY_AUTH_TOKEN_PATH", "").endswith("/ray_token")
+        environment
+        for _, environment in ran
+        if environment.get("RAY_AUTH_TOKEN_PATH", "").endswith("/ray_token")
     ]
 
 
@@ -71,7 +75,9 @@ def test_what_would_end_others_processes_or_ask_nobody_is_refused(
     assert ran[0][1]["RAY_API_SERVER_ADDRESS"] == "http://127.0.0.1:8265"
 
 
-def test_inside_a_job_the_job_s_cluster_is_joined(golden_target: Path, golden_drafter: Path, tmp_path: Path) -> None:
+def test_inside_a_job_the_job_s_cluster_is_joined(
+    golden_target: Path, golden_drafter: Path, tmp_path: Path
+) -> None:
     models = {"target": str(golden_target), "drafter": str(golden_drafter)}
 
     def address(environ: dict[str, str], **flags: object) -> str | None:

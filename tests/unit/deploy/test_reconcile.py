@@ -7,7 +7,10 @@ from deploy.reconcile import Observed, Phase, plan
 
 
 def test_what_is_desired_and_absent_is_started_in_a_stable_order() -> None:
-    assert plan({"verify/1", "draft/0", "verify/0"}, {}, 0.0) == (["draft/0", "verify/0", "verify/1"], [])
+    assert plan({"verify/1", "draft/0", "verify/0"}, {}, 0.0) == (
+        ["draft/0", "verify/0", "verify/1"],
+        [],
+    )
 
 
 def test_what_is_desired_and_serving_is_left_alone() -> None:
@@ -50,6 +53,8 @@ def test_a_long_life_is_forgiven() -> None:
 
 
 def test_a_fatal_start_is_not_repeated_at_once() -> None:
-    seen = reconcile.down(reconcile.starting(None, 0.0), 0.0, "model.safetensors lacks fc.weight", fatal=True)
+    seen = reconcile.down(
+        reconcile.starting(None, 0.0), 0.0, "model.safetensors lacks fc.weight", fatal=True
+    )
     assert plan({"draft/0"}, {"draft/0": seen}, 0.5) == ([], [])
     assert plan({"draft/0"}, {"draft/0": seen}, 1.0) == (["draft/0"], [])

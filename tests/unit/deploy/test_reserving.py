@@ -25,8 +25,14 @@ DEVICE: dict[ProcessRole, dict[str, Any]] = {
 }
 
 
-def _node(number: int = 0, *, gpus: float = 0, cpus: float = 2, gib: float = 16, **labels: str) -> Node:
-    return Node(f"node-{number}", {"CPU": cpus, "memory": gib * GIB, **({"GPU": gpus} if gpus else {})}, labels)
+def _node(
+    number: int = 0, *, gpus: float = 0, cpus: float = 2, gib: float = 16, **labels: str
+) -> Node:
+    return Node(
+        f"node-{number}",
+        {"CPU": cpus, "memory": gib * GIB, **({"GPU": gpus} if gpus else {})},
+        labels,
+    )
 
 
 def _cell(
@@ -65,12 +71,16 @@ def test_two_processors_hold_a_verifier_and_two_drafters_and_more_that_come() ->
     assert warning == ""
     assert {replica.cpus for replica in topology.replicas} == {0.25}
     assert _fit(resized(topology, 2, 4), _node()) == ""
-    assert _fit(resized(topology, 4, 9), _node()) == "no node with 0.25 CPU free: 3.5 wanted, 2 there"
+    assert (
+        _fit(resized(topology, 4, 9), _node()) == "no node with 0.25 CPU free: 3.5 wanted, 2 there"
+    )
 
 
 def test_a_large_machine_gives_a_processor_a_thread() -> None:
     settings = {ProcessRole.VERIFY: {"threads": 4}, ProcessRole.DRAFT: {"threads": 2}}
-    topology, _ = _cell(ClusterConfig(**JOINED), _node(cpus=0), _node(1, cpus=32), settings=settings)
+    topology, _ = _cell(
+        ClusterConfig(**JOINED), _node(cpus=0), _node(1, cpus=32), settings=settings
+    )
     assert [replica.cpus for replica in topology.replicas] == [1.0, 4.0, 2.0]
 
 
@@ -84,7 +94,9 @@ def test_a_cell_of_many_threads_fits_on_its_own_machine_and_pays_what_was_said()
 
 
 def test_pools_that_follow_the_load_have_room_for_their_largest() -> None:
-    topology, _ = _cell(ClusterConfig(**ALONE), _node(), most={ProcessRole.VERIFY: 4, ProcessRole.DRAFT: 8})
+    topology, _ = _cell(
+        ClusterConfig(**ALONE), _node(), most={ProcessRole.VERIFY: 4, ProcessRole.DRAFT: 8}
+    )
     assert _fit(resized(topology, 4, 8), _node()) == ""
 
 
@@ -107,7 +119,9 @@ def test_a_worker_takes_a_card_where_there_are_cards() -> None:
     assert _named(shared, "draft/0").gpus == 0.25
     for device in ("cpu", "cuda:1"):
         chosen, _ = _cell(
-            ClusterConfig(**JOINED), *nodes, settings={ProcessRole.VERIFY: {"device": device}, ProcessRole.DRAFT: {}}
+            ClusterConfig(**JOINED),
+            *nodes,
+            settings={ProcessRole.VERIFY: {"device": device}, ProcessRole.DRAFT: {}},
         )
         assert _named(chosen, "verify/0").gpus == 0.0, "Ray would hide the card that was named"
 
@@ -134,7 +148,14 @@ def test_too_few_cards_of_a_machine_are_shared_but_by_no_two_verifiers(
 
 @pytest.mark.parametrize(
     ("drafters", "cards", "given", "share"),
-    [(1, 1, 0.9, 0.8), (4, 1, 0.9, 0.5), (9, 1, 0.9, 0.5004), (1, 1, 0.4, 0.4), (1, 2, 0.9, 0.9), (0, 1, 0.9, 0.9)],
+    [
+        (1, 1, 0.9, 0.8),
+        (4, 1, 0.9, 0.5),
+        (9, 1, 0.9, 0.5004),
+        (1, 1, 0.4, 0.4),
+        (1, 2, 0.9, 0.9),
+        (0, 1, 0.9, 0.9),
+    ],
 )
 def test_the_pool_of_a_verifier_leaves_its_card_what_drafters_reserve_there(
     drafters: int, cards: int, given: float, share: float
@@ -143,7 +164,9 @@ def test_the_pool_of_a_verifier_leaves_its_card_what_drafters_reserve_there(
     settings[ProcessRole.DRAFT] = DEVICE[ProcessRole.DRAFT]
     config = ClusterConfig(**ALONE, drafters=drafters)
     topology, _ = _cell(config, _node(gpus=cards, cpus=16), settings=settings)
-    assert _named(topology, "verify/0").settings["gpu_memory_utilization"] == pytest.approx(share, abs=1e-3)
+    assert _named(topology, "verify/0").settings["gpu_memory_utilization"] == pytest.approx(
+        share, abs=1e-3
+    )
 
 
 def test_memory_that_is_not_there_is_told_and_not_in_the_way_on_a_machine_of_its_own() -> None:
@@ -153,7 +176,9 @@ def test_memory_that_is_not_there_is_told_and_not_in_the_way_on_a_machine_of_its
     assert _fit(topology, _node(gib=2)) == ""
     joined, warning = _cell(ClusterConfig(**JOINED), _node(gib=2))
     assert warning == ""
-    assert _fit(joined, _node(gib=2)) == "no node with 1.0 GiB of memory free: 3.0 wanted, 2.0 there"
+    assert (
+        _fit(joined, _node(gib=2)) == "no node with 1.0 GiB of memory free: 3.0 wanted, 2.0 there"
+    )
 
 
 def test_cards_hold_weights_and_caches_so_that_little_is_left_to_main_memory() -> None:
@@ -169,35 +194,53 @@ def test_what_is_missing_is_said_by_name() -> None:
     assert _fit(topology) == "no node is there"
     selected, _ = _cell(ClusterConfig(**JOINED, verifier_selector="dspark.io/role=verify"), _node())
     assert _fit(selected, _node()) == "no node labelled dspark.io/role=verify: 1 nodes there"
-    apart, _ = _cell(ClusterConfig(**JOINED, verifier_gpus=1, verifier_cpus=4), _node(gpus=1), _node(1, cpus=8))
-    assert _fit(apart, _node(gpus=1), _node(1, cpus=8)).startswith("no node with 1 GPU and 4 CPU and ")
+    apart, _ = _cell(
+        ClusterConfig(**JOINED, verifier_gpus=1, verifier_cpus=4), _node(gpus=1), _node(1, cpus=8)
+    )
+    assert _fit(apart, _node(gpus=1), _node(1, cpus=8)).startswith(
+        "no node with 1 GPU and 4 CPU and "
+    )
 
 
 def test_what_a_worker_takes_follows_from_its_files_and_its_cache(
     golden_target: Path, golden_drafter: Path, tmp_path: Path
 ) -> None:
     def of(role: ProcessRole, **settings: Any) -> int:
-        base = {"engine": "real", "dtype": "auto", "device": "auto", "kv_tokens": 0, "context_tokens": 0}
+        base = {
+            "engine": "real",
+            "dtype": "auto",
+            "device": "auto",
+            "kv_tokens": 0,
+            "context_tokens": 0,
+        }
         return footprint.of(role, base | settings) - footprint.HEAVY
 
-    one, empty = (of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=tokens) for tokens in (1000, 1))
+    one, empty = (
+        of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=tokens) for tokens in (1000, 1)
+    )
     size = sum(file.stat().st_size for file in golden_target.glob("*.safetensors"))
-    assert empty == pytest.approx(2 * size, rel=0.1) or empty == pytest.approx(size, rel=0.1), "float32 on a processor"
+    assert empty == pytest.approx(2 * size, rel=0.1) or empty == pytest.approx(size, rel=0.1), (
+        "float32 on a processor"
+    )
     half = of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=1000, dtype="bfloat16")
     assert 2 * half == pytest.approx(one, rel=1e-3)
-    assert of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=1999) - one == one - empty > 0
+    assert (
+        of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=1999) - one == one - empty > 0
+    )
     assert of(ProcessRole.DRAFT, drafter=str(golden_drafter), context_tokens=1000) > of(
         ProcessRole.DRAFT, drafter=str(golden_drafter)
     )
     without_tables(PAIR / "drafter", tmp_path / "shared", target=PAIR / "target")
     whole = of(ProcessRole.DRAFT, drafter=str(PAIR / "drafter"))
-    assert of(ProcessRole.DRAFT, drafter=str(tmp_path / "shared")) == pytest.approx(whole, rel=1e-2), (
-        "tables of the target"
-    )
+    assert of(ProcessRole.DRAFT, drafter=str(tmp_path / "shared")) == pytest.approx(
+        whole, rel=1e-2
+    ), "tables of the target"
     assert of(ProcessRole.VERIFY, target="no/such-model") == 0, "what is elsewhere is not weighed"
     shutil.copytree(golden_target, tmp_path / "broken")
     (tmp_path / "broken" / "config.json").write_text("{}")
-    assert of(ProcessRole.VERIFY, target=str(tmp_path / "broken")) == 0, "the worker says what is wrong"
+    assert of(ProcessRole.VERIFY, target=str(tmp_path / "broken")) == 0, (
+        "the worker says what is wrong"
+    )
     assert (
         footprint.of(ProcessRole.VERIFY, {"engine": "synthetic"})
         == footprint.of(ProcessRole.COORDINATOR, {})

@@ -23,15 +23,25 @@ SYNTHETIC = Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flat.yaml"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "cell.yaml"
 
 
-def _plan(config: ClusterConfig, file: Path | None = None, **environ: str) -> dict[str, dict[str, object]]:
+def _plan(
+    config: ClusterConfig, file: Path | None = None, **environ: str
+) -> dict[str, dict[str, object]]:
     topology = plan_topology(
-        config, file=file, environ=environ, port=4242, token_files={"token_file": Path("/s/worker_token")}
+        config,
+        file=file,
+        environ=environ,
+        port=4242,
+        token_files={"token_file": Path("/s/worker_token")},
     )
     return {replica.name: dict(replica.settings) for replica in topology.replicas}
 
 
 def test_every_process_gets_what_its_room_understands() -> None:
-    plan = _plan(ClusterConfig(target="t", drafter="d", policy="fixed:3", rule="coupled", device="cpu", revision="r1"))
+    plan = _plan(
+        ClusterConfig(
+            target="t", drafter="d", policy="fixed:3", rule="coupled", device="cpu", revision="r1"
+        )
+    )
     assert plan["coordinator/0"]["bind"] == "127.0.0.1:4242"
     assert plan["coordinator/0"]["policy"] == "fixed:3"
     assert plan["coordinator/0"]["rule"] == "coupled"
@@ -39,7 +49,10 @@ def test_every_process_gets_what_its_room_understands() -> None:
     assert plan["draft/0"]["drafter"] == "d"
     assert {plan[name]["bind"] for name in ("verify/0", "draft/0")} == {"127.0.0.1:0"}
     assert {settings["token_file"] for settings in plan.values()} == {"/s/worker_token"}
-    assert (plan["verify/0"]["target_revision"], plan["draft/0"]["drafter_revision"]) == ("r1", "r1")
+    assert (plan["verify/0"]["target_revision"], plan["draft/0"]["drafter_revision"]) == (
+        "r1",
+        "r1",
+    )
 
 
 def test_a_synthetic_pair_needs_its_file_and_no_models(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,9 +117,15 @@ def test_the_file_may_name_the_pair(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
     file = tmp_path / "cell.yaml"
-    file.write_text(f"cluster: {{target: {tmp_path}/target, drafter: {tmp_path}/drafter, drafters: 2}}\n")
+    file.write_text(
+        f"cluster: {{target: {tmp_path}/target, drafter: {tmp_path}/drafter, drafters: 2}}\n"
+    )
     config = read_config(file=file, environ={}, flags={})
-    assert (config.target, config.drafter, config.drafters) == (f"{tmp_path}/target", f"{tmp_path}/drafter", 2)
+    assert (config.target, config.drafter, config.drafters) == (
+        f"{tmp_path}/target",
+        f"{tmp_path}/drafter",
+        2,
+    )
 
 
 def test_http_takes_the_port_that_is_wanted_or_any_and_can_be_off() -> None:
@@ -116,14 +135,18 @@ def test_http_takes_the_port_that_is_wanted_or_any_and_can_be_off() -> None:
         taken = f"127.0.0.1:{held.getsockname()[1]}"
         other = http_bind(taken)
         assert other not in (taken, None)
-        assert http_bind(other) == other, "a port with a number, so that a successor of the process finds it again"
+        assert http_bind(other) == other, (
+            "a port with a number, so that a successor of the process finds it again"
+        )
     assert http_bind(taken) == taken
     assert http_bind(None) is None
     assert load_config(ClusterConfig, section="cluster", flags={"http": "none"}).http is None
 
 
 def test_http_is_off_where_one_of_its_libraries_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.config.HTTP_LIBRARIES", ("fastapi", "a_parser_that_is_not_there"))
+    monkeypatch.setattr(
+        "coordinator.config.HTTP_LIBRARIES", ("fastapi", "a_parser_that_is_not_there")
+    )
     assert http_bind("127.0.0.1:0") is None
 
 
@@ -146,7 +169,10 @@ def test_clients_get_a_secret_as_soon_as_strangers_could_reach_an_entry(
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({"rule": "blocks"}, "cluster.rule: 'blocks' is none of token, block, coupled"), ({"policy": "fixed"}, "fixed:k")],
+    [
+        ({"rule": "blocks"}, "cluster.rule: 'blocks' is none of token, block, coupled"),
+        ({"policy": "fixed"}, "fixed:k"),
+    ],
 )
 def test_words_of_a_plan_are_read_before_anything_starts(given: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=rf"^cluster\.{next(iter(given))}: .*") as told:
@@ -164,8 +190,14 @@ def test_words_of_a_plan_are_read_before_anything_starts(given: dict[str, str], 
         ("verify: {attention: flash}", "verify.attention: 'flash' is none of auto, stateful"),
         ("verify: {kv_tokens: -5}", "verify.kv_tokens: -5 is less than 0"),
         ("verify: {kv_tokens: 5}", "verify.kv_tokens: 5 does not hold one page of 16"),
-        ("draft: {context_tokens: 40, page_size: 64}", "draft.context_tokens: 40 does not hold one page of 64"),
-        ("coordinator: {otel_endpoint: nowhere}", "coordinator.otel_endpoint: 'nowhere' is not host:port"),
+        (
+            "draft: {context_tokens: 40, page_size: 64}",
+            "draft.context_tokens: 40 does not hold one page of 64",
+        ),
+        (
+            "coordinator: {otel_endpoint: nowhere}",
+            "coordinator.otel_endpoint: 'nowhere' is not host:port",
+        ),
         ("draft: {context_tokens: 0}", "draft.context_tokens: 0 is less than 1"),
         ("draft: {metrics_port: 70000}", "draft.metrics_port: 70000 is not in 0..65535"),
         ("cluster: {verifiers: 100000000}", "cluster.verifiers: 100000000 is not in 1..4096"),
@@ -174,15 +206,27 @@ def test_words_of_a_plan_are_read_before_anything_starts(given: dict[str, str], 
         ("[" * 5000, "cannot be read"),
     ],
 )
-def test_what_no_process_could_start_with_is_refused_before_any_does(tmp_path: Path, written: str, said: str) -> None:
+def test_what_no_process_could_start_with_is_refused_before_any_does(
+    tmp_path: Path, written: str, said: str
+) -> None:
     file = tmp_path / "cell.yaml"
     file.write_text(written)
     with pytest.raises(ConfigError, match=re.escape(said)):
-        _plan(read_config(file=file, environ={}, flags={"target": "org/t", "drafter": "org/d"}), file)
+        _plan(
+            read_config(file=file, environ={}, flags={"target": "org/t", "drafter": "org/d"}), file
+        )
 
 
 def test_only_a_replica_that_does_not_serve_ends_the_wait() -> None:
-    row = {"name": "draft/0", "endpoint": "", "pid": 0, "reason": "lost", "fatal": False, "failures": 3, "leaving": []}
+    row = {
+        "name": "draft/0",
+        "endpoint": "",
+        "pid": 0,
+        "reason": "lost",
+        "fatal": False,
+        "failures": 3,
+        "leaving": [],
+    }
     row |= {"unplaced": False}
     again = [{**row, "phase": "serving"}]
     assert await_replicas(lambda: again, 0.0, lambda _: None) == again
@@ -191,9 +235,22 @@ def test_only_a_replica_that_does_not_serve_ends_the_wait() -> None:
 
 
 def test_what_no_node_can_hold_ends_the_wait_with_what_is_missing() -> None:
-    row = {"name": "verify/1", "endpoint": "", "pid": 0, "fatal": False, "failures": 0, "leaving": []}
-    row |= {"phase": "starting", "reason": "no node with 1 GPU free: 2 wanted, 1 there", "unplaced": True}
-    with pytest.raises(Unavailable, match="verify/1 cannot be placed: no node with 1 GPU free: 2 wanted, 1 there"):
+    row = {
+        "name": "verify/1",
+        "endpoint": "",
+        "pid": 0,
+        "fatal": False,
+        "failures": 0,
+        "leaving": [],
+    }
+    row |= {
+        "phase": "starting",
+        "reason": "no node with 1 GPU free: 2 wanted, 1 there",
+        "unplaced": True,
+    }
+    with pytest.raises(
+        Unavailable, match="verify/1 cannot be placed: no node with 1 GPU free: 2 wanted, 1 there"
+    ):
         await_replicas(lambda: [row], 0.0, lambda _: None)
 
 
@@ -201,6 +258,8 @@ def test_pools_begin_within_the_bounds_of_autoscaling() -> None:
     bounds = AutoscaleConfig(enabled=True, min_verifiers=2, max_verifiers=3, max_drafters=2)
     config = within(ClusterConfig(target="t", drafter="d", verifiers=1, drafters=9), bounds)
     assert (config.verifiers, config.drafters) == (2, 2)
-    plain = within(ClusterConfig(target="t", drafter="none", drafters=0), replace(bounds, min_drafters=1))
+    plain = within(
+        ClusterConfig(target="t", drafter="none", drafters=0), replace(bounds, min_drafters=1)
+    )
     assert plain.drafters == 0, "without weights there is nobody to start"
     assert within(config, AutoscaleConfig()) is config

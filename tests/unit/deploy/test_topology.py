@@ -24,7 +24,9 @@ def test_a_cell_is_one_coordinator_and_two_pools_of_their_own_size() -> None:
 
 def test_each_replica_carries_the_settings_of_its_room() -> None:
     config = ClusterConfig(target="t", drafter="d", verifier_selector="zone=a")
-    topology = desired(config, {ProcessRole.VERIFY: {"target": "t"}, ProcessRole.DRAFT: {"drafter": "d"}})
+    topology = desired(
+        config, {ProcessRole.VERIFY: {"target": "t"}, ProcessRole.DRAFT: {"drafter": "d"}}
+    )
     verify, draft = topology.named("verify/0"), topology.named("draft/0")
     assert verify is not None
     assert draft is not None
@@ -39,7 +41,10 @@ def test_front_ends_come_last_and_stay_when_pools_are_resized() -> None:
 
 
 def test_a_cell_without_drafters_is_plain_decoding() -> None:
-    assert desired(ClusterConfig(target="t", drafter="d", drafters=0), {}).names == {"coordinator/0", "verify/0"}
+    assert desired(ClusterConfig(target="t", drafter="d", drafters=0), {}).names == {
+        "coordinator/0",
+        "verify/0",
+    }
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,8 @@ def test_a_senseless_value_is_refused_by_name(key: str, value: float) -> None:
 
 def test_resizing_keeps_names_and_drops_the_highest_numbers() -> None:
     before = desired(
-        ClusterConfig(target="t", drafter="d", verifiers=2, drafters=0), {ProcessRole.DRAFT: {"drafter": "d"}}
+        ClusterConfig(target="t", drafter="d", verifiers=2, drafters=0),
+        {ProcessRole.DRAFT: {"drafter": "d"}},
     )
     after = resized(before, 1, 2)
     assert after.names == {"coordinator/0", "verify/0", "draft/0", "draft/1"}

@@ -31,7 +31,9 @@ def scattered(drafter: BlockDrafter) -> ContextStore:
         store.open(Cursor(sequence, 1, 0, 9), 16, owner=0)
     store.release(2, 1)
     store.open(Cursor(4, 1, 0, 9), 64, owner=0)
-    assert not isinstance(store.pages.slots(4, 0, 60), range), "no run of pages is left, so it is no view"
+    assert not isinstance(store.pages.slots(4, 0, 60), range), (
+        "no run of pages is left, so it is no view"
+    )
     store.ingest([rows(0, 60, sequence=4), rows(0, 9, sequence=1)])
     return store
 
@@ -50,13 +52,26 @@ OUT_OF_ORDER: dict[str, list[tuple[list[tuple[int, int]], list[int]]]] = {
         ([(0, 30)], [30]),
         ([(30, 10)], [42]),
     ],
-    "gaps of a single row": [([(0, 5)], [5]), ([(6, 4)], [5]), ([(11, 4)], [5]), ([(5, 1)], [10]), ([(10, 1)], [15])],
-    "overlaps of what came early": [([(20, 10)], [0]), ([(25, 15)], [0]), ([(15, 8)], [0]), ([(0, 15)], [40])],
+    "gaps of a single row": [
+        ([(0, 5)], [5]),
+        ([(6, 4)], [5]),
+        ([(11, 4)], [5]),
+        ([(5, 1)], [10]),
+        ([(10, 1)], [15]),
+    ],
+    "overlaps of what came early": [
+        ([(20, 10)], [0]),
+        ([(25, 15)], [0]),
+        ([(15, 8)], [0]),
+        ([(0, 15)], [40]),
+    ],
 }
 
 
 @pytest.mark.parametrize("came", OUT_OF_ORDER)
-def test_the_watermark_counts_rows_without_a_gap_in_whatever_order_they_come(drafter: BlockDrafter, came: str) -> None:
+def test_the_watermark_counts_rows_without_a_gap_in_whatever_order_they_come(
+    drafter: BlockDrafter, came: str
+) -> None:
     store = store_of(drafter)
     store.open(Cursor(1, 1, 0, 10), 100, owner=0)
     for runs, marks in OUT_OF_ORDER[came]:
@@ -85,7 +100,10 @@ def test_a_block_whose_own_stand_in_the_room_behind_the_context_is_the_same(
     def hidden(room: int) -> torch.Tensor:
         anchors = torch.arange(5, 5 + len(counts))
         proposal = drafter.propose(
-            anchor_ids=anchors, anchor_positions=torch.tensor(counts), context=store.entries(members, room), slots=3
+            anchor_ids=anchors,
+            anchor_positions=torch.tensor(counts),
+            context=store.entries(members, room),
+            slots=3,
         )
         return proposal.hidden
 
@@ -95,12 +113,16 @@ def test_a_block_whose_own_stand_in_the_room_behind_the_context_is_the_same(
             torch.testing.assert_close(hidden(room), expected, rtol=1e-5, atol=1e-6)
             size = (len(store._keys), len(counts), 60 + room, *store._keys.shape[2:])
             written = store._scratch.room("k", store._keys, *size)[:, :, 60:]
-            assert bool(written.any()) == (room == drafter.room(3)), "its own stand there, if the room fits"
+            assert bool(written.any()) == (room == drafter.room(3)), (
+                "its own stand there, if the room fits"
+            )
 
 
 @pytest.mark.skipif(kernels() is None, reason="no C compiler has built the kernels")
 @pytest.mark.parametrize("counts", [(9, 60), (60,), (9, 0)])
-def test_a_block_that_reads_its_context_in_place_is_the_same(golden_drafter: Path, counts: tuple[int, ...]) -> None:
+def test_a_block_that_reads_its_context_in_place_is_the_same(
+    golden_drafter: Path, counts: tuple[int, ...]
+) -> None:
     drafter = load_drafter(golden_drafter).requires_grad_(False)
     drafter.serve()
     assert drafter.reads_pages
@@ -110,23 +132,35 @@ def test_a_block_that_reads_its_context_in_place_is_the_same(golden_drafter: Pat
     anchors, positions = torch.arange(5, 5 + len(counts)), torch.tensor(counts)
     with torch.inference_mode():
         made, expected = (
-            drafter.propose(anchor_ids=anchors, anchor_positions=positions, context=context, slots=3).hidden
+            drafter.propose(
+                anchor_ids=anchors, anchor_positions=positions, context=context, slots=3
+            ).hidden
             for context in (store.paged(members), store.entries(members))
         )
     torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_scattered_contexts_are_gathered_and_padding_is_never_garbage(drafter: BlockDrafter) -> None:
+def test_scattered_contexts_are_gathered_and_padding_is_never_garbage(
+    drafter: BlockDrafter,
+) -> None:
     store = scattered(drafter)
     keys, values, lengths, room = store.entries([(1, 9), (4, 60)])
     assert (lengths.tolist(), room) == ([9, 60], 0)
-    assert keys.shape == (len(drafter.layers), 2, 60, drafter.config.num_key_value_heads, drafter.config.head_dim)
+    assert keys.shape == (
+        len(drafter.layers),
+        2,
+        60,
+        drafter.config.num_key_value_heads,
+        drafter.config.head_dim,
+    )
     assert torch.isfinite(keys).all()
     assert torch.isfinite(values).all()
     alone = store_of(drafter)
     alone.open(Cursor(4, 1, 0, 9), 64, owner=0)
     alone.ingest([rows(0, 60, sequence=4)])
-    torch.testing.assert_close(keys[:, 1], alone.entries([(4, 60)]).keys[:, 0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        keys[:, 1], alone.entries([(4, 60)]).keys[:, 0], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_a_higher_epoch_starts_over_and_a_lower_one_is_refused(drafter: BlockDrafter) -> None:
@@ -137,7 +171,9 @@ def test_a_higher_epoch_starts_over_and_a_lower_one_is_refused(drafter: BlockDra
     late = store.ingest([rows(20, 5, epoch=2)])[0]
     assert isinstance(late, Refusal)
     assert late.reason is RefusalReason.STALE_CURSOR
-    assert store.open(Cursor(1, 3, 0, 10), 50, owner=0) is None, "opening after its rows is fine and keeps them"
+    assert store.open(Cursor(1, 3, 0, 10), 50, owner=0) is None, (
+        "opening after its rows is fine and keeps them"
+    )
     assert store.ingest([rows(4, 1, epoch=3)]) == [5]
     refused = store.open(Cursor(1, 2, 0, 10), 50, owner=0)
     assert refused is not None
@@ -145,7 +181,9 @@ def test_a_higher_epoch_starts_over_and_a_lower_one_is_refused(drafter: BlockDra
     assert not store.release(1, 2)
 
 
-def test_rows_of_an_epoch_that_never_comes_keep_nobody_from_releasing_or_opening(drafter: BlockDrafter) -> None:
+def test_rows_of_an_epoch_that_never_comes_keep_nobody_from_releasing_or_opening(
+    drafter: BlockDrafter,
+) -> None:
     store = store_of(drafter)
     store.open(Cursor(1, 1, 0, 10), 50, owner=0)
     store.ingest([rows(0, 4, epoch=9)])

@@ -30,7 +30,9 @@ def fill(engine: DraftEngine, sequence: int, count: int) -> Cursor:
     return Cursor(sequence, 1, 1, count + 1)
 
 
-def item(cursor: Cursor, params: SamplingParams = GREEDY, anchor: int = 7, slots: int = 0) -> DraftItem:
+def item(
+    cursor: Cursor, params: SamplingParams = GREEDY, anchor: int = 7, slots: int = 0
+) -> DraftItem:
     return DraftItem(cursor, anchor, cursor.committed_len - 1, params, slots)
 
 
@@ -41,17 +43,23 @@ def test_draws_are_keyed_by_the_request_and_the_anchor(engine: DraftEngine) -> N
     assert engine.draft([item(cursor, params)])[0].token_ids == first.token_ids
     other = engine.draft([item(cursor, SamplingParams(temperature=3.0, seed=12))])[0]
     assert other.token_ids != first.token_ids
-    assert other.q.arrays()[0][0].tolist() == first.q.arrays()[0][0].tolist(), "slot 1 has the same distribution"
+    assert other.q.arrays()[0][0].tolist() == first.q.arrays()[0][0].tolist(), (
+        "slot 1 has the same distribution"
+    )
 
 
 @pytest.mark.parametrize("entries", [1, 5])
-def test_entries_of_a_distribution_follow_the_configuration_while_it_runs(engine: DraftEngine, entries: int) -> None:
+def test_entries_of_a_distribution_follow_the_configuration_while_it_runs(
+    engine: DraftEngine, entries: int
+) -> None:
     engine.config = replace(engine.config, q_entries=entries)  # as ablations do
     (block,) = engine.draft([item(fill(engine, 1, 20), SamplingParams(temperature=3.0, seed=11))])
     assert {len(ids) for ids in block.q.arrays()[0]} == {entries}
 
 
-def test_only_the_slots_that_are_asked_for_are_computed(engine: DraftEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_slots_that_are_asked_for_are_computed(
+    engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cursor, computed = fill(engine, 1, 30), list[int]()
     propose = engine.drafter.propose
 
@@ -68,19 +76,27 @@ def test_only_the_slots_that_are_asked_for_are_computed(engine: DraftEngine, mon
 def test_unlike_contexts_go_apart_only_where_they_are_padded(
     engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    items = [item(fill(engine, sequence, 2)) for sequence in range(15)] + [item(fill(engine, 99, 190))]
+    items = [item(fill(engine, sequence, 2)) for sequence in range(15)] + [
+        item(fill(engine, 99, 190))
+    ]
     passes = list[int]()
     draft_group = engine._draft_group
-    monkeypatch.setattr(engine, "_draft_group", lambda group: passes.append(len(group)) or draft_group(group))
+    monkeypatch.setattr(
+        engine, "_draft_group", lambda group: passes.append(len(group)) or draft_group(group)
+    )
     in_place = engine.draft(items)
     assert passes == ([16] if engine.drafter.reads_pages else [15, 1])
     passes.clear()
     monkeypatch.setattr(engine.drafter, "reads_pages", False)
-    assert [block.token_ids for block in engine.draft(items)] == [block.token_ids for block in in_place]
+    assert [block.token_ids for block in engine.draft(items)] == [
+        block.token_ids for block in in_place
+    ]
     assert passes == [15, 1]
 
 
-def test_fewer_slots_of_whole_blocks_are_their_head(engine: DraftEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_slots_of_whole_blocks_are_their_head(
+    engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine, "config", replace(engine.config, whole_blocks=True))
     cursor = fill(engine, 1, 30)
     for params in (GREEDY, SAMPLED):
@@ -90,7 +106,9 @@ def test_fewer_slots_of_whole_blocks_are_their_head(engine: DraftEngine, monkeyp
         assert short.token_ids == full.token_ids[:3]
         wanted, got = full.q.prefix(3).arrays(), short.q.arrays()
         assert (got[0] == wanted[0]).all()
-        np.testing.assert_allclose(got[1], wanted[1], atol=1e-6)  # sums over fewer rows may round differently
+        np.testing.assert_allclose(
+            got[1], wanted[1], atol=1e-6
+        )  # sums over fewer rows may round differently
         np.testing.assert_allclose(short.confidence, full.confidence[:3], atol=1e-6)
 
 

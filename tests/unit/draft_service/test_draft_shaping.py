@@ -1,4 +1,5 @@
-"""Drafts imitate what a law makes of logits, with the history that came along with the rows and the anchor."""
+"""Drafts imitate what a law makes of logits, with the history that came along with the rows and the
+anchor."""
 
 from __future__ import annotations
 
@@ -40,9 +41,13 @@ def draft(engine: DraftEngine, cursor: Cursor, *all_params: SamplingParams):  # 
 
 def test_bias_and_least_length_decide_what_is_drafted(engine: DraftEngine) -> None:
     cursor = fill(engine)
-    assert set(draft(engine, cursor, SamplingParams(0.0, logit_bias=((77, 100.0),))).token_ids) == {77}
+    assert set(draft(engine, cursor, SamplingParams(0.0, logit_bias=((77, 100.0),))).token_ids) == {
+        77
+    }
     plain = draft(engine, cursor, SamplingParams(0.0))
-    short = SamplingParams(0.0, min_tokens=4, stop_token_ids=tuple(set(plain.token_ids)), prompt_len=len(HISTORY) - 1)
+    short = SamplingParams(
+        0.0, min_tokens=4, stop_token_ids=tuple(set(plain.token_ids)), prompt_len=len(HISTORY) - 1
+    )
     # Two tokens are said, the anchor among them: two more may not end the answer, then any may.
     assert not set(draft(engine, cursor, short).token_ids[:2]) & set(plain.token_ids)
     long_enough = dataclasses.replace(short, prompt_len=len(HISTORY) - 4)
@@ -64,7 +69,10 @@ def test_a_shaped_member_of_a_cohort_leaves_its_neighbours_alone(engine: DraftEn
         SamplingParams(0.8, seed=3, logit_bias=((77, 5.0),), min_p=0.05),
         SamplingParams(0.8, seed=4),
     ]
-    items = [DraftItem(c, ANCHOR, len(HISTORY), params) for c, params in zip(cursors, all_params, strict=True)]
+    items = [
+        DraftItem(c, ANCHOR, len(HISTORY), params)
+        for c, params in zip(cursors, all_params, strict=True)
+    ]
     together = engine.draft(items)
     for one, block in zip(items, together, strict=True):
         assert engine.draft([one])[0].token_ids == block.token_ids
@@ -80,10 +88,15 @@ def test_a_shaped_member_of_a_cohort_leaves_its_neighbours_alone(engine: DraftEn
         SamplingParams(0.0, logit_bias=((999, 1.0),)),
     ],
 )
-def test_a_law_of_another_vocabulary_empties_its_own_block_alone(engine: DraftEngine, bad: SamplingParams) -> None:
+def test_a_law_of_another_vocabulary_empties_its_own_block_alone(
+    engine: DraftEngine, bad: SamplingParams
+) -> None:
     one, other = fill(engine, 1), fill(engine, 2)
     empty, full = engine.draft(
-        [DraftItem(c, ANCHOR, len(HISTORY), params) for c, params in ((one, bad), (other, SamplingParams(0.0)))]
+        [
+            DraftItem(c, ANCHOR, len(HISTORY), params)
+            for c, params in ((one, bad), (other, SamplingParams(0.0)))
+        ]
     )
     assert (empty.token_ids, empty.empty_reason) == ((), EmptyReason.INVALID)
     assert full.token_ids == draft(engine, other, SamplingParams(0.0)).token_ids
@@ -106,7 +119,9 @@ def test_the_history_is_that_of_the_newest_epoch_and_grows_with_it(engine: Draft
         assert counted(through) == wanted(HISTORY[:through])
     store.ingest([Rows(1, 2, 0, torch.zeros(3, 64), [1, 2, 3])])  # a hand-over begins anew
     assert counted(3) == wanted([1, 2, 3])
-    store.ingest([Rows(1, 2, 3, torch.zeros(1, 64), [2**32 - 1])])  # no such token: costs acceptance at most
+    store.ingest(
+        [Rows(1, 2, 3, torch.zeros(1, 64), [2**32 - 1])]
+    )  # no such token: costs acceptance at most
     assert counted(4) == wanted([1, 2, 3, 127])
     assert cursor.epoch == 1
 
@@ -127,7 +142,10 @@ def test_a_bug_at_one_sequence_empties_its_own_block_alone(
         SamplingParams(0.0, logit_bias=((77, 5.0),)),
         SamplingParams(0.0, logit_bias=((78, 5.0),)),
     ]
-    items = [DraftItem(c, ANCHOR, len(HISTORY), params) for c, params in zip(cursors, all_params, strict=True)]
+    items = [
+        DraftItem(c, ANCHOR, len(HISTORY), params)
+        for c, params in zip(cursors, all_params, strict=True)
+    ]
     wanted = [block.token_ids for block in engine.draft(items)]
     inner = Shaper.changes
 

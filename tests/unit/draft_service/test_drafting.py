@@ -1,4 +1,5 @@
-"""Orders of several verifiers in one pass: who is in it, whose turn it is, and what a failed pass tells."""
+"""Orders of several verifiers in one pass: who is in it, whose turn it is, and what a failed pass
+tells."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ class Bench:
         items = [DraftItem(Cursor(each, 0, 1, 5), 1, 4, SamplingParams()) for each in sequences]
 
         def answer(drafted: Drafted) -> None:
-            ids = None if drafted.blocks is None else [block.token_ids[0] for block in drafted.blocks]
+            ids = (
+                None if drafted.blocks is None else [block.token_ids[0] for block in drafted.blocks]
+            )
             self.told.append((name, ids))
 
         self.drafting.ask(owner, items, answer)
@@ -104,7 +107,9 @@ def test_a_stream_that_is_over_is_not_drafted_for() -> None:
     assert bench.engine.passes == [[2]], "a pass for nobody is none"
 
 
-def test_a_pass_that_fails_is_told_to_all_of_it_and_to_whoever_watches_the_device_and_the_next_one_runs() -> None:
+def test_a_pass_that_fails_is_told_to_all_of_it_and_to_whoever_watches_the_device_and_the_next_one_runs() -> (
+    None
+):
     bench: Any = Bench(2)
     bench.ask(1, "a", 1)
     bench.ask(2, "b", 2)

@@ -1,4 +1,5 @@
-"""Drafters of every family behind the service's contexts: however rows came, the block is the model's own."""
+"""Drafters of every family behind the service's contexts: however rows came, the block is the
+model's own."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def _open(engine: DraftEngine, sequence: int, epoch: int = 1) -> None:
     assert engine.open(Cursor(sequence, epoch, 0, 1), LENGTH) is None
 
 
-def _send(engine: DraftEngine, sequence: int, ids: list[int], rows: Tensor, start: int, stop: int) -> int | Refusal:
+def _send(
+    engine: DraftEngine, sequence: int, ids: list[int], rows: Tensor, start: int, stop: int
+) -> int | Refusal:
     return engine.ingest(sequence, 1, start, ids[start:stop], rows[start:stop])
 
 
@@ -54,20 +57,31 @@ def _item(sequence: int, ids: list[int], anchor: int, params: SamplingParams = G
 @torch.no_grad()
 def _expected(drafter: Drafter, ids: list[int], taps: Tensor, anchor: int) -> list[int]:
     """A greedy block by the model alone."""
-    made: list[int] = walked(drafter, taps, torch.tensor(ids), torch.tensor([anchor])).tokens[0].tolist()
+    made: list[int] = (
+        walked(drafter, taps, torch.tensor(ids), torch.tensor([anchor])).tokens[0].tolist()
+    )
     return made
 
 
-# Runs of rows that come, and the anchor of the block behind them; rows past an older anchor are not looked at.
+# Runs of rows that come, and the anchor of the block behind them; rows past an older anchor are not
+# looked at.
 STORIES: dict[str, list[tuple[list[tuple[int, int]], int]]] = {
-    "out of order": [([(20, 33), (0, 7), (7, 8), (5, 12), (40, 41), (12, 20), (0, 33)], 33), ([], 31), ([], 2)],
-    "a few after every block": [([(start, stop)], stop) for start, stop in itertools.pairwise((0, 10, 11, 16, 18, 24))],
+    "out of order": [
+        ([(20, 33), (0, 7), (7, 8), (5, 12), (40, 41), (12, 20), (0, 33)], 33),
+        ([], 31),
+        ([], 2),
+    ],
+    "a few after every block": [
+        ([(start, stop)], stop) for start, stop in itertools.pairwise((0, 10, 11, 16, 18, 24))
+    ],
 }
 
 
 @every_family
 @pytest.mark.parametrize("story", STORIES)
-def test_blocks_are_the_model_s_however_rows_came(kind: Kind, model_type: ModelType, story: str) -> None:
+def test_blocks_are_the_model_s_however_rows_came(
+    kind: Kind, model_type: ModelType, story: str
+) -> None:
     drafter = family_drafter(kind, model_type)
     ids, taps, rows = _text(drafter, 1)
     engine = _engine(drafter)
@@ -77,19 +91,30 @@ def test_blocks_are_the_model_s_however_rows_came(kind: Kind, model_type: ModelT
             _send(engine, 1, ids, rows, start, stop)
         if runs:
             assert engine.watermark(1) == anchor
-        assert list(engine.draft([_item(1, ids, anchor)])[0].token_ids) == _expected(drafter, ids, taps, anchor)
+        assert list(engine.draft([_item(1, ids, anchor)])[0].token_ids) == _expected(
+            drafter, ids, taps, anchor
+        )
 
 
 @every_family
 def test_a_cohort_drafts_what_its_members_draft_alone(kind: Kind, model_type: ModelType) -> None:
     drafter = family_drafter(kind, model_type)
-    engine, texts = _engine(drafter), {sequence: _text(drafter, sequence) for sequence in range(1, 6)}
+    engine, texts = (
+        _engine(drafter),
+        {sequence: _text(drafter, sequence) for sequence in range(1, 6)},
+    )
     anchors = {1: 1, 2: 40, 3: 17, 4: 2, 5: 41}
     for sequence, (ids, _, rows) in texts.items():
         _open(engine, sequence)
         _send(engine, sequence, ids, rows, 0, anchors[sequence])
-    all_params = {sequence: GREEDY if sequence % 2 else SamplingParams(0.8, seed=sequence) for sequence in texts}
-    items = [_item(sequence, texts[sequence][0], anchors[sequence], all_params[sequence]) for sequence in texts]
+    all_params = {
+        sequence: GREEDY if sequence % 2 else SamplingParams(0.8, seed=sequence)
+        for sequence in texts
+    }
+    items = [
+        _item(sequence, texts[sequence][0], anchors[sequence], all_params[sequence])
+        for sequence in texts
+    ]
     for item, block in zip(items, engine.draft(items), strict=True):
         alone = engine.draft([item])[0]
         assert (block.token_ids, block.empty_reason) == (alone.token_ids, EmptyReason.NONE)
@@ -103,14 +128,19 @@ def test_a_cohort_drafts_what_its_members_draft_alone(kind: Kind, model_type: Mo
 @every_family
 def test_many_sequences_catch_up_in_one_message(kind: Kind, model_type: ModelType) -> None:
     drafter = family_drafter(kind, model_type)
-    engine, texts = _engine(drafter), {sequence: _text(drafter, sequence) for sequence in range(1, 5)}
+    engine, texts = (
+        _engine(drafter),
+        {sequence: _text(drafter, sequence) for sequence in range(1, 5)},
+    )
     reach = {1: 8, 2: 9, 3: 50, 4: 8}
     for sequence in texts:
         _open(engine, sequence)
     for share in (0, 1):
         chunks = []
         for sequence, (ids, _, rows) in texts.items():
-            start, stop = (0, reach[sequence] // 2) if share == 0 else (reach[sequence] // 2, reach[sequence])
+            start, stop = (
+                (0, reach[sequence] // 2) if share == 0 else (reach[sequence] // 2, reach[sequence])
+            )
             chunks.append(Rows(sequence, 1, start, rows[start:stop], ids[start:stop]))
         engine.ingest_many(chunks)
     items = [_item(sequence, texts[sequence][0], reach[sequence]) for sequence in texts]
@@ -134,7 +164,9 @@ def test_a_higher_epoch_starts_the_context_over(kind: Kind, model_type: ModelTyp
 
 
 @every_family
-def test_a_context_that_the_anchor_does_not_continue_is_no_context(kind: Kind, model_type: ModelType) -> None:
+def test_a_context_that_the_anchor_does_not_continue_is_no_context(
+    kind: Kind, model_type: ModelType
+) -> None:
     drafter = family_drafter(kind, model_type)
     ids, _, rows = _text(drafter, 5)
     engine = _engine(drafter)
@@ -143,7 +175,10 @@ def test_a_context_that_the_anchor_does_not_continue_is_no_context(kind: Kind, m
     (block,) = engine.draft([DraftItem(Cursor(1, 1, 1, 21), ids[20], 15, GREEDY)])
     in_order = kind != "block"  # rows alone make a context that may lack the newest
     assert block.empty_reason is (EmptyReason.INVALID if in_order else EmptyReason.NONE)
-    assert _reason(engine, DraftItem(Cursor(1, 1, 1, 26), 3, 25, GREEDY)) is EmptyReason.FEATURES_MISSING
+    assert (
+        _reason(engine, DraftItem(Cursor(1, 1, 1, 26), 3, 25, GREEDY))
+        is EmptyReason.FEATURES_MISSING
+    )
 
 
 def _reason(engine: DraftEngine, item: DraftItem) -> EmptyReason:

@@ -1,4 +1,5 @@
-"""Rows between their streams and the device: whoever brought some hears what became of them, whatever happens."""
+"""Rows between their streams and the device: whoever brought some hears what became of them,
+whatever happens."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ async def test_who_cannot_be_told_leaves_the_others(caplog: pytest.LogCaptureFix
         raise RuntimeError("the stream is over")
 
     arrivals.put(rows(), gone)
-    assert await asyncio.wait_for(asyncio.gather(became(arrivals, rows()), became(arrivals, rows(100))), 10) == [
+    assert await asyncio.wait_for(
+        asyncio.gather(became(arrivals, rows()), became(arrivals, rows(100))), 10
+    ) == [
         100,
         200,
     ]

@@ -16,12 +16,20 @@ from dspark.wire.v1 import features_pb2
 @pytest.mark.parametrize(
     ("runs", "counted"),
     [
-        ([features_pb2.FeatureRun()] * (MAX_ROWS + 1), MAX_ROWS + 1),  # small enough to be parsed whole
-        ([features_pb2.FeatureRun(sequence=1 << 60)] * (2 * MAX_ROWS), 1),  # left out before it is parsed
+        (
+            [features_pb2.FeatureRun()] * (MAX_ROWS + 1),
+            MAX_ROWS + 1,
+        ),  # small enough to be parsed whole
+        (
+            [features_pb2.FeatureRun(sequence=1 << 60)] * (2 * MAX_ROWS),
+            1,
+        ),  # left out before it is parsed
     ],
     ids=["empty runs", "large message"],
 )
-async def test_too_many_runs_are_one_refusal_and_counted(runs: list[features_pb2.FeatureRun], counted: int) -> None:
+async def test_too_many_runs_are_one_refusal_and_counted(
+    runs: list[features_pb2.FeatureRun], counted: int
+) -> None:
     metrics = Metrics()
     worker: Any = SimpleNamespace(metrics=metrics, incarnation=5)
     sink = FeatureSink(worker, cast(Any, None))

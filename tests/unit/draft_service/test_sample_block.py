@@ -17,7 +17,14 @@ from draft_service.sample_block import SampledBlock, sample_block
 from dspark.decoding import moving
 from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.gumbel import times_of, winners
-from dspark.model.calibration import BUCKETS, IDENTITY, RULES, Calibration, SlotFit, calibration_to_json
+from dspark.model.calibration import (
+    BUCKETS,
+    IDENTITY,
+    RULES,
+    Calibration,
+    SlotFit,
+    calibration_to_json,
+)
 from dspark.model.family import ContextTokens, Entries
 from dspark.types import NO_Q, Block, Cursor, Rule, SamplingParams
 from tests.unit.model.golden import DATA, altered
@@ -43,7 +50,9 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> DraftEngine:
         folder = altered(tmp_path / "headless", WITHOUT, _behead, of=DATA / "dspark_vanilla")
     engine = DraftEngine.load(DraftConfig(drafter=str(folder), context_tokens=4096))
     engine.open(Cursor(1, 1, 0, ROWS), 200)
-    engine.ingest(1, 1, 0, [0] * ROWS, torch.randn(ROWS, 64, generator=torch.Generator().manual_seed(1)))
+    engine.ingest(
+        1, 1, 0, [0] * ROWS, torch.randn(ROWS, 64, generator=torch.Generator().manual_seed(1))
+    )
     return engine
 
 
@@ -56,10 +65,14 @@ def test_tokens_are_those_that_the_numbers_sent_give(engine: DraftEngine, rule: 
     for params in (SamplingParams(1.5, seed=seed, rule=rule) for seed in range(20)):
         (block,) = blocks(engine, params)
         ids, probs = (
-            torch.from_numpy(part.astype(kind)) for part, kind in zip(block.q.arrays(), ("i8", "f4"), strict=True)
+            torch.from_numpy(part.astype(kind))
+            for part, kind in zip(block.q.arrays(), ("i8", "f4"), strict=True)
         )
         noise = DraftNoise([params], [CURSOR], len(block.token_ids))
-        drawn = [int(noise.pick(k, ids[k : k + 1], probs[k : k + 1])) for k in range(len(block.token_ids))]
+        drawn = [
+            int(noise.pick(k, ids[k : k + 1], probs[k : k + 1]))
+            for k in range(len(block.token_ids))
+        ]
         assert tuple(drawn) == block.token_ids
         # Rounded after drawing, they would miss a sum of 1 by more than float32 does.
         assert np.abs(probs.double().sum(-1).numpy() - 1.0).max() < 1e-5
@@ -71,19 +84,26 @@ def test_a_coupled_block_repeats_by_position_and_carries_no_q(engine: DraftEngin
     assert coupled.q == NO_Q
     assert coupled.token_ids == again.token_ids
     ids, probs = (
-        torch.from_numpy(part[:1].astype(kind)) for part, kind in zip(token.q.arrays(), ("i8", "f4"), strict=True)
+        torch.from_numpy(part[:1].astype(kind))
+        for part, kind in zip(token.q.arrays(), ("i8", "f4"), strict=True)
     )
     place, _ = winners(probs, times_of([params], [CURSOR.committed_len], ids))
-    assert coupled.token_ids[0] == ids[0, place], "slot 1 races over the law that a ratio rule draws from"
+    assert coupled.token_ids[0] == ids[0, place], (
+        "slot 1 races over the law that a ratio rule draws from"
+    )
 
 
 @pytest.mark.parametrize("engine", ["dspark_vanilla", "eagle3", HEADLESS], indirect=True)
-def test_a_confidence_knows_the_tokens_before_its_slot_and_nothing_after(engine: DraftEngine) -> None:
+def test_a_confidence_knows_the_tokens_before_its_slot_and_nothing_after(
+    engine: DraftEngine,
+) -> None:
     made = blocks(engine, *(SamplingParams(3.0, seed=seed) for seed in range(12)))
     differed = []
     for other in made[1:]:
         same = next(k for k in range(7) if other.token_ids[k] != made[0].token_ids[k])
-        np.testing.assert_allclose(other.confidence[: same + 1], made[0].confidence[: same + 1], rtol=1e-6)
+        np.testing.assert_allclose(
+            other.confidence[: same + 1], made[0].confidence[: same + 1], rtol=1e-6
+        )
         differed.append(other.confidence[same + 1 :] != made[0].confidence[same + 1 :])
     assert any(differed), "later confidences do depend on it"
 
@@ -91,14 +111,24 @@ def test_a_confidence_knows_the_tokens_before_its_slot_and_nothing_after(engine:
 def test_every_member_of_a_cohort_is_calibrated_for_its_own_rule_and_bucket(
     golden_drafter: Path, tmp_path: Path
 ) -> None:
-    offsets = {(rule, bucket): 0.5 * place for place, rule in enumerate(RULES) for bucket in BUCKETS}
+    offsets = {
+        (rule, bucket): 0.5 * place for place, rule in enumerate(RULES) for bucket in BUCKETS
+    }
     offsets |= {(rule, "sampled"): -1.0 - 0.5 * place for place, rule in enumerate(RULES)}
-    fits = {rule: {b: SlotFit((1e9,) * 7, (offsets[rule, b],) * 7) for b in BUCKETS} for rule in RULES}
+    fits = {
+        rule: {b: SlotFit((1e9,) * 7, (offsets[rule, b],) * 7) for b in BUCKETS} for rule in RULES
+    }
     altered(tmp_path / "drafter", of=golden_drafter)
-    (tmp_path / "drafter" / "calibration.json").write_text(json.dumps(calibration_to_json(Calibration(None, fits))))
+    (tmp_path / "drafter" / "calibration.json").write_text(
+        json.dumps(calibration_to_json(Calibration(None, fits)))
+    )
     engine = DraftEngine.load(DraftConfig(drafter=str(tmp_path / "drafter"), context_tokens=4096))
     named = {Rule.TOKEN: "token", Rule.BLOCK: "block", Rule.COUPLED: "coupled"}
-    all_params = [SamplingParams(temperature, seed=3, rule=rule) for rule in named for temperature in (0.0, 0.9)]
+    all_params = [
+        SamplingParams(temperature, seed=3, rule=rule)
+        for rule in named
+        for temperature in (0.0, 0.9)
+    ]
     items = []
     for number, params in enumerate(all_params):
         engine.open(Cursor(number, 1, 0, ROWS), 200)
@@ -126,7 +156,9 @@ def cohort(engine: DraftEngine, all_params: list[SamplingParams], *, waits: bool
     items = [DraftItem(CURSOR, 7, ROWS, params) for params in all_params]
     proposal, anchors = engine.propose(items, 7)
     told = {"slots": 7, "entries": 16, "waits": waits}
-    return sample_block(proposal, engine._calibration, anchors, all_params, [CURSOR] * len(all_params), **told)
+    return sample_block(
+        proposal, engine._calibration, anchors, all_params, [CURSOR] * len(all_params), **told
+    )
 
 
 def mask_of(*allowed: int, size: int = 16) -> bytes:
@@ -138,7 +170,11 @@ def mask_of(*allowed: int, size: int = 16) -> bytes:
 @pytest.mark.parametrize("params", ALL)
 @pytest.mark.parametrize(
     ("mask", "allowed"),
-    [(mask_of(3, 40, 127), {3, 40, 127}), (mask_of(5, size=4), {5}), (mask_of(7, 300, size=64), {7})],
+    [
+        (mask_of(3, 40, 127), {3, 40, 127}),
+        (mask_of(5, size=4), {5}),
+        (mask_of(7, 300, size=64), {7}),
+    ],
     ids=["whole", "short", "long"],
 )
 def test_a_first_slot_is_drawn_from_what_its_form_lets_come_and_that_is_sent(
@@ -158,7 +194,9 @@ def test_a_first_slot_is_drawn_from_what_its_form_lets_come_and_that_is_sent(
     sent = dict(zip(ids[0].tolist(), probs[0].tolist(), strict=True))
     assert {token for token, share in sent.items() if share > 0.0} <= allowed
     if params == ALL[1]:
-        logits = engine.propose([asked], 7)[0].step(torch.tensor([7]))[0].double() / params.temperature
+        logits = (
+            engine.propose([asked], 7)[0].step(torch.tensor([7]))[0].double() / params.temperature
+        )
         chances = torch.softmax(logits[sorted(allowed)], dim=-1).tolist()
         assert [sent[token] for token in sorted(allowed)] == pytest.approx(chances, rel=1e-5)
 
@@ -190,8 +228,11 @@ def test_numbers_that_are_none_are_found_at_the_end(engine: DraftEngine) -> None
 
 @pytest.mark.parametrize("family", [each for each in FAMILIES if each[1] != "deepseek_v4"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_block_is_waited_for_once(family: Any, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On tensors that hold no numbers: whoever looked at one would fail. Mixtures of DeepSeek-V4 do."""
+def test_a_block_is_waited_for_once(
+    family: Any, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On tensors that hold no numbers: whoever looked at one would fail. Mixtures of DeepSeek-V4
+    do."""
     fetched = []
     monkeypatch.setattr(moving, "fetched", lambda flat: fetched.append(1) or np.ones(flat.shape))
     for all_params in (ALL, ALL[:1] * 5):

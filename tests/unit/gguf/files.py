@@ -1,4 +1,5 @@
-"""Tiny GGUF files, written the way llama.cpp's converter does, from random models of the library."""
+"""Tiny GGUF files, written the way llama.cpp's converter does, from random models of the
+library."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 Kind = gguf.GGMLQuantizationType
 
@@ -20,7 +28,9 @@ _BYTES += [chr(256 + n) for n in range(256 - len(_BYTES))]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 BYTE_TOKENS = [*SPECIAL, *_BYTES, "Ġt", "Ġth", *(f"[PAD{n}]" for n in range(27))]
 MERGES = ["Ġ t", "Ġt h"]
-TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+)
 
 _SHAPE: dict[str, Any] = {
     "hidden_size": HIDDEN,
@@ -38,7 +48,9 @@ _SHAPE: dict[str, Any] = {
 _GEMMA = {**_SHAPE, "query_pre_attn_scalar": HEAD_DIM, "sliding_window": 64}
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: LlamaConfig(**_SHAPE, rope_theta=100_000.0, tie_word_embeddings=True),
-    "qwen2": lambda: Qwen2Config(**{k: v for k, v in _SHAPE.items() if k != "head_dim"}, tie_word_embeddings=False),
+    "qwen2": lambda: Qwen2Config(
+        **{k: v for k, v in _SHAPE.items() if k != "head_dim"}, tie_word_embeddings=False
+    ),
     "qwen3": lambda: Qwen3Config(**_SHAPE, tie_word_embeddings=False),
     "gemma2": lambda: Gemma2Config(**_GEMMA),
     "gemma3": lambda: Gemma3TextConfig(**_GEMMA),
@@ -50,7 +62,9 @@ def random_model(architecture: str) -> Any:
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(CONFIGS[architecture]())
     for parameter in model.parameters():
-        parameter.data = (parameter.data + 0.05 * torch.randn_like(parameter)).to(torch.bfloat16).float()
+        parameter.data = (
+            (parameter.data + 0.05 * torch.randn_like(parameter)).to(torch.bfloat16).float()
+        )
     return model.eval().requires_grad_(False)
 
 
@@ -63,15 +77,20 @@ def write_gguf(
     settings: Mapping[str, Any] | None = None,
     change: Callable[[dict[str, np.ndarray]], None] | None = None,
 ) -> Path:
-    """`kinds`: storage of a place, such as attn_q; F32 otherwise. `settings` override the file's own, None leaves one
-    out. `change` works on the tensors before they are written."""
+    """`kinds`: storage of a place, such as attn_q; F32 otherwise. `settings` override the file's
+    own, None leaves one out. `change` works on the tensors before they are written."""
     gemma = architecture.startswith("gemma")
     tensors = dict(_tensors(model, architecture))
     if change is not None:
         change(tensors)
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in ({**_settings(model.config, architecture), **(settings or {})}).items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, bool: writer.add_bool}
+        add = {
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            bool: writer.add_bool,
+        }
         if isinstance(value, list):
             writer.add_array(key, value)
         elif value is not None:
@@ -99,7 +118,9 @@ def _settings(config: Any, architecture: str) -> dict[str, Any]:
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         "rope.freq_base": float(
-            theta["full_attention"]["rope_theta"] if "full_attention" in theta else theta["rope_theta"]
+            theta["full_attention"]["rope_theta"]
+            if "full_attention" in theta
+            else theta["rope_theta"]
         ),
         "vocab_size": config.vocab_size,
     }
@@ -133,5 +154,7 @@ def _tensors(model: Any, architecture: str) -> Any:
         values = tensor.float().numpy()
         if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
             heads = HEADS if "q_proj" in name else KV_HEADS
-            values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+            values = (
+                values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+            )
         yield theirs, np.ascontiguousarray(values + 1 if gemma and "norm" in theirs else values)

@@ -34,12 +34,24 @@ FOREIGN = {
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "little-endian"),
     "a million settings": (_head(0, 1 << 40), "more than"),
     "a string longer than the file": (_head(0, 1, struct.pack("<Q", 1 << 60)), "truncated"),
-    "an array longer than the file": (_head(0, 1, _key("a", 9) + struct.pack("<IQ", 0, 1 << 20)), "truncated"),
-    "strings longer than the file": (_head(0, 1, _key("a", 9) + struct.pack("<IQ", 8, 1 << 20)), "truncated"),
-    "an array longer than any": (_head(0, 1, _key("a", 9) + struct.pack("<IQ", 0, 1 << 62)), "more than 4194304"),
+    "an array longer than the file": (
+        _head(0, 1, _key("a", 9) + struct.pack("<IQ", 0, 1 << 20)),
+        "truncated",
+    ),
+    "strings longer than the file": (
+        _head(0, 1, _key("a", 9) + struct.pack("<IQ", 8, 1 << 20)),
+        "truncated",
+    ),
+    "an array longer than any": (
+        _head(0, 1, _key("a", 9) + struct.pack("<IQ", 0, 1 << 62)),
+        "more than 4194304",
+    ),
     "an unknown type": (_head(0, 1, _key("a", 77)), "type 77"),
     "arrays in arrays": (_head(0, 1, _key("a", 9) + struct.pack("<IQ", 9, 1)), "type 9"),
-    "text that is none": (_head(0, 1, struct.pack("<Q", 2) + b"\xff\xff" + bytes(8)), "not readable"),
+    "text that is none": (
+        _head(0, 1, struct.pack("<Q", 2) + b"\xff\xff" + bytes(8)),
+        "not readable",
+    ),
     "one key twice": (_head(0, 2, (_key("a", 0) + b"\x01") * 2), "a: there twice"),
     "no model": (_head(0, 0), "general.architecture: None"),
     "several models": (
@@ -82,48 +94,100 @@ def _spoil(name: str, value: float) -> Callable[[dict[str, np.ndarray]], None]:
 
 
 CHANGED = {
-    "blk.1.ffn_up.weight": ({"change": _without("blk.1.ffn_up.weight")}, "missing: blk.1.ffn_up.weight"),
-    "a tensor of nobody": ({"change": _put("blk.0.extra.weight", np.ones(4))}, "unexpected.*blk.0.extra.weight"),
+    "blk.1.ffn_up.weight": (
+        {"change": _without("blk.1.ffn_up.weight")},
+        "missing: blk.1.ffn_up.weight",
+    ),
+    "a tensor of nobody": (
+        {"change": _put("blk.0.extra.weight", np.ones(4))},
+        "unexpected.*blk.0.extra.weight",
+    ),
     "frequencies": (
         {"change": _put("rope_freqs.weight", np.ones(16))},
         "rope_freqs.weight: these frequencies are of no rule",
     ),
-    "shape": ({"change": _put("blk.0.attn_v.weight", np.ones((32, 64)))}, "v_proj.weight .32, 64. instead of .64, 64."),
+    "shape": (
+        {"change": _put("blk.0.attn_v.weight", np.ones((32, 64)))},
+        "v_proj.weight .32, 64. instead of .64, 64.",
+    ),
     "NaN": ({"change": _spoil("blk.0.attn_q.weight", np.nan)}, "blk.0.attn_q.weight holds NaN"),
-    "infinity": ({"change": _spoil("output_norm.weight", np.inf)}, "output_norm.weight holds NaN or infinite"),
+    "infinity": (
+        {"change": _spoil("output_norm.weight", np.inf)},
+        "output_norm.weight holds NaN or infinite",
+    ),
     "depth": ({"settings": {"llama.block_count": 3}}, "missing: blk.2"),
-    "more layers than any": ({"settings": {"llama.block_count": 1 << 31}}, "llama.block_count: .*found 2147483648"),
-    "layers and a half": ({"settings": {"llama.block_count": 2.5}}, "llama.block_count: .*found 2.5"),
-    "heads": ({"settings": {"llama.attention.head_count": 0}}, "llama.attention.head_count: .*found 0"),
+    "more layers than any": (
+        {"settings": {"llama.block_count": 1 << 31}},
+        "llama.block_count: .*found 2147483648",
+    ),
+    "layers and a half": (
+        {"settings": {"llama.block_count": 2.5}},
+        "llama.block_count: .*found 2.5",
+    ),
+    "heads": (
+        {"settings": {"llama.attention.head_count": 0}},
+        "llama.attention.head_count: .*found 0",
+    ),
     "no heads of keys": (
         {"settings": {"llama.attention.head_count_kv": 0}},
         "llama.attention.head_count_kv: .*found 0",
     ),
-    "heads by layer": ({"settings": {"llama.attention.head_count_kv": [2, 2]}}, r"head_count_kv: .*found \[2, 2\]"),
-    "head size": ({"settings": {"llama.attention.key_length": 0}}, "llama.attention.key_length: .*found 0"),
+    "heads by layer": (
+        {"settings": {"llama.attention.head_count_kv": [2, 2]}},
+        r"head_count_kv: .*found \[2, 2\]",
+    ),
+    "head size": (
+        {"settings": {"llama.attention.key_length": 0}},
+        "llama.attention.key_length: .*found 0",
+    ),
     "part of a head rotates": (
         {"settings": {"llama.attention.key_length": 32, "llama.rope.dimension_count": 16}},
         "llama.rope.dimension_count: 16 of a head's 32 values",
     ),
-    "epsilon": ({"settings": {"llama.attention.layer_norm_rms_epsilon": -1.0}}, "layer_norm_rms_epsilon: .*found -1.0"),
+    "epsilon": (
+        {"settings": {"llama.attention.layer_norm_rms_epsilon": -1.0}},
+        "layer_norm_rms_epsilon: .*found -1.0",
+    ),
     "base": ({"settings": {"llama.rope.freq_base": "x"}}, 'llama.rope.freq_base: .*found "x"'),
     "scale": ({"settings": {"llama.logit_scale": 0.5}}, "llama.logit_scale: 0.5 is not supported"),
-    "a list for a token": ({"settings": {"tokenizer.ggml.eot_token_id": [1]}}, r"eot_token_id: .*found \[1\]"),
-    "a token of nobody": ({"settings": {"tokenizer.ggml.eos_token_id": 288}}, "eos_token_id: .*to 287, found 288"),
-    "one token": ({"settings": {"tokenizer.ggml.tokens": 5}}, "tokenizer.ggml.tokens: no list of tokens"),
-    "alignment": ({"settings": {"general.alignment": 24}}, "general.alignment: 24 is no power of two"),
+    "a list for a token": (
+        {"settings": {"tokenizer.ggml.eot_token_id": [1]}},
+        r"eot_token_id: .*found \[1\]",
+    ),
+    "a token of nobody": (
+        {"settings": {"tokenizer.ggml.eos_token_id": 288}},
+        "eos_token_id: .*to 287, found 288",
+    ),
+    "one token": (
+        {"settings": {"tokenizer.ggml.tokens": 5}},
+        "tokenizer.ggml.tokens: no list of tokens",
+    ),
+    "alignment": (
+        {"settings": {"general.alignment": 24}},
+        "general.alignment: 24 is no power of two",
+    ),
     "heads that do not divide": (
         {"settings": {"llama.attention.head_count": 3}},
         r"llama: .* hidden size \(64\) is not a multiple of the number of attention heads \(3\)",
     ),
     "rows of no head": (
-        {"change": lambda tensors: tensors.update({"blk.1.attn_k.weight": np.zeros((63, 64), np.float32)})},
+        {
+            "change": lambda tensors: tensors.update(
+                {"blk.1.attn_k.weight": np.zeros((63, 64), np.float32)}
+            )
+        },
         "blk.1.attn_k.weight: 63 rows are not 2 heads of an even size",
     ),
     "no width": ({"settings": {"llama.embedding_length": None}}, "llama.embedding_length: missing"),
-    "words for a number": ({"settings": {"llama.context_length": "long"}}, 'llama.context_length: .*found "long"'),
+    "words for a number": (
+        {"settings": {"llama.context_length": "long"}},
+        'llama.context_length: .*found "long"',
+    ),
     "scaling": ({"settings": {"llama.rope.scaling.type": "yarn"}}, "rope.scaling.type: 'yarn'"),
-    "no vocabulary": ({"settings": {"tokenizer.ggml.tokens": None}}, "tokenizer.ggml.tokens: no list of tokens"),
+    "no vocabulary": (
+        {"settings": {"tokenizer.ggml.tokens": None}},
+        "tokenizer.ggml.tokens: no list of tokens",
+    ),
     "tokenizer": ({"settings": {"tokenizer.ggml.model": "bert"}}, "tokenizer.ggml: .*bert"),
 }
 
@@ -141,13 +205,19 @@ def test_a_file_that_is_not_what_it_says_is_refused(name: str, llama: Any, tmp_p
 def test_an_architecture_without_a_place_here_is_named(llama: Any, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "bad.gguf", llama, "llama")
     whole = file.read_bytes()
-    file.write_bytes(whole.replace(struct.pack("<Q", 5) + b"llama", struct.pack("<Q", 5) + b"mamba", 1))
-    with pytest.raises(CheckpointError, match="'mamba' is none of llama, qwen2, qwen3, gemma2, gemma3"):
+    file.write_bytes(
+        whole.replace(struct.pack("<Q", 5) + b"llama", struct.pack("<Q", 5) + b"mamba", 1)
+    )
+    with pytest.raises(
+        CheckpointError, match="'mamba' is none of llama, qwen2, qwen3, gemma2, gemma3"
+    ):
         import_gguf(file, tmp_path / "out")
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.999])
-def test_a_truncated_file_is_refused_before_anything_is_written(share: float, llama: Any, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused_before_anything_is_written(
+    share: float, llama: Any, tmp_path: Path
+) -> None:
     file = write_gguf(tmp_path / "bad.gguf", llama, "llama")
     whole = file.read_bytes()
     file.write_bytes(whole[: int(share * len(whole))])
@@ -160,8 +230,16 @@ def test_a_truncated_file_is_refused_before_anything_is_written(share: float, ll
     ("place", "value", "named"),
     [
         (0, struct.pack("<I", 99), "storage format 99"),
-        (0, struct.pack("<I", 1), "blk.0.* begins at byte .*, the tensor before it ends at"),  # half as long
-        (4, struct.pack("<Q", 0), "blk.0.attn_norm.weight begins at byte .*, the tensor before it ends at"),
+        (
+            0,
+            struct.pack("<I", 1),
+            "blk.0.* begins at byte .*, the tensor before it ends at",
+        ),  # half as long
+        (
+            4,
+            struct.pack("<Q", 0),
+            "blk.0.attn_norm.weight begins at byte .*, the tensor before it ends at",
+        ),
     ],
     ids=["format", "another format", "over another one"],
 )
@@ -171,7 +249,9 @@ def test_a_table_that_does_not_fit_its_tensors_is_refused(
     file = write_gguf(tmp_path / "bad.gguf", llama, "llama")
     name = b"blk.0.attn_norm.weight"
     whole = bytearray(file.read_bytes())
-    at = whole.index(name) + len(name) + 4 + 8 + place  # behind the number of dimensions, and one of them
+    at = (
+        whole.index(name) + len(name) + 4 + 8 + place
+    )  # behind the number of dimensions, and one of them
     whole[at : at + len(value)] = value
     file.write_bytes(whole)
     with pytest.raises(CheckpointError, match=named):
@@ -197,7 +277,9 @@ def _small_files() -> Iterator[None]:
 def test_a_full_disk_is_told_and_leaves_nothing(llama: Any, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf", llama, "llama")
     (tmp_path / "place").mkdir()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (50_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    )
     with pytest.raises(CheckpointError, match="cannot be written: File too large"):
         import_gguf(file, tmp_path / "place" / "out")
     assert not list((tmp_path / "place").iterdir())
@@ -210,7 +292,9 @@ def test_too_little_space_is_told_before_the_weights_are_read(
 
     file = write_gguf(tmp_path / "tiny.gguf", llama, "llama")
     monkeypatch.setattr(folder, "_SPARE_BYTES", 1 << 60)
-    with pytest.raises(CheckpointError, match=r"cannot be written: [0-9]+ bytes wanted, [0-9]+ free"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot be written: [0-9]+ bytes wanted, [0-9]+ free"
+    ):
         import_gguf(file, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

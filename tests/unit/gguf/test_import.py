@@ -1,4 +1,5 @@
-"""A GGUF target becomes a folder: the library's tensors to the bit, a model that computes the same, its tokenizer."""
+"""A GGUF target becomes a folder: the library's tensors to the bit, a model that computes the same,
+its tokenizer."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def test_a_head_of_its_own_is_called_the_same_in_every_file(architecture: str) -
 
 
 @pytest.mark.parametrize("architecture", list(CONFIGS))
-def test_tensors_are_those_of_the_librarys_loader_to_the_bit(architecture: str, tmp_path: Path) -> None:
+def test_tensors_are_those_of_the_librarys_loader_to_the_bit(
+    architecture: str, tmp_path: Path
+) -> None:
     model = random_model(architecture)
     file = write_gguf(tmp_path / "tiny.gguf", model, architecture, kinds=MIXED)
     import_gguf(file, tmp_path / "out")
@@ -46,13 +49,20 @@ def test_tensors_are_those_of_the_librarys_loader_to_the_bit(architecture: str, 
     ours = load_file(tmp_path / "out" / "model.safetensors")
     tied = model.config.tie_word_embeddings
     assert ours.keys() == {name for name in theirs if name != "lm_head.weight" or not tied}
-    wrong = [name for name, tensor in ours.items() if not torch.equal(tensor, theirs[name].to(torch.bfloat16))]
+    wrong = [
+        name
+        for name, tensor in ours.items()
+        if not torch.equal(tensor, theirs[name].to(torch.bfloat16))
+    ]
     assert not wrong
 
 
 @pytest.mark.parametrize("architecture", list(CONFIGS))
-def test_the_folder_computes_what_the_model_did_before_it_was_converted(architecture: str, tmp_path: Path) -> None:
-    """The order of rotary halves, the offset of norms, sizes and constants: one wrong value and logits differ."""
+def test_the_folder_computes_what_the_model_did_before_it_was_converted(
+    architecture: str, tmp_path: Path
+) -> None:
+    """The order of rotary halves, the offset of norms, sizes and constants: one wrong value and
+    logits differ."""
     model = random_model(architecture)
     import_gguf(write_gguf(tmp_path / "tiny.gguf", model, architecture), tmp_path / "out")
     ids = torch.randint(0, 200, (1, 100), generator=torch.Generator().manual_seed(1))
@@ -73,26 +83,43 @@ def test_rows_of_q_and_k_are_put_back_into_halves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
-def test_frequencies_of_llama_3_become_the_rule_that_made_them(factor: float, tmp_path: Path) -> None:
-    rule = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+def test_frequencies_of_llama_3_become_the_rule_that_made_them(
+    factor: float, tmp_path: Path
+) -> None:
+    rule = {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
     rule |= {"original_max_position_embeddings": 8192, "rope_theta": 100_000.0}
     model = random_model("llama")
-    scaled = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "rope_parameters": rule})).eval()
+    scaled = LlamaForCausalLM(
+        LlamaConfig(**{**model.config.to_dict(), "rope_parameters": rule})
+    ).eval()
     scaled.load_state_dict(model.state_dict())
     plain = model.model.rotary_emb.inv_freq
     divisors = (plain / scaled.model.rotary_emb.inv_freq).numpy()
     file = write_gguf(
-        tmp_path / "tiny.gguf", model, "llama", change=lambda tensors: tensors.update({"rope_freqs.weight": divisors})
+        tmp_path / "tiny.gguf",
+        model,
+        "llama",
+        change=lambda tensors: tensors.update({"rope_freqs.weight": divisors}),
     )
     import_gguf(file, tmp_path / "out")
     ids = torch.randint(0, 200, (1, 100), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        torch.testing.assert_close(load_target(tmp_path / "out").model(ids).logits, scaled(ids).logits)
+        torch.testing.assert_close(
+            load_target(tmp_path / "out").model(ids).logits, scaled(ids).logits
+        )
 
 
 def test_tokenizer_template_and_settings_come_along(tmp_path: Path) -> None:
     file = write_gguf(
-        tmp_path / "tiny.gguf", random_model("llama"), "llama", settings={"tokenizer.ggml.eot_token_id": 0}
+        tmp_path / "tiny.gguf",
+        random_model("llama"),
+        "llama",
+        settings={"tokenizer.ggml.eot_token_id": 0},
     )
     out = tmp_path / "out"
     import_gguf(file, out)
@@ -111,7 +138,8 @@ def test_tokenizer_template_and_settings_come_along(tmp_path: Path) -> None:
 
 
 def test_digits_stay_alone_where_the_vocabulary_was_learned_so(tmp_path: Path) -> None:
-    """Two spaces before a number are one token only where the number does not take the second one."""
+    """Two spaces before a number are one token only where the number does not take the second
+    one."""
     tokens = {"tokenizer.ggml.merges": ["Ġ Ġ", "Ġ t"]}
     model = random_model("llama")
     from tests.unit.gguf.files import BYTE_TOKENS
@@ -138,7 +166,10 @@ def test_a_sentencepiece_vocabulary_keeps_its_first_token(tmp_path: Path) -> Non
         "tokenizer.ggml.merges": None,
         "tokenizer.ggml.add_bos_token": True,
     }
-    import_gguf(write_gguf(tmp_path / "tiny.gguf", random_model("llama"), "llama", settings=settings), tmp_path / "out")
+    import_gguf(
+        write_gguf(tmp_path / "tiny.gguf", random_model("llama"), "llama", settings=settings),
+        tmp_path / "out",
+    )
     tokenizer = find_tokenizer(str(tmp_path / "out"), None)
     assert tokenizer is not None
     assert tokenizer.encode("a")[0] == 1

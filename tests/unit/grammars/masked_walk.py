@@ -1,9 +1,11 @@
-"""The exact law of several rounds under a grammar, through the verifier's own step and xgrammar's own matchers.
+"""The exact law of several rounds under a grammar, through the verifier's own step and xgrammar's
+own matchers.
 
-A tiny target: what follows depends on the last token alone. `walk` drives `PackedStep` with every block that a drafter
-could draw; a sampler that only looks takes the masked rows of a pass, from which the rule's own functions say what
-could come of it; then the step runs again for each outcome and commits it. Matchers are copied as they stand, so that
-one which was moved where it should not have been goes on from there.
+A tiny target: what follows depends on the last token alone. `walk` drives `PackedStep` with every
+block that a drafter could draw; a sampler that only looks takes the masked rows of a pass, from
+which the rule's own functions say what could come of it; then the step runs again for each outcome
+and commits it. Matchers are copied as they stand, so that one which was moved where it should not
+have been goes on from there.
 """
 
 from __future__ import annotations
@@ -45,9 +47,13 @@ GRAMMARS = {
     "choice": Constraint(ConstraintKind.CHOICE, '["aab", "ab", "b"]'),
 }
 _RNG = np.random.default_rng(11)
-ROWS = torch.from_numpy(_RNG.normal(0, 1.2, (VOCAB, VOCAB)).astype(np.float32))  # logits after a token
+ROWS = torch.from_numpy(
+    _RNG.normal(0, 1.2, (VOCAB, VOCAB)).astype(np.float32)
+)  # logits after a token
 DRAFT = torch.from_numpy(_RNG.normal(0, 1.2, (VOCAB, VOCAB)).astype(np.float32))
-SURE = _RNG.choice([0.3, 0.7, 0.95, 0.95], (VOCAB, VOCAB))  # confidence in a slot, by the two tokens before it
+SURE = _RNG.choice(
+    [0.3, 0.7, 0.95, 0.95], (VOCAB, VOCAB)
+)  # confidence in a slot, by the two tokens before it
 SURE[0, 0] = 0.95  # at the beginning of every answer
 
 
@@ -56,7 +62,9 @@ def compiled(name: str) -> Any:
     from verify_service.grammars.compiling import compiled as compile_form
 
     info = xgrammar.TokenizerInfo(WORDS, vocab_size=VOCAB, stop_token_ids=[END])
-    return compile_form(xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False), GRAMMARS[name])
+    return compile_form(
+        xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False), GRAMMARS[name]
+    )
 
 
 class Refused(Exception):
@@ -85,7 +93,9 @@ class Recorded:
         return getattr(self._matcher, name)
 
 
-def matcher_at(name: str, answer: Tokens, kind: type[GrammarMatcher] = GrammarMatcher) -> GrammarMatcher:
+def matcher_at(
+    name: str, answer: Tokens, kind: type[GrammarMatcher] = GrammarMatcher
+) -> GrammarMatcher:
     made = kind(compiled(name), [END])
     made._matcher = Recorded(made._matcher)
     made.accept(answer)
@@ -116,16 +126,31 @@ class Round:
         self._holdings = KVCacheManager(pages=64, page_size=1, most=2, store=None, kept=0)
         self._holdings.pool.open(1, 1, 64, ())
         self._sampler: Callable[[Tensor, list[PackedCase]], list[Any]] = judge_each
-        self._step = PackedStep(Table(), self._holdings, lambda logits, cases, *_: self._sampler(logits, cases))
+        self._step = PackedStep(
+            Table(), self._holdings, lambda logits, cases, *_: self._sampler(logits, cases)
+        )
 
     def run(
-        self, answer: Tokens, matcher: GrammarMatcher, block: Tokens, q: SparseQ, sampler: Any = judge_each
+        self,
+        answer: Tokens,
+        matcher: GrammarMatcher,
+        block: Tokens,
+        q: SparseQ,
+        sampler: Any = judge_each,
     ) -> tuple[Tokens, GrammarMatcher]:
         """What it committed behind this answer, and the matcher then."""
         tokens = [*PROMPT, *answer]
         cursor = Cursor(1, 1, next(self.numbers), len(tokens))
         state = CachedSequence(
-            1, 1, 0, self.params, 1, False, token_ids=list(tokens), cached=len(tokens) - 1, anchored=True
+            1,
+            1,
+            0,
+            self.params,
+            1,
+            False,
+            token_ids=list(tokens),
+            cached=len(tokens) - 1,
+            anchored=True,
         )
         state.matcher = moved(matcher)
         state.matcher.masks(())  # which travels with the order
@@ -138,8 +163,11 @@ class Round:
             raise Refused(outcome.message)
         return tuple(state.token_ids[len(tokens) :]), state.matcher
 
-    def rows(self, answer: Tokens, matcher: GrammarMatcher, block: Tokens, q: SparseQ) -> tuple[Tensor, GrammarMatcher]:
-        """The masked rows of a pass, and the matcher behind a pass that committed nothing of what was drafted."""
+    def rows(
+        self, answer: Tokens, matcher: GrammarMatcher, block: Tokens, q: SparseQ
+    ) -> tuple[Tensor, GrammarMatcher]:
+        """The masked rows of a pass, and the matcher behind a pass that committed nothing of what
+        was drafted."""
         seen: list[Tensor] = []
 
         def look(logits: Tensor, cases: list[PackedCase]) -> list[Any]:
@@ -150,7 +178,13 @@ class Round:
         return seen[0], matcher
 
     def commit(
-        self, answer: Tokens, matcher: GrammarMatcher, block: Tokens, q: SparseQ, accepted: int, token: int
+        self,
+        answer: Tokens,
+        matcher: GrammarMatcher,
+        block: Tokens,
+        q: SparseQ,
+        accepted: int,
+        token: int,
     ) -> tuple[Tokens, GrammarMatcher]:
         return self.run(answer, matcher, block, q, lambda logits, cases: [(accepted, token)])
 
@@ -183,12 +217,15 @@ def plain(name: str, params: SamplingParams) -> dict[Tokens, float]:
 
 
 class Drafting:
-    """How blocks are drawn, and what is sent of it. masks: slots whose draft is masked, from the first on."""
+    """How blocks are drawn, and what is sent of it. masks: slots whose draft is masked, from the
+    first on."""
 
     def __init__(self, masks: int, sends_unmasked: bool = False) -> None:
         self.masks, self.sends_unmasked = masks, sends_unmasked
 
-    def row(self, params: SamplingParams, name: str, answer: Tokens, drafted: Tokens, masks: int) -> tuple[Any, Any]:
+    def row(
+        self, params: SamplingParams, name: str, answer: Tokens, drafted: Tokens, masks: int
+    ) -> tuple[Any, Any]:
         """ids and probabilities [K] float32 of the slot behind these."""
         logits = DRAFT[[[*PROMPT, *answer, *drafted][-1]]]
         if len(drafted) < masks:
@@ -199,16 +236,25 @@ class Drafting:
         ids, probs = draft_distribution(logits, SamplingColumns.of([params]), VOCAB)
         return ids[0].numpy(), probs[0].numpy()
 
-    def blocks(self, params: SamplingParams, name: str, answer: Tokens) -> Iterator[tuple[Tokens, float, SparseQ]]:
+    def blocks(
+        self, params: SamplingParams, name: str, answer: Tokens
+    ) -> Iterator[tuple[Tokens, float, SparseQ]]:
         for block in itertools.product(range(VOCAB), repeat=BLOCK):
             chance, sent = 1.0, []
             for k, token in enumerate(block):
                 ids, probs = self.row(params, name, answer, block[:k], self.masks)
                 exact = probs.astype(np.float64) / probs.astype(np.float64).sum()
                 chance *= float(exact[ids == token].sum())
-                sent.append(self.row(params, name, answer, block[:k], 0 if self.sends_unmasked else self.masks))
+                sent.append(
+                    self.row(
+                        params, name, answer, block[:k], 0 if self.sends_unmasked else self.masks
+                    )
+                )
             if chance > 0.0:
-                q = SparseQ.of(np.stack([ids for ids, _ in sent]).astype(np.uint32), np.stack([p for _, p in sent]))
+                q = SparseQ.of(
+                    np.stack([ids for ids, _ in sent]).astype(np.uint32),
+                    np.stack([p for _, p in sent]),
+                )
                 yield block, chance, q
 
 
@@ -226,7 +272,9 @@ def outcomes(rule: Rule, p: Tensor, block: Tokens, q: SparseQ) -> Iterator[tuple
     dense = slots.dense(range(len(block)), p[:-1]) if slots is not None else p[:0]
     alive = [1.0]
     if rule is Rule.BLOCK and slots is not None:
-        made = block_rule.chances(p[torch.from_numpy(slots.slot), torch.from_numpy(slots.ids)].numpy(), slots)
+        made = block_rule.chances(
+            p[torch.from_numpy(slots.slot), torch.from_numpy(slots.ids)].numpy(), slots
+        )
         left, alive = 1.0, [1.0, *made.alive.tolist()]
         for kept in range(made.lengths[0], -1, -1):
             chance = left * (float(made.candidate[kept - 1]) if kept else 1.0)
@@ -239,9 +287,14 @@ def outcomes(rule: Rule, p: Tensor, block: Tokens, q: SparseQ) -> Iterator[tuple
     for k, token in enumerate(block):
         kept_share = float(accept_probability(p[k, token].item(), dense[k, token].item()))
         after = residual(p[k], dense[k])
-        yield from ((k, other, survives * (1 - kept_share) * share) for other, share in enumerate(after.tolist()))
+        yield from (
+            (k, other, survives * (1 - kept_share) * share)
+            for other, share in enumerate(after.tolist())
+        )
         survives *= kept_share
-    yield from ((len(block), token, survives * share) for token, share in enumerate(p[len(block)].tolist()))
+    yield from (
+        (len(block), token, survives * share) for token, share in enumerate(p[len(block)].tolist())
+    )
 
 
 def emitted(
@@ -251,7 +304,8 @@ def emitted(
     kind: type[GrammarMatcher] = GrammarMatcher,
     lengths: set[int] | None = None,
 ) -> dict[Tokens, float]:
-    """Probability of every answer, over all blocks and all coins, round after round. lengths: of prefixes, noted."""
+    """Probability of every answer, over all blocks and all coins, round after round. lengths: of
+    prefixes, noted."""
     here = Round(params)
     mass: dict[tuple[Tokens, Tokens], float] = {}
     stands: dict[tuple[Tokens, Tokens], GrammarMatcher] = {}
@@ -284,4 +338,6 @@ def emitted(
 
 
 def variation(one: dict[Tokens, float], other: dict[Tokens, float]) -> float:
-    return 0.5 * sum(abs(one.get(word, 0.0) - other.get(word, 0.0)) for word in one.keys() | other.keys())
+    return 0.5 * sum(
+        abs(one.get(word, 0.0) - other.get(word, 0.0)) for word in one.keys() | other.keys()
+    )

@@ -1,5 +1,5 @@
-"""Rounds under a grammar follow the law of plain decoding under it exactly, whatever is drafted; and whoever breaks
-that is found out."""
+"""Rounds under a grammar follow the law of plain decoding under it exactly, whatever is drafted;
+and whoever breaks that is found out."""
 
 from __future__ import annotations
 
@@ -39,12 +39,20 @@ def params_of(rule: Rule, **fields: float) -> SamplingParams:
     return SamplingParams(rule=rule, **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("masks", [0, 1, BLOCK], ids=["drafts-free", "first-slots-masked", "drafts-masked"])
+@pytest.mark.parametrize(
+    "masks", [0, 1, BLOCK], ids=["drafts-free", "first-slots-masked", "drafts-masked"]
+)
 @pytest.mark.parametrize("rule", RATIO)
 @pytest.mark.parametrize("grammar", GRAMMARS)
-def test_what_is_emitted_follows_the_masked_law_exactly(grammar: str, rule: Rule, masks: int) -> None:
+def test_what_is_emitted_follows_the_masked_law_exactly(
+    grammar: str, rule: Rule, masks: int
+) -> None:
     lengths: set[int] = set()
-    for params in (params_of(rule), params_of(rule, temperature=0.7, top_k=2), params_of(rule, top_p=0.8)):
+    for params in (
+        params_of(rule),
+        params_of(rule, temperature=0.7, top_k=2),
+        params_of(rule, top_p=0.8),
+    ):
         found = emitted(grammar, params, Drafting(masks), lengths=lengths)
         assert sum(found.values()) == pytest.approx(1.0, abs=1e-9)
         assert variation(found, plain(grammar, params)) <= BOUND
@@ -52,7 +60,8 @@ def test_what_is_emitted_follows_the_masked_law_exactly(grammar: str, rule: Rule
 
 
 def said(here: Round, grammar: str, block: Tokens) -> Tokens:
-    """An answer under the real rule, the same block drafted behind every anchor: cut where it is longer than left."""
+    """An answer under the real rule, the same block drafted behind every anchor: cut where it is
+    longer than left."""
     answer: Tokens = ()
     matcher = matcher_at(grammar, ())
     while not over(answer):
@@ -63,7 +72,9 @@ def said(here: Round, grammar: str, block: Tokens) -> Tokens:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("grammar", GRAMMARS)
-def test_the_coupled_rule_says_what_plain_decoding_says_whatever_is_drafted(grammar: str, temperature: float) -> None:
+def test_the_coupled_rule_says_what_plain_decoding_says_whatever_is_drafted(
+    grammar: str, temperature: float
+) -> None:
     answers = set()
     for seed in range(1 if temperature == 0.0 else 6):
         here = Round(SamplingParams(temperature, seed=seed, rule=Rule.COUPLED))
@@ -134,10 +145,15 @@ def test_a_broken_matcher_is_found(bug: type[GrammarMatcher], rule: Rule) -> Non
 def test_a_mask_behind_truncation_is_found(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_step, "mask", after_truncation)
     params = params_of(rule, temperature=0.7, top_k=2)
-    assert any(variation(emitted(each, params, Drafting(0)), plain(each, params)) > SEEN for each in GRAMMARS)
+    assert any(
+        variation(emitted(each, params, Drafting(0)), plain(each, params)) > SEEN
+        for each in GRAMMARS
+    )
 
 
 @pytest.mark.parametrize("rule", RATIO)
 def test_drafts_that_were_masked_and_sent_unmasked_are_found(rule: Rule) -> None:
     params, drafting = params_of(rule), Drafting(1, sends_unmasked=True)
-    assert any(variation(emitted(each, params, drafting), plain(each, params)) > SEEN for each in GRAMMARS)
+    assert any(
+        variation(emitted(each, params, drafting), plain(each, params)) > SEEN for each in GRAMMARS
+    )

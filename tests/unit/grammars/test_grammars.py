@@ -29,21 +29,30 @@ HOSTILE = {
     "deep lists": (KIND.JSON_SCHEMA, '{"type":"array","items":' * 4000 + "{}" + "}" * 4000),
     "many optional keys": (
         KIND.JSON_SCHEMA,
-        json.dumps({"type": "object", "properties": {f"key_{n}": {"type": "string"} for n in range(4000)}}),
+        json.dumps(
+            {"type": "object", "properties": {f"key_{n}": {"type": "string"} for n in range(4000)}}
+        ),
     ),
     "parentheses": (KIND.REGEX, "(" * 50_000 + ")" * 50_000),
-    "repetitions of repetitions": (KIND.REGEX, "((((x{1,500}){1,500}){1,500}){1,500}){1,500}y" * 40),
+    "repetitions of repetitions": (
+        KIND.REGEX,
+        "((((x{1,500}){1,500}){1,500}){1,500}){1,500}y" * 40,
+    ),
     "a text that is read in ever more ways": (KIND.REGEX, "(([a-z]{1,60}){1,60}){1,60}"),
     "a loop of rules": (KIND.GRAMMAR, "root ::= " + "(" * 30_000 + "root" + ")" * 30_000),
     "no grammar": (KIND.GRAMMAR, "root ::= missing"),
     "no regex": (KIND.REGEX, "(?=a)b"),
     "no schema": (KIND.JSON_SCHEMA, '{"type":"nonsense"}'),
 }
-LONG = "|".join(f"w{word * 7919 % 100003:05d}" for word in range(1000))  # takes 50 ms of the processor's time
+LONG = "|".join(
+    f"w{word * 7919 % 100003:05d}" for word in range(1000)
+)  # takes 50 ms of the processor's time
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_cannot_be_compiled_is_refused_and_the_next_one_is_served(name: str, grammars: Grammars) -> None:
+def test_what_cannot_be_compiled_is_refused_and_the_next_one_is_served(
+    name: str, grammars: Grammars
+) -> None:
     hostile = Constraint(*HOSTILE[name])
     refused(grammars.compile(hostile, ""))
     assert of(grammars.compile(Constraint(KIND.REGEX, f"{name}|x"), ""))().masks(()).any()
@@ -61,7 +70,9 @@ def test_a_grammar_is_kept_for_its_tenant_alone(grammars: Grammars) -> None:
 def test_a_text_is_not_kept_for_its_key(grammars: Grammars) -> None:
     of(grammars.compile(Constraint(KIND.REGEX, "x" * 5000), ""))
     assert max(map(len, grammars._kept)) == 32
-    assert grammars.compile(Constraint(KIND.REGEX, "a"), "b") is not grammars.compile(Constraint(KIND.REGEX, "ba"), "")
+    assert grammars.compile(Constraint(KIND.REGEX, "a"), "b") is not grammars.compile(
+        Constraint(KIND.REGEX, "ba"), ""
+    )
 
 
 class Counted(Grammars):
@@ -102,7 +113,10 @@ def test_who_asks_for_many_waits_behind_who_asks_for_few() -> None:
 
 def test_a_full_line_is_no_fault_of_a_grammar() -> None:
     counted = Counted()
-    made = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), f"many/{n % 3}") for n in range(MAX_OF_ONE + 2 * AT_ONCE)]
+    made = [
+        counted.compile(Constraint(KIND.REGEX, f"m{n}"), f"many/{n % 3}")
+        for n in range(MAX_OF_ONE + 2 * AT_ONCE)
+    ]
     refused(made[-1], RefusalReason.BUSY)
     other = counted.compile(Constraint(KIND.REGEX, "o"), "other/")
     for _ in made:
@@ -146,11 +160,16 @@ def test_a_child_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("bound", ["WALL_S", "CPU_S"])
-def test_what_others_left_no_time_for_may_be_asked_for_again(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_left_no_time_for_may_be_asked_for_again(
+    bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine, constraint = Grammars(TARGET, VOCAB, [END]), Constraint(KIND.REGEX, LONG)
     of(mine.compile(Constraint(KIND.REGEX, "first"), ""))
     monkeypatch.setattr(module, bound, 1e-4)
-    refused(mine.compile(constraint, ""), RefusalReason.BUSY if bound == "WALL_S" else RefusalReason.INVALID)
+    refused(
+        mine.compile(constraint, ""),
+        RefusalReason.BUSY if bound == "WALL_S" else RefusalReason.INVALID,
+    )
     monkeypatch.undo()
     if bound == "WALL_S":
         assert of(mine.compile(constraint, ""))().masks(()).any()
@@ -175,12 +194,17 @@ def test_who_has_waited_too_long_is_told_so_and_not_tried(monkeypatch: pytest.Mo
     of(counted.compile(Constraint(KIND.REGEX, "l0"), "many/"))
 
 
-def test_what_takes_long_while_more_of_its_tenant_wait_may_be_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_long_while_more_of_its_tenant_wait_may_be_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     counted, heavy = Counted(), Constraint(KIND.REGEX, LONG)
     monkeypatch.setattr(module, "CROWDED_S", 1e-4)
     made = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), "many/") for n in range(AT_ONCE)]
     wait_until(lambda: len(counted.asked) == AT_ONCE)
-    first, last = counted.compile(heavy, "many/"), counted.compile(Constraint(KIND.REGEX, "last"), "many/")
+    first, last = (
+        counted.compile(heavy, "many/"),
+        counted.compile(Constraint(KIND.REGEX, "last"), "many/"),
+    )
     for _ in range(AT_ONCE + 3):
         counted.go.release()
     refused(first, RefusalReason.BUSY)
@@ -195,7 +219,8 @@ def test_a_compiler_that_ended_is_started_again(grammars: Grammars) -> None:
     grammars._process.wait()
     deadline = time.monotonic() + 30
     while isinstance(  # one that was asked just then is lost with it
-        made := grammars.compile(Constraint(KIND.REGEX, f"after{time.monotonic()}"), "").result(60), Refusal
+        made := grammars.compile(Constraint(KIND.REGEX, f"after{time.monotonic()}"), "").result(60),
+        Refusal,
     ):
         assert made.reason is RefusalReason.INTERNAL
         assert time.monotonic() < deadline
@@ -256,5 +281,9 @@ def test_compilers_that_end_leave_no_descriptor() -> None:
 
 def test_a_target_without_words_refuses_all(tmp_path: Path) -> None:
     a = Constraint(KIND.REGEX, "a")
-    assert re.match("unsupported: .*no tokenizer", refused(Grammars(tmp_path, VOCAB, [END]).compile(a, "")))
-    assert re.match("unsupported: .*ends an answer", refused(Grammars(TARGET, VOCAB, []).compile(a, "")))
+    assert re.match(
+        "unsupported: .*no tokenizer", refused(Grammars(tmp_path, VOCAB, [END]).compile(a, ""))
+    )
+    assert re.match(
+        "unsupported: .*ends an answer", refused(Grammars(TARGET, VOCAB, []).compile(a, ""))
+    )

@@ -23,7 +23,9 @@ NODE = {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required"
 
 def tagged(expression: str) -> str:
     elements = [{"type": "regex", "pattern": expression}]
-    return json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
+    return json.dumps(
+        {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+    )
 
 
 def text(**said: Any) -> str:
@@ -31,13 +33,20 @@ def text(**said: Any) -> str:
 
 
 CAT, DOG = ({"properties": {"is": {"const": name}}, "required": ["is"]} for name in ("cat", "dog"))
-PETS = {"$defs": {"cat": CAT, "dog": DOG}, "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}]}
+PETS = {
+    "$defs": {"cat": CAT, "dog": DOG},
+    "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
+}
 PART = {"type": "object", "properties": {"m": {}}, "required": ["m"]}
 BOTH = {
     "$defs": {"n": {"properties": {"n": {"type": "integer"}}, "required": ["n"]}},
     "allOf": [{"$ref": "#/$defs/n"}, PART],
 }
-KEYS = {"$defs": {"k": {"enum": ["a", "b"]}}, "propertyNames": {"$ref": "#/$defs/k"}, "additionalProperties": {}}
+KEYS = {
+    "$defs": {"k": {"enum": ["a", "b"]}},
+    "propertyNames": {"$ref": "#/$defs/k"},
+    "additionalProperties": {},
+}
 MORE = {"properties": {"ab": {"type": "integer"}}, "additionalProperties": {"type": "string"}}
 TUPLE = {"type": "array", "items": [{"type": "string"}, {"type": "integer"}], "minItems": 2}
 SHORT = {"type": "json_schema", "json_schema": {"type": "string", "maxLength": 2}}
@@ -46,7 +55,10 @@ LENGTH_IN_TAG = json.dumps({"type": "structural_tag", "format": SHORT})
 
 ZOD_EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 NAMED = '{"properties":{"é":{"type":"integer"},"è":{}},"additionalProperties":{"type":"string"}}'
-HUNDRED = {"type": "object", "properties": {f"p{place}": {"type": "string"} for place in range(100)}}
+HUNDRED = {
+    "type": "object",
+    "properties": {f"p{place}": {"type": "string"} for place in range(100)},
+}
 
 
 @pytest.mark.parametrize(
@@ -65,12 +77,27 @@ HUNDRED = {"type": "object", "properties": {f"p{place}": {"type": "string"} for 
         (KIND.JSON_SCHEMA, text(pattern=r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"), '"-0.5"', '"-."'),
         (KIND.JSON_SCHEMA, text(format="email", minLength=1), '"a@b.cd"', '"a"'),
         (KIND.JSON_SCHEMA, text(format="email", pattern=ZOD_EMAIL), '"a.b@c.de"', '"a..b@c.de"'),
-        (KIND.JSON_SCHEMA, text(format="time", pattern=r"^\d\d:\d\d$|^$"), '"10:59"', '"10:59:59Z"'),
+        (
+            KIND.JSON_SCHEMA,
+            text(format="time", pattern=r"^\d\d:\d\d$|^$"),
+            '"10:59"',
+            '"10:59:59Z"',
+        ),
         (KIND.JSON_SCHEMA, text(pattern=r"^[A-Z]{2}\d?$", minLength=1), '"AB"', '""'),
         (KIND.JSON_SCHEMA, text(format="uri", maxLength=94), '"a://b:80/cdef"', '"a://b/cdefg"'),
-        (KIND.JSON_SCHEMA, '{"type":"object","propertyNames":{"minLength":2}}', '{"ab": 1}', '{"a": 1}'),
+        (
+            KIND.JSON_SCHEMA,
+            '{"type":"object","propertyNames":{"minLength":2}}',
+            '{"ab": 1}',
+            '{"a": 1}',
+        ),
         (KIND.JSON_SCHEMA, text(pattern="aa"), '"aa"', '"baa"'),
-        (KIND.JSON_SCHEMA, '{"type":"object","patternProperties":{"^x-":{}}}', '{"x-y": 1}', '{"y": 1}'),
+        (
+            KIND.JSON_SCHEMA,
+            '{"type":"object","patternProperties":{"^x-":{}}}',
+            '{"x-y": 1}',
+            '{"y": 1}',
+        ),
         (KIND.REGEX, r"a.{1,3}[.]\.", "a\\é..", "a\n.."),
         (KIND.REGEX, r"[^x].", "\nb", "\n\n"),
         (KIND.STRUCTURAL_TAG, tagged(r"[^x].[.]"), "\nb.", "\n\n."),
@@ -89,25 +116,60 @@ HUNDRED = {"type": "object", "properties": {f"p{place}": {"type": "string"} for 
         (KIND.JSON_SCHEMA, '{"type":"string","maxLength":3}', '"a b"', '"a\tb"'),
         (KIND.JSON_SCHEMA, '{"type":["string","null"],"minLength":1}', '"ab"', '"\x01"'),
         (KIND.JSON_SCHEMA, '{"type":["string","null"],"minLength":1}', "null", '""'),
-        (KIND.JSON_SCHEMA, '{"$ref":"#/$defs/a","$defs":{"a":{"type":"string","maxLength":2}}}', '"ß"', '"\t"'),
+        (
+            KIND.JSON_SCHEMA,
+            '{"$ref":"#/$defs/a","$defs":{"a":{"type":"string","maxLength":2}}}',
+            '"ß"',
+            '"\t"',
+        ),
         (KIND.JSON_SCHEMA, text(pattern="^1(-a+)?$"), '"1-aa"', '"1aa"'),
-        (KIND.JSON_SCHEMA, text(pattern=r"^((.){0,2}){0,1}((a|a)|(?:a){1,2})$"), '"abaa"', '"abaaa"'),
+        (
+            KIND.JSON_SCHEMA,
+            text(pattern=r"^((.){0,2}){0,1}((a|a)|(?:a){1,2})$"),
+            '"abaa"',
+            '"abaaa"',
+        ),
         (KIND.JSON_SCHEMA, text(pattern="^.$"), '"é"', r'"\""'),
         (KIND.JSON_SCHEMA, text(pattern=r"^[\t-z]$"), '"a"', '"\t"'),
         (KIND.JSON_SCHEMA, text(format="date"), '"2024-02-29"', '"2023-02-29"'),
-        (KIND.JSON_SCHEMA, text(format="date-time"), '"2023-04-30T10:59:59.5Z"', '"2023-04-31T10:59:59Z"'),
+        (
+            KIND.JSON_SCHEMA,
+            text(format="date-time"),
+            '"2023-04-30T10:59:59.5Z"',
+            '"2023-04-31T10:59:59Z"',
+        ),
         (KIND.JSON_SCHEMA, text(format="time"), '"10:59:59+02:00"', '"10:59:60Z"'),
         (KIND.JSON_SCHEMA, text(format="ipv4"), '"10.0.99.255"', '"10.0.09.255"'),
         (KIND.JSON_SCHEMA, text(format="ipv6"), '"1:2:3:4::7:8"', '"::1.2.3.04"'),
         (KIND.JSON_SCHEMA, text(format="json-pointer"), '"/a~0/"', '"/a\x01"'),
         (KIND.JSON_SCHEMA, text(format="uri-template"), '"/a{?b,c*}"', '"/a{!b}"'),
         (KIND.JSON_SCHEMA, json.dumps(PETS), '{"is": "cat"}', '{"is": "cow"}'),
-        (KIND.JSON_SCHEMA, json.dumps({"oneOf": [PART, {"type": "null"}]}), "null", '{"is": "dog"}'),
+        (
+            KIND.JSON_SCHEMA,
+            json.dumps({"oneOf": [PART, {"type": "null"}]}),
+            "null",
+            '{"is": "dog"}',
+        ),
         (KIND.JSON_SCHEMA, json.dumps(BOTH), '{"n": 1, "m": 2}', '{"n": 1}'),
-        (KIND.JSON_SCHEMA, json.dumps(BOTH | {"unevaluatedProperties": False}), '{"n": 1, "m": 2}', '{"m": 2}'),
+        (
+            KIND.JSON_SCHEMA,
+            json.dumps(BOTH | {"unevaluatedProperties": False}),
+            '{"n": 1, "m": 2}',
+            '{"m": 2}',
+        ),
         (KIND.JSON_SCHEMA, json.dumps(KEYS), '{"b": null}', '{"c": null}'),
-        (KIND.JSON_SCHEMA, '{"propertyNames":{"type":"string"},"additionalProperties":{}}', '{"c": 1}', "[]"),
-        (KIND.JSON_SCHEMA, '{"propertyNames":{"pattern":"^a$"},"additionalProperties":{}}', '{"a": 1}', '{"b": 1}'),
+        (
+            KIND.JSON_SCHEMA,
+            '{"propertyNames":{"type":"string"},"additionalProperties":{}}',
+            '{"c": 1}',
+            "[]",
+        ),
+        (
+            KIND.JSON_SCHEMA,
+            '{"propertyNames":{"pattern":"^a$"},"additionalProperties":{}}',
+            '{"a": 1}',
+            '{"b": 1}',
+        ),
         (
             KIND.JSON_SCHEMA,
             '{"type":"object","propertyNames":{"type":"string","format":"date"}}',
@@ -117,19 +179,44 @@ HUNDRED = {"type": "object", "properties": {f"p{place}": {"type": "string"} for 
         (KIND.JSON_SCHEMA, json.dumps(MORE), '{"ab": 1, "abc": "x"}', r'{"ab": 1, "a\u0062": "x"}'),
         (KIND.JSON_SCHEMA, NAMED, '{"é": 1, "b": "x"}', '{"é": "x"}'),
         (KIND.JSON_SCHEMA, NAMED, '{"bé": "x"}', '{"b": 1}'),
-        (KIND.JSON_SCHEMA, '{"type":"object","propertyNames":{"format":"date"}}', '{"2000-01-01": 1}', '{"b": 1}'),
+        (
+            KIND.JSON_SCHEMA,
+            '{"type":"object","propertyNames":{"format":"date"}}',
+            '{"2000-01-01": 1}',
+            '{"b": 1}',
+        ),
         (KIND.JSON_SCHEMA, '{"propertyNames":true,"additionalProperties":{}}', '{"b": 1}', '{"b"}'),
-        (KIND.JSON_SCHEMA, '{"type":"array","items":[true,{"type":"null"}]}', "[1, null]", "[1, 2]"),
+        (
+            KIND.JSON_SCHEMA,
+            '{"type":"array","items":[true,{"type":"null"}]}',
+            "[1, null]",
+            "[1, 2]",
+        ),
         (KIND.REGEX, r"[^\W_]+", "ab", "é"),
         (KIND.REGEX, r"[^\D]", "1", "١"),
         (KIND.JSON_SCHEMA, '{"type":"string","maxLength":2000}', '"ab"', "1"),
-        (KIND.JSON_SCHEMA, '{"type":"string","format":"uri","minLength":1,"maxLength":2083}', '"https://a.b/c"', '"a"'),
+        (
+            KIND.JSON_SCHEMA,
+            '{"type":"string","format":"uri","minLength":1,"maxLength":2083}',
+            '"https://a.b/c"',
+            '"a"',
+        ),
         (KIND.JSON_SCHEMA, json.dumps(HUNDRED), '{"p7": "x"}', '{"p7": 1}'),
         (KIND.JSON_SCHEMA, json.dumps(MORE), '{"": "x"}', r'{"\u0061b": "x"}'),
         (KIND.JSON_SCHEMA, json.dumps(TUPLE), '["a", 1]', '["a", 1, 2]'),
-        (KIND.JSON_SCHEMA, json.dumps(TUPLE | {"additionalItems": {"type": "null"}}), '["a", 1, null]', '["a", 1, 2]'),
+        (
+            KIND.JSON_SCHEMA,
+            json.dumps(TUPLE | {"additionalItems": {"type": "null"}}),
+            '["a", 1, null]',
+            '["a", 1, 2]',
+        ),
         (KIND.STRUCTURAL_TAG, LENGTH_IN_TAG, '"ab"', '"\t"'),
-        (KIND.STRUCTURAL_TAG, '{"type":"structural_tag","format":{"type":"const_string","value":"hi"}}', "hi", "ho"),
+        (
+            KIND.STRUCTURAL_TAG,
+            '{"type":"structural_tag","format":{"type":"const_string","value":"hi"}}',
+            "hi",
+            "ho",
+        ),
     ],
 )
 def test_answers_fit_their_form(
@@ -151,13 +238,19 @@ def test_a_choice_is_written_letter_by_letter() -> None:
         assert not len(matcher.masks(())), "it is over"
 
 
-def test_no_answer_has_half_a_character_or_a_token_beyond_the_vocabulary(capfd: pytest.CaptureFixture[str]) -> None:
-    info = xgrammar.TokenizerInfo([bytes([byte]) for byte in range(256)], vocab_size=257, stop_token_ids=[256])
+def test_no_answer_has_half_a_character_or_a_token_beyond_the_vocabulary(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    info = xgrammar.TokenizerInfo(
+        [bytes([byte]) for byte in range(256)], vocab_size=257, stop_token_ids=[256]
+    )
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     for form in (Constraint(KIND.JSON_SCHEMA, text()), Constraint(KIND.REGEX, '"[^a]|"[b-\uffff]')):
         matcher = GrammarMatcher(checked(compiled(compiler, form)), [256])
         matcher.accept(b'"\xed')
-        assert not any(matcher.masks(())[0, byte // 32] >> byte % 32 & 1 for byte in range(0xA0, 0xC0))
+        assert not any(
+            matcher.masks(())[0, byte // 32] >> byte % 32 & 1 for byte in range(0xA0, 0xC0)
+        )
     assert "out of range" not in capfd.readouterr().err
 
 
@@ -183,7 +276,9 @@ QUOTED = {
 
 @pytest.mark.parametrize("piece", QUOTED)
 @pytest.mark.parametrize("more", ["", "+", "|b"])
-def test_a_pattern_is_written_as_json_writes_it(piece: str, more: str, grammars: Grammars, tokenizer: Any) -> None:
+def test_a_pattern_is_written_as_json_writes_it(
+    piece: str, more: str, grammars: Grammars, tokenizer: Any
+) -> None:
     constraint = Constraint(KIND.JSON_SCHEMA, text(pattern=f"^a(?:{piece}{more})c$"))
     assert fits(grammars, tokenizer, constraint, json.dumps(f"a{QUOTED[piece]}c"))
     assert not fits(grammars, tokenizer, constraint, f'"a{QUOTED[piece]}c"')
@@ -193,9 +288,15 @@ def test_a_pattern_is_written_as_json_writes_it(piece: str, more: str, grammars:
     ("schema", "named"),
     [
         ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems"),
-        ({"type": "object", "properties": {"a": {"type": "array", "contains": {"const": 1}}}}, "/properties/a"),
+        (
+            {"type": "object", "properties": {"a": {"type": "array", "contains": {"const": 1}}}},
+            "/properties/a",
+        ),
         ({"type": "object", "properties": {}, "required": ["z"]}, "'z'"),
-        ({"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}]}, "beside anyOf"),
+        (
+            {"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}]},
+            "beside anyOf",
+        ),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
         ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, "allOf"),
         ({"type": "string", "pattern": "^a+$", "maxLength": 2}, "pattern"),
@@ -207,52 +308,110 @@ def test_a_pattern_is_written_as_json_writes_it(piece: str, more: str, grammars:
         ({"type": ["integer", "null"], "const": True}, "const has a value that is not of its type"),
         ({"const": "a", "enum": ["a", "b"]}, "enum beside const"),
         ({"minLength": 3}, "minLength without type"),
-        ({"type": "object", "properties": {"a": {"minimum": 3, "description": "x"}}}, "minimum without type"),
-        ({"minItems": 2, "patternProperties": {"a": {}}}, "minItems, patternProperties without type"),
+        (
+            {"type": "object", "properties": {"a": {"minimum": 3, "description": "x"}}},
+            "minimum without type",
+        ),
+        (
+            {"minItems": 2, "patternProperties": {"a": {}}},
+            "minItems, patternProperties without type",
+        ),
         ({"type": "string", "pattern": r"^[\n\t]$"}, "JSON escapes alone"),
         ({"type": "string", "pattern": r"^\ud83d$"}, "half of a character"),
         ({"type": "string", "format": "date", "pattern": "^2"}, "pattern beside format"),
         ({"format": "date"}, "format without type"),
         ({"type": "string", "format": "iri"}, "format 'iri'"),
-        ({"type": "object", "properties": {"a": {"if": False, "else": {}}}}, "/properties/a: if is not supported"),
+        (
+            {"type": "object", "properties": {"a": {"if": False, "else": {}}}},
+            "/properties/a: if is not supported",
+        ),
         ({"anyOf": []}, "anyOf must not be empty"),
         ({"type": []}, "type must not be empty"),
-        ({"type": "number", "minimum": 1e-7, "exclusiveMaximum": 2e-7}, "no number of six decimals"),
+        (
+            {"type": "number", "minimum": 1e-7, "exclusiveMaximum": 2e-7},
+            "no number of six decimals",
+        ),
         ({"const": {"a": [2**63]}}, "const has a number beyond"),
         ({"type": "string", "oneOf": [{"const": "a"}, {"const": 1}]}, "type beside anyOf"),
-        ({"properties": {"a": {"$id": "x:y", "items": {"$ref": "#/$defs/b"}}}}, "/properties/a: .id around a .ref"),
-        ({"properties": {"aa": {}}, "propertyNames": {"maxLength": 1}}, "properties beside propertyNames"),
+        (
+            {"properties": {"a": {"$id": "x:y", "items": {"$ref": "#/$defs/b"}}}},
+            "/properties/a: .id around a .ref",
+        ),
+        (
+            {"properties": {"aa": {}}, "propertyNames": {"maxLength": 1}},
+            "properties beside propertyNames",
+        ),
         ({"type": "object", "propertyNames": {"type": "integer"}}, "propertyNames of another type"),
         ({"properties": {"aa": {}}, "patternProperties": {"a": {}}}, "fits 'aa'"),
-        ({"type": "object", "patternProperties": {"^a": {}, "a$": {"type": "null"}}}, "several kinds"),
-        ({"properties": {"a": {"$ref": "#/x/y~1z"}}, "x": {"y/z": {"uniqueItems": True}}}, "/x/y~1z: uniqueItems"),
-        ({"allOf": [{"properties": {"a": {"type": "string"}}}, {"properties": {"a": {"type": "null"}}}]}, "allOf"),
+        (
+            {"type": "object", "patternProperties": {"^a": {}, "a$": {"type": "null"}}},
+            "several kinds",
+        ),
+        (
+            {"properties": {"a": {"$ref": "#/x/y~1z"}}, "x": {"y/z": {"uniqueItems": True}}},
+            "/x/y~1z: uniqueItems",
+        ),
+        (
+            {
+                "allOf": [
+                    {"properties": {"a": {"type": "string"}}},
+                    {"properties": {"a": {"type": "null"}}},
+                ]
+            },
+            "allOf",
+        ),
         ({"properties": {"x": {"allOf": [{"$ref": "#"}, PART]}}}, "allOf of several parts"),
         (functools.reduce(lambda inner, _: {"items": inner}, range(900), {}), "nested too deeply"),
         ({"type": "object", "properties": []}, "properties must be an object"),
         ({"type": "integer", "minimum": 10**400}, "#: minimum must be a number within"),
         ({"type": "number", "maximum": 1e400}, "#: maximum must be a number within"),
         ({"type": "string", "minLength": True}, "minLength and maxLength must be whole numbers"),
-        ({"properties": {"a": {"type": "array", "minItems": 3, "maxItems": 2}}}, "/properties/a: minItems is above"),
-        ({"allOf": [{"type": "object", "minProperties": 1}, {"type": "object"}]}, "allOf of several parts"),
-        ({"type": "object", "additionalProperties": {}, "minProperties": 2}, "minProperties above 1"),
-        ({"type": "object", "properties": {"a": {"enum": {}}}}, "/properties/a: enum must be a list"),
+        (
+            {"properties": {"a": {"type": "array", "minItems": 3, "maxItems": 2}}},
+            "/properties/a: minItems is above",
+        ),
+        (
+            {"allOf": [{"type": "object", "minProperties": 1}, {"type": "object"}]},
+            "allOf of several parts",
+        ),
+        (
+            {"type": "object", "additionalProperties": {}, "minProperties": 2},
+            "minProperties above 1",
+        ),
+        (
+            {"type": "object", "properties": {"a": {"enum": {}}}},
+            "/properties/a: enum must be a list",
+        ),
         ({"type": "string", "format": {}}, "format must be a text"),
         ({"type": "array", "items": [{"type": 0}]}, "/items/0: type must be a name"),
         ({"type": "object", "required": [1]}, "required must be a list of names"),
         ({"type": {}}, "type must be a name"),
-        ({"propertyNames": {"maxLength": 2, "type": "string"}, "additionalProperties": False}, "beside propertyNames"),
-        ({"type": "array", "unevaluatedItems": {"not": {"type": "string"}}}, "/unevaluatedItems: not"),
+        (
+            {"propertyNames": {"maxLength": 2, "type": "string"}, "additionalProperties": False},
+            "beside propertyNames",
+        ),
+        (
+            {"type": "array", "unevaluatedItems": {"not": {"type": "string"}}},
+            "/unevaluatedItems: not",
+        ),
         ({"$ref": "#"}, "ever ends"),
         ({"$defs": {"n": NODE}, "$ref": "#/$defs/n"}, "ever ends"),
         ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "ever ends"),
-        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "ever ends"),
+        (
+            {
+                "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+                "$ref": "#/$defs/a",
+            },
+            "ever ends",
+        ),
     ],
 )
 def test_a_schema_of_which_something_would_be_left_out_is_refused(
     schema: dict[str, Any], named: str, grammars: Grammars
 ) -> None:
-    assert re.search(named, refused(grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(schema)), "")))
+    assert re.search(
+        named, refused(grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(schema)), ""))
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,7 +424,11 @@ def test_a_schema_of_which_something_would_be_left_out_is_refused(
         {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
         {"items": {"type": "integer"}, "minItems": 2},
         {"type": ["string", "integer"], "minLength": 2, "maximum": 3},
-        {"type": "object", "properties": {"not": {}, "required": {"type": "boolean"}}, "required": ["not"]},
+        {
+            "type": "object",
+            "properties": {"not": {}, "required": {"type": "boolean"}},
+            "required": ["not"],
+        },
         {},
         {"$defs": {"n": NODE | {"required": []}}, "$ref": "#/$defs/n"},
         {"$defs": {"n": {"anyOf": [NODE, {"type": "null"}]}}, "$ref": "#/$defs/n"},
@@ -273,8 +436,17 @@ def test_a_schema_of_which_something_would_be_left_out_is_refused(
         {"type": "string", "oneOf": [{"const": "a", "title": "A"}, {"const": "b"}], "x-order": 3},
         {"$ref": "#/components/n", "components": {"n": {"type": "integer"}}},
         {"type": "object", "patternProperties": {"^[a-z]$": {}}, "properties": {"A": {}}},
-        {"properties": {"a": {}, "b": {}}, "required": ["b", "a"], "additionalProperties": {}, "minProperties": 2},
-        {"oneOf": [{"type": "integer"}, {"type": "null"}], "discriminator": {"propertyName": "kind"}, "example": 3},
+        {
+            "properties": {"a": {}, "b": {}},
+            "required": ["b", "a"],
+            "additionalProperties": {},
+            "minProperties": 2,
+        },
+        {
+            "oneOf": [{"type": "integer"}, {"type": "null"}],
+            "discriminator": {"propertyName": "kind"},
+            "example": 3,
+        },
     ],
 )
 def test_a_schema_that_is_kept_whole_is_served(schema: dict[str, Any], grammars: Grammars) -> None:
@@ -282,10 +454,15 @@ def test_a_schema_that_is_kept_whole_is_served(schema: dict[str, Any], grammars:
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "[^]a]", r"\01", r"[\01]", "(a", "a)", "[b-a]", r"[a\B]", r"[^\s\S]", r"\bfoo", "(?i)a"]
+    "text",
+    ["[]", "[^]a]", r"\01", r"[\01]", "(a", "a)", "[b-a]", r"[a\B]", r"[^\s\S]", r"\bfoo", "(?i)a"],
 )
-def test_an_expression_that_is_not_read_alike_by_all_is_refused(text: str, grammars: Grammars) -> None:
-    assert re.search(r"supported|balanced", refused(grammars.compile(Constraint(KIND.REGEX, text), "")))
+def test_an_expression_that_is_not_read_alike_by_all_is_refused(
+    text: str, grammars: Grammars
+) -> None:
+    assert re.search(
+        r"supported|balanced", refused(grammars.compile(Constraint(KIND.REGEX, text), ""))
+    )
 
 
 @pytest.mark.parametrize("text", ['root ::= root "a"', "root ::= s\ns ::= s s"])
@@ -302,11 +479,14 @@ def test_rules_that_lead_nowhere_are_refused(text: str, grammars: Grammars) -> N
     ],
 )
 def test_a_grammar_of_which_no_answer_ends_is_refused(text: str, grammars: Grammars) -> None:
-    assert re.search("no answer ever ends", refused(grammars.compile(Constraint(KIND.GRAMMAR, text), "")))
+    assert re.search(
+        "no answer ever ends", refused(grammars.compile(Constraint(KIND.GRAMMAR, text), ""))
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ['root ::= "a" root | "b"', 'root ::= "a" b{0,3}\nb ::= "b" b', 'root ::= ("a" root)* [a-z]']
+    "text",
+    ['root ::= "a" root | "b"', 'root ::= "a" b{0,3}\nb ::= "b" b', 'root ::= ("a" root)* [a-z]'],
 )
 def test_a_grammar_of_which_some_answer_ends_is_served(text: str, grammars: Grammars) -> None:
     of(grammars.compile(Constraint(KIND.GRAMMAR, text), ""))
@@ -317,10 +497,16 @@ def test_a_grammar_of_which_some_answer_ends_is_served(text: str, grammars: Gram
     [
         {"properties": {"a": {"$ref": "#/$defs/n"}, "b": {"type": "integer"}}},
         {"additionalProperties": {"$ref": "#/$defs/n"}},
-        {"type": ["object", "array"], "patternProperties": {"^a$": {"$ref": "#/$defs/n"}}, "items": {}},
+        {
+            "type": ["object", "array"],
+            "patternProperties": {"^a$": {"$ref": "#/$defs/n"}},
+            "items": {},
+        },
     ],
 )
-def test_a_value_that_never_ends_is_not_begun(schema: dict[str, Any], grammars: Grammars, tokenizer: Any) -> None:
+def test_a_value_that_never_ends_is_not_begun(
+    schema: dict[str, Any], grammars: Grammars, tokenizer: Any
+) -> None:
     constraint = Constraint(KIND.JSON_SCHEMA, json.dumps({"$defs": {"n": NODE}, **schema}))
     assert fits(grammars, tokenizer, constraint, "{}")
     with pytest.raises(ValueError, match="does not continue"):
@@ -332,8 +518,16 @@ def test_a_value_that_never_ends_is_not_begun(schema: dict[str, Any], grammars: 
     [
         (KIND.CHOICE, ["whole", "\ud83d half"]),
         (KIND.JSON_SCHEMA, {"enum": ["\ud83d half"]}),
-        (KIND.STRUCTURAL_TAG, {"type": "structural_tag", "format": {"type": "const_string", "value": "\ud83d half"}}),
+        (
+            KIND.STRUCTURAL_TAG,
+            {"type": "structural_tag", "format": {"type": "const_string", "value": "\ud83d half"}},
+        ),
     ],
 )
-def test_half_a_character_is_refused_by_name(kind: ConstraintKind, form: Any, grammars: Grammars) -> None:
-    assert re.search("ud83d is a lone surrogate", refused(grammars.compile(Constraint(kind, json.dumps(form)), "")))
+def test_half_a_character_is_refused_by_name(
+    kind: ConstraintKind, form: Any, grammars: Grammars
+) -> None:
+    assert re.search(
+        "ud83d is a lone surrogate",
+        refused(grammars.compile(Constraint(kind, json.dumps(form)), "")),
+    )

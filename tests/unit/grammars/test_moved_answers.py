@@ -1,4 +1,5 @@
-"""An answer in a form that goes on elsewhere, after a kill, a preemption or a resumption, is the one it was.
+"""An answer in a form that goes on elsewhere, after a kill, a preemption or a resumption, is the
+one it was.
 
 At the verifier all three are the same: its tokens so far come as a prompt, under the next epoch.
 """
@@ -15,14 +16,28 @@ import pytest
 from engine_steps import line_up, run_all
 from fitting import of
 
-from dspark.types import NO_Q, Constraint, ConstraintKind, Cursor, Refusal, Rule, SamplingParams, SparseQ, Verdict
+from dspark.types import (
+    NO_Q,
+    Constraint,
+    ConstraintKind,
+    Cursor,
+    Refusal,
+    Rule,
+    SamplingParams,
+    SparseQ,
+    Verdict,
+)
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
 
 TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
 PROMPT = [70, 71, 72]
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}, "required": ["a", "b"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}},
+    "required": ["a", "b"],
+}
 FORM = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(SCHEMA))
 LONGEST = 40
 ALL_PARAMS = [
@@ -39,16 +54,21 @@ def engine() -> VerifyEngine:
 NUMBERS = itertools.count(1)
 
 
-def begin(engine: VerifyEngine, params: SamplingParams, tokens: list[int], epoch: int, number: int) -> int | Refusal:
+def begin(
+    engine: VerifyEngine, params: SamplingParams, tokens: list[int], epoch: int, number: int
+) -> int | Refusal:
     """Its tokens so far, then the next one."""
     line_up(engine, number, tokens, params=params, epoch=epoch, longest=3 + LONGEST + 8, keep=False)
     run_all(engine)
     assert params.constraint is not None
-    return engine.first_token(number, epoch=epoch, grammar=of(engine.compile(params.constraint, "")))
+    return engine.first_token(
+        number, epoch=epoch, grammar=of(engine.compile(params.constraint, ""))
+    )
 
 
 def said(engine: VerifyEngine, params: SamplingParams, moves_at: set[int], slots: int) -> list[int]:
-    """An answer that is taken elsewhere when it has so many tokens; wrong tokens are drafted behind every anchor."""
+    """An answer that is taken elsewhere when it has so many tokens; wrong tokens are drafted behind
+    every anchor."""
     number, epoch, answer, round_ = next(NUMBERS), 1, list[int](), 0
     anchor = begin(engine, params, PROMPT, epoch, number)
     while True:
@@ -64,7 +84,11 @@ def said(engine: VerifyEngine, params: SamplingParams, moves_at: set[int], slots
         round_ += 1
         cursor = Cursor(number, epoch, round_, 3 + len(answer))
         drafts = tuple((7 * len(answer) + k) % 512 for k in range(slots))
-        q = SparseQ.of(np.array(drafts, "u4")[:, None], np.ones((slots, 1), "f4")) if params.greedy else NO_Q
+        q = (
+            SparseQ.of(np.array(drafts, "u4")[:, None], np.ones((slots, 1), "f4"))
+            if params.greedy
+            else NO_Q
+        )
         item = VerifyItem(cursor, anchor, drafts, q)
         (outcome,) = engine.judge_cohort([item]).outcomes
         assert isinstance(outcome, Verdict), outcome
@@ -75,7 +99,9 @@ def said(engine: VerifyEngine, params: SamplingParams, moves_at: set[int], slots
 
 
 @pytest.mark.parametrize("params", ALL_PARAMS, ids=["greedy", "coupled"])
-def test_wherever_an_answer_moves_it_stays_the_same(params: SamplingParams, engine: VerifyEngine) -> None:
+def test_wherever_an_answer_moves_it_stays_the_same(
+    params: SamplingParams, engine: VerifyEngine
+) -> None:
     alone = said(engine, params, set(), 0)
     assert len(alone) > 8
     for moves_at, slots in (({1}, 0), ({2, 5, 6}, 3), (set(range(1, LONGEST)), 2), (set(), 4)):

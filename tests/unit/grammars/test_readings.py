@@ -1,4 +1,5 @@
-"""Forms that read one text in too many ways are refused wherever that begins; those that people write are not."""
+"""Forms that read one text in too many ways are refused wherever that begins; those that people
+write are not."""
 
 from __future__ import annotations
 
@@ -43,8 +44,14 @@ HOSTILE = [
 def test_repetitions_of_repetitions_multiply_wherever_they_stand(text: str) -> None:
     assert most(KIND.REGEX, text) > MOST
     assert most(KIND.JSON_SCHEMA, json.dumps({"items": {"type": "string", "pattern": text}})) > MOST
-    assert most(KIND.JSON_SCHEMA, json.dumps({"type": "object", "patternProperties": {text: {}}})) > MOST
-    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [{"type": "regex", "pattern": text}]}}
+    assert (
+        most(KIND.JSON_SCHEMA, json.dumps({"type": "object", "patternProperties": {text: {}}}))
+        > MOST
+    )
+    tag = {
+        "type": "structural_tag",
+        "format": {"type": "sequence", "elements": [{"type": "regex", "pattern": text}]},
+    }
     assert most(KIND.STRUCTURAL_TAG, json.dumps(tag)) > MOST
 
 
@@ -79,7 +86,13 @@ def test_grammars_that_people_write_are_read_in_few_ways() -> None:
     lists = '"[" (one (", " one){0,99})? "]"'
     one = f'"{{\\"a\\": " [0-9]{{1,9}} "}}" | "{{\\"b\\": " {lists} "}}"'
     assert most(KIND.GRAMMAR, f"root ::= {lists}\none ::= {one}") == 1
-    assert most(KIND.GRAMMAR, "\n".join(f'r{n} ::= "a" r{n + 1} "b"?' for n in range(2000)) + '\nr2000 ::= "c"') == 1
+    assert (
+        most(
+            KIND.GRAMMAR,
+            "\n".join(f'r{n} ::= "a" r{n + 1} "b"?' for n in range(2000)) + '\nr2000 ::= "c"',
+        )
+        == 1
+    )
 
 
 def test_cases_of_the_benchmark_are_read_in_one_way() -> None:

@@ -1,4 +1,5 @@
-"""An answer whose form takes ever longer to follow comes to an end; one on a busy machine does not."""
+"""An answer whose form takes ever longer to follow comes to an end; one on a busy machine does
+not."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def grammar(constraint: Constraint) -> Grammar:
 
 
 def state(constraint: Constraint, answer: list[int]) -> CachedSequence:
-    return CachedSequence(1, 1, 0, SamplingParams(constraint=constraint), 1, False, 64, token_ids=[0, *answer])
+    return CachedSequence(
+        1, 1, 0, SamplingParams(constraint=constraint), 1, False, 64, token_ids=[0, *answer]
+    )
 
 
 def rounds(constraint: Constraint, most: int) -> int:

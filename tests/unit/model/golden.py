@@ -41,7 +41,8 @@ def altered(
     *,
     of: Path | None = None,
 ) -> Path:
-    """A checkpoint with other settings, and tensors that a function changed; made of a copy of `of` first."""
+    """A checkpoint with other settings, and tensors that a function changed; made of a copy of `of`
+    first."""
     if of is not None:
         shutil.copytree(of, folder, dirs_exist_ok=True)
     if settings is not None:
@@ -67,13 +68,17 @@ def without(*names: str) -> Callable[[dict[str, torch.Tensor]], None]:
 
 
 def fresh(folder: Path, **shape: Any) -> Path:
-    """A random drafter of the shipped target, shaped as the shipped drafter but for what is said."""
+    """A random drafter of the shipped target, shaped as the shipped drafter but for what is
+    said."""
     config = dataclasses.replace(read_drafter_config(DATA / "dspark_vanilla"), **shape)
     tables = load_file(DATA / "target_qwen3" / "model.safetensors")
     embedding = tables["model.embed_tokens.weight"]
     head = tables.get("lm_head.weight", embedding)
     save_drafter(
-        fresh_drafter(config, embedding=embedding, lm_head=head, generator=torch.Generator().manual_seed(1)), folder
+        fresh_drafter(
+            config, embedding=embedding, lm_head=head, generator=torch.Generator().manual_seed(1)
+        ),
+        folder,
     )
     return folder
 

@@ -19,10 +19,17 @@ from dspark.model.calibration import (
     parse_calibration,
 )
 
-GREEDY, SAMPLED = {"temperatures": [1.0, 2.0, 0.5], "offsets": [0.0, -1.0, 2.0]}, {"temperatures": [1.5, 1.5, 1.5]}
+GREEDY, SAMPLED = (
+    {"temperatures": [1.0, 2.0, 0.5], "offsets": [0.0, -1.0, 2.0]},
+    {"temperatures": [1.5, 1.5, 1.5]},
+)
 THREES = {"temperatures": [3.0] * 3}
 TOKEN: dict[str, Any] = {"greedy": GREEDY, "sampled": SAMPLED}
-RAW: dict[str, Any] = {"version": 3, "top_k_cut": 64, "rules": {"token": TOKEN, "block": {"sampled": THREES}}}
+RAW: dict[str, Any] = {
+    "version": 3,
+    "top_k_cut": 64,
+    "rules": {"token": TOKEN, "block": {"sampled": THREES}},
+}
 
 
 def test_each_slot_has_its_own_temperature_and_offset() -> None:
@@ -32,13 +39,17 @@ def test_each_slot_has_its_own_temperature_and_offset() -> None:
     found = calibration.apply(logits, "greedy", "token")
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, atol=1e-7)
-    np.testing.assert_allclose(calibration.apply(logits[:, :2], "greedy", "token"), expected[:, :2], atol=1e-7)
+    np.testing.assert_allclose(
+        calibration.apply(logits[:, :2], "greedy", "token"), expected[:, :2], atol=1e-7
+    )
 
 
 def test_a_bucket_that_was_never_fitted_is_the_raw_sigmoid() -> None:
     only_greedy = parse_calibration(RAW | {"rules": {"block": {"greedy": THREES}}}, block_size=3)
     logits = [0.0, 1.0, -1.0]
-    np.testing.assert_allclose(only_greedy.apply(logits, "sampled"), IDENTITY.apply(logits, "sampled"))
+    np.testing.assert_allclose(
+        only_greedy.apply(logits, "sampled"), IDENTITY.apply(logits, "sampled")
+    )
     np.testing.assert_allclose(IDENTITY.apply([0.0], "greedy"), [0.5])
 
 
@@ -49,7 +60,10 @@ def test_each_rule_has_its_own_and_one_that_was_not_fitted_borrows() -> None:
     assert calibration.fit("sampled", "coupled") == SlotFit((3.0, 3.0, 3.0))
     assert calibration.fit("greedy", "block") is None
     logits = [2.0, 2.0, 2.0]
-    assert (calibration.apply(logits, "sampled", "token") > calibration.apply(logits, "sampled", "block")).all()
+    assert (
+        calibration.apply(logits, "sampled", "token")
+        > calibration.apply(logits, "sampled", "block")
+    ).all()
 
 
 def test_extreme_logits_stay_inside_zero_and_one() -> None:
@@ -63,7 +77,11 @@ def test_no_file_means_the_identity(tmp_path: Path) -> None:
 
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
     wanted = Calibration(
-        16, {"block": {"sampled": SlotFit((1.0, 2.0), (0.5, -0.5))}, "token": {"greedy": SlotFit((0.5, 1.0))}}
+        16,
+        {
+            "block": {"sampled": SlotFit((1.0, 2.0), (0.5, -0.5))},
+            "token": {"greedy": SlotFit((0.5, 1.0))},
+        },
     )
     (tmp_path / "calibration.json").write_text(json.dumps(calibration_to_json(wanted)))
     assert load_calibration(tmp_path, block_size=2) == wanted
@@ -80,11 +98,16 @@ BARE: dict[str, Any] = {"greedy": [1.0, 2.0, 0.5], "sampled": [1.5, 1.5, 1.5]}
 @pytest.mark.parametrize(
     ("earlier", "named"),
     [
-        ({"version": 1, "top_k_cut": 64, "rule": "token", "buckets": BARE}, "version: expected 3, found 1"),
+        (
+            {"version": 1, "top_k_cut": 64, "rule": "token", "buckets": BARE},
+            "version: expected 3, found 1",
+        ),
         ({"version": 2, "top_k_cut": 64, "rules": {"token": BARE}}, "version: expected 3, found 2"),
     ],
 )
-def test_a_file_of_an_earlier_version_is_refused_by_name(tmp_path: Path, earlier: dict[str, Any], named: str) -> None:
+def test_a_file_of_an_earlier_version_is_refused_by_name(
+    tmp_path: Path, earlier: dict[str, Any], named: str
+) -> None:
     (tmp_path / "calibration.json").write_text(json.dumps(earlier))
     with pytest.raises(CheckpointError, match=f"{tmp_path}/calibration.json: {named}"):
         load_calibration(tmp_path, block_size=3)
@@ -105,15 +128,30 @@ def test_a_file_of_an_earlier_version_is_refused_by_name(tmp_path: Path, earlier
             {"rules": {"block": {"greedy": {"bias": [1.0] * 3}}}},
             r"rules\.block\.greedy\.bias: expected temperatures or",
         ),
-        ({"rules": {"block": {"greedy": {}}}}, r"rules\.block\.greedy\.temperatures: expected 3 numbers, found None"),
+        (
+            {"rules": {"block": {"greedy": {}}}},
+            r"rules\.block\.greedy\.temperatures: expected 3 numbers, found None",
+        ),
         (_greedy([1.0]), r"rules\.block\.greedy\.temperatures: expected 3 numbers, found 1"),
-        (_greedy([1.0, 0.0, 1.0]), r"rules\.block\.greedy\.temperatures\[1\]: expected a positive number, found 0"),
+        (
+            _greedy([1.0, 0.0, 1.0]),
+            r"rules\.block\.greedy\.temperatures\[1\]: expected a positive number, found 0",
+        ),
         (_greedy([1.0, 1.0, float("nan")]), r"rules\.block\.greedy\.temperatures\[2\]"),
-        (_greedy([1.0, 10**400, 1.0]), r"rules\.block\.greedy\.temperatures\[1\]: expected a positive number"),
-        (_greedy([1.0] * 3, [0.0, -(10**400), 0.0]), r"rules\.block\.greedy\.offsets\[1\]: expected a finite"),
+        (
+            _greedy([1.0, 10**400, 1.0]),
+            r"rules\.block\.greedy\.temperatures\[1\]: expected a positive number",
+        ),
+        (
+            _greedy([1.0] * 3, [0.0, -(10**400), 0.0]),
+            r"rules\.block\.greedy\.offsets\[1\]: expected a finite",
+        ),
         (_greedy([1.0, "1", 1.0]), r"rules\.block\.greedy\.temperatures\[1\]"),
         (_greedy([1.0] * 3, [0.0]), r"rules\.block\.greedy\.offsets: expected 3 numbers, found 1"),
-        (_greedy([1.0] * 3, [0.0, float("inf"), 0.0]), r"rules\.block\.greedy\.offsets\[1\]: expected a finite number"),
+        (
+            _greedy([1.0] * 3, [0.0, float("inf"), 0.0]),
+            r"rules\.block\.greedy\.offsets\[1\]: expected a finite number",
+        ),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:

@@ -65,7 +65,10 @@ def _empty(tensors: Tensors) -> None:
     [
         (_drop, r"missing: layers\.1\.self_attn\.q_norm\.weight"),
         (_add, r"unexpected: layers\.2\.mlp\.up_proj\.weight"),
-        (_reshape, r"wrong shape: markov_head\.markov_w2\.weight \[128, 23\] instead of \[128, 24\]"),
+        (
+            _reshape,
+            r"wrong shape: markov_head\.markov_w2\.weight \[128, 23\] instead of \[128, 24\]",
+        ),
         (_transpose, r"wrong shape: fc\.weight"),
         (_nan, r"norm\.weight holds NaN"),
         (_infinite, r"fc\.weight holds NaN or infinite"),
@@ -73,13 +76,17 @@ def _empty(tensors: Tensors) -> None:
         (_empty, r"unexpected: empty\.0, .* and 992 more"),
     ],
 )
-def test_a_wrong_tensor_is_named(folder: Path, change: Callable[[Tensors], None], named: str) -> None:
+def test_a_wrong_tensor_is_named(
+    folder: Path, change: Callable[[Tensors], None], named: str
+) -> None:
     with pytest.raises(CheckpointError, match=named):
         load_drafter(altered(folder, tensors=change))
 
 
 def test_a_name_that_appears_twice_in_a_header_is_refused(folder: Path) -> None:
-    _rewrite_header(folder / WEIGHTS, lambda text: text.replace('"lm_head.weight"', '"norm.weight"'))
+    _rewrite_header(
+        folder / WEIGHTS, lambda text: text.replace('"lm_head.weight"', '"norm.weight"')
+    )
     with pytest.raises(CheckpointError, match=r"duplicate name norm\.weight"):
         load_drafter(folder)
 
@@ -131,7 +138,9 @@ def test_shards_load_like_one_file(folder: Path) -> None:
         assert torch.equal(tensor, whole[name])
 
 
-@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "a.bin"])
+@pytest.mark.parametrize(
+    "name", ["../outside.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "a.bin"]
+)
 def test_an_index_may_not_leave_the_folder_nor_name_a_pickle(folder: Path, name: str) -> None:
     shutil.copy(folder / WEIGHTS, folder.parent / "outside.safetensors")
     (folder / WEIGHTS).unlink()
@@ -157,7 +166,10 @@ def test_pickles_are_refused_by_name(folder: Path, name: str) -> None:
         ({"mask_token_id": 128}, "mask_token_id: .*found 128"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers: .*found 1000000000"),
         ({"num_attention_heads": 3}, "num_attention_heads: 3 is not a multiple"),
-        ({"architectures": ["Qwen3Eagle3Model"], "ttt_length": 7}, "num_hidden_layers: this family has one layer"),
+        (
+            {"architectures": ["Qwen3Eagle3Model"], "ttt_length": 7},
+            "num_hidden_layers: this family has one layer",
+        ),
         ({"model_type": "gemma4_text"}, "rope_parameters.full_attention: expected an object"),
         ({"head_dim": 15}, "head_dim: 15 is odd"),
         ({"target_layer_ids": [1, 1]}, r"target_layer_ids: .*found \[1, 1\]"),
@@ -167,7 +179,10 @@ def test_pickles_are_refused_by_name(folder: Path, name: str) -> None:
         ({"markov_rank": 0}, "confidence_head_with_markov: true needs"),
         ({"enable_confidence_head": 1}, "enable_confidence_head: .*found 1"),
         ({"rms_norm_eps": 0}, "rms_norm_eps"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1.0}}, 'rope_parameters.rope_type: "longrope"'),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1.0}},
+            'rope_parameters.rope_type: "longrope"',
+        ),
         (
             {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
             "rope_parameters.original_max_position_embeddings",
@@ -176,12 +191,17 @@ def test_pickles_are_refused_by_name(folder: Path, name: str) -> None:
         ({"layer_types": ["sliding_attention"] * 2}, "layer_types"),
         ({"attention_bias": True}, "attention_bias: expected false"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
-        ({"rope_is_neox_style": False, "rope_interleave": False}, "rope_is_neox_style and rope_interleave"),
+        (
+            {"rope_is_neox_style": False, "rope_interleave": False},
+            "rope_is_neox_style and rope_interleave",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"dtype": "int8"}, "dtype"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_value(folder: Path, change: dict[str, Any], named: str) -> None:
+def test_a_wrong_setting_is_named_with_its_value(
+    folder: Path, change: dict[str, Any], named: str
+) -> None:
     with pytest.raises(CheckpointError, match=named):
         load_drafter(altered(folder, change))
 
@@ -196,10 +216,15 @@ def test_null_says_that_a_setting_is_not_there(folder: Path) -> None:
     ("change", "named"),
     [
         ({"model_type": "deepseek_v4"}, "DeepSeek-V4"),
-        ({"architectures": ["LlamaForCausalLM"], "block_size": None, "target_layer_ids": None}, "LlamaForCausalLM"),
+        (
+            {"architectures": ["LlamaForCausalLM"], "block_size": None, "target_layer_ids": None},
+            "LlamaForCausalLM",
+        ),
     ],
 )
-def test_families_that_are_not_built_are_refused_by_name(folder: Path, change: dict[str, Any], named: str) -> None:
+def test_families_that_are_not_built_are_refused_by_name(
+    folder: Path, change: dict[str, Any], named: str
+) -> None:
     altered(folder, change)
     for load in (load_drafter, load_projection):
         with pytest.raises(UnsupportedFamily, match=named):
@@ -209,7 +234,9 @@ def test_families_that_are_not_built_are_refused_by_name(folder: Path, change: d
 def test_rope_theta_may_stand_alone() -> None:
     raw = json.loads((GOOD / "config.json").read_text())
     modern = parse_drafter_config(raw)
-    legacy = {key: value for key, value in raw.items() if key != "rope_parameters"} | {"rope_theta": 10000}
+    legacy = {key: value for key, value in raw.items() if key != "rope_parameters"} | {
+        "rope_theta": 10000
+    }
     assert parse_drafter_config(legacy) == modern
 
 
@@ -244,7 +271,9 @@ def _shard(folder: Path) -> None:
     tensors = load_file(folder / WEIGHTS)
     names = sorted(tensors)
     parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    parts["a.safetensors"].append("fc.weight") if "fc.weight" not in parts["a.safetensors"] else None
+    parts["a.safetensors"].append("fc.weight") if "fc.weight" not in parts[
+        "a.safetensors"
+    ] else None
     parts["b.safetensors"] = [n for n in parts["b.safetensors"] if n != "fc.weight"]
     for file, inside in parts.items():
         save_file({name: tensors[name] for name in inside}, folder / file)

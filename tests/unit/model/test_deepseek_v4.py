@@ -1,6 +1,8 @@
-"""The DSpark module of a DeepSeek-V4 checkpoint: blocks, values of quantised tensors, and what is refused by name.
+"""The DSpark module of a DeepSeek-V4 checkpoint: blocks, values of quantised tensors, and what is
+refused by name.
 
-A small quantised module ships with the tests; the target and the other cases are read where they are present.
+A small quantised module ships with the tests; the target and the other cases are read where they
+are present.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ WHOLE = Path(__file__).parents[4] / "shared" / "golden-deepseek-v4" / "dspark_de
 FOLDERS = [SHIPPED, *(folder for folder in (WHOLE, WHOLE / "quantized") if folder.is_dir())]
 CLOSE = {"atol": 1e-4, "rtol": 0}
 CLOSE_STREAMS = {"atol": 5e-4, "rtol": 0}  # their values reach tens
-needs_target = pytest.mark.skipif(not WHOLE.is_dir(), reason="the target's reference data is not here")
+needs_target = pytest.mark.skipif(
+    not WHOLE.is_dir(), reason="the target's reference data is not here"
+)
 
 
 def staged(folder: Path) -> StagedDrafter:
@@ -52,7 +56,9 @@ def staged(folder: Path) -> StagedDrafter:
     return drafter
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
+@pytest.mark.parametrize(
+    "folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}"
+)
 @torch.inference_mode()
 def test_every_block_is_the_references(folder: Path) -> None:
     drafter, projection = staged(folder), load_projection(folder)
@@ -62,24 +68,39 @@ def test_every_block_is_the_references(folder: Path) -> None:
         torch.testing.assert_close(rows, case["context_rows"], **CLOSE)
         count = rows.shape[1]
         order = torch.randperm(count)  # rows may arrive in any order
-        keys, made = torch.empty(3, 1, count, 1, 32), drafter.ingest(ContextTokens(rows[:, order], None, order))[0]
+        keys, made = (
+            torch.empty(3, 1, count, 1, 32),
+            drafter.ingest(ContextTokens(rows[:, order], None, order))[0],
+        )
         keys[:, :, order] = made
         kept = case["context_keys"]
         torch.testing.assert_close(keys[:, 0, -kept.shape[1] :, 0], kept, **CLOSE)
-        asked = {"anchor_ids": case["anchor_id"], "anchor_positions": torch.tensor([count]), "slots": 5}
+        asked = {
+            "anchor_ids": case["anchor_id"],
+            "anchor_positions": torch.tensor([count]),
+            "slots": 5,
+        }
         context = Entries(keys, keys, torch.tensor([count]))
         hidden = drafter.propose(**asked, context=context).hidden
         torch.testing.assert_close(hidden, case["head_hidden"], **CLOSE_STREAMS)
         torch.testing.assert_close(drafter.norm(hidden), case["block_hidden"], **CLOSE)
         torch.testing.assert_close(drafter.base_logits(hidden), case["base_logits"], **CLOSE)
         for name, forced in (("", None), ("forced_", case["forced_previous_ids"])):
-            proposal, said, logits = drafter.propose(**asked, context=context), [case["anchor_id"]], []
+            proposal, said, logits = (
+                drafter.propose(**asked, context=context),
+                [case["anchor_id"]],
+                [],
+            )
             for slot in range(5):
                 logits.append(proposal.step(said[-1] if forced is None else forced[:, slot]))
                 said.append(logits[-1].argmax(-1))
             previous = torch.stack(said[:-1], 1) if forced is None else forced
-            torch.testing.assert_close(torch.stack(logits, 1), case[f"{name}corrected_logits"], **CLOSE)
-            torch.testing.assert_close(proposal.confidence_logits(previous), case[f"{name}confidence_logits"], **CLOSE)
+            torch.testing.assert_close(
+                torch.stack(logits, 1), case[f"{name}corrected_logits"], **CLOSE
+            )
+            torch.testing.assert_close(
+                proposal.confidence_logits(previous), case[f"{name}confidence_logits"], **CLOSE
+            )
             if forced is None:
                 assert torch.equal(torch.stack(said[1:], 1), case["draft_token_ids"])
 
@@ -88,10 +109,14 @@ def test_every_block_is_the_references(folder: Path) -> None:
 def test_a_padded_batch_of_unequal_contexts_equals_single_blocks() -> None:
     drafter, cases = staged(SHIPPED), block_cases(SHIPPED)
     lengths = torch.tensor([case["context_features"].shape[1] for case in cases])
-    keys = torch.full((3, len(cases), int(lengths.max()), 1, 32), 1e3)  # loud garbage beyond each context
+    keys = torch.full(
+        (3, len(cases), int(lengths.max()), 1, 32), 1e3
+    )  # loud garbage beyond each context
     for row, case in enumerate(cases):
         rows = drafter.project(case["context_features"][0])
-        keys[:, row, : len(rows)], _ = drafter.ingest(ContextTokens(rows, None, torch.arange(len(rows))))
+        keys[:, row, : len(rows)], _ = drafter.ingest(
+            ContextTokens(rows, None, torch.arange(len(rows)))
+        )
     hidden = drafter.propose(
         anchor_ids=torch.cat([case["anchor_id"] for case in cases]),
         anchor_positions=lengths,
@@ -106,7 +131,11 @@ def test_training_sees_what_serving_sees() -> None:
     """All anchors of a text in one pass equal the blocks that are served one by one."""
     drafter = as_block(load_drafter(SHIPPED))
     case = block_cases(SHIPPED)[-1]
-    features, ids, anchors = case["context_features"][0], case["prompt_ids"][0], torch.tensor([3, 18, 30])
+    features, ids, anchors = (
+        case["context_features"][0],
+        case["prompt_ids"][0],
+        torch.tensor([3, 18, 30]),
+    )
     hidden = drafter.forward_hidden(features=features, input_ids=ids, anchors=anchors)
     logits, _ = dense(drafter, hidden, ids[slots_after(anchors, 5, len(ids))])
     logits.logsumexp(-1).sum().backward()  # type: ignore[no-untyped-call]
@@ -114,7 +143,9 @@ def test_training_sees_what_serving_sees() -> None:
     assert float(drafter.fc.weight.grad.abs().max()) > 0
     with torch.inference_mode():
         context, _ = entries_at(drafter, features=features, token_ids=ids, anchors=anchors)
-        served = drafter.propose(anchor_ids=ids[anchors], anchor_positions=anchors, context=context, slots=5)
+        served = drafter.propose(
+            anchor_ids=ids[anchors], anchor_positions=anchors, context=context, slots=5
+        )
         torch.testing.assert_close(hidden, served.hidden, **CLOSE_STREAMS)
 
 
@@ -129,14 +160,21 @@ def test_quantised_tensors_are_read_as_their_values() -> None:
 
 
 def test_four_bits_and_blocks_at_an_edge() -> None:
-    codes = torch.tensor([[0x10, 0x32, 0x54, 0x76] * 4, [0x98, 0xBA, 0xDC, 0xFE] * 4], dtype=torch.uint8)
+    codes = torch.tensor(
+        [[0x10, 0x32, 0x54, 0x76] * 4, [0x98, 0xBA, 0xDC, 0xFE] * 4], dtype=torch.uint8
+    )
     scale = torch.tensor([[2.0], [0.5]]).to(torch.float8_e8m0fnu)
     ladder = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     wanted = torch.stack((2 * ladder.repeat(4), -0.5 * ladder.repeat(4)))
     assert torch.equal(values(codes.view(torch.int8), scale).float(), wanted)
     stored = torch.ones(130, 200).to(torch.float8_e4m3fn)
     grid = values(stored, torch.tensor([[1.0, 2.0], [4.0, 8.0]])).float()
-    assert [float(grid[at]) for at in ((127, 127), (127, 128), (128, 127), (129, 199))] == [1.0, 2.0, 4.0, 8.0]
+    assert [float(grid[at]) for at in ((127, 127), (127, 128), (128, 127), (129, 199))] == [
+        1.0,
+        2.0,
+        4.0,
+        8.0,
+    ]
 
 
 def unquantised(tmp_path: Path) -> Path:
@@ -151,7 +189,11 @@ def test_an_unquantised_copy_drafts_the_same_and_keeps_its_settings(tmp_path: Pa
     }
     assert parse_drafter_config(config_to_json(after.config)) == after.config
     said = report(str(tmp_path / "plain"))
-    assert (said["format"], said["family"], said["layers"]) == ("deepseek_v4", "dspark", "3 x deepseek_v4")
+    assert (said["format"], said["family"], said["layers"]) == (
+        "deepseek_v4",
+        "dspark",
+        "3 x deepseek_v4",
+    )
     assert fingerprint(SHIPPED) != fingerprint(tmp_path / "plain")
 
 
@@ -164,10 +206,18 @@ def test_what_is_mixed_in_fp32_stays_so_beside_bf16() -> None:
         case = block_cases(SHIPPED)[-1]
         at = torch.tensor([case["context_features"].shape[1]])
         context, _ = entries_at(
-            drafter, features=case["context_features"][0], token_ids=case["prompt_ids"][0], anchors=at
+            drafter,
+            features=case["context_features"][0],
+            token_ids=case["prompt_ids"][0],
+            anchors=at,
         )
-        made = drafter.propose(anchor_ids=case["anchor_id"], anchor_positions=at, context=context, slots=5)
-        assert float((drafter.base_logits(made.hidden).float() - case["base_logits"]).abs().max()) < 0.5
+        made = drafter.propose(
+            anchor_ids=case["anchor_id"], anchor_positions=at, context=context, slots=5
+        )
+        assert (
+            float((drafter.base_logits(made.hidden).float() - case["base_logits"]).abs().max())
+            < 0.5
+        )
 
 
 class Reads(TorchDispatchMode):
@@ -179,7 +229,11 @@ class Reads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
-        self.found += [name] if name in {"_local_scalar_dense", "nonzero", "_unique2", "bincount", "equal"} else []
+        self.found += (
+            [name]
+            if name in {"_local_scalar_dense", "nonzero", "_unique2", "bincount", "equal"}
+            else []
+        )
         return func(*args, **(kwargs or {}))
 
 
@@ -192,11 +246,14 @@ def test_a_block_waits_for_the_device_once_and_once_for_each_mixture() -> None:
     def block(at: slice, count: int) -> Tensor:
         own = keys[:, at, :count]
         context = Entries(own, own, lengths[at])
-        return drafter.propose(anchor_ids=asked[at], anchor_positions=lengths[at], context=context, slots=5).hidden
+        return drafter.propose(
+            anchor_ids=asked[at], anchor_positions=lengths[at], context=context, slots=5
+        ).hidden
 
     with Reads() as reads:
         both = block(slice(2), 40)
-    # How far the table of rotations has to reach, of any block drafter; and counts, by a way that is not told here.
+    # How far the table of rotations has to reach, of any block drafter; and counts, by a way that
+    # is not told here.
     assert reads.found == ["_local_scalar_dense"]
     for at, count in enumerate(lengths.tolist()):
         torch.testing.assert_close(both[at], block(slice(at, at + 1), count)[0], **CLOSE_STREAMS)
@@ -234,7 +291,11 @@ def _expert(tensors: dict[str, Tensor]) -> None:
         (_classic, UnsupportedFamily, "classic multi-token-prediction module"),
         (_next, UnsupportedFamily, r"DeepSeek-V4\.1"),
         (_without_last, CheckpointError, r"no mtp\.2\.markov_head.*\[0, 1\]"),
-        (_scale, CheckpointError, r"mtp\.1\.attn\.wkv\.weight: scales \[0, 1\] instead of \[1, 1\]"),
+        (
+            _scale,
+            CheckpointError,
+            r"mtp\.1\.attn\.wkv\.weight: scales \[0, 1\] instead of \[1, 1\]",
+        ),
         (_exponents, CheckpointError, r"mtp\.1\.attn\.wkv\.weight: scales are U8, none of F8_E8M0"),
         (_expert, CheckpointError, r"missing: mtp\.1\.ffn\.experts\.3\.w2\.weight"),
     ],
@@ -258,7 +319,9 @@ def test_stages_are_those_whose_tensors_are_there_whatever_the_settings_say(
 
 
 def test_a_module_of_too_many_stages_is_refused() -> None:
-    with pytest.raises(CheckpointError, match=r"mtp\.16\.markov_head\.markov_w1\.weight: more than 16 stages"):
+    with pytest.raises(
+        CheckpointError, match=r"mtp\.16\.markov_head\.markov_w1\.weight: more than 16 stages"
+    ):
         stages_in(["mtp.16.markov_head.markov_w1.weight"])
 
 
@@ -278,7 +341,9 @@ def test_a_module_of_too_many_stages_is_refused() -> None:
         ({"n_routed_experts": 1 << 24}, CheckpointError, "n_routed_experts: .*from 1 to 4096"),
     ],
 )
-def test_settings_of_another_kind_are_named(change: dict[str, Any], error: type[Exception], named: str) -> None:
+def test_settings_of_another_kind_are_named(
+    change: dict[str, Any], error: type[Exception], named: str
+) -> None:
     raw = json.loads((SHIPPED / "config.json").read_text())
     with pytest.raises(error, match=named):
         parse_drafter_config(raw | change)
@@ -306,7 +371,8 @@ def test_greedy_runs_of_the_whole_loop_are_the_references() -> None:
 
 
 def _run(target: LoadedTarget, drafter: Drafter, case: dict[str, Any]) -> dict[str, list[int]]:
-    """With stock pieces alone. The reference's own counting: a last round may overshoot and still counts."""
+    """With stock pieces alone. The reference's own counting: a last round may overshoot and still
+    counts."""
     ids, stops = list(case["prompt_ids"]), set(case["stop_token_ids"])
     end = len(ids) + case["max_new_tokens"]
     accepted_lengths, proposals, accepted_drafts = [], [], []
@@ -339,7 +405,9 @@ def _run(target: LoadedTarget, drafter: Drafter, case: dict[str, Any]) -> dict[s
     }
 
 
-def _forward(target: LoadedTarget, drafter: Drafter, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _forward(
+    target: LoadedTarget, drafter: Drafter, ids: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
     with TargetTaps(target.model, drafter.target_layer_ids) as taps:
         logits = target.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
         return logits, taps.collect()[0]

@@ -1,4 +1,5 @@
-"""Every family through the one interface: entries, proposals, the training forward and files agree."""
+"""Every family through the one interface: entries, proposals, the training forward and files
+agree."""
 
 from __future__ import annotations
 
@@ -34,15 +35,23 @@ def _text(drafter: Drafter, length: int = 14) -> tuple[Tensor, Tensor]:
     return torch.randn(length, drafter.feature_size, generator=generator), ids
 
 
-def _blocks(drafter: Drafter, ids: Tensor, anchors: Tensor, context: Entries, last_rows: Tensor | None) -> Tensor:
+def _blocks(
+    drafter: Drafter, ids: Tensor, anchors: Tensor, context: Entries, last_rows: Tensor | None
+) -> Tensor:
     """Logits [A, k, V] of blocks that are told the true tokens."""
     size = drafter.config.block_size
     proposal = drafter.propose(
-        anchor_ids=ids[anchors], anchor_positions=anchors, context=context, last_rows=last_rows, slots=size
+        anchor_ids=ids[anchors],
+        anchor_positions=anchors,
+        context=context,
+        last_rows=last_rows,
+        slots=size,
     )
     logits = [proposal.step(ids[anchors + slot]) for slot in range(size)]
     assert proposal.hidden.shape == (len(anchors), size, drafter.config.hidden_size)
-    confidence = proposal.confidence_logits(torch.stack([ids[anchors + slot] for slot in range(size)], dim=1))
+    confidence = proposal.confidence_logits(
+        torch.stack([ids[anchors + slot] for slot in range(size)], dim=1)
+    )
     assert confidence.shape == (len(anchors), size)
     if not drafter.config.enable_confidence_head:
         chance = torch.softmax(torch.stack(logits, dim=1), dim=-1).amax(dim=-1)
@@ -61,7 +70,10 @@ def test_blocks_in_a_padded_batch_equal_blocks_alone(kind: Kind, model_type: Mod
     for row, anchor in enumerate(anchors.tolist()):
         # Alone, and from a text that ends before the anchor: nothing after it can have been seen.
         entries, last_rows = entries_at(
-            drafter, features=features[:anchor], token_ids=ids[: anchor + 1][:anchor], anchors=torch.tensor([anchor])
+            drafter,
+            features=features[:anchor],
+            token_ids=ids[: anchor + 1][:anchor],
+            anchors=torch.tensor([anchor]),
         )
         alone = _blocks(drafter, ids, torch.tensor([anchor]), entries, last_rows)
         torch.testing.assert_close(together[row], alone[0], **CLOSE)
@@ -69,10 +81,14 @@ def test_blocks_in_a_padded_batch_equal_blocks_alone(kind: Kind, model_type: Mod
 
 @every_family
 @torch.no_grad()
-def test_entries_made_piece_by_piece_equal_entries_made_at_once(kind: Kind, model_type: ModelType) -> None:
+def test_entries_made_piece_by_piece_equal_entries_made_at_once(
+    kind: Kind, model_type: ModelType
+) -> None:
     drafter = family_drafter(kind, model_type)
     features, ids = _text(drafter)
-    whole, _ = entries_at(drafter, features=features, token_ids=ids, anchors=torch.tensor([len(ids)]))
+    whole, _ = entries_at(
+        drafter, features=features, token_ids=ids, anchors=torch.tensor([len(ids)])
+    )
     needs, rows = drafter.needs, drafter.project(features)
     keys, values = torch.zeros_like(whole.keys), torch.zeros_like(whole.values)
     pieces = [(0, 5), (5, 6), (6, keys.shape[2])]
@@ -82,16 +98,22 @@ def test_entries_made_piece_by_piece_equal_entries_made_at_once(kind: Kind, mode
         past = None
         if needs.past:
             tokens = ContextTokens(None, ids[None, index], index[None])
-            past = Entries(keys, values, torch.tensor([start])) if start else None  # padded with what comes later
+            past = (
+                Entries(keys, values, torch.tensor([start])) if start else None
+            )  # padded with what comes later
         made = drafter.ingest(tokens, past)
-        keys[:, :, start:stop], values[:, :, start:stop] = made if needs.past else (side.unsqueeze(1) for side in made)
+        keys[:, :, start:stop], values[:, :, start:stop] = (
+            made if needs.past else (side.unsqueeze(1) for side in made)
+        )
     torch.testing.assert_close(keys, whole.keys, **CLOSE)
     torch.testing.assert_close(values, whole.values, **CLOSE)
 
 
 @pytest.mark.parametrize(("kind", "model_type"), [f for f in FAMILIES if f[0] in ("eagle3", "mtp")])
 @torch.no_grad()
-def test_the_training_time_test_equals_blocks_at_every_index(kind: Kind, model_type: ModelType) -> None:
+def test_the_training_time_test_equals_blocks_at_every_index(
+    kind: Kind, model_type: ModelType
+) -> None:
     drafter = family_drafter(kind, model_type)
     assert isinstance(drafter, ChainDrafter)
     features, ids = _text(drafter)
@@ -101,11 +123,15 @@ def test_the_training_time_test_equals_blocks_at_every_index(kind: Kind, model_t
     served = _blocks(drafter, ids, anchors, entries, last_rows)
     steps = drafter.forward_steps(features=features[None], input_ids=ids[None], steps=size)
     for step, hidden in enumerate(steps):  # index i follows i+1 context tokens
-        torch.testing.assert_close(drafter.base_logits(hidden[0, anchors - 1]), served[:, step], **CLOSE)
+        torch.testing.assert_close(
+            drafter.base_logits(hidden[0, anchors - 1]), served[:, step], **CLOSE
+        )
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
-def test_a_long_text_in_chunks_equals_the_text_at_once(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_in_chunks_equals_the_text_at_once(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drafter = family_drafter(kind, "qwen3").train()
     assert isinstance(drafter, ChainDrafter)
     features, ids = _text(drafter)
@@ -113,7 +139,9 @@ def test_a_long_text_in_chunks_equals_the_text_at_once(kind: Kind, monkeypatch: 
     for chunk in (chain.CHUNK, 4):
         monkeypatch.setattr(chain, "CHUNK", chunk)
         drafter.zero_grad()
-        out = torch.stack(drafter.forward_steps(features=features[None], input_ids=ids[None], steps=3))
+        out = torch.stack(
+            drafter.forward_steps(features=features[None], input_ids=ids[None], steps=3)
+        )
         out.square().sum().backward()
         found.append([out.detach(), *(p.grad for p in drafter.parameters() if p.grad is not None)])
     for whole, parts in zip(*found, strict=True):
@@ -125,10 +153,16 @@ def test_a_block_without_any_context_is_finite() -> None:
     drafter = family_drafter("block", "qwen3")
     config = drafter.config
     for n in (1, 3):
-        nothing = torch.empty(config.num_hidden_layers, n, 0, config.num_key_value_heads, config.head_dim)
+        nothing = torch.empty(
+            config.num_hidden_layers, n, 0, config.num_key_value_heads, config.head_dim
+        )
         start, ids = torch.zeros(n, dtype=torch.long), torch.arange(n)
         proposal = drafter.propose(
-            anchor_ids=ids, anchor_positions=start, context=Entries(nothing, nothing, start), last_rows=None, slots=3
+            anchor_ids=ids,
+            anchor_positions=start,
+            context=Entries(nothing, nothing, start),
+            last_rows=None,
+            slots=3,
         )
         assert torch.isfinite(proposal.step(ids)).all()
 
@@ -166,7 +200,9 @@ def test_a_published_language_model_says_what_the_library_says() -> None:
     drafter = load_drafter(ASSISTANT)
     assert isinstance(drafter, LanguageDrafter)
     stock = AutoModelForCausalLM.from_pretrained(ASSISTANT, dtype=torch.float32)
-    ids = torch.randint(0, drafter.config.vocab_size, (2, 30), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(
+        0, drafter.config.vocab_size, (2, 30), generator=torch.Generator().manual_seed(1)
+    )
     mine = drafter.base_logits(drafter.forward_tokens(ids))
     torch.testing.assert_close(mine, stock(input_ids=ids).logits, atol=1e-3, rtol=0)
 
@@ -179,14 +215,19 @@ def test_serving_form_changes_nothing(kind: Kind, model_type: ModelType) -> None
     features, ids = _text(drafter)
     anchors = torch.tensor([3, 8])
     plain, fast = (
-        _blocks(each, ids, anchors, *entries_at(each, features=features, token_ids=ids, anchors=anchors))
+        _blocks(
+            each, ids, anchors, *entries_at(each, features=features, token_ids=ids, anchors=anchors)
+        )
         for each in (drafter, served)
     )
     torch.testing.assert_close(fast, plain, atol=1e-4, rtol=0)
 
 
 SAVED: dict[str, Callable[[], Drafter]] = {
-    **{f"{kind} {model_type}": partial(family_drafter, kind, model_type) for kind, model_type in FAMILIES},
+    **{
+        f"{kind} {model_type}": partial(family_drafter, kind, model_type)
+        for kind, model_type in FAMILIES
+    },
     **{f"head {head}": partial(tiny_drafter, head) for head in HEADS},
 }
 
@@ -223,5 +264,7 @@ def test_training_reaches_every_weight_but_the_targets(kind: Kind, model_type: M
         logits, confidence = dense(as_block(drafter), hidden, ids[slots_after(anchors, 5, 12)])
         (logits.square().sum() + confidence.sum()).backward()
     frozen = {name for name, parameter in drafter.named_parameters() if parameter.grad is None}
-    frozen -= {name for name in frozen if name.endswith("gate.bias")}  # it moves a choice, which has no gradient
+    frozen -= {
+        name for name in frozen if name.endswith("gate.bias")
+    }  # it moves a choice, which has no gradient
     assert frozen == (set() if kind == "lm" else {"embed_tokens.weight", "lm_head.weight"})

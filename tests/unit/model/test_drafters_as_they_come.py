@@ -1,4 +1,5 @@
-"""Drafters of other shapes and spellings than the first released ones: they load, fit their target and draft.
+"""Drafters of other shapes and spellings than the first released ones: they load, fit their target
+and draft.
 
 Each is the shipped drafter, or a random one, written the way that trainers write theirs.
 """
@@ -31,7 +32,9 @@ TABLES = ("embed_tokens.weight", "lm_head.weight")
 
 def neighbours(tensor: Tensor, head_dim: int) -> Tensor:
     """Rows of heads whose pairs lie half a head apart, written as neighbours."""
-    order = torch.stack((torch.arange(head_dim // 2), torch.arange(head_dim // 2) + head_dim // 2), dim=1).flatten()
+    order = torch.stack(
+        (torch.arange(head_dim // 2), torch.arange(head_dim // 2) + head_dim // 2), dim=1
+    ).flatten()
     return tensor.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1).contiguous()
 
 
@@ -46,11 +49,13 @@ def interleaved(folder: Path) -> Path:
 
 
 def nested(folder: Path) -> Path:
-    """As LFM2.5's drafters come: settings inside, no tables, neighbouring pairs, the head's input not said."""
+    """As LFM2.5's drafters come: settings inside, no tables, neighbouring pairs, the head's input
+    not said."""
 
     def change(settings: dict[str, Any]) -> None:
         settings["dflash_config"] = {
-            key: settings.pop(key) for key in ("target_layer_ids", "mask_token_id", "num_target_layers")
+            key: settings.pop(key)
+            for key in ("target_layer_ids", "mask_token_id", "num_target_layers")
         } | {"projector_type": "dspark"}
         del settings["confidence_head_with_markov"]
         settings["architectures"] = ["Lfm2DSparkDraftModel"]
@@ -69,7 +74,9 @@ def reduced(folder: Path) -> Path:
 
 VARIANTS: dict[str, Callable[[Path], Path]] = {
     "three taps": lambda folder: fresh(folder, target_layer_ids=(0, 2, 5)),
-    "six taps, one layer": lambda folder: fresh(folder, target_layer_ids=(0, 1, 2, 3, 4, 5), num_hidden_layers=1),
+    "six taps, one layer": lambda folder: fresh(
+        folder, target_layer_ids=(0, 1, 2, 3, 4, 5), num_hidden_layers=1
+    ),
     "blocks of 4": lambda folder: fresh(folder, block_size=4),
     "blocks of 9": lambda folder: fresh(folder, block_size=9),
     "blocks of 15": lambda folder: fresh(folder, block_size=15),
@@ -83,14 +90,25 @@ SAME = ("neighbouring pairs", "settings inside, tables left out")  # as the ship
 
 def drafted(folder: Path) -> list[Block]:
     """Blocks of the service at three lengths, in one pass."""
-    engine = DraftEngine.load(DraftConfig(drafter=str(folder), target=str(TARGET), context_tokens=512, page_size=4))
+    engine = DraftEngine.load(
+        DraftConfig(drafter=str(folder), target=str(TARGET), context_tokens=512, page_size=4)
+    )
     projection = load_projection(folder)
     items = []
     for sequence, count in enumerate((3, 30, 11)):
-        features = torch.randn(count, projection.feature_size, generator=torch.Generator().manual_seed(sequence))
+        features = torch.randn(
+            count, projection.feature_size, generator=torch.Generator().manual_seed(sequence)
+        )
         assert engine.open(Cursor(sequence, 1, 0, count), 100) is None
         engine.ingest(sequence, 1, 0, [0] * count, projection.project(features))
-        items.append(DraftItem(Cursor(sequence, 1, 1, count + 1), 7 + sequence, count, SamplingParams(temperature=0.0)))
+        items.append(
+            DraftItem(
+                Cursor(sequence, 1, 1, count + 1),
+                7 + sequence,
+                count,
+                SamplingParams(temperature=0.0),
+            )
+        )
     return engine.draft(items)
 
 
@@ -152,7 +170,9 @@ def respelled(folder: Path, source: Path = DRAFTER) -> Path:
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_neighbouring_pairs_of_the_speculators_format_are_reordered_once(tmp_path: Path, inside: bool) -> None:
+def test_neighbouring_pairs_of_the_speculators_format_are_reordered_once(
+    tmp_path: Path, inside: bool
+) -> None:
     def change(settings: dict[str, Any]) -> None:
         where = settings["transformer_layer_config"] if inside else settings
         where["rope_is_neox_style"] = False
@@ -166,11 +186,19 @@ def test_neighbouring_pairs_of_the_speculators_format_are_reordered_once(tmp_pat
 
 
 def test_a_tied_head_of_the_speculators_format_is_its_embedding(tmp_path: Path) -> None:
-    source = altered(tmp_path / "source", tensors=lambda held: held["embed_tokens.weight"].add_(1), of=DRAFTER)
-    folder = altered(respelled(tmp_path / "tied", source), {"tie_word_embeddings": True}, without("lm_head.weight"))
+    source = altered(
+        tmp_path / "source", tensors=lambda held: held["embed_tokens.weight"].add_(1), of=DRAFTER
+    )
+    folder = altered(
+        respelled(tmp_path / "tied", source),
+        {"tie_word_embeddings": True},
+        without("lm_head.weight"),
+    )
     assert report(str(folder), target=str(TARGET))["tables"] == "its own, one for both"
     made = load_drafter(folder, target=TARGET).state_dict()
-    assert torch.equal(made["lm_head.weight"], load_file(source / "model.safetensors")["embed_tokens.weight"])
+    assert torch.equal(
+        made["lm_head.weight"], load_file(source / "model.safetensors")["embed_tokens.weight"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,7 +210,9 @@ def test_a_tied_head_of_the_speculators_format_is_its_embedding(tmp_path: Path) 
         ("partial_rotary_factor", ("transformer_layer_config", "rope_parameters")),
     ],
 )
-def test_a_setting_that_no_tensor_shows_is_refused_by_name(tmp_path: Path, key: str, where: tuple[str, ...]) -> None:
+def test_a_setting_that_no_tensor_shows_is_refused_by_name(
+    tmp_path: Path, key: str, where: tuple[str, ...]
+) -> None:
     def change(settings: dict[str, Any]) -> None:
         for name in where:
             settings = settings[name]
@@ -200,12 +230,23 @@ def test_a_setting_that_no_tensor_shows_is_refused_by_name(tmp_path: Path, key: 
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, r'rope_scaling\.rope_type: "linear" is not supported'),
-        ({"rope_scaling": {"rope_theta": 10**400}}, r"rope_scaling\.rope_theta: expected a positive number"),
-        ({"sample_from_anchor": False, "markov_head_type": "rnn"}, "markov_head_type: 'rnn' needs sample_from_anchor"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 4.0}},
+            r'rope_scaling\.rope_type: "linear" is not supported',
+        ),
+        (
+            {"rope_scaling": {"rope_theta": 10**400}},
+            r"rope_scaling\.rope_theta: expected a positive number",
+        ),
+        (
+            {"sample_from_anchor": False, "markov_head_type": "rnn"},
+            "markov_head_type: 'rnn' needs sample_from_anchor",
+        ),
     ],
 )
-def test_settings_that_would_be_passed_over_are_refused(tmp_path: Path, more: dict[str, Any], named: str) -> None:
+def test_settings_that_would_be_passed_over_are_refused(
+    tmp_path: Path, more: dict[str, Any], named: str
+) -> None:
     with pytest.raises(CheckpointError, match=named):
         read_drafter_config(altered(tmp_path, more, of=DRAFTER))
 
@@ -214,10 +255,16 @@ def test_a_map_of_the_whole_vocabulary_is_followed(tmp_path: Path) -> None:
     """Draft ids in another order than the target's, and their rows of the head."""
     order = torch.randperm(128, generator=torch.Generator().manual_seed(1))
     known = load_file(DRAFTER / "model.safetensors")
-    heads = {name: known[name][order] for name in ("lm_head.weight", "markov_head.markov_w2.weight")}
+    heads = {
+        name: known[name][order] for name in ("lm_head.weight", "markov_head.markov_w2.weight")
+    }
     maps = {"d2t": order - torch.arange(128), "t2d": torch.ones(128, dtype=torch.bool)}
-    folder = altered(tmp_path / "turned", tensors=lambda held: held.update(heads | maps), of=DRAFTER)
-    assert [block.token_ids for block in drafted(folder)] == [block.token_ids for block in drafted(DRAFTER)]
+    folder = altered(
+        tmp_path / "turned", tensors=lambda held: held.update(heads | maps), of=DRAFTER
+    )
+    assert [block.token_ids for block in drafted(folder)] == [
+        block.token_ids for block in drafted(DRAFTER)
+    ]
     same = {"d2t": torch.zeros(128, dtype=torch.int64)}
     twin = altered(tmp_path / "same", tensors=lambda held: held.update(same), of=DRAFTER)
     assert load_drafter(twin).draft_vocabulary is None
@@ -227,22 +274,32 @@ def test_layers_that_are_no_list_of_those_that_are_read_are_refused_by_name(tmp_
     layers = "aux_hidden_state_layer_ids"
     fewer = altered(respelled(tmp_path / "fewer"), lambda settings: settings[layers].pop())
     for load in (load_drafter, load_projection):
-        with pytest.raises(CheckpointError, match=r"target_layer_ids: 4 layers are named, and fc\.weight reads 5"):
+        with pytest.raises(
+            CheckpointError, match=r"target_layer_ids: 4 layers are named, and fc\.weight reads 5"
+        ):
             load(fewer)
     turned = altered(respelled(tmp_path / "turned"), lambda settings: settings[layers].reverse())
-    with pytest.raises(CheckpointError, match=r"aux_hidden_state_layer_ids: expected ascending .* \[5, 4"):
+    with pytest.raises(
+        CheckpointError, match=r"aux_hidden_state_layer_ids: expected ascending .* \[5, 4"
+    ):
         read_drafter_config(turned)
 
 
 @pytest.mark.parametrize(
     ("inner", "error", "named"),
     [
-        ({"projector_type": "domino"}, UnsupportedFamily, r"dflash_config\.projector_type: 'domino'"),
+        (
+            {"projector_type": "domino"},
+            UnsupportedFamily,
+            r"dflash_config\.projector_type: 'domino'",
+        ),
         ({"mask_token_id": 3}, CheckpointError, r"dflash_config\.mask_token_id: 3"),
         ([], CheckpointError, "dflash_config: expected an object"),
     ],
 )
-def test_settings_inside_are_checked_against_those_beside_them(inner: Any, error: type[Exception], named: str) -> None:
+def test_settings_inside_are_checked_against_those_beside_them(
+    inner: Any, error: type[Exception], named: str
+) -> None:
     raw = json.loads((DRAFTER / "config.json").read_text())
     with pytest.raises(error, match=named):
         parse_drafter_config(raw | {"dflash_config": inner})

@@ -1,4 +1,5 @@
-"""The speculators format says what the released one says; what neither can say here is refused by its key."""
+"""The speculators format says what the released one says; what neither can say here is refused by
+its key."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ QWEN3 = [folder for folder in ALL if not folder.name.endswith("_gemma4")]
 BLOCKS = [folder for folder in QWEN3 if folder.name not in ("eagle3", "dspark_rnn")]
 name = attrgetter("name")
 KEPT = [0, 1, 2, 5, 9, 17, 33, 64, 65, 66, 80, 99, 100, 101, 120, 127]
-# As the other library writes it for `dspark_vanilla`, by its documentation and not by our converter.
+# As the other library writes it for `dspark_vanilla`, by its documentation and not by our
+# converter.
 SPELLED: dict[str, Any] = {
     "architectures": ["DSparkSpeculator"],
     "aux_hidden_state_layer_ids": [1, 2, 3, 4, 5],
@@ -65,38 +67,58 @@ LAYER_KEYS = (
 
 def spelled() -> dict[str, Any]:
     raw = json.loads((DATA / "dspark_vanilla" / "config.json").read_text())
-    layer = {key: raw[key] for key in LAYER_KEYS} | {"model_type": "qwen3", "tie_word_embeddings": True}
+    layer = {key: raw[key] for key in LAYER_KEYS} | {
+        "model_type": "qwen3",
+        "tie_word_embeddings": True,
+    }
     return SPELLED | {"mask_token_id": raw["mask_token_id"], "transformer_layer_config": layer}
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("folder", QWEN3, ids=name)
 @pytest.mark.parametrize("share_tables", [False, True])
-def test_a_twin_drafts_what_the_original_drafts(tmp_path: Path, folder: Path, share_tables: bool) -> None:
+def test_a_twin_drafts_what_the_original_drafts(
+    tmp_path: Path, folder: Path, share_tables: bool
+) -> None:
     to_speculators(folder, tmp_path / "twin", share_tables=share_tables)
     stored = load_file(tmp_path / "twin" / "model.safetensors")
     assert ("embed_tokens.weight" in stored) is not share_tables
     twin = load_drafter(tmp_path / "twin", target=DATA / "target_qwen3")
     original = load_drafter(folder)
     ours, theirs = greedy(twin), greedy(original)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)  # where weights lie in memory moves the last bit
+    torch.testing.assert_close(
+        ours, theirs, rtol=0, atol=1e-5
+    )  # where weights lie in memory moves the last bit
     assert torch.equal(ours[..., :128].argmax(dim=-1), theirs[..., :128].argmax(dim=-1))
-    assert twin.fingerprint == original.fingerprint == load_projection(tmp_path / "twin").fingerprint
+    assert (
+        twin.fingerprint == original.fingerprint == load_projection(tmp_path / "twin").fingerprint
+    )
 
 
 def test_a_file_of_the_other_library_reads_as_the_released_one() -> None:
     released = json.loads((DATA / "dspark_vanilla" / "config.json").read_text())
     mine, theirs = parse_drafter_config(released), parse_drafter_config(spelled())
     assert theirs.target_layer_ids == mine.target_layer_ids == (0, 1, 2, 3, 4)
-    assert (theirs.num_target_layers, mine.num_target_layers) == (0, 6), "the other format does not say"
+    assert (theirs.num_target_layers, mine.num_target_layers) == (0, 6), (
+        "the other format does not say"
+    )
     assert {**vars(theirs), "num_target_layers": 6} == vars(mine)
 
 
 def test_what_a_nested_layer_config_leaves_out_has_the_library_s_value() -> None:
     transformers = pytest.importorskip("transformers")
     raw = spelled() | {"transformer_layer_config": {"model_type": "qwen3", "num_hidden_layers": 5}}
-    read, library = parse_drafter_config(raw | {"draft_vocab_size": 151936}), transformers.Qwen3Config()
-    for key in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"):
+    read, library = (
+        parse_drafter_config(raw | {"draft_vocab_size": 151936}),
+        transformers.Qwen3Config(),
+    )
+    for key in (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+    ):
         assert getattr(read, key) == getattr(library, key)
     for key in ("head_dim", "max_position_embeddings", "initializer_range", "rms_norm_eps"):
         assert getattr(read, key) == getattr(library, key)
@@ -105,7 +127,9 @@ def test_what_a_nested_layer_config_leaves_out_has_the_library_s_value() -> None
 
 @torch.no_grad()
 @pytest.mark.parametrize("folder", BLOCKS, ids=name)
-def test_without_sampling_from_the_anchor_its_slot_is_passed_over(tmp_path: Path, folder: Path) -> None:
+def test_without_sampling_from_the_anchor_its_slot_is_passed_over(
+    tmp_path: Path, folder: Path
+) -> None:
     to_speculators(folder, tmp_path / "late")
     path = tmp_path / "late" / "config.json"
     raw = json.loads(path.read_text())
@@ -120,7 +144,9 @@ def test_without_sampling_from_the_anchor_its_slot_is_passed_over(tmp_path: Path
     given = {"anchor_ids": ids[:1], "anchor_positions": torch.tensor([30])}
     given |= {"context": Entries(keys[:, None], values[:, None], torch.tensor([30]))}  # type: ignore[dict-item]
     hidden = late.propose(**given, slots=7).hidden  # type: ignore[arg-type]
-    torch.testing.assert_close(hidden, long.propose(**given, slots=8).hidden[:, 1:], rtol=0, atol=1e-5)  # type: ignore[arg-type]
+    torch.testing.assert_close(
+        hidden, long.propose(**given, slots=8).hidden[:, 1:], rtol=0, atol=1e-5
+    )  # type: ignore[arg-type]
     save_drafter(late, tmp_path / "again")
     assert read_drafter_config(tmp_path / "again").query_size == 8
 
@@ -139,7 +165,9 @@ def test_a_cut_head_says_the_same_of_the_tokens_it_keeps_and_nothing_of_the_othe
     rest = sorted(set(range(128)) - set(KEPT))
     assert torch.isneginf(few[:, rest]).all()
     save_drafter(cut, tmp_path / "again")
-    torch.testing.assert_close(greedy(load_drafter(tmp_path / "again")), greedy(cut), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        greedy(load_drafter(tmp_path / "again")), greedy(cut), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,18 +176,30 @@ def test_a_cut_head_says_the_same_of_the_tokens_it_keeps_and_nothing_of_the_othe
         ({"speculators_model_type": "peagle"}, "speculators_model_type: 'peagle'"),
         ({"speculators_model_type": "mtp"}, "speculators_model_type: 'mtp'"),
         ({"speculators_model_type": "dflash", "projector_type": "domino"}, "domino"),
-        ({"transformer_layer_config": {"model_type": "llama"}}, r"transformer_layer_config\.model_type: .*'llama'"),
+        (
+            {"transformer_layer_config": {"model_type": "llama"}},
+            r"transformer_layer_config\.model_type: .*'llama'",
+        ),
         ({"transformer_layer_config": []}, "transformer_layer_config: expected an object"),
         ({"target_hidden_size": 80}, "target_hidden_size: 80"),
         ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids: missing"),
-        ({"aux_hidden_state_layer_ids": [1, "2"]}, "aux_hidden_state_layer_ids: expected ascending"),
+        (
+            {"aux_hidden_state_layer_ids": [1, "2"]},
+            "aux_hidden_state_layer_ids: expected ascending",
+        ),
         ({"aux_hidden_state_layer_ids": [3, 2]}, "aux_hidden_state_layer_ids: expected ascending"),
         ({"block_size": 1, "sample_from_anchor": False}, "block_size: .*found 1"),
         ({"sample_from_anchor": 1}, "sample_from_anchor: expected true or false"),
         ({"draft_vocab_size": 129}, "draft_vocab_size: .*found 129"),
         ({"mask_token_id": None}, "mask_token_id: missing"),
-        ({"speculators_model_type": "eagle3", "norm_before_residual": True}, "norm_before_residual"),
-        ({"speculators_model_type": "eagle3", "speculators_config": {}}, r"speculators_config\.proposal_methods"),
+        (
+            {"speculators_model_type": "eagle3", "norm_before_residual": True},
+            "norm_before_residual",
+        ),
+        (
+            {"speculators_model_type": "eagle3", "speculators_config": {}},
+            r"speculators_config\.proposal_methods",
+        ),
         ({"speculators_model_type": "dsv4_dspark"}, "DeepSeek-V4"),
     ],
     ids=str,

@@ -1,4 +1,5 @@
-"""Folders made by somebody who means harm: refused at once, by name, without waiting, building or fetching anything."""
+"""Folders made by somebody who means harm: refused at once, by name, without waiting, building or
+fetching anything."""
 
 from __future__ import annotations
 
@@ -63,7 +64,11 @@ def _twice(path: Path) -> None:
 )
 @pytest.mark.parametrize("load", [load_drafter, load_projection, load_target])
 def test_settings_that_are_no_settings(
-    drafter: Path, target: Path, load: Callable[[Path], Any], spoil: Callable[[Path], None], named: str
+    drafter: Path,
+    target: Path,
+    load: Callable[[Path], Any],
+    spoil: Callable[[Path], None],
+    named: str,
 ) -> None:
     folder = target if load is load_target else drafter
     spoil(folder / CONFIG)
@@ -80,7 +85,10 @@ def test_settings_that_are_no_settings(
         ({"hidden_size": 65}, "no tensor is"),
         ({"vocab_size": -1}, "vocab_size"),
         ({"max_position_embeddings": 1}, "max_position_embeddings: .*found 1"),
-        ({"max_position_embeddings": 1 << 63}, "max_position_embeddings: .*found 9223372036854775808"),
+        (
+            {"max_position_embeddings": 1 << 63},
+            "max_position_embeddings: .*found 9223372036854775808",
+        ),
         ({"vocab_size": "128"}, "vocab_size"),
         ({"intermediate_size": 10**12}, "intermediate_size"),
         ({"num_attention_heads": 1 << 40}, "num_attention_heads"),
@@ -92,7 +100,9 @@ def test_settings_that_are_no_settings(
         ({"rope_parameters": 7}, "target"),
     ],
 )
-def test_a_target_that_asks_for_more_than_it_brings(target: Path, change: dict[str, Any], named: str) -> None:
+def test_a_target_that_asks_for_more_than_it_brings(
+    target: Path, change: dict[str, Any], named: str
+) -> None:
     with pytest.raises(CheckpointError, match=named):
         load_target(altered(target, change))
 
@@ -100,12 +110,22 @@ def test_a_target_that_asks_for_more_than_it_brings(target: Path, change: dict[s
 @pytest.mark.parametrize(
     ("name", "text", "named"),
     [
-        (INDEX, json.dumps({"weight_map": {"fc.weight": "a" * 300 + ".safetensors"}}), "a.safetensors' is not there"),
+        (
+            INDEX,
+            json.dumps({"weight_map": {"fc.weight": "a" * 300 + ".safetensors"}}),
+            "a.safetensors' is not there",
+        ),
         ("tokenizer.json", '{"model": {"vocab": {"a": Infinity}}}', "not readable as a tokenizer"),
-        (CONFIG, '{"dflash_config": [1], "enable_confidence_head": true}', "dflash_config: expected an object"),
+        (
+            CONFIG,
+            '{"dflash_config": [1], "enable_confidence_head": true}',
+            "dflash_config: expected an object",
+        ),
     ],
 )
-def test_files_beside_the_weights_are_refused_by_name(drafter: Path, name: str, text: str, named: str) -> None:
+def test_files_beside_the_weights_are_refused_by_name(
+    drafter: Path, name: str, text: str, named: str
+) -> None:
     if name == INDEX:
         (drafter / WEIGHTS).unlink()
     (drafter / name).write_text(text)
@@ -128,7 +148,9 @@ def test_stop_ids_that_are_none_are_refused_by_name(target: Path, said: str, nam
         load_target(target)
 
 
-def test_stop_ids_are_those_of_the_vocabulary_and_settings_of_text_those_that_say_something(target: Path) -> None:
+def test_stop_ids_are_those_of_the_vocabulary_and_settings_of_text_those_that_say_something(
+    target: Path,
+) -> None:
     (target / "generation_config.json").write_text('{"eos_token_id": [2, 128, -1]}')
     assert load_target(target).stop_ids == (2,)
     altered(target, {"eos_token_id": 3})
@@ -162,7 +184,9 @@ def test_a_link_may_not_leave_the_folder(drafter: Path, tmp_path: Path) -> None:
         load_drafter(drafter)
 
 
-def test_links_of_a_hub_cache_and_inside_the_folder_are_followed(drafter: Path, tmp_path: Path) -> None:
+def test_links_of_a_hub_cache_and_inside_the_folder_are_followed(
+    drafter: Path, tmp_path: Path
+) -> None:
     whole = load_drafter(drafter).fingerprint
     store, snapshot = tmp_path / "models--x" / "blobs", tmp_path / "models--x" / "snapshots" / "abc"
     store.mkdir(parents=True)
@@ -190,7 +214,10 @@ def test_an_index_says_what_the_files_say(drafter: Path, change: dict[str, str |
 
     tensors = load_file(drafter / WEIGHTS)
     (drafter / WEIGHTS).unlink()
-    held = {name: "a.safetensors" if number % 2 else "b.safetensors" for number, name in enumerate(sorted(tensors))}
+    held = {
+        name: "a.safetensors" if number % 2 else "b.safetensors"
+        for number, name in enumerate(sorted(tensors))
+    }
     for file in ("a.safetensors", "b.safetensors"):
         save_file({name: tensors[name] for name in tensors if held[name] == file}, drafter / file)
     (drafter / INDEX).write_text(json.dumps({"weight_map": held}))

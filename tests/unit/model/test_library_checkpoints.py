@@ -1,4 +1,5 @@
-"""What the library itself loads without complaint is read, as a target and as a drafter, with its numbers."""
+"""What the library itself loads without complaint is read, as a target and as a drafter, with its
+numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +39,11 @@ def made(folder: Path, change: Callable[[Tensors], Tensors | None], config: Any)
     file = folder / "model.safetensors"
     tensors = load_file(file)
     tensors = change(tensors) or tensors
-    save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
+    save_file(
+        {name: tensor.clone().contiguous() for name, tensor in tensors.items()},
+        file,
+        metadata={"format": "pt"},
+    )
     return folder
 
 
@@ -55,7 +60,9 @@ def _head_alone(tensors: Tensors) -> None:
 
 
 def _frequencies(tensors: Tensors) -> None:
-    tensors |= {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.ones(8) for layer in (0, 1)}
+    tensors |= {
+        f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.ones(8) for layer in (0, 1)
+    }
 
 
 def _frequencies_once(tensors: Tensors) -> None:
@@ -99,7 +106,9 @@ def test_a_model_that_the_library_loads_is_read_with_its_numbers(case: str, tmp_
     assert isinstance(drafter, LanguageDrafter)
     torch.testing.assert_close(target.model(input_ids=IDS, use_cache=False).logits, wanted)
     with torch.inference_mode():
-        torch.testing.assert_close(drafter.base_logits(drafter.forward_tokens(IDS)), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            drafter.base_logits(drafter.forward_tokens(IDS)), wanted, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_a_stored_head_that_differs_from_its_tied_table_is_no_drafter_s(tmp_path: Path) -> None:
@@ -108,13 +117,19 @@ def test_a_stored_head_that_differs_from_its_tied_table_is_no_drafter_s(tmp_path
         tensors[HEAD][7, 3] += 1.0
 
     folder = made(tmp_path / "model", change, qwen3(tied=True))
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+    with pytest.raises(
+        CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"
+    ):
         load_drafter(folder)
 
 
 @pytest.mark.parametrize("name", ["score.weight", "model.layers.0.self_attn.bias"])
 def test_what_the_library_complains_of_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    folder = made(tmp_path / "model", lambda tensors: tensors.update({name: torch.ones(1, 64)}), qwen3(tied=True))
+    folder = made(
+        tmp_path / "model",
+        lambda tensors: tensors.update({name: torch.ones(1, 64)}),
+        qwen3(tied=True),
+    )
     for load in (load_target, load_drafter):
         with pytest.raises(CheckpointError, match=f"unexpected.*{name}"):
             load(folder)
@@ -131,7 +146,8 @@ def test_a_head_that_nothing_replaces_is_missing(tmp_path: Path) -> None:
 
 
 def test_buffers_that_the_library_leaves_alone_may_hold_anything(tmp_path: Path) -> None:
-    """An old GPT-NeoX: a causal mask, what stands in its empty places, frequencies, and a head under an older name."""
+    """An old GPT-NeoX: a causal mask, what stands in its empty places, frequencies, and a head
+    under an older name."""
 
     def change(tensors: Tensors) -> None:
         attention = "gpt_neox.layers.0.attention"
@@ -139,27 +155,43 @@ def test_buffers_that_the_library_leaves_alone_may_hold_anything(tmp_path: Path)
         tensors[f"{attention}.bias"] = torch.ones(1, 1, 4, 4, dtype=torch.bool)
         tensors[f"{attention}.rotary_emb.inv_freq"] = torch.full((8,), torch.nan)
 
-    assert load_target(made(tmp_path / "model", change, transformers.GPTNeoXConfig(**SHAPE))).num_layers == 2
+    assert (
+        load_target(
+            made(tmp_path / "model", change, transformers.GPTNeoXConfig(**SHAPE))
+        ).num_layers
+        == 2
+    )
 
 
 def test_frequencies_beside_a_released_drafter_are_left_alone(tmp_path: Path) -> None:
-    more = {"rotary_emb.inv_freq": torch.ones(8), "layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
-    folder = altered(tmp_path / "drafter", tensors=lambda held: held.update(more), of=DATA / "dspark_vanilla")
+    more = {
+        "rotary_emb.inv_freq": torch.ones(8),
+        "layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8),
+    }
+    folder = altered(
+        tmp_path / "drafter", tensors=lambda held: held.update(more), of=DATA / "dspark_vanilla"
+    )
     assert load_drafter(folder).fingerprint == load_drafter(DATA / "dspark_vanilla").fingerprint
 
 
 @pytest.mark.parametrize("kept", ["model.embed_tokens.weight", "lm_head.weight"])
-def test_shared_tables_are_read_from_a_target_that_stores_one_under_either_name(kept: str, tmp_path: Path) -> None:
+def test_shared_tables_are_read_from_a_target_that_stores_one_under_either_name(
+    kept: str, tmp_path: Path
+) -> None:
     table = load_file(DATA / "dspark_vanilla" / "model.safetensors")["embed_tokens.weight"]
 
     def one(tensors: Tensors) -> None:
-        for name in [name for name in tensors if name.endswith(("embed_tokens.weight", "lm_head.weight"))]:
+        for name in [
+            name for name in tensors if name.endswith(("embed_tokens.weight", "lm_head.weight"))
+        ]:
             del tensors[name]
         tensors[kept] = table
 
     target = altered(tmp_path / "target", tensors=one, of=DATA / "target_qwen3")
     same = {"lm_head.weight": table.clone()}
-    drafter = altered(tmp_path / "drafter", tensors=lambda held: held.update(same), of=DATA / "dspark_vanilla")
+    drafter = altered(
+        tmp_path / "drafter", tensors=lambda held: held.update(same), of=DATA / "dspark_vanilla"
+    )
     to_speculators(drafter, tmp_path / "shared", verifier=None, share_tables=True)
     loaded = load_drafter(tmp_path / "shared", target=target)
     torch.testing.assert_close(loaded.embed_tokens.weight, table.float())

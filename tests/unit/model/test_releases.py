@@ -1,4 +1,5 @@
-"""The library's names for a cache, those of older and newer releases, and that nothing we do makes it complain."""
+"""The library's names for a cache, those of older and newer releases, and that nothing we do makes
+it complain."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from verify_service.stateful import StatefulRunner
 
 
 class Renamed(torch.nn.Module):
-    """A model that takes its cache under one name only and refuses the other, as releases before and after do."""
+    """A model that takes its cache under one name only and refuses the other, as releases before
+    and after do."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -53,7 +55,10 @@ def target(request: pytest.FixtureRequest, golden_target: Path) -> Any:
 def test_a_cache_per_request_goes_by_the_name_that_the_release_takes(target: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert self_test.disagreement(StatefulRunner(target.model, None), self_test.expected(target)) is None
+        assert (
+            self_test.disagreement(StatefulRunner(target.model, None), self_test.expected(target))
+            is None
+        )
 
 
 def test_lockstep_goes_by_the_name_that_the_release_takes(target: Any) -> None:

@@ -19,7 +19,9 @@ DATA = Path(__file__).parents[2] / "data"
 @pytest.mark.parametrize("name", ["dspark_vanilla", "eagle3", "pair/drafter"])
 @pytest.mark.parametrize("exact", [True, False], ids=["weights of two bytes", "weights of four"])
 @torch.inference_mode()
-def test_a_projection_that_serves_makes_the_same_rows(name: str, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_projection_that_serves_makes_the_same_rows(
+    name: str, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(products, "PACK_FROM", 1)  # small weights as large ones
     plain, served = load_projection(DATA / name), load_projection(DATA / name)
     generator = torch.Generator().manual_seed(1)
@@ -34,11 +36,15 @@ def test_a_projection_that_serves_makes_the_same_rows(name: str, exact: bool, mo
     assert not served.fc.weight.numel(), "one copy is enough"
     for count in (1, 3, 40):
         features = torch.randn(count, plain.feature_size, generator=generator)
-        torch.testing.assert_close(served.project(features), plain.project(features), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            served.project(features), plain.project(features), atol=1e-4, rtol=1e-4
+        )
 
 
 def test_a_verifier_has_one_that_serves() -> None:
-    config = VerifyConfig(target=str(DATA / "target_qwen3"), drafter=str(DATA / "dspark_vanilla"), kv_tokens=4096)
+    config = VerifyConfig(
+        target=str(DATA / "target_qwen3"), drafter=str(DATA / "dspark_vanilla"), kv_tokens=4096
+    )
     projection = load_parts(config).projection
     assert isinstance(projection, FusedFeatures)
     assert projection._product is not None

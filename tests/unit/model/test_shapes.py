@@ -25,7 +25,10 @@ def test_a_released_drafter_has_the_released_tensors(name: str) -> None:
     config = parse_drafter_config(config_of(family, target))
     with torch.device("meta"):
         drafter = build_drafter(config)
-    shapes = {stored: tuple(drafter.state_dict()[mine].shape) for mine, stored in drafter.stored_names().items()}
+    shapes = {
+        stored: tuple(drafter.state_dict()[mine].shape)
+        for mine, stored in drafter.stored_names().items()
+    }
     assert shapes == tensors_of(family, target)
     parameters = sum(math.prod(shape) for shape in shapes.values())
     ends = 2 * math.prod(shapes["lm_head.weight"])
@@ -47,12 +50,19 @@ def test_thin_ones_load_with_nothing_missing_and_nothing_left(tmp_path: Path, na
     assert set(drafter.stored_names().values()) == set(shapes)
 
 
-def test_the_command_checks_and_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_checks_and_converts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made, twin, kept = tmp_path / "made", tmp_path / "twin", tmp_path / "kept.json"
     write_thin(made, "eagle3_qwen3_4b_ttt7")
     assert main(["checkpoint", "check", str(made), "--json"]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (said["format"], said["family"], said["missing"], said["unexpected"]) == ("deepspec", "eagle3", 0, 0)
+    assert (said["format"], said["family"], said["missing"], said["unexpected"]) == (
+        "deepspec",
+        "eagle3",
+        0,
+        0,
+    )
     kept.write_text(json.dumps(list(range(100, 200))))
     assert main(["checkpoint", "convert", str(made), str(twin), "--keep-tokens", str(kept)]) == 0
     assert main(["checkpoint", "check", str(twin)]) == 0

@@ -1,4 +1,5 @@
-"""A drafter whose file leaves its vocabulary tables to the target: the same drafter wherever one is loaded."""
+"""A drafter whose file leaves its vocabulary tables to the target: the same drafter wherever one is
+loaded."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_the_same_drafts_bit_for_bit_from_a_file_without_the_tables(shared: Path
     ours, theirs = load_drafter(shared, target=TARGET), load_drafter(WHOLE)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     assert torch.equal(greedy(ours), greedy(theirs))
-    assert {path: path.read_bytes() for folder in (shared, TARGET) for path in folder.iterdir()} == before
+    assert {
+        path: path.read_bytes() for folder in (shared, TARGET) for path in folder.iterdir()
+    } == before
 
 
 @torch.no_grad()
@@ -65,7 +68,11 @@ def test_what_ties_it_to_a_verifier_is_its_projection_and_what_names_it_holds_th
     shared: Path, tmp_path: Path
 ) -> None:
     whole = load_drafter(WHOLE).fingerprint
-    assert load_drafter(shared, target=TARGET).fingerprint == whole == load_projection(shared).fingerprint
+    assert (
+        load_drafter(shared, target=TARGET).fingerprint
+        == whole
+        == load_projection(shared).fingerprint
+    )
     other = _other_target(tmp_path / "other", 1.5)
     names = {fingerprint(shared, target=target) for target in (TARGET, other)}
     assert len(names | {fingerprint(shared)}) == 3
@@ -76,35 +83,57 @@ def test_the_draft_service_serves_it_with_its_target_and_asks_for_one(shared: Pa
     engine = DraftEngine.load(DraftConfig(drafter=str(shared), target=str(TARGET), device="cpu"))
     assert engine.fingerprint == fingerprint(shared, target=TARGET)
     assert torch.equal(engine.drafter.lm_head.weight, load_drafter(WHOLE).lm_head.weight)
-    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight and lm_head\.weight are left out.*--target"):
+    with pytest.raises(
+        CheckpointError, match=r"embed_tokens\.weight and lm_head\.weight are left out.*--target"
+    ):
         DraftEngine.load(DraftConfig(drafter=str(shared), device="cpu"))
 
 
-def test_calibration_and_evaluation_are_those_of_the_whole_file(shared: Path, tmp_path: Path) -> None:
+def test_calibration_and_evaluation_are_those_of_the_whole_file(
+    shared: Path, tmp_path: Path
+) -> None:
     prompts = tmp_path / "asked.jsonl"
-    prompts.write_text("".join((PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(True)[:4]))
+    prompts.write_text(
+        "".join((PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(True)[:4])
+    )
     fits, taus = [], []
     for folder in (shared, WHOLE):
         made = calibrate(
-            TARGET, folder, [prompts], rules=["token"], new_tokens=8, out=tmp_path / "fits" / folder.name, bar=False
+            TARGET,
+            folder,
+            [prompts],
+            rules=["token"],
+            new_tokens=8,
+            out=tmp_path / "fits" / folder.name,
+            bar=False,
         )
         fits.append(made["fits"])
-        taus.append(evaluate(TARGET, folder, [prompts], temperatures=[0.0], new_tokens=8, bar=False)["temperatures"])
+        taus.append(
+            evaluate(TARGET, folder, [prompts], temperatures=[0.0], new_tokens=8, bar=False)[
+                "temperatures"
+            ]
+        )
     assert repr(fits[0]) == repr(fits[1])
     assert repr(taus[0]) == repr(taus[1])
 
 
 def test_conformance_finds_the_target_of_a_file_without_tables(tmp_path: Path) -> None:
     altered(tmp_path / "cases" / "target_qwen3", of=DATA / "target_qwen3")
-    folder = altered(tmp_path / "cases" / "dspark_vanilla", tensors=without(*TABLES), of=DATA / "dspark_vanilla")
-    (folder / conformance.DECODE_FILE).unlink()  # its cases name the weights file they were recorded with
+    folder = altered(
+        tmp_path / "cases" / "dspark_vanilla", tensors=without(*TABLES), of=DATA / "dspark_vanilla"
+    )
+    (
+        folder / conformance.DECODE_FILE
+    ).unlink()  # its cases name the weights file they were recorded with
     assert conformance.run(tmp_path / "cases") == 0
     shutil.rmtree(tmp_path / "cases" / "target_qwen3")
     assert conformance.run(tmp_path / "cases") == 1
 
 
 def test_a_target_of_another_shape_is_refused_by_name(shared: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight .*\[512, 96\] is wanted, .*target_qwen3 has"):
+    with pytest.raises(
+        CheckpointError, match=r"embed_tokens\.weight .*\[512, 96\] is wanted, .*target_qwen3 has"
+    ):
         load_drafter(shared, target=DATA / "target_qwen3")
     with pytest.raises(CheckpointError, match="nowhere"):
         load_drafter(shared, target="nowhere/at/all")
@@ -134,7 +163,10 @@ def test_what_is_there_already_is_not_written_over(
     action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = altered(tmp_path / "mine", of=WHOLE)
-    before, more = (mine / "config.json").read_bytes(), ["--target", str(TARGET)] if action == "share" else []
+    before, more = (
+        (mine / "config.json").read_bytes(),
+        ["--target", str(TARGET)] if action == "share" else [],
+    )
     for out, named in (
         (mine, "there already"),
         (mine / "config.json", "there already"),
@@ -145,7 +177,9 @@ def test_what_is_there_already_is_not_written_over(
     assert (mine / "config.json").read_bytes() == before
 
 
-def test_names_out_of_a_file_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_out_of_a_file_do_not_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     red = {"\x1b[31mred": torch.ones(2)}
     mine = altered(tmp_path / "mine", tensors=lambda held: held.update(red), of=WHOLE)
     assert main(["checkpoint", "check", str(mine)]) == 1
@@ -154,15 +188,30 @@ def test_names_out_of_a_file_do_not_steer_the_terminal(tmp_path: Path, capsys: p
     assert "\x1b" not in said
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, f"[{10**30}]", "[-1]"], ids=["deep", "far", "none"])
-def test_tokens_that_are_none_are_not_kept(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, f"[{10**30}]", "[-1]"], ids=["deep", "far", "none"]
+)
+def test_tokens_that_are_none_are_not_kept(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "kept.json").write_text(text)
-    words = ["checkpoint", "convert", str(WHOLE), str(tmp_path / "out"), "--keep-tokens", str(tmp_path / "kept.json")]
+    words = [
+        "checkpoint",
+        "convert",
+        str(WHOLE),
+        str(tmp_path / "out"),
+        "--keep-tokens",
+        str(tmp_path / "kept.json"),
+    ]
     assert main(words) == 1
-    assert re.search("kept.json: not readable|keep_tokens: expected ids below", capsys.readouterr().err)
+    assert re.search(
+        "kept.json: not readable|keep_tokens: expected ids below", capsys.readouterr().err
+    )
     assert not (tmp_path / "out").exists()
 
 
 def _other_target(folder: Path, scale: float) -> Path:
     """The target with another embedding."""
-    return altered(folder, tensors=lambda held: held["model.embed_tokens.weight"].mul_(scale), of=TARGET)
+    return altered(
+        folder, tensors=lambda held: held["model.embed_tokens.weight"].mul_(scale), of=TARGET
+    )

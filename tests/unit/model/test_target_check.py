@@ -35,13 +35,17 @@ def test_a_sound_target_passes(entries: dict[str, TensorEntry]) -> None:
         ({"dtype": "BOOL"}, f"not floating point: {NORM} BOOL"),
     ],
 )
-def test_what_differs_is_named(entries: dict[str, TensorEntry], change: dict[str, object], named: str) -> None:
+def test_what_differs_is_named(
+    entries: dict[str, TensorEntry], change: dict[str, object], named: str
+) -> None:
     entries[NORM] = dataclasses.replace(entries[NORM], **change)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match=named):
         check_target_headers(FOLDER, entries)
 
 
-def test_a_tensor_too_many_is_refused_unless_others_have_other_names(entries: dict[str, TensorEntry]) -> None:
+def test_a_tensor_too_many_is_refused_unless_others_have_other_names(
+    entries: dict[str, TensorEntry],
+) -> None:
     entries["extra"] = entries[NORM]
     with pytest.raises(CheckpointError, match="unexpected keys: extra"):
         check_target_headers(FOLDER, entries)
@@ -56,6 +60,8 @@ def test_a_model_that_cannot_be_built_yet_is_left_to_the_library(
     check_target_headers(tmp_path, entries)
 
 
-def test_values_in_formats_that_are_not_read_here_are_left_for_later(entries: dict[str, TensorEntry]) -> None:
+def test_values_in_formats_that_are_not_read_here_are_left_for_later(
+    entries: dict[str, TensorEntry],
+) -> None:
     entries[NORM] = dataclasses.replace(entries[NORM], dtype="F8_E4M3")
     assert not check_target_values(entries)

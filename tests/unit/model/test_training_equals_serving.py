@@ -28,7 +28,9 @@ def test_each_training_block_equals_the_served_block(head: HeadType) -> None:
         anchor_ids=ids[anchors], anchor_positions=anchors, context=context, slots=config.block_size
     )
     assert torch.allclose(served.hidden, hidden, atol=2e-5)
-    walked = torch.stack([served.step(previous[:, slot]) for slot in range(config.block_size)], dim=1)
+    walked = torch.stack(
+        [served.step(previous[:, slot]) for slot in range(config.block_size)], dim=1
+    )
     assert torch.allclose(walked, logits, atol=2e-4)
     if confidence is not None:
         assert torch.allclose(served.confidence_logits(previous), confidence, atol=2e-5)
@@ -37,7 +39,9 @@ def test_each_training_block_equals_the_served_block(head: HeadType) -> None:
 def test_serving_first_does_not_spoil_training_afterwards() -> None:
     drafter = tiny_drafter("vanilla")
     with torch.inference_mode():
-        drafter.ingest(ContextTokens(torch.randn(2, drafter.config.hidden_size), None, torch.arange(2)))
+        drafter.ingest(
+            ContextTokens(torch.randn(2, drafter.config.hidden_size), None, torch.arange(2))
+        )
     ids, anchors = torch.arange(8), torch.tensor([3])
     features = torch.randn(8, drafter.config.feature_size)
     hidden = drafter.forward_hidden(features=features, input_ids=ids, anchors=anchors)
@@ -55,9 +59,13 @@ def test_serving_first_does_not_spoil_training_afterwards() -> None:
 def test_texts_packed_into_one_row_do_not_see_each_other() -> None:
     drafter, generator = tiny_drafter("vanilla").eval(), torch.Generator().manual_seed(4)
     config, lengths = drafter.config, (13, 30, 7)
-    ids = [torch.randint(0, config.vocab_size, (length,), generator=generator) for length in lengths]
+    ids = [
+        torch.randint(0, config.vocab_size, (length,), generator=generator) for length in lengths
+    ]
     features = [torch.randn(length, config.feature_size, generator=generator) for length in lengths]
-    anchors = [draw_anchors(torch.ones(n, dtype=torch.bool), 5, generator=generator) for n in lengths]
+    anchors = [
+        draw_anchors(torch.ones(n, dtype=torch.bool), 5, generator=generator) for n in lengths
+    ]
     starts = torch.tensor([0, *lengths]).cumsum(0)[: len(lengths)]
     packed = drafter.forward_hidden(
         features=torch.cat(features),

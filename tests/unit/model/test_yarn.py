@@ -1,4 +1,5 @@
-"""Drafters whose rotation is stretched by YaRN: angles as transformers computes them, in either spelling of a file."""
+"""Drafters whose rotation is stretched by YaRN: angles as transformers computes them, in either
+spelling of a file."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ HEAD, THETA, LONGEST = 16, 1e6, 4096
 SETTINGS: list[dict[str, Any]] = [
     {"factor": 4.0, "original_max_position_embeddings": 1024},
     {"factor": 2.5, "original_max_position_embeddings": 512, "beta_fast": 16.0, "beta_slow": 2.0},
-    {"factor": 4.0, "original_max_position_embeddings": 1024, "attention_factor": 1.3, "truncate": False},
+    {
+        "factor": 4.0,
+        "original_max_position_embeddings": 1024,
+        "attention_factor": 1.3,
+        "truncate": False,
+    },
     {"factor": 40.0, "original_max_position_embeddings": 256, "mscale": 1.0, "mscale_all_dim": 0.7},
 ]
 
@@ -33,21 +39,29 @@ def folder(golden_drafter: Path, tmp_path: Path) -> Path:
 def test_angles_are_those_of_the_library(folder: Path, settings: dict[str, Any]) -> None:
     told = {"rope_type": "yarn", "rope_theta": THETA, **settings}
     drafter = load_drafter(
-        altered(folder, {"rope_parameters": told, "head_dim": HEAD, "max_position_embeddings": LONGEST})
+        altered(
+            folder, {"rope_parameters": told, "head_dim": HEAD, "max_position_embeddings": LONGEST}
+        )
     )
     library = Qwen3Config(head_dim=HEAD, max_position_embeddings=LONGEST, rope_parameters=told)
     frequencies, scale = ROPE_INIT_FUNCTIONS["yarn"](library, torch.device("cpu"))
     positions = torch.arange(0, LONGEST, 97)
     angles = positions[:, None].float() * frequencies
     wanted = torch.cat((angles.cos(), angles.sin()), dim=-1) * scale
-    torch.testing.assert_close(drafter.rotary.at(positions, longest=LONGEST), wanted, rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        drafter.rotary.at(positions, longest=LONGEST), wanted, rtol=0, atol=1e-3
+    )
     assert parse_drafter_config(config_to_json(drafter.config)) == drafter.config
 
 
 def test_both_spellings_say_the_same(folder: Path) -> None:
     told = {"rope_type": "yarn", "rope_theta": THETA, **SETTINGS[0]}
     current = read_drafter_config(altered(folder, {"rope_parameters": told}))
-    older = {"rope_parameters": None, "rope_theta": THETA, "rope_scaling": {"type": "yarn", **SETTINGS[0]}}
+    older = {
+        "rope_parameters": None,
+        "rope_theta": THETA,
+        "rope_scaling": {"type": "yarn", **SETTINGS[0]},
+    }
     assert read_drafter_config(altered(folder, older)) == current
     assert current.yarn is not None
 
@@ -57,15 +71,35 @@ def test_both_spellings_say_the_same(folder: Path) -> None:
     [
         ({"factor": 0, "original_max_position_embeddings": 64}, "rope_parameters.factor"),
         ({"factor": 4.0}, "rope_parameters.original_max_position_embeddings"),
-        ({"factor": 4.0, "original_max_position_embeddings": 64, "truncate": 1}, "rope_parameters.truncate"),
-        ({"factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1.0}, "rope_parameters: .* no rotation"),
-        ({"factor": 4.0, "original_max_position_embeddings": 64, "beta_slow": 1e308}, "rope_parameters: .*rotation"),
         (
-            {"factor": 1e300, "original_max_position_embeddings": 64, "mscale": 1e308, "mscale_all_dim": 1e308},
+            {"factor": 4.0, "original_max_position_embeddings": 64, "truncate": 1},
+            "rope_parameters.truncate",
+        ),
+        (
+            {"factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1.0},
+            "rope_parameters: .* no rotation",
+        ),
+        (
+            {"factor": 4.0, "original_max_position_embeddings": 64, "beta_slow": 1e308},
+            "rope_parameters: .*rotation",
+        ),
+        (
+            {
+                "factor": 1e300,
+                "original_max_position_embeddings": 64,
+                "mscale": 1e308,
+                "mscale_all_dim": 1e308,
+            },
             "rope_parameters.attention_factor",
         ),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_named(folder: Path, settings: dict[str, Any], named: str) -> None:
+def test_a_setting_that_makes_no_sense_is_named(
+    folder: Path, settings: dict[str, Any], named: str
+) -> None:
     with pytest.raises(CheckpointError, match=named):
-        load_drafter(altered(folder, {"rope_parameters": {"rope_type": "yarn", "rope_theta": THETA, **settings}}))
+        load_drafter(
+            altered(
+                folder, {"rope_parameters": {"rope_type": "yarn", "rope_theta": THETA, **settings}}
+            )
+        )

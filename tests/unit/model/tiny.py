@@ -64,7 +64,8 @@ def tiny_drafter(head: HeadType, seed: int = 0) -> BlockDrafter:
 
 
 def dense(drafter: BlockDrafter, hidden: Tensor, previous: Tensor) -> tuple[Tensor, Tensor | None]:
-    """hidden [A, k, H], true tokens before the slots [A, k] -> corrected logits [A, k, V], confidence logits [A, k]."""
+    """hidden [A, k, H], true tokens before the slots [A, k] -> corrected logits [A, k, V],
+    confidence logits [A, k]."""
     head, logits = drafter.markov_head, drafter.base_logits(hidden)
     embedded = head.embed(previous)
     if isinstance(head, VanillaHead):
@@ -90,16 +91,23 @@ def walked(
     anchor_ids: Tensor | None = None,
     forced: bool = False,
 ) -> Walked:
-    """Of taps [T, m*H] and ids [T]: slots are told the likeliest token before them, or, forced, the text's."""
+    """Of taps [T, m*H] and ids [T]: slots are told the likeliest token before them, or, forced, the
+    text's."""
     context, last_rows = entries_at(drafter, features=features, token_ids=ids, anchors=anchors)
     size, previous = drafter.config.block_size, [ids[anchors] if anchor_ids is None else anchor_ids]
     proposal = drafter.propose(
-        anchor_ids=previous[0], anchor_positions=anchors, context=context, last_rows=last_rows, slots=size
+        anchor_ids=previous[0],
+        anchor_positions=anchors,
+        context=context,
+        last_rows=last_rows,
+        slots=size,
     )
     logits: list[Tensor] = []
     for slot in range(1, size + 1):
         logits.append(proposal.step(previous[-1]))
-        previous.append(ids[(anchors + slot).clamp(max=len(ids) - 1)] if forced else logits[-1].argmax(dim=-1))
+        previous.append(
+            ids[(anchors + slot).clamp(max=len(ids) - 1)] if forced else logits[-1].argmax(dim=-1)
+        )
     confidence = proposal.confidence_logits(torch.stack(previous[:-1], dim=1))
     stacked = torch.stack(logits, dim=1)
     return Walked(stacked.argmax(dim=-1), stacked, confidence, proposal.hidden)
@@ -163,7 +171,9 @@ def family_config(kind: Kind, model_type: ModelType) -> DrafterConfig:
         return config
     taps: tuple[int, ...] = {"eagle3": (0, 1, 3), "mtp": (3,), "lm": ()}[kind]
     layers = 2 if kind == "lm" else 1
-    config = dataclasses.replace(config, kind=kind, num_hidden_layers=layers, target_layer_ids=taps, mask_token_id=-1)
+    config = dataclasses.replace(
+        config, kind=kind, num_hidden_layers=layers, target_layer_ids=taps, mask_token_id=-1
+    )
     return dataclasses.replace(config, num_target_layers=0) if kind == "lm" else config
 
 

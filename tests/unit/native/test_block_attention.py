@@ -1,4 +1,5 @@
-"""Blocks of queries that see all kept keys and each other say what the formula says; without the library none does."""
+"""Blocks of queries that see all kept keys and each other say what the formula says; without the
+library none does."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ import torch
 from dspark.native import attention, compiled
 from dspark.native.attention import PagedAttention, Tables
 
-needs_kernels = pytest.mark.skipif(compiled.kernels() is None, reason="no C compiler has built the kernels")
+needs_kernels = pytest.mark.skipif(
+    compiled.kernels() is None, reason="no C compiler has built the kernels"
+)
 
 
 @pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
@@ -36,14 +39,18 @@ def test_any_shape_comes_out_as_by_formula(kernel: PagedAttention, seed: int) ->
     blocks = torch.from_numpy(draw.permutation(members * pages)).view(members, pages).int()
     first = torch.arange(0, members * queries + 1, queries).int()
     tables = Tables(first, torch.from_numpy(lengths).int(), blocks, queries, int(lengths.max()))
-    qkv = torch.randn(members * queries, kv_heads * (ratio + 2), size)  # views, as layers hand them over
+    qkv = torch.randn(
+        members * queries, kv_heads * (ratio + 2), size
+    )  # views, as layers hand them over
     query, own_k, own_v = qkv.split([kv_heads * ratio, kv_heads, kv_heads], dim=1)
     keys, values = (torch.randn(members * pages, page_size, kv_heads, size) for _ in "kv")
     made = kernel(query, keys, values, tables, 1.5 * size**-0.5, own=(own_k, own_v))
     for n, length in enumerate(lengths.tolist()):
         rows = slice(n * queries, (n + 1) * queries)
         seen_k, seen_v = (
-            torch.cat((pool[blocks[n].long()].flatten(0, 1)[:length], own[rows])).repeat_interleave(ratio, 1)
+            torch.cat((pool[blocks[n].long()].flatten(0, 1)[:length], own[rows])).repeat_interleave(
+                ratio, 1
+            )
             for pool, own in ((keys, own_k), (values, own_v))
         )
         weights = (torch.einsum("qhd,khd->hqk", query[rows], seen_k) * 1.5 * size**-0.5).softmax(-1)
@@ -53,7 +60,9 @@ def test_any_shape_comes_out_as_by_formula(kernel: PagedAttention, seed: int) ->
 
 @needs_kernels
 def test_other_forms_and_tables_are_refused(kernel: PagedAttention) -> None:
-    tables = Tables(torch.tensor([0, 2]).int(), torch.tensor([3]).int(), torch.tensor([[1]]).int(), 2, 4)
+    tables = Tables(
+        torch.tensor([0, 2]).int(), torch.tensor([3]).int(), torch.tensor([[1]]).int(), 2, 4
+    )
     q, own, pool = torch.randn(2, 4, 8), torch.randn(2, 2, 8), torch.randn(2, 4, 2, 8)
     kernel(q, pool, pool, tables, own=(own, own))
     with pytest.raises(NotImplementedError):
@@ -95,7 +104,9 @@ def test_other_forms_and_tables_are_refused(kernel: PagedAttention) -> None:
 @needs_kernels
 def test_where_the_trial_comes_out_wrong_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = PagedAttention.__call__
-    monkeypatch.setattr(PagedAttention, "__call__", lambda *given, **named: honest(*given, **named) * 1.01)
+    monkeypatch.setattr(
+        PagedAttention, "__call__", lambda *given, **named: honest(*given, **named) * 1.01
+    )
     assert PagedAttention.for_blocks() is None
 
 

@@ -1,4 +1,5 @@
-"""The compiled attention says what the formula says, on pages in any order, and is left out where it does not serve."""
+"""The compiled attention says what the formula says, on pages in any order, and is left out where
+it does not serve."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from verify_service.model_runner import ModelRunner
 from verify_service.plan import Segment
 
 CPU = torch.device("cpu")
-needs_kernels = pytest.mark.skipif(compiled.kernels() is None, reason="no C compiler has built the kernels")
+needs_kernels = pytest.mark.skipif(
+    compiled.kernels() is None, reason="no C compiler has built the kernels"
+)
 
 
 @pytest.fixture(autouse=True, params=[1, 3], ids=["one thread", "three threads"])
@@ -40,25 +43,39 @@ def test_any_shape_comes_out_as_by_formula(seed: int) -> None:
     counts = draw.integers(1, 10, members)
     lengths = counts + draw.integers(0, 90, members)
     pages = int(-(-lengths.max() // page_size))
-    blocks = torch.from_numpy(draw.permutation(members * pages + 2)[: members * pages]).view(members, pages).int()
+    blocks = (
+        torch.from_numpy(draw.permutation(members * pages + 2)[: members * pages])
+        .view(members, pages)
+        .int()
+    )
     cu_q = torch.from_numpy(np.concatenate(([0], np.cumsum(counts)))).int()
     at = Tables(cu_q, torch.from_numpy(lengths).int(), blocks, int(counts.max()), pages * page_size)
     heads = kv_heads * ratio
-    query = torch.randn(int(counts.sum()), heads + 2 * kv_heads, size)[:, :heads]  # a view, as layers hand it over
-    pools = (torch.randn(kv_heads, (members * pages + 2) * page_size, size).transpose(0, 1) for _ in "kv")
+    query = torch.randn(int(counts.sum()), heads + 2 * kv_heads, size)[
+        :, :heads
+    ]  # a view, as layers hand it over
+    pools = (
+        torch.randn(kv_heads, (members * pages + 2) * page_size, size).transpose(0, 1) for _ in "kv"
+    )
     keys, values = (pool.view(-1, page_size, kv_heads, size) for pool in pools)
     window = int(draw.integers(1, 40)) if seed % 3 == 0 else None
     kernel = PagedAttention.found()
     assert kernel is not None
     made = kernel(query, keys, values, at, None, window)
-    torch.testing.assert_close(made, kernels.reference(query, keys, values, at, None, window), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        made, kernels.reference(query, keys, values, at, None, window), rtol=1e-5, atol=1e-5
+    )
 
 
 @needs_kernels
 def test_how_many_threads_share_the_work_changes_no_bit() -> None:
     draw = torch.Generator().manual_seed(1)
     at = Tables(
-        torch.tensor([0, 3, 4, 9]).int(), torch.tensor([30, 7, 16]).int(), torch.arange(6).view(3, 2).int(), 5, 32
+        torch.tensor([0, 3, 4, 9]).int(),
+        torch.tensor([30, 7, 16]).int(),
+        torch.arange(6).view(3, 2).int(),
+        5,
+        32,
     )
     query = torch.randn(9, 4, 64, generator=draw)
     keys, values = (torch.randn(6, 16, 2, 64, generator=draw) for _ in "kv")
@@ -76,7 +93,11 @@ def test_how_many_threads_share_the_work_changes_no_bit() -> None:
 @pytest.mark.parametrize("queries", [1, 8])  # more than a few lie side by side in registers
 def test_large_scores_do_not_overflow(queries: int) -> None:
     at = Tables(
-        torch.tensor([0, queries]).int(), torch.tensor([queries + 2]).int(), torch.tensor([[0]]).int(), queries, 16
+        torch.tensor([0, queries]).int(),
+        torch.tensor([queries + 2]).int(),
+        torch.tensor([[0]]).int(),
+        queries,
+        16,
     )
     query, keys = torch.full((queries, 1, 8), 100.0), torch.zeros(1, 16, 1, 8)
     keys[0, 1] = 100.0
@@ -88,7 +109,8 @@ def test_large_scores_do_not_overflow(queries: int) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize(
-    "family", ["llama", "mistral, every layer with a window", "gemma2, capped scores and some windows"]
+    "family",
+    ["llama", "mistral, every layer with a window", "gemma2, capped scores and some windows"],
 )
 def test_models_whose_scores_are_capped_keep_torch_s_attention(family: str) -> None:
     target = loud(FAMILIES[family]())
@@ -104,11 +126,23 @@ def test_models_whose_scores_are_capped_keep_torch_s_attention(family: str) -> N
 @needs_kernels
 @pytest.mark.parametrize(
     "wrong",
-    [{"blocks": [[0, 3]]}, {"blocks": [[-1, 0]]}, {"blocks": [[0]]}, {"max_k": 19}, {"max_q": 1}, {"used_k": [1]}],
+    [
+        {"blocks": [[0, 3]]},
+        {"blocks": [[-1, 0]]},
+        {"blocks": [[0]]},
+        {"max_k": 19},
+        {"max_q": 1},
+        {"used_k": [1]},
+    ],
 )
 def test_tables_that_name_what_is_not_there_are_refused(wrong: dict[str, Any]) -> None:
-    tables = Tables(torch.tensor([0, 2]).int(), torch.tensor([20]).int(), torch.tensor([[0, 2]]).int(), 2, 32)
-    wrong = {key: torch.tensor(value).int() if isinstance(value, list) else value for key, value in wrong.items()}
+    tables = Tables(
+        torch.tensor([0, 2]).int(), torch.tensor([20]).int(), torch.tensor([[0, 2]]).int(), 2, 32
+    )
+    wrong = {
+        key: torch.tensor(value).int() if isinstance(value, list) else value
+        for key, value in wrong.items()
+    }
     kernel = PagedAttention.found()
     assert kernel is not None
     query, pool = torch.zeros(2, 1, 8), torch.zeros(3, 16, 1, 8)
@@ -134,7 +168,9 @@ def test_a_long_prompt_and_a_step_read_what_the_other_wrote() -> None:
     by_kernel = ModelRunner(target.model, None, 512, lean=True, kernel=found[1], page_size=16)
     made = logits(by_kernel)
     by_kernel.lean.undo()
-    torch.testing.assert_close(made, logits(ModelRunner(target.model, None, 512)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        made, logits(ModelRunner(target.model, None, 512)), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_without_the_library_keys_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:

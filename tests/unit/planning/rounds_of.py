@@ -1,7 +1,9 @@
-"""Rounds of a lane in numbers: calibrated blocks of several kinds of text, a cost model, and what plans make of them.
+"""Rounds of a lane in numbers: calibrated blocks of several kinds of text, a cost model, and what
+plans make of them.
 
-Blocks cost what the model says, tokens are expected ones (the sums of survivals), so that two ways to plan the same
-rounds compare without noise; acceptance itself, which the planner learns from, is drawn.
+Blocks cost what the model says, tokens are expected ones (the sums of survivals), so that two ways
+to plan the same rounds compare without noise; acceptance itself, which the planner learns from, is
+drawn.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Costs:
 
 COSTS = {
     "gpu": Costs(lambda t: 20e-3 + 0.1e-3 * t, lambda n, k: 1.5e-3 + 0.2e-3 * k + 20e-6 * n, 2e-3),
-    "small gpu": Costs(lambda t: 5e-3 + 0.05e-3 * t, lambda n, k: 0.7e-3 + 0.1e-3 * k + 8e-6 * n, 1.5e-3),
+    "small gpu": Costs(
+        lambda t: 5e-3 + 0.05e-3 * t, lambda n, k: 0.7e-3 + 0.1e-3 * k + 8e-6 * n, 1.5e-3
+    ),
     "cpu": Costs(lambda t: 2e-3 + 1.5e-3 * t, lambda n, k: 1e-3 + 0.2e-3 * k * n, 1e-3),
 }
 
@@ -61,7 +65,8 @@ def draw_texts(rng: np.random.Generator, kinds: tuple[float, ...], count: int) -
 
 
 def blocks_at(recorded: Floats, streams: int, number: int) -> Floats:
-    """[streams, SLOTS]: each stream reads texts [texts, rounds, SLOTS] one after the other, from one of its own on."""
+    """[streams, SLOTS]: each stream reads texts [texts, rounds, SLOTS] one after the other, from
+    one of its own on."""
     texts, rounds, _ = recorded.shape
     begins = np.arange(streams) * (texts * rounds // streams)
     return recorded.reshape(texts * rounds, -1)[(begins + number) % (texts * rounds)]
@@ -84,17 +89,24 @@ def planned(
 ) -> tuple[float, Planner, list[int]]:
     """(tokens per second after a warm-up, the planner, slots of its plans).
 
-    announced: costs as they were measured, if they have changed since. bent: what the drafter says its chances are.
-    recorded: blocks in place of drawn ones, see `blocks_at`. lag: finished rounds that a plan does not know yet.
-    cohorts: at most so many. stalls: every so many rounds one is said to have taken ten times as long.
-    switching: by which a plain round behind a drafted one takes longer than one behind another plain one.
+    announced: costs as they were measured, if they have changed since. bent: what the drafter says
+    its chances are. recorded: blocks in place of drawn ones, see `blocks_at`. lag: finished rounds
+    that a plan does not know yet. cohorts: at most so many. stalls: every so many rounds one is
+    said to have taken ten times as long. switching: by which a plain round behind a drafted one
+    takes longer than one behind another plain one.
     """
     rng = np.random.default_rng(seed)
     base = announced or costs
     planner = Planner(CostCorrector(base.curve(), base.draft_s, RunningRatio(base.hop_s)), SLOTS)
     texts = draw_texts(rng, kinds, streams)
     tokens = seconds = 0.0
-    lane = PlannedLane(range(streams), ["d"] * streams, np.ones(streams), CONTEXT, cohorts=tuple(range(1, cohorts + 1)))
+    lane = PlannedLane(
+        range(streams),
+        ["d"] * streams,
+        np.ones(streams),
+        CONTEXT,
+        cohorts=tuple(range(1, cohorts + 1)),
+    )
     plans = [planner.next(lane)] * (lag + 1)
     slots_of = []
     slots = 0
@@ -108,9 +120,13 @@ def planned(
         verified = np.array(prefixes([list(row) for row in said], [plan.terms] * streams))
         alive = np.cumprod(true, axis=1)
         brought = float(np.where(np.arange(SLOTS) < verified[:, None], alive, 0.0).sum())
-        accepted = np.minimum((np.cumprod(rng.random(true.shape) < true, axis=1)).sum(axis=1), verified)
+        accepted = np.minimum(
+            (np.cumprod(rng.random(true.shape) < true, axis=1)).sum(axis=1), verified
+        )
         load = streams + int(verified.sum())
-        took = costs.round_s(load, streams, slots, plan.cohorts) * (switching if before and not slots else 1.0)
+        took = costs.round_s(load, streams, slots, plan.cohorts) * (
+            switching if before and not slots else 1.0
+        )
         planner.learn(
             FinishedPass(
                 lane.keys,
@@ -145,8 +161,8 @@ def live(
     seed: int = 0,
     recorded: Floats | None = None,
 ) -> float:
-    """The same with Algorithm 1 run on the live confidences of blocks of so many slots, which no plan can do; 0 slots
-    are plain decoding."""
+    """The same with Algorithm 1 run on the live confidences of blocks of so many slots, which no
+    plan can do; 0 slots are plain decoding."""
     rng = np.random.default_rng(seed)
     texts = draw_texts(rng, kinds, streams)
     overhead = costs.draft_s(streams, slots) + costs.hop_s if slots else 0.0
@@ -156,10 +172,16 @@ def live(
         leaving = rng.random(streams) < 1 / 30
         texts = np.where(leaving, draw_texts(rng, kinds, streams), texts)
         true = blocks(rng, texts) if recorded is None else blocks_at(recorded, streams, number)
-        chosen = np.array(lengths_of(true[:, :slots], lambda tokens: float(convex(np.array([tokens]))[0]) + overhead))
+        chosen = np.array(
+            lengths_of(
+                true[:, :slots], lambda tokens: float(convex(np.array([tokens]))[0]) + overhead
+            )
+        )
         alive = np.cumprod(true, axis=1)
         rng.random(true.shape)  # as `planned` draws
         if number >= rounds // 4:
-            tokens += streams + float(np.where(np.arange(SLOTS) < chosen[:, None], alive, 0.0).sum())
+            tokens += streams + float(
+                np.where(np.arange(SLOTS) < chosen[:, None], alive, 0.0).sum()
+            )
             seconds += costs.round_s(streams + int(chosen.sum()), streams, slots)
     return tokens / seconds

@@ -18,7 +18,13 @@ def test_one_context_and_one_point_are_enough() -> None:
 
 @pytest.mark.parametrize(
     "grid",
-    [([], [1], []), ([1, 2], [1], [1.0]), ([2, 1], [1], [1.0, 1.0]), ([1], [1], [0.0]), ([1], [1], [float("nan")])],
+    [
+        ([], [1], []),
+        ([1, 2], [1], [1.0]),
+        ([2, 1], [1], [1.0, 1.0]),
+        ([1], [1], [0.0]),
+        ([1], [1], [float("nan")]),
+    ],
 )
 def test_a_malformed_grid_is_refused(grid) -> None:
     with pytest.raises(ValueError, match="must"):
@@ -34,20 +40,31 @@ TOKENS, CONTEXTS, PER = (1, 8, 16, 64, 128), (100, 1000), 8
 
 
 def _step(tokens: float, context: float, sequences: float) -> float:
-    """A device whose step is all three: itself, 0.3 ms a token, and the attention of each sequence."""
+    """A device whose step is all three: itself, 0.3 ms a token, and the attention of each
+    sequence."""
     return 4e-3 + 3e-4 * tokens + 4e-6 * context * sequences
 
 
 def _of_sequences() -> CostCurve:
     measured = [_step(t, c, -(-t // PER)) for t in TOKENS for c in CONTEXTS]
-    return CostCurve(TOKENS, CONTEXTS, measured, sequence_seconds=[4e-6 * c for c in CONTEXTS], tokens_per_sequence=PER)
+    return CostCurve(
+        TOKENS,
+        CONTEXTS,
+        measured,
+        sequence_seconds=[4e-6 * c for c in CONTEXTS],
+        tokens_per_sequence=PER,
+    )
 
 
 @pytest.mark.parametrize(("tokens", "sequences"), [(16, 16), (64, 16), (128, 16), (64, 64), (8, 1)])
-def test_a_step_is_priced_by_its_sequences_and_not_by_its_tokens_alone(tokens: int, sequences: int) -> None:
+def test_a_step_is_priced_by_its_sequences_and_not_by_its_tokens_alone(
+    tokens: int, sequences: int
+) -> None:
     curve, true = _of_sequences(), _step(tokens, 100, sequences)
     assert curve.measured(tokens, 100, sequences) == pytest.approx(true, rel=0.02)
-    assert curve.stairs(100, sequences)(np.array([float(tokens)]))[0] == pytest.approx(true, rel=0.02)
+    assert curve.stairs(100, sequences)(np.array([float(tokens)]))[0] == pytest.approx(
+        true, rel=0.02
+    )
 
 
 def test_tokens_of_the_same_sequences_are_cheaper_than_tokens_that_bring_sequences_along() -> None:
@@ -60,5 +77,7 @@ def test_tokens_of_the_same_sequences_are_cheaper_than_tokens_that_bring_sequenc
 
 @pytest.mark.parametrize("given", [[], [1e-3], [float("nan"), 0.0]])
 def test_what_sequences_cost_is_left_out_where_it_is_not_known(given: list[float]) -> None:
-    curve = CostCurve([1, 8], [10, 20], [1.0, 1.0, 2.0, 2.0], sequence_seconds=given, tokens_per_sequence=8)
+    curve = CostCurve(
+        [1, 8], [10, 20], [1.0, 1.0, 2.0, 2.0], sequence_seconds=given, tokens_per_sequence=8
+    )
     assert curve.measured(8, 10, 8) == curve.measured(8, 10)

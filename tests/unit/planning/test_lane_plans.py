@@ -12,7 +12,16 @@ from rounds_of import COSTS, SIZES
 from coordinator.planning import lane_plans
 from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
 from coordinator.planning.lane_plans import HOP_S, Applied, DrafterCost, LanePlans, differs
-from coordinator.planning.planner import MOST_KNOWN, PLAN, RENEWED, WINDOW, FinishedPass, Others, PlannedLane, Planner
+from coordinator.planning.planner import (
+    MOST_KNOWN,
+    PLAN,
+    RENEWED,
+    WINDOW,
+    FinishedPass,
+    Others,
+    PlannedLane,
+    Planner,
+)
 from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import Plan, PlanKind, Terms
@@ -34,13 +43,17 @@ def told(made: LanePlans, drafters: Mapping[int, int] | None = None) -> Plan:
     return made.in_force
 
 
-def report(made: LanePlans, rounds: int = 1, *, accepted: int = 5, confidence: float = 0.9) -> Applied:
+def report(
+    made: LanePlans, rounds: int = 1, *, accepted: int = 5, confidence: float = 0.9
+) -> Applied:
     """A pass of two sequences, with whole blocks."""
     rows = [
         RoundReport(number, 0, 1, 100, (1,) * (accepted + 1), accepted, 7, (confidence,) * 7, "", 1)
         for number in (1, 2)
     ]
-    said = PassReport(Report(rounds, made.in_force.number, rows), Timing(0.02, 0.025, 0.003, 0.004), 128.0, 16)
+    said = PassReport(
+        Report(rounds, made.in_force.number, rows), Timing(0.02, 0.025, 0.003, 0.004), 128.0, 16
+    )
     return Applied(said, rows, [0, 0], [1.0, 1.0], [False, False])
 
 
@@ -93,11 +106,15 @@ def test_a_drafter_that_comes_late_is_planned_for(policy: str, curve: CostCurve 
     assert told(made).terms_of(1).slots == 5
     made.drafters([])
     made.replan()
-    assert told(made).terms_of(1).slots == 5, "it is out of reach here, and may be there for the verifier"
+    assert told(made).terms_of(1).slots == 5, (
+        "it is out of reach here, and may be there for the verifier"
+    )
 
 
 @pytest.mark.parametrize(("bypass", "slots"), [(True, 0), (False, 1)])
-def test_a_lane_goes_without_drafts_that_do_not_pay_unless_it_must_not(bypass: bool, slots: int) -> None:
+def test_a_lane_goes_without_drafts_that_do_not_pay_unless_it_must_not(
+    bypass: bool, slots: int
+) -> None:
     made = plans(CostCurve(SIZES, [128], [0.001 * size for size in SIZES]), bypass=bypass)
     for number in (1, 2):
         made.add(number, parse_policy("adaptive"), 1.0, 0)
@@ -111,7 +128,9 @@ def test_a_lane_goes_without_drafts_that_do_not_pay_unless_it_must_not(bypass: b
 
 def test_what_others_bring_along_is_in_the_plan_of_adaptive_ones() -> None:
     def planned(others: Others) -> tuple[float, int]:
-        planner = Planner(CostCorrector(GPU.curve(), GPU.draft_s, RunningRatio(GPU.hop_s)), 7, explore=0.0)
+        planner = Planner(
+            CostCorrector(GPU.curve(), GPU.draft_s, RunningRatio(GPU.hop_s)), 7, explore=0.0
+        )
         planner.next(PlannedLane([1], ["d"], np.ones(1), 128.0, cohorts=(1,), others=others))
         return planner._last.rate, planner.home[0]
 
@@ -122,7 +141,9 @@ def test_what_others_bring_along_is_in_the_plan_of_adaptive_ones() -> None:
 
 def test_one_who_is_drafted_for_among_many_who_are_not_pays_for_its_own_draft() -> None:
     def slots(others: Others) -> int:
-        planner = Planner(CostCorrector(GPU.curve(), lambda n, k: 1e-3 * n, RunningRatio(1e-4)), 7, explore=0.0)
+        planner = Planner(
+            CostCorrector(GPU.curve(), lambda n, k: 1e-3 * n, RunningRatio(1e-4)), 7, explore=0.0
+        )
         planner.next(PlannedLane([1], ["d"], np.ones(1), 128.0, cohorts=(1,), others=others))
         return planner.home[0]
 
@@ -206,7 +227,9 @@ def test_plans_that_say_the_same_need_not_be_told() -> None:
     assert differs(one, Plan(2, Terms(PlanKind.FIXED, 2), 1, 2, 0.010))
 
 
-def test_a_plan_that_is_not_told_is_neither_numbered_nor_what_the_next_one_is_compared_with() -> None:
+def test_a_plan_that_is_not_told_is_neither_numbered_nor_what_the_next_one_is_compared_with() -> (
+    None
+):
     made = plans()
     for number in (1, 2):
         made.add(number, parse_policy("fixed:5"), 1.0, 0)
@@ -225,7 +248,8 @@ def test_a_plan_that_is_not_told_is_neither_numbered_nor_what_the_next_one_is_co
 
 
 def test_whoever_tries_a_drafter_drafts_whole_blocks_and_is_one_of_the_others_meanwhile() -> None:
-    """One of many: what it may gain is no reason to draft, and a trial by the planner's terms would take for ever."""
+    """One of many: what it may gain is no reason to draft, and a trial by the planner's terms would
+    take for ever."""
     made = plans()
     for number in range(1, 33):
         made.add(number, parse_policy("adaptive"), 1.0, 0, drafted=number == 1)
@@ -251,10 +275,14 @@ def test_a_drafter_that_gets_nobody_takes_no_part_of_the_drafts() -> None:
     assert expected[0] == expected[1] > expected[2]
 
 
-def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looked: list[PlannedLane] = []
     options = Planner._options
-    monkeypatch.setattr(Planner, "_options", lambda self, lane: looked.append(lane) or options(self, lane))
+    monkeypatch.setattr(
+        Planner, "_options", lambda self, lane: looked.append(lane) or options(self, lane)
+    )
     planner = Planner(CostCorrector(GPU.curve(), GPU.draft_s, RunningRatio(HOP_S)), 7)
     lane = PlannedLane([1, 2], ["d", "d"], np.ones(2), 500.0)
 
@@ -281,7 +309,9 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(monkeypatch: pyt
     for change in changes:
         changed = dataclasses.replace(lane, **change)  # type: ignore[arg-type]
         assert looks(changed) == 1, change
-        assert looks(lane) == looks(changed) == 0  # one came and went: what is known of either is known still
+        assert (
+            looks(lane) == looks(changed) == 0
+        )  # one came and went: what is known of either is known still
     planner.learn(_drafted(enough))
     assert looks(lane) == looks(changed) == 1
     for count in range(1, 2 * MOST_KNOWN):
@@ -292,7 +322,8 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(monkeypatch: pyt
 
 
 def test_a_lane_is_planned_by_blocks_of_the_kinds_that_are_in_it() -> None:
-    """As of answers in a form, of which drafters know nothing, behind free ones; of an unknown kind by all."""
+    """As of answers in a form, of which drafters know nothing, behind free ones; of an unknown kind
+    by all."""
     planner = Planner(CostCorrector(GPU.curve(), GPU.draft_s, RunningRatio(HOP_S)), 7, explore=0.0)
     for _ in range(30):
         for _ in range(2):
@@ -318,7 +349,16 @@ def _drafted(count: int, *, sure: float = 0.5, key: str = "d") -> FinishedPass:
 def _plain(count: int) -> FinishedPass:
     nothing = np.zeros(count, np.int64)
     return FinishedPass(
-        ["d"] * count, np.zeros((count, 0)), nothing, nothing, np.ones(count), 500.0, count, 0, 0.01, 0.011
+        ["d"] * count,
+        np.zeros((count, 0)),
+        nothing,
+        nothing,
+        np.ones(count),
+        500.0,
+        count,
+        0,
+        0.01,
+        0.011,
     )
 
 

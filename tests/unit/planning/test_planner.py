@@ -1,4 +1,5 @@
-"""Plans against what no plan can do: Algorithm 1 run on the live confidences of every round, see `rounds_of`."""
+"""Plans against what no plan can do: Algorithm 1 run on the live confidences of every round, see
+`rounds_of`."""
 
 from __future__ import annotations
 
@@ -18,12 +19,16 @@ ROOT = Path(__file__).parents[3]
 PAPER = load_spec(ROOT / "benchmarks/synthetic/paper.yaml")  # the simulator's
 HOPS_S = 2e-3  # of a round
 RECORDED = ROOT / "tests/data/smollm2_confidences.npy"  # by tests.record_confidences
-# The shipped pair on two cores as its services measured themselves: 14, 20 and 101 ms for 1, 8 and 64 tokens, 8 and 27
-# ms for the blocks of 1 and 8 sequences.
+# The shipped pair on two cores as its services measured themselves: 14, 20 and 101 ms for 1, 8 and
+# 64 tokens, 8 and 27 ms for the blocks of 1 and 8 sequences.
 COSTS |= {
-    "two cores": Costs(lambda t: 12.7e-3 + 1.35e-3 * t, lambda n, k: 2.8e-3 + 0.35e-3 * k + 2.65e-3 * n, 1.5e-3),
+    "two cores": Costs(
+        lambda t: 12.7e-3 + 1.35e-3 * t, lambda n, k: 2.8e-3 + 0.35e-3 * k + 2.65e-3 * n, 1.5e-3
+    ),
     "simulated": Costs(
-        lambda t: PAPER.verify.seconds(t, CONTEXT), lambda n, _: PAPER.draft.seconds(n, CONTEXT), HOPS_S
+        lambda t: PAPER.verify.seconds(t, CONTEXT),
+        lambda n, _: PAPER.draft.seconds(n, CONTEXT),
+        HOPS_S,
     ),
 }
 ROUNDS = {1: 2000, 8: 200, 64: 80, 256: 40}
@@ -31,7 +36,11 @@ ROUNDS = {1: 2000, 8: 200, 64: 80, 256: 40}
 
 def lane(streams: int, cohorts: int = 2, keys: str = "d") -> PlannedLane:
     return PlannedLane(
-        range(streams), [keys] * streams, np.ones(streams), CONTEXT, cohorts=tuple(range(1, cohorts + 1))
+        range(streams),
+        [keys] * streams,
+        np.ones(streams),
+        CONTEXT,
+        cohorts=tuple(range(1, cohorts + 1)),
     )
 
 
@@ -57,19 +66,30 @@ def lane(streams: int, cohorts: int = 2, keys: str = "d") -> PlannedLane:
 def test_plans_bring_nearly_what_algorithm_1_would_live(
     costs: str, kinds: tuple[float, ...], streams: int, lengths: tuple[int, ...]
 ) -> None:
-    rounds, seeds = ROUNDS[streams], range(3 if streams == 1 else 1)  # of one stream the first blocks decide much
+    rounds, seeds = (
+        ROUNDS[streams],
+        range(3 if streams == 1 else 1),
+    )  # of one stream the first blocks decide much
     made = sum(planned(COSTS[costs], kinds, streams, rounds, seed=seed)[0] for seed in seeds)
-    best = max(sum(live(COSTS[costs], kinds, streams, rounds, slots, seed=seed) for seed in seeds) for slots in lengths)
+    best = max(
+        sum(live(COSTS[costs], kinds, streams, rounds, slots, seed=seed) for seed in seeds)
+        for slots in lengths
+    )
     assert made >= 0.98 * best
 
 
 @pytest.mark.parametrize("streams", [1, 8, 64])
 @pytest.mark.parametrize("costs", ["gpu", "small gpu", "two cores"])
-def test_plans_bring_nearly_what_algorithm_1_would_on_what_the_shipped_drafter_said(costs: str, streams: int) -> None:
+def test_plans_bring_nearly_what_algorithm_1_would_on_what_the_shipped_drafter_said(
+    costs: str, streams: int
+) -> None:
     recorded = np.load(RECORDED).astype(np.float64)
     rounds = {1: 2048, 8: 1000, 64: 800}[streams]
     made, _, _ = planned(COSTS[costs], HARD, streams, rounds, recorded=recorded)
-    best = max(live(COSTS[costs], HARD, streams, rounds, slots, recorded=recorded) for slots in range(SLOTS + 1))
+    best = max(
+        live(COSTS[costs], HARD, streams, rounds, slots, recorded=recorded)
+        for slots in range(SLOTS + 1)
+    )
     assert made >= 0.98 * best
 
 
@@ -89,8 +109,11 @@ def test_stalls_turn_no_lane_to_drafts_that_do_not_pay(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("accepted", "slots"), [((1, 0), 0), ((1, 1, 0), 1)])
-def test_drafts_begin_where_they_bring_more_than_beginning_costs(accepted: tuple[int, ...], slots: int) -> None:
-    """A plain round 10 ms, one of a slot 14.6: 2.7 % better for half a token more, 14 % for two thirds."""
+def test_drafts_begin_where_they_bring_more_than_beginning_costs(
+    accepted: tuple[int, ...], slots: int
+) -> None:
+    """A plain round 10 ms, one of a slot 14.6: 2.7 % better for half a token more, 14 % for two
+    thirds."""
     costs = Costs(lambda t: 10e-3 + 5e-3 * max(t - 2, 0), lambda n, k: 2.6e-3, 2e-3)
     planner = Planner(CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s)), SLOTS)
 
@@ -99,7 +122,9 @@ def test_drafts_begin_where_they_bring_more_than_beginning_costs(accepted: tuple
         said = np.array([[sum(outcomes) / len(outcomes), *[0.0] * (SLOTS - 1)]])
         for number in range(rounds):
             count = np.array([outcomes[number % len(outcomes)]])
-            done = FinishedPass(["d"], said, one.astype(np.int64), count, one, CONTEXT, 2, 0, 10e-3, 14.6e-3, 2.6e-3)
+            done = FinishedPass(
+                ["d"], said, one.astype(np.int64), count, one, CONTEXT, 2, 0, 10e-3, 14.6e-3, 2.6e-3
+            )
             planner.learn(done)
             planner.next(lane(1, cohorts=1))
 
@@ -119,7 +144,9 @@ def test_plain_rounds_are_tried_too_where_they_were_thought_too_dear(switching: 
 
 def test_a_machine_that_became_slower_than_it_was_measured_is_planned_for_as_it_is() -> None:
     now, then = COSTS["gpu"], COSTS["gpu"]
-    announced = Costs(lambda t: then.verify_s(t) / 2.0, lambda n, k: then.draft_s(n, k) / 3.0, then.hop_s)
+    announced = Costs(
+        lambda t: then.verify_s(t) / 2.0, lambda n, k: then.draft_s(n, k) / 3.0, then.hop_s
+    )
     made, planner, _ = planned(now, MIXED, 64, 120, announced=announced)
     assert planner.cost.drafted.value == pytest.approx(2.0, rel=0.05)
     assert planner.cost.drafting.value == pytest.approx(3.0, rel=0.05)
@@ -134,20 +161,34 @@ def test_a_plan_two_rounds_old_is_hardly_worse() -> None:
 def test_a_drafter_that_promises_too_much_is_found_out() -> None:
     _, planner, _ = planned(COSTS["gpu"], HARD, 8, 200, bent=lambda confidence: confidence**0.2)
     assert planner.acceptance.trust("d") < 0.8
-    made, _, slots = planned(COSTS["cpu"], (0.05,), 8, 200, bent=lambda confidence: np.full_like(confidence, 0.95))
+    made, _, slots = planned(
+        COSTS["cpu"], (0.05,), 8, 200, bent=lambda confidence: np.full_like(confidence, 0.95)
+    )
     assert np.mean(np.array(slots[80:]) == 0) > 0.8, "always sure and nearly always wrong"
     assert made > 0.9 * live(COSTS["cpu"], (0.05,), 8, 200, 0)
 
 
 def test_a_drafter_s_trust_is_in_the_weight_that_the_verifier_compares_with() -> None:
-    planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, RunningRatio(2e-3)), SLOTS)
+    planner = Planner(
+        CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, RunningRatio(2e-3)), SLOTS
+    )
     rng = np.random.default_rng(0)
     for _ in range(40):
         confidence = np.full((2, SLOTS), 0.9)
         accepted = np.array([SLOTS, int(rng.integers(0, 2))])
         planner.learn(
             FinishedPass(
-                ["good", "bad"], confidence, np.full(2, SLOTS), accepted, np.ones(2), CONTEXT, 16, 0, 22e-3, 28e-3, 3e-3
+                ["good", "bad"],
+                confidence,
+                np.full(2, SLOTS),
+                accepted,
+                np.ones(2),
+                CONTEXT,
+                16,
+                0,
+                22e-3,
+                28e-3,
+                3e-3,
             )
         )
     plan = planner.next(PlannedLane([4, 6], ["good", "bad"], np.ones(2), CONTEXT))
@@ -159,11 +200,17 @@ def test_a_drafter_s_trust_is_in_the_weight_that_the_verifier_compares_with() ->
     assert prefixes([block], [bad])[0] < prefixes([block], [good])[0]
 
 
-def test_two_cohorts_where_halves_hide_their_drafts_and_one_where_halves_cost_a_whole_pass() -> None:
+def test_two_cohorts_where_halves_hide_their_drafts_and_one_where_halves_cost_a_whole_pass() -> (
+    None
+):
     hidden = Costs(lambda t: 1e-3 + 0.2e-3 * t, lambda n, k: 0.3e-3 * n, 4e-3)
     flat = Costs(lambda t: 20e-3, lambda n, k: 2e-3, 1e-3)
     for costs, cohorts in ((hidden, 2), (flat, 1)):
-        planner = Planner(CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s)), SLOTS, explore=0.0)
+        planner = Planner(
+            CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s)),
+            SLOTS,
+            explore=0.0,
+        )
         sure = np.full((64, SLOTS), 0.9)
         planner.learn(
             FinishedPass(
@@ -180,9 +227,15 @@ def test_what_two_cohorts_take_is_the_longest_of_what_must_follow_each_other() -
     corrector = CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s))
     tokens = np.array([64.0])
     assert corrector.round_s(tokens, CONTEXT, 32, 32, 4, 1)[0] == pytest.approx(17e-3)
-    assert corrector.round_s(tokens, CONTEXT, 32, 32, 4, 2)[0] == pytest.approx(20e-3)  # both passes
-    assert corrector.round_s(tokens, CONTEXT, 32, 32, 9, 2)[0] == pytest.approx(22e-3)  # one of them by itself
-    assert corrector.round_s(tokens, CONTEXT, 32, 32, 20, 2)[0] == pytest.approx(40e-3)  # both drafts
+    assert corrector.round_s(tokens, CONTEXT, 32, 32, 4, 2)[0] == pytest.approx(
+        20e-3
+    )  # both passes
+    assert corrector.round_s(tokens, CONTEXT, 32, 32, 9, 2)[0] == pytest.approx(
+        22e-3
+    )  # one of them by itself
+    assert corrector.round_s(tokens, CONTEXT, 32, 32, 20, 2)[0] == pytest.approx(
+        40e-3
+    )  # both drafts
 
 
 def test_a_draft_takes_what_those_take_who_are_drafted_for() -> None:
@@ -199,14 +252,28 @@ def tried(costs: Costs, plans: int, cohorts: int = 1) -> list[Plan]:
     poor = np.full((64, SLOTS), 0.2)
     nothing = np.zeros(64, np.int64)
     planner.learn(
-        FinishedPass(["d"] * 64, poor, nothing, nothing, np.ones(64), CONTEXT, 64, 0, costs.verify_s(64), 0.2, 0.05)
+        FinishedPass(
+            ["d"] * 64,
+            poor,
+            nothing,
+            nothing,
+            np.ones(64),
+            CONTEXT,
+            64,
+            0,
+            costs.verify_s(64),
+            0.2,
+            0.05,
+        )
     )
     return [planner.next(lane(64, cohorts)) for _ in range(plans)]
 
 
 def test_plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear() -> None:
     dear = [plan.terms.slots for plan in tried(COSTS["cpu"], 900)]
-    assert dear[:40] == [plan.terms.slots for plan in tried(COSTS["cpu"], 40)], "the same keys, the same plans"
+    assert dear[:40] == [plan.terms.slots for plan in tried(COSTS["cpu"], 40)], (
+        "the same keys, the same plans"
+    )
     assert 0 < np.count_nonzero(dear) < 90
     assert dear.count(SLOTS) > 0, "whole blocks, too"
 
@@ -214,26 +281,40 @@ def test_plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear()
 def test_what_is_tried_for_one_plan_keeps_the_cohorts_in_force() -> None:
     plans = tried(COSTS["cpu"], 300, cohorts=2)
     assert sum(plan.terms.slots == 0 for plan in plans) > 250
-    assert {plan.cohorts for plan in plans if plan.terms.slots} == {1}, "two would find no round to hide a draft in"
+    assert {plan.cohorts for plan in plans if plan.terms.slots} == {1}, (
+        "two would find no round to hide a draft in"
+    )
 
 
 def test_nobody_is_planned_for_without_a_sequence() -> None:
-    planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, RunningRatio(2e-3)), SLOTS)
+    planner = Planner(
+        CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, RunningRatio(2e-3)), SLOTS
+    )
     assert planner.next(lane(0)).terms.slots == 0
     assert planner.next(lane(8)).draft_s > COSTS["gpu"].hop_s
 
 
 def test_empty_blocks_in_a_drafted_round_say_nothing() -> None:
-    planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, RunningRatio(2e-3)), SLOTS, explore=0.0)
+    planner = Planner(
+        CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, RunningRatio(2e-3)),
+        SLOTS,
+        explore=0.0,
+    )
     rounds = np.full((4, SLOTS), np.nan)
     rounds[0] = 0.9
     zeros = np.zeros(4, np.int64)
     draft_s = COSTS["gpu"].draft_s(1, SLOTS)
     for _ in range(40):
-        planner.learn(FinishedPass(["d"] * 4, rounds, zeros, zeros, np.ones(4), CONTEXT, 4, 0, 20.4e-3, 25e-3, draft_s))
+        planner.learn(
+            FinishedPass(
+                ["d"] * 4, rounds, zeros, zeros, np.ones(4), CONTEXT, 4, 0, 20.4e-3, 25e-3, draft_s
+            )
+        )
     assert planner.acceptance.usual() == pytest.approx(np.full(SLOTS, 0.9), abs=0.01)
     assert planner.cost.drafting.value == pytest.approx(1.0)
-    assert planner.next(lane(4, cohorts=1)).terms.price == pytest.approx(0.9**SLOTS, rel=0.05), "of what was drafted"
+    assert planner.next(lane(4, cohorts=1)).terms.price == pytest.approx(0.9**SLOTS, rel=0.05), (
+        "of what was drafted"
+    )
 
 
 # One acceptance estimator.
@@ -241,14 +322,18 @@ def test_empty_blocks_in_a_drafted_round_say_nothing() -> None:
 
 @pytest.mark.parametrize("labels", [False, True])
 @pytest.mark.parametrize("price", [0.0, 0.5, 0.9])
-def test_verifying_the_promising_slots_alone_does_not_bend_the_estimate(price: float, labels: bool) -> None:
+def test_verifying_the_promising_slots_alone_does_not_bend_the_estimate(
+    price: float, labels: bool
+) -> None:
     rng = np.random.default_rng(1)
     estimator = AcceptanceEstimator(SLOTS)
     for _ in range(200):
         sure = rng.beta(0.7, 0.3, (16, SLOTS))
         alive = np.cumprod(sure, axis=1)
         verified = (alive >= price).sum(axis=1)
-        accepted = np.minimum(np.cumprod(rng.random(sure.shape) < sure, axis=1).sum(axis=1), verified)
+        accepted = np.minimum(
+            np.cumprod(rng.random(sure.shape) < sure, axis=1).sum(axis=1), verified
+        )
         known = None
         if labels:
             before = np.concatenate((np.ones((16, 1)), alive[:, :-1]), axis=1)
@@ -268,7 +353,9 @@ def test_what_a_slot_keeps_of_its_promise_is_found_slot_by_slot() -> None:
         accepted = np.cumprod(kept, axis=1).sum(axis=1)
         estimator.observe(["d"] * 16, sure, np.full(16, 3), accepted)
     assert estimator.ratios("d") == pytest.approx(truth, abs=0.08)
-    assert estimator.ratios("of nobody")[0] == pytest.approx(estimator.trust("of nobody")), "what the lane is like"
+    assert estimator.ratios("of nobody")[0] == pytest.approx(estimator.trust("of nobody")), (
+        "what the lane is like"
+    )
     assert estimator.usual() == pytest.approx(np.full(3, 0.75), abs=0.03)
 
 
@@ -296,11 +383,17 @@ def test_a_running_ratio_is_slow_and_no_single_value_pulls_it_away() -> None:
 
 
 def test_passes_with_prompts_say_nothing_of_rounds() -> None:
-    planner = Planner(CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, RunningRatio(2e-3)), SLOTS)
+    planner = Planner(
+        CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, RunningRatio(2e-3)), SLOTS
+    )
     nothing = np.zeros((4, 0))
     zeros = np.zeros(4, np.int64)
     for _ in range(2):
-        planner.learn(FinishedPass(["d"] * 4, nothing, zeros, zeros, np.ones(4), CONTEXT, 260, 256, 1.0, 1.0))
+        planner.learn(
+            FinishedPass(["d"] * 4, nothing, zeros, zeros, np.ones(4), CONTEXT, 260, 256, 1.0, 1.0)
+        )
     assert planner.cost.plain.seen == 0
-    planner.learn(FinishedPass(["d"] * 4, nothing, zeros, zeros, np.ones(4), CONTEXT, 4, 0, 0.02, 0.03))
+    planner.learn(
+        FinishedPass(["d"] * 4, nothing, zeros, zeros, np.ones(4), CONTEXT, 4, 0, 0.02, 0.03)
+    )
     assert planner.cost.plain.seen == 1

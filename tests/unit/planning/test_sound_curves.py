@@ -18,21 +18,30 @@ ROUNDING = 1e-9
 
 
 def _measured(draw: np.random.Generator) -> dict[tuple[int, int], list[float]]:
-    """A device's times by (tokens, context), some of them, with noise of any size and what no clock says."""
-    base, token, context = 10.0 ** draw.uniform(-5, -1), 10.0 ** draw.uniform(-7, -3), 10.0 ** draw.uniform(-9, -5)
+    """A device's times by (tokens, context), some of them, with noise of any size and what no clock
+    says."""
+    base, token, context = (
+        10.0 ** draw.uniform(-5, -1),
+        10.0 ** draw.uniform(-7, -3),
+        10.0 ** draw.uniform(-9, -5),
+    )
     noise, kept = draw.choice([0.0, 0.05, 0.5, 2.0]), draw.uniform(0.05, 1.0)
     samples: dict[tuple[int, int], list[float]] = {}
     for size, length in itertools.product(SIZES, CONTEXTS):
         if draw.random() < kept:
             true = base + token * size + context * length * math.ceil(size / 8)
-            samples[size, length] = (true * np.exp(noise * draw.standard_normal(draw.integers(1, 4)))).tolist()
+            samples[size, length] = (
+                true * np.exp(noise * draw.standard_normal(draw.integers(1, 4)))
+            ).tolist()
             if draw.random() < 0.02:
                 samples[size, length].append(float(draw.choice([math.nan, math.inf, -1.0, 0.0])))
     return samples or {(8, 128): [1e-3]}
 
 
 def _curve(grid: Curve, draw: np.random.Generator) -> CostCurve:
-    more = (10.0 ** draw.uniform(-7, -2, len(grid.contexts))).tolist() if draw.random() < 0.5 else ()
+    more = (
+        (10.0 ** draw.uniform(-7, -2, len(grid.contexts))).tolist() if draw.random() < 0.5 else ()
+    )
     return CostCurve(
         grid.tokens.tolist(),
         grid.contexts.tolist(),
@@ -53,7 +62,9 @@ def _check(curve: CostCurve, draw: np.random.Generator) -> None:
     stairs = np.array(
         [[curve.stairs(c, s)(ASKED) for c in contexts] for s in sequences]
     )  # [sequences, contexts, tokens]
-    measured = np.array([[[curve.measured(t, c, s) for t in ASKED[::3]] for c in contexts] for s in sequences])
+    measured = np.array(
+        [[[curve.measured(t, c, s) for t in ASKED[::3]] for c in contexts] for s in sequences]
+    )
     for told in (stairs, measured):
         assert np.isfinite(told).all()
         assert (told > 0).all()
@@ -78,7 +89,9 @@ def test_sparse_and_noisy_measurements_make_sound_curves(sets: int) -> None:
 
 
 def test_a_point_that_was_not_measured_takes_a_neighbours_value_and_is_marked() -> None:
-    grid = curve_of({(1, 128): [2.0], (8, 128): [3.0, 5.0, 4.0], (8, 1024): [9.0], (64, 1024): [math.nan]})
+    grid = curve_of(
+        {(1, 128): [2.0], (8, 128): [3.0, 5.0, 4.0], (8, 1024): [9.0], (64, 1024): [math.nan]}
+    )
     assert grid is not None
     assert (grid.tokens.tolist(), grid.contexts.tolist()) == ([1, 8], [128, 1024])
     assert grid.seconds.tolist() == [[2.0, 2.0], [4.0, 9.0]]

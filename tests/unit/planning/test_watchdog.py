@@ -1,4 +1,5 @@
-"""The watchdog of one drafter: what raises an alarm and how soon, what does not, and how it is tried again."""
+"""The watchdog of one drafter: what raises an alarm and how soon, what does not, and how it is
+tried again."""
 
 from __future__ import annotations
 
@@ -38,9 +39,13 @@ class Rounds:
         self.watch = DrafterWatch(BlockSums())
         self.now, self._draw, self._sequences = 100.0, np.random.default_rng(seed), sequences
 
-    def honest(self, kept: float = 1.0, confidence: tuple[float, ...] = SURE, verified: int = 7) -> list[RoundReport]:
+    def honest(
+        self, kept: float = 1.0, confidence: tuple[float, ...] = SURE, verified: int = 7
+    ) -> list[RoundReport]:
         """Blocks whose slots are accepted as they promise, or less often than that."""
-        right = self._draw.random((self._sequences, verified)) < kept * np.array(confidence[:verified])
+        right = self._draw.random((self._sequences, verified)) < kept * np.array(
+            confidence[:verified]
+        )
         accepted = np.logical_and.accumulate(right, axis=1).sum(axis=1)
         return [block(count, verified, confidence) for count in accepted.tolist()]
 
@@ -60,13 +65,31 @@ class Rounds:
 
 def test_a_pass_says_what_was_promised_and_what_was_kept_of_it() -> None:
     half = (0.5, 0.5, 0.5)
-    rounds = [block(1, 2, half), block(2, 2, half), block(0), empty("invalid"), empty("late"), empty("off")]
+    rounds = [
+        block(1, 2, half),
+        block(2, 2, half),
+        block(0),
+        empty("invalid"),
+        empty("late"),
+        empty("off"),
+    ]
     seen = drafted_passes(rounds, [each == block(0) for each in rounds])
-    blocks = DraftedPass(2, 1.5, 3.0, 0.25**2 + 1.25**2, 1.0 + 2.5, 6.0, malformed=1, missing=1, formed=1, first=1.0)
+    blocks = DraftedPass(
+        2, 1.5, 3.0, 0.25**2 + 1.25**2, 1.0 + 2.5, 6.0, malformed=1, missing=1, formed=1, first=1.0
+    )
     assert seen == {3: blocks}
-    lacking = drafted_passes([empty("rows lost"), empty("unknown sequence"), empty("drafter late")], [False] * 3)
-    assert lacking == {3: DraftedPass(missing=3)}, "told by the drafter, which every time drafts nothing"
-    assert drafted_passes([empty("no drafter", 0), empty("last token"), empty("rows missing")], [False] * 3) == {}
+    lacking = drafted_passes(
+        [empty("rows lost"), empty("unknown sequence"), empty("drafter late")], [False] * 3
+    )
+    assert lacking == {3: DraftedPass(missing=3)}, (
+        "told by the drafter, which every time drafts nothing"
+    )
+    assert (
+        drafted_passes(
+            [empty("no drafter", 0), empty("last token"), empty("rows missing")], [False] * 3
+        )
+        == {}
+    )
 
 
 @pytest.mark.parametrize("sequences", [1, 4, 64])
@@ -75,7 +98,9 @@ def test_honest_blocks_raise_no_alarm(sequences: int) -> None:
         rounds = Rounds(sequences, seed)
         assert rounds.until_alarm(None, 3000) == 3000
         assert rounds.watch.recent.ratio == pytest.approx(1.0, abs=0.45)
-        assert rounds.until_alarm(None, 3000, kept=0.75) == 3000, "a harder text, which its confidences do not show"
+        assert rounds.until_alarm(None, 3000, kept=0.75) == 3000, (
+            "a harder text, which its confidences do not show"
+        )
 
 
 @pytest.mark.parametrize(
@@ -149,7 +174,9 @@ def test_who_is_left_out_is_tried_again_each_time_later_and_forgiven_when_it_dra
             drafter.run([block(0)])
             if drafter.watch.left_out(drafter.now):
                 break
-        assert drafter.watch.pause_left_s(drafter.now) >= 8.0 * (drafter.now - began - ROUND_S) - 1e-9
+        assert (
+            drafter.watch.pause_left_s(drafter.now) >= 8.0 * (drafter.now - began - ROUND_S) - 1e-9
+        )
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (PAUSE_S, LONGEST_S)
     drafter.now += LONGEST_S

@@ -1,8 +1,9 @@
 """A simulated cell around one `RoundLoop`, where nearly everything goes wrong, by a seed.
 
-Blocks are late, lost or come twice, drafters vanish and forget rows, passes fail, pages run out, plans change at any
-moment, sequences are settled, moved and dropped, and come again under a new epoch. The target is greedy, so whatever
-happens the answers must be its. What invariants promise is asserted where it would be broken.
+Blocks are late, lost or come twice, drafters vanish and forget rows, passes fail, pages run out,
+plans change at any moment, sequences are settled, moved and dropped, and come again under a new
+epoch. The target is greedy, so whatever happens the answers must be its. What invariants promise is
+asserted where it would be broken.
 """
 
 from __future__ import annotations
@@ -91,14 +92,23 @@ class StormyDrafter(SimulatedDrafter):
 class StormyVerifier(SimulatedVerifier):
     """Some in its passes fail, and it looks at what its `RoundLoop` asks for."""
 
-    def __init__(self, world: World, drafters: Sequence[SimulatedDrafter], hits: Callable[[float], bool]) -> None:
+    def __init__(
+        self, world: World, drafters: Sequence[SimulatedDrafter], hits: Callable[[float], bool]
+    ) -> None:
         super().__init__(world, "verify/0", Device(), drafters, WAITS)
-        self._hits, self.steps, self.seen, self.counts = hits, 0, Counter[str](), self._rounds.counts
+        self._hits, self.steps, self.seen, self.counts = (
+            hits,
+            0,
+            Counter[str](),
+            self._rounds.counts,
+        )
         self.drawn = Counter[Key]()
         self.forgotten = set[Key]()  # sequences some of whose rows a drafter lost
         self._ordered = set[tuple[int, int, int]]()
         self._in_pass, self.failed = Counter[Key](), 0
-        self._carry_out = {kind: partial(self._noted, carry_out) for kind, carry_out in self._carry_out.items()}
+        self._carry_out = {
+            kind: partial(self._noted, carry_out) for kind, carry_out in self._carry_out.items()
+        }
 
     def _noted(self, carry_out: Callable[[Any], object], action: Any) -> None:
         self.seen[type(action).__name__] += 1
@@ -114,12 +124,16 @@ class StormyVerifier(SimulatedVerifier):
             key = (row.sequence, row.epoch)
             sequence = self._rounds.sequence(row.sequence)
             if sequence is not None:  # else it made room right afterwards
-                assert sequence.ahead <= self._rounds.plan.window, "R8: not farther ahead than the window"
+                assert sequence.ahead <= self._rounds.plan.window, (
+                    "R8: not farther ahead than the window"
+                )
             assert (*key, row.committed_len) not in self._ordered, "R4: one order for an anchor"
             self._ordered.add((*key, row.committed_len))
             assert 1 <= row.slots <= SLOTS
             rows = None if drafter is None else drafter.rows.get((self.facts.name, *key))
-            assert rows is None or row.first_row <= rows or key in self.forgotten, "R11: rows without a gap"
+            assert rows is None or row.first_row <= rows or key in self.forgotten, (
+                "R11: rows without a gap"
+            )
         super()._send_order(action)
 
     def _run(self, action: RunPass) -> None:
@@ -136,7 +150,9 @@ class StormyVerifier(SimulatedVerifier):
 
     def _prefilled(self, prompts: Sequence[Any]) -> list[Prefilled | PrefillRefused]:
         told = super()._prefilled(prompts)
-        self.drawn.update((each.sequence, each.epoch) for each in told if isinstance(each, Prefilled))
+        self.drawn.update(
+            (each.sequence, each.epoch) for each in told if isinstance(each, Prefilled)
+        )
         return told
 
     def _free(self, key: Key) -> None:
@@ -181,7 +197,8 @@ class Storm:
         self.dropped = set[Key]()
 
     async def run(self, steps: int) -> None:
-        """Trouble for so many steps, then until every answer is whole and what was drawn is told of."""
+        """Trouble for so many steps, then until every answer is whole and what was drawn is told
+        of."""
         wrong: list[dict[str, Any]] = []
         self.clock.set_exception_handler(lambda _, context: wrong.append(context))
         self._join()
@@ -223,21 +240,36 @@ class Storm:
         answer.there = True
         ids = [*answer.prompt, *answer.log]
         drafter = self.draw.choice([0, *self.drafters])
-        admit = Admit(answer.number, answer.epoch, len(ids), PROMPT + ROOM - len(ids), frozenset(), drafter)
+        admit = Admit(
+            answer.number, answer.epoch, len(ids), PROMPT + ROOM - len(ids), frozenset(), drafter
+        )
         self._tell(Admission(admit, ids, SamplingParams(temperature=0.0), PROMPT + ROOM, True))
 
     def _plan(self) -> None:
         self._plans += 1
         kind = PlanKind.PRICE if self.calm else self.draw.choice(list(PlanKind))
         terms = Terms(
-            kind, self.draw.randint(0, SLOTS), self.draw.choice([0.0, 0.3, 0.8]), 1.0, self.draw.choice([NO_CAP, 3, 0])
+            kind,
+            self.draw.randint(0, SLOTS),
+            self.draw.choice([0.0, 0.3, 0.8]),
+            1.0,
+            self.draw.choice([NO_CAP, 3, 0]),
         )
         some = {
             number: SequencePlan(drafter=self.draw.choice([None, None, 0, *self.drafters, 77]))
             for number in self.answers
             if self.draw.random() < 0.3
         }
-        self._tell(Plan(self._plans, terms, self.draw.choice([1, 2]), self.draw.choice([0, 1, 2, 3]), 0.001, some))
+        self._tell(
+            Plan(
+                self._plans,
+                terms,
+                self.draw.choice([1, 2]),
+                self.draw.choice([0, 1, 2, 3]),
+                0.001,
+                some,
+            )
+        )
         self.clock.call_later(0.01, self._plan)
 
     def _trouble(self) -> None:
@@ -287,7 +319,9 @@ class Storm:
         for each in news:
             match each:
                 case PassReport():
-                    acknowledged = [told for row in each.report.rounds for told in self._report(row)]
+                    acknowledged = [
+                        told for row in each.report.rounds for told in self._report(row)
+                    ]
                     self.clock.call_later(self.draw.random() * 0.004, self._tell, *acknowledged)
                 case Released(sequence, epoch, rounds):
                     self._released((sequence, epoch), rounds)
@@ -307,13 +341,17 @@ class Storm:
         assert row.verified <= len(row.confidence)
         answer.log.extend(row.tokens)
         if len(answer.log) == ROOM:
-            assert answer.log == answer_of(answer.prompt, ROOM), "R10: whatever drafters do, the answer is the target's"
+            assert answer.log == answer_of(answer.prompt, ROOM), (
+                "R10: whatever drafters do, the answer is the target's"
+            )
             answer.ended = True
             self.clock.call_later(0.001, self._drop, answer)
         return [Acknowledged(row.sequence, row.epoch, row.round)]
 
     def _released(self, key: Key, rounds: int) -> None:
-        assert self.reported[key] == self.verifier.drawn[key] == rounds, "R6: what was drawn is reported"
+        assert self.reported[key] == self.verifier.drawn[key] == rounds, (
+            "R6: what was drawn is reported"
+        )
         answer = self.answers.get(key[0])
         if answer is not None and answer.epoch == key[1]:
             answer.there = False

@@ -1,4 +1,5 @@
-"""What `RoundLoop` promises of every round, R1 to R11, one by one. `test_round_storms` asserts most of them again."""
+"""What `RoundLoop` promises of every round, R1 to R11, one by one. `test_round_storms` asserts most
+of them again."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def test_r1_nothing_of_a_block_leaves_before_its_prefix_is_fixed() -> None:
         verifier.prefilled(1)
         verifier.prefilled(2, drafter=OTHER)
         first, _ = of(verifier.said, SendOrder)
-        said.append((verifier.blocks(first, block), Counter(verifier.loop.counts), verifier.loop.next_at()))
+        said.append(
+            (verifier.blocks(first, block), Counter(verifier.loop.counts), verifier.loop.next_at())
+        )
     assert said[0] == said[1] == said[2]
     assert said[0][0] == []
 
@@ -48,7 +51,10 @@ def test_r2_a_newer_plan_meets_the_next_order_only() -> None:
     order = only(verifier.ended(run), SendOrder)
     assert [row.slots for row in order.rows] == [1, 1]
     verifier.tell(priced(0.0, number=3))
-    assert [row.prefix for row in only(verifier.blocks(order, (0.99,), (0.99,)), RunPass).rows] == [0, 0], "a cap of 0"
+    assert [row.prefix for row in only(verifier.blocks(order, (0.99,), (0.99,)), RunPass).rows] == [
+        0,
+        0,
+    ], "a cap of 0"
 
 
 def test_r2_a_weight_is_frozen_too() -> None:
@@ -60,12 +66,16 @@ def test_r2_a_weight_is_frozen_too() -> None:
 
 @pytest.mark.parametrize("cap", [NO_CAP, 7, 3, 0])
 @pytest.mark.parametrize("kind", PlanKind)
-def test_r3_what_comes_after_a_slot_never_decides_whether_it_is_verified(kind: PlanKind, cap: int) -> None:
+def test_r3_what_comes_after_a_slot_never_decides_whether_it_is_verified(
+    kind: PlanKind, cap: int
+) -> None:
     rng = np.random.default_rng(3)
     for _ in range(200):
         values = [0.0, 0.5, 1.0, float("nan"), -1.0] if rng.random() < 0.5 else rng.random(5)
         blocks = rng.choice(values, (4, 5))
-        terms = [Terms(kind, 5, float(rng.choice([0.0, 0.25, 0.5])), float(rng.choice([0.5, 1.0])), cap)] * 4
+        terms = [
+            Terms(kind, 5, float(rng.choice([0.0, 0.25, 0.5])), float(rng.choice([0.5, 1.0])), cap)
+        ] * 4
         lengths = rng.integers(0, 6, 4)
         before = prefixes([block[:n] for block, n in zip(blocks, lengths, strict=True)], terms)
         assert sum(before) <= cap
@@ -79,17 +89,30 @@ def test_r3_what_comes_after_a_slot_never_decides_whether_it_is_verified(kind: P
 
 
 def test_r3_a_prefix_is_the_longest_of_which_every_slot_reaches_the_price() -> None:
-    terms = [Terms(PlanKind.PRICE, 3, 0.5), Terms(PlanKind.PRICE, 3, 0.5, weight=0.5), Terms(PlanKind.PRICE, 3, 0.0)]
+    terms = [
+        Terms(PlanKind.PRICE, 3, 0.5),
+        Terms(PlanKind.PRICE, 3, 0.5, weight=0.5),
+        Terms(PlanKind.PRICE, 3, 0.0),
+    ]
     assert prefixes([(0.8, 0.625, 0.9)] * 3, terms) == [2, 0, 3]
-    assert prefixes([(0.4, 0.9), (0.6, 0.4, 0.9)], [Terms(PlanKind.THRESHOLD, 3, 0.5)] * 2) == [0, 1]
-    assert prefixes([(0.9,), ()], [Terms(PlanKind.PRICE, 3, float("inf")), Terms(PlanKind.OFF)]) == [0, 0]
+    assert prefixes([(0.4, 0.9), (0.6, 0.4, 0.9)], [Terms(PlanKind.THRESHOLD, 3, 0.5)] * 2) == [
+        0,
+        1,
+    ]
+    assert prefixes(
+        [(0.9,), ()], [Terms(PlanKind.PRICE, 3, float("inf")), Terms(PlanKind.OFF)]
+    ) == [0, 0]
 
 
 def test_r3_a_cap_leaves_what_ranks_first_earlier_slots_before_later_ones() -> None:
     capped = [Terms(PlanKind.PRICE, 3, 0.0, cap=4)] * 3
     assert prefixes([(0.9, 0.9, 0.9), (0.9, 0.5), (0.81, 1.0)], capped) == [2, 1, 1]
-    assert prefixes([(1.0, 1.0), (1.0, 1.0), (1.0, 1.0)], capped) == [2, 1, 1], "ties: the lower row"
-    assert prefixes([(1.0, 1.0), (1.0,)], [Terms(PlanKind.FIXED, 2, cap=2)] * 2) == [1, 1], "and the earlier slot first"
+    assert prefixes([(1.0, 1.0), (1.0, 1.0), (1.0, 1.0)], capped) == [2, 1, 1], (
+        "ties: the lower row"
+    )
+    assert prefixes([(1.0, 1.0), (1.0,)], [Terms(PlanKind.FIXED, 2, cap=2)] * 2) == [1, 1], (
+        "and the earlier slot first"
+    )
 
 
 def test_r3_pages_are_asked_for_oldest_first_and_cut_the_prefixes_of_the_others() -> None:
@@ -97,7 +120,9 @@ def test_r3_pages_are_asked_for_oldest_first_and_cut_the_prefixes_of_the_others(
     order = only(verifier.prefilled(1, 2, 3), SendOrder)
     run = only(verifier.blocks(order, *[(1.0, 1.0, 1.0)] * 3), RunPass)
     assert run.rows[0].prefix == 3
-    assert only(verifier.said, Released).why is Why.OUT_OF_PAGES, "the oldest took what the youngest stood on"
+    assert only(verifier.said, Released).why is Why.OUT_OF_PAGES, (
+        "the oldest took what the youngest stood on"
+    )
     assert [row.sequence for row in run.rows] == [1, 2]
 
 
@@ -120,7 +145,9 @@ def test_r4_an_anchor_is_ordered_once(again: bool) -> None:
     assert (run.rows[0].sequence, run.rows[0].prefix) == (2, 0)
     verifier.acknowledge(verifier.said)
     verifier.pages.total += 10
-    assert only(verifier.ended(run), SendOrder).rows[0].committed_len == PROMPT + 2, "the next one is"
+    assert only(verifier.ended(run), SendOrder).rows[0].committed_len == PROMPT + 2, (
+        "the next one is"
+    )
 
 
 def test_r5_a_deadline_is_fixed_with_its_order() -> None:
@@ -177,7 +204,9 @@ def test_r8_no_round_begins_more_than_the_window_ahead(window: int, drafter: int
     assert verifier.state(1) == "HELD"
     actions = verifier.tell(Acknowledged(1, 0, 1))
     assert len(actions) == 1, "one more"
-    assert not verifier.tell(Acknowledged(1, 0, 0)), "acknowledgements are cumulative, an older one takes nothing back"
+    assert not verifier.tell(Acknowledged(1, 0, 0)), (
+        "acknowledgements are cumulative, an older one takes nothing back"
+    )
     assert not verifier.tell(Acknowledged(1, 0, 99))
     assert verifier.loop.counts["acknowledgement of what was not reported"] == 1
 
@@ -194,7 +223,9 @@ def test_r8_a_narrower_window_holds_at_the_next_round() -> None:
 def test_r9_an_epoch_that_was_seen_is_not_admitted_again() -> None:
     verifier = Verifier()
     verifier.prefilled(1, drafter=0, epoch=3)
-    assert only(verifier.tell(Admit(1, 4, PROMPT, 20)), Released).why is Why.STALE_EPOCH, "it is here"
+    assert only(verifier.tell(Admit(1, 4, PROMPT, 20)), Released).why is Why.STALE_EPOCH, (
+        "it is here"
+    )
     assert not verifier.tell(Admit(1, 3, PROMPT, 20)), "who is told of twice is not said to be gone"
     verifier.tell(Release(1, 3, How.DROP))
     for epoch in (2, 3):
@@ -227,7 +258,11 @@ def test_r10_a_lost_drafter_changes_nothing_of_what_is_reported() -> None:
         for place in range(4):
             if order := of(actions, SendOrder):
                 broken = lost and place == 2
-                actions = verifier.tell(DrafterLost(DRAFTER)) if broken else verifier.blocks(order[0], (0.9,))
+                actions = (
+                    verifier.tell(DrafterLost(DRAFTER))
+                    if broken
+                    else verifier.blocks(order[0], (0.9,))
+                )
             actions = verifier.ended(only(actions, RunPass))
         reports.append([(each.round, each.tokens) for each in rounds(verifier.said)])
     assert reports[0] == reports[1]

@@ -85,7 +85,9 @@ def test_a_prompt_without_pages_is_gone() -> None:
 
 
 @pytest.mark.parametrize("drawn", [True, False])
-def test_a_prompt_that_settles_is_called_back_and_its_anchor_reported_if_it_was_drawn(drawn: bool) -> None:
+def test_a_prompt_that_settles_is_called_back_and_its_anchor_reported_if_it_was_drawn(
+    drawn: bool,
+) -> None:
     verifier = Verifier()
     verifier.tell(Admit(1, 0, PROMPT, 20))
     assert only(verifier.tell(Release(1, 0, How.SETTLE)), CallBackPrefill).sequence == 1
@@ -115,7 +117,9 @@ def test_an_order_carries_the_rows_since_the_last_one_the_anchor_and_the_slots()
         (Drawn((3, 4, 5), (False, False, False), True), ()),
     ],
 )
-def test_what_forms_did_is_reported_of_the_tokens_that_are_said(drawn: Drawn, forced: tuple[bool, ...]) -> None:
+def test_what_forms_did_is_reported_of_the_tokens_that_are_said(
+    drawn: Drawn, forced: tuple[bool, ...]
+) -> None:
     verifier = Verifier()
     verifier.prefilled(1)
     run = only(verifier.blocks(only(verifier.said, SendOrder), (0.9, 0.9, 0.9)), RunPass)
@@ -129,7 +133,13 @@ def test_a_block_that_a_pass_found_unsound_is_told_of_as_an_empty_one() -> None:
     run = only(verifier.blocks(only(verifier.said, SendOrder), (0.9, 0.9, 0.9)), RunPass)
     actions = verifier.tell(PassEnded(run.number, [Drawn((5,), spoilt=True)]))
     (said,) = rounds(actions)
-    assert (said.tokens, said.accepted, said.verified, said.confidence, said.why_empty) == ((5,), 0, 0, (), "invalid")
+    assert (said.tokens, said.accepted, said.verified, said.confidence, said.why_empty) == (
+        (5,),
+        0,
+        0,
+        (),
+        "invalid",
+    )
     assert only(actions, SendOrder).rows[0].committed_len == PROMPT + 2
 
 
@@ -151,7 +161,9 @@ def test_too_far_ahead_it_is_held_until_an_acknowledgement() -> None:
         (2, DRAFTER, priced(), "last token"),
     ],
 )
-def test_without_a_use_or_a_way_for_a_block_the_round_is_plain(room: int, drafter: int, plan: Plan, why: str) -> None:
+def test_without_a_use_or_a_way_for_a_block_the_round_is_plain(
+    room: int, drafter: int, plan: Plan, why: str
+) -> None:
     verifier = Verifier(plan)
     actions = verifier.prefilled(1, drafter=drafter, room=room)
     assert not of(actions, SendOrder)
@@ -167,7 +179,9 @@ def test_until_its_rows_have_come_a_sequence_goes_plain() -> None:
     actions = verifier.ended(run)
     assert rounds(actions)[0].why_empty == "rows missing"
     row = only(actions, SendOrder).rows[0]
-    assert (row.first_row, row.committed_len) == (PROMPT, PROMPT + 2), "the row of the round meanwhile goes along"
+    assert (row.first_row, row.committed_len) == (PROMPT, PROMPT + 2), (
+        "the row of the round meanwhile goes along"
+    )
 
 
 def test_a_long_plain_stretch_is_caught_up_with_in_bulk() -> None:
@@ -200,7 +214,9 @@ def test_a_block_is_clamped_to_the_slots_of_its_order() -> None:
     assert only(verifier.blocks(order, (1.0,) * 5), RunPass).rows[0].prefix == 2
     verifier = Verifier(priced(slots=3))
     order = only(verifier.prefilled(1, room=3), SendOrder)
-    assert order.rows[0].slots == 1, "the prefill took one, and the target's own token takes another"
+    assert order.rows[0].slots == 1, (
+        "the prefill took one, and the target's own token takes another"
+    )
 
 
 def test_a_block_for_another_order_is_stale() -> None:
@@ -345,7 +361,9 @@ def test_whoever_could_not_be_judged_leaves_and_the_others_go_on() -> None:
     run = only(verifier.acknowledge(actions) or actions, RunPass)
     assert [row.sequence for row in run.rows] == [1]
     actions = verifier.tell(PassEnded(run.number, [Drawn(())]))
-    assert actions == [CloseAtDrafter(DRAFTER, 1, 0), Released(1, 0, 2, PROMPT + 3, Why.FAILED)], "and no report"
+    assert actions == [CloseAtDrafter(DRAFTER, 1, 0), Released(1, 0, 2, PROMPT + 3, Why.FAILED)], (
+        "and no report"
+    )
 
 
 def test_a_prefix_is_cut_to_the_pages_there_are() -> None:
@@ -380,7 +398,9 @@ def test_between_passes_settling_is_leaving(state: str) -> None:
     (order,) = of(verifier.said, SendOrder)
     if state in ("HELD", "IDLE"):
         run = only(verifier.blocks(order, ()), RunPass)
-        verifier.ended(run) if state == "HELD" else verifier.tell(PassEnded(run.number, [Drawn((3,))]))
+        verifier.ended(run) if state == "HELD" else verifier.tell(
+            PassEnded(run.number, [Drawn((3,))])
+        )
     elif state == "READY":
         verifier.prefilled(2, drafter=OTHER)
         verifier.blocks(order, (0.9,))
@@ -434,7 +454,12 @@ def test_a_lost_session_leaves_nothing() -> None:
 
 def test_what_comes_for_who_is_gone_is_counted() -> None:
     verifier = Verifier()
-    verifier.tell(Acknowledged(9, 0, 0), Release(9, 0, How.SETTLE), Prefilled(9, 0, 1), DrafterReady(1, 9, 0, 3))
+    verifier.tell(
+        Acknowledged(9, 0, 0),
+        Release(9, 0, How.SETTLE),
+        Prefilled(9, 0, 1),
+        DrafterReady(1, 9, 0, 3),
+    )
     assert sum(verifier.loop.counts.values()) == 4
 
 
@@ -459,4 +484,6 @@ def test_a_drafter_that_forgot_a_sequence_gets_it_again() -> None:
     actions = verifier.ended(only(actions, RunPass))
     said = rounds(actions)[0]
     assert (said.why_empty, said.drafter) == ("unknown sequence", DRAFTER)
-    assert only(verifier.acknowledge(actions) + actions, SendOrder).drafter == DRAFTER, "it drafts again"
+    assert only(verifier.acknowledge(actions) + actions, SendOrder).drafter == DRAFTER, (
+        "it drafts again"
+    )

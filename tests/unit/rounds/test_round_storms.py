@@ -1,4 +1,5 @@
-"""Random schedules of everything that can happen to a `RoundLoop`, in simulated time: see `storm`."""
+"""Random schedules of everything that can happen to a `RoundLoop`, in simulated time: see
+`storm`."""
 
 from __future__ import annotations
 

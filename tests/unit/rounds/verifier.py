@@ -1,4 +1,5 @@
-"""What stands around a `RoundLoop` in tests: a cache of counted pages, and a verifier that is told what to draw."""
+"""What stands around a `RoundLoop` in tests: a cache of counted pages, and a verifier that is told
+what to draw."""
 
 from __future__ import annotations
 
@@ -54,7 +55,13 @@ class Pages:
 
 
 def priced(
-    price: float = 0.0, *, slots: int = 3, window: int = 2, number: int = 1, cap: int = NO_CAP, cohorts: int = 1
+    price: float = 0.0,
+    *,
+    slots: int = 3,
+    window: int = 2,
+    number: int = 1,
+    cap: int = NO_CAP,
+    cohorts: int = 1,
 ) -> Plan:
     return Plan(number, Terms(PlanKind.PRICE, slots, price, cap=cap), cohorts, window)
 
@@ -62,7 +69,9 @@ def priced(
 class Verifier:
     """A loop and its time. Rows that are sent in bulk arrive at once unless `hold_rows` is set."""
 
-    def __init__(self, plan: Plan | None = None, pages: Pages | None = None, waits: Waits | None = None) -> None:
+    def __init__(
+        self, plan: Plan | None = None, pages: Pages | None = None, waits: Waits | None = None
+    ) -> None:
         self.pages = pages or Pages()
         self.loop = RoundLoop(self.pages, waits)
         self.now = 0.0
@@ -75,13 +84,19 @@ class Verifier:
         actions = self.loop.feed_all(told, self.now)
         self.said.extend(actions)
         if not self.hold_rows:
-            came = [DrafterReady(each.drafter, each.sequence, each.epoch, each.stop) for each in of(actions, SendRows)]
+            came = [
+                DrafterReady(each.drafter, each.sequence, each.epoch, each.stop)
+                for each in of(actions, SendRows)
+            ]
             if came:
                 actions = actions + self.tell(*came)
         return actions
 
-    def prefilled(self, *numbers: int, drafter: int = DRAFTER, room: int = 20, epoch: int = 0) -> list[Action]:
-        """Sequences whose anchor is there and acknowledged, and whose rows have come; all of them begin at once."""
+    def prefilled(
+        self, *numbers: int, drafter: int = DRAFTER, room: int = 20, epoch: int = 0
+    ) -> list[Action]:
+        """Sequences whose anchor is there and acknowledged, and whose rows have come; all of them
+        begin at once."""
         plan = self.loop.plan
         self.tell(replace(plan, window=0))
         for number in numbers:
@@ -101,7 +116,9 @@ class Verifier:
 
     def acknowledge(self, actions: Iterable[Action]) -> list[Action]:
         """Everything reported in these."""
-        return self.tell(*(Acknowledged(each.sequence, each.epoch, each.round) for each in rounds(actions)))
+        return self.tell(
+            *(Acknowledged(each.sequence, each.epoch, each.round) for each in rounds(actions))
+        )
 
     def state(self, number: int) -> str:
         sequence = self.loop.sequence(number)

@@ -18,10 +18,16 @@ def backlog(monkeypatch: pytest.MonkeyPatch) -> Backlog:
 
 @pytest.mark.parametrize(
     ("sizes", "seen", "told"),
-    [([1, 1, 1], 1, "3 messages of 3 bytes"), ([60, 40], 60, "2 messages of 100 bytes"), ([1000], 1000, "")],
+    [
+        ([1, 1, 1], 1, "3 messages of 3 bytes"),
+        ([60, 40], 60, "2 messages of 100 bytes"),
+        ([1000], 1000, ""),
+    ],
     ids=["messages", "bytes", "one alone may be larger"],
 )
-def test_what_was_read_is_counted_until_it_is_seen(backlog: Backlog, sizes: list[int], seen: int, told: str) -> None:
+def test_what_was_read_is_counted_until_it_is_seen(
+    backlog: Backlog, sizes: list[int], seen: int, told: str
+) -> None:
     for size in sizes:
         backlog.read(size)
     with pytest.raises(Overloaded, match=told):

@@ -12,7 +12,9 @@ KEY = {"role": "verify", "model": "abc", "threads": 1}
 
 def curve() -> Curve:
     seconds = np.array([[1.0, 2], [2, 3], [4, 5]])
-    return Curve(np.array([1, 2, 4]), np.array([128, 1024]), seconds, "measured", (0.25, 0.5), 8, (5,))
+    return Curve(
+        np.array([1, 2, 4]), np.array([128, 1024]), seconds, "measured", (0.25, 0.5), 8, (5,)
+    )
 
 
 def test_a_curve_is_found_under_its_own_key_alone() -> None:
@@ -22,7 +24,11 @@ def test_a_curve_is_found_under_its_own_key_alone() -> None:
     assert found.source == "stored"
     np.testing.assert_array_equal(found.seconds, curve().seconds)
     np.testing.assert_array_equal(found.tokens, [1, 2, 4])
-    assert (found.sequence_seconds, found.tokens_per_sequence, found.borrowed) == ((0.25, 0.5), 8, (5,))
+    assert (found.sequence_seconds, found.tokens_per_sequence, found.borrowed) == (
+        (0.25, 0.5),
+        8,
+        (5,),
+    )
     assert load_curve(KEY | {"threads": 2}) is None
 
 

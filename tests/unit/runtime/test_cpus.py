@@ -16,13 +16,16 @@ linux = pytest.mark.skipif(not usable(), reason="the platform tells nothing of p
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [("0", {0}), ("0,2", {0, 2}), ("0-3", {0, 1, 2, 3}), (" 1 , 4-5", {1, 4, 5}), ("7-7", {7})]
+    ("text", "found"),
+    [("0", {0}), ("0,2", {0, 2}), ("0-3", {0, 1, 2, 3}), (" 1 , 4-5", {1, 4, 5}), ("7-7", {7})],
 )
 def test_lists_name_processors(text: str, found: set[int]) -> None:
     assert parse_cpus(text, "verify.cpus") == found
 
 
-@pytest.mark.parametrize("text", ["x", "-1", "1-", "0,,1", "3-1", "0-99999999999", "1.5", "²", "0x1", ","])
+@pytest.mark.parametrize(
+    "text", ["x", "-1", "1-", "0,,1", "3-1", "0-99999999999", "1.5", "²", "0x1", ","]
+)
 def test_what_is_no_list_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"verify\.cpus: "):
         keep_to(text, "verify.cpus")
@@ -31,7 +34,9 @@ def test_what_is_no_list_is_refused(text: str) -> None:
 @linux
 def test_processors_that_are_not_there_are_named() -> None:
     missing = usable()[-1] + 1
-    with pytest.raises(ConfigError, match=rf"draft\.cpus: {missing} is none of the processors .*\({usable()[0]}"):
+    with pytest.raises(
+        ConfigError, match=rf"draft\.cpus: {missing} is none of the processors .*\({usable()[0]}"
+    ):
         keep_to(f"{usable()[0]},{missing}", "draft.cpus")
     assert os.sched_getaffinity(0) == set(usable())
 
@@ -52,7 +57,9 @@ after = threading.Thread(target=tell); after.start()
 stop.set(); before.join(); after.join()
 print(found, os.sched_getaffinity(0))
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
     assert told.stdout.strip() == f"[{{{only}}}, {{{only}}}] {{{only}}}"
 
 
@@ -65,7 +72,15 @@ def test_a_platform_that_knows_no_such_thing_says_so(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("processors", "alike", "verify", "draft"),
-    [(1, 1, 1, 1), (2, 1, 2, 1), (2, 2, 1, 1), (4, 1, 3, 1), (8, 1, 6, 2), (16, 3, 4, 1), (96, 1, 16, 16)],
+    [
+        (1, 1, 1, 1),
+        (2, 1, 2, 1),
+        (2, 2, 1, 1),
+        (4, 1, 3, 1),
+        (8, 1, 6, 2),
+        (16, 3, 4, 1),
+        (96, 1, 16, 16),
+    ],
 )
 def test_the_processors_are_divided_among_the_workers_of_a_lane(
     monkeypatch: pytest.MonkeyPatch, processors: int, alike: int, verify: int, draft: int
@@ -77,11 +92,15 @@ def test_the_processors_are_divided_among_the_workers_of_a_lane(
         assert threads_for(verifies=verifies, alike=alike) == threads
         assert threads_for(verifies=verifies, alike=alike, processors=1) == 1
         monkeypatch.setenv("OMP_NUM_THREADS", "5")
-        assert threads_for(verifies=verifies, alike=alike) == 5  # whoever says so has divided already
+        assert (
+            threads_for(verifies=verifies, alike=alike) == 5
+        )  # whoever says so has divided already
         monkeypatch.delenv("OMP_NUM_THREADS")
 
 
-@pytest.mark.parametrize(("quota", "threads"), [("max 100000", 6), ("400000 100000", 3), ("50000 100000", 1), ("", 6)])
+@pytest.mark.parametrize(
+    ("quota", "threads"), [("max 100000", 6), ("400000 100000", 3), ("50000 100000", 1), ("", 6)]
+)
 def test_a_container_has_what_its_quota_allows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, threads: int
 ) -> None:

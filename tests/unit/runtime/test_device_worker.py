@@ -22,7 +22,9 @@ async def test_rounds_go_before_prompt_chunks(monkeypatch: pytest.MonkeyPatch) -
     await asyncio.sleep(0)
     chunks = [asyncio.ensure_future(worker.run(order.append, f"chunk{i}")) for i in range(2)]
     await asyncio.sleep(0)
-    rounds = [asyncio.ensure_future(worker.run(order.append, f"round{i}", urgent=True)) for i in range(2)]
+    rounds = [
+        asyncio.ensure_future(worker.run(order.append, f"round{i}", urgent=True)) for i in range(2)
+    ]
     await asyncio.sleep(0)
     gate.set()
     await asyncio.gather(first, *chunks, *rounds)
@@ -30,7 +32,9 @@ async def test_rounds_go_before_prompt_chunks(monkeypatch: pytest.MonkeyPatch) -
     worker.close()
 
 
-async def test_rounds_without_a_pause_do_not_keep_a_chunk_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rounds_without_a_pause_do_not_keep_a_chunk_waiting_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(device_worker, "LATER_S", 0.01)
     worker, loop, over = DeviceWorker("t"), asyncio.get_running_loop(), threading.Event()
 
@@ -130,7 +134,12 @@ async def test_what_must_be_done_waits_for_room() -> None:
 
 
 async def test_a_posted_job_runs_and_what_it_raises_is_the_devices() -> None:
-    worker, loop, heard, done = DeviceWorker("t"), asyncio.get_running_loop(), list[bool](), threading.Event()
+    worker, loop, heard, done = (
+        DeviceWorker("t"),
+        asyncio.get_running_loop(),
+        list[bool](),
+        threading.Event(),
+    )
     worker.on_health = heard.append
 
     def fail() -> None:
@@ -159,7 +168,9 @@ async def test_a_job_of_another_thread_is_done_there_and_between_two_of_the_devi
 
     running = asyncio.ensure_future(worker.run(hold))
     await asyncio.to_thread(begun.wait, 5)
-    other = threading.Thread(target=worker.here, args=(lambda: did.append(("here", threading.get_ident())),))
+    other = threading.Thread(
+        target=worker.here, args=(lambda: did.append(("here", threading.get_ident())),)
+    )
     other.start()
     other.join(0.05)
     assert other.is_alive(), "it waits for the job that is run"
@@ -176,7 +187,9 @@ async def test_an_error_of_a_job_in_another_thread_is_logged_and_after_closing_t
 ) -> None:
     heard = LogCapture()  # of a logger of its own: the module's may have been bound and kept before
     monkeypatch.setattr(
-        device_worker, "log", structlog.wrap_logger(None, processors=[heard], wrapper_class=structlog.BoundLogger)
+        device_worker,
+        "log",
+        structlog.wrap_logger(None, processors=[heard], wrapper_class=structlog.BoundLogger),
     )
     worker = DeviceWorker("t")
     worker.here(lambda: int("x"))

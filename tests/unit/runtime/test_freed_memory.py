@@ -32,7 +32,9 @@ print((faults() - before) * resource.getpagesize())
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are not told")
 def test_memory_of_a_round_is_asked_of_the_system_once() -> None:
     def asked(how: str) -> int:
-        made = subprocess.run([sys.executable, "-c", ROUNDS, how], capture_output=True, text=True, check=True)
+        made = subprocess.run(
+            [sys.executable, "-c", ROUNDS, how], capture_output=True, text=True, check=True
+        )
         return int(made.stdout)
 
     a_round = 20 << 18

@@ -41,28 +41,40 @@ def taken() -> Iterator[int]:
 
 @pytest.mark.parametrize(
     ("role", "key"),
-    [*itertools.product(PROCESSES, ("bind", "metrics_port")), ("coordinator", "http"), ("frontend", "http")],
+    [
+        *itertools.product(PROCESSES, ("bind", "metrics_port")),
+        ("coordinator", "http"),
+        ("frontend", "http"),
+    ],
 )
-async def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(role: str, key: str, taken: int) -> None:
+async def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(
+    role: str, key: str, taken: int
+) -> None:
     process, config = PROCESSES[role]
     value: Any = taken if key == "metrics_port" else f"127.0.0.1:{taken}"
     settings = {**vars(config), key: value}
     with pytest.raises(
-        ConfigError, match=rf"^{role}\.{key}: cannot listen on 127.0.0.1:{taken}: somebody listens there"
+        ConfigError,
+        match=rf"^{role}\.{key}: cannot listen on 127.0.0.1:{taken}: somebody listens there",
     ):
         await process.start(type(config)(**settings))
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"^verify\.bind: cannot listen on 192\.0\.2\.1:7001: this machine has no such"
+        ConfigError,
+        match=r"^verify\.bind: cannot listen on 192\.0\.2\.1:7001: this machine has no such",
     ):
         check_listeners([("verify.bind", "192.0.2.1:7001")])
 
 
 def test_two_settings_that_want_the_same_port_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^a\.http: 127\.0\.0\.1:7\d+ is what a\.bind asks for, too"):
-        check_listeners([("a.bind", "127.0.0.1:7999"), ("a.metrics_port", None), ("a.http", "127.0.0.1:7999")])
+    with pytest.raises(
+        ConfigError, match=r"^a\.http: 127\.0\.0\.1:7\d+ is what a\.bind asks for, too"
+    ):
+        check_listeners(
+            [("a.bind", "127.0.0.1:7999"), ("a.metrics_port", None), ("a.http", "127.0.0.1:7999")]
+        )
 
 
 def test_what_is_free_is_given_back(taken: int) -> None:
@@ -80,7 +92,9 @@ def test_ports_to_listen_at_are_none_that_the_kernel_gives_to_a_connection() -> 
 def test_a_port_that_is_taken_is_passed_over(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "_PORTS", range(taken, taken + 1))
     monkeypatch.setattr(head, "_ports", itertools.cycle([taken]))
-    with pytest.raises(Unavailable, match=rf"^1 free ports wanted between {taken} and {taken + 1}, 0 there"):
+    with pytest.raises(
+        Unavailable, match=rf"^1 free ports wanted between {taken} and {taken + 1}, 0 there"
+    ):
         free_ports(1)
 
 
@@ -113,4 +127,7 @@ def test_commands_that_need_the_state_folder_say_so(
     for words in (["status"], ["up"], ["down"], ["generate", "a"]):
         assert main(words) == 1, words
         said = capsys.readouterr().err
-        assert "this state folder cannot be written (Not a directory); DSPARK_HOME names another" in said, words
+        assert (
+            "this state folder cannot be written (Not a directory); DSPARK_HOME names another"
+            in said
+        ), words

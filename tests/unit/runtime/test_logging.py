@@ -1,4 +1,5 @@
-"""What logs may hold: event names and numbers, and of an error its frames, never the values in them."""
+"""What logs may hold: event names and numbers, and of an error its frames, never the values in
+them."""
 
 from __future__ import annotations
 
@@ -37,8 +38,18 @@ except OSError:
 
 @pytest.mark.parametrize("fmt", ["json", "console"])
 def test_a_traceback_shows_frames_and_no_values(fmt: str) -> None:
-    result = subprocess.run([sys.executable, "-c", _PROGRAM, fmt], capture_output=True, text=True, check=True)
-    for shown in ("rpc.failed", "rows.dtype: wrong", "fail", "ValueError", "KeyError", "PeerError", "/nowhere/at/all"):
+    result = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, fmt], capture_output=True, text=True, check=True
+    )
+    for shown in (
+        "rpc.failed",
+        "rows.dtype: wrong",
+        "fail",
+        "ValueError",
+        "KeyError",
+        "PeerError",
+        "/nowhere/at/all",
+    ):
         assert shown in result.stderr
     assert "SECRET" not in result.stderr
 
@@ -54,7 +65,9 @@ before.run(logging.getLogger("library").warning, "theirs")
 
 
 def test_every_line_says_whose_it_is_whatever_context_it_comes_from() -> None:
-    result = subprocess.run([sys.executable, "-c", _OTHERS], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", _OTHERS], capture_output=True, text=True, check=True
+    )
     lines = [json.loads(line) for line in result.stderr.splitlines()]
     assert [line["event"] for line in lines] == ["ours", "theirs"]
     assert {(line["role"], line["process"]) for line in lines} == {("verify", "verify/0")}

@@ -18,6 +18,10 @@ def test_a_histogram_told_at_once_equals_one_told_one_by_one(values: Sequence[fl
 
     def samples(metrics: Metrics) -> list[tuple[str, str, float]]:
         (family,) = metrics.scheduled_verify_length.collect()
-        return [(s.name, s.labels.get("le", ""), s.value) for s in family.samples if not s.name.endswith("_created")]
+        return [
+            (s.name, s.labels.get("le", ""), s.value)
+            for s in family.samples
+            if not s.name.endswith("_created")
+        ]
 
     assert samples(once) == samples(each)

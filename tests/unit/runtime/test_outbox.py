@@ -1,4 +1,5 @@
-"""Events on their way to a peer that does not read: it loses its stream, and nobody waits for it."""
+"""Events on their way to a peer that does not read: it loses its stream, and nobody waits for
+it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,14 @@ from dspark.runtime.identity import new_incarnation, read_token, write_token
 from dspark.runtime.listen_config import ListenConfig, PublicConfig
 from dspark.runtime.roles import METHODS, METRICS, Role
 from dspark.runtime.security import Access, ClientTokens, Security, read_client_tokens
-from dspark.wire.v1 import control_pb2, draft_pb2, features_pb2, frontend_pb2, generate_pb2, verify_pb2
+from dspark.wire.v1 import (
+    control_pb2,
+    draft_pb2,
+    features_pb2,
+    frontend_pb2,
+    generate_pb2,
+    verify_pb2,
+)
 from tests.certificates import Authority
 
 GENERATE = "/dspark.wire.v1.Generation/Generate"
@@ -42,7 +49,10 @@ def _ask(access: Access, method: str, token: str | None, names: tuple[str, ...] 
     """ "in" with the tenant, "denied" or "forbidden"."""
     shown = None if token is None else f"Bearer {token}"
     try:
-        return "in:" + access.admit(method, roles.allowed(method), authorization=shown, names=names).tenant
+        return (
+            "in:"
+            + access.admit(method, roles.allowed(method), authorization=shown, names=names).tenant
+        )
     except Forbidden:
         return "forbidden"
     except Denied:
@@ -70,7 +80,9 @@ def test_every_method_of_the_protocol_says_who_may_call_it() -> None:
         ("/dspark.wire.v1.Verify/Undecided", set()),
     ],
 )
-def test_a_token_opens_its_own_methods_only(files: dict[str, str], method: str, let_in: set[str]) -> None:
+def test_a_token_opens_its_own_methods_only(
+    files: dict[str, str], method: str, let_in: set[str]
+) -> None:
     access = Security.of(PublicConfig(bind="0.0.0.0:1", **files)).access
     for token in (WORKER, OPERATOR, MONITOR, OURS, THEIRS):
         said = _ask(access, method, token)
@@ -83,7 +95,9 @@ def test_a_token_opens_its_own_methods_only(files: dict[str, str], method: str, 
 def test_the_scheme_is_bearer(files: dict[str, str]) -> None:
     access = Security.of(PublicConfig(**files)).access
     allowed = roles.allowed(ANNOUNCE)
-    assert access.admit(ANNOUNCE, allowed, authorization=f"bearer {OPERATOR}").roles == {Role.OPERATOR}
+    assert access.admit(ANNOUNCE, allowed, authorization=f"bearer {OPERATOR}").roles == {
+        Role.OPERATOR
+    }
     for shown in (OPERATOR, f"Basic {OPERATOR}", f"Bearer  {OPERATOR}"):
         with pytest.raises(Denied):
             access.admit(ANNOUNCE, allowed, authorization=shown)
@@ -96,7 +110,9 @@ def test_a_client_brings_its_tenant(files: dict[str, str]) -> None:
 
 
 def test_a_name_in_certificates_without_any_is_no_plaintext() -> None:
-    with pytest.raises(ConfigError, match="tls_cert, tls_key: a listener cannot do TLS without them"):
+    with pytest.raises(
+        ConfigError, match="tls_cert, tls_key: a listener cannot do TLS without them"
+    ):
         Security.of(ListenConfig(tls_server_name="cell"))
 
 
@@ -113,7 +129,9 @@ def test_without_an_operators_token_the_workers_is_theirs(files: dict[str, str])
 def test_strangers_are_clients_near_by_or_where_it_is_said(
     files: dict[str, str], bind: str, insecure: bool, open_to_strangers: bool
 ) -> None:
-    access = Security.of(PublicConfig(bind=bind, insecure=insecure, token_file=files["token_file"])).access
+    access = Security.of(
+        PublicConfig(bind=bind, insecure=insecure, token_file=files["token_file"])
+    ).access
     assert _ask(access, GENERATE, None) == ("in:" if open_to_strangers else "denied")
     assert _ask(access, ANNOUNCE, None) == "denied"
     assert _ask(access, GENERATE, "wrong") == "denied", "a wrong token is told, wherever it is"
@@ -134,7 +152,9 @@ def test_a_certificate_says_who_calls_where_no_token_does() -> None:
         ("https://worker/x",),
     ):
         assert _ask(access, SESSION, None, names) == "denied"
-    assert _ask(access, SESSION, "any", ("dspark://worker/v",)) == "denied", "a wrong token is not made good"
+    assert _ask(access, SESSION, "any", ("dspark://worker/v",)) == "denied", (
+        "a wrong token is not made good"
+    )
 
 
 def test_loopback_needs_nothing_and_wider_needs_a_secret_or_a_word(files: dict[str, str]) -> None:
@@ -156,19 +176,26 @@ def test_an_endpoint_is_host_and_port(endpoint: str) -> None:
 
 def test_metrics_stay_near_unless_their_readers_are_asked(files: dict[str, str]) -> None:
     wide = "10.0.0.1:1"
-    assert Security.of(ListenConfig(bind=wide, token_file=files["token_file"])).metrics_host(wide) == "127.0.0.1"
+    assert (
+        Security.of(ListenConfig(bind=wide, token_file=files["token_file"])).metrics_host(wide)
+        == "127.0.0.1"
+    )
     asked = Security.of(PublicConfig(bind=wide, **files))
     assert asked.metrics_host(wide) == "10.0.0.1"
     with pytest.raises(Denied):
         asked.access.admit("/metrics", METRICS)
     with pytest.raises(Forbidden):
         asked.access.admit("/metrics", METRICS, authorization=f"Bearer {OURS}")
-    assert asked.access.admit("/metrics", METRICS, authorization=f"Bearer {MONITOR}").roles == {Role.MONITOR}
+    assert asked.access.admit("/metrics", METRICS, authorization=f"Bearer {MONITOR}").roles == {
+        Role.MONITOR
+    }
     assert Security.of(ListenConfig(bind=wide, insecure=True)).metrics_host(wide) == "10.0.0.1"
 
 
 @pytest.mark.parametrize("key", ["operator_token_file", "client_token_file", "metrics_token_file"])
-def test_a_secret_of_others_alone_would_leave_workers_calls_open(files: dict[str, str], key: str) -> None:
+def test_a_secret_of_others_alone_would_leave_workers_calls_open(
+    files: dict[str, str], key: str
+) -> None:
     with pytest.raises(ConfigError, match=key):
         Security.of(PublicConfig(**{key: files[key]}))
 
@@ -194,7 +221,9 @@ def test_nor_is_it_ignored_where_an_authority_is_believed_and_certificates_are_n
         ("\n".join(f"tenant{n} {n:032d}" for n in range(1025)), "1025 tokens"),
     ],
 )
-def test_a_file_of_clients_that_does_not_read_is_refused_and_not_shown(tmp_path: Path, text: str, problem: str) -> None:
+def test_a_file_of_clients_that_does_not_read_is_refused_and_not_shown(
+    tmp_path: Path, text: str, problem: str
+) -> None:
     path = tmp_path / "clients"
     path.write_text(text)
     with pytest.raises(ConfigError, match=problem) as caught:
@@ -203,7 +232,9 @@ def test_a_file_of_clients_that_does_not_read_is_refused_and_not_shown(tmp_path:
     assert THEIRS not in str(caught.value)
 
 
-def test_a_file_of_clients_is_taken_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_clients_is_taken_again_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dspark.runtime.security.LOOK_S", 0.0)
     path = tmp_path / "clients"
     path.write_text(f"ours {OURS}")

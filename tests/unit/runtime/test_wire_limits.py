@@ -1,4 +1,5 @@
-"""Requests that are too large are refused by their bytes, and proper ones pass whatever is in them."""
+"""Requests that are too large are refused by their bytes, and proper ones pass whatever is in
+them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from hypothesis import strategies as st
 
 from draft_service import feature_sink, rounds
 from dspark.errors import InvalidRequest
-from dspark.runtime.wire_limits import LOOKED_AT, MAX_REQUEST, MOST_PARTS, check_size, reading, request_bytes, trimmed
+from dspark.runtime.wire_limits import (
+    LOOKED_AT,
+    MAX_REQUEST,
+    MOST_PARTS,
+    check_size,
+    reading,
+    request_bytes,
+    trimmed,
+)
 from dspark.wire.v1 import draft_pb2, features_pb2, generate_pb2, types_pb2, verify_pb2
 from verify_service.control_stream import control_bounds
 
@@ -44,14 +53,18 @@ def test_the_largest_proper_request_passes() -> None:
         (generate_pb2.GenerateRequest(text="x" * ((4 << 20) + 1)), "text"),
         (
             generate_pb2.GenerateRequest(
-                sampling_params=generate_pb2.SamplingParams(logit_bias=dict.fromkeys(range(9000), 1.0))
+                sampling_params=generate_pb2.SamplingParams(
+                    logit_bias=dict.fromkeys(range(9000), 1.0)
+                )
             ),
             "sampling_params",
         ),
         (generate_pb2.GenerateRequest(resume=generate_pb2.Resume(offsets=[1] * 5000)), "resume"),
     ],
 )
-def test_a_part_that_is_too_large_is_named(request_: generate_pb2.GenerateRequest, named: str) -> None:
+def test_a_part_that_is_too_large_is_named(
+    request_: generate_pb2.GenerateRequest, named: str
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_size(GENERATE, request_.SerializeToString())
     assert caught.value.field == named
@@ -61,9 +74,13 @@ def test_a_prompt_is_bounded_by_what_a_context_holds() -> None:
     room = request_bytes(4096)
     largest = generate_pb2.TokenizedInput(input_ids=[2**32 - 1] * 4096)
     check_size(GENERATE, generate_pb2.GenerateRequest(tokenized=largest).SerializeToString(), room)
-    check_size(GENERATE, generate_pb2.GenerateRequest(text="\U0001f600" * 4096).SerializeToString(), room)
+    check_size(
+        GENERATE, generate_pb2.GenerateRequest(text="\U0001f600" * 4096).SerializeToString(), room
+    )
     for request in (
-        generate_pb2.GenerateRequest(tokenized=generate_pb2.TokenizedInput(input_ids=[1] * 1_000_000)),
+        generate_pb2.GenerateRequest(
+            tokenized=generate_pb2.TokenizedInput(input_ids=[1] * 1_000_000)
+        ),
         generate_pb2.GenerateRequest(text="x" * (room + 1)),
     ):
         with pytest.raises(InvalidRequest, match=f"at most {room} are allowed"):
@@ -73,7 +90,10 @@ def test_a_prompt_is_bounded_by_what_a_context_holds() -> None:
 
 def test_many_small_parts_are_too_many() -> None:
     with pytest.raises(InvalidRequest, match="parts"):
-        check_size(GENERATE, generate_pb2.GenerateRequest(request_id="x").SerializeToString() * (MOST_PARTS + 1))
+        check_size(
+            GENERATE,
+            generate_pb2.GenerateRequest(request_id="x").SerializeToString() * (MOST_PARTS + 1),
+        )
 
 
 @given(st.binary(max_size=200))
@@ -91,14 +111,18 @@ def told(**order: object) -> verify_pb2.ControlDown:
 
 def test_a_prompt_beyond_the_context_is_left_out_of_its_command() -> None:
     command = told(admission=verify_pb2.Admission(sequence=7, token_ids=MANY, cache_salt="s"))
-    read = reading(verify_pb2.ControlDown.FromString, control_bounds(4096))(command.SerializeToString())
+    read = reading(verify_pb2.ControlDown.FromString, control_bounds(4096))(
+        command.SerializeToString()
+    )
     assert read.too_large is not None
     assert read.too_large.field == "token_ids"
     assert read.message == told(admission=verify_pb2.Admission(sequence=7, cache_salt="s"))
 
 
 def test_columns_of_a_million_are_left_out_of_an_order() -> None:
-    command = draft_pb2.RoundsCommand(order=draft_pb2.Order(order=3, sequence=MANY, epoch=MANY, anchors=MANY))
+    command = draft_pb2.RoundsCommand(
+        order=draft_pb2.Order(order=3, sequence=MANY, epoch=MANY, anchors=MANY)
+    )
     kept, why = trimmed(command.SerializeToString(), rounds.BOUNDS)
     assert why is not None
     assert draft_pb2.RoundsCommand.FromString(kept).order == draft_pb2.Order(order=3)
@@ -106,7 +130,9 @@ def test_columns_of_a_million_are_left_out_of_an_order() -> None:
 
 def test_values_that_are_not_packed_are_counted() -> None:
     loose = b"\x18\x01" * 100_000  # field 3, a varint each
-    command = b"\x12" + b"\xc4\x9a\x0c" + b"\x0a" + b"\xc0\x9a\x0c" + loose  # an order of an admission
+    command = (
+        b"\x12" + b"\xc4\x9a\x0c" + b"\x0a" + b"\xc0\x9a\x0c" + loose
+    )  # an order of an admission
     kept, why = trimmed(command, control_bounds(1 << 20))
     assert why is not None
     assert "parts" in str(why)
@@ -115,8 +141,12 @@ def test_values_that_are_not_packed_are_counted() -> None:
 
 
 def test_runs_of_a_chunk_are_counted_before_they_are_parsed() -> None:
-    chunk = features_pb2.FeatureChunk(sink_incarnation=5, runs=[features_pb2.FeatureRun(sequence=1)] * 200_000)
-    read = reading(features_pb2.FeatureChunk.FromString, feature_sink.BOUNDS)(chunk.SerializeToString())
+    chunk = features_pb2.FeatureChunk(
+        sink_incarnation=5, runs=[features_pb2.FeatureRun(sequence=1)] * 200_000
+    )
+    read = reading(features_pb2.FeatureChunk.FromString, feature_sink.BOUNDS)(
+        chunk.SerializeToString()
+    )
     assert read.too_large is not None
     assert read.too_large.field == "runs"
     assert read.message.sink_incarnation == 5
@@ -149,11 +179,19 @@ def test_the_largest_proper_commands_pass_whole() -> None:
         rows=ids,
         token_ids=[2**32 - 1] * 4096,
     )
-    order.features.CopyFrom(types_pb2.TensorChunk(dtype="float32", shape=[4096, 64], data=bytes(1 << 20)))
-    runs = [features_pb2.FeatureRun(sequence=2**40, epoch=1, start_position=9, token_ids=[5])] * feature_sink.MAX_ROWS
+    order.features.CopyFrom(
+        types_pb2.TensorChunk(dtype="float32", shape=[4096, 64], data=bytes(1 << 20))
+    )
+    runs = [
+        features_pb2.FeatureRun(sequence=2**40, epoch=1, start_position=9, token_ids=[5])
+    ] * feature_sink.MAX_ROWS
     chunk = features_pb2.FeatureChunk(sink_incarnation=2**60, runs=runs, projection="p" * 64)
-    chunk.rows.CopyFrom(types_pb2.TensorChunk(dtype="float32", shape=[len(runs), 64], data=bytes(1 << 20)))
-    admission = verify_pb2.Admission(sequence=7, token_ids=[2**32 - 1] * 40_960, cache_salt="\U0001f600" * 512)
+    chunk.rows.CopyFrom(
+        types_pb2.TensorChunk(dtype="float32", shape=[len(runs), 64], data=bytes(1 << 20))
+    )
+    admission = verify_pb2.Admission(
+        sequence=7, token_ids=[2**32 - 1] * 40_960, cache_salt="\U0001f600" * 512
+    )
     columns = {"sequence": sequences, "epoch": ids}
     for data, its in (
         (told(admission=admission).SerializeToString(), control_bounds(40_960)),

@@ -1,4 +1,5 @@
-"""A worker that leaves waits for what it holds, for what it has just let in too, and no longer than it was given."""
+"""A worker that leaves waits for what it holds, for what it has just let in too, and no longer than
+it was given."""
 
 import asyncio
 import threading

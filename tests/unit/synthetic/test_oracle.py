@@ -26,7 +26,9 @@ def spec(*, seed: int = 0, noise: float = 0.0) -> SyntheticSpec:
             "verify": {"tokens": [1], "ms": [1]},
             "draft": {"sequences": [1], "ms": [1]},
             "confidence": {"noise": noise},
-            "domains": {name: {"accept": accept, "concentration": 1.0} for name, accept in ACCEPT.items()},
+            "domains": {
+                name: {"accept": accept, "concentration": 1.0} for name, accept in ACCEPT.items()
+            },
         }
     )
 
@@ -43,7 +45,9 @@ def test_the_two_mixes_are_one() -> None:
 
 @pytest.mark.parametrize("mean", [0.0, 0.01, 0.3, 0.74, 0.99, 1.0])
 @pytest.mark.parametrize("concentration", [None, 0.05, 1.0, 30.0, 1e4])
-def test_quantiles_have_the_mean_and_stay_probabilities(mean: float, concentration: float | None) -> None:
+def test_quantiles_have_the_mean_and_stay_probabilities(
+    mean: float, concentration: float | None
+) -> None:
     values = beta_quantiles(mean, concentration)
     assert values.mean() == pytest.approx(mean, abs=1e-12)
     assert values.min() >= 0.0
@@ -84,7 +88,9 @@ def test_noise_moves_confidences_and_not_acceptance() -> None:
     sure = noisy.confidences(keys, anchors, chances)
     assert ((sure >= 0) & (sure <= 1)).all()
     inside = (chances > 0.05) & (chances < 0.95)
-    logits = np.log(sure[inside] / (1 - sure[inside])) - np.log(chances[inside] / (1 - chances[inside]))
+    logits = np.log(sure[inside] / (1 - sure[inside])) - np.log(
+        chances[inside] / (1 - chances[inside])
+    )
     assert logits.std() == pytest.approx(1.0, abs=0.05)
 
 
@@ -92,9 +98,9 @@ def test_blocks_repeat_and_change_with_the_seed() -> None:
     def block(seed: int, request_seed: int = 7) -> tuple[int, ...]:
         maker = BlockMaker(SyntheticOracle(spec(seed=seed)), 64)
         cursors, all_params = [Cursor(1, 1, 1, 40)], [SamplingParams(seed=request_seed)]
-        return maker.make(cursors=cursors, all_params=all_params, first_tokens=[5], slots=[0], watermarks=[39])[
-            0
-        ].token_ids
+        return maker.make(
+            cursors=cursors, all_params=all_params, first_tokens=[5], slots=[0], watermarks=[39]
+        )[0].token_ids
 
     assert block(0) == block(0)
     assert len({block(0), block(1), block(0, 8)}) == 3
@@ -106,7 +112,11 @@ def test_blocks_carry_what_their_ids_were_drawn_from() -> None:
     all_params = [SamplingParams(seed=n, temperature=float(n % 2)) for n in range(50)]
     cursors = [Cursor(n, 1, 1, 40 + n) for n in range(50)]
     blocks = maker.make(
-        cursors=cursors, all_params=all_params, first_tokens=[0] * 50, slots=[0, 2] * 25, watermarks=[9] * 50
+        cursors=cursors,
+        all_params=all_params,
+        first_tokens=[0] * 50,
+        slots=[0, 2] * 25,
+        watermarks=[9] * 50,
     )
     for block, one in zip(blocks, all_params, strict=True):
         ids, probs = block.q.arrays()
@@ -116,10 +126,17 @@ def test_blocks_carry_what_their_ids_were_drawn_from() -> None:
 
 
 def test_coupled_blocks_carry_no_distributions() -> None:
-    all_params = [SamplingParams(rule=Rule.COUPLED), SamplingParams(rule=Rule.COUPLED, temperature=0.0)]
+    all_params = [
+        SamplingParams(rule=Rule.COUPLED),
+        SamplingParams(rule=Rule.COUPLED, temperature=0.0),
+    ]
     cursors = [Cursor(n, 1, 1, 40) for n in range(2)]
     made = BlockMaker(SyntheticOracle(spec()), 64).make(
-        cursors=cursors, all_params=all_params, first_tokens=[0, 1], slots=[0, 0], watermarks=[39, 39]
+        cursors=cursors,
+        all_params=all_params,
+        first_tokens=[0, 1],
+        slots=[0, 0],
+        watermarks=[39, 39],
     )
     assert [block.q for block in made] == [NO_Q, NO_Q]
 

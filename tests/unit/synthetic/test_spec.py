@@ -31,7 +31,9 @@ def test_a_small_file_is_enough() -> None:
     assert spec.prefill_seconds(8, 0) == spec.verify.seconds(8, 0)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "synthetic").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "benchmarks" / "synthetic").glob("*.yaml")), ids=lambda path: path.name
+)
 def test_the_shipped_files_are_read(path: Path) -> None:
     assert load_spec(path).block >= 1
 
@@ -43,14 +45,35 @@ def test_the_shipped_files_are_read(path: Path) -> None:
         ({"verify": 3}, "synthetic.verify: must be a mapping"),
         ({"draft": {"sequences": [1]}}, "synthetic.draft.ms: required and not given"),
         ({"draft": {"sequences": [2, 1], "ms": [1, 1]}}, "synthetic.draft.sequences: must ascend"),
-        ({"draft": {"sequences": [1], "ms": [-1]}}, "synthetic.draft.ms[0]: -1 is not in 1e-06..1e+07"),
-        ({"draft": {"sequences": [1], "ms": [[1, 2]]}}, "synthetic.draft.ms[0]: 2 values for 1 contexts"),
-        ({"draft": {"sequences": [1], "ms": [1, 2]}}, "synthetic.draft.ms: needs one row per entry of sequences"),
-        ({"draft": {"sequences": [1], "ms": [1], "stairs": 2}}, "synthetic.draft.stairs: must be true or false"),
-        ({"draft": {"sequences": [1], "ms": [1], "token": 2}}, "synthetic.draft.token: unknown key"),
+        (
+            {"draft": {"sequences": [1], "ms": [-1]}},
+            "synthetic.draft.ms[0]: -1 is not in 1e-06..1e+07",
+        ),
+        (
+            {"draft": {"sequences": [1], "ms": [[1, 2]]}},
+            "synthetic.draft.ms[0]: 2 values for 1 contexts",
+        ),
+        (
+            {"draft": {"sequences": [1], "ms": [1, 2]}},
+            "synthetic.draft.ms: needs one row per entry of sequences",
+        ),
+        (
+            {"draft": {"sequences": [1], "ms": [1], "stairs": 2}},
+            "synthetic.draft.stairs: must be true or false",
+        ),
+        (
+            {"draft": {"sequences": [1], "ms": [1], "token": 2}},
+            "synthetic.draft.token: unknown key",
+        ),
         ({"domains": {}}, "synthetic.domains: must map names"),
-        ({"domains": {"a": {"accept": [1.2]}}}, "synthetic.domains.a.accept[0]: 1.2 is not in 0..1"),
-        ({"domains": {"a": {"accept": [0.1]}, "b": {"accept": [0.1, 0.1]}}}, "synthetic.domains.b.accept: 2 slots"),
+        (
+            {"domains": {"a": {"accept": [1.2]}}},
+            "synthetic.domains.a.accept[0]: 1.2 is not in 0..1",
+        ),
+        (
+            {"domains": {"a": {"accept": [0.1]}, "b": {"accept": [0.1, 0.1]}}},
+            "synthetic.domains.b.accept: 2 slots",
+        ),
         ({"vocabulary": 1 << 30}, "synthetic.vocabulary: "),
         ({"vocabulary": True}, "synthetic.vocabulary: True is not a whole number"),
         ({"confidence": {"noise": "much"}}, "synthetic.confidence.noise: 'much' is not a number"),
@@ -71,7 +94,9 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path: Path) -> None:
 
 
 def test_stairs_stay_at_the_next_size_and_are_announced_with_both_edges() -> None:
-    table = read_spec(document(draft={"sequences": [1, 4, 8], "ms": [1, 2, 3], "stairs": True})).draft
+    table = read_spec(
+        document(draft={"sequences": [1, 4, 8], "ms": [1, 2, 3], "stairs": True})
+    ).draft
     assert [table.seconds(n, 0) for n in (1, 2, 4, 5, 8)] == [0.001, 0.002, 0.002, 0.003, 0.003]
     sizes, _, seconds = table.announced()
     assert sizes == [1, 2, 4, 5, 8]

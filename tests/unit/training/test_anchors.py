@@ -39,14 +39,18 @@ def test_the_draw_is_uniform() -> None:
 def test_the_first_unsupervised_slot_ends_a_block() -> None:
     supervised = marks(40, (10, 30), (32, 36))  # supervised again, but behind a gap
     anchors = torch.tensor([20, 25, 28])
-    labels = label_blocks(input_ids=torch.arange(40), supervised=supervised, anchors=anchors, block_size=7)
+    labels = label_blocks(
+        input_ids=torch.arange(40), supervised=supervised, anchors=anchors, block_size=7
+    )
     assert labels.eval_mask.sum(-1).tolist() == [7, 4, 1]
     assert labels.target_ids[1].tolist() == [26, 27, 28, 29, 30, 31, 32]
 
 
 def test_a_block_over_the_end_of_the_text_is_clamped_and_masked() -> None:
     anchors = torch.tensor([4])
-    labels = label_blocks(input_ids=torch.arange(6), supervised=marks(6, (0, 6)), anchors=anchors, block_size=4)
+    labels = label_blocks(
+        input_ids=torch.arange(6), supervised=marks(6, (0, 6)), anchors=anchors, block_size=4
+    )
     assert labels.target_ids.tolist() == [[5, 5, 5, 5]]
     assert labels.eval_mask.tolist() == [[True, False, False, False]]
     assert slots_after(anchors, 4, 6).tolist() == [[4, 5, 5, 5]]

@@ -1,4 +1,5 @@
-"""Targets of other kinds than plain decoders: their text is drawn side by side, and drafters are trained for them."""
+"""Targets of other kinds than plain decoders: their text is drawn side by side, and drafters are
+trained for them."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ def test_texts_drawn_side_by_side_are_those_of_the_library(target: Path) -> None
         temperatures=torch.zeros(3),
         generator=torch.Generator(),
     )
-    alone = [model.generate(torch.tensor([ids]), max_length=36, do_sample=False)[0].tolist() for ids in prompts]
+    alone = [
+        model.generate(torch.tensor([ids]), max_length=36, do_sample=False)[0].tolist()
+        for ids in prompts
+    ]
     assert drawn.tolist() == alone
 
 

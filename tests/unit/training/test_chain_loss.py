@@ -30,11 +30,14 @@ def _case(drafter: ChainDrafter | LanguageDrafter) -> dict[str, Tensor]:
         "input_ids": torch.randint(0, config.vocab_size, (BATCH, LENGTH), generator=generator),
         "loss_mask": loss_mask,
         "last_hidden": torch.randn(BATCH, LENGTH, config.hidden_size, generator=generator),
-        "target_head": torch.randn(config.vocab_size, config.hidden_size, generator=generator) * 0.3,
+        "target_head": torch.randn(config.vocab_size, config.hidden_size, generator=generator)
+        * 0.3,
     }
 
 
-def _batch(case: dict[str, Tensor], lengths: tuple[int, ...], features: Tensor | None = None) -> SampleBatch:
+def _batch(
+    case: dict[str, Tensor], lengths: tuple[int, ...], features: Tensor | None = None
+) -> SampleBatch:
     """The first tokens of each row, back to back."""
 
     def joined(rows: Tensor) -> Tensor:
@@ -51,11 +54,15 @@ def _batch(case: dict[str, Tensor], lengths: tuple[int, ...], features: Tensor |
 
 
 @pytest.mark.parametrize(("kind", "model_type"), CHAINS)
-def test_the_loss_is_the_formula_and_so_are_its_gradients(kind: Kind, model_type: ModelType) -> None:
+def test_the_loss_is_the_formula_and_so_are_its_gradients(
+    kind: Kind, model_type: ModelType
+) -> None:
     drafter = family_drafter(kind, model_type).train()
     assert isinstance(drafter, ChainDrafter)
     case, lengths = _case(drafter), (LENGTH, LENGTH, 9)
-    features = torch.randn(BATCH, LENGTH, drafter.feature_size, generator=torch.Generator().manual_seed(8))
+    features = torch.randn(
+        BATCH, LENGTH, drafter.feature_size, generator=torch.Generator().manual_seed(8)
+    )
     lean = chain_loss(drafter, _batch(case, lengths, features), case["target_head"])
     (lean.objective / lean.sums.denominator).backward()
     found = {name: p.grad for name, p in drafter.named_parameters() if p.grad is not None}
@@ -63,9 +70,13 @@ def test_the_loss_is_the_formula_and_so_are_its_gradients(kind: Kind, model_type
     plain, count = torch.zeros(()), 0
     steps = drafter.config.block_size if kind == "eagle3" else 1
     assert lean.sums.slots.shape == (steps,)
-    for step, hidden in enumerate(drafter.forward_steps(features=features, input_ids=case["input_ids"], steps=steps)):
+    for step, hidden in enumerate(
+        drafter.forward_steps(features=features, input_ids=case["input_ids"], steps=steps)
+    ):
         logged = torch.log_softmax(drafter.base_logits(hidden), dim=-1)
-        wanted = softcapped(case["last_hidden"] @ case["target_head"].t(), drafter.config.logit_softcap).softmax(-1)
+        wanted = softcapped(
+            case["last_hidden"] @ case["target_head"].t(), drafter.config.logit_softcap
+        ).softmax(-1)
         for row in range(BATCH):
             for i in range(LENGTH):
                 if kind == "eagle3":
@@ -93,17 +104,25 @@ def test_padding_adds_nothing(kind: Kind, model_type: ModelType) -> None:
     assert isinstance(drafter, ChainDrafter)
     case, lengths = _case(drafter) | {"loss_mask": torch.ones(BATCH, LENGTH)}, (LENGTH, 11, 9)
     case["loss_mask"][1, :4] = 0
-    features = torch.randn(BATCH, LENGTH, drafter.feature_size, generator=torch.Generator().manual_seed(8))
+    features = torch.randn(
+        BATCH, LENGTH, drafter.feature_size, generator=torch.Generator().manual_seed(8)
+    )
     whole = chain_loss(drafter, _batch(case, lengths, features), case["target_head"])
     grad = torch.autograd.grad(whole.objective, drafter.layer.self_attn.q_proj.weight)[0]
     head = case.pop("target_head")
     ones = [
-        _batch({name: rows[row, None] for name, rows in case.items()}, (length,), features[row, None])
+        _batch(
+            {name: rows[row, None] for name, rows in case.items()}, (length,), features[row, None]
+        )
         for row, length in enumerate(lengths)
     ]
     alone = [chain_loss(drafter, one, head) for one in ones]
-    torch.testing.assert_close(whole.objective, sum(loss.objective for loss in alone), rtol=1e-5, atol=1e-6)
-    own = torch.autograd.grad(sum(loss.objective for loss in alone), drafter.layer.self_attn.q_proj.weight)[0]
+    torch.testing.assert_close(
+        whole.objective, sum(loss.objective for loss in alone), rtol=1e-5, atol=1e-6
+    )
+    own = torch.autograd.grad(
+        sum(loss.objective for loss in alone), drafter.layer.self_attn.q_proj.weight
+    )[0]
     torch.testing.assert_close(grad, own, rtol=1e-4, atol=1e-6)
     assert whole.sums.slots.tolist() == sum(loss.sums.slots for loss in alone).tolist()  # type: ignore[union-attr]
     assert whole.sums.denominator == sum(loss.sums.denominator for loss in alone)
@@ -114,14 +133,28 @@ def test_a_step_is_judged_where_its_token_is_supervised_and_followed() -> None:
     mask, length = torch.tensor([[False, True, True, True, True, False]]), torch.tensor([6])
     assert judged_at(mask, 0, 1, length)[0].tolist() == [False, True, True, True, True, False]
     assert judged_at(mask, 2, 1, length)[0].tolist() == [True, True, True, False, False, False]
-    assert judged_at(mask, 0, 1, torch.tensor([5]))[0].tolist() == [False, True, True, True, False, False]
+    assert judged_at(mask, 0, 1, torch.tensor([5]))[0].tolist() == [
+        False,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_mtp_is_judged_where_the_predicted_token_is_supervised() -> None:
     mask, length = torch.tensor([[False, False, False, True, True, False]]), torch.tensor([6])
     assert judged_at(mask, 2, 0, length)[0].tolist() == [False, True, True, False, False, False]
     assert judged_at(mask, 3, 0, length)[0].tolist() == [True, True, False, False, False, False]
-    assert judged_at(mask, 2, 0, torch.tensor([4]))[0].tolist() == [False, True, False, False, False, False]
+    assert judged_at(mask, 2, 0, torch.tensor([4]))[0].tolist() == [
+        False,
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_a_language_models_loss_is_the_formula_and_reaches_its_head() -> None:

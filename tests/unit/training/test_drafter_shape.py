@@ -17,7 +17,13 @@ from tests.unit.training.pipeline import short_run
 
 @pytest.mark.parametrize(
     ("layers", "taps"),
-    [(36, (1, 9, 17, 25, 33)), (40, (1, 10, 19, 28, 37)), (12, (1, 3, 5, 7, 9)), (6, (1, 2, 3, 4)), (1, (0,))],
+    [
+        (36, (1, 9, 17, 25, 33)),
+        (40, (1, 10, 19, 28, 37)),
+        (12, (1, 3, 5, 7, 9)),
+        (6, (1, 2, 3, 4)),
+        (1, (0,)),
+    ],
 )
 def test_taps_are_the_published_ones(layers: int, taps: tuple[int, ...]) -> None:
     assert tap_layers(layers, short_run(Path(), Path(), Path()), "block") == taps
@@ -33,7 +39,9 @@ def test_a_mask_is_a_token_that_no_text_holds(golden_target: Path) -> None:
 @pytest.mark.parametrize("family", ["dspark", "dflash", "eagle3", "mtp", "lm"])
 def test_every_family_fits_the_target(family: str, golden_target: Path, tmp_path: Path) -> None:
     target = text_config(golden_target)
-    config = drafter_config(golden_target, target, short_run(tmp_path, golden_target, tmp_path, family=family))
+    config = drafter_config(
+        golden_target, target, short_run(tmp_path, golden_target, tmp_path, family=family)
+    )
     assert config.family == family
     assert config.vocab_size == target.vocab_size
     assert config.hidden_size == (target.hidden_size // 2 if family == "lm" else target.hidden_size)
@@ -49,9 +57,15 @@ def deepseek(tmp_path: Path) -> Path:
 def test_a_target_of_deepseek_v4_has_a_module_of_its_own_kind(deepseek: Path) -> None:
     target = text_config(deepseek)
     config = drafter_config(deepseek, target, short_run(deepseek, deepseek, deepseek, layers=0))
-    assert (config.model_type, config.num_hidden_layers, config.target_layer_ids) == ("deepseek_v4", 3, (1, 2, 3))
+    assert (config.model_type, config.num_hidden_layers, config.target_layer_ids) == (
+        "deepseek_v4",
+        3,
+        (1, 2, 3),
+    )
     assert parse_drafter_config(config_to_json(config)) == replace(config, num_anchors=512)
-    other = drafter_config(deepseek, target, short_run(deepseek, deepseek, deepseek, family="dflash"))
+    other = drafter_config(
+        deepseek, target, short_run(deepseek, deepseek, deepseek, family="dflash")
+    )
     assert other.model_type == "qwen3"
 
 
@@ -64,6 +78,10 @@ def test_a_target_of_deepseek_v4_has_a_module_of_its_own_kind(deepseek: Path) ->
         ({"keep_tokens": "kept.json"}, "keep_tokens"),
     ],
 )
-def test_what_such_a_module_cannot_be_is_named(deepseek: Path, told: dict[str, Any], named: str) -> None:
+def test_what_such_a_module_cannot_be_is_named(
+    deepseek: Path, told: dict[str, Any], named: str
+) -> None:
     with pytest.raises(ConfigError, match=named):
-        drafter_config(deepseek, text_config(deepseek), short_run(deepseek, deepseek, deepseek, **told))
+        drafter_config(
+            deepseek, text_config(deepseek), short_run(deepseek, deepseek, deepseek, **told)
+        )

@@ -1,4 +1,5 @@
-"""A drafter that does not fit is told by what it makes of its target: taps off by one, or nothing accepted at all."""
+"""A drafter that does not fit is told by what it makes of its target: taps off by one, or nothing
+accepted at all."""
 
 from __future__ import annotations
 
@@ -48,7 +49,10 @@ def test_a_drafter_of_nothing_is_told() -> None:
             parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(1))
     found = fit(target, drafter, held_prompts(target, 4))
     assert not found.fits
-    assert f"accepted 1.{round(100 * (found.accepted - 1)):02d} of 7: this drafter does not fit" in str(found)
+    assert (
+        f"accepted 1.{round(100 * (found.accepted - 1)):02d} of 7: this drafter does not fit"
+        in str(found)
+    )
 
 
 def test_taps_off_by_two_are_named_as_that(tmp_path: Path) -> None:
@@ -80,11 +84,19 @@ def test_a_gain_that_could_be_chance_names_no_layer() -> None:
     assert found(Gain(-0.3, 0.01, 1.9)).fits
 
 
-def test_the_doctor_tries_the_pair_when_asked(off_by_one: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_doctor_tries_the_pair_when_asked(
+    off_by_one: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["doctor", "--json", "--target", str(PAIR / "target"), "--drafter", str(off_by_one)]
     main(arguments)
-    assert "acceptance" not in {row["what"] for row in json.loads(capsys.readouterr().out)["findings"]}
+    assert "acceptance" not in {
+        row["what"] for row in json.loads(capsys.readouterr().out)["findings"]
+    }
     main([*arguments, "--acceptance"])
-    (row,) = (row for row in json.loads(capsys.readouterr().out)["findings"] if row["what"] == "acceptance")
+    (row,) = (
+        row
+        for row in json.loads(capsys.readouterr().out)["findings"]
+        if row["what"] == "acceptance"
+    )
     assert row["level"] == "warn"
     assert "off by one" in row["said"]

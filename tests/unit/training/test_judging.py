@@ -1,4 +1,5 @@
-"""`dspark calibrate` and `dspark evaluate` on tiny pairs of several families, from turns to figures."""
+"""`dspark calibrate` and `dspark evaluate` on tiny pairs of several families, from turns to
+figures."""
 
 from __future__ import annotations
 
@@ -65,17 +66,41 @@ def test_a_wrong_row_is_named(
 ) -> None:
     path = tmp_path / "wrong.jsonl"
     path.write_text(json.dumps(row) + "\n")
-    command = ["evaluate", str(path), "--target", str(golden_target), "--drafter", str(golden_drafter)]
+    command = [
+        "evaluate",
+        str(path),
+        "--target",
+        str(golden_target),
+        "--drafter",
+        str(golden_drafter),
+    ]
     assert main(command) == 1
     assert said in capsys.readouterr().err
 
 
 def test_evaluate_writes_what_it_prints(
-    golden_target: Path, golden_drafter: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    golden_target: Path,
+    golden_drafter: Path,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out"
-    command = ["evaluate", str(prompts), "--target", str(golden_target), "--drafter", str(golden_drafter), "--json"]
-    assert main([*command, "--new-tokens", "12", "--thresholds", "0,0.5", "--out", str(out), "--quiet"]) == 0
+    command = [
+        "evaluate",
+        str(prompts),
+        "--target",
+        str(golden_target),
+        "--drafter",
+        str(golden_drafter),
+        "--json",
+    ]
+    assert (
+        main(
+            [*command, "--new-tokens", "12", "--thresholds", "0,0.5", "--out", str(out), "--quiet"]
+        )
+        == 0
+    )
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads((out / "metrics.json").read_text())
     row = printed["temperatures"]["T=1"]["datasets"]["tiny"]
@@ -87,13 +112,25 @@ def test_evaluate_writes_what_it_prints(
     assert printed["temperatures"]["T=1"]["domains"]["made up"]["tau"] == row["tau"]
     assert {path.name for path in out.iterdir()} == {"metrics.json", "acceptance.png", "sweep.png"}
     again = evaluate.evaluate(
-        golden_target, golden_drafter, [prompts], new_tokens=12, thresholds=(0.0, 0.5), bar=False, out=None
+        golden_target,
+        golden_drafter,
+        [prompts],
+        new_tokens=12,
+        thresholds=(0.0, 0.5),
+        bar=False,
+        out=None,
     )
-    assert again["temperatures"]["T=1"]["datasets"]["tiny"]["tau"] == row["tau"]  # the seed is all there is
+    assert (
+        again["temperatures"]["T=1"]["datasets"]["tiny"]["tau"] == row["tau"]
+    )  # the seed is all there is
 
 
 def test_answers_that_are_kept_are_not_drawn_again(
-    golden_target: Path, golden_drafter: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    golden_target: Path,
+    golden_drafter: Path,
+    prompts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def measured(keep: Path | None, new_tokens: int = 12) -> str:
         calibrate(
@@ -131,7 +168,9 @@ def test_calibrate_writes_what_drafters_read(
         )
 
     shutil.copytree(golden_drafter, tmp_path / "drafter")
-    (tmp_path / "drafter" / "calibration.json").write_text('{"version": 1}')  # which no drafter reads any more
+    (tmp_path / "drafter" / "calibration.json").write_text(
+        '{"version": 1}'
+    )  # which no drafter reads any more
     report = run()
     made = load_calibration(tmp_path / "drafter", block_size=7)
     assert set(made.rules) == {"token", "block", "coupled"}
@@ -141,7 +180,9 @@ def test_calibrate_writes_what_drafters_read(
         assert len(fit["auc_each"]) == len(fit["temperatures"]) == 7
     assert made.rules["token"]["sampled"].offsets
     run(offsets=False, rules=["token"])
-    assert not load_calibration(tmp_path / "drafter", block_size=7).rules["token"]["sampled"].offsets
+    assert (
+        not load_calibration(tmp_path / "drafter", block_size=7).rules["token"]["sampled"].offsets
+    )
     assert len(list((tmp_path / "plots").glob("*.png"))) == 4
 
 
@@ -162,7 +203,9 @@ def test_more_prompts_may_be_of_greedy_requests_alone(
     assert (more_greedy, same) == (2 * greedy, sampled)
 
 
-def test_two_files_of_one_name_are_refused(golden_target: Path, golden_drafter: Path, prompts: Path) -> None:
+def test_two_files_of_one_name_are_refused(
+    golden_target: Path, golden_drafter: Path, prompts: Path
+) -> None:
     other = prompts.parent / "elsewhere" / prompts.name
     other.parent.mkdir()
     other.write_text(prompts.read_text())
@@ -170,13 +213,22 @@ def test_two_files_of_one_name_are_refused(golden_target: Path, golden_drafter: 
         calibrate(golden_target, golden_drafter, [prompts, other], new_tokens=4, bar=False)
 
 
-OTHERS = [DATA / "eagle3", *(path for name in ("dflash", "dspark_rnn") if (path := GOLDEN / name).is_dir())]
+OTHERS = [
+    DATA / "eagle3",
+    *(path for name in ("dflash", "dspark_rnn") if (path := GOLDEN / name).is_dir()),
+]
 
 
 @pytest.mark.parametrize("drafter", OTHERS, ids=lambda path: path.name)
 def test_other_families_are_judged_alike(golden_target: Path, prompts: Path, drafter: Path) -> None:
     report = evaluate.evaluate(
-        golden_target, drafter, [prompts], new_tokens=8, temperatures=(1.0,), rule="block", bar=False
+        golden_target,
+        drafter,
+        [prompts],
+        new_tokens=8,
+        temperatures=(1.0,),
+        rule="block",
+        bar=False,
     )
     row = report["temperatures"]["T=1"]["datasets"]["tiny"]
     assert row["rounds"] > 0
@@ -189,12 +241,22 @@ def test_a_drafter_without_a_head_for_it_is_fitted_and_serves_by_the_fit(
 ) -> None:
     folder = shutil.copytree(DATA / "eagle3", tmp_path / "eagle3")
     plain = _confidence(folder)
-    command = ["calibrate", str(prompts), "--target", str(golden_target), "--drafter", str(folder), "--quiet"]
+    command = [
+        "calibrate",
+        str(prompts),
+        "--target",
+        str(golden_target),
+        "--drafter",
+        str(folder),
+        "--quiet",
+    ]
     assert main([*command, "--new-tokens", "16"]) == 0
     fit = load_calibration(folder, block_size=len(plain)).fit("greedy", "token")
     assert fit is not None
     logits = np.log(plain / (1.0 - plain))
-    np.testing.assert_allclose(_confidence(folder), reliability.sigmoid(fit.logits(logits)), rtol=1e-4)
+    np.testing.assert_allclose(
+        _confidence(folder), reliability.sigmoid(fit.logits(logits)), rtol=1e-4
+    )
 
 
 def _confidence(folder: Path) -> npt.NDArray[np.float64]:

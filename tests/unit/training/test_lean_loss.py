@@ -38,13 +38,17 @@ def test_it_is_the_loss_of_what_is_served(kind: str) -> None:
     drafter = as_block(load_drafter(shipped)) if kind == "deepseek_v4" else tiny_drafter("vanilla")
     supervised, generator = torch.ones(20, dtype=torch.bool), torch.Generator().manual_seed(3)
     lean = _loss(drafter, supervised)
-    ids, features, anchors, labels, last_hidden = _text(drafter, supervised, generator)  # drawn as there
+    ids, features, anchors, labels, last_hidden = _text(
+        drafter, supervised, generator
+    )  # drawn as there
     size, mask = drafter.config.block_size, labels.eval_mask
     places = slots_after(anchors, size, len(ids))
     hidden = drafter.forward_hidden(features=features, input_ids=ids, anchors=anchors)
     logits, confidence = dense(drafter, hidden, ids[places])
     judge = last_hidden[places] @ drafter.lm_head.weight.t()
-    ce = torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.target_ids.flatten(), reduction="none")
+    ce = torch.nn.functional.cross_entropy(
+        logits.flatten(0, -2), labels.target_ids.flatten(), reduction="none"
+    )
     plain = sum_terms(
         ce=ce.view(mask.shape),
         l1=(torch.softmax(logits, -1) - torch.softmax(judge, -1)).abs().sum(-1),
@@ -71,8 +75,8 @@ def test_blocks_without_any_label_are_zero_and_finite() -> None:
 def test_a_trained_head_and_a_cap_have_the_gradients_of_the_plain_form(
     softcap: float | None, few: bool, soft: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `few` the head says eleven of thirty tokens: the others have no chance, and are no labels. `soft` labels are
-    the target's whole law."""
+    """With `few` the head says eleven of thirty tokens: the others have no chance, and are no
+    labels. `soft` labels are the target's whole law."""
     monkeypatch.setattr("dspark.training.lean_loss.SLICE_ROWS", 4)
     kept = torch.arange(1, 30, 3)[:11] if few else None
     size = 30 if kept is None else len(kept)
@@ -82,7 +86,10 @@ def test_a_trained_head_and_a_cap_have_the_gradients_of_the_plain_form(
         return torch.randn(*shape, generator=generator).requires_grad_()
 
     hidden, head, codes, w2 = leaf(11, 6), leaf(size, 6), leaf(11, 3), leaf(size, 3)
-    wanted, target_head = torch.randn(11, 8, generator=generator), torch.randn(30, 8, generator=generator)
+    wanted, target_head = (
+        torch.randn(11, 8, generator=generator),
+        torch.randn(30, 8, generator=generator),
+    )
     ids = torch.randint(0, 30, (11,), generator=generator)
     scale, weights = torch.rand(11, generator=generator), LossWeights(ce=0.3, l1=0.7)
 
@@ -118,7 +125,9 @@ def test_a_trained_head_and_a_cap_have_the_gradients_of_the_plain_form(
         torch.autograd.grad(lean, leaves)
 
 
-def test_rows_that_share_a_judge_are_judged_as_if_each_had_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_share_a_judge_are_judged_as_if_each_had_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("dspark.training.lean_loss.SLICE_ROWS", 3)
     generator = torch.Generator().manual_seed(9)
     judges, head = torch.randn(4, 8, generator=generator), torch.randn(20, 8, generator=generator)
@@ -132,7 +141,10 @@ def test_rows_that_share_a_judge_are_judged_as_if_each_had_its_own(monkeypatch: 
         "scale": torch.rand(8, generator=generator),
         "weights": LossWeights(),
     }
-    apart, shared = lean_terms(wanted=judges[row], **given), lean_terms(wanted=judges, wanted_row=row, **given)
+    apart, shared = (
+        lean_terms(wanted=judges[row], **given),
+        lean_terms(wanted=judges, wanted_row=row, **given),
+    )
     torch.testing.assert_close(shared, apart)
     gradients = [torch.autograd.grad(terms[0], hidden)[0] for terms in (apart, shared)]
     torch.testing.assert_close(gradients[1], gradients[0])
@@ -154,18 +166,30 @@ def _text(
     ids = torch.randint(0, config.vocab_size, (length,), generator=generator)
     features = torch.randn(length, config.feature_size, generator=generator)
     anchors = draw_anchors(supervised, 12, generator=generator)
-    labels = label_blocks(input_ids=ids, supervised=supervised, anchors=anchors, block_size=config.block_size)
-    return ids, features, anchors, labels, torch.randn(length, config.hidden_size, generator=generator)
+    labels = label_blocks(
+        input_ids=ids, supervised=supervised, anchors=anchors, block_size=config.block_size
+    )
+    return (
+        ids,
+        features,
+        anchors,
+        labels,
+        torch.randn(length, config.hidden_size, generator=generator),
+    )
 
 
 def _loss(drafter: BlockDrafter, supervised: Tensor, *, labelled: bool = True) -> LeanLoss:
-    ids, features, anchors, labels, last_hidden = _text(drafter, supervised, torch.Generator().manual_seed(3))
+    ids, features, anchors, labels, last_hidden = _text(
+        drafter, supervised, torch.Generator().manual_seed(3)
+    )
     return lean_block_loss(
         drafter,
         hidden=drafter.forward_hidden(features=features, input_ids=ids, anchors=anchors),
         input_ids=ids,
         anchors=anchors,
-        labels=labels if labelled else labels._replace(eval_mask=torch.zeros_like(labels.eval_mask)),
+        labels=labels
+        if labelled
+        else labels._replace(eval_mask=torch.zeros_like(labels.eval_mask)),
         last_hidden=last_hidden,
         target_head=drafter.lm_head.weight,
         weights=LossWeights(),
@@ -185,12 +209,16 @@ class _Largest(TorchDispatchMode):
         return result
 
 
-def test_no_more_than_a_slice_of_the_vocabulary_is_ever_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_a_slice_of_the_vocabulary_is_ever_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("dspark.training.lean_loss.SLICE_ROWS", 5)
     rows, width, vocabulary = 60, 4, 2000
     generator = torch.Generator().manual_seed(2)
     head, ids = torch.randn(vocabulary, width, generator=generator), torch.arange(rows)
-    hidden, wanted = (torch.randn(rows, width, generator=generator).requires_grad_() for _ in range(2))
+    hidden, wanted = (
+        torch.randn(rows, width, generator=generator).requires_grad_() for _ in range(2)
+    )
 
     def peak(objective: Callable[[], torch.Tensor]) -> int:
         with _Largest() as largest:
@@ -200,8 +228,13 @@ def test_no_more_than_a_slice_of_the_vocabulary_is_ever_held(monkeypatch: pytest
     def plain() -> torch.Tensor:
         law = torch.softmax(wanted.detach() @ head.t(), dim=-1)
         logits = hidden @ head.t()
-        return torch.nn.functional.cross_entropy(logits, ids) + (torch.softmax(logits, dim=-1) - law).abs().sum()
+        return (
+            torch.nn.functional.cross_entropy(logits, ids)
+            + (torch.softmax(logits, dim=-1) - law).abs().sum()
+        )
 
     given = {"lm_head": head, "target_head": head, "target_ids": ids, "scale": torch.ones(rows)}
-    lean = peak(lambda: lean_terms(hidden=hidden, wanted=wanted.detach(), weights=LossWeights(), **given)[0])
+    lean = peak(
+        lambda: lean_terms(hidden=hidden, wanted=wanted.detach(), weights=LossWeights(), **given)[0]
+    )
     assert lean <= 5 * vocabulary < 12 * 5 * vocabulary == peak(plain)

@@ -14,7 +14,8 @@ from dspark.training.chat import Chat, answer_spans
 from dspark.training.samples import encode_rows
 
 QWEN = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' "
+    "}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 USER = {"role": "user", "content": "hi there"}
@@ -52,7 +53,9 @@ def test_without_a_template_the_answer_follows_the_text(tmp_path: Path) -> None:
 
 def test_with_a_template_every_answer_is_learned_and_nothing_else(tmp_path: Path) -> None:
     chat = Chat(_target(tmp_path, QWEN))
-    ids, marks = chat.learned([USER, ANSWER, USER, {"role": "assistant", "content": "end", "token_ids": [7]}])
+    ids, marks = chat.learned(
+        [USER, ANSWER, USER, {"role": "assistant", "content": "end", "token_ids": [7]}]
+    )
     text = chat.tokenizer.decode([i for i, mark in zip(ids, marks, strict=True) if mark])
     assert text.replace(" ", "") == "well<|im_end|>\n" + chat.tokenizer.decode([7])
     assert ids[-1] == 7
@@ -73,9 +76,13 @@ def test_with_a_template_every_answer_is_learned_and_nothing_else(tmp_path: Path
         ([ANSWER], "the last turn is not an answer"),
     ],
 )
-def test_a_row_that_cannot_be_learned_is_named(tmp_path: Path, turns: list[object], said: str) -> None:
+def test_a_row_that_cannot_be_learned_is_named(
+    tmp_path: Path, turns: list[object], said: str
+) -> None:
     rows, chat = tmp_path / "rows.jsonl", Chat(_target(tmp_path, None))
-    rows.write_text(json.dumps({"id": "good", "conversations": [USER, ANSWER]}) + "\n", encoding="utf-8")
+    rows.write_text(
+        json.dumps({"id": "good", "conversations": [USER, ANSWER]}) + "\n", encoding="utf-8"
+    )
     with rows.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"id": "b", "conversations": turns}) + "\n")
     with pytest.raises(ConfigError, match=f"rows.jsonl: row 'b'.*{said}"):

@@ -16,7 +16,9 @@ from dspark.training.rounds import Played
 
 
 def test_tau_counts_the_targets_own_token_and_pools_over_rounds() -> None:
-    made = metrics.figures([Played(0, 3, 2, 3), Played(3, 3, 0, 1), Played(4, 3, 3, 4), Played(8, 1, 1, 1)], 3)
+    made = metrics.figures(
+        [Played(0, 3, 2, 3), Played(3, 3, 0, 1), Played(4, 3, 3, 4), Played(8, 1, 1, 1)], 3
+    )
     assert made["tau"] == pytest.approx(9 / 4)
     assert made["verify_rate"] == pytest.approx(9 / (10 + 4))
     assert made["proposed"] == pytest.approx(10 / 4 + 1)
@@ -49,18 +51,33 @@ def test_an_answer_loops_where_eight_tokens_come_twice() -> None:
     question = DatasetPrompt("d", (0, 1))
 
     def said(*ids: int) -> Text:
-        answer = TargetText(question, torch.tensor([[0, 1, *ids, *range(90, 94)]]), (False,) * len(ids), len(ids), 0, 0)
+        answer = TargetText(
+            question,
+            torch.tensor([[0, 1, *ids, *range(90, 94)]]),
+            (False,) * len(ids),
+            len(ids),
+            0,
+            0,
+        )
         return Text(answer, np.zeros(len(ids), np.int64), None)
 
     once, twice = range(10, 27), [*range(10, 18), 5, *range(10, 18)]
-    assert [metrics.loops(said(*ids), 64) for ids in (once, twice, range(3))] == [False, True, False]
+    assert [metrics.loops(said(*ids), 64) for ids in (once, twice, range(3))] == [
+        False,
+        True,
+        False,
+    ]
     assert not metrics.loops(said(*twice), 16), "its last token was not wanted"
 
 
 def test_the_sweep_replays_the_same_blocks_with_shorter_prefixes() -> None:
-    one = text([2, 0, 0, 2, 0, 0], [[5.0, 5.0], [5.0, -5.0], [5.0, -5.0], [5.0, -5.0], [-5.0, 5.0], [5.0, 5.0]])
+    one = text(
+        [2, 0, 0, 2, 0, 0],
+        [[5.0, 5.0], [5.0, -5.0], [5.0, -5.0], [5.0, -5.0], [-5.0, 5.0], [5.0, 5.0]],
+    )
     points = metrics.sweep([one], 2, 6, [0.0, 0.5], None)
-    # Whole: rounds at 0 and 3, of 3 tokens each. Cut: at 0 whole, at 3 one slot, and at 5 nothing is left to do.
+    # Whole: rounds at 0 and 3, of 3 tokens each. Cut: at 0 whole, at 3 one slot, and at 5 nothing
+    # is left to do.
     assert points[0] == {
         "threshold": 0.0,
         "tau": 3.0,
@@ -84,7 +101,9 @@ def test_calibration_moves_where_a_threshold_cuts() -> None:
 def test_rounds_that_ended_their_text_are_no_samples() -> None:
     one = text([1, 0, 1, 0], [[float(n), 0.0] for n in range(4)])
     ended = Text(
-        TargetText(one.answer.question, one.answer.ids, (False, False, False, True, *[False] * 4), 4, 0, 0),
+        TargetText(
+            one.answer.question, one.answer.ids, (False, False, False, True, *[False] * 4), 4, 0, 0
+        ),
         *one_of(one),
     )
     logits, accepted = whole_blocks([ended], 2, 4)

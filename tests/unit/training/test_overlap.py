@@ -34,14 +34,19 @@ def test_a_run_of_thirteen_words_is_shared_and_one_of_twelve_is_not(tmp_path: Pa
 
 
 def test_answers_of_training_text_count_as_well(tmp_path: Path) -> None:
-    turns = [{"role": "user", "content": "Go on."}, {"role": "assistant", "content": f"Well: {LONG}."}]
+    turns = [
+        {"role": "user", "content": "Go on."},
+        {"role": "assistant", "content": f"Well: {LONG}."},
+    ]
     training = _file(tmp_path / "t.jsonl", [{"conversations": turns}])
     assert separate([_file(tmp_path / "p.jsonl", [_turns(LONG)])], [training])["shared"] == 1
 
 
 def test_numbers_are_erased_and_a_short_prompt_is_one_run(tmp_path: Path) -> None:
     assert words_of("What is 17 times 2,400.5?") == ["what", "is", "0", "times", "0"]
-    prompts = _file(tmp_path / "p.jsonl", [_turns("What is 17 times 24?"), _turns("What is 17 plus 24?")])
+    prompts = _file(
+        tmp_path / "p.jsonl", [_turns("What is 17 times 24?"), _turns("What is 17 plus 24?")]
+    )
     training = _file(tmp_path / "t.jsonl", [{"prompt": "Tell me: what is 3 times 5? Quickly."}])
     assert separate([prompts], [training]) == {
         "prompts": 2, "shared": 1, "kept": 1, "files": {"p.jsonl": {"prompts": 2, "shared": 1, "kept": 1}},
@@ -53,10 +58,21 @@ def test_the_command_prints_the_counts_and_writes_what_is_clean(
 ) -> None:
     prompts = _file(tmp_path / "p.jsonl", [_turns(LONG), _turns("Name three rivers.")])
     training = _file(tmp_path / "t.jsonl", [{"prompt": LONG}])
-    words = ["train", "overlap", str(prompts), "--training", str(training), "--out", str(tmp_path / "clean"), "--json"]
+    words = [
+        "train",
+        "overlap",
+        str(prompts),
+        "--training",
+        str(training),
+        "--out",
+        str(tmp_path / "clean"),
+        "--json",
+    ]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["shared"] == 1
-    assert json.loads((tmp_path / "clean/p.jsonl").read_text(encoding="utf-8")) == _turns("Name three rivers.")
+    assert json.loads((tmp_path / "clean/p.jsonl").read_text(encoding="utf-8")) == _turns(
+        "Name three rivers."
+    )
 
 
 def test_rows_that_are_no_text_are_named(tmp_path: Path) -> None:

@@ -46,7 +46,9 @@ class Answering:
 
     async def complete(self, prompt: list[int], **_: Any) -> Any:
         self.asked.append(list(prompt))
-        return SimpleNamespace(text="", token_ids=tuple(prompt), end=SimpleNamespace(finish_reason="stop"))
+        return SimpleNamespace(
+            text="", token_ids=tuple(prompt), end=SimpleNamespace(finish_reason="stop")
+        )
 
 
 @pytest.fixture
@@ -60,7 +62,9 @@ async def test_a_row_of_the_wrong_shape_ends_itself_and_not_the_run(
     prompts: Path, golden_target: Path, tmp_path: Path
 ) -> None:
     cell, out, chat = Answering(), tmp_path / "out.jsonl", Chat(golden_target)
-    counts = await regenerate(cast(AsyncClient, cell), prompts, out, chat, RegenerationSettings(concurrency=2))
+    counts = await regenerate(
+        cast(AsyncClient, cell), prompts, out, chat, RegenerationSettings(concurrency=2)
+    )
     rows = list(read_rows(out))
     assert [row["id"] for row in rows] == [row["id"] for row in ROWS]
     assert [row["id"] for row in rows if row["status"] == "success"] == ["ids", "other shape"]
@@ -72,13 +76,16 @@ async def test_a_row_of_the_wrong_shape_ends_itself_and_not_the_run(
     assert "no tokenizer" in reasons["no tokenizer"]
     assert (counts["rows"], counts["failed"], counts["tokens"]) == (9, 7, 5)
     assert sorted(cell.asked) == [[3, 4, 5], [7, 8]]
-    assert (await regenerate(cast(AsyncClient, cell), prompts, out, chat, RegenerationSettings()))["rows"] == 9
+    assert (await regenerate(cast(AsyncClient, cell), prompts, out, chat, RegenerationSettings()))[
+        "rows"
+    ] == 9
     encoded = encode_rows(out, tmp_path / "samples.safetensors", chat, min_supervised=1)
     assert (encoded["samples"], encoded["failed"]) == (2, 7)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_tokens": 0}, {"top_p": 0.0}, {"min_p": 2.0}, {"temperature": -1.0}, {"top_k": -2}]
+    "wrong",
+    [{"max_tokens": 0}, {"top_p": 0.0}, {"min_p": 2.0}, {"temperature": -1.0}, {"top_k": -2}],
 )
 def test_what_no_cell_would_answer_is_refused_before_it_is_asked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
@@ -90,7 +97,9 @@ async def test_a_cell_that_is_away_at_the_start_is_waited_for(
 ) -> None:
     monkeypatch.setattr(stage, "PAUSE_S", 0.0)
     chat, cell = Chat(golden_target), Answering(away=2)
-    await regenerate(cast(AsyncClient, cell), prompts, tmp_path / "out.jsonl", chat, RegenerationSettings())
+    await regenerate(
+        cast(AsyncClient, cell), prompts, tmp_path / "out.jsonl", chat, RegenerationSettings()
+    )
     assert cell.away == 0
     with pytest.raises(Unavailable):
         await regenerate(

@@ -50,7 +50,10 @@ def test_an_offset_repairs_what_no_temperature_can() -> None:
     true = rng.normal(0.0, 1.0, (20_000, 3))
     accepted = np.cumprod(rng.random(true.shape) < sigmoid(true), axis=1).sum(axis=1)
     told = (true - np.array([0.8, -0.5, 0.3])) * 1.5  # true = told / 1.5 + offset
-    scaled, moved = (by_slot(survival(told, fit(told, accepted)), accepted) for fit in (temperatures, with_offsets))
+    scaled, moved = (
+        by_slot(survival(told, fit(told, accepted)), accepted)
+        for fit in (temperatures, with_offsets)
+    )
     np.testing.assert_allclose(with_offsets(told, accepted).offsets, [0.8, -0.5, 0.3], atol=0.12)
     assert max(moved["ece"]) < 0.02 < 0.05 < max(scaled["ece"])
 
@@ -85,7 +88,9 @@ def test_a_right_prediction_has_no_error() -> None:
 
 
 def test_ranking_counts_pairs_and_gives_half_for_equals() -> None:
-    assert ranking(np.array([0.9, 0.2, 0.5, 0.5]), np.array([1.0, 0.0, 1.0, 0.0])) == pytest.approx(3.5 / 4)
+    assert ranking(np.array([0.9, 0.2, 0.5, 0.5]), np.array([1.0, 0.0, 1.0, 0.0])) == pytest.approx(
+        3.5 / 4
+    )
     assert ranking(np.array([0.1, 0.9]), np.array([1.0, 0.0])) == 0.0
     assert np.isnan(ranking(np.array([0.1, 0.9]), np.array([1.0, 1.0])))
 

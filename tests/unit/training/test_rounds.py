@@ -65,7 +65,9 @@ def drafter_of(model: Qwen3ForCausalLM, block: int) -> BlockDrafter:
         confidence_head_with_markov=True,
     )
     ends = {"embedding": model.model.embed_tokens.weight, "lm_head": model.lm_head.weight}
-    return as_block(fresh_drafter(config, **ends, generator=torch.Generator().manual_seed(0))).eval()
+    return as_block(
+        fresh_drafter(config, **ends, generator=torch.Generator().manual_seed(0))
+    ).eval()
 
 
 def features_of(model: Qwen3ForCausalLM, drafter: BlockDrafter, ids: torch.Tensor) -> torch.Tensor:
@@ -75,9 +77,13 @@ def features_of(model: Qwen3ForCausalLM, drafter: BlockDrafter, ids: torch.Tenso
         return taps.collect()[0]
 
 
-def first_slot(drafter: BlockDrafter, features: torch.Tensor, ids: torch.Tensor, anchor: int) -> torch.Tensor:
+def first_slot(
+    drafter: BlockDrafter, features: torch.Tensor, ids: torch.Tensor, anchor: int
+) -> torch.Tensor:
     """Logits [1, V] of the first slot behind an anchor of a text [T]."""
-    hidden = drafter.forward_hidden(features=features, input_ids=ids, anchors=torch.tensor([anchor]))[0, :1]
+    hidden = drafter.forward_hidden(
+        features=features, input_ids=ids, anchors=torch.tensor([anchor])
+    )[0, :1]
     bias, _ = drafter.markov_head.bias(torch.empty(1, 0), ids[anchor : anchor + 1], hidden)
     assert bias is not None
     return drafter.base_logits(hidden) + bias
@@ -98,7 +104,10 @@ def continued(
 
 def test_no_coin_draws_a_token_without_a_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf]])
-    for coin, token in ((0.0, 1), (1.0, 2)):  # the least, and one that rounding makes of the largest
+    for coin, token in (
+        (0.0, 1),
+        (1.0, 2),
+    ):  # the least, and one that rounding makes of the largest
         monkeypatch.setattr(torch, "rand", lambda *shape, coin=coin, **_: torch.full(shape, coin))
         assert lockstep.drawn(logits, torch.ones(1), torch.Generator()).tolist() == [token]
 
@@ -106,7 +115,10 @@ def test_no_coin_draws_a_token_without_a_chance(monkeypatch: pytest.MonkeyPatch)
 def test_rounds_skip_the_prefill_token_and_stop_at_the_end_of_the_text() -> None:
     ends = [False] * 12
     blocks = [2, 0, 0, 1, 0, 0, 0]
-    assert [(made.at, made.emitted) for made in rounds.play(blocks, blocks, ends, 6)] == [(0, 3), (3, 2)]
+    assert [(made.at, made.emitted) for made in rounds.play(blocks, blocks, ends, 6)] == [
+        (0, 3),
+        (3, 2),
+    ]
     ends[2] = True
     assert [(made.at, made.emitted) for made in rounds.play([7], [7], ends, 6)] == [(0, 2)]
 
@@ -116,12 +128,17 @@ def test_replayed_greedy_rounds_keep_what_played_ones_keep(model: Qwen3ForCausal
     drafter.requires_grad_(False)
     ids = continued(model, [[5, 6, 7, 8]], 40, 0.0)
     anchors = torch.arange(4, 36)
-    blocks = rounds.judge(drafter, model, ids, anchors, temperature=0.0, generator=torch.Generator())
+    blocks = rounds.judge(
+        drafter, model, ids, anchors, temperature=0.0, generator=torch.Generator()
+    )
     features = features_of(model, drafter, ids)
     for anchor, kept in zip(anchors.tolist(), blocks.accepted.tolist(), strict=True):
-        # A round as it is played: only the past is known, and each draft depends on the one before it.
+        # A round as it is played: only the past is known, and each draft depends on the one before
+        # it.
         hidden = drafter.forward_hidden(
-            features=features[: anchor + 1], input_ids=ids[0, : anchor + 1], anchors=torch.tensor([anchor])
+            features=features[: anchor + 1],
+            input_ids=ids[0, : anchor + 1],
+            anchors=torch.tensor([anchor]),
         )[0]
         drafts, previous = [], ids[0, anchor : anchor + 1]
         for slot in range(3):
@@ -136,8 +153,8 @@ def test_replayed_greedy_rounds_keep_what_played_ones_keep(model: Qwen3ForCausal
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_survival_of_two_slots_is_what_the_rule_says(rule: Rule) -> None:
-    """By enumeration: Pr[both kept] is the sum over drafts of q1 q2 P_2, with P of the rule; texts weighted by p. The
-    first slot's is one minus the total variation of p and q under both."""
+    """By enumeration: Pr[both kept] is the sum over drafts of q1 q2 P_2, with P of the rule; texts
+    weighted by p. The first slot's is one minus the total variation of p and q under both."""
     vocabulary = 6
     model = target_of(vocabulary).eval().requires_grad_(False)
     drafter = drafter_of(model, block=2)
@@ -181,7 +198,9 @@ def laws_of_a_block(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q of the first slot [V], and of the second after each first token [V, V], at anchor 3."""
     features = features_of(model, drafter, ids[:1])
-    hidden = drafter.forward_hidden(features=features, input_ids=ids[0], anchors=torch.tensor([3]))[0]
+    hidden = drafter.forward_hidden(features=features, input_ids=ids[0], anchors=torch.tensor([3]))[
+        0
+    ]
     after = torch.arange(drafter.config.vocab_size)
     state = torch.empty(len(after), 0)
     first, _ = drafter.markov_head.bias(state, ids[0, 3:4], hidden[:1])
@@ -193,13 +212,16 @@ def laws_of_a_block(
 
 
 def test_coupled_texts_and_drafts_run_one_race(model: Qwen3ForCausalLM) -> None:
-    """A drafter that is the target itself agrees everywhere; another one where both races have one winner."""
+    """A drafter that is the target itself agrees everywhere; another one where both races have one
+    winner."""
     drafter = drafter_of(model, block=3)
     drafter.requires_grad_(False)
     vocabulary, total, seed = model.config.vocab_size, 24, 7
 
     def pick(logits: torch.Tensor, place: int) -> torch.Tensor:
-        return (rounds.distribution(logits, 1.0) / rounds.race_noise(seed, 2, [place], vocabulary)).argmax(-1)
+        return (
+            rounds.distribution(logits, 1.0) / rounds.race_noise(seed, 2, [place], vocabulary)
+        ).argmax(-1)
 
     ids = continued(model, [[5, 6, 7, 8]], total, 1.0, pick=pick)
     anchors = torch.arange(4, total - 4)

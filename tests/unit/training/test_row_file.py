@@ -1,4 +1,5 @@
-"""Rows on disk: whatever byte a writer was killed at, whole rows stay and the next writer goes on."""
+"""Rows on disk: whatever byte a writer was killed at, whole rows stay and the next writer goes
+on."""
 
 from __future__ import annotations
 
@@ -10,7 +11,11 @@ import pytest
 from dspark.errors import ConfigError
 from dspark.training.disk import RowFile, read_rows
 
-ROWS = [{"id": "a", "text": "one\ntwo"}, {"id": "b", "text": "\u00e4\u2028"}, {"id": "c", "n": [1, 2]}]
+ROWS = [
+    {"id": "a", "text": "one\ntwo"},
+    {"id": "b", "text": "\u00e4\u2028"},
+    {"id": "c", "n": [1, 2]},
+]
 
 
 def test_a_file_cut_at_any_byte_goes_on_with_the_next_row(tmp_path: Path) -> None:

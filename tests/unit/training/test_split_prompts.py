@@ -16,8 +16,14 @@ from dspark.training.split import conversation_of, split_prompts
 @pytest.mark.parametrize(
     ("row", "roles"),
     [
-        ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, ["user", "assistant"]),
-        ({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]}, ["user"]),
+        (
+            {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+            ["user", "assistant"],
+        ),
+        (
+            {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]},
+            ["user"],
+        ),
         ({"turns": ["one", "two"]}, ["user", "user"]),
         ({"prompt": "q"}, ["user"]),
         ({"token_ids": [3, 4]}, ["user"]),
@@ -46,13 +52,21 @@ def test_a_row_that_is_no_prompt_is_refused_with_a_reason(row: dict[str, Any]) -
 
 
 def test_every_good_row_is_in_exactly_one_part(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"id": f"r{n}", "prompt": f"text {n}", "domain": "code"} for n in range(40)]
+    rows: list[dict[str, Any]] = [
+        {"id": f"r{n}", "prompt": f"text {n}", "domain": "code"} for n in range(40)
+    ]
     rows += [{"nothing": 1}, {"id": "r3", "prompt": "the id again"}]
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     counts = split_prompts(path, tmp_path / "out", held_out=0.2)
-    train, test = (list(read_rows(tmp_path / "out" / f"{part}.jsonl")) for part in ("train", "test"))
-    assert (counts["train"], counts["test"], sum(counts["refused"].values())) == (len(train), len(test), 1)
+    train, test = (
+        list(read_rows(tmp_path / "out" / f"{part}.jsonl")) for part in ("train", "test")
+    )
+    assert (counts["train"], counts["test"], sum(counts["refused"].values())) == (
+        len(train),
+        len(test),
+        1,
+    )
     ids = [row["id"] for row in train + test]
     assert len(ids) == len(set(ids)) == 41
     assert len(test) == 8

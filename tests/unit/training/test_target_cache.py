@@ -1,4 +1,5 @@
-"""The target cache: as large as was said, resumable shard by shard, and read by the run it was made for only."""
+"""The target cache: as large as was said, resumable shard by shard, and read by the run it was made
+for only."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ import torch
 
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import load_target
-from dspark.training.features import CachedFeatures, CachePlan, Features, OnlineFeatures, plan_cache, write_cache
+from dspark.training.features import (
+    CachedFeatures,
+    CachePlan,
+    Features,
+    OnlineFeatures,
+    plan_cache,
+    write_cache,
+)
 from dspark.training.samples import Sample, Samples
 from tests.unit.training.pipeline import random_samples
 
@@ -24,7 +32,12 @@ def samples(tmp_path: Path) -> Samples:
 
 def _plan(samples: Samples, shard_bytes: int = 60_000, dtype: str = "float32") -> CachePlan:
     return plan_cache(
-        samples, target="t", target_layer_ids=LAYERS, hidden_size=64, dtype=dtype, shard_bytes=shard_bytes
+        samples,
+        target="t",
+        target_layer_ids=LAYERS,
+        hidden_size=64,
+        dtype=dtype,
+        shard_bytes=shard_bytes,
     )
 
 
@@ -58,7 +71,9 @@ def test_a_stopped_writer_computes_only_the_missing_shards(
 ) -> None:
     plan, folder = _plan(samples), tmp_path / "cache"
     assert len(plan.shards) >= 3
-    assert [n for shard in range(len(plan.shards)) for n in plan.members(shard)] == list(range(len(samples)))
+    assert [n for shard in range(len(plan.shards)) for n in plan.members(shard)] == list(
+        range(len(samples))
+    )
     first = Counting(golden_target, stop_after=len(plan.members(0)) + 1)
     with pytest.raises(KeyboardInterrupt):
         write_cache(folder, plan, samples, first)
@@ -75,10 +90,16 @@ def test_a_stopped_writer_computes_only_the_missing_shards(
         assert torch.equal(found.last, truth.last)
 
 
-def test_a_cache_of_something_else_is_refused(samples: Samples, golden_target: Path, tmp_path: Path) -> None:
+def test_a_cache_of_something_else_is_refused(
+    samples: Samples, golden_target: Path, tmp_path: Path
+) -> None:
     plan, folder = _plan(samples), tmp_path / "cache"
     write_cache(folder, plan, samples, Counting(golden_target))
-    for other in (replace(plan, target="u"), replace(plan, target_layer_ids=(0, 1, 2)), replace(plan, samples="x")):
+    for other in (
+        replace(plan, target="u"),
+        replace(plan, target_layer_ids=(0, 1, 2)),
+        replace(plan, samples="x"),
+    ):
         with pytest.raises(ConfigError, match="cache: "):
             CachedFeatures(folder, other, samples)
         with pytest.raises(ConfigError, match="holds a cache of other"):

@@ -1,4 +1,5 @@
-"""A run is a function of its settings: not of where it stopped, of its pieces, nor of where features come from."""
+"""A run is a function of its settings: not of where it stopped, of its pieces, nor of where
+features come from."""
 
 from __future__ import annotations
 
@@ -61,7 +62,10 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     assert Log(Path(parts.out) / LOG).read()["step"] == [1, 2, 3]
     train_drafter(parts)
     assert repr(_curve(whole)) == repr(_curve(parts))
-    ends = [load_file(Path(settings.out) / "drafter" / "model.safetensors") for settings in (whole, parts)]
+    ends = [
+        load_file(Path(settings.out) / "drafter" / "model.safetensors")
+        for settings in (whole, parts)
+    ]
     assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
 
 
@@ -72,7 +76,13 @@ def test_how_a_step_is_cut_into_pieces_changes_rounding_only(
     curves = []
     for pieces in (1, 70, 4096):
         settings = short_run(
-            samples, golden_target, tmp_path / str(pieces), family=family, micro_tokens=pieces, steps=2, rate=1e-3
+            samples,
+            golden_target,
+            tmp_path / str(pieces),
+            family=family,
+            micro_tokens=pieces,
+            steps=2,
+            rate=1e-3,
         )
         train_drafter(settings)
         curves.append(_curve(settings))
@@ -84,7 +94,9 @@ def test_how_a_step_is_cut_into_pieces_changes_rounding_only(
 def test_a_piece_is_learned_from_before_the_next_is_computed(
     samples: Path, golden_target: Path, tmp_path: Path
 ) -> None:
-    run = open_run(short_run(samples, golden_target, tmp_path, micro_tokens=1), WorkerGroup.of_process_group())
+    run = open_run(
+        short_run(samples, golden_target, tmp_path, micro_tokens=1), WorkerGroup.of_process_group()
+    )
     events: list[str] = []
 
     class Told:
@@ -96,7 +108,9 @@ def test_a_piece_is_learned_from_before_the_next_is_computed(
             return self.inner.of(numbers, read)
 
     run.features = Told()
-    next(p for p in run.drafter.parameters() if p.requires_grad).register_hook(lambda _: events.append("learned"))
+    next(p for p in run.drafter.parameters() if p.requires_grad).register_hook(
+        lambda _: events.append("learned")
+    )
     run.sums([0, 1, 2], (1,), learn=True)
     assert events == ["features", "learned"] * 3
 
@@ -128,7 +142,9 @@ def test_a_run_goes_on_under_its_own_settings_and_samples_only(
         train_drafter(replace(settings, samples=str(other)))
 
 
-def test_a_run_keeps_the_precision_that_came_out(samples: Path, golden_target: Path, tmp_path: Path) -> None:
+def test_a_run_keeps_the_precision_that_came_out(
+    samples: Path, golden_target: Path, tmp_path: Path
+) -> None:
     settings = short_run(samples, golden_target, tmp_path, steps=1, precision="auto")
     train_drafter(settings)
     kept = read_header(tmp_path / f"{STATE}.safetensors")["facts"]["settings"]
@@ -136,7 +152,9 @@ def test_a_run_keeps_the_precision_that_came_out(samples: Path, golden_target: P
     train_drafter(settings)
     train_drafter(replace(settings, precision="fp32"))
     with pytest.raises(ConfigError, match=r"^precision: .* begun with 'fp32', not 'bf16'"):
-        check_same_run(tmp_path, kept, settled(replace(settings, precision="bf16")))  # what auto comes to on a GPU
+        check_same_run(
+            tmp_path, kept, settled(replace(settings, precision="bf16"))
+        )  # what auto comes to on a GPU
 
 
 @pytest.mark.parametrize(
@@ -158,39 +176,59 @@ def test_a_start_that_does_not_fit_is_refused_with_what_differs(
     train_drafter(replace(again, block_size=3))  # any length of blocks will do
 
 
-def test_a_start_whose_head_says_other_tokens_is_refused(samples: Path, golden_target: Path, tmp_path: Path) -> None:
+def test_a_start_whose_head_says_other_tokens_is_refused(
+    samples: Path, golden_target: Path, tmp_path: Path
+) -> None:
     """As many of them: no shape would tell."""
     kept = [tmp_path / name for name in ("some.json", "others.json")]
     for number, path in enumerate(kept):
         path.write_text(json.dumps(list(range(number, number + 64))))
-    settings = short_run(samples, golden_target, tmp_path / "first", steps=1, keep_tokens=str(kept[0]))
+    settings = short_run(
+        samples, golden_target, tmp_path / "first", steps=1, keep_tokens=str(kept[0])
+    )
     again = replace(settings, out=str(tmp_path / "again"), start=str(train_drafter(settings)))
     with pytest.raises(ConfigError, match=r"^start: the head of .* other tokens"):
         train_drafter(replace(again, keep_tokens=str(kept[1])))
     train_drafter(again)
 
 
-def test_a_start_may_leave_its_tables_to_the_target(samples: Path, golden_target: Path, tmp_path: Path) -> None:
+def test_a_start_may_leave_its_tables_to_the_target(
+    samples: Path, golden_target: Path, tmp_path: Path
+) -> None:
     first = train_drafter(short_run(samples, golden_target, tmp_path / "first", steps=1))
     without_tables(first, tmp_path / "shared", target=golden_target)
     made = [
-        train_drafter(short_run(samples, golden_target, tmp_path / name, steps=1, start=str(folder)))
+        train_drafter(
+            short_run(samples, golden_target, tmp_path / name, steps=1, start=str(folder))
+        )
         for name, folder in (("whole", first), ("less", tmp_path / "shared"))
     ]
-    assert (made[0] / "model.safetensors").read_bytes() == (made[1] / "model.safetensors").read_bytes()
+    assert (made[0] / "model.safetensors").read_bytes() == (
+        made[1] / "model.safetensors"
+    ).read_bytes()
 
 
-def test_a_start_for_a_target_of_another_size_is_refused(samples: Path, golden_target: Path, tmp_path: Path) -> None:
+def test_a_start_for_a_target_of_another_size_is_refused(
+    samples: Path, golden_target: Path, tmp_path: Path
+) -> None:
     first = train_drafter(short_run(samples, golden_target, tmp_path / "first", steps=1))
 
     def narrow(tensors: dict[str, torch.Tensor]) -> None:
         for name in ("gate_proj", "up_proj"):
-            tensors[f"layers.0.mlp.{name}.weight"] = tensors[f"layers.0.mlp.{name}.weight"][:8].clone()
-        tensors["layers.0.mlp.down_proj.weight"] = tensors["layers.0.mlp.down_proj.weight"][:, :8].contiguous()
+            tensors[f"layers.0.mlp.{name}.weight"] = tensors[f"layers.0.mlp.{name}.weight"][
+                :8
+            ].clone()
+        tensors["layers.0.mlp.down_proj.weight"] = tensors["layers.0.mlp.down_proj.weight"][
+            :, :8
+        ].contiguous()
 
     altered(first, {"intermediate_size": 8}, narrow)
-    with pytest.raises(ConfigError, match=r"^start: layers\.0\.mlp\.\w+\.weight of .* is of shape "):
-        train_drafter(short_run(samples, golden_target, tmp_path / "again", steps=1, start=str(first)))
+    with pytest.raises(
+        ConfigError, match=r"^start: layers\.0\.mlp\.\w+\.weight of .* is of shape "
+    ):
+        train_drafter(
+            short_run(samples, golden_target, tmp_path / "again", steps=1, start=str(first))
+        )
 
 
 def test_the_size_of_a_cache_is_told_without_reading_a_weight(
@@ -209,14 +247,23 @@ def test_the_size_of_a_cache_is_told_without_reading_a_weight(
 
 @pytest.mark.parametrize(
     ("change", "field"),
-    [({"family": "gpt"}, "family"), ({"batch": 0}, "batch"), ({"rate": 0.0}, "rate"), ({"warmup": 1.0}, "warmup")],
+    [
+        ({"family": "gpt"}, "family"),
+        ({"batch": 0}, "batch"),
+        ({"rate": 0.0}, "rate"),
+        ({"warmup": 1.0}, "warmup"),
+    ],
 )
-def test_a_wrong_setting_is_named(change: dict[str, object], field: str, samples: Path, tmp_path: Path) -> None:
+def test_a_wrong_setting_is_named(
+    change: dict[str, object], field: str, samples: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=f"^{field}: "):
         short_run(samples, tmp_path, tmp_path, **change)
 
 
-def test_layers_and_taps_that_do_not_fit_are_named(samples: Path, golden_target: Path, tmp_path: Path) -> None:
+def test_layers_and_taps_that_do_not_fit_are_named(
+    samples: Path, golden_target: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"^layers: "):
         train_drafter(short_run(samples, golden_target, tmp_path, family="eagle3", layers=2))
     with pytest.raises(ConfigError, match=r"^taps: .* mtp reads one layer, not 2"):
@@ -231,7 +278,9 @@ def test_a_head_of_few_tokens_is_trained_and_read_back(
 ) -> None:
     kept = tmp_path / "kept.json"
     kept.write_text(json.dumps(list(range(2, 60))))
-    settings = short_run(samples, golden_target, tmp_path / "run", family=family, keep_tokens=str(kept), steps=2)
+    settings = short_run(
+        samples, golden_target, tmp_path / "run", family=family, keep_tokens=str(kept), steps=2
+    )
     made = load_drafter(train_drafter(settings))
     assert made.draft_vocabulary is not None
     assert made.draft_vocabulary.target_ids.tolist() == list(range(2, 60))
@@ -242,18 +291,26 @@ def test_a_head_of_few_tokens_is_trained_and_read_back(
         train_drafter(settings)
 
 
-def test_a_head_of_few_tokens_that_cannot_be_is_refused(samples: Path, golden_target: Path, tmp_path: Path) -> None:
+def test_a_head_of_few_tokens_that_cannot_be_is_refused(
+    samples: Path, golden_target: Path, tmp_path: Path
+) -> None:
     kept = tmp_path / "kept.json"
     kept.write_text("[1, 2]")
     with pytest.raises(ConfigError, match="says every token"):
-        train_drafter(short_run(samples, golden_target, tmp_path, family="lm", keep_tokens=str(kept)))
+        train_drafter(
+            short_run(samples, golden_target, tmp_path, family="lm", keep_tokens=str(kept))
+        )
     kept.write_text("[1, 128]")
     with pytest.raises(ConfigError, match="ids below 128"):
         train_drafter(short_run(samples, golden_target, tmp_path, keep_tokens=str(kept)))
 
 
-def test_the_loss_falls_on_text_that_can_be_learned(golden_target: Path, samples: Path, tmp_path: Path) -> None:
-    settings = short_run(samples, golden_target, tmp_path, steps=30, batch=12, optimizer="muon", evaluate_every=30)
+def test_the_loss_falls_on_text_that_can_be_learned(
+    golden_target: Path, samples: Path, tmp_path: Path
+) -> None:
+    settings = short_run(
+        samples, golden_target, tmp_path, steps=30, batch=12, optimizer="muon", evaluate_every=30
+    )
     train_drafter(settings)
     curve = _curve(settings)
     assert curve["loss"][-1] < 0.8 * curve["loss"][0]

@@ -18,7 +18,10 @@ from tests.released.weights import write_thin
 def samples(tmp_path: Path) -> Path:
     path = tmp_path / "samples.safetensors"
     rows = [([9, 9, 9, 9, 3, 5, 3], [0, 0, 0, 0, 1, 1, 1]), ([9, 5, 7, 3], [0, 1, 1, 1])]
-    write_samples(path, (Sample(torch.tensor(ids), torch.tensor(marks, dtype=torch.bool)) for ids, marks in rows))
+    write_samples(
+        path,
+        (Sample(torch.tensor(ids), torch.tensor(marks, dtype=torch.bool)) for ids, marks in rows),
+    )
     return path
 
 
@@ -38,9 +41,17 @@ def test_the_command_writes_what_convert_reads(
     samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "kept.json"
-    assert main(["train", "vocabulary", str(samples), "--tokens", "3", "--out", str(kept), "--json"]) == 0
+    assert (
+        main(["train", "vocabulary", str(samples), "--tokens", "3", "--out", str(kept), "--json"])
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["share_of_text"] == 1.0
     thin = tmp_path / "thin"
     write_thin(thin, "eagle3_qwen3_4b_ttt7")
-    assert main(["checkpoint", "convert", str(thin), str(tmp_path / "cut"), "--keep-tokens", str(kept)]) == 0
+    assert (
+        main(
+            ["checkpoint", "convert", str(thin), str(tmp_path / "cut"), "--keep-tokens", str(kept)]
+        )
+        == 0
+    )
     assert json.loads((tmp_path / "cut" / "config.json").read_text())["draft_vocab_size"] == 3

@@ -11,7 +11,8 @@ CURSOR = Cursor(7, 2, 4, 10)  # of the round that is due
 
 
 def held() -> CachedSequence:
-    """Ten tokens committed, three rounds judged, under epoch 2; its prompt was five, of a request of three."""
+    """Ten tokens committed, three rounds judged, under epoch 2; its prompt was five, of a request
+    of three."""
     return CachedSequence(
         sequence=7,
         epoch=2,
@@ -27,7 +28,9 @@ def held() -> CachedSequence:
     )
 
 
-def check(state: CachedSequence | None = None, *, anchor: int = 5, **differs: int) -> Refusal | None:
+def check(
+    state: CachedSequence | None = None, *, anchor: int = 5, **differs: int
+) -> Refusal | None:
     item = VerifyItem(CURSOR._replace(**differs), anchor, (), NO_Q)
     return check_item(state or held(), item, vocab_size=100)
 

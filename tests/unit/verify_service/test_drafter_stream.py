@@ -1,4 +1,5 @@
-"""The verifier's end of the rounds stream: where it finds a drafter, and that nothing of it stays behind."""
+"""The verifier's end of the rounds stream: where it finds a drafter, and that nothing of it stays
+behind."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ HELLO = draft_pb2.RoundsHello(drafter_incarnation=1)
 
 
 class Drafter(draft_pb2_grpc.DraftServicer):
-    """Greets with its name. port: where it says its rounds are; None: it does not know the question."""
+    """Greets with its name. port: where it says its rounds are; None: it does not know the
+    question."""
 
     def __init__(self, name: str, port: int | None = None) -> None:
         self.name, self.port = name, port
@@ -33,7 +35,9 @@ class Drafter(draft_pb2_grpc.DraftServicer):
         self.at = self.server.add_insecure_port("127.0.0.1:0")
         self.server.start()
 
-    def Describe(self, request: types_pb2.DescribeRequest, context: Any) -> draft_pb2.DrafterDescription:
+    def Describe(
+        self, request: types_pb2.DescribeRequest, context: Any
+    ) -> draft_pb2.DrafterDescription:
         if self.port is None:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such method")
         return draft_pb2.DrafterDescription(rounds_port=self.port)
@@ -61,7 +65,9 @@ class Ends:
         self.came: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
         endpoint = f"127.0.0.1:{drafter.at}"
-        self.stream = DrafterStream(endpoint, HELLO, token=token, tls=None, came=self.came.put, lost=self.lost.put)
+        self.stream = DrafterStream(
+            endpoint, HELLO, token=token, tls=None, came=self.came.put, lost=self.lost.put
+        )
 
     def greeted_by(self) -> str:
         return str(self.came.get(timeout=20).welcome.drafter_version)
@@ -76,13 +82,17 @@ def test_rounds_go_to_the_port_that_the_drafter_names(drafters: Any) -> None:
 
 
 @pytest.mark.parametrize("port", [0, None])
-def test_a_drafter_without_such_a_port_is_asked_where_everything_else_is(drafters: Any, port: int | None) -> None:
+def test_a_drafter_without_such_a_port_is_asked_where_everything_else_is(
+    drafters: Any, port: int | None
+) -> None:
     ends = Ends(drafters("main", port))
     assert ends.greeted_by() == "main"
     ends.stream.close()
 
 
-def test_so_is_one_whose_port_cannot_be_reached(drafters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_is_one_whose_port_cannot_be_reached(
+    drafters: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(drafter_stream, "REACH_S", 0.2)
     ends = Ends(drafters("main", 1))
     assert ends.greeted_by() == "main"
@@ -109,7 +119,9 @@ def test_a_stream_closed_while_its_drafter_is_looked_for_ends_without_a_word(
     assert ends.came.empty()
 
 
-def test_a_call_that_cannot_be_made_leaves_no_channel_behind(drafters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_cannot_be_made_leaves_no_channel_behind(
+    drafters: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It does where its token is none that metadata may hold."""
     opened: list[grpc.Channel] = []
     closed: list[grpc.Channel] = []
@@ -130,9 +142,13 @@ def test_a_call_that_cannot_be_made_leaves_no_channel_behind(drafters: Any, monk
 
 
 def test_a_message_is_leaving_until_grpc_comes_for_the_next_one() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # the stream itself looks for its drafter all the while
+    with socket.create_server(
+        ("127.0.0.1", 0)
+    ) as silent:  # the stream itself looks for its drafter all the while
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
-        stream = DrafterStream(endpoint, HELLO, token=None, tls=None, came=lambda _: None, lost=lambda _: None)
+        stream = DrafterStream(
+            endpoint, HELLO, token=None, tls=None, came=lambda _: None, lost=lambda _: None
+        )
         messages = stream._messages()
         assert stream.leaving, "the greeting"
         assert next(messages).hello == HELLO

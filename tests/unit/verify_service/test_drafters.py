@@ -1,4 +1,5 @@
-"""What a verifier takes of a drafter's blocks: the answer to an order of its own to that drafter, once."""
+"""What a verifier takes of a drafter's blocks: the answer to an order of its own to that drafter,
+once."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ class Drafter(draft_pb2_grpc.DraftServicer):
     """Greets, and says what the test has it say."""
 
     def __init__(self) -> None:
-        self.said: queue.SimpleQueue[draft_pb2.Blocks | draft_pb2.ContextOpened | None] = queue.SimpleQueue()
+        self.said: queue.SimpleQueue[draft_pb2.Blocks | draft_pb2.ContextOpened | None] = (
+            queue.SimpleQueue()
+        )
         self._server = grpc.server(ThreadPoolExecutor(4))
         draft_pb2_grpc.add_DraftServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -48,7 +51,11 @@ class Drafter(draft_pb2_grpc.DraftServicer):
         yield draft_pb2.RoundsEvent(welcome=welcome)
         while (said := self.said.get()) is not None:
             is_blocks = isinstance(said, draft_pb2.Blocks)
-            yield draft_pb2.RoundsEvent(blocks=said) if is_blocks else draft_pb2.RoundsEvent(opened=said)
+            yield (
+                draft_pb2.RoundsEvent(blocks=said)
+                if is_blocks
+                else draft_pb2.RoundsEvent(opened=said)
+            )
 
     def stop(self) -> None:
         self.said.put(None)
@@ -69,7 +76,9 @@ class Verifier:
         )
         self.metrics = Metrics()
         security = SimpleNamespace(token=None, tls=None)
-        worker: Any = SimpleNamespace(engine=engine, security=security, incarnation=1, metrics=self.metrics)
+        worker: Any = SimpleNamespace(
+            engine=engine, security=security, incarnation=1, metrics=self.metrics
+        )
         news: Any = SimpleNamespace(add=lambda *_: None, orders_left=lambda: None)  # likewise
         self.drafters = Drafters(worker, feeds, self.admitted, self.came.put, self.came.put, news)
         for number, drafter in enumerate(drafters, 1):
@@ -77,7 +86,9 @@ class Verifier:
             assert self.drafters.open(number, 1, 0) == []
 
     def order(self, number: int, drafter: int) -> None:
-        asked = SendOrder(number, drafter, [OrderRow(1, 0, 0, len(PROMPT) + 1, self.anchor, 4, len(PROMPT))])
+        asked = SendOrder(
+            number, drafter, [OrderRow(1, 0, 0, len(PROMPT) + 1, self.anchor, 4, len(PROMPT))]
+        )
         assert self.drafters.order(asked) == []
 
     def next(self) -> Told:
@@ -116,8 +127,12 @@ def test_blocks_answer_the_order_that_they_name(pair: tuple[Drafter, Drafter]) -
     assert verifier.drafters.blocks[1][0] == 4, "what was asked for later stays"
 
 
-@pytest.mark.parametrize("order", [0, 5, 4], ids=["of nobody", "not given yet", "given to somebody else"])
-def test_blocks_for_an_order_that_was_not_given_are_nobodys(pair: tuple[Drafter, Drafter], order: int) -> None:
+@pytest.mark.parametrize(
+    "order", [0, 5, 4], ids=["of nobody", "not given yet", "given to somebody else"]
+)
+def test_blocks_for_an_order_that_was_not_given_are_nobodys(
+    pair: tuple[Drafter, Drafter], order: int
+) -> None:
     verifier = Verifier(*pair)
     verifier.order(3, 1)
     verifier.order(4, 2)
@@ -143,7 +158,9 @@ def test_blocks_of_an_order_that_was_answered_are_nobodys(pair: tuple[Drafter, D
     assert "was answered" in told.why
 
 
-@pytest.mark.parametrize("change", [{"token_ids": [500]}, {"confidence": [float("nan")]}], ids=["id", "confidence"])
+@pytest.mark.parametrize(
+    "change", [{"token_ids": [500]}, {"confidence": [float("nan")]}], ids=["id", "confidence"]
+)
 def test_values_that_are_none_are_counted_and_end_like_what_cannot_be_drafted(
     pair: tuple[Drafter, Drafter], change: dict[str, Any]
 ) -> None:
@@ -160,10 +177,14 @@ def test_values_that_are_none_are_counted_and_end_like_what_cannot_be_drafted(
         if isinstance(told, BlocksCame):
             assert (told.confidence, told.why_empty) == ([()], ["invalid"])
             orders = {number: verifier.drafters.orders[number]}
-            assert verifier.drafters.judged(orders, [], set()) == [], "a pass without its slots changes nothing"
+            assert verifier.drafters.judged(orders, [], set()) == [], (
+                "a pass without its slots changes nothing"
+            )
 
 
-def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(pair: tuple[Drafter, Drafter]) -> None:
+def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(
+    pair: tuple[Drafter, Drafter],
+) -> None:
     verifier = Verifier(*pair)
     kinds = [True, True, False, True, True, True]
     for number, wrong in enumerate(kinds, 1):
@@ -172,7 +193,9 @@ def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(pair: tup
         assert isinstance(verifier.next(), BlocksCame)
         held = verifier.drafters.blocks.pop(1)
         orders = {number: verifier.drafters.orders[number]}
-        told = verifier.drafters.judged(orders, [held] if wrong else [], set() if wrong else {number})
+        told = verifier.drafters.judged(
+            orders, [held] if wrong else [], set() if wrong else {number}
+        )
         assert [type(each) for each in told] == ([DrafterLost] if number == len(kinds) else [])
     assert verifier.metrics.value("dropped_total", kind="block", reason="malformed") == sum(kinds)
 

@@ -38,7 +38,9 @@ SPOILS: dict[str, Spoil] = {
     "not a number": lambda _, probs: probs.__setitem__((0, 1), np.nan),
     "below 0": lambda _, probs: probs.__setitem__((0, slice(0, 2)), (0.75, -0.25)),
     "a drafted token that is not in it": lambda ids, _: ids.__setitem__((1, 0), 30),
-    "a drafted token without mass": lambda _, probs: probs.__setitem__((1, slice(0, 2)), (0.0, 0.5)),
+    "a drafted token without mass": lambda _, probs: probs.__setitem__(
+        (1, slice(0, 2)), (0.0, 0.5)
+    ),
 }
 
 
@@ -47,7 +49,9 @@ SPOILS: dict[str, Spoil] = {
 @pytest.mark.parametrize("place", [0, -1])
 def test_only_the_row_that_is_spoilt_is_named(spoil: Spoil, kinds: list[int], place: int) -> None:
     fours = [row for row, entries in enumerate(kinds) if entries == 4]
-    items = [block(entries, spoil if row == fours[place] else None) for row, entries in enumerate(kinds)]
+    items = [
+        block(entries, spoil if row == fours[place] else None) for row, entries in enumerate(kinds)
+    ]
     assert bad(items, kinds) == [fours[place]]
 
 

@@ -1,4 +1,5 @@
-"""Targets the packed pass is right for: grouped heads, windows, caps, sinks, unequal head sizes; and one it is not."""
+"""Targets the packed pass is right for: grouped heads, windows, caps, sinks, unequal head sizes;
+and one it is not."""
 
 from __future__ import annotations
 
@@ -31,9 +32,15 @@ MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**SHAPE),
-    "mistral, every layer with a window": lambda: transformers.MistralConfig(**SHAPE, sliding_window=16),
+    "mistral, every layer with a window": lambda: transformers.MistralConfig(
+        **SHAPE, sliding_window=16
+    ),
     "gemma2, capped scores and some windows": lambda: transformers.Gemma2Config(
-        **SHAPE, head_dim=16, sliding_window=16, query_pre_attn_scalar=16, attn_logit_softcapping=5.0
+        **SHAPE,
+        head_dim=16,
+        sliding_window=16,
+        query_pre_attn_scalar=16,
+        attn_logit_softcapping=5.0,
     ),
     "gpt-oss, sinks, experts and some windows": lambda: transformers.GptOssConfig(
         **SHAPE, head_dim=16, sliding_window=16, num_local_experts=4, num_experts_per_tok=2
@@ -68,7 +75,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 
 
 def loud(config: Any) -> LoadedTarget:
-    """A random target whose layers all matter: fresh weights would hardly show a mistake in attention."""
+    """A random target whose layers all matter: fresh weights would hardly show a mistake in
+    attention."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     for parameter in model.parameters():
@@ -87,7 +95,9 @@ def test_the_packed_pass_is_right_for(family: str) -> None:
 
 def test_a_target_that_keeps_its_state_elsewhere_is_not_eligible() -> None:
     target = loud(
-        transformers.RwkvConfig(vocab_size=128, hidden_size=64, attention_hidden_size=64, num_hidden_layers=2)
+        transformers.RwkvConfig(
+            vocab_size=128, hidden_size=64, attention_hidden_size=64, num_hidden_layers=2
+        )
     )
     cases = self_test.expected(target)
     assert self_test.disagreement(ModelRunner(target.model, None, 512), cases) is not None
@@ -97,8 +107,12 @@ def test_a_target_that_keeps_its_state_elsewhere_is_not_eligible() -> None:
 
 
 def test_a_target_whose_attention_is_not_causal_is_refused_for_that() -> None:
-    target = loud(transformers.Gemma3TextConfig(**SHAPE, head_dim=16, use_bidirectional_attention=True))
-    with pytest.raises(CheckpointError, match="depends on the tokens behind it, its attention is not causal"):
+    target = loud(
+        transformers.Gemma3TextConfig(**SHAPE, head_dim=16, use_bidirectional_attention=True)
+    )
+    with pytest.raises(
+        CheckpointError, match="depends on the tokens behind it, its attention is not causal"
+    ):
         choose_runner(VerifyConfig(target="nowhere", kv_tokens=2048), target, None)
     causal = loud(transformers.Gemma3TextConfig(**SHAPE, head_dim=16))
     assert not self_test.looks_ahead(causal, self_test.expected(causal))

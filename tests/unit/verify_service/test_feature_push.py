@@ -15,7 +15,9 @@ NOWHERE = Sink("127.0.0.1:9", 5)
 
 
 def rows(count: int) -> FeatureRun:
-    return FeatureRun(1, 1, 0, list(range(count)), PackedRows("bfloat16", count, 64, bytes(128 * count)))
+    return FeatureRun(
+        1, 1, 0, list(range(count)), PackedRows("bfloat16", count, 64, bytes(128 * count))
+    )
 
 
 def pusher(metrics: Metrics, queue_rows: int) -> FeaturePush:
@@ -33,6 +35,7 @@ async def test_what_does_not_fit_is_dropped_and_counted_at_once() -> None:
     assert metrics.value("dropped_total", kind="feature_rows", reason="queue_full") == 8
     await push.close()
     lost = [
-        metrics.value("dropped_total", kind="feature_rows", reason=r) for r in ("closed", "broken", "unacknowledged")
+        metrics.value("dropped_total", kind="feature_rows", reason=r)
+        for r in ("closed", "broken", "unacknowledged")
     ]
     assert sum(lost) == 8

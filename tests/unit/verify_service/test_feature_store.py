@@ -44,7 +44,9 @@ def rows(*values: float) -> Tensor:
     return torch.tensor(values, dtype=ROW_DTYPE)[:, None].expand(-1, WIDTH) * (TAPS // WIDTH)
 
 
-def test_owed_rows_are_projected_together_when_one_of_them_is_asked_for(store: FeatureStore, projection: Sums) -> None:
+def test_owed_rows_are_projected_together_when_one_of_them_is_asked_for(
+    store: FeatureStore, projection: Sums
+) -> None:
     for slot in range(10):
         store.put_later([slot], taps(float(slot)))
     assert not projection.asked

@@ -1,4 +1,5 @@
-"""Recordings of a card, where there is none: what is asked of it, held against the library's rule for shared memory."""
+"""Recordings of a card, where there is none: what is asked of it, held against the library's rule
+for shared memory."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class _Graph:
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Pools by recording. As the allocator has it, a pool that was used and has no recording left is refused."""
+    """Pools by recording. As the allocator has it, a pool that was used and has no recording left
+    is refused."""
     living, used, names = WeakSet[_Graph](), list[int](), itertools.count(1)
 
     @contextlib.contextmanager

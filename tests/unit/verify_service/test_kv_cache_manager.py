@@ -1,4 +1,5 @@
-"""Whatever is shared, kept or given back: who reads a slot finds what its own tokens wrote there."""
+"""Whatever is shared, kept or given back: who reads a slot finds what its own tokens wrote
+there."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.sequences import CachedSequence
 
 SIZE = 4
-Written = tuple[str, tuple[int, ...]]  # salt, and every token up to this one: what keys and values depend on
+Written = tuple[
+    str, tuple[int, ...]
+]  # salt, and every token up to this one: what keys and values depend on
 
 
 class Memory:
@@ -27,9 +30,13 @@ class Memory:
         )
         self.spared = 0
 
-    def take_in(self, sequence: int, prompt: list[int], salt: str, longest: int) -> CachedSequence | None:
+    def take_in(
+        self, sequence: int, prompt: list[int], salt: str, longest: int
+    ) -> CachedSequence | None:
         """Admits and runs a prompt."""
-        state = CachedSequence(sequence, 1, 0, SamplingParams(temperature=0.0), len(prompt), False, salt=salt)
+        state = CachedSequence(
+            sequence, 1, 0, SamplingParams(temperature=0.0), len(prompt), False, salt=salt
+        )
         if self.holdings.admit(state, longest, prompt) is not None:
             return None
         self.spared += state.spared
@@ -49,7 +56,9 @@ class Memory:
     def check(self, state: CachedSequence) -> None:
         """What its next pass would read."""
         for position, slot in enumerate(list(self.holdings.slots(state, 0, state.cached))):
-            assert self.said[slot] == (state.salt or "", tuple(state.token_ids[: position + 1])), position
+            assert self.said[slot] == (state.salt or "", tuple(state.token_ids[: position + 1])), (
+                position
+            )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -76,7 +85,9 @@ def test_everybody_reads_what_its_own_tokens_wrote(seed: int) -> None:
                     continue
                 anchor, kept = state.token_ids[-1], int(draw.integers(0, room + 1))
                 memory.run(state, [anchor, *drafted[:room]])
-                state.cached -= room - kept  # what was not kept is taken back, and its slots are written again
+                state.cached -= (
+                    room - kept
+                )  # what was not kept is taken back, and its slots are written again
                 state.token_ids = [*state.token_ids[: state.cached], 2]
         for state in living.values():
             memory.check(state)

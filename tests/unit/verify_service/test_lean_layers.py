@@ -1,4 +1,5 @@
-"""Lean layers say what stock layers say, are used only where they fit, and hooks still see every layer."""
+"""Lean layers say what stock layers say, are used only where they fit, and hooks still see every
+layer."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def test_only_layers_of_the_known_shape_are_replaced_and_the_pass_stays_right(fa
     cases = self_test.expected(target)
     runner = ModelRunner(target.model, None, 512, lean=True)
     assert runner.lean.layers == (4 if family == "qwen3" else LEAN.get(family, 0))
-    assert ("forward" in vars(target.model.get_decoder())) == (runner.lean.layers == 4), "the way through, too"
+    assert ("forward" in vars(target.model.get_decoder())) == (runner.lean.layers == 4), (
+        "the way through, too"
+    )
     assert self_test.disagreement(runner, cases) is None
     runner.lean.undo()
     assert all("forward" not in vars(module) for module in target.model.modules())
@@ -69,7 +72,12 @@ def test_taps_see_lean_layers() -> None:
 def test_every_form_of_a_product_is_the_product() -> None:
     forms = set()
     torch.manual_seed(0)
-    for out, scale, bf16 in ((40, 0.1, True), (PACK_FROM // 64 + 1, 0.1, False), (40, 0.1, False), (40, 1e6, True)):
+    for out, scale, bf16 in (
+        (40, 0.1, True),
+        (PACK_FROM // 64 + 1, 0.1, False),
+        (40, 0.1, False),
+        (40, 1e6, True),
+    ):
         for bias in (False, True):
             layers = [torch.nn.Linear(64, n, bias=bias).requires_grad_(False) for n in (out, 24)]
             for layer in layers:

@@ -1,4 +1,5 @@
-"""The packed pass equals the library's own attention, whatever is mixed in it and wherever the pages lie."""
+"""The packed pass equals the library's own attention, whatever is mixed in it and wherever the
+pages lie."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def alone(target: LoadedTarget, ids: list[int]) -> torch.Tensor:
     return logits
 
 
-def test_chunks_drafts_and_decodes_of_interleaved_sequences_share_a_pass(target: LoadedTarget) -> None:
+def test_chunks_drafts_and_decodes_of_interleaved_sequences_share_a_pass(
+    target: LoadedTarget,
+) -> None:
     runner = ModelRunner(target.model, None, 4096)
     ids = [tokens(40, 1), tokens(33, 2), tokens(70, 3)]
     slots = [range(1000, 1100), [3 * i for i in range(100)], [3 * i + 1 for i in range(100)]]
@@ -43,7 +46,8 @@ def test_chunks_drafts_and_decodes_of_interleaved_sequences_share_a_pass(target:
     got: list[list[torch.Tensor]] = [[], [], []]
     for counts in ((16, 1, 40), (1, 8, 1), (8, 16, 3), (15, 8, 26)):
         segments = [
-            Segment(s, done[s], ids[s][done[s] : done[s] + n], slots[s][: done[s] + n]) for s, n in enumerate(counts)
+            Segment(s, done[s], ids[s][done[s] : done[s] + n], slots[s][: done[s] + n])
+            for s, n in enumerate(counts)
         ]
         rows = list(runner.run(segments, None).logits.split(list(counts)))
         for s, n in enumerate(counts):
@@ -59,7 +63,9 @@ def test_a_rejected_draft_leaves_no_trace(target: LoadedTarget, scattered: bool)
     ids = tokens(30, 4)
     slots = [5 * i % 256 for i in range(50)] if scattered else range(17, 67)
     runner.run([Segment(0, 0, ids[:20], slots[:20])], [])
-    runner.run([Segment(0, 20, tokens(8, 5), slots[:28])], None)  # another continuation, not committed
+    runner.run(
+        [Segment(0, 20, tokens(8, 5), slots[:28])], None
+    )  # another continuation, not committed
     kept = runner.run([Segment(0, 20, ids[20:], slots[:30])], None).logits
     torch.testing.assert_close(kept, alone(target, ids)[20:], **CLOSE)
 
@@ -108,11 +114,17 @@ def test_a_long_prefix_does_not_pad_single_tokens(target: LoadedTarget) -> None:
     ids = [tokens(41, seed) for seed in range(16)]
     slots = [[16 * i + s for i in range(60)] for s in range(16)]
     counts = [1] * 15 + [16]
-    segments = [Segment(s, len(ids[s]) - n, ids[s][-n:], slots[s][: len(ids[s])]) for s, n in enumerate(counts)]
+    segments = [
+        Segment(s, len(ids[s]) - n, ids[s][-n:], slots[s][: len(ids[s])])
+        for s, n in enumerate(counts)
+    ]
     plan = build_plan(segments, torch.device("cpu"))
     assert sorted(group.counts for group in plan.groups) == [[1] * 15, [16]]
     runner = ModelRunner(target.model, None, 1024)
-    runner.run([Segment(s, 0, ids[s][:-n], slots[s][: len(ids[s]) - n]) for s, n in enumerate(counts)], None)
+    runner.run(
+        [Segment(s, 0, ids[s][:-n], slots[s][: len(ids[s]) - n]) for s, n in enumerate(counts)],
+        None,
+    )
     rows = runner.run(segments, None).logits.split(counts)
     for s, n in enumerate(counts):
         torch.testing.assert_close(rows[s], alone(target, ids[s])[-n:], **CLOSE)

@@ -1,4 +1,5 @@
-"""Kernels that read pages in place: found by what they can do, fed the right tables, padded without a trace."""
+"""Kernels that read pages in place: found by what they can do, fed the right tables, padded without
+a trace."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def tokens(count: int, seed: int) -> list[int]:
 @pytest.mark.parametrize("lean", [False, True])
 def test_a_runner_with_a_kernel_passes_the_self_test(target: LoadedTarget, lean: bool) -> None:
     cases = self_test.expected(target)
-    runner = ModelRunner(target.model, None, 128, kernel=kernels.reference, page_size=PAGE, lean=lean)
+    runner = ModelRunner(
+        target.model, None, 128, kernel=kernels.reference, page_size=PAGE, lean=lean
+    )
     assert self_test.disagreement(runner, cases) is None
     runner.lean.undo()
 
@@ -61,7 +64,10 @@ def test_windows_reach_the_kernel_and_caps_rule_it_out() -> None:
 def test_what_is_left_over_in_a_recorded_pass_changes_nothing(target: LoadedTarget) -> None:
     runner = ModelRunner(target.model, None, 64, kernel=kernels.reference, page_size=PAGE)
     ids = [tokens(13, 1), tokens(6, 2)]
-    slots = [[4 * (2 * (p // 4)) + p % 4 for p in range(13)], [4 * (2 * (p // 4) + 1) + p % 4 for p in range(6)]]
+    slots = [
+        [4 * (2 * (p // 4)) + p % 4 for p in range(13)],
+        [4 * (2 * (p // 4) + 1) + p % 4 for p in range(6)],
+    ]
     runner.run([Segment(s, 0, ids[s][:-3], slots[s][: len(ids[s]) - 3]) for s in (0, 1)], [])
     tail = [Segment(s, len(ids[s]) - 3, ids[s][-3:], slots[s]) for s in (0, 1)]
     exact = runner.run(tail, None).logits
@@ -75,20 +81,32 @@ def test_what_is_left_over_in_a_recorded_pass_changes_nothing(target: LoadedTarg
 
 
 def test_tiers_hold_what_they_are_asked_to_or_say_no() -> None:
-    assert [graphs.tier(n, graphs.TOKENS) for n in (1, 3, 64, 65, 512, 513)] == [1, 4, 64, 96, 512, None]
+    assert [graphs.tier(n, graphs.TOKENS) for n in (1, 3, 64, 65, 512, 513)] == [
+        1,
+        4,
+        64,
+        96,
+        512,
+        None,
+    ]
     one = [Segment(0, 100, [5], range(101))]
     assert graphs.shape_of(one, 16) == PlanShape(1, 1, 8, 1)
     assert exact_shape(one, 16) == PlanShape(1, 1, 7, 1)
     assert graphs.shape_of([Segment(0, 0, [5] * 600, range(600))], 16) is None
     assert graphs.shape_of([Segment(0, 16 * 600, [5], range(16 * 600 + 1))], 16) is None
     cohort = [Segment(n, 40, [1, 2, 3], range(64 * n, 64 * n + 43)) for n in range(16)]
-    assert graphs.shape_of(cohort, 16) == PlanShape(48, 16, 4, 8), "nothing is left over, so nobody for it"
+    assert graphs.shape_of(cohort, 16) == PlanShape(48, 16, 4, 8), (
+        "nothing is left over, so nobody for it"
+    )
     assert graphs.shape_of(cohort[:15], 16) == PlanShape(48, 16, 4, 8)
 
 
 def test_tables_name_pages_and_boundaries() -> None:
     made = arrays_of(
-        [Segment(0, 5, [7, 8], [8, 9, 10, 11, 0, 1, 2]), Segment(1, 0, [9], [4])], PlanShape(4, 4, 3, 8), 4, 9
+        [Segment(0, 5, [7, 8], [8, 9, 10, 11, 0, 1, 2]), Segment(1, 0, [9], [4])],
+        PlanShape(4, 4, 3, 8),
+        4,
+        9,
     )
     assert made.rows.tolist() == [[7, 8, 9, 0], [5, 6, 0, 0], [1, 2, 4, 36]]
     assert made.cu_q.tolist() == [0, 2, 3, 4, 4]
@@ -104,7 +122,9 @@ def test_no_kernel_is_found_for_other_formats() -> None:
 def test_the_reference_passes_the_trial_and_a_wrong_kernel_or_a_raising_one_does_not() -> None:
     assert kernels.problem(kernels.reference, CPU, torch.float32, 16) is None
 
-    def anti_causal(q: Any, k: Any, v: Any, at: varlen.Tables, scale: Any, window: Any) -> torch.Tensor:
+    def anti_causal(
+        q: Any, k: Any, v: Any, at: varlen.Tables, scale: Any, window: Any
+    ) -> torch.Tensor:
         return kernels.reference(q, k, v, at._replace(used_k=at.used_k - 1), scale, window)
 
     def picky(*_: Any) -> torch.Tensor:
@@ -116,7 +136,9 @@ def test_the_reference_passes_the_trial_and_a_wrong_kernel_or_a_raising_one_does
 
 def test_an_older_signature_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     old = types.ModuleType("torch.nn.attention.varlen")
-    old.varlen_attn = lambda query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False: query  # type: ignore[attr-defined]
+    old.varlen_attn = lambda query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False: (
+        query
+    )  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", old)
     assert varlen.torch_kernel() is None
     monkeypatch.setitem(sys.modules, "flash_attn", None)

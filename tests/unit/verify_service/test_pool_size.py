@@ -1,4 +1,5 @@
-"""The key-value pool of a verifier that was told no size: what its card has left, or a number on a processor."""
+"""The key-value pool of a verifier that was told no size: what its card has left, or a number on a
+processor."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_on_a_card_it_is_what_is_left_of_a_share_of_its_memory(
     assert tokens() == room // each // config.page_size * config.page_size
     assert tokens(gpu_memory_utilization=0.5) < tokens() / 3
     assert tokens(kv_tokens=640) == 640, "who says a number gets it"
-    with pytest.raises(ConfigError, match=re.escape("verify.gpu_memory_utilization: 0.4 of 10.0 GB leaves no page")):
+    with pytest.raises(
+        ConfigError, match=re.escape("verify.gpu_memory_utilization: 0.4 of 10.0 GB leaves no page")
+    ):
         tokens(gpu_memory_utilization=0.4)
 
 
@@ -54,7 +57,9 @@ def test_states_of_the_library_get_half_of_what_kept_states_leave(
     monkeypatch.setattr(loading, "card_memory", lambda device: (GB // 5, GB // 5))
     monkeypatch.setattr(loading, "free_bytes", lambda device: GB // 5)
     paged, stateful, told = (
-        loading.load_parts(VerifyConfig(target=str(golden_target), gpu_memory_utilization=0.5, **settings))
+        loading.load_parts(
+            VerifyConfig(target=str(golden_target), gpu_memory_utilization=0.5, **settings)
+        )
         for settings in (
             {},
             {"attention": "stateful", "state_cache_mb": 10},
@@ -67,5 +72,7 @@ def test_states_of_the_library_get_half_of_what_kept_states_leave(
     pages = (paged.config.kv_tokens - (10 << 20) // each) // paged.config.page_size
     assert stateful.config.kv_tokens == pages // 2 * stateful.config.page_size
     assert told.config.kv_tokens == 640, "who says a number gets it"
-    with pytest.raises(ConfigError, match=re.escape("beside the weights and verify.state_cache_mb (0.2 GB")):
+    with pytest.raises(
+        ConfigError, match=re.escape("beside the weights and verify.state_cache_mb (0.2 GB")
+    ):
         loading.load_parts(VerifyConfig(target=str(golden_target), attention="stateful"))

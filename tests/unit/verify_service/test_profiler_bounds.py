@@ -1,4 +1,5 @@
-"""Small pools and few sequences are measured as far as they go, or not at all; they never stop a start."""
+"""Small pools and few sequences are measured as far as they go, or not at all; they never stop a
+start."""
 
 from __future__ import annotations
 
@@ -16,17 +17,31 @@ from verify_service.engine import VerifyEngine
 
 
 @pytest.mark.parametrize(
-    "bounds", [{"max_sequences": 4}, {"page_size": 1024, "kv_tokens": 8192}, {"kv_tokens": 64}, {"max_sequences": 1}]
+    "bounds",
+    [
+        {"max_sequences": 4},
+        {"page_size": 1024, "kv_tokens": 8192},
+        {"kv_tokens": 64},
+        {"max_sequences": 1},
+    ],
 )
-def test_a_verifier_of_any_size_can_be_measured(golden_target: Path, bounds: dict[str, int]) -> None:
-    engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), cost_max_tokens=32, **bounds))
+def test_a_verifier_of_any_size_can_be_measured(
+    golden_target: Path, bounds: dict[str, int]
+) -> None:
+    engine = VerifyEngine.load(
+        VerifyConfig(target=str(golden_target), cost_max_tokens=32, **bounds)
+    )
     curve = verify_profiler.measure(engine, budget_s=0.05)
     assert curve is None or (curve.seconds > 0).all()
     assert engine.held.sequences == 0
 
 
-@pytest.mark.parametrize("bounds", [{"max_sequences": 4}, {"max_sequences": 1}, {"context_tokens": 64}])
-def test_a_drafter_of_any_size_can_be_measured(golden_drafter: Path, bounds: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "bounds", [{"max_sequences": 4}, {"max_sequences": 1}, {"context_tokens": 64}]
+)
+def test_a_drafter_of_any_size_can_be_measured(
+    golden_drafter: Path, bounds: dict[str, int]
+) -> None:
     engine = DraftEngine.load(DraftConfig(drafter=str(golden_drafter), **bounds))
     curve = draft_profiler.measure(engine, budget_s=0.05)
     assert curve is None or (curve.seconds > 0).all()
@@ -63,7 +78,9 @@ def test_a_curve_says_what_a_sequence_costs_by_itself(golden_target: Path) -> No
     engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), cost_max_tokens=32))
     curve = verify_profiler.measure(engine, budget_s=0.05)
     assert curve is not None
-    assert curve.tokens_per_sequence == (verify_profiler.PER_SEQUENCE if curve.tokens[-1] > 8 else 0)
+    assert curve.tokens_per_sequence == (
+        verify_profiler.PER_SEQUENCE if curve.tokens[-1] > 8 else 0
+    )
     assert len(curve.sequence_seconds) in (0, len(curve.contexts))
 
 
@@ -79,8 +96,14 @@ def test_sizes_that_a_long_context_leaves_no_time_for_are_borrowed(
 ) -> None:
     sizes = {32: [1, 2, 8, 16], 64: [1, 8]}
     monkeypatch.setattr(verify_profiler, "CONTEXTS", tuple(sizes))
-    monkeypatch.setattr(verify_profiler, "_affordable", lambda engine, tokens, context, share: sizes[context])
-    monkeypatch.setattr(verify_profiler, "_step", lambda engine, tokens, context, count: 1e-3 * tokens + 1e-6 * context)
+    monkeypatch.setattr(
+        verify_profiler, "_affordable", lambda engine, tokens, context, share: sizes[context]
+    )
+    monkeypatch.setattr(
+        verify_profiler,
+        "_step",
+        lambda engine, tokens, context, count: 1e-3 * tokens + 1e-6 * context,
+    )
     engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), cost_max_tokens=32))
     curve = verify_profiler.measure(engine, budget_s=0.0)
     assert curve is not None
@@ -89,7 +112,9 @@ def test_sizes_that_a_long_context_leaves_no_time_for_are_borrowed(
     assert curve.seconds[3, 1] == curve.seconds[3, 0]
 
 
-@pytest.mark.parametrize(("affordable", "sizes"), [(2, [1, 8]), (4, [1, 8, 32, 100]), (7, [1, 2, 4, 8, 16, 32, 100])])
+@pytest.mark.parametrize(
+    ("affordable", "sizes"), [(2, [1, 8]), (4, [1, 8, 32, 100]), (7, [1, 2, 4, 8, 16, 32, 100])]
+)
 def test_a_curve_that_is_short_of_time_loses_points_and_not_its_reach(
     monkeypatch: pytest.MonkeyPatch, affordable: int, sizes: list[int]
 ) -> None:

@@ -1,7 +1,8 @@
-"""Rotation that depends on length: ids are those of the library's `generate` for each sequence alone.
+"""Rotation that depends on length: ids are those of the library's `generate` for each sequence
+alone.
 
-Whoever else is in the pass, however prompts come in pieces, with drafts that reach past the border and are rejected,
-with prefixes found in the cache, and where an answer goes on elsewhere.
+Whoever else is in the pass, however prompts come in pieces, with drafts that reach past the border
+and are rejected, with prefixes found in the cache, and where an answer goes on elsewhere.
 """
 
 from __future__ import annotations
@@ -55,10 +56,16 @@ MODELS: dict[str, tuple[Any, str]] = {
         lambda: transformers.Qwen3Config(**SHAPE, **LONG, head_dim=16, rope_parameters=longrope(8)),
         "paged",
     ),
-    "llama longrope": (lambda: transformers.LlamaConfig(**SHAPE, **LONG, rope_parameters=longrope(8)), "paged"),
-    # Its own limit is the border; what it can do past it is served where the limit is raised afterwards.
+    "llama longrope": (
+        lambda: transformers.LlamaConfig(**SHAPE, **LONG, rope_parameters=longrope(8)),
+        "paged",
+    ),
+    # Its own limit is the border; what it can do past it is served where the limit is raised
+    # afterwards.
     "llama dynamic": (
-        lambda: transformers.LlamaConfig(**SHAPE, max_position_embeddings=BORDER, rope_parameters=DYNAMIC),
+        lambda: transformers.LlamaConfig(
+            **SHAPE, max_position_embeddings=BORDER, rope_parameters=DYNAMIC
+        ),
         "paged",
     ),
     "phi3 longrope": (
@@ -113,7 +120,11 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[VerifyEngine
     make, path = MODELS[request.param]
     loud(make()).save_pretrained(tmp_path / "target")
     config = VerifyConfig(
-        target=str(tmp_path / "target"), kv_tokens=2048, page_size=4, prefill_chunk=8, step_prefill_tokens=8
+        target=str(tmp_path / "target"),
+        kv_tokens=2048,
+        page_size=4,
+        prefill_chunk=8,
+        step_prefill_tokens=8,
     )
     engine = VerifyEngine.load(config)
     assert engine.attention_path == path
@@ -121,7 +132,9 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[VerifyEngine
     return engine, [alone(make(), ids, ANSWER) for ids in PROMPTS]
 
 
-def test_every_sequence_is_answered_as_if_it_were_alone(served: tuple[VerifyEngine, list[list[int]]]) -> None:
+def test_every_sequence_is_answered_as_if_it_were_alone(
+    served: tuple[VerifyEngine, list[list[int]]],
+) -> None:
     engine, answers = served
     for turn in range(2):  # prefixes are found the second time
         running = {10 * turn + n: list(ids) for n, ids in enumerate(PROMPTS)}
@@ -134,7 +147,9 @@ def test_every_sequence_is_answered_as_if_it_were_alone(served: tuple[VerifyEngi
             engine.release(10 * turn + n, 1)
 
 
-def test_an_answer_that_goes_on_elsewhere_goes_on_the_same(served: tuple[VerifyEngine, list[list[int]]]) -> None:
+def test_an_answer_that_goes_on_elsewhere_goes_on_the_same(
+    served: tuple[VerifyEngine, list[list[int]]],
+) -> None:
     engine, answers = served
     running, rest = {}, {}
     for n, (ids, answer) in enumerate(zip(PROMPTS, answers, strict=True)):
@@ -145,7 +160,9 @@ def test_an_answer_that_goes_on_elsewhere_goes_on_the_same(served: tuple[VerifyE
     finish(engine, running, rest)
     for key, answer in rest.items():
         n, at = divmod(key, 100)
-        assert running[key][len(PROMPTS[n]) + at :][: len(answer)] == answer, f"prompt {n}, from {at}"
+        assert running[key][len(PROMPTS[n]) + at :][: len(answer)] == answer, (
+            f"prompt {n}, from {at}"
+        )
 
 
 @pytest.mark.parametrize("name", ["qwen3 longrope", "llama dynamic"])
@@ -165,7 +182,9 @@ def test_the_self_test_crosses_the_border_beside_a_short_neighbour(
 
     def together(self: rotation.LengthRotation, segments: Any) -> Any:
         longest = max(segment.length for segment in segments)
-        return np.full(sum(len(segment.token_ids) for segment in segments), self.of(longest), np.int64)
+        return np.full(
+            sum(len(segment.token_ids) for segment in segments), self.of(longest), np.int64
+        )
 
     monkeypatch.setattr(rotation.LengthRotation, "of_tokens", together)
     assert "differ" in (self_test.disagreement(ModelRunner(target.model, None, 512), cases) or "")

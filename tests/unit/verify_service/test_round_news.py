@@ -1,4 +1,5 @@
-"""When news of rounds are said: behind the turn, once orders have left, or in a later turn where none leaves."""
+"""When news of rounds are said: behind the turn, once orders have left, or in a later turn where
+none leaves."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ class Bench:
         self.leaving, self.now = False, 100.0
         self.timers = list[tuple[float, Callable[[], None]]]()
         device: Any = SimpleNamespace(post=lambda job, *_, **__: self.jobs.append(job))
-        events: Any = SimpleNamespace(call_soon_threadsafe=lambda job, *args: job(*args), call_later=self._later)
+        events: Any = SimpleNamespace(
+            call_soon_threadsafe=lambda job, *args: job(*args), call_later=self._later
+        )
         self.news = RoundNews(device, events, lambda job: job(), self._say)
         self.news.leaving = lambda: self.leaving
         monkeypatch.setattr(round_news.time, "monotonic", lambda: self.now)
@@ -68,7 +71,9 @@ def test_they_are_said_behind_the_turn_together_and_made_only_then(bench: Bench)
 
 
 @pytest.mark.parametrize("left", [True, False])
-def test_they_wait_for_orders_to_leave_but_to_a_later_turn_at_most(bench: Bench, left: bool) -> None:
+def test_they_wait_for_orders_to_leave_but_to_a_later_turn_at_most(
+    bench: Bench, left: bool
+) -> None:
     bench.leaving = True
     bench.news.add(FIRST)
     for _ in range(2):
@@ -86,7 +91,9 @@ def test_they_wait_for_orders_to_leave_but_to_a_later_turn_at_most(bench: Bench,
     assert bench.said == [[FIRST]]
 
 
-def test_orders_that_do_not_leave_hold_nothing_back_for_long_where_no_turn_comes(bench: Bench) -> None:
+def test_orders_that_do_not_leave_hold_nothing_back_for_long_where_no_turn_comes(
+    bench: Bench,
+) -> None:
     """A drafter that hangs takes nothing, and a lane whose answers are over has nothing to do."""
     bench.leaving = True
     for news in (FIRST, SECOND):

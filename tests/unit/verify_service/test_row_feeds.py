@@ -33,12 +33,15 @@ SINK, DRAFTER, ROWS = Sink("127.0.0.1:1", 7), 1, 16 * BULK_ROWS
 
 
 class Feeds:
-    """Of two prompts, the first of which takes all the room there is, at a time that the test sets."""
+    """Of two prompts, the first of which takes all the room there is, at a time that the test
+    sets."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.now = 100.0
         self.told: list[Told] = []
-        engine = SyntheticVerifyEngine(read_spec(SPEC), VerifyConfig(prefill_chunk=ROWS, kv_tokens=4 * ROWS))
+        engine = SyntheticVerifyEngine(
+            read_spec(SPEC), VerifyConfig(prefill_chunk=ROWS, kv_tokens=4 * ROWS)
+        )
         worker: Any = SimpleNamespace(engine=engine, incarnation=1, metrics=Metrics())
         push = FeaturePush(worker)
         self.feeds = RowFeeds(engine, push, loop, lambda came: self.told.extend(came()))
@@ -65,7 +68,9 @@ def feeds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Feeds]:
         loop.close()
 
 
-def test_rows_go_in_pieces_without_a_gap_and_their_drafter_is_ready_once_all_have_come(feeds: Feeds) -> None:
+def test_rows_go_in_pieces_without_a_gap_and_their_drafter_is_ready_once_all_have_come(
+    feeds: Feeds,
+) -> None:
     pieces: list[tuple[int, int]] = []
 
     def hand_over(job: object, sink: Sink, run: FeatureRun) -> None:

@@ -1,4 +1,5 @@
-"""Steps of an engine whose memory is short, whose prompts ride in rounds, and whose prefixes are kept."""
+"""Steps of an engine whose memory is short, whose prompts ride in rounds, and whose prefixes are
+kept."""
 
 from __future__ import annotations
 
@@ -29,9 +30,13 @@ def news(engine: VerifyEngine) -> list[Progress]:
     return list(iter(engine.line.take_news, None))
 
 
-def say(engine: VerifyEngine, sequences: dict[int, list[int]], epoch: int = 1) -> list[Verdict | Refusal]:
+def say(
+    engine: VerifyEngine, sequences: dict[int, list[int]], epoch: int = 1
+) -> list[Verdict | Refusal]:
     """One round without drafts; committed tokens are appended."""
-    items = [item(n, len(tokens) - len(PROMPT), tokens, epoch=epoch) for n, tokens in sequences.items()]
+    items = [
+        item(n, len(tokens) - len(PROMPT), tokens, epoch=epoch) for n, tokens in sequences.items()
+    ]
     outcomes = engine.judge_cohort(items).outcomes
     for (_, tokens), outcome in zip(sequences.items(), outcomes, strict=True):
         if isinstance(outcome, Verdict):
@@ -63,12 +68,15 @@ def test_who_finds_no_page_is_refused_and_stands_and_the_oldest_goes_on(pair: PA
 
 
 def test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length(pair: PAIR) -> None:
-    """Invariant 2: the length of a prefix depends on its own tokens, so nothing may be drawn anew because of it."""
+    """Invariant 2: the length of a prefix depends on its own tokens, so nothing may be drawn anew
+    because of it."""
     alone = VerifyEngine.load(VerifyConfig(**pair, kv_tokens=256, page_size=8, prefix_cache=False))
     text = [*PROMPT, take_in(alone, 1, PROMPT)]
     while len(text) < 40:
         say(alone, {1: text})
-    scarce = VerifyConfig(**pair, kv_tokens=24, page_size=8, prefix_cache=False, attention="stateful")
+    scarce = VerifyConfig(
+        **pair, kv_tokens=24, page_size=8, prefix_cache=False, attention="stateful"
+    )
     engine = VerifyEngine.load(scarce)  # the packed path's self-test needs more
     assert take_in(engine, 1, PROMPT) == text[20]
     # All of the draft is right; three pages hold the anchor and three more.
@@ -84,7 +92,9 @@ def test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length(pair: PAIR
         say(engine, {1: said})
     cut = engine.judge_cohort([item(1, 4, text[:24], text[24:27])]).outcomes[0]
     assert isinstance(cut, Verdict)
-    assert (cut.judged, cut.spoilt, cut.next_token) == (0, False, text[24]), "which is nobody's fault"
+    assert (cut.judged, cut.spoilt, cut.next_token) == (0, False, text[24]), (
+        "which is nobody's fault"
+    )
 
 
 def test_one_more_page_per_sequence_stays_free_when_another_comes_in(pair: PAIR) -> None:
@@ -158,7 +168,10 @@ def test_a_kept_prefix_brings_its_feature_rows_and_the_same_answer(pair: PAIR) -
     # The answer's own pages were kept too: what the conversation goes on with is found.
     assert engine.open(Cursor(3, 1, 0, 31), GREEDY, 60, True, token_ids=cold[:31]) is None
     assert engine.spared(3, 1) == 24
-    assert engine.open(Cursor(4, 1, 0, 31), GREEDY, 60, True, token_ids=cold[:31], salt="other") is None
+    assert (
+        engine.open(Cursor(4, 1, 0, 31), GREEDY, 60, True, token_ids=cold[:31], salt="other")
+        is None
+    )
     assert engine.spared(4, 1) == 0
 
 
@@ -166,7 +179,9 @@ def test_a_kept_prefix_brings_its_feature_rows_and_the_same_answer(pair: PAIR) -
 def test_a_kept_prefix_is_shared(pair: PAIR, kernel: bool) -> None:
     if kernel and kernels() is None:
         pytest.skip("no C compiler has built the kernels")
-    engine = VerifyEngine.load(VerifyConfig(**pair, page_size=8, kv_tokens=512, threads=1, attention_kernel=kernel))
+    engine = VerifyEngine.load(
+        VerifyConfig(**pair, page_size=8, kv_tokens=512, threads=1, attention_kernel=kernel)
+    )
     cold = [*PROMPT, take_in(engine, 1, PROMPT)]
     say(engine, {1: cold})
     warm = [*PROMPT, take_in(engine, 2, PROMPT)]
@@ -184,7 +199,12 @@ def test_a_kept_prefix_is_shared(pair: PAIR, kernel: bool) -> None:
 
 def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(pair: PAIR) -> None:
     engine = VerifyEngine.load(VerifyConfig(**pair, step_prefill_tokens=24, prefix_cache=False))
-    prompts = {2: PROMPT[:9], 3: PROMPT[4:11], 4: PROMPT[::-1], 5: PROMPT[2:5]}  # 9, 7, 20 and 3 tokens
+    prompts = {
+        2: PROMPT[:9],
+        3: PROMPT[4:11],
+        4: PROMPT[::-1],
+        5: PROMPT[2:5],
+    }  # 9, 7, 20 and 3 tokens
     alone = {n: take_in(engine, n + 100, prompt) for n, prompt in prompts.items()}
     texts = {1: [*PROMPT, take_in(engine, 1, PROMPT)]}
     for sequence, prompt in prompts.items():
@@ -206,16 +226,21 @@ def test_a_prompt_that_was_let_go_gives_its_place_in_the_round_to_the_next(pair:
     line_up(engine, 3, PROMPT)
     engine.release(2, 1)
     engine.judge_cohort([first])
-    assert [(each.prefill.sequence, each.tokens, each.problem is None) for each in news(engine)] == [
+    assert [
+        (each.prefill.sequence, each.tokens, each.problem is None) for each in news(engine)
+    ] == [
         (2, 0, False),
         (3, 8, True),
     ]
 
 
 class Fragile:
-    """A target that cannot bear some sequences, more of them than `most`, or prompts; or a projection behind it."""
+    """A target that cannot bear some sequences, more of them than `most`, or prompts; or a
+    projection behind it."""
 
-    def __init__(self, engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch, *, behind: bool = False) -> None:
+    def __init__(
+        self, engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch, *, behind: bool = False
+    ) -> None:
         self.bad: set[int] = set()
         self.most = 99
         self.passes = 0
@@ -238,7 +263,9 @@ def decoding(engine: VerifyEngine, count: int) -> list[VerifyItem]:
     return [item(n, 1, [*PROMPT, take_in(engine, n, PROMPT)]) for n in range(1, count + 1)]
 
 
-@pytest.mark.parametrize(("bad", "behind"), [(set(), False), ({3}, False), ({1, 5}, False), ({1, 5}, True)])
+@pytest.mark.parametrize(
+    ("bad", "behind"), [(set(), False), ({3}, False), ({1, 5}, False), ({1, 5}, True)]
+)
 def test_a_pass_that_fails_costs_those_alone_who_fail_alone(
     pair: PAIR, bad: set[int], behind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,7 +277,10 @@ def test_a_pass_that_fails_costs_those_alone_who_fail_alone(
     assert {n + 1 for n, outcome in enumerate(outcomes) if isinstance(outcome, Refusal)} == bad
     verdicts = [outcome for outcome in outcomes if isinstance(outcome, Verdict)]
     assert len({verdict.next_token for verdict in verdicts}) == 1, "all say the same, none twice"
-    assert all(engine._holdings.states[verdict.cursor.sequence].cached == len(PROMPT) + 1 for verdict in verdicts)
+    assert all(
+        engine._holdings.states[verdict.cursor.sequence].cached == len(PROMPT) + 1
+        for verdict in verdicts
+    )
     fragile.bad, fragile.most = set(), 99
     again = engine.judge_cohort([items[n - 1] for n in bad]).outcomes
     assert all(isinstance(outcome, Verdict) for outcome in again), "they stand where they stood"
@@ -272,7 +302,9 @@ def test_a_prompt_that_spoils_a_round_is_told_and_the_round_goes_on_without_it(
     assert engine.prefill_next() is None, "it does not come again"
 
 
-def test_a_device_that_fails_at_everything_fails_the_round(pair: PAIR, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_fails_at_everything_fails_the_round(
+    pair: PAIR, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = VerifyEngine.load(VerifyConfig(**pair))
     items = decoding(engine, 3)
     Fragile(engine, monkeypatch).most = 0
@@ -283,7 +315,9 @@ def test_a_device_that_fails_at_everything_fails_the_round(pair: PAIR, monkeypat
 def test_prompts_that_rode_in_a_pass_before_the_one_that_failed_are_told(
     pair: PAIR, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = VerifyEngine.load(VerifyConfig(**pair, step_prefill_tokens=20, max_batch_tokens=1, prefix_cache=False))
+    engine = VerifyEngine.load(
+        VerifyConfig(**pair, step_prefill_tokens=20, max_batch_tokens=1, prefix_cache=False)
+    )
     items = decoding(engine, 2)
     line_up(engine, 7, PROMPT)
     Fragile(engine, monkeypatch).bad = {2}
@@ -292,7 +326,9 @@ def test_prompts_that_rode_in_a_pass_before_the_one_that_failed_are_told(
 
 
 def test_kept_prefixes_leave_a_row_to_who_comes_where_rows_pay(pair: PAIR) -> None:
-    engine = VerifyEngine.load(VerifyConfig(**pair, kv_tokens=320, page_size=8, attention_kernel=False))
+    engine = VerifyEngine.load(
+        VerifyConfig(**pair, kv_tokens=320, page_size=8, attention_kernel=False)
+    )
     for n in range(1, 21):  # two pages of each are kept
         take_in(engine, n, [n, *PROMPT[1:]])
         engine.release(n, 1)
@@ -302,7 +338,9 @@ def test_kept_prefixes_leave_a_row_to_who_comes_where_rows_pay(pair: PAIR) -> No
     assert isinstance(engine._holdings.pool.slots(99, 0, len(text)), range)
 
 
-def test_nobody_finds_pages_that_a_failed_pass_may_have_written(pair: PAIR, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_finds_pages_that_a_failed_pass_may_have_written(
+    pair: PAIR, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = VerifyEngine.load(VerifyConfig(**pair, page_size=4, prefill_chunk=8))
     text = [*PROMPT, take_in(engine, 1, PROMPT)]
     while len(text) < 33:
@@ -310,7 +348,10 @@ def test_nobody_finds_pages_that_a_failed_pass_may_have_written(pair: PAIR, monk
     fragile = Fragile(engine, monkeypatch)
 
     def found(sequence: int, prompt: list[int]) -> int:
-        assert engine.open(Cursor(sequence, 1, 0, len(prompt)), GREEDY, 90, True, token_ids=prompt) is None
+        assert (
+            engine.open(Cursor(sequence, 1, 0, len(prompt)), GREEDY, 90, True, token_ids=prompt)
+            is None
+        )
         spared = engine.spared(sequence, 1)
         engine.release(sequence, 1)
         return spared
@@ -335,10 +376,19 @@ def test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one(pair: PAIR) -> No
     first = take_in(engine, 1, PROMPT)
     other = [*PROMPT[:10], *PROMPT[:10]]
     line_up(engine, 2, other)
-    assert isinstance(engine.open(Cursor(2, 0, 0, 20), GREEDY, 60, True, token_ids=other), Refusal), "it was followed"
+    assert isinstance(
+        engine.open(Cursor(2, 0, 0, 20), GREEDY, 60, True, token_ids=other), Refusal
+    ), "it was followed"
     line_up(engine, 2, PROMPT, epoch=2)
     told = [engine.prefill_next(), engine.prefill_next()]
-    assert [(each.prefill.epoch, each.problem is None) for each in told if each is not None] == [(1, False), (2, True)]
-    assert isinstance(engine.first_token(2, epoch=1), Refusal), "nor does it take what the newer one draws from"
+    assert [(each.prefill.epoch, each.problem is None) for each in told if each is not None] == [
+        (1, False),
+        (2, True),
+    ]
+    assert isinstance(engine.first_token(2, epoch=1), Refusal), (
+        "nor does it take what the newer one draws from"
+    )
     assert engine.first_token(2) == first
-    assert isinstance(engine.features(Cursor(2, 1, 0, 20), 0), Refusal), "rows are those of an epoch"
+    assert isinstance(engine.features(Cursor(2, 1, 0, 20), 0), Refusal), (
+        "rows are those of an epoch"
+    )

@@ -1,4 +1,5 @@
-"""Laws that shape logits in the engine: what is counted, what survives a hand-over, what is refused, what is told."""
+"""Laws that shape logits in the engine: what is counted, what survives a hand-over, what is
+refused, what is told."""
 
 from __future__ import annotations
 
@@ -19,24 +20,40 @@ from verify_service.sequences import VerifyItem
 
 PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77]
 SHAPED = SamplingParams(
-    0.0, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=1.0, logit_bias=((9, 1.0),), prompt_len=11
+    0.0,
+    repetition_penalty=1.2,
+    presence_penalty=0.5,
+    frequency_penalty=1.0,
+    logit_bias=((9, 1.0),),
+    prompt_len=11,
 )
 
 
 @pytest.fixture
 def engine(golden_target: Path) -> VerifyEngine:
-    return VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=2048, prefill_chunk=4))
+    return VerifyEngine.load(
+        VerifyConfig(target=str(golden_target), kv_tokens=2048, prefill_chunk=4)
+    )
 
 
-def begin(engine: VerifyEngine, sequence: int, tokens: list[int], params: SamplingParams, epoch: int = 1) -> int:
+def begin(
+    engine: VerifyEngine, sequence: int, tokens: list[int], params: SamplingParams, epoch: int = 1
+) -> int:
     return take_in(engine, sequence, tokens, params=params, epoch=epoch, longest=100, keep=False)
 
 
 def judge(
-    engine: VerifyEngine, sequence: int, number: int, tokens: list[int], draft: list[int], epoch: int = 1
+    engine: VerifyEngine,
+    sequence: int,
+    number: int,
+    tokens: list[int],
+    draft: list[int],
+    epoch: int = 1,
 ) -> Verdict:
     q = SparseQ.of(np.array(draft, np.uint32).reshape(-1, 1), np.ones((len(draft), 1), np.float32))
-    item = VerifyItem(Cursor(sequence, epoch, number, len(tokens)), tokens[-1], tuple(draft), q, False)
+    item = VerifyItem(
+        Cursor(sequence, epoch, number, len(tokens)), tokens[-1], tuple(draft), q, False
+    )
     (verdict,) = engine.judge_cohort([item]).outcomes
     assert isinstance(verdict, Verdict)
     return verdict
@@ -47,13 +64,20 @@ def plain_greedy(target: Path, params: SamplingParams, count: int) -> list[int]:
     model, tokens = load_target(target).model, list(PROMPT)
     for _ in range(count):
         with torch.inference_mode():
-            row = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].double().tolist()
+            row = (
+                model(input_ids=torch.tensor([tokens]), use_cache=False)
+                .logits[0, -1]
+                .double()
+                .tolist()
+            )
         answer = tokens[len(PROMPT) :]
         for token, bias in params.logit_bias:
             row[token] += bias
         for token in set(tokens):
             row[token] = (
-                row[token] / params.repetition_penalty if row[token] > 0 else row[token] * params.repetition_penalty
+                row[token] / params.repetition_penalty
+                if row[token] > 0
+                else row[token] * params.repetition_penalty
             )
         for token in set(answer):
             row[token] -= params.frequency_penalty * answer.count(token) + params.presence_penalty
@@ -75,7 +99,9 @@ def test_drafts_are_judged_as_if_each_token_had_been_said_before_the_next(
     assert tokens[len(PROMPT) :][:13] == wanted[:13]
 
 
-def test_a_hand_over_counts_what_was_committed_as_the_answer(engine: VerifyEngine, golden_target: Path) -> None:
+def test_a_hand_over_counts_what_was_committed_as_the_answer(
+    engine: VerifyEngine, golden_target: Path
+) -> None:
     wanted = plain_greedy(golden_target, SHAPED, 10)
     tokens = [*PROMPT, *wanted[:6]]
     anchor = begin(engine, 1, tokens, SHAPED, epoch=2)
@@ -85,10 +111,16 @@ def test_a_hand_over_counts_what_was_committed_as_the_answer(engine: VerifyEngin
 
 def test_neighbours_in_a_pass_do_not_notice(engine: VerifyEngine) -> None:
     plain = SamplingParams(0.0)
-    tokens = {1: [*PROMPT, begin(engine, 1, PROMPT, plain)], 2: [*PROMPT, begin(engine, 2, PROMPT, SHAPED)]}
+    tokens = {
+        1: [*PROMPT, begin(engine, 1, PROMPT, plain)],
+        2: [*PROMPT, begin(engine, 2, PROMPT, SHAPED)],
+    }
     alone = judge(engine, 1, 1, tokens[1], [])
     tokens[3] = [*PROMPT, begin(engine, 3, PROMPT, plain)]
-    items = [VerifyItem(Cursor(s, 1, 1, len(tokens[s])), tokens[s][-1], (), SparseQ(0, b"", b"")) for s in (2, 3)]
+    items = [
+        VerifyItem(Cursor(s, 1, 1, len(tokens[s])), tokens[s][-1], (), SparseQ(0, b"", b""))
+        for s in (2, 3)
+    ]
     outcomes = engine.judge_cohort(items).outcomes
     assert isinstance(outcomes[1], Verdict)
     assert outcomes[1].next_token == alone.next_token
@@ -115,7 +147,9 @@ def test_log_probabilities_of_an_anchor_and_of_a_verdict_are_told(engine: Verify
     params = SamplingParams(0.0, logprobs=2)
     tokens = [*PROMPT, begin(engine, 1, PROMPT, params)]
     (told,) = engine.anchor_logprobs(1)
-    assert (told.top_ids[0], told.top_logprobs[0]) == (tokens[-1], told.logprob), "greedy takes the likeliest"
+    assert (told.top_ids[0], told.top_logprobs[0]) == (tokens[-1], told.logprob), (
+        "greedy takes the likeliest"
+    )
     first = judge(engine, 1, 1, tokens, [4, 5])
     assert len(first.logprobs) == first.accepted + 1
 
@@ -124,8 +158,15 @@ def test_log_probabilities_of_an_anchor_and_of_a_verdict_are_told(engine: Verify
 def test_a_bug_at_one_sequence_refuses_it_and_nobody_else(
     engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    all_params = {1: SamplingParams(0.0), 2: SHAPED, 3: SamplingParams(0.0, presence_penalty=0.5, prompt_len=11)}
-    tokens = {sequence: [*PROMPT, begin(engine, sequence, PROMPT, params)] for sequence, params in all_params.items()}
+    all_params = {
+        1: SamplingParams(0.0),
+        2: SHAPED,
+        3: SamplingParams(0.0, presence_penalty=0.5, prompt_len=11),
+    }
+    tokens = {
+        sequence: [*PROMPT, begin(engine, sequence, PROMPT, params)]
+        for sequence, params in all_params.items()
+    }
     inner = getattr(Shaper, broken)
 
     def fails(self: Shaper, *arguments: Any, **options: Any) -> Any:
@@ -134,7 +175,8 @@ def test_a_bug_at_one_sequence_refuses_it_and_nobody_else(
         return inner(self, *arguments, **options)
 
     items = [
-        VerifyItem(Cursor(s, 1, 1, len(tokens[s])), tokens[s][-1], (), SparseQ(0, b"", b""), False) for s in all_params
+        VerifyItem(Cursor(s, 1, 1, len(tokens[s])), tokens[s][-1], (), SparseQ(0, b"", b""), False)
+        for s in all_params
     ]
     with monkeypatch.context() as patch:
         patch.setattr(Shaper, broken, fails)

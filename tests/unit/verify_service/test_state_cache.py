@@ -1,4 +1,5 @@
-"""States kept for prompts that begin alike: found by tokens and tenant, within their bytes, and right."""
+"""States kept for prompts that begin alike: found by tokens and tenant, within their bytes, and
+right."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def engine(folder: Path, **settings: Any) -> VerifyEngine:
     return VerifyEngine.load(VerifyConfig(target=str(folder), **told))
 
 
-def prefilled(engine: VerifyEngine, key: int, ids: list[int], *, salt: str = "", rows: bool = False) -> int:
+def prefilled(
+    engine: VerifyEngine, key: int, ids: list[int], *, salt: str = "", rows: bool = False
+) -> int:
     """Opens a sequence and runs its prompt as the line does; returns the tokens it was spared."""
     line_up(engine, key, ids, longest=len(ids) + 20, salt=salt, keep=rows)
     spared = engine.spared(key, 1)
@@ -38,7 +41,9 @@ def prefilled(engine: VerifyEngine, key: int, ids: list[int], *, salt: str = "",
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_prompt_goes_on_from_the_longest_state_of_its_own_tenant(kind: str, tmp_path: Path) -> None:
+def test_a_prompt_goes_on_from_the_longest_state_of_its_own_tenant(
+    kind: str, tmp_path: Path
+) -> None:
     model_of(FAMILIES[kind]).save_pretrained(tmp_path)
     served = engine(tmp_path)
     assert served.attention_path == "stateful"
@@ -48,11 +53,17 @@ def test_a_prompt_goes_on_from_the_longest_state_of_its_own_tenant(kind: str, tm
     found = [prefilled(served, 1, first, salt="one"), prefilled(served, 2, first, salt="two")]
     found += [prefilled(served, 3 + n, ids, salt="one") for n, ids in enumerate(others)]
     assert found == [144, 0, 0, 64]  # the last state is where a chunk ended
-    assert prefilled(served, 5, first, salt="one") == 144, "once more, and the state is as it was kept"
+    assert prefilled(served, 5, first, salt="one") == 144, (
+        "once more, and the state is as it was kept"
+    )
     for key in (1, 2, 5):
-        torch.testing.assert_close(served._holdings.states[key].last_logits, logits, atol=2e-3, rtol=1e-4)
+        torch.testing.assert_close(
+            served._holdings.states[key].last_logits, logits, atol=2e-3, rtol=1e-4
+        )
     with torch.inference_mode():
-        whole = served.target.model(input_ids=torch.tensor([others[1]]), use_cache=False).logits[0, -1]
+        whole = served.target.model(input_ids=torch.tensor([others[1]]), use_cache=False).logits[
+            0, -1
+        ]
     torch.testing.assert_close(served._holdings.states[4].last_logits, whole, atol=2e-3, rtol=1e-4)
 
 
@@ -94,7 +105,9 @@ def test_a_state_is_kept_where_prompts_part_and_few_of_a_long_one(tmp_path: Path
     prefilled(served, 0, [*shared, *prompt(200, 1)])
     assert [kept.length for kept in states._kept.values()] == [64, 128, 256, 448]
     assert prefilled(served, 1, [*shared, *prompt(20, 2)]) == 128
-    assert prefilled(served, 2, [*shared, *prompt(20, 3)]) == 240, "the last whole page that both begin with"
+    assert prefilled(served, 2, [*shared, *prompt(20, 3)]) == 240, (
+        "the last whole page that both begin with"
+    )
 
 
 def test_a_beginning_that_is_shared_outlives_the_states_of_one_long_prompt(tmp_path: Path) -> None:
@@ -111,7 +124,9 @@ def test_a_beginning_that_is_shared_outlives_the_states_of_one_long_prompt(tmp_p
     assert prefilled(served, 7, [*shared, *prompt(30, 7)]) == 0
 
 
-def test_a_full_device_costs_what_was_kept_and_nobody_s_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_device_costs_what_was_kept_and_nobody_s_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model_of(FAMILIES["mamba2"]).save_pretrained(tmp_path)
     served, ids = engine(tmp_path), prompt(60, 1)
     prefilled(served, 0, prompt(60, 2))
@@ -126,7 +141,9 @@ def test_a_full_device_costs_what_was_kept_and_nobody_s_round(tmp_path: Path, mo
         patched.setattr(state_cache, "copied", full)
         assert served.open(Cursor(2, 1, 0, 60), GREEDY, 80, False, token_ids=ids) is None
         served.line.add(PromptPrefill(2, 1, ids))
-        (verdict,) = served.judge_cohort([VerifyItem(Cursor(1, 1, 0, 21), anchor, (), NO_Q)]).outcomes
+        (verdict,) = served.judge_cohort(
+            [VerifyItem(Cursor(1, 1, 0, 21), anchor, (), NO_Q)]
+        ).outcomes
     assert isinstance(verdict, Verdict), "the prompt rode along in its round"
     told = [served.prefill_next(), served.prefill_next()]
     assert [each is not None and each.done for each in told] == [False, True]
@@ -157,7 +174,9 @@ def test_who_finds_no_memory_for_a_kept_state_holds_nothing_and_runs_all_of_it_l
 @pytest.mark.parametrize("kind", ["mamba2", "jamba"])
 def test_where_nothing_is_shared_prompts_run_in_whole_chunks(kind: str, tmp_path: Path) -> None:
     model_of(FAMILIES[kind]).save_pretrained(tmp_path)
-    served = engine(tmp_path, prefix_cache=kind == "jamba")  # which goes on from a state token by token
+    served = engine(
+        tmp_path, prefix_cache=kind == "jamba"
+    )  # which goes on from a state token by token
     assert not served.shares_prefixes
     assert served.open(Cursor(9, 1, 0, 20), GREEDY, 40, False, token_ids=prompt(20, 2)) is None
     assert served._holdings.chunk_end(served._holdings.states[9], 64) == 20
@@ -167,7 +186,9 @@ def test_where_nothing_is_shared_prompts_run_in_whole_chunks(kind: str, tmp_path
 def test_a_copy_that_stands_apart_keeps_nothing_of_a_batch_alive() -> None:
     model = model_of(FAMILIES["qwen3_5"])
     with torch.inference_mode():
-        cache = model(input_ids=torch.tensor([prompt(9, n) for n in range(3)]), use_cache=True).past_key_values
+        cache = model(
+            input_ids=torch.tensor([prompt(9, n) for n in range(3)]), use_cache=True
+        ).past_key_values
     made = copied(cache, apart=True)
     assert size(made) == size(cache) > 0
     attended = next(layer for layer in made.layers if getattr(layer, "keys", None) is not None)

@@ -19,8 +19,16 @@ from verify_service.stateful import StatefulRunner
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-3}  # logits reach 5
 PROMPT, BLOCK = 37, 8
-# Compressed windows, convolutions, linear attention beside keys, a state space, keys alone; one token at a time.
-KINDS = {"deepseek_v4": False, "lfm2": False, "qwen3_5": False, "mamba2": False, "qwen3": False, "jamba": True}
+# Compressed windows, convolutions, linear attention beside keys, a state space, keys alone; one
+# token at a time.
+KINDS = {
+    "deepseek_v4": False,
+    "lfm2": False,
+    "qwen3_5": False,
+    "mamba2": False,
+    "qwen3": False,
+    "jamba": True,
+}
 
 
 @pytest.fixture(params=KINDS)
@@ -50,7 +58,9 @@ def test_every_length_inside_the_last_block_is_reached_exactly(model: tuple[Any,
         block = [*text, *prompt(BLOCK, 2)]
         run(runner, PROMPT, block)
         after = [*block[: PROMPT + kept], *prompt(5, 3)]
-        torch.testing.assert_close(run(runner, PROMPT + kept, after), plain(target, after)[PROMPT + kept :], **CLOSE)
+        torch.testing.assert_close(
+            run(runner, PROMPT + kept, after), plain(target, after)[PROMPT + kept :], **CLOSE
+        )
 
 
 def test_block_after_block_is_taken_back(model: tuple[Any, bool]) -> None:
@@ -61,7 +71,9 @@ def test_block_after_block_is_taken_back(model: tuple[Any, bool]) -> None:
     run(runner, 0, text)
     for number in range(3 * REPLAYED_AT_MOST // BLOCK):
         block = [*text, *prompt(BLOCK, 10 + number)]
-        torch.testing.assert_close(run(runner, len(text), block), plain(target, block)[len(text) :], **CLOSE)
+        torch.testing.assert_close(
+            run(runner, len(text), block), plain(target, block)[len(text) :], **CLOSE
+        )
         text = block[: len(text) + 3 + number % 5]
 
 
@@ -71,7 +83,9 @@ def test_taps_are_of_the_new_tokens_alone(model: tuple[Any, bool]) -> None:
     runner = StatefulRunner(target, taps, single=single)
     text, other = prompt(PROMPT + 6, 5), [*prompt(PROMPT + 6, 5)[:PROMPT], *prompt(BLOCK, 6)]
     run(runner, 0, text[:PROMPT])
-    run(runner, PROMPT, other)  # a draft of which nothing stays but its first two, which are the text's
+    run(
+        runner, PROMPT, other
+    )  # a draft of which nothing stays but its first two, which are the text's
     found = runner.run([Segment(1, PROMPT, text[PROMPT:], range(len(text)))], []).taps
     with torch.inference_mode():
         target(input_ids=torch.tensor([text]), use_cache=False)
@@ -95,8 +109,11 @@ def test_a_pass_that_fails_half_way_may_be_run_again(model: tuple[Any, bool]) ->
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_a_pass_that_fails_while_tokens_run_again_may_be_run_again(model: tuple[Any, bool], blocks: int) -> None:
-    """Of a few tokens in front of it, and of so many that they run by themselves; wherever among them it fails."""
+def test_a_pass_that_fails_while_tokens_run_again_may_be_run_again(
+    model: tuple[Any, bool], blocks: int
+) -> None:
+    """Of a few tokens in front of it, and of so many that they run by themselves; wherever among
+    them it fails."""
     target, single = model
     runner = StatefulRunner(target, None, single=single)
     text = prompt(PROMPT, 9)
@@ -117,10 +134,14 @@ def test_a_pass_that_fails_while_tokens_run_again_may_be_run_again(model: tuple[
 
         calls = 0
         handle = layer.register_forward_pre_hook(fail)
-        with contextlib.suppress(RuntimeError):  # a model that takes tokens together has no third call
+        with contextlib.suppress(
+            RuntimeError
+        ):  # a model that takes tokens together has no third call
             run(runner, len(text), after)
         handle.remove()
-    torch.testing.assert_close(run(runner, len(text), after), plain(target, after)[len(text) :], **CLOSE)
+    torch.testing.assert_close(
+        run(runner, len(text), after), plain(target, after)[len(text) :], **CLOSE
+    )
 
 
 def test_what_lies_before_the_last_block_is_refused() -> None:
@@ -154,19 +175,31 @@ def test_states_of_one_form_share_a_pass_and_say_what_each_says_alone(
     seen = calls_of(target, monkeypatch)
     texts = {key: prompt(PROMPT, 30 + key) for key in range(3)}
     for rounds in range(4):
-        blocks = {key: [*text, *prompt(BLOCK, 40 + 10 * rounds + key)] for key, text in texts.items()}
+        blocks = {
+            key: [*text, *prompt(BLOCK, 40 + 10 * rounds + key)] for key, text in texts.items()
+        }
         starts = {key: len(text) if rounds else 0 for key, text in texts.items()}
-        made = runner.run([Segment(key, starts[key], ids[starts[key] :], ()) for key, ids in blocks.items()], None)
+        made = runner.run(
+            [Segment(key, starts[key], ids[starts[key] :], ()) for key, ids in blocks.items()], None
+        )
         first = 0
         for key, ids in blocks.items():
             count = len(ids) - starts[key]
             whole = plain_taps(target, taps, ids)
-            torch.testing.assert_close(made.logits[first : first + count], whole[0][starts[key] :], **CLOSE)
+            torch.testing.assert_close(
+                made.logits[first : first + count], whole[0][starts[key] :], **CLOSE
+            )
             assert made.taps is not None
-            torch.testing.assert_close(made.taps[first : first + count], whole[1][starts[key] :], rtol=1e-4, atol=2e-2)
+            torch.testing.assert_close(
+                made.taps[first : first + count], whole[1][starts[key] :], rtol=1e-4, atol=2e-2
+            )
             first += count
-        # All of a draft is taken back alike, then some more than others: other tokens run again, in other passes.
-        texts = {key: ids[: len(texts[key]) + 3 + (key if rounds == 2 else 0)] for key, ids in blocks.items()}
+        # All of a draft is taken back alike, then some more than others: other tokens run again, in
+        # other passes.
+        texts = {
+            key: ids[: len(texts[key]) + 3 + (key if rounds == 2 else 0)]
+            for key, ids in blocks.items()
+        }
     together = [count for count in seen if count > 1]
     assert together == [] if single else together.count(3) >= 3
 
@@ -175,7 +208,9 @@ def plain_taps(model: Any, taps: TargetTaps, ids: list[int]) -> tuple[Tensor, Te
     return plain(model, ids), taps.collect()[0]
 
 
-def test_sequences_of_a_state_space_share_a_pass_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_of_a_state_space_share_a_pass_wherever_they_stand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     target = model_of(FAMILIES["mamba2"])
     runner = StatefulRunner(target, None, together=True)
     texts = {key: prompt(9 + 7 * key, key) for key in range(4)}
@@ -183,7 +218,9 @@ def test_sequences_of_a_state_space_share_a_pass_wherever_they_stand(monkeypatch
         runner.run([Segment(key, 0, ids, ())], [])
     seen = calls_of(target, monkeypatch)
     after = {key: [*ids, *prompt(2, 50 + key)] for key, ids in texts.items()}
-    made = runner.run([Segment(key, len(texts[key]), ids[-2:], ()) for key, ids in after.items()], None)
+    made = runner.run(
+        [Segment(key, len(texts[key]), ids[-2:], ()) for key, ids in after.items()], None
+    )
     assert seen == [4]
     wanted = torch.cat([plain(target, ids)[-2:] for ids in after.values()])
     torch.testing.assert_close(made.logits, wanted, **CLOSE)

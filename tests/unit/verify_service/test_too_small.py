@@ -1,4 +1,5 @@
-"""What is too small for the target is refused in words, by the setting's name, before anything is served."""
+"""What is too small for the target is refused in words, by the setting's name, before anything is
+served."""
 
 from __future__ import annotations
 
@@ -25,14 +26,19 @@ def test_a_pool_that_does_not_hold_the_self_test_is_refused_with_the_least_that_
 ) -> None:
     least = LEAST if page == 16 else 46
     with pytest.raises(
-        ConfigError, match=rf"^verify\.kv_tokens: {slots} are .* self-test of this target needs {least},"
+        ConfigError,
+        match=rf"^verify\.kv_tokens: {slots} are .* self-test of this target needs {least},",
     ):
         VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=slots, page_size=page))
 
 
 @pytest.mark.parametrize(("slots", "page"), [(LEAST, 16), (46, 1)])
-def test_the_least_pool_is_enough_for_the_packed_path(golden_target: Path, slots: int, page: int) -> None:
-    engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=slots, page_size=page))
+def test_the_least_pool_is_enough_for_the_packed_path(
+    golden_target: Path, slots: int, page: int
+) -> None:
+    engine = VerifyEngine.load(
+        VerifyConfig(target=str(golden_target), kv_tokens=slots, page_size=page)
+    )
     assert engine.attention_path == "paged"
 
 
@@ -42,9 +48,7 @@ def test_a_pool_that_does_not_fit_into_memory_is_refused_with_what_would(
     each = 2 * 6 * 2 * 16 * 4  # keys and values, layers, heads, head size, bytes
     monkeypatch.setattr(loading, "free_bytes", lambda device: 1000 * each)
     VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=992))
-    said = (
-        rf"^verify\.kv_tokens: 1008 slots of {each} bytes take 0\.0 GB, and 0\.0 GB are free on cpu .*: 1000 would fit"
-    )
+    said = rf"^verify\.kv_tokens: 1008 slots of {each} bytes take 0\.0 GB, and 0\.0 GB are free on cpu .*: 1000 would fit"
     with pytest.raises(ConfigError, match=said):
         VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=1008))
 
@@ -70,7 +74,8 @@ def test_a_card_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert placement.pick_device("cuda:1", key="draft.device") == torch.device("cuda:1")
     with pytest.raises(
-        ConfigError, match=r"^draft\.device: cuda:2 was asked for, and the last of the 2 cards .* cuda:1"
+        ConfigError,
+        match=r"^draft\.device: cuda:2 was asked for, and the last of the 2 cards .* cuda:1",
     ):
         placement.pick_device("cuda:2", key="draft.device")
 
@@ -80,5 +85,10 @@ def test_a_target_whose_layers_have_other_names_is_no_smaller_for_it(
 ) -> None:
     target = load_target(str(golden_target))
     monkeypatch.setattr(loading, "free_bytes", lambda device: 0)
-    for stranger in (SimpleNamespace(layers=None), SimpleNamespace(layers=torch.nn.ModuleList([torch.nn.Identity()]))):
-        loading.check_room(VerifyConfig(), replace(target, model=stranger), torch.device("cpu"), torch.float32)
+    for stranger in (
+        SimpleNamespace(layers=None),
+        SimpleNamespace(layers=torch.nn.ModuleList([torch.nn.Identity()])),
+    ):
+        loading.check_room(
+            VerifyConfig(), replace(target, model=stranger), torch.device("cpu"), torch.float32
+        )

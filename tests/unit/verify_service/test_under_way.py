@@ -1,5 +1,6 @@
-"""Passes that are prepared while others are computed: verdicts and rows are those of passes one after the other, and
-whatever is freed, opened or asked for meanwhile changes nothing of what is under way."""
+"""Passes that are prepared while others are computed: verdicts and rows are those of passes one
+after the other, and whatever is freed, opened or asked for meanwhile changes nothing of what is
+under way."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from verify_service.synthetic import SyntheticVerifyEngine
 
 @pytest.fixture
 def config(golden_target: Path, golden_drafter: Path) -> VerifyConfig:
-    return VerifyConfig(target=str(golden_target), drafter=str(golden_drafter), kv_tokens=2048, page_size=8)
+    return VerifyConfig(
+        target=str(golden_target), drafter=str(golden_drafter), kv_tokens=2048, page_size=8
+    )
 
 
 @pytest.fixture(params=["real", "synthetic"])
@@ -34,13 +37,20 @@ def engine(request: pytest.FixtureRequest, config: VerifyConfig, tmp_path: Path)
     if request.param == "real":
         return VerifyEngine.load(config)
     path = synthetic_file(tmp_path, [0.8] * 4, vocabulary=128)
-    return SyntheticVerifyEngine.load(VerifyConfig(engine="synthetic", synthetic=path, kv_tokens=2048, page_size=8))
+    return SyntheticVerifyEngine.load(
+        VerifyConfig(engine="synthetic", synthetic=path, kv_tokens=2048, page_size=8)
+    )
 
 
-def take_in(engine: Any, sequence: int, params: SamplingParams = GREEDY, epoch: int = 1) -> list[int]:
+def take_in(
+    engine: Any, sequence: int, params: SamplingParams = GREEDY, epoch: int = 1
+) -> list[int]:
     """Opens and prefills by itself; all its tokens."""
     prompt = [sequence, *PROMPT]
-    return [*prompt, engine_steps.take_in(engine, sequence, prompt, params=params, epoch=epoch, longest=120)]
+    return [
+        *prompt,
+        engine_steps.take_in(engine, sequence, prompt, params=params, epoch=epoch, longest=120),
+    ]
 
 
 def item(sequence: int, tokens: list[int], draft: tuple[int, ...] = ()) -> VerifyItem:
@@ -68,8 +78,11 @@ ALL_PARAMS = [
 
 
 def rounds(engine: VerifyEngine, *, split: bool) -> Iterator[list[Verdict]]:
-    """Two cohorts in turn: each step is prepared while the one before is computed, or all are run one by one."""
-    said = {sequence: take_in(engine, sequence, ALL_PARAMS[sequence % 3]) for sequence in range(1, 7)}
+    """Two cohorts in turn: each step is prepared while the one before is computed, or all are run
+    one by one."""
+    said = {
+        sequence: take_in(engine, sequence, ALL_PARAMS[sequence % 3]) for sequence in range(1, 7)
+    }
     cohorts = ([1, 3, 5], [2, 4, 6])
     drafts = lambda number: tuple((11 * number + j) % 128 for j in range(number % 4))  # noqa: E731
 
@@ -98,7 +111,9 @@ def rounds(engine: VerifyEngine, *, split: bool) -> Iterator[list[Verdict]]:
 
 def test_verdicts_and_rows_are_those_of_passes_that_are_not_split(config: VerifyConfig) -> None:
     whole, apart = VerifyEngine.load(config), VerifyEngine.load(config)
-    for expected, outcomes in zip(rounds(whole, split=False), rounds(apart, split=True), strict=True):
+    for expected, outcomes in zip(
+        rounds(whole, split=False), rounds(apart, split=True), strict=True
+    ):
         assert [(each.cursor, each.accepted, each.next_token) for each in outcomes] == [
             (each.cursor, each.accepted, each.next_token) for each in expected
         ]
@@ -109,7 +124,9 @@ def test_verdicts_and_rows_are_those_of_passes_that_are_not_split(config: Verify
         torch.testing.assert_close(rows_of(kept[0]), rows_of(kept[1]), rtol=0, atol=0)
 
 
-def test_who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_and_harms_nobody(engine: Any) -> None:
+def test_who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_and_harms_nobody(
+    engine: Any,
+) -> None:
     one, two = take_in(engine, 1), take_in(engine, 2)
     held = engine.held.pages_held
     step = engine.begin([item(1, one), item(2, two)])
@@ -158,7 +175,9 @@ def test_a_pass_that_fails_is_tried_again_though_one_in_it_has_left(
     assert gone.reason is RefusalReason.UNKNOWN_SEQUENCE
     calm = VerifyEngine.load(config)
     for sequence, outcome in list(zip(said, outcomes, strict=True))[1:]:
-        expected = calm.judge_cohort([item(sequence, take_in(calm, sequence), drafts[sequence])]).outcomes[0]
+        expected = calm.judge_cohort(
+            [item(sequence, take_in(calm, sequence), drafts[sequence])]
+        ).outcomes[0]
         assert outcome == expected
         said[sequence] += [*drafts[sequence][: outcome.accepted], outcome.next_token]  # type: ignore[union-attr]
         after = engine.judge_cohort([item(sequence, said[sequence])]).outcomes[0]
@@ -173,7 +192,9 @@ def line_up(engine: VerifyEngine, *sequences: int) -> None:
         engine_steps.line_up(engine, sequence, [sequence, *PROMPT])
 
 
-def planted(engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch, *, prompt: int = 0, judged: int = 0) -> None:
+def planted(
+    engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch, *, prompt: int = 0, judged: int = 0
+) -> None:
     """No pass can be prepared that has this prompt in it, or this sequence."""
     inner = engine._step.prepare
 
@@ -204,7 +225,11 @@ def test_a_prompt_that_cannot_be_prepared_is_refused_and_takes_nobody_along(
             said[sequence].append(outcome.next_token)
         while (news := engine.line.take_news()) is not None:
             told.append(news)
-    problems = {each.prefill.sequence: each.problem for each in told if each.done or each.problem is not None}
+    problems = {
+        each.prefill.sequence: each.problem
+        for each in told
+        if each.done or each.problem is not None
+    }
     assert problems[15 - bad] is None
     refused = problems[bad]
     assert refused is not None
@@ -213,7 +238,9 @@ def test_a_prompt_that_cannot_be_prepared_is_refused_and_takes_nobody_along(
     assert engine.prefill_next() is None, "nobody is in line"
 
 
-def test_so_is_one_alone_and_the_next_one_goes_on(config: VerifyConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_is_one_alone_and_the_next_one_goes_on(
+    config: VerifyConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = VerifyEngine.load(config)
     line_up(engine, 7, 8)
     planted(engine, monkeypatch, prompt=7)
@@ -229,7 +256,9 @@ def test_so_is_one_alone_and_the_next_one_goes_on(config: VerifyConfig, monkeypa
     assert isinstance(engine.first_token(8), int)
 
 
-def test_a_prompt_is_not_to_blame_for_whom_it_rides_with(config: VerifyConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_is_not_to_blame_for_whom_it_rides_with(
+    config: VerifyConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = VerifyEngine.load(config)
     said = take_in(engine, 1)
     line_up(engine, 7)
@@ -347,7 +376,9 @@ def test_an_order_tells_what_the_form_of_each_answer_lets_come(engine: Any) -> N
             return np.full((0 if self.over else len(drafted) + 1, 2), self.word, np.int32)
 
     rows = []
-    for number, matcher in enumerate((Stub(7), None, Stub(8), Stub(9, too_slow=True), Stub(9, over=True)), start=1):
+    for number, matcher in enumerate(
+        (Stub(7), None, Stub(8), Stub(9, too_slow=True), Stub(9, over=True)), start=1
+    ):
         said = take_in(engine, number)
         rows.append(OrderRow(number, 1, 9, len(said), said[-1], 3, 0))
         assert not engine.kept_rows(rows[-1:]).masks, "nobody has a form"

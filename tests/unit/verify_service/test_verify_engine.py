@@ -1,4 +1,5 @@
-"""The engine by itself: features are projected taps, rows of rejected tokens never leave, room always comes back."""
+"""The engine by itself: features are projected taps, rows of rejected tokens never leave, room
+always comes back."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ from engine_steps import GREEDY, PROMPT, item, line_up, rows_of, take_in
 
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.target import TargetTaps
-from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, Rule, SamplingParams, SparseQ, Verdict
+from dspark.types import (
+    NO_Q,
+    Cursor,
+    Refusal,
+    RefusalReason,
+    Rule,
+    SamplingParams,
+    SparseQ,
+    Verdict,
+)
 from verify_service.batch_runner import FeatureRun
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
@@ -24,7 +34,12 @@ def engine(golden_target: Path, golden_drafter: Path) -> VerifyEngine:
 
 
 def begin(
-    engine: VerifyEngine, sequence: int, prompt: list[int], params: SamplingParams = GREEDY, *, keep: bool = True
+    engine: VerifyEngine,
+    sequence: int,
+    prompt: list[int],
+    params: SamplingParams = GREEDY,
+    *,
+    keep: bool = True,
 ) -> int:
     return take_in(engine, sequence, prompt, params=params, longest=100, keep=keep)
 
@@ -49,7 +64,9 @@ def test_feature_rows_are_the_projected_taps_of_committed_tokens_only(
         assert isinstance(verdict, Verdict)
         draft = [7 * number % 128, 9, 11]
         tokens += [*draft[: verdict.accepted], verdict.next_token]
-        rows = engine.features(Cursor(1, 1, number + 1, len(tokens)), len(tokens) - 2 - verdict.accepted)
+        rows = engine.features(
+            Cursor(1, 1, number + 1, len(tokens)), len(tokens) - 2 - verdict.accepted
+        )
         assert isinstance(rows, FeatureRun)
         assert len(rows.token_ids) == verdict.accepted + 1
         pushed.append(rows)
@@ -77,7 +94,11 @@ def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: Ve
     for base in (0, 100):  # the same sequences twice: once for company, once alone
         for n, params in enumerate(all_params):
             anchor = begin(engine, base + n, PROMPT[: 4 + 2 * n], params)
-            draft = [int(t) for t in draws.integers(0, 128, n)] if base == 0 else list(items[n].draft_ids)
+            draft = (
+                [int(t) for t in draws.integers(0, 128, n)]
+                if base == 0
+                else list(items[n].draft_ids)
+            )
             items.append(item(base + n, 1, [*PROMPT[: 4 + 2 * n], anchor], draft))
     together = engine.judge_cohort(items[:4]).outcomes
     for one, alone in zip(together, items[4:], strict=True):
@@ -94,7 +115,9 @@ def test_rows_that_come_with_what_was_decided_are_the_same(engine: VerifyEngine)
         engine._step._ahead = ahead
         prompts = [[3 + n, 17, 90, 41, 5] for n in range(3)]
         texts = [[*prompt, begin(engine, first + n, prompt)] for n, prompt in enumerate(prompts)]
-        verdicts = engine.judge_cohort([item(first + n, 1, text, [7, 8][:n]) for n, text in enumerate(texts)]).outcomes
+        verdicts = engine.judge_cohort(
+            [item(first + n, 1, text, [7, 8][:n]) for n, text in enumerate(texts)]
+        ).outcomes
         for n, verdict in enumerate(verdicts):
             assert isinstance(verdict, Verdict)
             rows = engine.features(Cursor(first + n, 1, 2, 7 + verdict.accepted), 5)
@@ -123,25 +146,39 @@ def test_rows_of_plain_rounds_are_there_when_they_are_asked_for(
 
 
 @pytest.mark.parametrize("rule", list(Rule))
-def test_a_block_that_cannot_have_been_drafted_is_judged_as_an_empty_one(engine: VerifyEngine, rule: Rule) -> None:
+def test_a_block_that_cannot_have_been_drafted_is_judged_as_an_empty_one(
+    engine: VerifyEngine, rule: Rule
+) -> None:
     law = SamplingParams(seed=3, rule=rule)
     said: list[list[Verdict]] = []
     for first in (1, 4):  # the same three sequences twice
         numbers = range(first, first + 3)
         anchors = [begin(engine, number, PROMPT, law) for number in numbers]
         sound, other, last = (
-            item(number, 1, [*PROMPT, anchor], [9, 11]) for number, anchor in zip(numbers, anchors, strict=True)
+            item(number, 1, [*PROMPT, anchor], [9, 11])
+            for number, anchor in zip(numbers, anchors, strict=True)
         )
         if rule is Rule.COUPLED:
             sound, last = (each._replace(q=NO_Q) for each in (sound, last))
             wrong = other
         else:
             wrong = other._replace(q=SparseQ.of(np.array([[9], [12]], "u4"), np.ones((2, 1), "f4")))
-        outcomes = engine.judge_cohort([sound, wrong if first == 1 else other.prefix(0), last]).outcomes
+        outcomes = engine.judge_cohort(
+            [sound, wrong if first == 1 else other.prefix(0), last]
+        ).outcomes
         assert all(isinstance(each, Verdict) for each in outcomes)
         verdicts = [each for each in outcomes if isinstance(each, Verdict)]
-        assert [(each.judged, each.spoilt) for each in verdicts] == [(2, False), (0, first == 1), (2, False)]
-        said.append([each._replace(cursor=each.cursor._replace(sequence=0), spoilt=False) for each in verdicts])
+        assert [(each.judged, each.spoilt) for each in verdicts] == [
+            (2, False),
+            (0, first == 1),
+            (2, False),
+        ]
+        said.append(
+            [
+                each._replace(cursor=each.cursor._replace(sequence=0), spoilt=False)
+                for each in verdicts
+            ]
+        )
     assert said[0] == said[1]
     kept = engine.features(Cursor(2, 1, 2, len(PROMPT) + 2), 0)
     assert isinstance(kept, FeatureRun)
@@ -156,7 +193,9 @@ def test_sequences_that_do_not_keep_features_cannot_be_resent(engine: VerifyEngi
 
 
 def test_cohorts_larger_than_a_pass_are_judged_in_turns(golden_target: Path) -> None:
-    small = VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=2048, max_batch_tokens=5))
+    small = VerifyEngine.load(
+        VerifyConfig(target=str(golden_target), kv_tokens=2048, max_batch_tokens=5)
+    )
     items = [item(n, 1, [*PROMPT, begin(small, n, PROMPT)], [9, 9]) for n in range(4)]
     judged = small.judge_cohort(items)
     assert judged.tokens == 12
@@ -166,7 +205,9 @@ def test_cohorts_larger_than_a_pass_are_judged_in_turns(golden_target: Path) -> 
     assert len(judged.outcomes) == 4
 
 
-def test_an_unfinished_prefill_is_not_verified_and_gives_its_pages_back(engine: VerifyEngine) -> None:
+def test_an_unfinished_prefill_is_not_verified_and_gives_its_pages_back(
+    engine: VerifyEngine,
+) -> None:
     line_up(engine, 1, PROMPT[:8], longest=40)
     assert engine.prefill_next() is not None
     early = engine.judge_cohort([item(1, 1, [*PROMPT[:8], 5])]).outcomes[0]
@@ -195,4 +236,6 @@ def test_logits_that_are_not_numbers_refuse_their_own_row(
     assert outcomes[1].reason is RefusalReason.INTERNAL
     assert [type(outcome) for outcome in outcomes] == [Verdict, Refusal, Verdict]
     monkeypatch.undo()
-    assert isinstance(engine.judge_cohort([items[1]]).outcomes[0], Verdict), "the row stands where it stood"
+    assert isinstance(engine.judge_cohort([items[1]]).outcomes[0], Verdict), (
+        "the row stands where it stood"
+    )

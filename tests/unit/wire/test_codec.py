@@ -19,7 +19,14 @@ U32 = st.integers(0, 2**32 - 1)
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 
 
-@given(st.floats(0, 100), st.floats(0.001, 1), U32, st.integers(0, 2**64 - 1), U32, st.sampled_from(list(Rule)))
+@given(
+    st.floats(0, 100),
+    st.floats(0.001, 1),
+    U32,
+    st.integers(0, 2**64 - 1),
+    U32,
+    st.sampled_from(list(Rule)),
+)
 def test_law_there_and_back(t: float, p: float, k: int, seed: int, choice: int, rule: Rule) -> None:
     params = SamplingParams(t, p, k, seed, choice, rule)
     assert codec.read_sampling(codec.write_sampling(params)) == params
@@ -54,15 +61,17 @@ def test_a_law_that_shapes_logits_there_and_back(
         logprobs=logprobs,
         prompt_len=lengths[1],
     )
-    assert codec.read_sampling(codec.write_sampling(SamplingParams(seed=params.min_tokens))) == SamplingParams(
-        seed=params.min_tokens
-    )
+    assert codec.read_sampling(
+        codec.write_sampling(SamplingParams(seed=params.min_tokens))
+    ) == SamplingParams(seed=params.min_tokens)
     if not params.plain or params.prompt_len:
         assert codec.read_sampling(codec.write_sampling(params)) == params
 
 
 def test_a_law_of_an_older_coordinator_asks_for_nothing_more() -> None:
-    params = codec.read_sampling(types_pb2.SequenceSampling(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN))
+    params = codec.read_sampling(
+        types_pb2.SequenceSampling(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN)
+    )
     assert params == SamplingParams()
     assert params.plain
     assert not params.shapes
@@ -76,7 +85,10 @@ def test_a_law_of_an_older_coordinator_asks_for_nothing_more() -> None:
         ({"top_p": 0.0}, "top_p"),
         ({"rule": 0}, "rule"),
         *(({"min_p": bad}, "min_p") for bad in (*NOT_FINITE, -0.1, 1.5)),
-        *(({"repetition_penalty": bad}, "repetition_penalty") for bad in (*NOT_FINITE, 0.0, -1.0, 100.5)),
+        *(
+            ({"repetition_penalty": bad}, "repetition_penalty")
+            for bad in (*NOT_FINITE, 0.0, -1.0, 100.5)
+        ),
         *(({"presence_penalty": bad}, "presence_penalty") for bad in (*NOT_FINITE, 2.5)),
         *(({"frequency_penalty": bad}, "frequency_penalty") for bad in (*NOT_FINITE, -2.5)),
         *(({"logit_bias": {1: bad}}, "logit_bias") for bad in (*NOT_FINITE, 101.0)),
@@ -100,7 +112,9 @@ def test_tensor_there_and_back(dtype: torch.dtype) -> None:
 
 
 def test_float8_rows_come_back_within_their_precision_each_with_its_own_scale() -> None:
-    rows = torch.randn(6, 16, generator=torch.Generator().manual_seed(0)) * torch.logspace(-20, 20, 6).unsqueeze(-1)
+    rows = torch.randn(6, 16, generator=torch.Generator().manual_seed(0)) * torch.logspace(
+        -20, 20, 6
+    ).unsqueeze(-1)
     rows[3] = 0.0
     chunk = write_rows(rows, FP8)
     assert len(chunk.data) == 6 * (4 + 16)
@@ -108,12 +122,20 @@ def test_float8_rows_come_back_within_their_precision_each_with_its_own_scale() 
     assert back.dtype == torch.float32
     largest = rows.abs().amax(dim=-1, keepdim=True)
     assert ((back - rows).abs() <= torch.maximum(rows.abs() / 16, largest / 448 / 512)).all()
-    assert torch.equal(read_tensor(write_rows(rows, "bfloat16"), width=16, max_rows=6), rows.bfloat16())
+    assert torch.equal(
+        read_tensor(write_rows(rows, "bfloat16"), width=16, max_rows=6), rows.bfloat16()
+    )
 
 
 @pytest.mark.parametrize(
     ("place", "byte"),
-    [(4, b"\x7f"), (0, b"\x00\x00\xc0\x7f"), (0, b"\x00\x00\x80\x7f"), (0, b"\x00\x00\x80\xbf"), (0, None)],
+    [
+        (4, b"\x7f"),
+        (0, b"\x00\x00\xc0\x7f"),
+        (0, b"\x00\x00\x80\x7f"),
+        (0, b"\x00\x00\x80\xbf"),
+        (0, None),
+    ],
 )
 def test_malformed_float8_rows_are_refused(place: int, byte: bytes | None) -> None:
     chunk = write_rows(torch.ones(2, 8), FP8)
@@ -145,7 +167,9 @@ def test_a_malformed_tensor_is_refused_by_field(change: dict[str, object], field
 def test_a_cost_curve_survives_and_a_broken_one_is_absent() -> None:
     tokens, contexts = np.array([1, 8]), np.array([64, 512])
     seconds = np.array([[0.1, 0.2], [0.3, 0.4]])
-    message = codec.write_cost(Curve(tokens, contexts, seconds, "measured", (0.01, 0.02), tokens_per_sequence=8))
+    message = codec.write_cost(
+        Curve(tokens, contexts, seconds, "measured", (0.01, 0.02), tokens_per_sequence=8)
+    )
     assert (list(message.sequence_seconds), message.tokens_per_sequence) == ([0.01, 0.02], 8)
     back = codec.read_cost(message)
     assert back is not None

@@ -12,7 +12,9 @@ from dspark.types import PLACES, Draws
 from dspark.wire import cohorts
 
 
-@pytest.mark.parametrize("spoil", [b"1234", *(np.full((3, 2), wrong, "<f4").tobytes() for wrong in (1.5, -0.1))])
+@pytest.mark.parametrize(
+    "spoil", [b"1234", *(np.full((3, 2), wrong, "<f4").tobytes() for wrong in (1.5, -0.1))]
+)
 def test_labels_that_are_none_break_the_protocol(spoil: bytes) -> None:
     with pytest.raises(PeerError, match="labels"):
         cohorts.labels_in(spoil, 3)

@@ -1,4 +1,5 @@
-"""The control stream and orders: nouns come back as they went, and what cannot be is refused by field."""
+"""The control stream and orders: nouns come back as they went, and what cannot be is refused by
+field."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ from dspark.wire.control_up import read_up, write_up
 from dspark.wire.v1 import draft_pb2, verify_pb2
 
 LAW = SamplingParams(temperature=0.5, seed=9, rule=Rule.COUPLED, prompt_len=3)
-ADMISSION = Admission(Admit(7, 2, 3, 20, frozenset({5, 1}), 4), [10, 11, 12], LAW, 23, True, "acme", 2, True)
+ADMISSION = Admission(
+    Admit(7, 2, 3, 20, frozenset({5, 1}), 4), [10, 11, 12], LAW, 23, True, "acme", 2, True
+)
 TERMS = Terms(PlanKind.PRICE, 5, 0.25, 1.5, 100)
 PLAN = Plan(
     9,
@@ -110,7 +113,9 @@ def _spoilt(told: Down, spoil: Callable[[Any], None]) -> verify_pb2.ControlDown:
         ("released.drop", DOWN[5], lambda released: released.drop.append(True)),
     ],
 )
-def test_a_message_that_does_not_fit_is_refused_by_field(field: str, told: Down, spoil: Callable[[Any], None]) -> None:
+def test_a_message_that_does_not_fit_is_refused_by_field(
+    field: str, told: Down, spoil: Callable[[Any], None]
+) -> None:
     with pytest.raises(PeerError, match=f"^{field}"):
         read_down(_spoilt(told, spoil))
 
@@ -124,7 +129,9 @@ def test_a_message_that_does_not_fit_is_refused_by_field(field: str, told: Down,
         ("sampling.top_p", lambda told: setattr(told.sampling, "top_p", 2.0)),
     ],
 )
-def test_a_sequence_that_cannot_be_taken_is_refused_by_itself(field: str, spoil: Callable[[Any], None]) -> None:
+def test_a_sequence_that_cannot_be_taken_is_refused_by_itself(
+    field: str, spoil: Callable[[Any], None]
+) -> None:
     message = _spoilt(ADMISSION, spoil)
     message.orders.extend(_down(PLAN).orders)
     refused, plan = read_down(message)
@@ -135,7 +142,9 @@ def test_a_sequence_that_cannot_be_taken_is_refused_by_itself(field: str, spoil:
 
 
 ROUNDS = [
-    RoundReport(7, 2, 4, 30, (5, 6, 7), 2, 3, (0.5, 0.25, 0.125, 0.5), "", 4, (True, False, True), True),
+    RoundReport(
+        7, 2, 4, 30, (5, 6, 7), 2, 3, (0.5, 0.25, 0.125, 0.5), "", 4, (True, False, True), True
+    ),
     RoundReport(8, 0, 1, 12, (9,), 0, 0, (), "late", 0, (False,)),
     RoundReport(9, 0, 1, 12, (3,), 1, 1, (1.0,), "", 4, (True,)),  # a stop token cut it
 ]
@@ -217,7 +226,9 @@ def test_every_reason_to_be_gone_travels() -> None:
         ("report.started", lambda told: told.started.SetInParent()),
     ],
 )
-def test_a_report_that_does_not_fit_is_refused_by_field(field: str, spoil: Callable[[Any], None]) -> None:
+def test_a_report_that_does_not_fit_is_refused_by_field(
+    field: str, spoil: Callable[[Any], None]
+) -> None:
     message = _up(REPORT)
     spoil(message.news[0].report)
     with pytest.raises(PeerError, match=f"^{field}"):

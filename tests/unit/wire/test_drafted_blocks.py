@@ -1,4 +1,5 @@
-"""Blocks of an order there and back, whatever their rows hold, and refusals that name the column."""
+"""Blocks of an order there and back, whatever their rows hold, and refusals that name the
+column."""
 
 from __future__ import annotations
 
@@ -80,7 +81,9 @@ def two_blocks(**change: object) -> draft_pb2.Blocks:
         ({"watermarks": [3]}, "watermarks"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused_by_field(change: dict[str, object], field: str) -> None:
+def test_columns_that_do_not_fit_are_refused_by_field(
+    change: dict[str, object], field: str
+) -> None:
     with pytest.raises(PeerError, match=f"^{field}"):
         read_blocks(2, two_blocks(**change), 100)
 
@@ -97,8 +100,13 @@ def test_columns_that_do_not_fit_are_refused_by_field(change: dict[str, object],
 def test_a_value_that_is_none_spoils_its_own_block(change: dict[str, object]) -> None:
     first, second = rows_of(read_blocks(2, two_blocks(**change), 100), [HERE, HERE])
     assert first.token_ids == (1,)
-    assert second == Block(HERE, q=SparseQ(1, b"", b""), empty_reason=EmptyReason.INVALID, watermark=3)
+    assert second == Block(
+        HERE, q=SparseQ(1, b"", b""), empty_reason=EmptyReason.INVALID, watermark=3
+    )
 
 
 def test_a_reason_nobody_knows_is_invalid() -> None:
-    assert read_blocks(2, two_blocks(empty_reasons=[0, 42]), 100).empty_reasons[1] is EmptyReason.INVALID
+    assert (
+        read_blocks(2, two_blocks(empty_reasons=[0, 42]), 100).empty_reasons[1]
+        is EmptyReason.INVALID
+    )

@@ -15,8 +15,12 @@ ALL = np.arange(1 << 16, dtype="<u4")
 def test_it_is_what_torch_says(dtype: str) -> None:
     wide = dtype == "float32"
     bits = ALL << 16 if wide else ALL.astype("<u2")
-    values = torch.from_numpy(bits.view("<i4" if wide else "<i2").copy()).view(getattr(torch, dtype))
-    assert [finite(dtype, bits[at : at + 1]) for at in range(len(bits))] == torch.isfinite(values).tolist()
+    values = torch.from_numpy(bits.view("<i4" if wide else "<i2").copy()).view(
+        getattr(torch, dtype)
+    )
+    assert [finite(dtype, bits[at : at + 1]) for at in range(len(bits))] == torch.isfinite(
+        values
+    ).tolist()
 
 
 def test_one_of_many_is_found_wherever_it_is_and_no_values_are_fine() -> None:

@@ -1,4 +1,5 @@
-"""Generated bases refuse every method; the services that stand on them leave none of those refusals in place."""
+"""Generated bases refuse every method; the services that stand on them leave none of those refusals
+in place."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def test_every_method_is_served(proto: str) -> None:
     methods = [method for method, _ in inspect.getmembers(base, inspect.isfunction)]
     assert methods
     module = importlib.import_module(room)
-    served = [kind for kind in vars(module).values() if inspect.isclass(kind) and issubclass(kind, base)]
+    served = [
+        kind for kind in vars(module).values() if inspect.isclass(kind) and issubclass(kind, base)
+    ]
     served = [kind for kind in served if kind.__module__ == room]
     assert served, f"{room} serves no {name}"
     for kind in served:
