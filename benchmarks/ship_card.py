@@ -148,15 +148,18 @@ def _training(told: Mapping[str, Any]) -> list[str]:
         f"{made['block_size']},",
         f"Markov rank {made['markov_rank']}, {made['optimizer']}, rates {made['rate']:g} and "
         f"{made['matrix_rate']:g}, "
-        f"schedule {made['schedule']}, {made['precision']}, seed {made['seed']}; {facts['seconds'] / 3600:.1f} hours.",
+        f"schedule {made['schedule']}, {made['precision']}, seed {made['seed']}; "
+        f"{facts['seconds'] / 3600:.1f} hours.",
     ]
     if made["start"]:
         lines.append(
-            f"It started from the weights of an earlier version, which had seen {told['before']:,} blocks."
+            f"It started from the weights of an earlier version, which had seen {told['before']:,} "
+            "blocks."
         )
     if held:
         points = ", ".join(f"{tau:.2f} after {step:.0f}" for step, tau in held[-3:])
         lines.append(
-            f"Expected accepted length on {made['held_out']} held-out conversations: {points} steps."
+            f"Expected accepted length on {made['held_out']} held-out conversations: {points} "
+            "steps."
         )
     return lines

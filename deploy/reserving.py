@@ -223,7 +223,11 @@ def missing(
         if not any(one.get(kind, 0.0) + CLOSE >= amount for one in free)
     ]
     if not short:
-        return f"no node with {' and '.join(shown(kind, amount) for kind, amount in asked.items())} free together"
+        return (
+            "no node with "
+            f"{' and '.join(shown(kind, amount) for kind, amount in asked.items())} free "
+            "together"
+        )
     return "; ".join(
         f"no node with {shown(kind, asked[kind])} free: "
         f"{_bare(kind, sum(needs(each).get(kind, 0.0) for each in everybody.values()))} wanted, "

@@ -37,7 +37,11 @@ def difference(needed: str, given: str) -> str:
             tie.digest if tie is not None else text
             for tie, text in ((mine, needed), (theirs, given))
         ]
-        return f"needs the context projection {short[0][:16]}, not {short[1][:16]}: both must load the same drafter"
+        return (
+            f"needs the context projection {short[0][:16]}, not {short[1][:16]}: both must "
+            "load "
+            "the same drafter"
+        )
     if mine.family != theirs.family:
         return (
             f"is of the family {mine.family}, not {theirs.family}: both must load the same drafter"

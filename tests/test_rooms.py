@@ -156,7 +156,10 @@ def test_dangerous_calls_are_absent() -> None:
     ["coordinator.process", "coordinator.frontend.process", "dspark.cli.main", "dspark.client"],
 )
 def test_light_entry_points_load_neither_torch_nor_ray(module: str) -> None:
-    code = f"import sys, {module}; print([m for m in ('torch', 'transformers', 'ray') if m in sys.modules])"
+    code = (
+        f"import sys, {module}; print([m for m in ('torch', 'transformers', 'ray') if m in "
+        "sys.modules])"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
     )

@@ -200,7 +200,10 @@ def _packed(
     model = target.model
     turned = rotation.find(model)
     if turned is not None and turned.switches_at is not None:
-        return f"past {turned.switches_at} tokens this model turns all of a sequence's keys in another way"
+        return (
+            f"past {turned.switches_at} tokens this model turns all of a sequence's keys in "
+            "another way"
+        )
     num_slots = config.kv_tokens // config.page_size * config.page_size
     if (least := self_test.least_slots(cases, config.page_size)) > num_slots:
         raise ConfigError(

@@ -39,7 +39,10 @@ def unlike(model: Any) -> str | None:
     for index, layer in enumerate(cache_layers(model)):
         sees = getattr(layer, "sliding_window", None)
         if index in told and type(layer).__name__ != "DummyLayer" and told[index] != [sees]:
-            return f"layer {index} sees {_tokens(sees)}, and its attention is told of {_tokens(*told[index])}"
+            return (
+                f"layer {index} sees {_tokens(sees)}, and its attention is told of "
+                f"{_tokens(*told[index])}"
+            )
     return None
 
 

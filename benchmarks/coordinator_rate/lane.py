@@ -59,7 +59,10 @@ def row(*, quick: bool) -> Row:
             )
             if policy != "off":
                 value["tokens_per_round"] = round(per_round, 2)
-    bar = f"committed tokens per CPU second of the lane process, at least {WITH_DRAFTS:.0f}; {PLAIN:.0f} plain"
+    bar = (
+        f"committed tokens per CPU second of the lane process, at least {WITH_DRAFTS:.0f}; "
+        f"{PLAIN:.0f} plain"
+    )
     holds = rate["adaptive"] >= WITH_DRAFTS and rate["off"] >= PLAIN
     return Row("B6", "lane rate", value | rate, bar, holds)
 

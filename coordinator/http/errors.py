@@ -143,7 +143,10 @@ def handle_errors(app: FastAPI) -> None:
 
     async def respond(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, HTTPException) and (error.status_code, error.detail) in _UNROUTED:
-            said = f"{request.method} {request.url.path[:200]} is no route here; there are {_routes(app)}"
+            said = (
+                f"{request.method} {request.url.path[:200]} is no route here; there are "
+                f"{_routes(app)}"
+            )
             error = HTTPException(error.status_code, said, error.headers)
         return error_response(request.url.path, error)
 

@@ -62,14 +62,20 @@ def drafter_mismatch(verifier: VerifierFacts, drafter: DrafterFacts) -> str | No
             f"{verifier.name} sends rows of {verifier.hidden_size}"
         )
     if drafter.projection != verifier.projection:
-        return f"{verifier.name} does not feed it: {drafter.name} {difference(drafter.projection, verifier.projection)}"
+        return (
+            f"{verifier.name} does not feed it: {drafter.name} "
+            f"{difference(drafter.projection, verifier.projection)}"
+        )
     return None
 
 
 def verifier_mismatch(first: VerifierFacts, other: VerifierFacts) -> str | None:
     """None when the other verifier continues what the first one began."""
     if other.vocab_size != first.vocab_size:
-        return f"{other.name} has a vocabulary of {other.vocab_size}, {first.name} one of {first.vocab_size}"
+        return (
+            f"{other.name} has a vocabulary of {other.vocab_size}, {first.name} one of "
+            f"{first.vocab_size}"
+        )
     if other.fingerprint != first.fingerprint:
         return (
             f"{other.name} serves the target {other.fingerprint[:12]} ({other.model}), "

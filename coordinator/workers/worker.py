@@ -185,7 +185,10 @@ class WorkerConnection:
             return "draining"
         wanted = self.address.incarnation
         if wanted not in (0, said.incarnation):
-            return f"another process answers at {self.address.endpoint}: incarnation {said.incarnation}, not {wanted}"
+            return (
+                f"another process answers at {self.address.endpoint}: incarnation "
+                f"{said.incarnation}, not {wanted}"
+            )
         try:
             problem = await self._join(self, said, self._channel)
         # a bug, or a description nobody foresaw: this worker stays out, the others serve

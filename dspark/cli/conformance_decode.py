@@ -110,7 +110,10 @@ class CaseRun:
             if mine != wanted:
                 pairs = enumerate(zip(mine, wanted, strict=False))
                 at = next((i for i, (a, b) in pairs if a != b), min(len(mine), len(wanted)))
-                return f"{name} differ from index {at}: {mine[at : at + 8]} instead of {wanted[at : at + 8]}"
+                return (
+                    f"{name} differ from index {at}: {mine[at : at + 8]} instead of "
+                    f"{wanted[at : at + 8]}"
+                )
         return None
 
 

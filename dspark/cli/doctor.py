@@ -120,7 +120,10 @@ def _guarded(args: argparse.Namespace) -> Iterator[Finding]:
             yield from check()
         except ModuleNotFoundError as error:
             module = error.name or str(error)
-            said = f"not checked: that takes the module {module!r}, of the extra {extras.extra_of(module)}"
+            said = (
+                f"not checked: that takes the module {module!r}, of the extra "
+                f"{extras.extra_of(module)}"
+            )
             yield Finding(name, Level.WARN, said, extras.how_to_install(module))
         except Exception as error:
             if args.debug:
@@ -186,7 +189,10 @@ def device() -> Iterator[Finding]:
         built = (
             f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build without CUDA"
         )
-        mend = "install a CUDA build of torch that fits the driver (`nvidia-smi` shows the driver's CUDA version)"
+        mend = (
+            "install a CUDA build of torch that fits the driver (`nvidia-smi` shows the "
+            "driver's CUDA version)"
+        )
         yield Finding(
             "device", Level.FAIL, f"a GPU is there; torch {torch.__version__} is {built}", mend
         )
@@ -311,7 +317,10 @@ def models(
         )
         return
     if problem is not None:
-        mend = "serve the drafter that was made for this target; docs/checkpoints.md lists the released pairs"
+        mend = (
+            "serve the drafter that was made for this target; docs/checkpoints.md lists the "
+            "released pairs"
+        )
         yield Finding("pair", Level.FAIL, problem, mend)
     else:
         said = f"{drafter}: {config.family}, blocks of {config.block_size}, made for this target"
@@ -333,7 +342,10 @@ def _acceptance(target: str, drafter: str, revision: str | None) -> Iterator[Fin
     )
     mend = ""
     if not found.fits:
-        mend = "taps are layer ids whose outputs are read, from 0; `dspark checkpoint check` says what the file names"
+        mend = (
+            "taps are layer ids whose outputs are read, from 0; `dspark checkpoint check` says "
+            "what the file names"
+        )
     level = Level.OK if found.fits else Level.WARN if found.off_by is not None else Level.FAIL
     yield Finding("acceptance", level, f"{found}, at {found.places} places", mend)
 
@@ -351,14 +363,20 @@ def ray_access(address: str | None, environ: Mapping[str, str]) -> Iterator[Find
             "ray token", Level.FAIL, f"{token} can be read by others", f"chmod 600 {token}"
         )
     if address is None:
-        said = f"ray {version}; `dspark up` starts a cluster of its own on loopback, with a token of its own"
+        said = (
+            f"ray {version}; `dspark up` starts a cluster of its own on loopback, with a token "
+            "of its own"
+        )
         yield Finding("ray", Level.OK, said)
         return
     from deploy.ray_environment import ASK_TIMEOUT_S, is_guarded
 
     guarded = is_guarded(address)
     if guarded is None:
-        mend = "is the address the GCS port (6379), and is the cluster up? `ray status --address HOST:PORT`"
+        mend = (
+            "is the address the GCS port (6379), and is the cluster up? `ray status --address "
+            "HOST:PORT`"
+        )
         yield Finding(
             "ray",
             Level.FAIL,
@@ -369,7 +387,10 @@ def ray_access(address: str | None, environ: Mapping[str, str]) -> Iterator[Find
         mend = "start every node with RAY_AUTH_MODE=token and the same token; see docs/deploy.md"
         yield Finding("ray", Level.WARN, f"the cluster at {address} does not ask who calls", mend)
     elif mode == "disabled" or not (token.is_file() or environ.get("RAY_AUTH_TOKEN")):
-        mend = "put its token into ~/.ray/auth_token (mode 600) or RAY_AUTH_TOKEN, and set RAY_AUTH_MODE=token"
+        mend = (
+            "put its token into ~/.ray/auth_token (mode 600) or RAY_AUTH_TOKEN, and set "
+            "RAY_AUTH_MODE=token"
+        )
         yield Finding(
             "ray",
             Level.FAIL,

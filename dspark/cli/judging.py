@@ -126,8 +126,10 @@ def _calibrate(args: argparse.Namespace) -> int:
     from dspark.training.metrics import plain
 
     report = calibrate.calibrate(
-        *_given(args), args.data, rules=args.rules, temperatures=args.temperatures, offsets=not args.no_offsets,
-        also_greedy=args.also_greedy, out=args.out, plots=args.plots, keep=args.keep, **_shared(args),
+        *_given(args), args.data, rules=args.rules, temperatures=args.temperatures,
+        offsets=not args.no_offsets,
+        also_greedy=args.also_greedy, out=args.out, plots=args.plots, keep=args.keep,
+        **_shared(args),
     )  # fmt: skip
     print(json.dumps(plain(report)) if args.json else calibrate.table(report))
     return 0
@@ -139,7 +141,8 @@ def _evaluate(args: argparse.Namespace) -> int:
 
     thresholds = evaluate.THRESHOLDS if args.thresholds is None else tuple(args.thresholds)
     report = evaluate.evaluate(
-        *_given(args), args.data, rule=args.rule, temperatures=args.temperatures, thresholds=thresholds, out=args.out,
+        *_given(args), args.data, rule=args.rule, temperatures=args.temperatures,
+        thresholds=thresholds, out=args.out,
         keep=args.keep, **_shared(args),
     )  # fmt: skip
     print(json.dumps(plain(report)) if args.json else evaluate.table(report))

@@ -128,7 +128,10 @@ def readable(record: dict[str, Any]) -> str:
     rest = " ".join(f"{key}={_value(value)}" for key, value in record.items() if key not in _KNOWN)
     level = str(record.get("level", "")).upper()
     mark = "" if level in ("", "INFO", "DEBUG") else f"{level} "
-    return f"{record.get('timestamp', '')} {record.get('process', ''):<14} {mark}{record.get('event', '')} {rest}".rstrip()
+    return (
+        f"{record.get('timestamp', '')} {record.get('process', ''):<14} "
+        f"{mark}{record.get('event', '')} {rest}"
+    ).rstrip()
 
 
 def _value(value: Any) -> str:

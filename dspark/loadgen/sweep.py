@@ -154,7 +154,10 @@ async def _questions(order: SweepOrder, endpoint: Endpoint) -> list[Question]:
     info = await endpoint.model_info() if isinstance(endpoint, GrpcEndpoint) else None
     if order.input_len is not None:
         if info is not None and order.input_len + order.output_len > info.context_length:
-            told = f"{order.input_len} tokens and {order.output_len} more exceed the context of {info.context_length}"
+            told = (
+                f"{order.input_len} tokens and {order.output_len} more exceed the context of "
+                f"{info.context_length}"
+            )
             raise InvalidRequest("input-len", told)
         vocabulary = order.vocabulary or (info.vocab_size if info else 0)
         if not vocabulary:

@@ -46,14 +46,26 @@ def mismatch(
 ) -> str | None:
     """None when the drafter in one folder fits the target in the other, whose sizes are given."""
     if config.vocab_size != vocab_size:
-        return f"{drafter}: drafts from a vocabulary of {config.vocab_size}, the target {target} has {vocab_size}"
+        return (
+            f"{drafter}: drafts from a vocabulary of {config.vocab_size}, the target {target} "
+            f"has {vocab_size}"
+        )
     if config.kind != "lm":
         if config.hidden_size != hidden_size:
-            return f"{drafter}: reads hidden states of {config.hidden_size} values, the target {target} has {hidden_size}"
+            return (
+                f"{drafter}: reads hidden states of {config.hidden_size} values, the target "
+                f"{target} has {hidden_size}"
+            )
         if config.num_target_layers not in (0, layers):
-            return f"{drafter}: was made for a target of {config.num_target_layers} layers, {target} has {layers}"
+            return (
+                f"{drafter}: was made for a target of {config.num_target_layers} layers, "
+                f"{target} has {layers}"
+            )
         if config.target_layer_ids[-1] >= layers:
-            return f"{drafter}: taps layer {config.target_layer_ids[-1]}, the target {target} has {layers} layers"
+            return (
+                f"{drafter}: taps layer {config.target_layer_ids[-1]}, the target {target} has "
+                f"{layers} layers"
+            )
     return _tokenizers_differ(drafter, target)
 
 
@@ -72,7 +84,11 @@ def _tokenizers_differ(drafter: Path, target: Path) -> str | None:
     at = min((at for at in mine.keys() & theirs.keys() if mine[at] != theirs[at]), default=None)
     if at is None:
         return None
-    return f"{drafter}: its tokenizer is not the one of {target}: token {at} is {mine[at]!r} there and {theirs[at]!r} here"
+    return (
+        f"{drafter}: its tokenizer is not the one of {target}: token {at} is {mine[at]!r} "
+        "there "
+        f"and {theirs[at]!r} here"
+    )
 
 
 def _token_ids(folder: Path) -> dict[str, int]:

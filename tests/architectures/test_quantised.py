@@ -94,7 +94,8 @@ def mxfp4(folder: Path) -> None:
         {
             "quant_method": "mxfp4",
             "modules_to_not_convert": [
-                "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+                "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+                "lm_head",
             ],
         },
     )  # fmt: skip

@@ -21,7 +21,8 @@ BUILDS = (
         "draw(probs.double(), u).unsqueeze(-1)", "draw(probs.double().sqrt(), u).unsqueeze(-1)",
     ),
     Build(
-        "the bonus token drawn from p, not from what is left of it", "2", "rules", "dspark/decoding/ratio.py",
+        "the bonus token drawn from p, not from what is left of it", "2", "rules",
+        "dspark/decoding/ratio.py",
         "probs = residual(last, slots.dense(rejected, last))", "probs = last",
     ),
     Build(
@@ -29,7 +30,8 @@ BUILDS = (
         "int(case.params.rule), case.cursor.epoch, ", "int(case.params.rule), 0, ",
     ),
     Build(
-        "a preempted answer begins from its prompt", "10", "preempt", "coordinator/answers/answer.py",
+        "a preempted answer begins from its prompt", "10", "preempt",
+        "coordinator/answers/answer.py",
         "        return tuple(self._ids)\n",
         "        return tuple(self._ids[: self.prompt_len] + self._ids[: len(self._ids) - "
         "self.prompt_len])\n",
@@ -40,7 +42,8 @@ BUILDS = (
                                                           "top[row + accepted]:\n",
     ),
     Build(
-        "blocks that cannot be are nobody's fault", "35", "bad drafter", "coordinator/planning/watchdog.py",
+        "blocks that cannot be are nobody's fault", "35", "bad drafter",
+        "coordinator/planning/watchdog.py",
         "            if share > BAD[kind]:\n", "            if share > 1.0:\n",
     ),
     Build(
@@ -72,7 +75,8 @@ BUILDS = (
                                                               "size].tobytes()",
     ),
     Build(
-        "a page kept whose last slot is empty", "20", "prefixes", "verify_service/kv_cache_manager.py",
+        "a page kept whose last slot is empty", "20", "prefixes",
+        "verify_service/kv_cache_manager.py",
         "enter(state.token_ids[: state.cached], state.salt", "enter(state.token_ids[: state.cached "
                                                              "+ 1], state.salt",
     ),
@@ -91,7 +95,8 @@ BUILDS = (
         "seed=entry.seed))", "seed=request.params.seed))",
     ),
     Build(
-        "a first token shown before the log has it", "21", "first token", "coordinator/lanes/lane.py",
+        "a first token shown before the log has it", "21", "first token",
+        "coordinator/lanes/lane.py",
         "        self._write()  # before this turn of the loop is over",
         "        if len(news) > 1 or any(each.report.number for each in news if isinstance(each, "
         "PassReport)):\n"

@@ -133,7 +133,8 @@ def run(block: Block, folder: Path, home: Path, timeout: float) -> None:
         else ["bash", "-euo", "pipefail", "-c", text]
     )
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        command, cwd=ROOT, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
     )  # fmt: skip
     try:

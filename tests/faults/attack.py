@@ -207,7 +207,8 @@ class Victim:
     def _order(self) -> draft_pb2.RoundsCommand:
         self._orders += 1
         order = draft_pb2.Order(
-            order=self._orders, sequence=[self.number, 1 << 50], epoch=[1, 1], round=[1, 1], committed_len=[6, 6],
+            order=self._orders, sequence=[self.number, 1 << 50], epoch=[1, 1], round=[1, 1],
+            committed_len=[6, 6],
             anchors=[7, 7], slots=[4, 4], rows=[5, 0], token_ids=PROMPT, features=_rows(),
         )  # fmt: skip
         return draft_pb2.RoundsCommand(order=order)

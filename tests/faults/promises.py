@@ -221,7 +221,8 @@ class Journal:
             answers.append(Answer())
             params = pair.ALL_PARAMS[3 - number % 3]
             work = cell.ask(
-                pair.prompt(first + number, 20), into=answers[-1], max_tokens=TOKENS, policy="fixed:3",
+                pair.prompt(first + number, 20), into=answers[-1], max_tokens=TOKENS,
+                policy="fixed:3",
                 resume_s=60.0, request_id=f"mine-{number}", **params,
             )  # fmt: skip
             asked.append(asyncio.create_task(work))

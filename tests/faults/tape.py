@@ -115,7 +115,8 @@ class Tape:
         at = item.cursor.anchor_position
         prefix = verdict.judged
         made = RecordedRound(
-            at, item.draft_ids[:prefix], item.q.prefix(prefix), prefix, verdict.accepted, verdict.next_token,
+            at, item.draft_ids[:prefix], item.q.prefix(prefix), prefix, verdict.accepted,
+            verdict.next_token,
             item.cursor.epoch,
         )  # fmt: skip
         if taken.rounds.setdefault(at, made) != made:

@@ -23,7 +23,11 @@ DESCRIPTORS, IDLE, TOKENS = 96, 120, 1500
 @contextlib.contextmanager
 def coordinator(cell: HttpCell, log: Path) -> Iterator[str]:
     """URL of one in a process of its own, before the same workers."""
-    serve = f"serve coordinator --target {TARGET} --http 127.0.0.1:0 --metrics-port 0 --ready-json --log-format json"
+    serve = (
+        f"serve coordinator --target {TARGET} --http 127.0.0.1:0 --metrics-port 0 "
+        "--ready-json "
+        "--log-format json"
+    )
     known = f"--verify {cell.verifier.endpoint} --draft {cell.drafter.endpoint}"
     words = f"ulimit -n {DESCRIPTORS}; exec {sys.executable} -m dspark.cli.main {serve} {known}"
     with log.open("wb") as stderr:

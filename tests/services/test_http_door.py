@@ -285,7 +285,10 @@ def test_the_official_client_hears_its_own_exceptions(cell: HttpCell) -> None:
 
 
 def test_other_requests_hear_statuses_in_the_same_shape(cell: HttpCell) -> None:
-    routes = "GET /v1/models, .*GET /health, .*POST /v1/chat/completions, POST /v1/completions, POST /tokenize"
+    routes = (
+        "GET /v1/models, .*GET /health, .*POST /v1/chat/completions, POST /v1/completions, "
+        "POST /tokenize"
+    )
     for path, method in (("/v1/frobnicate", "GET"), ("/v1/completions", "GET"), ("/v1", "POST")):
         said = httpx.request(method, cell.url + path).json()["error"]["message"]
         assert re.match(f"{method} {path} is no route here; there are {routes}", said), said

@@ -222,7 +222,8 @@ async def test_rows_that_are_missing_or_contexts_that_are_not_there_leave_blocks
         await call.order(1, row(1, 10))
         blocks = await call.order(2, row(1, 20, have=15), row(8, 3), row(1 << 40, 3, epoch=2))
         assert [block.empty_reason for block in blocks] == [
-            EmptyReason.FEATURES_MISSING, EmptyReason.UNKNOWN_SEQUENCE, EmptyReason.UNKNOWN_SEQUENCE,
+            EmptyReason.FEATURES_MISSING, EmptyReason.UNKNOWN_SEQUENCE,
+            EmptyReason.UNKNOWN_SEQUENCE,
         ]  # fmt: skip
         assert blocks[0].watermark == 9
         await call.tell(close=draft_pb2.CloseContexts(sequences=[{"sequence": 1, "epoch": 1}]))

@@ -54,7 +54,8 @@ def main(argv: list[str] | None = None) -> int:
         # One entry fewer than there are tokens: the sparse form of the rules is what is tested.
         with ProcessCell(target, drafter, draft={"q_entries": VOCABULARY - 1}) as cell:
             rows = draw(
-                cell.endpoint, target, args.draws, seed=args.seed, settings=settings, kept=args.kept,
+                cell.endpoint, target, args.draws, seed=args.seed, settings=settings,
+                kept=args.kept,
                 told=lambda came: bar.advance(task, came),
             )  # fmt: skip
     least = corrected(rows)

@@ -43,7 +43,8 @@ TEXTS = tuple(
     json.dumps({"k": kind, "n": flag}, separators=(",", ":")) for kind in KINDS for flag in FLAGS
 )
 WORDS = (
-    '{"k":"', '{"', 'k":"', "a", "b", "ab", "ba", '","n":', '","', 'n":', "true", "tr", "ue", "false", "fal",
+    '{"k":"', '{"', 'k":"', "a", "b", "ab", "ba", '","n":', '","', 'n":', "true", "tr", "ue",
+    "false", "fal",
     "se", "}", "true}", "x", "0",
 )  # fmt: skip
 END, MASK = len(WORDS), len(WORDS) + 1

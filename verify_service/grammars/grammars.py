@@ -250,7 +250,10 @@ def _end(requests: socket.socket, process: subprocess.Popen[bytes]) -> None:
 def _missing(folder: Path, stop_ids: Sequence[int]) -> str | None:
     """Why no grammar can be kept here, or None."""
     if find_spec("xgrammar") is None:
-        return "xgrammar is not installed beside the verifier: pip install 'dspark-serving[structured]'"
+        return (
+            "xgrammar is not installed beside the verifier: pip install "
+            "'dspark-serving[structured]'"
+        )
     if not (folder / FILE).is_file():
         return "the target has no tokenizer"
     return None if stop_ids else "the target has no token that ends an answer"

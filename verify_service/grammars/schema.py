@@ -334,7 +334,11 @@ def _named(schema: dict[str, Any]) -> Iterator[str]:
     if schema.get("minProperties", 0) > 1 and (
         schema.get("patternProperties") or schema.get("additionalProperties", False) is not False
     ):
-        yield "minProperties above 1 beside keys that are not named is not supported: one of these may come twice"
+        yield (
+            "minProperties above 1 beside keys that are not named is not supported: one of "
+            "these "
+            "may come twice"
+        )
     names = schema.get("propertyNames")
     if isinstance(names, dict) and names.get("type", "string") != "string":
         yield "propertyNames of another type than string are not supported"
@@ -344,10 +348,15 @@ def _named(schema: dict[str, Any]) -> Iterator[str]:
         *([rest] if (rest := schema.get("additionalProperties", False)) is not False else []),
     ]
     if patterns and any(value != values[0] for value in values):
-        yield "patternProperties of several kinds, or beside additionalProperties, are not supported"
+        yield (
+            "patternProperties of several kinds, or beside additionalProperties, are not supported"
+        )
     for name in schema.get("properties", {}):
         if any(re.search(pattern, name) for pattern in patterns):
-            yield f"a pattern of patternProperties that fits {name!r}, one of properties, is not supported"
+            yield (
+                f"a pattern of patternProperties that fits {name!r}, one of properties, is not "
+                "supported"
+            )
 
 
 _CHECKS = (_beside, _listed, _untyped, _formatted, _empty, _named)

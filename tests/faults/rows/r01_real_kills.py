@@ -38,7 +38,10 @@ def rows(args: Args) -> Rows:
         and settled
         and bool(stalls)
     )
-    bar = f"every stream ends with the target's ids, or by its law; p99 of the stalls <= {STALL_S:g} s; all freed"
+    bar = (
+        "every stream ends with the target's ids, or by its law; p99 of the stalls <= "
+        f"{STALL_S:g} s; all freed"
+    )
     yield Row("1", "killed workers cost a pause", value, bar, holds)
 
 

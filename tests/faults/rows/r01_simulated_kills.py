@@ -45,7 +45,8 @@ def rows(args: Args) -> Rows:
     for seed in range(kills // KILLS_EACH):
         draw = random.Random(f"kills/{seed}")
         made, found = simulate(
-            lambda cell, draw=draw: killing(cell, draw), seed=seed, verifiers=2, drafters=1 + seed % 2,
+            lambda cell, draw=draw: killing(cell, draw), seed=seed, verifiers=2,
+            drafters=1 + seed % 2,
             coordinator=PATIENT,
         )  # fmt: skip
         answers += made
@@ -59,6 +60,9 @@ def rows(args: Args) -> Rows:
         "p99_stall_s": round(stall, 3),
     }
     value["engine"] = "pair"
-    bar = f"all ids the target's, or what recorded choices lead to; p99 stall <= {STALL_S:g} s (simulated time)"
+    bar = (
+        f"all ids the target's, or what recorded choices lead to; p99 stall <= {STALL_S:g} s "
+        "(simulated time)"
+    )
     holds = not problems and stall <= STALL_S
     yield Row("1", "a verifier is killed at any token (simulated)", value, bar, holds)

@@ -118,11 +118,17 @@ def rows(args: Args) -> Rows:
         and not value["held_at_the_end"]
         and value["rss_growth_mb"] <= GROWTH_MB
     )
-    bar = "0 deaths, 0 hangs, nothing honest refused, nothing held afterwards, neighbour's ids unchanged, "
+    bar = (
+        "0 deaths, 0 hangs, nothing honest refused, nothing held afterwards, neighbour's ids "
+        "unchanged, "
+    )
     bar += f"p99 refusal < 2 ms, resident + {GROWTH_MB:g} MB"
     yield Row("4", "malformed commands and rows at workers", value, bar, holds)
     note("events at the coordinator")
     heard = hear(2000 if args.long else 30)
     holds = not heard["wrong_in_all"] and heard["spoiled_events"] > heard["stories"]
-    bar = "every request ends: with its ids, or with an error; nothing held afterwards, later requests as ever"
+    bar = (
+        "every request ends: with its ids, or with an error; nothing held afterwards, later "
+        "requests as ever"
+    )
     yield Row("4", "malformed events at the coordinator", heard, bar, holds)

@@ -35,7 +35,10 @@ def rows(args: Args) -> Rows:
     given = {"max_running": PLACES, "max_queued": QUEUE, "policy": "fixed:4"}
     with synthetic_cell(sequences=64, coordinator=given) as cell:
         value = asyncio.run(_measure(cell, 300.0 if args.long else 20.0))
-    bar = "goodput >= 95 % of capacity, refusals p99 <= 10 ms, waits bounded by the queue, normal <= 5 s after"
+    bar = (
+        "goodput >= 95 % of capacity, refusals p99 <= 10 ms, waits bounded by the queue, normal "
+        "<= 5 s after"
+    )
     holds = (
         value["goodput"] >= BARS["goodput"]
         and value["refusal_p99_ms"] <= BARS["refusal_p99_ms"]

@@ -140,5 +140,8 @@ def rows(args: Args) -> Rows:
         "engine": "pair; speed: synthetic",
     }
     holds = worst <= BOUND and not wrong and min(speeds.values()) >= SPEED
-    bar = f"coupled law within {BOUND:g}, same ids under every lie, >= {SPEED:.0%} of plain decoding's speed"
+    bar = (
+        f"coupled law within {BOUND:g}, same ids under every lie, >= {SPEED:.0%} of plain "
+        "decoding's speed"
+    )
     yield Row("11", "a drafter that lies", value, bar, holds)

@@ -96,5 +96,9 @@ def rows(args: Args) -> Rows:
         not value["problems"] and value["share_of_plain"] >= SHARE and not value["prefills_again"]
     )
     holds = holds and value["back_s"] is not None and value["back_s"] <= BACK_S
-    bar = f"the target's ids or the recorded choices', >= {SHARE:.0%} of plain speed, drafts again <= {BACK_S:g} s"
+    bar = (
+        f"the target's ids or the recorded choices', >= {SHARE:.0%} of plain speed, drafts "
+        "again "
+        f"<= {BACK_S:g} s"
+    )
     yield Row("12", "without drafters it is plain decoding", value, bar, holds)

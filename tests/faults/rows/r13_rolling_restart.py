@@ -36,7 +36,10 @@ def rows(args: Args) -> Rows:
     value["longest_pause_s"] = round(max(gap for one in streams for gap in one.gaps), 2)
     value["not_serving_after_s"] = round(max(flips), 3)
     holds = value["right"] == len(streams) and max(flips) <= HEALTH_S and not value["killed"]
-    bar = f"0 failed with no loss allowed, the target's ids or by its law, NOT_SERVING within {HEALTH_S:g} s of SIGTERM"
+    bar = (
+        "0 failed with no loss allowed, the target's ids or by its law, NOT_SERVING within "
+        f"{HEALTH_S:g} s of SIGTERM"
+    )
     yield Row("13", "a rolling restart fails nobody", value, bar, holds)
 
 

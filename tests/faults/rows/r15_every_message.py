@@ -119,7 +119,10 @@ def rows(args: Args) -> Rows:
         "not_covered": uncovered,
     }
     value["engine"] = "pair"
-    bar = "every message between processes x lost, twice, overtaken, cut: the target's ids or the choices', nothing held"
+    bar = (
+        "every message between processes x lost, twice, overtaken, cut: the target's ids or the "
+        "choices', nothing held"
+    )
     yield Row(
         "15",
         "each message lost, repeated or out of order",

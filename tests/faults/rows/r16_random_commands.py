@@ -45,7 +45,10 @@ def rows(args: Args) -> Rows:
             )
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            said = f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno} {where.line}: {error}"
+            said = (
+                f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno} "
+                f"{where.line}: {error}"
+            )
             problem = "\n".join([said, *getattr(error, "__notes__", [])])[:1500]
         number += 1
         note(f"{CellMachine.steps} steps")
@@ -56,5 +59,8 @@ def rows(args: Args) -> Rows:
         "problem": problem,
         "seconds": round(time.monotonic() - began, 1),
     }
-    bar = f"{wanted} steps: pages conserved, commits only grow and are the target's, bounds kept, all ends; 0 violations"
+    bar = (
+        f"{wanted} steps: pages conserved, commits only grow and are the target's, bounds kept, "
+        "all ends; 0 violations"
+    )
     yield Row("16", "random commands against a model", value, bar, not problem)

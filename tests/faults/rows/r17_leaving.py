@@ -89,5 +89,8 @@ def rows(args: Args) -> Rows:
         "leaked_pages": 0,
     }
     holds = not wrong and max(took) <= LIMIT_S
-    bar = f"all free <= {LIMIT_S:.3f} s (a step and 100 ms) after they left, no page leaked (simulated time)"
+    bar = (
+        f"all free <= {LIMIT_S:.3f} s (a step and 100 ms) after they left, no page leaked "
+        "(simulated time)"
+    )
     yield Row("17", "deadlines, cancels and vanished clients free everything", value, bar, holds)

@@ -34,7 +34,10 @@ def rows(args: Args) -> Rows:
     given = {"max_running": 640, "max_unread_s": UNREAD_S, "max_prefills": 64, "policy": "off"}
     with synthetic_cell(sequences=640, coordinator=given) as cell:
         value = asyncio.run(_measure(cell, stalled))
-    bar = f"ITL p99 of others <= 1.2 x beside as many that read, <= 256 KB each, all cut after {UNREAD_S:g} s +- 1 s"
+    bar = (
+        "ITL p99 of others <= 1.2 x beside as many that read, <= 256 KB each, all cut after "
+        f"{UNREAD_S:g} s +- 1 s"
+    )
     holds = (
         value["itl_p99_ms"]["beside_stalled"] <= 1.2 * value["itl_p99_ms"]["beside_readers"]
         and value["rss_kb_each"] <= 256

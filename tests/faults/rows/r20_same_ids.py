@@ -121,5 +121,9 @@ def rows(args: Args) -> Rows:
         and same == number
         and bool(told["preempted"] and told["cached"] and told["accepted"])
     )
-    bar = "each answer the target's or what recorded choices lead to; greedy as transformers; some preempted and cached"
+    bar = (
+        "each answer the target's or what recorded choices lead to; greedy as transformers; "
+        "some "
+        "preempted and cached"
+    )
     yield Row("20", "same answers in any company", value, bar, holds)

@@ -40,7 +40,10 @@ def rows(args: Args) -> Rows:
         "p99_ratio": round(ratio, 2),
         "bound": bound,
     }
-    bar = "gap of weighted tokens within the counter's bound; p99 of light first tokens <= 1.5 x alone"
+    bar = (
+        "gap of weighted tokens within the counter's bound; p99 of light first tokens <= 1.5 x "
+        "alone"
+    )
     holds = beside["widest_gap"] <= bound and ratio <= 1.5 and beside["light_errors"] == 0
     yield Row(23, "a tenant floods", value, bar, bool(holds))
 

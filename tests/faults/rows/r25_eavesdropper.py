@@ -47,7 +47,10 @@ def rows(args: Args) -> Rows:
         "first_token_ms": [plain["first_token_ms"], paced["first_token_ms"]],
     }
     name = "under a pace, packets of an answer tell nothing of the question"
-    bar = f"accuracy <= {MOST:.0%} at chance {1 / QUESTIONS:.0%}, where plain packets give >= {LEAST_PLAIN:.0%} away"
+    bar = (
+        f"accuracy <= {MOST:.0%} at chance {1 / QUESTIONS:.0%}, where plain packets give >= "
+        f"{LEAST_PLAIN:.0%} away"
+    )
     holds = paced["accuracy"] <= MOST and plain["accuracy"] >= LEAST_PLAIN
     yield Row(25, name, value, bar, holds)
 

@@ -154,5 +154,8 @@ def rows(args: Args) -> Rows:
         "the_right_key_serves": len(served) == 4,
     }
     holds = not let_in and free == 3 and value["constant_time"] and len(served) == 4 and pages > 0
-    bar = "UNAUTHENTICATED from every method of every listener, health alone is free, keys compared in constant time"
+    bar = (
+        "UNAUTHENTICATED from every method of every listener, health alone is free, keys "
+        "compared in constant time"
+    )
     yield Row("29", "wrong or missing keys", value, bar, bool(holds))

@@ -148,5 +148,8 @@ def rows(args: Args) -> Rows:
     holds = (
         worst <= GROWTH_MB_PER_MIN and not leaks and not soak.failed and not soak.wrong and settled
     )
-    bar = f"resident <= {GROWTH_MB_PER_MIN:g} MB/min at most, files and threads flat, 0 stuck, 0 failed, all freed"
+    bar = (
+        f"resident <= {GROWTH_MB_PER_MIN:g} MB/min at most, files and threads flat, 0 stuck, 0 "
+        "failed, all freed"
+    )
     yield Row("30", "soak with cancels and kills", value, bar, holds)

@@ -173,5 +173,8 @@ def rows(args: Args) -> Rows:
         "honest_alarm": alarm,
         "honest_evidence": evidence,
     }
-    bar = f"0.3 % drift, swapped slots, another temperature found within {BAR:g} draws, false alarms <= {FALSE_ALARM:g}"
+    bar = (
+        f"0.3 % drift, swapped slots, another temperature found within {BAR:g} draws, false "
+        f"alarms <= {FALSE_ALARM:g}"
+    )
     yield Row(31, "the monitor finds lies", told, bar, worst <= BAR and alarm is None)

@@ -37,7 +37,10 @@ class Look:
 def rows(args: Args) -> Rows:
     with synthetic_cell(sequences=64, coordinator={"max_running": 16, "max_queued": 16}) as cell:
         value = asyncio.run(_story(cell))
-    bar = f"NOT_SERVING <= {BAR_MS:g} ms after death and SIGTERM, SERVING throughout load, alive all along"
+    bar = (
+        f"NOT_SERVING <= {BAR_MS:g} ms after death and SIGTERM, SERVING throughout load, alive "
+        "all along"
+    )
     holds = (
         value["death_ms"] <= BAR_MS
         and value["drain_ms"] <= BAR_MS

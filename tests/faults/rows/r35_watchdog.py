@@ -171,5 +171,8 @@ def rows(args: Args) -> Rows:
         "engine": "pair; speed: synthetic",
     }
     holds = not wrong and max(passes.values()) <= ROUNDS and min(speeds.values()) >= SPEED
-    bar = f"alarm within {ROUNDS} passes, same ids, >= {SPEED:.0%} of plain decoding's speed behind the alarm"
+    bar = (
+        f"alarm within {ROUNDS} passes, same ids, >= {SPEED:.0%} of plain decoding's speed "
+        "behind the alarm"
+    )
     yield Row("35", "a drafter that goes bad", value, bar, holds)

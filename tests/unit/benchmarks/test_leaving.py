@@ -14,7 +14,10 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 # A benchmark with one foreign server, which starts a process of its own: both write down their ids.
-FOREIGN = "import os, subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(os.getpid(), p.pid, flush=True); p.wait()"
+FOREIGN = (
+    "import os, subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(os.getpid(), "
+    "p.pid, flush=True); p.wait()"
+)
 # Whoever runs the tests may ignore SIGINT, as shells do for what they start in the background; a
 # user does not.
 BENCHMARK = f"""

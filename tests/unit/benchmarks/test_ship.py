@@ -30,8 +30,10 @@ def test_a_run_becomes_the_folder_that_ships(
     kept = tmp_path / "kept.json"
     kept.write_text(json.dumps(list(range(2, 100))))
     settings = Settings(
-        target=str(golden_target), samples=str(tmp_path / "samples"), out=str(tmp_path / "run"), family="dspark",
-        layers=1, block_size=3, markov_rank=4, keep_tokens=str(kept), steps=2, batch=4, anchors=4, held_out=2,
+        target=str(golden_target), samples=str(tmp_path / "samples"), out=str(tmp_path / "run"),
+        family="dspark",
+        layers=1, block_size=3, markov_rank=4, keep_tokens=str(kept), steps=2, batch=4, anchors=4,
+        held_out=2,
         log_every=1, evaluate_every=1, device="cpu",
     )  # fmt: skip
     train_drafter(settings)
@@ -54,8 +56,66 @@ def test_a_run_becomes_the_folder_that_ships(
     assert {path.name for path in out.parent.iterdir()} == {"shipped"}
     names = {path.name for path in out.iterdir()}
     assert names == {
-        "config.json", "model.safetensors", "calibration.json", "metrics.json", "README.md", "training.csv",
+        "config.json", "model.safetensors", "calibration.json", "metrics.json", "README.md",
+        "training.csv",
         "training.png", "acceptance.png", "reliability-greedy.png", "reliability-token-sampled.png",
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
+        
         "reliability-block-sampled.png", "reliability-coupled-sampled.png",
     }  # fmt: skip
     assert (

@@ -103,8 +103,10 @@ def test_the_version_is_known_to_commands_and_programs() -> None:
 @pytest.mark.parametrize(
     ("module", "extra"),
     [
-        ("torch", "serve"), ("yaml", "serve"), ("prometheus_client", "serve"), ("uvicorn.config", "http"),
-        ("starlette", "http"), ("cryptography.x509", "tls"), ("ray.util", "ray"), ("opentelemetry.sdk", "otel"),
+        ("torch", "serve"), ("yaml", "serve"), ("prometheus_client", "serve"),
+        ("uvicorn.config", "http"),
+        ("starlette", "http"), ("cryptography.x509", "tls"), ("ray.util", "ray"),
+        ("opentelemetry.sdk", "otel"),
         ("matplotlib.pyplot", "train"), ("nobody_knows", "serve"),
     ],
 )  # fmt: skip
@@ -116,7 +118,8 @@ def test_the_extra_that_brings_a_module(module: str, extra: str) -> None:
     ("specifier", "version", "fits"),
     [
         (">=5.10,<6", "5.9.3", False), (">=5.10,<6", "5.10", True), (">=5.10,<6", "6.0.0", False),
-        (">=2.9", "2.13.0+cpu", True), ("==1.81.1", "1.81.1", True), ("==1.81.1", "1.82", False), ("", "0", True),
+        (">=2.9", "2.13.0+cpu", True), ("==1.81.1", "1.81.1", True), ("==1.81.1", "1.82", False),
+        ("", "0", True),
         (">=0.22", "0.22rc1", True),
     ],
 )  # fmt: skip

@@ -60,5 +60,8 @@ def test_the_setting_that_differs_is_named(
 
 def test_settings_that_change_no_result_may_differ(prompts: Path, golden_target: Path) -> None:
     _begin(prompts, golden_target, "--taps", "1,3")
-    other = "--taps 1,3 --device cpu --save-every 7 --log-every 3 --ask-concurrency 2 --ask-patience-s 9"
+    other = (
+        "--taps 1,3 --device cpu --save-every 7 --log-every 3 --ask-concurrency 2 "
+        "--ask-patience-s 9"
+    )
     assert "nothing" in _begin(prompts, golden_target, *other.split()).notes["stages"]

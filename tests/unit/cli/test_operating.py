@@ -149,7 +149,8 @@ STATUS = CellStatus(
             metrics_port=9100, incarnation=5,
         ),
         ProcessStatus(
-            role="draft", name="draft/0", endpoint="10.0.0.2:7000", state="draining", pid=3, busy_s=1,
+            role="draft", name="draft/0", endpoint="10.0.0.2:7000", state="draining", pid=3,
+            busy_s=1,
         ),
     ),
     lanes=(LaneStatus(verifier="verify/0", drafters=("draft/0",), running=3, policy="adaptive"),),

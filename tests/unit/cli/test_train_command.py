@@ -111,7 +111,10 @@ def test_split_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_reading_the_command_line_loads_no_torch() -> None:
-    code = "import sys; from dspark.cli.train import build_parser; build_parser(); print('torch' in sys.modules)"
+    code = (
+        "import sys; from dspark.cli.train import build_parser; build_parser(); print('torch' "
+        "in sys.modules)"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -53,7 +53,11 @@ TURNED = '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>'
 
 MISTRAL, NAMED = FORMATS["mistral"], FORMATS["mistral_named"]
 DEEPSEEK, DEEPSEEK_NAMED, GPT = FORMATS["deepseek"], FORMATS["deepseek_named"], FORMATS["gpt_oss"]
-LISTED = '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}, "id": "abcdefgh1"}]'
+LISTED = (
+    '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}, '
+    '"id": '
+    '"abcdefgh1"}]'
+)
 FENCED = "function<｜tool▁sep｜>weather\n```json\n" + ARGUMENTS + "\n```"
 CHANNELS = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>"
 
@@ -320,7 +324,8 @@ def test_arguments_are_told_as_they_are_written() -> None:
 
 @pytest.mark.parametrize(
     ("template", "name"),
-    [("qwen", "hermes"), ("hermes", "hermes"), ("llama_3", "llama_json"), ("chatml", None), ("zephyr", None),
+    [("qwen", "hermes"), ("hermes", "hermes"), ("llama_3", "llama_json"), ("chatml", None),
+    ("zephyr", None),
      ("glm", None), ("mistral", "mistral"), ("gpt_oss", "gpt_oss")],
 )  # fmt: skip
 def test_the_template_says_how_calls_are_written(template: str, name: str | None) -> None:

@@ -48,7 +48,11 @@ TURNS = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}
 {% endfor %}
 {% if add_generation_prompt %}<start_of_turn>model
 {% endif %}"""
-JSONS = "{% for m in messages %}{{ m | tojson }}{% if date_string is defined %}{{ date_string }}{% endif %}{% endfor %}"
+JSONS = (
+    "{% for m in messages %}{{ m | tojson }}{% if date_string is defined %}{{ date_string "
+    "}}{% "
+    "endif %}{% endfor %}"
+)
 
 USER = {"role": "user", "content": "Grüße <b> & 'quotes'\n"}
 TALK = [

@@ -295,7 +295,8 @@ async def test_a_worker_that_is_needed_too_long_is_taken_from_the_set_before_it_
 
 async def test_pools_follow_the_load_within_their_bounds(make: Make) -> None:
     config = AutoscaleConfig(
-        enabled=True, max_drafters=3, look_s=0.04, window_s=0.2, up_after_s=0.1, down_after_s=0.2, zero_after_s=0.4,
+        enabled=True, max_drafters=3, look_s=0.04, window_s=0.2, up_after_s=0.1, down_after_s=0.2,
+        zero_after_s=0.4,
         cool_down_s=0.1,
     )  # fmt: skip
     cell = make(options={"autoscale": config})

@@ -22,7 +22,8 @@ def test_an_image_holds_the_packages_and_the_drafter_and_no_more() -> None:
     ).stdout.splitlines()  # fmt: skip
     files = {line for line in listed if (ROOT / line).is_file() and not left_out.match_file(line)}
     assert {name.partition("/")[0] for name in files} == {
-        "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "dspark", "coordinator", "verify_service",
+        "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "dspark", "coordinator",
+        "verify_service",
         "draft_service", "deploy", "models",
     }  # fmt: skip
     assert "models/smollm2-dspark/model.safetensors" in files

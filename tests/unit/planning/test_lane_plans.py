@@ -341,7 +341,8 @@ def test_a_lane_is_planned_by_blocks_of_the_kinds_that_are_in_it() -> None:
 def _drafted(count: int, *, sure: float = 0.5, key: str = "d") -> FinishedPass:
     """A pass of whole blocks that were promised and accepted alike."""
     return FinishedPass(
-        [key] * count, np.full((count, 7), sure), np.full(count, 2), np.full(count, round(2 * sure)), np.ones(count),
+        [key] * count, np.full((count, 7), sure), np.full(count, 2),
+        np.full(count, round(2 * sure)), np.ones(count),
         500.0, 3 * count, 0, 0.01, 0.015, 0.003,
     )  # fmt: skip
 

@@ -29,7 +29,8 @@ def random_samples(path: Path, count: int = 14, seed: int = 0) -> Path:
 
 def short_run(samples: Path, target: Path, out: Path, **changes: Any) -> Settings:
     told: dict[str, Any] = {
-        "layers": 1, "markov_rank": 4, "steps": 4, "batch": 6, "anchors": 4, "held_out": 2, "rate": 1e-2,
+        "layers": 1, "markov_rank": 4, "steps": 4, "batch": 6, "anchors": 4, "held_out": 2,
+        "rate": 1e-2,
         "log_every": 1, "evaluate_every": 2, "save_every": 2, "precision": "fp32", "device": "cpu",
     }  # fmt: skip
     return Settings(target=str(target), samples=str(samples), out=str(out), **(told | changes))

@@ -134,7 +134,8 @@ def test_answers_that_are_kept_are_not_drawn_again(
 ) -> None:
     def measured(keep: Path | None, new_tokens: int = 12) -> str:
         calibrate(
-            golden_target, golden_drafter, [prompts], new_tokens=new_tokens, temperatures=(1.0,), out=tmp_path / "out",
+            golden_target, golden_drafter, [prompts], new_tokens=new_tokens, temperatures=(1.0,),
+            out=tmp_path / "out",
             rules=["token"], keep=keep, bar=False,
         )  # fmt: skip
         return repr(
@@ -194,7 +195,8 @@ def test_more_prompts_may_be_of_greedy_requests_alone(
 
     def rounds(also_greedy: list[Path]) -> list[int]:
         report = calibrate(
-            golden_target, golden_drafter, [prompts], new_tokens=6, rules=("token",), temperatures=(1.0,),
+            golden_target, golden_drafter, [prompts], new_tokens=6, rules=("token",),
+            temperatures=(1.0,),
             also_greedy=also_greedy, out=tmp_path / "drafter", bar=False,
         )  # fmt: skip
         return [fit["rounds_measured"] for fit in report["fits"]]

@@ -115,7 +115,8 @@ def test_a_trained_head_and_a_cap_have_the_gradients_of_the_plain_form(
     leaves = (hidden, head, codes, w2)
     expected = torch.autograd.grad(plain, leaves)
     lean, lean_ce, lean_l1 = lean_terms(
-        hidden=hidden, lm_head=head, codes=codes, markov_w2=w2, wanted=wanted, target_head=target_head,
+        hidden=hidden, lm_head=head, codes=codes, markov_w2=w2, wanted=wanted,
+        target_head=target_head,
         target_ids=ids, scale=scale, weights=weights, softcap=softcap, kept=kept, soft_labels=soft,
     )  # fmt: skip
     torch.testing.assert_close((lean, lean_ce, lean_l1), (plain, ce, l1))

@@ -35,7 +35,10 @@ def _target(folder: Path, template: str | None) -> Path:
 
 
 def test_finished_answers_are_found_and_the_open_one_is_not() -> None:
-    text = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na b<|im_end|>\n<|im_start|>assistant\n"
+    text = (
+        "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na "
+        "b<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert [text[a:b] for a, b in answer_spans(text)] == ["a b<|im_end|>\n"]
     gemma = "<|turn>user\nq<turn|>\n<|turn>model\n<|channel>thought\n<channel|>yes<turn|>\n<|turn>model\n"
     assert [gemma[a:b] for a, b in answer_spans(gemma)] == ["yes<turn|>\n"]

@@ -49,7 +49,8 @@ def test_numbers_are_erased_and_a_short_prompt_is_one_run(tmp_path: Path) -> Non
     )
     training = _file(tmp_path / "t.jsonl", [{"prompt": "Tell me: what is 3 times 5? Quickly."}])
     assert separate([prompts], [training]) == {
-        "prompts": 2, "shared": 1, "kept": 1, "files": {"p.jsonl": {"prompts": 2, "shared": 1, "kept": 1}},
+        "prompts": 2, "shared": 1, "kept": 1,
+        "files": {"p.jsonl": {"prompts": 2, "shared": 1, "kept": 1}},
     }  # fmt: skip
 
 

@@ -48,7 +48,11 @@ def test_a_pool_that_does_not_fit_into_memory_is_refused_with_what_would(
     each = 2 * 6 * 2 * 16 * 4  # keys and values, layers, heads, head size, bytes
     monkeypatch.setattr(loading, "free_bytes", lambda device: 1000 * each)
     VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=992))
-    said = rf"^verify\.kv_tokens: 1008 slots of {each} bytes take 0\.0 GB, and 0\.0 GB are free on cpu .*: 1000 would fit"
+    said = (
+        rf"^verify\.kv_tokens: 1008 slots of {each} bytes take 0\.0 GB, and 0\.0 GB are free "
+        r"on "
+        r"cpu .*: 1000 would fit"
+    )
     with pytest.raises(ConfigError, match=said):
         VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=1008))
 
