@@ -1,10 +1,10 @@
 """The Qwen3-8B shape with random weights on one big GPU, in three parts of at most ten minutes
 each.
 
-    python -m benchmarks.gpu                   # needs CUDA; without it the rows say so python -m
-    benchmarks.gpu --tiny            # a toy shape on any device: only shows that the program runs
-    python -m benchmarks.gpu --only steps      # one part of three; `engines` and `steps` need no
-    grpcio python -m benchmarks.gpu --out gpu.json    # keeps all rows
+    python -m benchmarks.gpu                 # needs CUDA; without it the rows say so
+    python -m benchmarks.gpu --tiny          # a toy shape on any device: shows that it runs
+    python -m benchmarks.gpu --only steps    # one of three; `engines`, `steps` need no grpcio
+    python -m benchmarks.gpu --out gpu.json  # keeps all rows
 
 **steps**: what a step of 1 to 64 sequences and 1 to 512 tokens, a draft and the rule alone take,
 beside the least that reading weights and caches once could take here; with recorded passes and

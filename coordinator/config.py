@@ -51,7 +51,7 @@ class ClientsConfig(PublicConfig):
     )
     tool_format: str = setting(
         "",
-        "How the target writes calls of tools, see docs/openai.md; empty reads it off its template.",
+        "How the target writes calls of tools, see docs/openai.md; empty: read off its template.",
         one_of=("", *TOOL_FORMATS),
     )
 

@@ -115,7 +115,7 @@ class ClusterConfig:
     drafter_selector: str | None = setting(None, "The same for drafters.")
     http: str | None = setting(
         "127.0.0.1:8000",
-        "host:port of the coordinator's HTTP front, or a free port if that one is taken; none: off.",
+        "host:port of the coordinator's HTTP front, or a free port if it is taken; none: off.",
     )
     drain_s: float = setting(
         30.0, "How long a worker that is scaled away may finish what it has.", least=0

@@ -1,16 +1,15 @@
-"""The error tree. Who is to blame is part of the type; statuses are assigned in `runtime/server.py`
-only.
+"""The error tree: who is to blame is part of the type. `runtime/server.py` gives each its status.
 
 DsparkError
-|-- InvalidRequest         the client sent something malformed; `field` names it     INVALID_ARGUMENT
-|   `-- Unsupported        understood, not built                                     UNIMPLEMENTED
-|-- Overloaded             a bound was reached; `retry_after_s` hints when to retry  RESOURCE_EXHAUSTED
-|-- Unavailable            nobody can serve this now                                 UNAVAILABLE
-|-- Expired                the request's time ran out                                DEADLINE_EXCEEDED
-|-- RequestCancelled       the client went away                                      nobody is left to tell
-|-- Denied                 credentials are missing or wrong                          UNAUTHENTICATED
-|   `-- Forbidden          who calls is known, and may not call this                 PERMISSION_DENIED
-|-- PeerError              another service broke the protocol                        INTERNAL
+|-- InvalidRequest         the client sent something malformed in `field`  INVALID_ARGUMENT
+|   `-- Unsupported        understood, not built                          UNIMPLEMENTED
+|-- Overloaded             a bound was reached; retry in `retry_after_s`  RESOURCE_EXHAUSTED
+|-- Unavailable            nobody can serve this now                      UNAVAILABLE
+|-- Expired                the request's time ran out                     DEADLINE_EXCEEDED
+|-- RequestCancelled       the client went away                           none: nobody is left
+|-- Denied                 credentials are missing or wrong               UNAUTHENTICATED
+|   `-- Forbidden          the caller is known and may not call this      PERMISSION_DENIED
+|-- PeerError              another service broke the protocol             INTERNAL
 |-- ConfigError            a configuration value is wrong; the process will not start
 `-- CheckpointError        a checkpoint is not what it says; the process will not start
     `-- UnsupportedFamily  a drafter family that is recognised and not built yet

@@ -1,7 +1,7 @@
 """A guided tour of speculative decoding with DSpark, on a tiny pair, on a CPU, in a few minutes.
 
-    python examples/tour.py                 # prints the tour; writes tour.md and its plots to
-    ./tour python examples/tour.py --out docs      # how docs/tour.md was made
+    python examples/tour.py               # prints the tour; writes tour.md and its plots to ./tour
+    python examples/tour.py --out docs    # how docs/tour.md was made
 
 Every step is a function of `examples/guide`: its text is what the page says, its numbers are
 measured.
@@ -29,9 +29,9 @@ STEPS = (
 )
 HEAD = """# A tour of speculative decoding
 
-Made by `python examples/tour.py --out docs` on the tiny pair in `tests/data/pair`, on a CPU; every number below was
-measured by the code of the step, and says how things work, not how well. The program (`examples/guide`) reads like
-this page."""
+Made by `python examples/tour.py --out docs` on the tiny pair in `tests/data/pair`, on a CPU; every
+number below was measured by the code of the step, and says how things work, not how well. The
+program (`examples/guide`) reads like this page."""
 
 
 def wrapped(page: str) -> str:

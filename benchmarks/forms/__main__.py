@@ -1,11 +1,10 @@
 """Answers in a form (JSON schema, expression, grammar), in four parts.
 
-    python -m benchmarks.forms costs           # a mask of a slot and the first use of a schema, at
-    a verifier python -m benchmarks.forms answers --part 1/12 --kept FILE python -m benchmarks.forms
-    answers --kept FILE      # whatever of it is not done yet, then the row python -m
-    benchmarks.forms forced          # of answers: tokens that a form left no choice for python -m
-    benchmarks.forms hostile         # forty grammars that explode, over HTTP beside an honest
-    stream
+    python -m benchmarks.forms costs    # a mask of a slot, the first use of a schema, at a verifier
+    python -m benchmarks.forms answers --part 1/12 --kept FILE
+    python -m benchmarks.forms answers --kept FILE    # what is not done yet, then the row
+    python -m benchmarks.forms forced    # tokens of answers that a form left no choice for
+    python -m benchmarks.forms hostile   # forty grammars that explode, beside an honest stream
 
 All but the costs ask the shipped pair over HTTP.
 """

@@ -49,14 +49,26 @@ def hostile() -> dict[str, Constraint]:
         return "(" * depth + "x" + f"{{1,{count}}})" * depth
 
     made = {
-        **{f"lists nested {n} times": (KIND.JSON_SCHEMA, nested(n)) for n in (200, 500, 1000, 2000, 4000, 9000)},
-        **{f"{n} optional keys": (KIND.JSON_SCHEMA, optional(n)) for n in (100, 200, 400, 1000, 3000, 6000)},
+        **{
+            f"lists nested {n} times": (KIND.JSON_SCHEMA, nested(n))
+            for n in (200, 500, 1000, 2000, 4000, 9000)
+        },
+        **{
+            f"{n} optional keys": (KIND.JSON_SCHEMA, optional(n))
+            for n in (100, 200, 400, 1000, 3000, 6000)
+        },
         **{f"repeated {n} deep": (KIND.REGEX, repeated(n, 900) + "y") for n in (2, 3, 4, 6, 9)},
         **{f"{n} parentheses": (KIND.REGEX, "(" * n + "x" + ")" * n) for n in (500, 5_000, 50_000)},
-        **{f"{n} words": (KIND.REGEX, "|".join(f"word{k}x" for k in range(n))) for n in (1_000, 5_000, 20_000)},
+        **{
+            f"{n} words": (KIND.REGEX, "|".join(f"word{k}x" for k in range(n)))
+            for n in (1_000, 5_000, 20_000)
+        },
         **{f"(x+)+ {n} times": (KIND.REGEX, "(x+)+" * n + "y") for n in (1, 20, 400)},
         **{f"(.*x) {n} times": (KIND.REGEX, f"(.*x){{{n}}}") for n in (10, 100, 1000)},
-        **{f"{n} values": (KIND.JSON_SCHEMA, json.dumps({"enum": list(map(str, range(n)))})) for n in (5_000, 20_000)},
+        **{
+            f"{n} values": (KIND.JSON_SCHEMA, json.dumps({"enum": list(map(str, range(n)))}))
+            for n in (5_000, 20_000)
+        },
         "a reference to itself": (KIND.JSON_SCHEMA, '{"$ref":"#"}'),
         "references in a circle": (
             KIND.JSON_SCHEMA,
@@ -64,12 +76,18 @@ def hostile() -> dict[str, Constraint]:
         ),
         "a rule that is itself": (KIND.GRAMMAR, "root ::= root"),
         "left recursion": (KIND.GRAMMAR, 'root ::= root root root | root "a" | "a" | ""'),
-        "rules without end": (KIND.GRAMMAR, "\n".join(f"r{n} ::= r{n + 1} r{n + 1}" for n in range(5_000))),
+        "rules without end": (
+            KIND.GRAMMAR,
+            "\n".join(f"r{n} ::= r{n + 1} r{n + 1}" for n in range(5_000)),
+        ),
         "a string of a billion": (KIND.JSON_SCHEMA, '{"type":"string","minLength":1000000000}'),
         "a string to a billion": (KIND.JSON_SCHEMA, '{"type":"string","maxLength":1000000000}'),
-        "a list of a million": (KIND.JSON_SCHEMA, '{"type":"array","items":{"type":"integer"},"minItems":1000000}'),
+        "a list of a million": (
+            KIND.JSON_SCHEMA,
+            '{"type":"array","items":{"type":"integer"},"minItems":1000000}',
+        ),
         "no JSON": (KIND.JSON_SCHEMA, "{" * 100_000),
-    }  # fmt: skip
+    }
     return {name: Constraint(*given) for name, given in made.items()}
 
 

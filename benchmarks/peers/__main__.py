@@ -1,8 +1,8 @@
 """One stream and eight at temperature 0: tokens a second beside what a user would run instead, on
 the same target.
 
-    python -m benchmarks.peers [--streams 1,8] [--vllm-python FILE] [--llama-python FILE --gguf
-    FILE] [--quick]
+    python -m benchmarks.peers [--streams 1,8] [--vllm-python FILE] [--llama-python FILE]
+                               [--gguf FILE] [--quick]
 
 We and one peer at a time are up on the same two cores and take turns; a ratio is the median over
 the repetitions of the ratio inside a repetition. Answers have one length, stop tokens are ignored,

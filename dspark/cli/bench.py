@@ -15,9 +15,10 @@ from typing import Any
 from dspark.cli.options import add_endpoint, numbers, tls_of, whole
 from dspark.errors import ConfigError, InvalidRequest
 
-DESCRIPTION = """Asks at the given concurrency (closed loop) or rate (open loop, random arrivals) and measures from
-outside: time to first token, time per token, tokens a second per user and in all, and what speculation did. Latency
-counts from the intended start of a request. Lists (--concurrency, --rate, --policy) make a sweep."""
+DESCRIPTION = """Asks at the given concurrency (closed loop) or rate (open loop, random arrivals)
+and measures from outside: time to first token, time per token, tokens a second per user and in all,
+and what speculation did. Latency counts from the intended start of a request. Lists (--concurrency,
+--rate, --policy) make a sweep."""
 
 
 def add_commands(commands: Any) -> None:

@@ -9,8 +9,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-NOTE = """check loads every tensor and says what it is; convert writes the speculators format; share leaves out what is
-a copy of the target's; import makes a folder of a GGUF target."""
+NOTE = """check loads every tensor and says what it is; convert writes the speculators format; share
+leaves out what is a copy of the target's; import makes a folder of a GGUF target."""
 
 
 def add_commands(commands: Any) -> None:

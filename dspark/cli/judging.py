@@ -12,13 +12,15 @@ from dspark.cli.options import natural, numbers, positive
 
 RULES = ("token", "block", "coupled")
 
-CALIBRATE = """Fits what a drafter's confidence logits are divided by and moved by, slot by slot from left to right,
-on rounds replayed on the target's own answers to held-out prompts: for every acceptance rule, greedy and sampled
-requests apart, on drafts cut to their likeliest entries. Every second prompt is fitted on, the others measure. The
-result is the drafter's calibration.json, which drafters read when they start."""
-EVALUATE = """Measures accepted length by data set and domain: the first user turn of every row is asked, blocks are
-verified whole. FILE is JSONL of {"turns": [text or token ids, ...], "domain": ..., "id": ...}. Confidence gets its
-calibration error, its ranking, and a sweep of thresholds below which a block is cut."""
+CALIBRATE = """Fits what a drafter's confidence logits are divided by and moved by, slot by slot
+from left to right, on rounds replayed on the target's own answers to held-out prompts: for every
+acceptance rule, greedy and sampled requests apart, on drafts cut to their likeliest entries. Every
+second prompt is fitted on, the others measure. The result is the drafter's calibration.json, which
+drafters read when they start."""
+EVALUATE = """Measures accepted length by data set and domain: the first user turn of every row is
+asked, blocks are verified whole. FILE is JSONL of {"turns": [text or token ids, ...], "domain":
+..., "id": ...}. Confidence gets its calibration error, its ranking, and a sweep of thresholds below
+which a block is cut."""
 
 
 def add_commands(commands: Any) -> None:

@@ -38,7 +38,8 @@ from dspark.cli.options import Parser, written_out
 from dspark.errors import DsparkError
 
 EPILOG = """exit codes: 0 done, 1 failed, 2 wrong command line, 130 interrupted.
-Commands find the cluster through the state folder; DSPARK_HOME names another folder: one folder, one cluster."""
+Commands find the cluster through the state folder; DSPARK_HOME names another folder: one folder,
+one cluster."""
 _OWN_OPTIONS = {"train": 1, "ray": 1, "serve": 2}  # command -> words of it that are parsed here
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from dspark.cli.options import numbers, whole
 from dspark.numerals import whole_in
 
-DESCRIPTION = """Simulates verifiers and drafters of given step times and acceptance probabilities (FILE, see
-docs/simulator.md) under the coordinator's own admission, lanes and scheduler, in simulated time. Lists make a sweep:
-every combination is simulated."""
+DESCRIPTION = """Simulates verifiers and drafters of given step times and acceptance probabilities
+(FILE, see docs/simulator.md) under the coordinator's own admission, lanes and scheduler, in
+simulated time. Lists make a sweep: every combination is simulated."""
 
 
 def add_commands(commands: Any) -> None:

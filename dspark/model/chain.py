@@ -5,10 +5,10 @@ Both have one layer. Index i pairs a carried row with the *embedding of token i+
 position i and predicts token i+2. Where the target has been, the carried row is its projected
 feature; beyond, what the drafter made itself:
 
-    Eagle3   u = [RMSNorm_in(E[x_{i+1}]) ; RMSNorm_hidden(g_i)], attention reads u, the residual stream is g_i,
-             and the layer's output, before the final norm, is the next g
-    MTP-1    one ordinary layer on W_eh [RMSNorm_e(E[x_{i+1}]) ; RMSNorm_h(h_i)]; its output is the next h
-             (DeepSeek-V3; the projection has applied RMSNorm_h to what arrives)
+    Eagle3   u = [RMSNorm_in(E[x_{i+1}]) ; RMSNorm_hidden(g_i)], attention reads u, the residual
+             stream is g_i, and the layer's output, before the final norm, is the next g
+    MTP-1    one ordinary layer on W_eh [RMSNorm_e(E[x_{i+1}]) ; RMSNorm_h(h_i)]; its output is the
+             next h (DeepSeek-V3; the projection has applied RMSNorm_h to what arrives)
 
 In training a chain is unrolled over a whole text at once: every index carries a chain of its own
 and sees what step 0 made of all indexes up to its own, and of the later steps only what it made

@@ -6,8 +6,9 @@ names, NaN and any number of empty tensors; those are refused here, by name.
 
 Weights stored in few bits beside their scales are read as the numbers they stand for:
 
-    float8 e4m3    one scale per block of 128 x 128 values; blocks at an edge are short bytes
-    two e2m1 values each along the input, the low four bits first; one scale per 32 values of a row
+    float8 e4m3    one scale per block of 128 x 128 values; blocks at an edge are short
+    bytes          two e2m1 values each along the input, the low four bits first; one scale per 32
+                   values of a row
 
 With scales that are powers of two every value is exact in bfloat16.
 """

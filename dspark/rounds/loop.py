@@ -8,9 +8,10 @@ acknowledges what it has committed, and takes sequences back.
 
 Invariants, beside those of `plan`, `orders`, `passes`, `feeding` and `bounds`:
 R1. Nothing that follows from a block leaves before its prefix is fixed.
-R4. A sequence asks for one block per anchor. An empty one uses the anchor up, whatever made it empty.
-R6. What was drawn is reported, or lost with its session. Everything that is decided settles; DROP is for sequences that
-    ended and clients that left.
+R4. A sequence asks for one block per anchor. An empty one uses the anchor up, whatever made it
+    empty.
+R6. What was drawn is reported, or lost with its session. Everything that is decided settles; DROP
+    is for sequences that ended and clients that left.
 R8. No round begins while more than `window` rounds are reported and not acknowledged.
 """
 

@@ -183,7 +183,8 @@ def table(report: Mapping[str, Any]) -> str:
             + (" (few: mostly noise)" if fit["few_rounds"] else "")
         )
         lines.append(
-            f"{'slot':>6}{'T':>8}{'offset':>8}{'error':>16}{'AUC survival':>18}{'AUC slot':>10}{'accepted':>10}"
+            f"{'slot':>6}{'T':>8}{'offset':>8}{'error':>16}"
+            f"{'AUC survival':>18}{'AUC slot':>10}{'accepted':>10}"
         )
         was, now = fit["before"], fit["after"]
         offsets = fit["offsets"] or [0.0] * len(fit["temperatures"])
@@ -191,7 +192,8 @@ def table(report: Mapping[str, Any]) -> str:
             zip(fit["temperatures"], offsets, strict=True)
         ):
             lines.append(
-                f"{slot + 1:6}{temperature:8.2f}{offset:8.2f}{was['ece'][slot]:8.2%}{now['ece'][slot]:8.2%}"
+                f"{slot + 1:6}{temperature:8.2f}{offset:8.2f}"
+                f"{was['ece'][slot]:8.2%}{now['ece'][slot]:8.2%}"
                 f"{was['auc'][slot]:9.3f}{now['auc'][slot]:9.3f}{fit['auc_each'][slot]:10.3f}"
                 f"{now['mean_accepted'][slot]:10.3f}"
             )

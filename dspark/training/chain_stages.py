@@ -90,7 +90,8 @@ def write_report(out: Path, notes: Mapping[str, Any]) -> Path:
         "regenerate": f"{rows['rows']} answers, {rows['tokens']:,} tokens, {rows['failed']} failed",
         "encode": f"{samples['samples']} samples, {samples['tokens']:,} tokens, "
         f"{samples['supervised']:,} supervised",
-        "train": f"{train['step']:.0f} steps, loss {train['first_loss']:.4f} -> {train['loss']:.4f}",
+        "train": f"{train['step']:.0f} steps, "
+        f"loss {train['first_loss']:.4f} -> {train['loss']:.4f}",
         "evaluate": "accepted length, below",
         "serve": f"{served['prompts']} prompts through a cell",
     }

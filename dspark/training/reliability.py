@@ -3,9 +3,11 @@
 Sequential scaling fits one map per slot, left to right, with the maps of the slots before it
 frozen. What is made right is the chance that slots 1..k were all accepted, (prod_{i<k} c_i) * c_k:
 
-`temperatures`  c_k = sigmoid(z_k / T_k), as published: T_k minimises the calibration error, on a grid
-`with_offsets`  c_k = sigmoid(z_k / T_k + b_k): T_k and b_k minimise the log loss. A temperature leaves a chance of one
-                half where it is, whatever really happens there; an offset does not.
+`temperatures`  c_k = sigmoid(z_k / T_k), as published: T_k minimises the calibration error, on a
+                grid
+`with_offsets`  c_k = sigmoid(z_k / T_k + b_k): T_k and b_k minimise the log loss. A temperature
+                leaves a chance of one half where it is, whatever really happens there; an offset
+                does not.
 """
 
 from __future__ import annotations

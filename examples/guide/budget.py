@@ -30,17 +30,19 @@ def threshold_sweep(tour: Tour) -> str:
     plot = tour.save(figure, "sweep")
     return f"""## 7. What confidence is good for
 
-Verifying a token that will be rejected is work for nothing, and under load it is work that another request could have
-used. Cut a block before the first slot whose confidence is below a threshold, and sweep the threshold from
-{THRESHOLDS[0]:g} (right end of the line) to {THRESHOLDS[-1]:g} (left end):
+Verifying a token that will be rejected is work for nothing, and under load it is work that another
+request could have used. Cut a block before the first slot whose confidence is below a threshold,
+and sweep the threshold from {THRESHOLDS[0]:g} (right end of the line) to {THRESHOLDS[-1]:g} (left
+end):
 
 {plot}
 
-tau of whole blocks is {tau[0]:.2f}. At a threshold of {THRESHOLDS[SHOWN]:g} it is {tau[SHOWN]:.2f}, and {saved:.0%} of
-the tokens verified per token that came out are saved: where text is hard to guess, most of a block can go unverified
-for next to nothing. A scheduler does better than a threshold: it gives every request what its survival is worth at the
-present load (`coordinator/planning/planner.py`). Cutting is lossless as long as whether a slot is verified
-does not depend on the token in it."""
+tau of whole blocks is {tau[0]:.2f}. At a threshold of {THRESHOLDS[SHOWN]:g} it is {tau[SHOWN]:.2f},
+and {saved:.0%} of the tokens verified per token that came out are saved: where text is hard to
+guess, most of a block can go unverified for next to nothing. A scheduler does better than a
+threshold: it gives every request what its survival is worth at the present load
+(`coordinator/planning/planner.py`). Cutting is lossless as long as whether a slot is verified does
+not depend on the token in it."""
 
 
 def _points(tour: Tour, path: Path) -> list[dict[str, Any]]:

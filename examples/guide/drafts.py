@@ -16,16 +16,17 @@ def plain_decoding(tour: Tour) -> str:
     prompt, answer = tour.plain()
     return f"""## 1. A plain decoder
 
-A language model reads a text and says how likely every token is as the next one. We take the likeliest, append it,
-and ask again: {len(answer)} tokens are {len(answer)} passes, each through all {tour.target.num_layers} layers.
+A language model reads a text and says how likely every token is as the next one. We take the
+likeliest, append it, and ask again: {len(answer)} tokens are {len(answer)} passes, each through all
+{tour.target.num_layers} layers.
 
 ```text
 {tour.text([*prompt, *answer])}
 ```
 
-A pass over eight tokens costs little more than one over a single token, because most of its time goes into fetching
-weights. So if somebody *guessed* the next tokens, one pass could check all guesses at once. That is speculative
-decoding."""
+A pass over eight tokens costs little more than one over a single token, because most of its time
+goes into fetching weights. So if somebody *guessed* the next tokens, one pass could check all
+guesses at once. That is speculative decoding."""
 
 
 def autoregressive_draft(tour: Tour) -> str:
@@ -48,13 +49,14 @@ def autoregressive_draft(tour: Tour) -> str:
     made = len(ids) - start
     return f"""## 2. Let a small model guess
 
-The assistant is a language model of one thin layer. It drafts {GUESSES} tokens, the target checks them in one pass: as
-long as a guess is what the target would have said, it stays; the first wrong one is replaced by the target's own token.
-The answer is that of step 1, token for token, in {rounds} passes of the target instead of {made}:
-{made / rounds:.1f} tokens a round, the target's own counted. We call that number *tau*.
+The assistant is a language model of one thin layer. It drafts {GUESSES} tokens, the target checks
+them in one pass: as long as a guess is what the target would have said, it stays; the first wrong
+one is replaced by the target's own token. The answer is that of step 1, token for token, in
+{rounds} passes of the target instead of {made}: {made / rounds:.1f} tokens a round, the target's
+own counted. We call that number *tau*.
 
-The price: {passes} passes of the assistant, one after another. A longer draft costs proportionally more, and a better
-drafter is a bigger one."""
+The price: {passes} passes of the assistant, one after another. A longer draft costs proportionally
+more, and a better drafter is a bigger one."""
 
 
 def block_draft(tour: Tour) -> str:
@@ -78,16 +80,17 @@ def block_draft(tour: Tour) -> str:
     shape = tour.drafter.config
     return f"""## 3. A whole block in one pass
 
-DSpark's drafter does not write token after token. It takes the anchor (the newest token) and {tour.slots - 1} masks,
-looks at what the *target* thought of the text so far, hidden states of layers {list(tour.drafter.target_layer_ids)},
-and fills all {tour.slots} slots in one pass through {shape.num_hidden_layers} layers. But slots that are filled side
-by side do not know of each other: each bets on the likeliest token of its place, and two bets need not fit together.
-The *sequential head* mends that: a table of rank {shape.markov_rank} adds, slot by slot, a bias that depends on the
+DSpark's drafter does not write token after token. It takes the anchor (the newest token) and
+{tour.slots - 1} masks, looks at what the *target* thought of the text so far, hidden states of
+layers {list(tour.drafter.target_layer_ids)}, and fills all {tour.slots} slots in one pass through
+{shape.num_hidden_layers} layers. But slots that are filled side by side do not know of each other:
+each bets on the likeliest token of its place, and two bets need not fit together. The *sequential
+head* mends that: a table of rank {shape.markov_rank} adds, slot by slot, a bias that depends on the
 token just drawn before.
 
 | slot | the target says | head off | head on |
 | ---: | --- | --- | --- |
 {rows}
 
-At {len(found)} places of the answer, the first {np.mean(without):.2f} slots of a block are right on average without
-the head, and the first {np.mean(with_head):.2f} with it."""
+At {len(found)} places of the answer, the first {np.mean(without):.2f} slots of a block are right on
+average without the head, and the first {np.mean(with_head):.2f} with it."""

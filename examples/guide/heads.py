@@ -48,15 +48,17 @@ def mini_training(tour: Tour) -> str:
     )
     return f"""## 8. Where the heads come from
 
-Forget both heads, keep the rest of the drafter frozen, and train {sum(w.numel() for w in heads):,} weights for
-{len(log)} steps of {BLOCKS} blocks on text that the target wrote. Three terms: a little cross-entropy, mostly the
-distance between p and q, which is exactly what acceptance costs, and the confidence's own; the label of a slot's
-confidence is 1 - distance / 2, the chance that it would be accepted.
+Forget both heads, keep the rest of the drafter frozen, and train {sum(w.numel() for w in heads):,}
+weights for {len(log)} steps of {BLOCKS} blocks on text that the target wrote. Three terms: a little
+cross-entropy, mostly the distance between p and q, which is exactly what acceptance costs, and the
+confidence's own; the label of a slot's confidence is 1 - distance / 2, the chance that it would be
+accepted.
 
 {plot}
 
-The error of confidence went from {first:.3f} to {last:.3f} in {len(log)} steps. A whole drafter takes longer:
-`dspark train` does it for a target of your own, `dspark calibrate` and `dspark evaluate` say how good it is."""
+The error of confidence went from {first:.3f} to {last:.3f} in {len(log)} steps. A whole drafter
+takes longer: `dspark train` does it for a target of your own, `dspark calibrate` and `dspark
+evaluate` say how good it is."""
 
 
 def _without_heads(tour: Tour) -> BlockDrafter:

@@ -37,15 +37,15 @@ def confidences(tour: Tour) -> str:
     plot = tour.save(figure, "confidences")
     return f"""## 4. How sure is it?
 
-Beside every token stands a *confidence*: the chance that it is accepted, given that the ones before it were. Here the
-prompt ends in `{tour.text(ids).splitlines()[-1].strip()}`; bars are confidences, green where the target agreed
-({kept} of {len(drawn)}). Their running product, the line, is *survival*: the chance that the block is still alive at
-a slot.
+Beside every token stands a *confidence*: the chance that it is accepted, given that the ones before
+it were. Here the prompt ends in `{tour.text(ids).splitlines()[-1].strip()}`; bars are confidences,
+green where the target agreed ({kept} of {len(drawn)}). Their running product, the line, is
+*survival*: the chance that the block is still alive at a slot.
 
 {plot}
 
-Survival is a promise one can budget with, if it is honest: among slots with survival 0.7, seven in ten must live.
-`dspark calibrate` sees to it, slot by slot."""
+Survival is a promise one can budget with, if it is honest: among slots with survival 0.7, seven in
+ten must live. `dspark calibrate` sees to it, slot by slot."""
 
 
 def whole(_at: int, told: Sequence[float]) -> int:
@@ -76,15 +76,15 @@ def the_loop(tour: Tour) -> str:
     past = f" (the last round runs past token {kept})" if committed > kept else ""
     return f"""## 5. The loop
 
-`dspark/decoding/reference.py` holds the whole algorithm on one page. Its first rounds (the token in bold is the
-target's own):
+`dspark/decoding/reference.py` holds the whole algorithm on one page. Its first rounds (the token in
+bold is the target's own):
 
 | round | accepted | tokens |
 | ---: | --- | --- |
 {shown}
 
-{kept} tokens in {len(run.rounds)} rounds, tau {committed / len(run.rounds):.1f}{past}; they are {same} of plain
-decoding."""
+{kept} tokens in {len(run.rounds)} rounds, tau {committed / len(run.rounds):.1f}{past}; they are
+{same} of plain decoding."""
 
 
 def losslessness(tour: Tour) -> str:
@@ -107,18 +107,19 @@ def losslessness(tour: Tour) -> str:
     )
     return f"""## 6. Nothing is lost
 
-At a temperature the target does not have *one* next token but probabilities p, and the drafter draws from its own q.
-Accept a draft x with chance min(1, p(x) / q(x)); on a rejection draw from what q left of p. What comes out follows p
-exactly:
+At a temperature the target does not have *one* next token but probabilities p, and the drafter
+draws from its own q. Accept a draft x with chance min(1, p(x) / q(x)); on a rejection draw from
+what q left of p. What comes out follows p exactly:
 
 | token | p | q | drafted and kept | added after a rejection | together |
 | --- | ---: | ---: | ---: | ---: | ---: |
 {rows}
 
-Whatever the drafter is, good or hostile, only speed changes. With the *coupled* rule not even the draws change: both
-sides run one race over the vocabulary, keyed by the request's seed. Four ways to answer with seed 7 at temperature 1,
-whole blocks, odd prefixes, a drafter that babbles at confidence 0.99, and no drafter at all, took
-{", ".join(str(len(run.rounds)) for run in said)} rounds and said {same}:
+Whatever the drafter is, good or hostile, only speed changes. With the *coupled* rule not even the
+draws change: both sides run one race over the vocabulary, keyed by the request's seed. Four ways to
+answer with seed 7 at temperature 1, whole blocks, odd prefixes, a drafter that babbles at
+confidence 0.99, and no drafter at all, took {", ".join(str(len(run.rounds)) for run in said)}
+rounds and said {same}:
 
 ```text
 {tour.text([*prompt, *said[0].token_ids])}

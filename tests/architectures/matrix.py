@@ -1,8 +1,8 @@
 """Runs one family through the engine in every way that requests meet, and compares ids with the
 library's `generate`.
 
-    python -m tests.architectures.matrix          # all families; writes the saved result and its
-    page python -m tests.architectures.matrix mistral  # one of them; prints it
+    python -m tests.architectures.matrix          # all families; writes the result and its page
+    python -m tests.architectures.matrix mistral  # one of them; prints it
 
 A wrong id, an error and a backend other than the table's are all told by name.
 """

@@ -70,7 +70,8 @@ def kind_of(method: str, asked: bool, data: bytes) -> str:
     field, each = listed
     said = [one.WhichOneof(each.name) for one in getattr(message, field)]
     order = [its.name for its in each.fields]
-    return f"{descriptor.name}.{max(said, key=lambda name: (name not in OFTEN, order.index(name)), default='empty')}"
+    most = max(said, key=lambda name: (name not in OFTEN, order.index(name)), default="empty")
+    return f"{descriptor.name}.{most}"
 
 
 def _choice(descriptor: Descriptor) -> OneofDescriptor | None:

@@ -62,9 +62,8 @@ def _lines(entry: Entry, saved: Sequence[dict[str, Any]]) -> Iterator[str]:
         engine = value.get("engine", "") if isinstance(value, dict) else ""
         measured = f"{told(value)} ({row['date']}, {row['commit']})"
         holds = "yes" if row["holds"] else "**no**"
-        yield f"| {entry.row} | {row['name']} | {engine} | {measured} | {row['bar']} | {holds} |\n".replace(
-            "||", "| |"
-        )
+        cells = (entry.row, row["name"], engine, measured, row["bar"], holds)
+        yield f"| {' | '.join(map(str, cells))} |\n".replace("||", "| |")
 
 
 def told(value: Any) -> str:

@@ -7,9 +7,7 @@ from tests.mutation.mutant import Mutant, caught_by, in_file
 L = "tests/unit/coordinator/test_lane.py::test_"
 SEVERAL = "tests/unit/coordinator/test_choices.py::test_"
 SETTLES = (f"{L}a_verifier_that_will_leave_settles_its_sequences_and_they_move",)
-WRITTEN = (
-    f"{L}r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged_before_it_is_shown",
-)
+WRITTEN = (f"{L}r7_a_commit_is_written_then_acknowledged_then_shown",)
 IN_ORDER = (f"{L}r7_a_report_that_is_not_the_next_one_orphans_its_sequence",)
 EPOCHS = (f"{L}r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_given_twice",)
 LIES = (f"{L}a_verifier_that_says_what_cannot_be_ends_that_request_and_no_other",)

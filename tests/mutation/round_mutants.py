@@ -410,7 +410,8 @@ MUTANTS: list[Mutant] = [
             "rows of a pass are committed before it has ended",
             "        items, chunks = prepared.items, prepared.chunks\n        result =",
             "        items, chunks = prepared.items, prepared.chunks\n"
-            "        for state in prepared.states:\n            state.cached += 1\n        result =",
+            "        for state in prepared.states:\n            state.cached += 1\n"
+            "        result =",
             (f"{U}nothing_of_a_pass_is_known_before_its_end",),
         ),
         (

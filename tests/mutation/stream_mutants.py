@@ -108,7 +108,8 @@ STREAMS: list[Mutant] = [
         ),
         (
             "a drafter that is gone keeps its contexts",
-            'return self._lose(at.drafter, known, "lost: gone") if known.stream is not None else []',
+            'return self._lose(at.drafter, known, "lost: gone") '
+            "if known.stream is not None else []",
             "return []",
             GONE,
         ),

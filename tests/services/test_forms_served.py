@@ -78,12 +78,16 @@ def test_every_answer_that_ended_fits_its_schema(cell: HttpCell) -> None:
 
 
 def test_drafts_do_not_change_an_answer(cell: HttpCell) -> None:
+    policies = [
+        {"speculation": {"policy": policy}} for policy in ("off", "fixed:7", "threshold:0.5")
+    ]
     for fields in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 7}):
         texts = {
-            asked(cell, response_format=FORMAT, extra_body={"speculation": {"policy": policy}}, **fields)
-            .choices[0].message.content
-            for policy in ("off", "fixed:7", "threshold:0.5")
-        }  # fmt: skip
+            asked(cell, response_format=FORMAT, extra_body=policy, **fields)
+            .choices[0]
+            .message.content
+            for policy in policies
+        }
         assert len(texts) == 1
         check(texts.pop())
 

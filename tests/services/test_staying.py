@@ -57,7 +57,7 @@ def test_a_cell_whose_ray_is_gone_ends_it_with_a_sentence(
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_coordinator_that_does_not_come_back_ends_it_and_a_cell_of_another_cluster_is_left_as_it_is(
+def test_a_coordinator_that_does_not_come_back_ends_it_and_another_cluster_is_left_alone(
     ray: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, own: bool
 ) -> None:
     monkeypatch.setattr(lifecycle, "SILENT_S", 0.2)

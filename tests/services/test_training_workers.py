@@ -19,7 +19,8 @@ import datetime, json, sys
 import torch.distributed as distributed
 from dspark.training.settings import from_json
 from dspark.training.trainer import train_drafter
-settings, meeting, rank, size = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+settings, meeting = json.loads(sys.argv[1]), sys.argv[2]
+rank, size = int(sys.argv[3]), int(sys.argv[4])
 distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size,
                                timeout=datetime.timedelta(seconds=120))
 train_drafter(from_json(settings))

@@ -29,7 +29,8 @@ PANELS = {
     'rate(vllm:time_to_first_token_seconds_count{model_name="$model_name"}[5m])',
     "between tokens": "histogram_quantile(0.5, sum by(le) "
     '(rate(vllm:inter_token_latency_seconds_bucket{model_name="$model_name"}[5m])))',
-    "per token": 'rate(vllm:request_time_per_output_token_seconds_sum{model_name="$model_name"}[5m])',
+    "per token": "rate("
+    'vllm:request_time_per_output_token_seconds_sum{model_name="$model_name"}[5m])',
     "whole request": "histogram_quantile(0.9, sum by(le) "
     '(rate(vllm:e2e_request_latency_seconds_bucket{model_name="$model_name"}[5m])))',
     "success": "sum by(finished_reason) "
@@ -39,8 +40,10 @@ PANELS = {
     "queue": 'rate(vllm:request_queue_time_seconds_sum{model_name="$model_name"}[5m])',
     "prefill": 'rate(vllm:request_prefill_time_seconds_sum{model_name="$model_name"}[5m])',
     "decode": 'rate(vllm:request_decode_time_seconds_sum{model_name="$model_name"}[5m])',
-    "prompts": 'sum by(le) (increase(vllm:request_prompt_tokens_bucket{model_name="$model_name"}[5m]))',
-    "answers": 'sum by(le) (increase(vllm:request_generation_tokens_bucket{model_name="$model_name"}[5m]))',
+    "prompts": "sum by(le) "
+    '(increase(vllm:request_prompt_tokens_bucket{model_name="$model_name"}[5m]))',
+    "answers": "sum by(le) "
+    '(increase(vllm:request_generation_tokens_bucket{model_name="$model_name"}[5m]))',
 }
 
 

@@ -25,7 +25,10 @@ from verify_service.grammars.schema import (
 
 _YEAR = r"(000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})"
 _FOURTH = "(0[48]|[2468][048]|[13579][26])"
-_DAY = r"((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
+_DAY = (
+    r"((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)"
+    r"|02-(0[1-9]|1\d|2[0-8]))"
+)
 _DATE = rf"({_YEAR}-{_DAY}|(\d\d{_FOURTH}|{_FOURTH}00)-02-29)"
 _HOUR = r"([01]\d|2[0-3]):[0-5]\d"
 _TIME = rf"{_HOUR}:[0-5]\d(\.\d{{1,6}})?(Z|[+-]{_HOUR})"
@@ -49,7 +52,10 @@ _REPEATED = re.compile(r"\^(\[(?:\\.|[^\\\]])+\]|\\[dwsDWS]|\.)([+*])\$")  # one
 # Of a bounded length: a scheme, then a host or none, and N characters.
 _URI_CHARACTER = "[A-Za-z0-9._~!$&'()*+,;=:@/?-]"
 _HOST = r"//[A-Za-z0-9.-]{1,64}(:\d{1,5})?"
-_URI = rf"^[a-z][a-z0-9+.-]{{0,15}}:({_HOST}(/{_URI_CHARACTER}{{0,N}})?|[A-Za-z0-9]{_URI_CHARACTER}{{0,N}})$"
+_URI = (
+    rf"^[a-z][a-z0-9+.-]{{0,15}}:"
+    rf"({_HOST}(/{_URI_CHARACTER}{{0,N}})?|[A-Za-z0-9]{_URI_CHARACTER}{{0,N}})$"
+)
 _URI_PARTS = 90
 _DOMAIN = r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 _AHEAD = {  # patterns that look ahead, and the same without that

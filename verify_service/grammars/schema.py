@@ -212,7 +212,8 @@ def _find(root: Any) -> Iterator[tuple[str, str]]:
         if len(schema.get("allOf", ())) > 1:
             yield (
                 where,
-                "allOf of several parts is supported where these are objects that take further keys",
+                "allOf of several parts is supported where these are objects that take further "
+                "keys",
             )
         yield from ((where, problem) for check in _CHECKS for problem in check(schema))
         if where and "$id" in schema and any("$ref" in part for _, part in walk(schema)):

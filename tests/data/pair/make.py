@@ -56,7 +56,7 @@ TEMPLATE = """{#- The target goes on with a text and knows no turns: what was sa
     {%- endif -%}
     {{- message.content -}}
 {%- endfor -%}
-"""
+"""  # noqa: E501
 
 
 def main() -> None:

@@ -28,7 +28,8 @@ LENGTH = 3000  # tokens: every client leaves in the middle
 _VICTIM = """
 import json, sys
 from dspark.client import Client
-stream = Client(sys.argv[1]).generate(json.loads(sys.argv[2]), max_tokens=int(sys.argv[3]), ignore_eos=True)
+prompt, length = json.loads(sys.argv[2]), int(sys.argv[3])
+stream = Client(sys.argv[1]).generate(prompt, max_tokens=length, ignore_eos=True)
 for number, event in enumerate(stream):
     if number == 2: print("running", flush=True)
 """

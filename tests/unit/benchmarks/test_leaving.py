@@ -25,8 +25,8 @@ import os, signal, subprocess, sys
 from benchmarks.pair import leave_in_order
 signal.signal(signal.SIGINT, signal.default_int_handler)
 leave_in_order()
-words = [sys.executable, "-m", "benchmarks.peers.leash", str(os.getpid()), sys.executable, "-c", {FOREIGN!r}]
-leash = subprocess.Popen(words)
+words = [sys.executable, "-m", "benchmarks.peers.leash", str(os.getpid())]
+leash = subprocess.Popen([*words, sys.executable, "-c", {FOREIGN!r}])
 try:
     leash.wait()
 finally:

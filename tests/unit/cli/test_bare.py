@@ -23,7 +23,8 @@ BARE = """
 import sys
 from importlib import metadata
 
-THERE = {"dspark", "deploy", "verify_service", "draft_service", "coordinator", "grpc", "google", "typing_extensions"}
+THERE = {"dspark", "deploy", "verify_service", "draft_service", "coordinator"}
+THERE |= {"grpc", "google", "typing_extensions"}
 
 class Bare:
     def find_spec(self, name, path=None, target=None):

@@ -24,7 +24,8 @@ CHATML = """{%- if messages[0].role == 'system' %}
     {%- if loop.first and message.role == 'system' %}{%- continue %}{%- endif %}
     {%- if message.role == 'assistant' %}
         {%- set content = message.content.split('</think>')[-1].lstrip('\\n') %}
-        {{- '<|im_start|>assistant\\n' }}{% generation %}{{- content + '<|im_end|>\\n' }}{% endgeneration %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- generation %}{{- content + '<|im_end|>\\n' }}{% endgeneration %}
     {%- else %}
         {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
     {%- endif %}

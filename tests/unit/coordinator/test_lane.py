@@ -131,9 +131,7 @@ async def test_prefills_go_a_few_at_a_time_in_order() -> None:
 
 
 @virtual
-async def test_r7_a_commit_is_written_before_it_is_acknowledged_and_acknowledged_before_it_is_shown() -> (
-    None
-):
+async def test_r7_a_commit_is_written_then_acknowledged_then_shown() -> None:
     cell = RoundsCell()
     happened: list[str] = []
     written: list[int] = []

@@ -106,9 +106,7 @@ def test_a_stop_string_across_chunk_borders_is_never_shown() -> None:
         assert told.reading.answered == len("go on STOP")
 
 
-def test_tokens_end_with_the_one_that_completes_the_stop_string_and_what_is_behind_it_is_dropped_and_counted() -> (
-    None
-):
+def test_tokens_end_with_the_stop_string_and_those_behind_it_are_dropped_and_counted() -> None:
     told = Told(stops=("lo",))
     told.say("hello there", 7)
     told.commit(TOKENIZER.encode("more"))
@@ -252,7 +250,7 @@ def test_stop_strings_are_found_however_the_text_is_cut(
     st.lists(st.text("ab", min_size=1, max_size=3), min_size=1),
     st.integers(0, 8),
 )
-def test_under_a_least_length_the_first_token_that_may_end_and_completes_a_stop_string_ends_the_answer(
+def test_under_a_least_length_the_first_stop_string_that_may_end_ends_the_answer(
     text: str, stops: list[str], least: int
 ) -> None:
     wanted = None

@@ -162,7 +162,7 @@ async def test_it_goes_on_under_the_seed_it_began_with_and_a_higher_epoch_every_
 
 
 @virtual
-async def test_answers_of_one_request_draw_by_their_own_noise_and_resume_under_their_own_epochs() -> (
+async def test_answers_of_one_request_have_their_own_noise_and_resume_under_their_own_epochs() -> (
     None
 ):
     journal = in_memory()

@@ -362,8 +362,7 @@ def older_price(world: World, rng: np.random.Generator) -> Callable[[tuple[float
     return lambda confidence: int(1e6 * (sum(confidence) + salt)) % len(PRICES)
 
 
-# -- tables
-# ------------------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 
 SHAPES = (

@@ -46,8 +46,7 @@ def q_of(*slots: dict[int, float]) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-# -- the two pure functions
-# --------------------------------------------------------------------------------------
+# -- the two pure functions ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -85,8 +84,7 @@ def test_without_a_residual_the_target_itself_is_drawn_from() -> None:
     assert torch.equal(residual(p, f64([0.6, 0.25, 0.25])), p)
 
 
-# -- one sequence
-# ------------------------------------------------------------------------------------------------
+# -- one sequence ----------------------------------------------------------------------------------
 
 
 def test_an_empty_prefix_is_plain_decoding() -> None:
@@ -124,8 +122,7 @@ def test_the_very_numbers_that_were_sent_are_weighed() -> None:
     np.testing.assert_allclose(slots.of_drafted(), exact[:, :, 0].ravel(), rtol=1e-15)
 
 
-# -- what is refused
-# ---------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 GOOD = (
     np.array([[3, 1], [0, 2]], np.uint32),
@@ -218,8 +215,7 @@ def test_any_bytes_are_either_refused_in_words_or_judged() -> None:
     assert min(refused, judged) > 500
 
 
-# -- a packed pass
-# -----------------------------------------------------------------------------------------------
+# -- a packed pass ---------------------------------------------------------------------------------
 
 ALL_PARAMS = [
     SamplingParams(1.0, seed=1),

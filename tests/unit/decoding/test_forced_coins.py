@@ -7,6 +7,9 @@ and expects these tests, among others, to fail.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import torch
 from forced_coins import judged
@@ -42,6 +45,10 @@ def tables(count: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     return made
 
 
+def _run(rule: Rule, p: Any, draft: Any, q: Any, one: float, two: float, emit: float) -> Any:
+    return judged(rule, p, draft, q, [one, two], emit)
+
+
 def dense(ids: np.ndarray, probs: np.ndarray) -> list[float]:
     total = sum(float(weight) for weight in probs)
     q = [0.0] * VOCAB
@@ -63,13 +70,7 @@ def test_the_rule_induces_its_law_on_every_table() -> None:
             for second in ids[1].tolist():
                 draft = [first, second]
                 keep = [min(1.0, law[k][draft[k]] / q[k][draft[k]]) for k in range(2)]
-
-                def run(
-                    one: float, two: float, emit: float, draft: list[int] = draft
-                ) -> tuple[int, int]:
-                    return judged(
-                        Rule.TOKEN, torch.from_numpy(p), draft, (ids, probs), [one, two], emit
-                    )  # noqa: B023
+                run = partial(_run, Rule.TOKEN, torch.from_numpy(p), draft, (ids, probs))
 
                 # The share of coins that keep a token, and the two extreme coins.
                 kept = sum(run(u, LAST, 0.5)[0] >= 1 for u in GRID)
@@ -113,13 +114,8 @@ def test_the_block_rule_decides_as_the_paper_says_on_every_table() -> None:
                     corrected([one * a for a in law[1]], q[1]),
                     law[2],
                 ]
-
-                def run(
-                    one: float, two: float, emit: float, draft: tuple[int, int] = (first, second)
-                ) -> tuple[int, int]:
-                    return judged(
-                        Rule.BLOCK, torch.from_numpy(p), draft, (ids, probs), [one, two], emit
-                    )  # noqa: B023
+                of = (torch.from_numpy(p), (first, second), (ids, probs))
+                run = partial(_run, Rule.BLOCK, *of)
 
                 for coins in (
                     (0.0, 0.0),

@@ -190,9 +190,7 @@ def test_coupled_noise_is_named_by_seed_choice_and_position_alone() -> None:
             assert len(inside) == 40 * VOCAB // 4
 
 
-def test_a_coupled_answer_is_plain_decoding_under_the_same_noise_whatever_is_drafted_or_verified() -> (
-    None
-):
+def test_a_coupled_answer_is_plain_decoding_under_the_same_noise_whatever_is_drafted() -> None:
     def stranger(tokens: Sequence[int], pick: Pick) -> list[float]:
         return [
             confidence_after(tokens)

@@ -210,8 +210,7 @@ def test_ids_outside_the_vocabulary_are_found_before_they_are_used() -> None:
     ).startswith("min_tokens")
 
 
-# -- the rule's own doors
-# -----------------------------------------------------------------------------------------
+# -- the rule's own doors --------------------------------------------------------------------------
 
 
 def test_the_rule_judges_shaped_rows_and_leaves_neighbours_alone() -> None:
@@ -235,8 +234,7 @@ def test_the_first_token_is_shaped_too() -> None:
     assert first_token(logits, params, Cursor(1, 1, 0, 3), Shaper.of(params, [5, 5, 0])) == 2
 
 
-# -- as many ids as may be named
-# ----------------------------------------------------------------------------------
+# -- as many ids as may be named -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

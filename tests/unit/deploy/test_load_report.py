@@ -20,7 +20,8 @@ def _status(
                 busy_s=busy_s, wait_s=0.01 * waits, waits=waits,
             ),
             ProcessStatus(
-                role="verify", name="verify/0", pid=8, state="serving", pages_held=30, pages_total=40
+                role="verify", name="verify/0", pid=8, state="serving",
+                pages_held=30, pages_total=40,
             ),
         ),
         lanes=(LaneStatus(verifier="verify/0", drafters=("draft/0",), running=5, waiting=1),),

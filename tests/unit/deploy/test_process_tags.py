@@ -21,7 +21,8 @@ SLEEP = "import time; print(flush=True); time.sleep(600)"
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+words = [sys.executable, "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(words, start_new_session=True)
 print(child.pid, flush=True)
 time.sleep(600)
 """

@@ -107,9 +107,7 @@ def test_a_stream_that_is_over_is_not_drafted_for() -> None:
     assert bench.engine.passes == [[2]], "a pass for nobody is none"
 
 
-def test_a_pass_that_fails_is_told_to_all_of_it_and_to_whoever_watches_the_device_and_the_next_one_runs() -> (
-    None
-):
+def test_a_pass_that_fails_is_told_to_all_of_it_and_the_next_one_runs() -> None:
     bench: Any = Bench(2)
     bench.ask(1, "a", 1)
     bench.ask(2, "b", 2)

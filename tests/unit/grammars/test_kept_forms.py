@@ -53,7 +53,10 @@ SHORT = {"type": "json_schema", "json_schema": {"type": "string", "maxLength": 2
 LENGTH_IN_TAG = json.dumps({"type": "structural_tag", "format": SHORT})
 
 
-ZOD_EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+ZOD_EMAIL = (
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]"
+    r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+)
 NAMED = '{"properties":{"é":{"type":"integer"},"è":{}},"additionalProperties":{"type":"string"}}'
 HUNDRED = {
     "type": "object",

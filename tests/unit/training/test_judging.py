@@ -140,7 +140,8 @@ def test_answers_that_are_kept_are_not_drawn_again(
         )  # fmt: skip
         return repr(
             evaluate.evaluate(
-                golden_target, golden_drafter, [prompts], new_tokens=new_tokens, keep=keep, bar=False
+                golden_target, golden_drafter, [prompts],
+                new_tokens=new_tokens, keep=keep, bar=False,
             )["temperatures"]
         )  # fmt: skip
 

@@ -40,7 +40,10 @@ def test_finished_answers_are_found_and_the_open_one_is_not() -> None:
         "b<|im_end|>\n<|im_start|>assistant\n"
     )
     assert [text[a:b] for a, b in answer_spans(text)] == ["a b<|im_end|>\n"]
-    gemma = "<|turn>user\nq<turn|>\n<|turn>model\n<|channel>thought\n<channel|>yes<turn|>\n<|turn>model\n"
+    gemma = (
+        "<|turn>user\nq<turn|>\n<|turn>model\n<|channel>thought\n"
+        "<channel|>yes<turn|>\n<|turn>model\n"
+    )
     assert [gemma[a:b] for a, b in answer_spans(gemma)] == ["yes<turn|>\n"]
     assert answer_spans("nothing of the kind") == []
 
