@@ -41,9 +41,8 @@ class Spent:
     rounds: int = 0
     seconds: float = 0.0  # from the first token of each answer to its last, summed
     wall_s: float = 0.0  # of everybody together, prompts included
-    accepted: list[int] = field(
-        default_factory=lambda: [0] * (BLOCK + 1)
-    )  # rounds, by tokens accepted
+    # rounds, by tokens accepted
+    accepted: list[int] = field(default_factory=lambda: [0] * (BLOCK + 1))
     ids: list[tuple[int, ...]] = field(default_factory=list)  # of each answer
 
     def add(self, answer: Completion) -> None:

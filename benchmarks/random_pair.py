@@ -77,9 +77,8 @@ def write(shape: PairShape, folder: Path) -> Pair:
     finally:
         torch.set_default_dtype(torch.float32)
     target.save_pretrained(pair.target, max_shard_size="4GB")
-    (pair.target / "generation_config.json").write_text(
-        "{}", encoding="utf-8"
-    )  # no token ends an answer
+    # no token ends an answer
+    (pair.target / "generation_config.json").write_text("{}", encoding="utf-8")
     save_drafter(drafter, pair.drafter, dtype=DTYPE)
     del target, drafter
     if device.type == "cuda":

@@ -18,9 +18,8 @@ from dspark.errors import InvalidRequest
 
 ADAPTIVE = "adaptive"
 BASELINES = ("off", *(f"fixed:{slots}" for slots in range(1, 8)))
-HOPELESS = (
-    0.87  # of the best baseline's median; noise of one turn stays well below what is left out here
-)
+# of the best baseline's median; noise of one turn stays well below what is left out here
+HOPELESS = 0.87
 
 Rate = Callable[[str, int], Awaitable[float]]  # policy, concurrency -> tokens a second
 
@@ -48,9 +47,8 @@ class Book:
         self._rates: dict[tuple[str, int, str], list[float]] = {}
         if path is None:
             return
-        head = json.loads(
-            json.dumps({"settings": dict(settings)})
-        )  # as it is read back: tuples are lists there
+        # as it is read back: tuples are lists there
+        head = json.loads(json.dumps({"settings": dict(settings)}))
         if not path.exists():
             self._write(head)
             return

@@ -27,9 +27,8 @@ from dspark.runtime.channel import WORKER_WATCH_MS, open_channel
 from dspark.types import Rule, SamplingParams
 from dspark.wire.v1 import draft_pb2_grpc, types_pb2, verify_pb2_grpc
 
-_numbers = itertools.count(
-    1
-)  # of sequences: none is used again while a pass of an earlier window may hold it
+# of sequences: none is used again while a pass of an earlier window may hold it
+_numbers = itertools.count(1)
 SETTLED = 24  # passes before anything is measured
 PROMPT, ANSWER = 32, 1 << 14  # tokens; no answer ends while it is measured
 

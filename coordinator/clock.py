@@ -10,9 +10,8 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-TURNS_TO_SEND = (
-    2  # of the event loop, from an order to its bytes: the sender wakes, serialises, hands over
-)
+# of the event loop, from an order to its bytes: the sender wakes, serialises, hands over
+TURNS_TO_SEND = 2
 
 
 class Timer(Protocol):

@@ -47,9 +47,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("dspark.coordinator")
 
 CONTROL = "dspark.wire.v1.Control"
-SPARE_STREAMS = (
-    256  # of one connection, for calls that are being refused: beyond, gRPC refuses without a hint
-)
+# of one connection, for calls that are being refused: beyond, gRPC refuses without a hint
+SPARE_STREAMS = 256
 
 
 class CoordinatorProcess(ClientsProcess[LocalCell]):
@@ -81,9 +80,8 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     tokenizer = find_tokenizer(config.target, config.target_revision)
     clock, metrics = asyncio.get_running_loop(), shell.metrics
     metrics.policy_info.labels(policy=str(policy)).set(1)
-    bounds = copied(
-        QueueBounds, config, warm_s=2 * config.warm_up_s
-    )  # plain requests, then drafted ones
+    # plain requests, then drafted ones
+    bounds = copied(QueueBounds, config, warm_s=2 * config.warm_up_s)
     admission = Scheduler(bounds, clock, metrics)
     journal = _journal(config, metrics)
     explain = Explain(metrics.dropped.labels(kind="explained", reason="not_read").inc)

@@ -40,10 +40,11 @@ log = structlog.get_logger("deploy.cluster")
 
 NAMESPACE = "dspark"
 CONNECT_TIMEOUT_S = 5.0
+# variables that say where models are found, for workers on other nodes
 CARRIED = (
     "HF_",
     "TRANSFORMERS_",
-)  # variables that say where models are found, for workers on other nodes
+)
 LOCAL_JOIN_S = 120.0
 CONTROLLER = "controller"
 # in Ray's own table, so that a controller that is restarted finds the last word about it

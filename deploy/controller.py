@@ -55,13 +55,11 @@ class Controller:
     ) -> None:
         self._topology = topology
         self._drain_s = drain_s
-        self._unneeded: frozenset[str] = (
-            frozenset()
-        )  # draining workers that the coordinator needs no more
+        # draining workers that the coordinator needs no more
+        self._unneeded: frozenset[str] = frozenset()
         self._said = asyncio.Condition()  # of what the coordinator says
-        self._released: set[str] = (
-            set()
-        )  # those that are announced no more, because they are about to end
+        # those that are announced no more, because they are about to end
+        self._released: set[str] = set()
         self._scaling = autoscale or AutoscaleConfig()
         if not topology.has_drafter:
             self._scaling = replace(self._scaling, min_drafters=0, max_drafters=0)
@@ -358,9 +356,8 @@ class Controller:
         )
         if not settled:
             self._give_back(scaler, now)
-            self._window = LoadWindow(
-                self._scaling.window_s
-            )  # what was seen of other sizes says nothing about these
+            # what was seen of other sizes says nothing about these
+            self._window = LoadWindow(self._scaling.window_s)
         if self._window.span_s <= 0:
             return
         sizes = self.sizes()

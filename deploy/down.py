@@ -41,9 +41,8 @@ def take_down(say: Say, grace_s: float = GRACE_S) -> None:
     if cell.ray_pid:
         if grace_s > 0 and is_alive(cell.ray_pid) and (running := under_way(cell)):
             say(f"draining: {running} have up to {grace_s:g} s to finish")
-            with contextlib.suppress(
-                DsparkError
-            ):  # a cell that does not listen is ended all the same
+            with contextlib.suppress(DsparkError):
+                # a cell that does not listen is ended all the same
                 close_remote(cell, say, grace_s)
         left = stop_head(
             Head(
@@ -93,7 +92,6 @@ def close_remote(cell: Cell, say: Say, grace_s: float = 0.0) -> None:
     try:
         with joined(cell) as cluster:
             cluster.close_cell(cell.name, grace_s)
-    except (
-        NobodyListens
-    ) as error:  # any other failure is the user's to mend, and the state file stays
+    # any other failure is the user's to mend, and the state file stays
+    except NobodyListens as error:
         say(f"{error}; with the cluster its actors are gone too")

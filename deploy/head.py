@@ -41,9 +41,8 @@ _PORT_OPTIONS = (
 )
 _PORTS = range(20_000, 30_000)  # above Ray's workers, below what kernels choose from
 _first = secrets.randbelow(len(_PORTS))
-_ports = itertools.cycle(
-    (*_PORTS[_first:], *_PORTS[:_first])
-)  # one after the other: none is given twice
+# one after the other: none is given twice
+_ports = itertools.cycle((*_PORTS[_first:], *_PORTS[:_first]))
 PREFIX = "dspark-ray-"  # of folders
 _PORT_VARIABLES = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
 
@@ -140,9 +139,8 @@ def _start(
 def stop_head(head: Head) -> list[int]:
     """Ends every process of the cluster and removes its folder; returns those that would not go."""
     left = end_all(head.cell_id, head.pid)
-    ours = head.folder.name.startswith(
-        PREFIX
-    )  # a damaged state file must not name a folder to remove
+    # a damaged state file must not name a folder to remove
+    ours = head.folder.name.startswith(PREFIX)
     for _ in range(20 if ours and not left else 0):
         shutil.rmtree(head.folder, ignore_errors=True)
         if not head.folder.exists():

@@ -71,9 +71,8 @@ def _wait_gone(cell_id: str, leader: int, seen: set[int], timeout_s: float) -> l
     deadline = time.monotonic() + timeout_s
     while True:
         if leader:
-            with contextlib.suppress(
-                ChildProcessError
-            ):  # not a child of this process: its own parent collects it
+            with contextlib.suppress(ChildProcessError):
+                # not a child of this process: its own parent collects it
                 os.waitpid(leader, os.WNOHANG)
         present = set(marked(cell_id))
         seen |= present

@@ -34,9 +34,8 @@ class DraftContext(Context):
     """Rows of one sequence, and what has been made of them."""
 
     made: int = 0  # entries 0 .. made - 1 are there; for drafters that make them in order
-    shaper: Shaper | None = (
-        None  # made where parameters ask for it; counts rows below the watermark
-    )
+    # made where parameters ask for it; counts rows below the watermark
+    shaper: Shaper | None = None
 
     def start_over(self, epoch: int) -> None:
         Context.start_over(self, epoch)
@@ -249,9 +248,8 @@ class ContextStore(ContextTable[DraftContext]):
             if behind[0].made
             else None
         )
-        keys, values = self._drafter.ingest(
-            tokens, past
-        )  # [L, n, T, Hkv, hd]; padding comes last and is left out
+        # [L, n, T, Hkv, hd]; padding comes last and is left out
+        keys, values = self._drafter.ingest(tokens, past)
         index = torch.from_numpy(together(slots)).to(self._device)
         self._keys.index_copy_(1, index, _unpadded(keys, counts))
         self._values.index_copy_(1, index, _unpadded(values, counts))

@@ -40,9 +40,8 @@ class DraftEngineCore(ABC):
         """longest: tokens that the drafter itself can reach."""
         self.config, self.fingerprint, self.shape, self._contexts = config, version, shape, contexts
         own = config.context_length
-        self.context_length = (
-            longest if own is None else min(longest, own)
-        )  # blocks beyond it are empty
+        # blocks beyond it are empty
+        self.context_length = longest if own is None else min(longest, own)
 
     @property
     def q_entries(self) -> int:

@@ -38,12 +38,10 @@ class _Taken:
     done: int = 0
     told: int = 0
     refused: list[features_pb2.FeatureRefusal] = field(default_factory=list)
-    watermarks: dict[tuple[int, int], int] = field(
-        default_factory=dict
-    )  # by sequence and epoch, of what is not told
-    news: asyncio.Event = field(
-        default_factory=asyncio.Event
-    )  # something is done, or nothing more comes
+    # by sequence and epoch, of what is not told
+    watermarks: dict[tuple[int, int], int] = field(default_factory=dict)
+    # something is done, or nothing more comes
+    news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def finish(self, refusals: list[features_pb2.FeatureRefusal]) -> None:
         self.done += 1
@@ -99,9 +97,8 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
         taken.read += 1
         if too_large is None and len(chunk.runs) > MAX_ROWS:  # empty ones: every run has a row
             too_large = InvalidRequest("runs", f"more than {MAX_ROWS}")
-        if (
-            too_large is not None
-        ):  # nobody is told of each of so many runs; those left out count as one
+        if too_large is not None:
+            # nobody is told of each of so many runs; those left out count as one
             self._metrics.dropped.labels(kind="feature_runs", reason="too_many").inc(
                 max(len(chunk.runs), 1)
             )

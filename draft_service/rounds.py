@@ -206,9 +206,8 @@ class Rounds:
                 self._close_contexts([(ref.sequence, ref.epoch) for ref in command.close.sequences])
             case "keep":
                 wanted = {(ref.sequence, ref.epoch) for ref in command.keep.sequences}
-                self._close_contexts(
-                    [at for at in self._sequences if at not in wanted]
-                )  # a word of it got lost
+                # a word of it got lost
+                self._close_contexts([at for at in self._sequences if at not in wanted])
             case _:
                 raise PeerError("command: is empty")
 
@@ -291,9 +290,8 @@ class Rounds:
         runs = arriving.take(self._engine.read_rows(features, max(arriving.missing, 1)))
         try:
             self._engine.ingest_many(runs)
-        except (
-            Exception
-        ) as error:  # of one order, perhaps of one sequence, and the others need none of it
+        # of one order, perhaps of one sequence, and the others need none of it
+        except Exception as error:
             log.error("rows.failed", exc_info=error)
         if not arriving.missing:
             self._complete(arriving)

@@ -83,9 +83,8 @@ class DraftService(draft_pb2_grpc.DraftServicer):
         outbox: Outbox[draft_pb2.RoundsEvent] = Outbox(self._worker.metrics)
 
         def soon(what: Callable[[Any], None], said: object) -> None:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the loop has closed, and nobody waits any more
+            with contextlib.suppress(RuntimeError):
+                # the loop has closed, and nobody waits any more
                 loop.call_soon_threadsafe(what, said)
 
         rounds = self._open_rounds(partial(soon, outbox.put), partial(soon, outbox.fail))

@@ -38,9 +38,8 @@ class _Table:
     pages: list[int] = field(default_factory=list)
     in_row: bool = True
     wish: tuple[int, int] = (0, 0)  # pages first .. last - 1 it would like to grow into
-    slots: npt.NDArray[np.int64] = field(
-        default_factory=lambda: np.empty(0, np.int64)
-    )  # made once they are no row
+    # made once they are no row
+    slots: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     numbered: int = 0  # pages that are in `slots`
 
 

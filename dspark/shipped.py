@@ -12,9 +12,8 @@ from dspark.errors import ConfigError
 
 TARGET = "smollm2"
 DRAFTER = "smollm2-dspark"
-_INSTALLED = (
-    Path("share") / "dspark" / DRAFTER
-)  # below what an installation keeps its data files in
+# below what an installation keeps its data files in
+_INSTALLED = Path("share") / "dspark" / DRAFTER
 
 
 def places() -> list[Path]:

@@ -24,9 +24,8 @@ MAX_BIAS = 100.0  # each of logit_bias is in [-this, this]
 MAX_BIASED = 1024  # ids of logit_bias
 MAX_LOGPROBS = 20  # likeliest tokens told beside each committed one, and beside each of a prompt
 MAX_CONSTRAINT = 256 * 1024  # characters that describe the form of an answer
-MAX_PROMPT_LOGPROBS = (
-    262_144  # of a prompt: tokens times (1 + likeliest ones), so that one message holds them
-)
+# of a prompt: tokens times (1 + likeliest ones), so that one message holds them
+MAX_PROMPT_LOGPROBS = 262_144
 PLACES = 64  # equal parts of [0, 1) in which the places of drafted tokens under their q are counted
 
 
@@ -87,13 +86,11 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (id, bias), ids distinct
     min_tokens: int = 0  # tokens of the answer before one of stop_token_ids may come
     stop_token_ids: tuple[int, ...] = ()  # only beside min_tokens
-    logprobs: int | None = (
-        None  # likeliest tokens told beside each committed one; None tells nothing
-    )
+    # likeliest tokens told beside each committed one; None tells nothing
+    logprobs: int | None = None
     prompt_len: int = 0  # where the answer begins; 0 where that is not known
-    constraint: Constraint | None = (
-        None  # tokens that leave its form have probability 0; see `decoding/masking.py`
-    )
+    # tokens that leave its form have probability 0; see `decoding/masking.py`
+    constraint: Constraint | None = None
     # Derived here, because rounds ask for it again and again: whether logits are changed before
     # temperature and truncation (see `decoding/shaping.py`), and whether all fields from min_p on
     # ask for nothing.

@@ -146,9 +146,8 @@ async def measure(endpoint: str, scenario: Scenario) -> float:
         seed=scenario.seed,
     )
     settle_s = scenario.warmup_s
-    if (
-        scenario.rate
-    ):  # it counts from the first arrival, the scenario from when the first gap began
+    if scenario.rate:
+        # it counts from the first arrival, the scenario from when the first gap began
         settle_s -= random.Random(f"arrivals/{scenario.seed}").expovariate(scenario.rate)
     return await windowed(
         endpoint, sampling(scenario), questions(scenario), plan, settle_s, scenario.window_s

@@ -197,9 +197,8 @@ def test_the_map_of_the_coordinator_names_every_file() -> None:
     assert set(packages) == set(here)
     for name, named in packages.items():
         files = {path.stem for path in here[name].glob("*.py")} - {"__init__"}
-        assert named <= files if name == "simulation" else named == files, (
-            name
-        )  # of one, the main ones
+        # of one, the main ones
+        assert named <= files if name == "simulation" else named == files, name
     assert {path.stem for path in (ROOT / "coordinator").glob("*.py")} == {
         "__init__",
         "process",

@@ -59,9 +59,8 @@ class Judged:
     outcomes: list[Verdict | Refusal]
     tokens: int  # of the items, in the packed passes
     forward_ns: int
-    prefill_tokens: int = (
-        0  # of prompts that rode along; what came of them is `PromptLine.take_news`
-    )
+    # of prompts that rode along; what came of them is `PromptLine.take_news`
+    prefill_tokens: int = 0
     near_ties: int = 0  # positions of coupled sequences that rounding could decide otherwise
     # By sequence, [slots, 2] float32: the chance to get to each slot judged, and to keep it too;
     # and what the rule saw of the drafted tokens. See `dspark/decoding/draws.py`.

@@ -89,9 +89,8 @@ class ControlStream:
                     async for event in events:
                         yield event
         finally:
-            with contextlib.suppress(
-                Unavailable
-            ):  # else the process is ending, and its memory with it
+            with contextlib.suppress(Unavailable):
+                # else the process is ending, and its memory with it
                 await self._driver.end()
                 self._worker.note_load()
             log.info("control.ended")

@@ -46,9 +46,8 @@ class DrafterStream:
     ) -> None:
         self._endpoint, self._metadata, self._tls = endpoint, auth_metadata(token), tls
         self._came, self._lost = came, lost
-        self.idle: Callable[[], None] = lambda: (
-            None
-        )  # called on another one, IDLE_S after the last message has left
+        # called on another one, IDLE_S after the last message has left
+        self.idle: Callable[[], None] = lambda: None
         self._unsent: queue.SimpleQueue[draft_pb2.RoundsCommand | None] = queue.SimpleQueue()
         self._put = self._left = 0  # messages
         self._closed = False
@@ -107,9 +106,8 @@ class DrafterStream:
         except grpc.RpcError as error:
             why = f"{error.code().name.lower()}: {error.details()}"
             del error
-        except (
-            Exception
-        ) as error:  # certificates that cannot be read, or a bug; no reason to stop rounds
+        # certificates that cannot be read, or a bug; no reason to stop rounds
+        except Exception as error:
             log.error("drafter_stream.failed", drafter=self._endpoint, exc_info=error)
             why = f"failed: {error}"
         finally:

@@ -34,9 +34,8 @@ PAUSE_S = 1.0  # after a stream broke, before the same drafter is tried again
 KEEP_S = 10.0  # between two lists of the contexts that are wanted
 GREETING_S = 5.0  # a drafter that has not answered by then is lost
 MOST_ORDERS = 256  # that are out, or whose times are remembered
-MALFORMED_ORDERS = (
-    3  # in a row, after which a drafter is let go; its coordinator says when it is tried again
-)
+# in a row, after which a drafter is let go; its coordinator says when it is tried again
+MALFORMED_ORDERS = 3
 MAX_VERSION = 256  # characters
 
 
@@ -67,9 +66,8 @@ class _KnownPeer:
     begun: float = 0.0  # when its stream was
     version: str = ""  # once it has answered
     broke: float = -PAUSE_S
-    wanted: set[tuple[int, int]] = field(
-        default_factory=set
-    )  # contexts there, by sequence and epoch
+    # contexts there, by sequence and epoch
+    wanted: set[tuple[int, int]] = field(default_factory=set)
     kept: float = 0.0  # when they were listed last
     malformed: int = 0  # orders in a row without one block that can have been drafted
 
@@ -100,9 +98,8 @@ class Drafters:
     # From the coordinator.
 
     def told_of(self, at: DrafterAt) -> list[Told]:
-        known = self._known.setdefault(
-            at.drafter, _KnownPeer(Sink(at.endpoint, at.incarnation))
-        )  # which stays
+        # which stays
+        known = self._known.setdefault(at.drafter, _KnownPeer(Sink(at.endpoint, at.incarnation)))
         known.use = at.use
         if at.use is not Use.GONE:
             return []
@@ -240,9 +237,8 @@ class Drafters:
                     )
                 )
                 mine[0].idle = self._news.orders_left
-            except (
-                Exception
-            ) as error:  # a file of certificates that cannot be read, no thread: it is tried again
+            # a file of certificates that cannot be read, no thread: it is tried again
+            except Exception as error:
                 log.warning(
                     "drafter.unreachable", drafter=drafter, endpoint=endpoint, exc_info=error
                 )

@@ -48,9 +48,8 @@ class VerifyEngine(EngineCore):
             store = FeatureStore(pages * config.page_size, projection, config.feature_dtype)
         # Whether a prompt goes on behind what was computed for another that begins alike.
         self.shares_prefixes = config.prefix_cache and runner.shares_prefixes
-        scarce = (
-            isinstance(runner, ModelRunner) and runner.likes_rows
-        )  # a full pool has no row for who comes
+        # a full pool has no row for who comes
+        scarce = isinstance(runner, ModelRunner) and runner.likes_rows
         holdings = KVCacheManager(
             pages=pages,
             page_size=config.page_size,
@@ -85,9 +84,8 @@ class VerifyEngine(EngineCore):
 
     def _salted(self, salt: str, prompt_len: int) -> str:
         rotation = self._runner.rotation
-        return (
-            salt if rotation is None else f"{salt}\0{rotation.of(prompt_len)}"
-        )  # keys turned otherwise are of no use
+        # keys turned otherwise are of no use
+        return salt if rotation is None else f"{salt}\0{rotation.of(prompt_len)}"
 
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
         return self._grammars.compile(constraint, salt)

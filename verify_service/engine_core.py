@@ -81,9 +81,8 @@ class EngineCore(ABC):
         self.config, self.fingerprint = config, version
         self._holdings, self._step = holdings, step
         self.line = PromptLine(holdings)
-        self._busy: set[int] = (
-            set()
-        )  # sequences in steps under way; of a number that left nobody else begins meanwhile
+        # sequences in steps under way; of a number that left nobody else begins meanwhile
+        self._busy: set[int] = set()
         self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(
             str(self.device).partition(":")[0], 512
         )
@@ -323,9 +322,8 @@ class EngineCore(ABC):
                 riding = self.line.riders(self._ride_along, self._busy)
             try:
                 prepared, riding = self._prepare([given[index] for index in indices], riding)
-            except (
-                Exception
-            ) as error:  # of somebody in it, who is told once alone; the others go on
+            # of somebody in it, who is told once alone; the others go on
+            except Exception as error:
                 if len(indices) == 1:
                     outcomes[indices[0]] = failed(given[indices[0]].cursor.sequence, error)
                 waiting.extendleft(reversed(halves(indices)))

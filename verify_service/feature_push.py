@@ -143,9 +143,8 @@ class _Link:
         self._metadata = auth_metadata(push._worker.security.token)
         self._queue_rows = push._worker.engine.config.push_queue_rows
         self._metrics, self._channel = push._metrics, channel
-        self._waiting: deque[tuple[features_pb2.FeatureChunk, int]] = (
-            deque()
-        )  # with the rows of each
+        # with the rows of each
+        self._waiting: deque[tuple[features_pb2.FeatureChunk, int]] = deque()
         self._rows = 0  # of all that wait
         self._more = asyncio.Event()
         self._task = asyncio.create_task(self._stream())

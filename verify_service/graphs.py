@@ -144,9 +144,8 @@ class Graphs:
     def forget(self) -> None:
         """Their memory is about to go."""
         self._made.clear()
-        self._pool = (
-            None  # without a recording the library knows the old one no more, and refuses its name
-        )
+        # without a recording the library knows the old one no more, and refuses its name
+        self._pool = None
 
     def _record(self, shape: PlanShape, segments: Sequence[Segment]) -> _Recording | None:
         if len(self._made) >= MOST_GRAPHS:

@@ -75,9 +75,8 @@ class KeptState:
         """It has ended with this cache."""
         self.cache, self._sound = cache, True
         at = self.length - self._start
-        self._since[at : at + len(token_ids)] = (
-            token_ids  # behind them, what has to run again and has not yet
-        )
+        # behind them, what has to run again and has not yet
+        self._since[at : at + len(token_ids)] = token_ids
         self.length += len(token_ids)
 
     def _restore(self) -> None:

@@ -89,9 +89,8 @@ class KVCacheManager:
         if state.spared and (kept := self.prefixes.states) is not None:
             name = self.prefixes.name(state.token_ids, salt or "")
             assert name is not None
-            if not kept.begin(
-                state.sequence, name
-            ):  # nothing is kept any more: the next try runs all of it
+            if not kept.begin(state.sequence, name):
+                # nothing is kept any more: the next try runs all of it
                 self.drop(state)
                 return Refusal(
                     RefusalReason.NO_PAGES,

@@ -188,9 +188,8 @@ def _straighten(decoder: Any, lean: Lean, seen: _Seen) -> None:
             x = layer(x, position_embeddings=rotation, **passed)
         return BaseModelOutputWithPast(last_hidden_state=decoder.norm(x))
 
-    with contextlib.suppress(
-        Exception
-    ):  # whatever a foreign decoder lacks means that its own code stays
+    with contextlib.suppress(Exception):
+        # whatever a foreign decoder lacks means that its own code stays
         made = forward(*seen.args, **(seen.kwargs | {"dspark_pool": KeyValuePool(64)}))
         if not seen.args and _close(made.last_hidden_state, seen.output.last_hidden_state):
             decoder.forward = forward

@@ -38,9 +38,8 @@ from verify_service.sequences import CachedSequence, VerifyItem, failed, unknown
 MANY, EVERY = 32, 4
 
 
-_Complete = (
-    tuple[int, int, tuple[ScoredToken, ...]] | Refusal
-)  # drafted tokens kept, the next one, what is told
+# drafted tokens kept, the next one, what is told
+_Complete = tuple[int, int, tuple[ScoredToken, ...]] | Refusal
 
 
 class _Committed(NamedTuple):
@@ -242,19 +241,19 @@ class PackedStep:
         For those of plain rounds nobody may ever ask, so their taps are put by."""
         if not kept or self._store is None:
             return None, None
-        if (
-            now and ahead is not None and all(each.row < len(ahead) for each in kept)
-        ):  # no prompts rode along
+        if now and ahead is not None and all(each.row < len(ahead) for each in kept):
+            # no prompts rode along
             return torch.cat(
                 [ahead[each.row : each.row + len(each.token_ids)] for each in kept]
             ), None
         picked = _picked(taps, kept)
         if now:
             return self._store.project(picked, sum(len(each.token_ids) for each in kept)), None
+        # a pass may write its taps where the last one did
         return (
             None,
             None if picked is None else picked.clone(),
-        )  # a pass may write its taps where the last one did
+        )
 
     def commit(self, executed: Executed) -> list[Verdict | Refusal]:
         """What came of it becomes so, but for sequences that have left since."""
@@ -279,9 +278,8 @@ class PackedStep:
                     chunk.state.last_logits = logits
         self._keep(executed)
         for chunk in prepared.chunks:
-            if (
-                self._there(chunk.state) and chunk.state.cached == chunk.state.prompt_len
-            ):  # rows and all are there
+            if self._there(chunk.state) and chunk.state.cached == chunk.state.prompt_len:
+                # rows and all are there
                 holdings.keep_prefix(chunk.state)
         return outcomes
 
@@ -383,9 +381,8 @@ def _picked(taps: Tensor | None, committed: Sequence[_Committed]) -> Tensor | No
     if taps is None:
         return None
     ends = [each.row + len(each.token_ids) for each in committed]
-    if all(
-        each.row == end for each, end in zip(committed[1:], ends[:-1], strict=True)
-    ):  # in a plain round they are
+    if all(each.row == end for each, end in zip(committed[1:], ends[:-1], strict=True)):
+        # in a plain round they are
         return taps[committed[0].row : ends[-1]]
     index = [each.row + j for each in committed for j in range(len(each.token_ids))]
     return taps.index_select(0, torch.tensor(index, device=taps.device))

@@ -21,9 +21,8 @@ from verify_service.plan import Group, PassPlan
 
 _NAME = "dspark_paged"
 
-FOLD_UP_TO = (
-    128  # query rows per key-value head up to which a head group is folded into one product
-)
+# query rows per key-value head up to which a head group is folded into one product
+FOLD_UP_TO = 128
 
 
 class AttentionCall(NamedTuple):

@@ -24,9 +24,8 @@ from verify_service.varlen import Kernel
 Indices = npt.NDArray[np.int64]
 
 _TRIANGLE_UP_TO = 16  # queries of a lone member up to which masks are kept
-ALONE_FROM = (
-    384  # on a CPU, from this context length a sliced view beats a share of a padded gather
-)
+# on a CPU, from this context length a sliced view beats a share of a padded gather
+ALONE_FROM = 384
 # Measured on a CPU with two key-value heads of 64: to gather and to read a key, and to make a call
 # at all.
 KEY_COST, CALL_COST = 2.25, 2800.0
@@ -39,9 +38,8 @@ class Segment:
     key: int
     start: int
     token_ids: Sequence[int]
-    slots: (
-        Slots | Sequence[int]
-    )  # of positions 0 .. start + len(token_ids) - 1; a range where they are consecutive
+    # of positions 0 .. start + len(token_ids) - 1; a range where they are consecutive
+    slots: Slots | Sequence[int]
     prompt: int = 0  # tokens that were given at once, for rotation that depends on length
 
     @property
@@ -58,9 +56,8 @@ class Group:
     counts: list[int]  # queries of each member
     device: torch.device
     view: slice | None  # slots of a lone member that lie in a row
-    gather: (
-        Tensor | None
-    )  # [n * S] slots; padding repeats a slot of the same sequence, so it is never garbage
+    # [n * S] slots; padding repeats a slot of the same sequence, so it is never garbage
+    gather: Tensor | None
     rows: Tensor | None  # [n * Q] which tokens of the pass are the queries; None: all, in order
     kept: Tensor | None  # [sum of counts] which of the n * Q outputs count; None: all
     _masks: dict[tuple[int | None, bool, torch.dtype], Tensor | None] = field(default_factory=dict)
@@ -127,9 +124,8 @@ class PassPlan:
     groups: list[Group]  # none where a kernel reads the pages in place
     tables: Tables | None = None
     kernel: Kernel | None = None
-    rotations: dict[int, tuple[Tensor, Tensor]] = field(
-        default_factory=dict
-    )  # of lean layers, by the model's table
+    # of lean layers, by the model's table
+    rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 def build_plan(segments: Sequence[Segment], device: torch.device) -> PassPlan:

@@ -34,9 +34,8 @@ class PrefixCache:
     def __init__(self, pool: KVBlockPool, most: int) -> None:
         """most: pages that are kept."""
         self._pool, self._most = pool, most
-        self.states: StateCache | None = (
-            None  # of a target whose state is no list of pages, before anything is kept
-        )
+        # of a target whose state is no list of pages, before anything is kept
+        self.states: StateCache | None = None
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # least recently used first
 
     @property

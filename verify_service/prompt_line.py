@@ -14,9 +14,8 @@ from verify_service.batch_runner import Progress, PromptChunk, PromptPrefill, Ri
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.sequences import unknown
 
-SCORED = (
-    256  # tokens of a prompt in a pass, where each of them brings logits over the whole vocabulary
-)
+# tokens of a prompt in a pass, where each of them brings logits over the whole vocabulary
+SCORED = 256
 
 
 class PromptLine:

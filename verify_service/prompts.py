@@ -149,9 +149,8 @@ class Prompts:
     ) -> Began:
         spent = time.monotonic() - prompt.began
         anchor: int | Refusal
-        grammar = (
-            None if problem is not None or prompt.grammar is None else prompt.grammar.result()
-        )  # it is there
+        # it is there
+        grammar = None if problem is not None or prompt.grammar is None else prompt.grammar.result()
         if isinstance(grammar, Refusal):
             problem, grammar = Refusal(grammar.reason, f"constraint: {grammar.message}"), None
         try:

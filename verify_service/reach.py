@@ -28,9 +28,8 @@ def unlike(model: Any) -> str | None:
         told = _told(model)
     except KeyError as error:
         return f"its attention layers are not told what the model is told ({error})"
-    except (
-        Exception
-    ) as error:  # whatever a foreign model raises here means that it does not go by its plan
+    # whatever a foreign model raises here means that it does not go by its plan
+    except Exception as error:
         return f"{type(error).__name__}: {error}"[:300]
     if (
         twice := next((index for index, windows in told.items() if len(windows) > 1), None)

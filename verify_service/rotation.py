@@ -199,9 +199,8 @@ def find(model: nn.Module) -> LengthRotation | None:
             return stands.rotation
         kinds = getattr(module, "rope_type", None)
         for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
-            if isinstance(kind, str) and (
-                kind == "longrope" or "dynamic" in kind
-            ):  # as the library tells them apart
+            if isinstance(kind, str) and (kind == "longrope" or "dynamic" in kind):
+                # as the library tells them apart
                 parts.append(_RotationPart(module, kind, layer_type))
     return LengthRotation(model, parts) if parts else None
 

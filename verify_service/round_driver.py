@@ -84,9 +84,8 @@ class RoundDriver:
         assert passes is not None
         self._device = passes
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = float(
-            "inf"
-        )  # when it goes off; written on the device thread and where it does
+        # when it goes off; written on the device thread and where it does
+        self._timer_at = float("inf")
         self._arriving: dict[
             tuple[int, int], Admission
         ] = {}  # told, and not taken up by the loop yet

@@ -120,9 +120,8 @@ class RoundPasses:
                 )
             else:
                 verdicts[sequence] = outcome
-                held = self._drafters.blocks.pop(
-                    sequence, None
-                )  # it holds all that came for its order
+                # it holds all that came for its order
+                held = self._drafters.blocks.pop(sequence, None)
                 tokens = (*item.draft_ids[: outcome.accepted], outcome.next_token)
                 drawn[sequence] = (
                     Drawn(tokens) if outcome.form is None else Drawn(tokens, *outcome.form)

@@ -121,9 +121,8 @@ class RowFeeds:
     ) -> Sequence[Told]:
         ready: list[Told] = []
         feeds = {key: feed for (_, key), feed in self._feeds.items() if feed.sink == sink}
-        if any(
-            key in feeds for key, _ in marks
-        ):  # what is on its way is shared, so who waits for room got on, too
+        if any(key in feeds for key, _ in marks):
+            # what is on its way is shared, so who waits for room got on, too
             now = time.monotonic()
             for each in feeds.values():
                 each.since = now

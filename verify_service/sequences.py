@@ -71,29 +71,24 @@ class CachedSequence:
     capacity: int = 0  # tokens it was announced to reach, in whole pages
     salt: str | None = None  # of prefixes kept for others; None: none are kept
     spared: int = 0  # prompt tokens that were found computed
-    alike: int = (
-        0  # prompt tokens up to where one before it went another way, where states are kept
-    )
+    # prompt tokens up to where one before it went another way, where states are kept
+    alike: int = 0
     kept_state: int = 0  # prompt tokens of the longest state that is kept of it
     token_ids: list[int] = field(default_factory=list)  # committed, the anchor last
     cached: int = 0  # tokens whose keys and values are there
-    last_logits: Tensor | None = (
-        None  # of a prompt that has run, until the anchor is drawn from them
-    )
+    # of a prompt that has run, until the anchor is drawn from them
+    last_logits: Tensor | None = None
     anchored: bool = False  # whether it has been
     round: int = -1  # the last that was judged
     anchor_logprobs: tuple[ScoredToken, ...] = ()
-    scores: int | None = (
-        None  # likeliest tokens told at every position of the prompt; None tells nothing
-    )
+    # likeliest tokens told at every position of the prompt; None tells nothing
+    scores: int | None = None
     scored: list[ScoredPrompt] = field(default_factory=list)  # of its chunks so far
     broken: Refusal | None = None  # a bug met it on its way in
-    matcher: Matcher | None = (
-        None  # of the form that is asked for; stands at the end of token_ids between rounds
-    )
-    shaper: Shaper | None = (
-        None  # made when first asked for; catches up with token_ids whenever it is
-    )
+    # of the form that is asked for; stands at the end of token_ids between rounds
+    matcher: Matcher | None = None
+    # made when first asked for; catches up with token_ids whenever it is
+    shaper: Shaper | None = None
 
     @property
     def committed_len(self) -> int:

@@ -219,9 +219,8 @@ class SyntheticVerifyEngine(EngineCore):
         self.spec = spec
         version = f"synthetic-{spec.fingerprint}"
         self.target = SyntheticTarget(spec.vocabulary, spec.context_length)
-        self.projection = (
-            version  # the drafter of the same file, and no other, understands the rows
-        )
+        # the drafter of the same file, and no other, understands the rows
+        self.projection = version
         pages = (config.kv_tokens or KV_TOKENS) // config.page_size
         store = SyntheticRowStore(pages * config.page_size, spec.feature_width)
         holdings = KVCacheManager(

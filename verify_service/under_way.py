@@ -78,18 +78,16 @@ class UnderWay:
         try:
             self._ran.append((indices, self._step.execute(prepared)))
             return
-        except (
-            Exception
-        ) as error:  # of the target, or of what is made of its logits: nothing of it is committed
+        # of the target, or of what is made of its logits: nothing of it is committed
+        except Exception as error:
             self._error = error
             log.error(
                 "pass.failed", sequences=len(indices), prompts=len(prepared.chunks), exc_info=error
             )
         self._spoilt.append(prepared)
         places = range(len(indices))
-        for part in (
-            ([places] if indices else []) if prepared.chunks else halves(places)
-        ):  # what rode goes no further
+        for part in ([places] if indices else []) if prepared.chunks else halves(places):
+            # what rode goes no further
             self._run(Batch([indices[place] for place in part], prepared.part(part)))
 
     def end(self) -> tuple[Judged, list[Progress]]:
@@ -103,9 +101,8 @@ class UnderWay:
         for indices, executed in self._ran:
             try:
                 committed = self._step.commit(executed)
-            except (
-                Exception
-            ) as error:  # a bug: some may be committed and not told, so all begin anew
+            # a bug: some may be committed and not told, so all begin anew
+            except Exception as error:
                 log.error("step.failed", sequences=len(indices), exc_info=error)
                 _spoil(executed.prepared)
                 continue

@@ -24,10 +24,11 @@ from dspark.types import Constraint
 from dspark.types import ConstraintKind as KIND
 
 KNOWN = (200, 400, 413, 429)
+# bars: of an answer that serves nothing, and of the honest p99 against alone
 TOLD_S, WORSE = (
     1.0,
     1.5,
-)  # bars: of an answer that serves nothing, and of the honest p99 against alone
+)
 WORDS = {KIND.JSON_SCHEMA: "json", KIND.REGEX: "regex", KIND.GRAMMAR: "grammar"}
 AT_ONCE = 8  # requests of the second wave
 LONGEST = 8  # tokens of an answer in a hostile form that is served

@@ -88,9 +88,8 @@ class VllmServer(Peer):
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
         }
-        intel = (
-            self.python.parent.parent / "lib" / "libiomp5.so"
-        )  # where the package intel-openmp puts it
+        # where the package intel-openmp puts it
+        intel = self.python.parent.parent / "lib" / "libiomp5.so"
         return environment | ({"LD_PRELOAD": str(intel)} if intel.is_file() else {})
 
     def _last_words(self) -> str:

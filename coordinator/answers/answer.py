@@ -139,9 +139,8 @@ class Answer:
     ) -> None:
         self.log = log
         self.index = index
-        self.room = (
-            max_tokens - log.answered
-        )  # tokens it may still grow by; rounds ask for it again and again
+        # tokens it may still grow by; rounds ask for it again and again
+        self.room = max_tokens - log.answered
         self._stop_ids = stop_ids
 
     def take(

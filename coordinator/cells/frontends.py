@@ -41,9 +41,8 @@ log = structlog.get_logger("dspark.cell")
 MAX_UNSENT = 65_536
 MAX_ABORTS = 1024
 TERMS_S = 0.25  # how old the terms that a front end knows may be
-BACKSTOP_S = (
-    1.0  # how much later than the front end the coordinator ends a request whose time is up
-)
+# how much later than the front end the coordinator ends a request whose time is up
+BACKSTOP_S = 1.0
 
 
 @dataclass(slots=True, eq=False)

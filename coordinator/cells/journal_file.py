@@ -125,9 +125,8 @@ class JournalFile:
                 self._unsynced = False
                 try:
                     os.fdatasync(self._descriptor)
-                except (
-                    OSError
-                ) as error:  # a segment that was closed meanwhile was synced as a whole
+                # a segment that was closed meanwhile was synced as a whole
+                except OSError as error:
                     log.warning("journal.not_synced", error=error.strerror)
 
 

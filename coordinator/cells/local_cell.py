@@ -140,9 +140,8 @@ class LocalCell:
             if known is None or known.answers[choice].end is None
         }
         if states:
-            self.admission.submit(
-                *states.values()
-            )  # nothing is committed before this turn of the loop is over
+            # nothing is committed before this turn of the loop is over
+            self.admission.submit(*states.values())
         if known is not None:
             tell_again(sink, known)
         if not states:

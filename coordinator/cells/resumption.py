@@ -89,9 +89,8 @@ def tell_again(sink: OutputSink, known: Known) -> None:
         if said.tokens:
             sink.push(told if not aborted(said.end) else replace(told, end=None))
         if said.end is not None and (aborted(said.end) or not said.tokens):
-            sink.push(
-                CommittedTokens((), said.end, index)
-            )  # it came by itself, behind the last token
+            # it came by itself, behind the last token
+            sink.push(CommittedTokens((), said.end, index))
 
 
 def aborted(end: End | None) -> bool:

@@ -166,9 +166,8 @@ def _messages(message: Object, field: str) -> list[tuple[Object, str]]:
             made.append(({"role": "tool", **answer}, at))
         elif kind == "tool_use" and role == "assistant":
             function = {"name": string(block, "name", at), "arguments": block.get("input", {})}
-            read_arguments(
-                function["arguments"], f"{at}.input"
-            )  # which a turn of chat would not name
+            # which a turn of chat would not name
+            read_arguments(function["arguments"], f"{at}.input")
             call = {"id": string(block, "id", at), "type": "function", "function": function}
             turn.setdefault("tool_calls", []).append(call)
         elif kind == "thinking" and role == "assistant":

@@ -120,9 +120,8 @@ def guard_of(security: Security, roles: Roles) -> Guard:
 
     async def guard(request: Request) -> None:
         shown, names = request.headers.get("authorization"), names_of(request.scope)
-        if (
-            shown is None and (key := request.headers.get("x-api-key")) is not None
-        ):  # as Anthropic's clients show it
+        if shown is None and (key := request.headers.get("x-api-key")) is not None:
+            # as Anthropic's clients show it
             shown = f"Bearer {key}"
         try:
             caller = admit(authorization=shown, names=names)

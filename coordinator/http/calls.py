@@ -104,9 +104,8 @@ class JsonValue:
                 self._quoted = True
             elif letter in "{[":
                 self._depth += 1
-            elif not self._depth and (
-                letter in ",}]" or letter in _SPACE
-            ):  # behind a number or a word
+            elif not self._depth and (letter in ",}]" or letter in _SPACE):
+                # behind a number or a word
                 self.over = True
                 return place
             elif letter in "}]":
@@ -326,9 +325,8 @@ class _OpenCall:
             if key == "name" and ended and not self._read_name():
                 self.over = True
                 break
-            if (
-                key == self._form.parameters and ended and not any(self._values[key])
-            ):  # `"arguments": }`
+            if key == self._form.parameters and ended and not any(self._values[key]):
+                # `"arguments": }`
                 self.over = True
                 break
             out.append(self._tell(ended and key == self._form.parameters))

@@ -42,10 +42,11 @@ _NAMES = {
 }
 _HERE = "CONTINUE_FINAL_MESSAGE_TAG "  # the space tells whether the template trims
 _TAIL = 8  # tokens of a prompt that tell whether it has begun thoughts
+# arguments of templates that have a field of their own
 _KEYWORDS = (
     "enable_thinking",
     "reasoning_effort",
-)  # arguments of templates that have a field of their own
+)
 
 
 def routes(api: Api) -> APIRouter:
@@ -181,9 +182,8 @@ async def read_prompt(api: Api, body: ChatBody, calling: Calling | None = None) 
         raise Unsupported(
             "messages", "the target has no chat template; /v1/completions takes plain prompts"
         )
-    api.processor.cell.check_capacity(
-        current_caller().tenant
-    )  # before anything is done for a request that has no room
+    # before anything is done for a request that has no room
+    api.processor.cell.check_capacity(current_caller().tenant)
     messages = template.fitted(read_messages(body.messages))
     arguments = dict(body.chat_template_kwargs or {})
     for name in _KEYWORDS:
@@ -194,9 +194,8 @@ async def read_prompt(api: Api, body: ChatBody, calling: Calling | None = None) 
     tools = calling.tools if calling is not None else ()
     asked = (template, messages, arguments, body, tools)
     text = await beside(len(str((messages, arguments, tools))) > LONG_TEXT, _rendered, *asked)
-    return await encoded(
-        tokenizer, text, "messages", add_special=False
-    )  # the template writes them itself
+    # the template writes them itself
+    return await encoded(tokenizer, text, "messages", add_special=False)
 
 
 def _rendered(
@@ -229,9 +228,8 @@ def _cut_behind(text: str, said: str) -> str:
             "continue_final_message", "the chat template does not show the last message as it is"
         )
     kept = text[:at]
-    return (
-        kept if text[at : at + len(_HERE)] == _HERE else kept.rstrip()
-    )  # a template that trims would have trimmed it
+    # a template that trims would have trimmed it
+    return kept if text[at : at + len(_HERE)] == _HERE else kept.rstrip()
 
 
 def _max_tokens(body: ChatBody) -> int | None:

@@ -64,10 +64,11 @@ class CompletionShape:
         prompt_logprobs: int | None = None,
     ) -> None:
         self._texts, self._echoes = texts, echoes
+        # likeliest tokens asked for
         self._logprobs, self._prompt_logprobs = (
             logprobs,
             prompt_logprobs,
-        )  # likeliest tokens asked for
+        )
         self._said: dict[tuple[int, int], int] = {}  # characters told, by prompt and answer
         self._before: dict[int, int] = {}  # of each prompt, where they are told of
 

@@ -51,9 +51,8 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._quiet = quiet
         self._head: asyncio.TimerHandle | None = None
-        self._running: Any = (
-            None  # the request that is being answered; `cycle` is the last that came
-        )
+        # the request that is being answered; `cycle` is the last that came
+        self._running: Any = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -72,9 +71,8 @@ class Connection(HttpToolsProtocol):
         self._head_came()
         self._quiet.remove(self)
         super().on_headers_complete()
-        if (
-            len(self.pipeline) <= AHEAD
-        ):  # the library stops reading, and would not notice that the client leaves
+        if len(self.pipeline) <= AHEAD:
+            # the library stops reading, and would not notice that the client leaves
             self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:

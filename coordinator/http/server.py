@@ -90,9 +90,8 @@ class Bounded:
             )
             return await error_response(scope["path"], why)(scope, receive, send)
         self._running += 1
-        if (
-            scope.get("method") == "HEAD"
-        ):  # what GET says, without its body, which the server leaves out
+        if scope.get("method") == "HEAD":
+            # what GET says, without its body, which the server leaves out
             scope = {**scope, "method": "GET"}
         try:
             await self._app(scope, receive, send)
@@ -169,9 +168,8 @@ def _listen(bind: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if hasattr(
-        socket, "TCP_USER_TIMEOUT"
-    ):  # Linux: ends also those that were closed and are still being read
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Linux: ends also those that were closed and are still being read
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * IDLE_S))
     try:
         found.bind((host, port))

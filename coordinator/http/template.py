@@ -55,10 +55,11 @@ def newest_that_fit(
     prompt = encode(list(said))
     if len(prompt) <= room:
         return prompt, 0
+    # turns that are too few to leave out, and all that can be
     few, enough = (
         0,
         max((len(said) - first - 1) // 2, 0),
-    )  # turns that are too few to leave out, and all that can be
+    )
     while enough - few > 1:  # a prompt grows with its turns
         middle = (few + enough) // 2
         fits = len(encode(_without(said, first, middle))) <= room

@@ -151,10 +151,11 @@ class HarmonyReader:
     """Keeps `Reader`."""
 
     def __init__(self) -> None:
+        # kind of the message that is being read; empty within a head
         self._held, self._kind = (
             "",
             "",
-        )  # kind of the message that is being read; empty within a head
+        )
         self.calls = self.thought = 0
 
     def push(self, text: str) -> list[Part]:

@@ -55,9 +55,8 @@ class Commits:
     ) -> int:
         """The commit that a prefill brings. Returns tokens committed."""
         logprobs = told.logprobs[0] if told.logprobs else ()
-        if (
-            not state.answer.room
-        ):  # a token is drawn behind every prompt, and not said where none was asked for
+        if not state.answer.room:
+            # a token is drawn behind every prompt, and not said where none was asked for
             said, logprobs = said._replace(tokens=()), ()
         started = told.started or control.Started()
         problem = self.problem(state, said, logprobs)

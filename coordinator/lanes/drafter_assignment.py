@@ -23,10 +23,11 @@ AGAIN_S = 0.5  # between two looks for a drafter for the same sequence
 # rows that have not come to a drafter in this time do not come: it has no room, or is no use
 ROWS_S = 15.0
 KINDS = 1 << 16  # of drafters and buckets that are numbered
+# where drafts do not pay, so many of a kind have a drafter, and one sequence of so many
 LEAST_TRYING, TRYING = (
     2,
     4,
-)  # where drafts do not pay, so many of a kind have a drafter, and one sequence of so many
+)
 REASONS = {  # why a round went without a block, as metrics name it
     "rows missing": "features_missing",
     "rows lost": "features_missing",

@@ -19,9 +19,8 @@ from coordinator.lanes.facts import VerifierFacts
 from coordinator.lanes.request_state import LifeEvent, Placed, RequestState
 from dspark.rounds.control import PassReport
 
-GROWTH = (
-    64  # tokens that each running sequence may add before a new one counts; spares most preemptions
-)
+# tokens that each running sequence may add before a new one counts; spares most preemptions
+GROWTH = 64
 LOOKS = 4  # in the shortest time somebody may be silent
 
 

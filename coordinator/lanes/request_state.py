@@ -41,9 +41,8 @@ class LifeEvent(enum.Enum):
     PREFILLED = "prefilled"
     JUDGED = "judged"
     PREEMPTED = "preempted"  # another one needs its pages: it begins again with what it has said
-    MOVED = (
-        "moved"  # its verifier will leave: it begins again on another one, with what it has said
-    )
+    # its verifier will leave: it begins again on another one, with what it has said
+    MOVED = "moved"
     ORPHANED = "orphaned"  # its verifier is gone or does not know it
     ENDED = "ended"  # by a stop, a limit, its client or a failure
 
@@ -123,9 +122,8 @@ class RequestState:
     answer: Answer
     stats: RequestStats
     sink: OutputSink
-    note_epoch: Callable[[int], object] = (
-        unnoted  # keeps an epoch before anything is drawn under it
-    )
+    # keeps an epoch before anything is drawn under it
+    note_epoch: Callable[[int], object] = unnoted
     end: End | None = None  # set when the answer is complete
 
     drafter: DrafterPort | None = None

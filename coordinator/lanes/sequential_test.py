@@ -24,13 +24,11 @@ Floats = npt.NDArray[np.float64]
 
 LEVELS = PLACES.bit_length() - 1  # parts of 1/2, 1/4 .. 1/PLACES
 _HALF: Floats = 0.01 * np.exp2(np.arange(9.0))
-STAKES: Floats = np.concatenate(
-    (_HALF, -_HALF)
-)  # exponents of the bets: small ones find small lies, late
+# exponents of the bets: small ones find small lies, late
+STAKES: Floats = np.concatenate((_HALF, -_HALF))
 _COST: Floats = np.expm1(np.abs(STAKES)) - np.abs(STAKES)
-_SHARE: Floats = np.log1p(
-    np.exp2(-np.arange(1.0, LEVELS + 1.0))[:, None] * np.expm1(STAKES)
-)  # [levels, stakes]
+# [levels, stakes]
+_SHARE: Floats = np.log1p(np.exp2(-np.arange(1.0, LEVELS + 1.0))[:, None] * np.expm1(STAKES))
 
 STATISTICS = ("places", "drift", "luck")
 

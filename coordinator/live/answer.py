@@ -54,9 +54,8 @@ class AnswerWish(BodyPart):
     rule: Rule = ""
     seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
     drafter: str = ""
-    shape: Annotated[str, Field(max_length=MAX_CONTENT)] = (
-        ""  # a JSON schema, or a regular expression
-    )
+    # a JSON schema, or a regular expression
+    shape: Annotated[str, Field(max_length=MAX_CONTENT)] = ""
 
 
 async def prompt_of(
@@ -72,9 +71,8 @@ async def prompt_of(
 
     def encode(said: list[Turn]) -> tuple[int, ...]:
         text = template.render(said, {}, add_generation_prompt=True)
-        return encoded_now(
-            tokenizer, text, "messages", add_special=False
-        )  # the template writes them itself
+        # the template writes them itself
+        return encoded_now(tokenizer, text, "messages", add_special=False)
 
     room = api.processor.cell.terms().limits.longest - max_tokens
     long = sum(len(message["content"]) for message in messages) > LONG_TEXT
@@ -166,9 +164,8 @@ async def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventSt
 
     async def events() -> AsyncGenerator[bytes]:
         try:
-            with explain.request(
-                inside(request.tenant, request.id)
-            ) as watch:  # before its first round
+            with explain.request(inside(request.tenant, request.id)) as watch:
+                # before its first round
                 speaker = Speaker(request.prompt, api.processor.tokenizer)
                 yield event(
                     {

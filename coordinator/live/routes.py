@@ -70,7 +70,8 @@ class Page(StaticFiles):
         for name in (
             "etag",
             "last-modified",
-        ):  # of times and sizes, which files of two versions may share
+        ):
+            # of times and sizes, which files of two versions may share
             del response.headers[name]
         return response
 

@@ -33,9 +33,8 @@ class AcceptanceEstimator:
         self.slots = slots
         self._sums: dict[Hashable, Floats] = {}  # [2, b]: promised, accepted
         self._everybody = np.zeros((2, slots))
-        self._confidence = np.zeros(
-            (2, slots)
-        )  # sums of confidences of drafted slots, and their number
+        # sums of confidences of drafted slots, and their number
+        self._confidence = np.zeros((2, slots))
 
     def observe(
         self,

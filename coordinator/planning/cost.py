@@ -61,13 +61,11 @@ class CostCurve:
         self.borrowed = tuple(borrowed)
         stairs = never_falling(grid.reshape(len(tokens), len(contexts)))
         self._stairs = _going_on(self._tokens, stairs)
-        self._tokens = np.append(
-            self._tokens, self._tokens[-1] + FAR
-        )  # [t + 1], and so are the rows of `_stairs`
+        # [t + 1], and so are the rows of `_stairs`
+        self._tokens = np.append(self._tokens, self._tokens[-1] + FAR)
         self._per_sequence = max(tokens_per_sequence, 1)
-        self._filled = np.maximum(
-            self._tokens / self._per_sequence, 1.0
-        )  # sequences that the tokens fill
+        # sequences that the tokens fill
+        self._filled = np.maximum(self._tokens / self._per_sequence, 1.0)
         self._more = np.zeros(len(contexts))
         if (
             tokens_per_sequence
@@ -75,9 +73,8 @@ class CostCurve:
             and np.isfinite(sequence_seconds).all()
         ):
             self._more = np.maximum.accumulate(np.maximum(sequence_seconds, 0.0))
-        self._column = functools.lru_cache(16)(
-            self._read
-        )  # a plan asks for a few of them many times
+        # a plan asks for a few of them many times
+        self._column = functools.lru_cache(16)(self._read)
 
     def stairs(self, context: float, sequences: float = 0.0) -> StepSeconds:
         """Tokens -> seconds at one context length, as measured."""

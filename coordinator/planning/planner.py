@@ -33,9 +33,8 @@ BEGINS = 1.03  # ... and drafts than none: drafters have to be sent everybody's 
 EXPLORE = 0.004  # share of tokens that trying something may cost, by what is known
 PLAINLY = 0.3  # of that, trying to go without drafts: what plain rounds take changes rarely
 MOST_EXPLORED = 1 / 16  # of plans
-IN_A_ROW = (
-    2  # plans that try the same: what rounds of a kind take is learned behind another one alone
-)
+# plans that try the same: what rounds of a kind take is learned behind another one alone
+IN_A_ROW = 2
 RENEWED = 0.02  # learned blocks over blocks in the window, from which on a lane is looked at anew
 PLAN = 1 / 16  # of a block, that every plan counts: what rounds take is learned too, and slowly
 CONTEXT_STEP = 128  # tokens of mean context from which on a lane is another one

@@ -30,10 +30,11 @@ SHARE = 0.35  # of what is usually kept of a promise; less is a collapse
 LITTLE = 0.15  # of the usual worth of a block
 NONE = 24.0  # first slots that were promised in a row, in vain: a chance of at most exp(-24)
 CERTAIN = 4.0  # standard deviations by which less than usual is accepted
+# tokens that agreement counts for; variance of what is accepted, by its mean
 PRIOR, SPREAD = (
     16.0,
     2.0,
-)  # tokens that agreement counts for; variance of what is accepted, by its mean
+)
 SETTLED = 256  # blocks that make a past
 BAD_MEMORY = 64.0  # passes
 ON_TRIAL = 0.8  # of what is too much, to begin with: who had an alarm has less credit
@@ -161,9 +162,8 @@ class DrafterWatch:
 
     def __init__(self, past: BlockSums) -> None:
         self.past, self.recent = past, BlockSums()
-        self._squares = (
-            0.0  # of the weights of recent blocks: the first ones hold all of their variance
-        )
+        # of the weights of recent blocks: the first ones hold all of their variance
+        self._squares = 0.0
         self.alarm: Alarm | None = None  # None: all is well
         self._in_vain = 0.0  # first slots that were promised since one was accepted
         self._bad = dict.fromkeys(BAD, 0.0)
@@ -219,9 +219,8 @@ class DrafterWatch:
         if self.left_out(now):
             return False
         trial_s = now - self._began if self._began else 0.0
-        self._until = now + max(
-            self._pause_s, min(COST * trial_s, LONGEST_S)
-        )  # most of a trial may be idle
+        # most of a trial may be idle
+        self._until = now + max(self._pause_s, min(COST * trial_s, LONGEST_S))
         self._pause_s = min(2.0 * self._pause_s, LONGEST_S)
         self.alarm, self._began, self._trial, self.recent, self._squares = (
             alarm,
@@ -241,9 +240,8 @@ class DrafterWatch:
             return Alarm.NOTHING_ACCEPTED
         if not self._kept(SHARE):
             return Alarm.COLLAPSE
-        usual = min(
-            self.past.mean_worth, self.recent.mean_slots
-        )  # a short block is worth no more than its slots
+        # a short block is worth no more than its slots
+        usual = min(self.past.mean_worth, self.recent.mean_slots)
         poor = self.past.blocks >= SETTLED and self.recent.mean_worth < LITTLE * usual
         if self.alarm is None and poor and self.recent.blocks > RECENT / 2:
             self.past.blocks = self.past.worth = 0.0  # once: from now on this may be what is usual

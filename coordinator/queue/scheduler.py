@@ -33,14 +33,12 @@ from dspark.types import Refusal, RefusalReason
 
 log = structlog.get_logger("dspark.admission")
 
-PAGES_RETRY_S = (
-    0.5  # a lane that turned somebody away is asked again after this, or when something in it ended
-)
+# a lane that turned somebody away is asked again after this, or when something in it ended
+PAGES_RETRY_S = 0.5
 FORM_RETRY_S = 0.5  # who was held up for the form of its answer asks again after this
 LEAST_HINT_S, MOST_HINT_S = 0.1, 30.0  # when to try again
-WARM_LOOK_S = (
-    0.25  # how often a verifier that runs its first requests is looked at by those who wait for it
-)
+# how often a verifier that runs its first requests is looked at by those who wait for it
+WARM_LOOK_S = 0.25
 NEWCOMERS = 8  # one place more for every so many, for tenants with nobody running
 LOOKS = 20  # at who has waited too long, in the time one may wait
 
@@ -52,9 +50,8 @@ class QueueBounds:
     verifier_wait_s: float = 20.0
     max_handovers: int = 4
     queue_deadline_s: float = 60.0  # longest wait for a first place
-    warm_s: float = (
-        0.0  # longest time for which a verifier that is there may run its first requests
-    )
+    # longest time for which a verifier that is there may run its first requests
+    warm_s: float = 0.0
 
 
 class Scheduler:
@@ -76,9 +73,8 @@ class Scheduler:
         self._empty = asyncio.Event()
         self._outage: Timer | None = None  # runs from the last loss of a verifier ...
         self._lost_at = 0.0  # ... at this clock time
-        self.verifier_warms: Callable[[], bool] = lambda: (
-            False
-        )  # whether one is there and runs its first requests
+        # whether one is there and runs its first requests
+        self.verifier_warms: Callable[[], bool] = lambda: False
         self.draining = False
         self.tracing: Tracing | None = None
         self.endings = Endings(metrics)
@@ -231,9 +227,8 @@ class Scheduler:
             self._soon()
             return
         self._line.add(state)
-        if (
-            event is LifeEvent.TURNED_AWAY and lane is not None
-        ):  # a page pool is not asked again for nothing
+        if event is LifeEvent.TURNED_AWAY and lane is not None:
+            # a page pool is not asked again for nothing
             self._full.add(lane)
             self._clock.call_later(PAGES_RETRY_S, self._retry, lane)
         elif event is LifeEvent.PREEMPTED:
@@ -241,9 +236,8 @@ class Scheduler:
             log.info("sequence.preempted", **_place_of(state))
         elif event is LifeEvent.MOVED:  # planned, so it does not count as a loss
             self._metrics.handovers.labels(reason="drained").inc()
-        elif (
-            event is LifeEvent.ORPHANED
-        ):  # its verifier is gone or lost it: a bounded number of times
+        elif event is LifeEvent.ORPHANED:
+            # its verifier is gone or lost it: a bounded number of times
             state.handovers += 1
             self._metrics.handovers.labels(reason="lost").inc()
             log.warning("sequence.orphaned", **_place_of(state))
@@ -346,9 +340,8 @@ class Scheduler:
             return
         self._line.add(state)
         self._place()
-        if (
-            not self._lanes and self._outage is None
-        ):  # whoever waited for a verifier was told meanwhile
+        if not self._lanes and self._outage is None:
+            # whoever waited for a verifier was told meanwhile
             self._waited()
 
     def _soon(self) -> None:

@@ -111,9 +111,8 @@ class AnswerOutput:
         self.cached_tokens = 0
         self.prompt_logprobs: ScoredPrompt | None = None
         self.stats = RequestStats(arrived)
-        self.steps: list[tuple[int, int]] | None = (
-            None  # (drafted tokens verified, of these shown) of each round
-        )
+        # (drafted tokens verified, of these shown) of each round
+        self.steps: list[tuple[int, int]] | None = None
         self._text: TextStream | None = None
         if tokenizer is not None:
             self._text = tokenizer.stream(request.prompt, skip_special=request.skip_special)
@@ -127,9 +126,8 @@ class AnswerOutput:
             self.unsaid += len(piece.tokens)
             return False
         had = min(max(self.held - self.answered, 0), len(piece.tokens))
-        if (
-            0 < had < len(piece.tokens)
-        ):  # text is made token by token, so it can be parted where the tokens are
+        if 0 < had < len(piece.tokens):
+            # text is made token by token, so it can be parted where the tokens are
             ended = self.read(piece.part(0, had), at, OutputChunk(self.index, 0))
             return self.read(piece.part(had, None), at, shown) or ended
         kept, end, texts = self._read(piece.tokens, piece.end)

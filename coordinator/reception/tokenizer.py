@@ -86,9 +86,8 @@ def find_tokenizer(target: str | None, revision: str | None) -> Tokenizer | None
     path = find_file(target, FILE, revision)
     if path is None:
         return None
-    with contextlib.suppress(
-        ConfigError
-    ):  # not in an offline cache; where it is, it comes to lie beside the other
+    with contextlib.suppress(ConfigError):
+        # not in an offline cache; where it is, it comes to lie beside the other
         find_file(target, CONFIG, revision)
     return Tokenizer.load(path.parent)
 
@@ -131,9 +130,10 @@ def find_file(target: str | None, name: str, revision: str | None) -> Path | Non
     if os.path.isdir(target):
         path = Path(target) / name
         return path if path.is_file() else None
+    # comes with `tokenizers`; most deployments name a folder
     from huggingface_hub import (
         hf_hub_download,
-    )  # comes with `tokenizers`; most deployments name a folder
+    )
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
     try:
@@ -174,9 +174,8 @@ class TextStream:
     def _step(self, token: int) -> str | None:
         try:
             piece: str | None = self._stream.step(self._backend, token)
-        except (
-            Exception
-        ):  # the library gives up on some malformed byte sequences; the text goes on behind them
+        except Exception:
+            # the library gives up on some malformed byte sequences; the text goes on behind them
             flushed = list(self._pending)
             piece = self.flush()
             self._stream = DecodeStream(flushed[-_WINDOW:], self._skip_special)

@@ -25,9 +25,8 @@ class Request:
     params: SamplingParams
     max_tokens: int
     policy: Policy
-    stop_ids: frozenset[int] = (
-        frozenset()
-    )  # the target's own included, unless they are to be ignored
+    # the target's own included, unless they are to be ignored
+    stop_ids: frozenset[int] = frozenset()
     stops: tuple[str, ...] = ()
     show_stop: bool = False
     skip_special: bool = True
@@ -37,13 +36,11 @@ class Request:
     tenant: str = ""  # whose it is, as its credentials say; "" where nobody is asked
     label: str = ""  # acceptance is counted under it
     traceparent: str = ""  # W3C trace context of the caller
-    weight: float = (
-        1.0  # what a token of this answer is worth to the scheduler beside those of others
-    )
+    # what a token of this answer is worth to the scheduler beside those of others
+    weight: float = 1.0
     drafter: str = ""  # replica that is to draft; empty: the least loaded one
-    prompt_logprobs: int | None = (
-        None  # likeliest tokens told at every position of the prompt; None tells nothing
-    )
+    # likeliest tokens told at every position of the prompt; None tells nothing
+    prompt_logprobs: int | None = None
 
     @property
     def longest(self) -> int:

@@ -101,9 +101,8 @@ class _Cell:
         before = self._marks()
         await asyncio.sleep(recorder.closes - clock.time())
         after = self._marks()
-        if len(self._lost) > len(
-            scenario.verifiers_lost_s
-        ):  # a bug, and nothing that was measured counts
+        if len(self._lost) > len(scenario.verifiers_lost_s):
+            # a bug, and nothing that was measured counts
             raise RuntimeError(f"a lane ended before the simulation did: {self._lost}")
         asking.cancel()
         return self._said(recorder, users, before, after)

@@ -32,9 +32,8 @@ class Scenario:
     cores: int = 0  # of one machine, shared by all processes; 0: each has one of its own
     verifiers: int = 1
     drafters: int = 1
-    coordinators: int = (
-        1  # processors that settle replies; verifiers are dealt out to them, drafters shared
-    )
+    # processors that settle replies; verifiers are dealt out to them, drafters shared
+    coordinators: int = 1
     policy: str = "adaptive"
     prompt_tokens: Span = (32, 32)
     answer_tokens: Span = (128, 128)

@@ -27,9 +27,8 @@ class Endings:
 
     def __init__(self, metrics: Metrics, most: int = KEPT) -> None:
         self._metrics = metrics
-        self._ring: deque[tuple[float, EndedAnswer]] = deque(
-            maxlen=most
-        )  # with the time of arrival
+        # with the time of arrival
+        self._ring: deque[tuple[float, EndedAnswer]] = deque(maxlen=most)
 
     @property
     def most(self) -> int:

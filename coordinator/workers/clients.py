@@ -62,9 +62,8 @@ class WorkerStream(ABC):
             why = f"{error.code().name.lower()}: {error.details()}"
         except PeerError as error:
             why = f"broke the protocol: {error}"
-        except (
-            Exception
-        ) as error:  # a bug: it costs this worker, and whoever holds it knows at once
+        # a bug: it costs this worker, and whoever holds it knows at once
+        except Exception as error:
             log.error("control.failed", worker=self._name, exc_info=error)
             why = "what it said could not be read; see the coordinator's log"
         finally:

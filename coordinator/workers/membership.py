@@ -65,9 +65,8 @@ class Membership:
         self._patience: Timer | None = None
         self._draining: frozenset[Address] = frozenset()
         self.explain, self.monitor = explain or Explain(), shared.monitor
-        self.on_serving: Callable[[bool], None] = lambda serving: (
-            None
-        )  # told whether anybody can be taken in
+        # told whether anybody can be taken in
+        self.on_serving: Callable[[bool], None] = lambda serving: None
         self._admission, self._clock, self._metrics = admission, shared.clock, shared.metrics
         admission.verifier_warms = self._verifier_warms
         self._workers: dict[Address, WorkerConnection] = {}
@@ -388,9 +387,8 @@ class Membership:
                 self._metrics.pool_replicas.labels(pool=role.value, state=state).set(states[state])
 
     def _gone(self, worker: WorkerConnection, why: str) -> None:
-        if (
-            self._workers.get(worker.address) is worker and not worker.leaving
-        ):  # otherwise it was let go
+        if self._workers.get(worker.address) is worker and not worker.leaving:
+            # otherwise it was let go
             self._metrics.worker_losses.labels(pool=worker.address.role.value).inc()
             log.warning("worker.lost", worker=worker.address.name, why=why)
         worker.lost(why)

@@ -74,9 +74,8 @@ class WorkerConnection:
         self.state = "connecting"
         self.detail = ""
         self.leaving = False  # it said that it will end
-        self.has_run = (
-            False  # it said that it served before, so that nothing runs for the first time
-        )
+        # it said that it served before, so that nothing runs for the first time
+        self.has_run = False
         self.settled = asyncio.Event()  # the first attempt is over, one way or the other
         self.port: WorkerPort | None = None
         self._held: WorkerPort | None = None  # the last one, whose stream may still be ending

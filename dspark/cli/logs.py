@@ -80,9 +80,8 @@ class Tails:
 
     def __init__(self, folder: Path, name: str, request: str | None = None) -> None:
         self._folder, self._name, self._request = folder, name, request
-        self._sequences: set[Any] = (
-            set()
-        )  # numbers of the request's answers, by which workers know them
+        # numbers of the request's answers, by which workers know them
+        self._sequences: set[Any] = set()
         self._read: dict[Path, int] = {}  # bytes of whole lines
 
     def new(self) -> list[dict[str, Any]]:

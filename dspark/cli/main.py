@@ -129,9 +129,8 @@ class _ShowVersion(argparse.Action):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    os.environ.setdefault(
-        "GRPC_VERBOSITY", "ERROR"
-    )  # its remarks on closing connections are no news for people
+    # its remarks on closing connections are no news for people
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     words = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser()
     # What belongs to another program is not parsed here: its options are its own.

@@ -219,9 +219,8 @@ def tell(line: str) -> None:
     try:
         print(line, flush=True)
     except (OSError, ValueError) as error:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # what is left in it would fail again at the end
+        with contextlib.suppress(OSError, ValueError):
+            # what is left in it would fail again at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         with contextlib.suppress(OSError, ValueError):
             print(f"stdout cannot be written ({error}): {line}", file=sys.stderr, flush=True)

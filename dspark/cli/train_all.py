@@ -184,9 +184,8 @@ def _regenerate(
 
     logs = rows.parent / "logs"
     logs.mkdir(exist_ok=True)
-    with ProcessCell(
-        settings.target, "", drafters=0, folder=logs
-    ) as cell:  # plain decoding: there is no drafter yet
+    with ProcessCell(settings.target, "", drafters=0, folder=logs) as cell:
+        # plain decoding: there is no drafter yet
         return ask(cell.endpoint, None, settings.target, asking, prompts, rows)
 
 

@@ -35,10 +35,11 @@ __all__ = [
 ]
 
 RETRY_AFTER_S = 1.0  # for a server that gives no hint
+# as gRPC puts it for its own side
 ENDED_HERE = (
     "Locally cancelled by application!",
     "Channel closed!",
-)  # as gRPC puts it for its own side
+)
 
 
 class Cancelled(DsparkError):
@@ -60,9 +61,8 @@ def read_error(error: Any, endpoint: str) -> DsparkError:
         kind = InvalidRequest if code is grpc.StatusCode.INVALID_ARGUMENT else Unsupported
         name = str(field or "request")
         return kind(name, details.removeprefix(f"{name}: "))
-    if (
-        code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details
-    ):  # as gRPC says it, and no overload
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        # as gRPC says it, and no overload
         return InvalidRequest("request", details.partition(": ")[2] or details)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         hint = str(trailing.get("retry-after-ms", ""))
@@ -76,7 +76,6 @@ def read_error(error: Any, endpoint: str) -> DsparkError:
     if code is grpc.StatusCode.CANCELLED:
         if any(words in details for words in ENDED_HERE):
             return Cancelled("the call was cancelled")
-        return Unavailable(
-            f"{endpoint} ended the call"
-        )  # what a server that stops does to calls it has not yet read
+        # what a server that stops does to calls it has not yet read
+        return Unavailable(f"{endpoint} ended the call")
     return ServerError(f"{endpoint} failed: {details or code.name}")

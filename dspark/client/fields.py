@@ -75,9 +75,8 @@ def ids_of(field: str, values: object) -> list[int]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise InvalidRequest(field, f"must be a list of token ids, got {shown(values)}")
     ids = list(values)
-    if (
-        set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MOST_ID
-    ):  # nearly always, and it may be many
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MOST_ID:
+        # nearly always, and it may be many
         return ids
     return [_id(field, value) for value in ids]
 

@@ -30,9 +30,8 @@ class Resuming:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.request, self._resume_s, self._clock = request, resume_s, clock
-        self._scores = request.sampling_params.HasField(
-            "prompt_logprobs"
-        )  # asked for anew, not resumed
+        # asked for anew, not resumed
+        self._scores = request.sampling_params.HasField("prompt_logprobs")
         self._offsets = [0] * max(request.sampling_params.n, 1)
         self._deadline = None if timeout is None else clock() + timeout
         self._pause_s = FIRST_PAUSE_S

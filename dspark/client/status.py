@@ -87,9 +87,8 @@ class CellStatus:
     queued: int = 0  # requests waiting for admission
     queue_limit: int = 0
     version: str = ""
-    totals: Mapping[str, float] = field(
-        default_factory=dict
-    )  # counters by metric name, without labels
+    # counters by metric name, without labels
+    totals: Mapping[str, float] = field(default_factory=dict)
     distributions: tuple[Distribution, ...] = ()
 
 

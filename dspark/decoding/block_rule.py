@@ -37,9 +37,8 @@ class Chances(NamedTuple):
 def chances(p: Floats, slots: Slots) -> Chances:
     """p [N]: the target's probability of every entry of q."""
     q = slots.of_drafted()
-    with np.errstate(
-        divide="ignore", invalid="ignore", over="ignore"
-    ):  # slots whose q is 0 do not count
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        # slots whose q is 0 do not count
         ratio = (slots.of_drafted(p) / q).tolist()
     lengths = sent(slots, q)
     before, after, last = np.ones(len(q)), np.zeros(len(q)), np.zeros(len(q), np.bool_)

@@ -26,9 +26,8 @@ from dspark.decoding.philox import LOW, MULTIPLIERS, ROUNDS, WEYL, Purpose, phil
 from dspark.decoding.sampling import largest
 from dspark.types import Rule, SamplingParams
 
-NEAR_TIE = (
-    1e-4  # a lead below this, in nats, may fall the other way on another device or in another batch
-)
+# a lead below this, in nats, may fall the other way on another device or in another batch
+NEAR_TIE = 1e-4
 
 _TAG = int(Purpose.RACE) << 16 | int(Rule.COUPLED) << 24
 _LANES = 4  # tokens that share one Philox block
@@ -78,9 +77,8 @@ def race(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     ids = largest(pace).unsqueeze(-1)
     first = pace.gather(-1, ids)
     second = pace.scatter_(-1, ids, 0.0).amax(dim=-1)
-    sound = (first > 0) & (
-        first < torch.inf
-    )  # a pace that is not a number fails the comparison too
+    # a pace that is not a number fails the comparison too
+    sound = (first > 0) & (first < torch.inf)
     return ids.squeeze(-1), torch.log(first.squeeze(-1) / second), sound.squeeze(-1)
 
 

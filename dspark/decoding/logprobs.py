@@ -25,9 +25,8 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> tuple[
     `top` likeliest. Fewer where fewer may come."""
     told = _ranked(logits, token_ids, top)
     columns = (told.logprobs.tolist(), told.top_ids.tolist(), told.top_logprobs.tolist())
-    may_come = (
-        np.isfinite(told.top_logprobs).sum(axis=-1).tolist()
-    )  # those that may not are ranked last
+    # those that may not are ranked last
+    may_come = np.isfinite(told.top_logprobs).sum(axis=-1).tolist()
     return tuple(
         ScoredToken(logprob, tuple(ids[:count]), tuple(values[:count]))
         for logprob, ids, values, count in zip(*columns, may_come, strict=True)

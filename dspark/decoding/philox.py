@@ -54,9 +54,8 @@ def philox_array(
 ) -> tuple[npt.NDArray[np.uint64], ...]:
     """The same on arrays of 32-bit words held in 64 bits; counter words of one shape, keys that
     broadcast to it."""
-    c0, c1, c2, c3 = (
-        np.array(word, order="C") for word in counter
-    )  # copies, also of what was broadcast
+    # copies, also of what was broadcast
+    c0, c1, c2, c3 = (np.array(word, order="C") for word in counter)
     k0, k1 = key
     even, odd = np.empty_like(c0), np.empty_like(c0)
     low, shift = np.uint64(LOW), np.uint64(32)

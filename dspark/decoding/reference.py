@@ -55,9 +55,8 @@ class RecordedRound:
     accepted: int
     next_token: int
     epoch: int = 1
-    prefilled: bool = (
-        False  # a hand-over: the sequence was prefilled anew, which added `next_token`
-    )
+    # a hand-over: the sequence was prefilled anew, which added `next_token`
+    prefilled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,9 +107,8 @@ def largest(rows: Tensor) -> Tensor:
     """rows [n, V] -> where the largest number of each is [n], the first of equals; the first NaN
     where there is one."""
     if rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64):
-        return torch.as_tensor(
-            rows.detach().numpy().argmax(axis=-1)
-        )  # a vectorised search, unlike torch's on a CPU
+        # a vectorised search, unlike torch's on a CPU
+        return torch.as_tensor(rows.detach().numpy().argmax(axis=-1))
     return rows.argmax(dim=-1)
 
 
@@ -194,9 +193,8 @@ def draft_distribution(
         probs = probs / probs.sum(dim=-1, keepdim=True)
     if columns.any_greedy:
         first = top(logits).unsqueeze(-1)
-        displaced = torch.where(
-            ids == first, ids[:, :1], ids
-        )  # among equals the sort may have put another id first
+        # among equals the sort may have put another id first
+        displaced = torch.where(ids == first, ids[:, :1], ids)
         ids = torch.where(columns.greedy, torch.where(rank == 0, first, displaced), ids)
         probs = torch.where(columns.greedy, (rank == 0).double(), probs)
     return ids, probs.float()
@@ -263,9 +261,8 @@ def _kept(probs: Tensor, first: Tensor, columns: SamplingColumns) -> Tensor:
     )
     if columns.min_p is not None:  # equals are kept or cut together
         likely = (first >= columns.min_p * first[:, :1]).sum(dim=-1, keepdim=True)
-        kept = torch.minimum(
-            kept, likely.clamp_(min=1)
-        )  # none of a row of NaN, and a card that looks there dies
+        # none of a row of NaN, and a card that looks there dies
+        kept = torch.minimum(kept, likely.clamp_(min=1))
     if columns.any_top_p:
         mass, cuts = first.cumsum(dim=-1), columns.top_p < 1.0
         bound = columns.top_p * torch.where(

@@ -186,9 +186,8 @@ def _changed(logits: Tensor, changes: Sequence[tuple[int, Changes]]) -> Tensor:
     flat = out.view(-1)
     raw = flat[index]
     flat[index] = _shaped(raw, bias, factor, minus).to(dtype)
-    if any(
-        np.isneginf(made.bias).any() for _, made in changes
-    ):  # where nothing else may come, ends may
+    if any(np.isneginf(made.bias).any() for _, made in changes):
+        # where nothing else may come, ends may
         nothing = torch.isneginf(out.amax(dim=-1))[index // vocab]
         ends = _shaped(raw, bias.masked_fill(torch.isneginf(bias), 0.0), factor, minus).to(dtype)
         flat[index] = torch.where(nothing, ends, flat[index])

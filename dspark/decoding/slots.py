@@ -37,9 +37,8 @@ class PackedCase:
     first_row: int
     draft_ids: Sequence[int]
     q: SparseQ
-    shaper: Shaper | None = (
-        None  # where the parameters shape logits: has counted all committed tokens
-    )
+    # where the parameters shape logits: has counted all committed tokens
+    shaper: Shaper | None = None
 
 
 def target_probs(logits: Tensor, spots: Sequence[Spot]) -> Tensor:

@@ -149,9 +149,8 @@ def save_tokenizer(file: Path, settings: Mapping[str, Any], folder: Path) -> Non
             _split_digits(folder / "tokenizer.json")
     except OSError:
         raise
-    except (
-        Exception
-    ) as error:  # what the library makes of a strange vocabulary has no type of its own
+    # what the library makes of a strange vocabulary has no type of its own
+    except Exception as error:
         raise CheckpointError(f"tokenizer.ggml: {type(error).__name__}: {error}") from error
 
 

@@ -66,9 +66,8 @@ class GrpcEndpoint:
         """Payload bytes sent inside the cell, by kind, over all its processes that publish
         metrics."""
         found: dict[str, float] = {}
-        with contextlib.suppress(
-            DsparkError
-        ):  # a secured or older cell: the run is measured without them
+        with contextlib.suppress(DsparkError):
+            # a secured or older cell: the run is measured without them
             async with AsyncClient(self._endpoint, token=self._token, tls=self._tls) as client:
                 status = await client.status()
             for process in status.processes:

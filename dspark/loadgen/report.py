@@ -103,12 +103,13 @@ def load(path: Path) -> list[dict[str, Any]]:
     return list(points)
 
 
+# of a processor, that make a difference to products
 UNITS = (
     "avx2",
     "avx512f",
     "avx512_bf16",
     "amx_bf16",
-)  # of a processor, that make a difference to products
+)
 
 
 def machine() -> dict[str, str]:

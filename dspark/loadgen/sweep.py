@@ -54,9 +54,8 @@ class SweepOrder:
     temperature: float
     rule: str
     tls: Tls | None = None
-    renderer: Callable[[str], Render | None] = lambda target: (
-        None
-    )  # how users of a chat ask a target
+    # how users of a chat ask a target
+    renderer: Callable[[str], Render | None] = lambda target: None
 
     def __post_init__(self) -> None:
         if self.endpoint is None and not self.model:

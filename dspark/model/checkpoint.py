@@ -304,9 +304,8 @@ def _stop_ids(model: Any, folder: Path, vocab_size: int) -> tuple[int, ...]:
                 raise CheckpointError(
                     f"{folder}: eos_token_id: expected ids of tokens, found {show(stop)}"
                 )
-            if known := tuple(
-                each for each in ids if 0 <= each < vocab_size
-            ):  # nobody can say the others
+            if known := tuple(each for each in ids if 0 <= each < vocab_size):
+                # nobody can say the others
                 return known
     return ()
 

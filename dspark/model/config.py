@@ -84,12 +84,10 @@ class DrafterConfig:
     ]  # m taps, ascending; -1 is the embedding output; none for a language model
     num_target_layers: int  # 0 where the file does not say; a language model is tied to no depth
     draft_vocab_size: int = 0  # Vd, tokens the head can say; 0 means all V
-    sample_from_anchor: bool = (
-        True  # without it the anchor's slot drafts nothing, and a query is one slot longer
-    )
-    mask_token_id: int = (
-        -1
-    )  # fills slots 1..k-1 of the query block; -1 where there is no such block
+    # without it the anchor's slot drafts nothing, and a query is one slot longer
+    sample_from_anchor: bool = True
+    # fills slots 1..k-1 of the query block; -1 where there is no such block
+    mask_token_id: int = -1
     kind: Kind = "block"
     model_type: ModelType = "qwen3"
     markov_rank: int = 0  # r; 0 means no sequential head

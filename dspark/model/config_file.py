@@ -40,9 +40,8 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
     raw = read_json(path)
     try:
         config = parse_drafter_config(_completed(folder, raw))
-        stages = (
-            None if config.stage is None else deepseek_v4.stages_in(_tensors(folder))
-        )  # settings may say others
+        # settings may say others
+        stages = None if config.stage is None else deepseek_v4.stages_in(_tensors(folder))
     except CheckpointError as error:  # of a family that is not built, too
         raise type(error)(f"{path}: {error}") from error
     return config if stages is None else dataclasses.replace(config, num_hidden_layers=stages)

@@ -156,9 +156,8 @@ def _rope(keys: Keys) -> dict[str, Any]:
     """Current files keep RoPE in `rope_parameters`, older ones in a bare `rope_theta` with
     `rope_scaling` beside it."""
     raw = keys.raw
-    where = (
-        "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
-    )  # of both the library takes the older
+    # of both the library takes the older
+    where = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     parameters = raw.get(where)
     if parameters is None:
         return {"rope_theta": positive("rope_theta", raw.get("rope_theta"))}

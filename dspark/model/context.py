@@ -28,9 +28,8 @@ class Projection(nn.Module):
         self.config = config
         self.feature_size = config.feature_size  # m*H
         self.target_layer_ids = config.target_layer_ids
-        self.width = (
-            config.hidden_size if config.target_layer_ids else 0
-        )  # of a row; 0 where ids are all that travels
+        # of a row; 0 where ids are all that travels
+        self.width = config.hidden_size if config.target_layer_ids else 0
         self.fingerprint = ""  # set by the loader; names the tensors, not the file
 
     def project(self, features: Tensor) -> Tensor:

@@ -81,9 +81,8 @@ class Entries(NamedTuple):
     keys: Tensor  # [L, n, S, Hkv, hd], normed and rotated
     values: Tensor  # [L, n, S, Hkv, hd]
     lengths: Tensor  # [n] int64, entries that count, of positions 0 .. lengths - 1
-    room: int = (
-        0  # of S, the last so many are padding of every sequence that whoever reads may write to
-    )
+    # of S, the last so many are padding of every sequence that whoever reads may write to
+    room: int = 0
 
 
 class PagedEntries(NamedTuple):
@@ -125,10 +124,11 @@ class GrownProposal:
             keys, values = keys[:, :, :rows], values[:, :, :rows]
         else:
             self._mask = for_padded_context(context.lengths, keys.shape[2], slots)
+        # per layer [n, S, Hkv, hd]
         self._keys, self._values = (
             list(keys.unbind()),
             list(values.unbind()),
-        )  # per layer [n, S, Hkv, hd]
+        )
         self._hidden: list[Tensor] = []
         self._sureness: list[Tensor] = []
 
@@ -172,9 +172,8 @@ class Drafter(Projection, ABC):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=config.late_cast)
         self.lm_head = nn.Linear(config.hidden_size, config.head_size, bias=False)
-        self.draft_vocabulary: DraftVocabulary | None = (
-            None  # of a head that says fewer tokens; the loader knows
-        )
+        # of a head that says fewer tokens; the loader knows
+        self.draft_vocabulary: DraftVocabulary | None = None
         self.embed_tokens.requires_grad_(False)
         self.lm_head.requires_grad_(False)
         self._served_head: Product | None = None

@@ -150,9 +150,8 @@ def sureness(logits: Tensor) -> Tensor:
     is verified.
     """
     wide = logits.float()
-    log_q = (wide.amax(dim=-1) - wide.logsumexp(dim=-1)).clamp(
-        max=-1e-6
-    )  # at q = 1 the odds are still a number
+    # at q = 1 the odds are still a number
+    log_q = (wide.amax(dim=-1) - wide.logsumexp(dim=-1)).clamp(max=-1e-6)
     return log_q - torch.log(-torch.expm1(log_q))
 
 

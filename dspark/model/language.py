@@ -121,9 +121,8 @@ def _causal(ids: Tensor, past: Entries | None) -> Tensor:
     own = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()[None, None]
     if past is None:
         return own
-    before = torch.arange(past.keys.shape[2], device=ids.device) < past.lengths.unsqueeze(
-        -1
-    )  # [n, S]
+    # [n, S]
+    before = torch.arange(past.keys.shape[2], device=ids.device) < past.lengths.unsqueeze(-1)
     before = before[:, None, None].expand(-1, 1, length, -1)
     return torch.cat((before, own.expand(len(before), -1, -1, -1)), dim=-1)
 

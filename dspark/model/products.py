@@ -25,9 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-PACK_FROM = (
-    150_000  # numbers in a weight from which the packed form wins over columns, from 2 rows on
-)
+# numbers in a weight from which the packed form wins over columns, from 2 rows on
+PACK_FROM = 150_000
 PACK_FOR_ROWS = 64  # the row count the packed form is made for; it serves all others too
 HALF_ERROR = 1e-7  # change of a weight, in norm, that counts as none: one rounding of fp32
 COPY_AT_MOST = 64 << 20  # bytes a second copy of a tied weight may take

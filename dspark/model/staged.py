@@ -84,9 +84,10 @@ class StagedDrafter(BlockDrafter):
     ) -> Tensor:
         assert isinstance(context, Entries)
         seen = min(self._shape.window, context.keys.shape[2])
+        # [n, W]
         rows = (
             context.lengths.unsqueeze(-1) - seen + torch.arange(seen, device=context.lengths.device)
-        )  # [n, W]
+        )
         whose = torch.arange(len(rows), device=rows.device).unsqueeze(-1)
         keys = context.keys[:, whose, rows.clamp(min=0), 0]
         return self._through(anchor_ids, positions, keys, rows >= 0, slots)

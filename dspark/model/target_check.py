@@ -36,9 +36,8 @@ def check_target_config(folder: Path, entries: Mapping[str, TensorEntry]) -> Non
     path = folder / CONFIG_NAME
     raw = read_json(path)
     if (folder / _GENERATION).exists():
-        read_json(
-            folder / _GENERATION
-        )  # the library passes over one that it cannot read, and its stop ids
+        # the library passes over one that it cannot read, and its stop ids
+        read_json(folder / _GENERATION)
     nested = raw.get("text_config")
     try:
         _check_finite("", raw)
@@ -90,9 +89,8 @@ def check_target_headers(
     tied = (getattr(model, "_tied_weights_keys", None) or ()) if ties else ()
     # Beside quantised weights lie scales, under names that the model itself does not have.
     quantised = getattr(model.config, "quantization_config", None) is not None
-    if (
-        not quantised and expected.keys() - set(tied) <= entries.keys()
-    ):  # so none is stored under another name
+    if not quantised and expected.keys() - set(tied) <= entries.keys():
+        # so none is stored under another name
         complaints["unexpected keys"] = sorted(entries.keys() - expected.keys())
     refuse(folder, complaints)
     return entries
@@ -124,9 +122,8 @@ def _outline(folder: Path) -> Any:
         )
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
-    except (
-        Exception
-    ):  # what the library makes of a strange file has no type of its own; loading says what it is
+    except Exception:
+        # what the library makes of a strange file has no type of its own; loading says what it is
         return None
 
 
@@ -157,9 +154,8 @@ def _check(raw: dict[str, Any], entries: Mapping[str, TensorEntry]) -> None:
         keys.count("max_position_embeddings", least=2)
     if raw.get("vocab_size") is None or raw.get("hidden_size") is None:
         return  # the library's defaults, which are of ordinary size
-    width = keys.count(
-        "word_embed_proj_dim", default=keys.count("hidden_size")
-    )  # OPT's tables may be narrower
+    # OPT's tables may be narrower
+    width = keys.count("word_embed_proj_dim", default=keys.count("hidden_size"))
     table = (keys.count("vocab_size"), width)
     if not any(entry.shape == table for entry in entries.values()):
         raise CheckpointError(

@@ -49,12 +49,10 @@ class TensorEntry:
     dtype: str  # safetensors' spelling: F32, BF16, ...
     shape: tuple[int, ...]
     stored: str = ""  # its name in the file, where loaders know it by another
-    rows: Tensor | None = field(
-        default=None, compare=False
-    )  # int64, of the stored tensor; None: all of it
-    scale: TensorEntry | None = (
-        None  # of values stored in few bits; `dtype` and `shape` are then those of the values
-    )
+    # int64, of the stored tensor; None: all of it
+    rows: Tensor | None = field(default=None, compare=False)
+    # of values stored in few bits; `dtype` and `shape` are then those of the values
+    scale: TensorEntry | None = None
 
 
 def read_directory(folder: Path) -> dict[str, TensorEntry]:

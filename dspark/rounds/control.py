@@ -29,12 +29,10 @@ class Admission(NamedTuple):
     longest: int  # tokens it will reach at most, prompt included
     keep_rows: bool  # keep projected feature rows for drafters to come
     cache_salt: str = ""  # prefixes are shared among equals
-    prompt_logprobs: int | None = (
-        None  # likeliest tokens told at every position; None tells nothing
-    )
-    repeatable: bool = (
-        False  # its client can have the same draws again: `PassReport.draws` leave them out
-    )
+    # likeliest tokens told at every position; None tells nothing
+    prompt_logprobs: int | None = None
+    # its client can have the same draws again: `PassReport.draws` leave them out
+    repeatable: bool = False
 
 
 class Use(enum.IntEnum):

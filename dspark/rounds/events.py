@@ -25,9 +25,8 @@ class Why(enum.Enum):
     NO_PAGES = "no pages"  # its prompt did not fit
     OUT_OF_PAGES = "out of pages"  # the youngest makes room
     FAILED = "failed"  # its pass did, or it could not be in one
-    STALE_EPOCH = (
-        "stale epoch"  # admitted under an epoch that is not above all seen, or beside itself
-    )
+    # admitted under an epoch that is not above all seen, or beside itself
+    STALE_EPOCH = "stale epoch"
 
 
 # Events in.

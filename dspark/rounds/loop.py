@@ -71,10 +71,11 @@ from dspark.rounds.state import (
 )
 
 BETWEEN = (IDLE, HELD)  # rounds
+# by a drafter: all of its context, or rows that were sent
 FORGOTTEN, LOST = (
     "unknown sequence",
     "rows lost",
-)  # by a drafter: all of its context, or rows that were sent
+)
 REMEMBERED = 1 << 16  # sequences whose last epoch is known after they are gone
 
 
@@ -91,9 +92,8 @@ class RoundLoop:
         ] = {}  # the highest that was seen of each sequence, the latest ones last
         self._orders, self._passes = Orders(self._waits), Passes(cache)
         self._out: list[Action] = []
-        self._patient_until: float | None = (
-            None  # when a cohort goes on without those that are not acknowledged
-        )
+        # when a cohort goes on without those that are not acknowledged
+        self._patient_until: float | None = None
         self._leaving = Leaving(self._live, cache, self._passes, self._ask)
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             Admit: self._admit,
@@ -140,9 +140,8 @@ class RoundLoop:
     def _admit(self, told: Admit, now: float) -> None:
         number, epoch = told.sequence, told.epoch
         if (live := self._live.get(number)) is not None and live.epoch == epoch:
-            self.counts["admission of who is here"] += (
-                1  # what runs goes on: its coordinator would think it gone
-            )
+            # what runs goes on: its coordinator would think it gone
+            self.counts["admission of who is here"] += 1
             return
         if number in self._live or epoch <= self._epochs.get(number, -1):
             self._ask(Released(number, epoch, 0, told.prompt_len, Why.STALE_EPOCH))
@@ -393,9 +392,8 @@ class RoundLoop:
                 ready.append(sequence)
             elif sequence.state is ORDERED:
                 return
-            elif (
-                sequence.state is HELD and not sequence.full
-            ):  # by the window alone: waited for as long as for a block
+            elif sequence.state is HELD and not sequence.full:
+                # by the window alone: waited for as long as for a block
                 until = max(until, sequence.held_at + self._waits.deadline_s)
         if ready and until > now:
             self._patient_until = min(until, self._patient_until or until)

@@ -24,9 +24,8 @@ class Waits:
 
     deadline_s: float = 0.5  # of an order, or SLACK times what the plan expects, if that is longer
     patience_s: float = 5.0  # a drafter that owes a reply for longer is given up
-    inline_rows: int = (
-        64  # feature rows that may travel with an order; more go over the bulk stream
-    )
+    # feature rows that may travel with an order; more go over the bulk stream
+    inline_rows: int = 64
 
     def order_s(self, expected_s: float) -> float:
         return max(self.deadline_s, SLACK * expected_s)

@@ -105,9 +105,8 @@ class SequenceState:
     drafter: int = 0  # who holds its context; 0: nobody
     rows_sent: int = 0  # feature rows that drafter has, without a gap
     feeding: int = 0  # who is being sent its context
-    ready: tuple[int, int] | None = (
-        None  # (drafter, rows) that came in full, taken over between rounds
-    )
+    # (drafter, rows) that came in full, taken over between rounds
+    ready: tuple[int, int] | None = None
     ordered_len: int = -1  # `committed_len` of the last round that asked for a block, or might have
     starved: bool = False  # waits for somebody to give back pages
     leaving: Why | None = None  # why it settles, if the coordinator did not ask for it

@@ -11,17 +11,15 @@ import grpc
 from dspark.runtime.tls import Tls
 
 MAX_MESSAGE = 256 * 1024 * 1024
-LOOKAHEAD = (
-    4 * 1024 * 1024
-)  # bytes of a stream that may travel unasked: a cohort's q needs no round trip for its rest
+# bytes of a stream that may travel unasked: a cohort's q needs no round trip for its rest
+LOOKAHEAD = 4 * 1024 * 1024
 
 # After so much silence a peer is asked whether it is there. Processes of a cell watch each other
 # closely; a listener that strangers reach welcomes no ping more often than
 # `server.LEAST_PUBLIC_PING_MS`.
 CLIENT_WATCH_MS, FRONT_WATCH_MS, WORKER_WATCH_MS = 10_000, 2_000, 1_000
-ANSWER_MS = (
-    1_800  # of a peer in a cell to answer; with WORKER_WATCH_MS a hung one is noticed within 3 s
-)
+# of a peer in a cell to answer; with WORKER_WATCH_MS a hung one is noticed within 3 s
+ANSWER_MS = 1_800
 CLIENT_ANSWER_MS = 3_000
 
 _OPTIONS: list[tuple[str, int | str]] = [

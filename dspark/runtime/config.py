@@ -23,6 +23,7 @@ from dspark.runtime.setting import check_settings
 
 T = TypeVar("T")
 
+# of one file for all processes
 SECTIONS = (
     "cluster",
     "autoscale",
@@ -30,7 +31,7 @@ SECTIONS = (
     "frontend",
     "verify",
     "draft",
-)  # of one file for all processes
+)
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}

@@ -15,9 +15,8 @@ MOST_PROCESSORS = 4096  # no machine has a processor of a higher number
 SPINS = 50_000  # some tenths of a millisecond
 MOST_THREADS = 16  # products of a pass hardly gain by more
 TASKS = Path("/proc/self/task")
-CPU_QUOTA = Path(
-    "/sys/fs/cgroup/cpu.max"
-)  # microseconds of processor time, and of the period they are for
+# microseconds of processor time, and of the period they are for
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 LOOK_S = 0.5  # between looks at who the parent is
 GRACE_S = 20.0  # for an orderly end after SIGTERM
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt

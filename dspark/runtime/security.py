@@ -141,9 +141,8 @@ class Access:
             return _NOBODY
         found: Caller | None
         if authorization is not None:
-            found = self._by_token(
-                authorization
-            )  # a wrong token is never made good by anything else
+            # a wrong token is never made good by anything else
+            found = self._by_token(authorization)
             if found is None:
                 raise Denied(f"{what}: the token is not valid")
         else:
@@ -221,9 +220,8 @@ class Security:
         open_to: set[Role] = set()
         near = is_loopback(split_endpoint(config.bind)[0])
         if (near or config.insecure) and not ask_peers:
-            if not client_file and isinstance(
-                config, PublicConfig
-            ):  # workers have nothing for clients
+            if not client_file and isinstance(config, PublicConfig):
+                # workers have nothing for clients
                 open_to.add(Role.CLIENT)
             if not config.metrics_token_file:
                 open_to.add(Role.MONITOR)

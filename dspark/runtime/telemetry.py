@@ -297,9 +297,8 @@ class Metrics:
             if isinstance(declared, DeclaredMetric):
                 setattr(self, name, declared.made(name, self.registry))
         for reason in ENDS:
-            self.request_success.labels(
-                finished_reason=reason
-            )  # shown from the start, so that a rate sees the first
+            # shown from the start, so that a rate sees the first
+            self.request_success.labels(finished_reason=reason)
         self._labels: set[str] = set()  # of requests, as far as they are told apart
 
     def note_load(self, sequences: int, pages: int, of: int) -> None:

@@ -48,10 +48,11 @@ PARTS: Mapping[int, tuple[str, int]] = {
     10: ("constraint", MAX_FORM),
 }
 _PROMPT = {number: PARTS[number] for number in (2, 3)}
+# bytes: of all that is no prompt; of a prompt's token, in ids or text, at most
 _BESIDE, _PER_TOKEN = (
     256 * KIB,
     64,
-)  # bytes: of all that is no prompt; of a prompt's token, in ids or text, at most
+)
 _GENERATE = "/Generate"
 _VARINT, _BYTES = 0, 2  # wire types
 _FIXED = {1: 8, 5: 4}  # and their bytes

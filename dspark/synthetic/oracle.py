@@ -103,9 +103,8 @@ class SyntheticOracle:
     def __init__(self, spec: SyntheticSpec) -> None:
         self.spec = spec
         self.slots = spec.block
-        self._chances = np.stack(
-            [_quantiles(domain) for domain in spec.domains]
-        )  # [domains, slots, QUANTILES]
+        # [domains, slots, QUANTILES]
+        self._chances = np.stack([_quantiles(domain) for domain in spec.domains])
         self._seed = mix_one(spec.seed ^ 0x5DEECE66D)
         self._after = np.arange(self.slots)
         self._vocabulary = np.uint64(spec.vocabulary)

@@ -30,9 +30,8 @@ class Domain:
 
     name: str
     accept: tuple[float, ...]  # [slots] mean chance that a slot is kept once the ones before it are
-    concentration: (
-        float | None
-    )  # of the Beta distribution around each mean; None: every block is as likely as the mean
+    # of the Beta distribution around each mean; None: every block is as likely as the mean
+    concentration: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +48,8 @@ class SyntheticSpec:
     noise: float  # standard deviation of the error of confidence, in logits; 0 is calibrated
     bias: float  # constant error of confidence, in logits
     jitter: float  # relative standard deviation of step times
-    prefill_token_s: (
-        float | None
-    )  # seconds of a prompt token; None: a chunk takes the step time of its tokens
+    # seconds of a prompt token; None: a chunk takes the step time of its tokens
+    prefill_token_s: float | None
     fingerprint: str
 
     @property

@@ -47,9 +47,8 @@ def label_blocks(
     *, input_ids: Tensor, supervised: Tensor, anchors: Tensor, block_size: int
 ) -> Labels:
     """input_ids, supervised [T] -> labels of slots 1..k, x_{a+1} .. x_{a+k}."""
-    index = anchors.unsqueeze(-1) + torch.arange(
-        1, block_size + 1, device=input_ids.device
-    )  # [A, k]
+    # [A, k]
+    index = anchors.unsqueeze(-1) + torch.arange(1, block_size + 1, device=input_ids.device)
     inside = index.clamp(max=len(input_ids) - 1)
     valid = (index == inside) & supervised[inside]
     # The first unsupervised slot ends the block, whatever follows it.

@@ -100,9 +100,8 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                 try:
                     row = json.loads(line)
                 except ValueError as error:
-                    if not line.endswith(
-                        b"\n"
-                    ):  # torn; that of another's making may be whole without a line break
+                    if not line.endswith(b"\n"):
+                        # torn; that of another's making may be whole without a line break
                         return
                     raise ConfigError(f"{path}:{number}: not JSON ({error})") from None
                 if not isinstance(row, dict):

@@ -180,9 +180,8 @@ def _drafted(drafter: Drafter, features: Tensor | None, ids: Tensor, anchors: Te
         chances = (
             torch.log_softmax(logits.float(), dim=-1).gather(-1, wanted.unsqueeze(-1)).squeeze(-1)
         )
-        likelihood += (
-            chances.clamp(min=-20.0).cpu() / size
-        )  # a token that the head cannot say has none
+        # a token that the head cannot say has none
+        likelihood += chances.clamp(min=-20.0).cpu() / size
     return _Drafted(accepted, likelihood)
 
 

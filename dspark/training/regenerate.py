@@ -35,9 +35,8 @@ from dspark.training.disk import RowFile, check_same_run, content_digest, read_r
 from dspark.training.settings import RegenerationSettings
 from dspark.training.split import conversation_of
 
-WINDOW = (
-    4  # rows in flight or waiting for an earlier one, for each answer that runs at the same time
-)
+# rows in flight or waiting for an earlier one, for each answer that runs at the same time
+WINDOW = 4
 PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # before asking again what failed
 
 
@@ -89,9 +88,8 @@ async def regenerate(
         finally:
             for task in running:
                 task.cancel()
-            await asyncio.gather(
-                *running, return_exceptions=True
-            )  # the first failure is on its way already
+            # the first failure is on its way already
+            await asyncio.gather(*running, return_exceptions=True)
     return {
         "rows": done,
         "failed": failed,

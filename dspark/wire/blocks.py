@@ -117,9 +117,8 @@ def read_blocks(count: int, message: draft_pb2.Blocks, vocab_size: int) -> Block
     )
     if ids and not _sound(ids, confidence, vocab_size):
         sure = np.array(confidence)
-        wrong = (np.array(ids, np.int64) >= vocab_size) | ~(
-            (sure >= 0.0) & (sure <= 1.0)
-        )  # NaN is neither
+        # NaN is neither
+        wrong = (np.array(ids, np.int64) >= vocab_size) | ~((sure >= 0.0) & (sure <= 1.0))
         blocks.spoil(np.unique(np.repeat(np.arange(count), lengths)[wrong]).tolist())
     return blocks
 

@@ -30,13 +30,14 @@ from dspark.wire.cohorts import (
 from dspark.wire.v1 import types_pb2, verify_pb2
 
 _News = verify_pb2.ControlUp.News
+# by their values on the wire
 _WHYS = (
     None,
     Why.NO_PAGES,
     Why.OUT_OF_PAGES,
     Why.FAILED,
     Why.STALE_EPOCH,
-)  # by their values on the wire
+)
 
 
 def write_up(incarnation: int, news: Sequence[Up], lease_ms: int = 0) -> verify_pb2.ControlUp:

@@ -41,10 +41,11 @@ def rows_in(
         raise PeerError(f"rows.shape: {shape[:4]} is not [rows, {width}]")
     if not 0 < shape[0] <= max_rows:
         raise PeerError(f"rows.shape: {shape[0]} rows are not in 1..{max_rows}")
+    # data: a copy, each time it is asked for
     data, expected = (
         chunk.data,
         shape[0] * sizes[chunk.dtype],
-    )  # data: a copy, each time it is asked for
+    )
     if len(data) != expected:
         raise PeerError(f"rows.data: {len(data)} bytes, expected {expected}")
     return data

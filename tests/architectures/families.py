@@ -337,8 +337,7 @@ def model_of(family: Family) -> Any:
         if parameter.dim() > 1:
             parameter.detach().normal_(0, 0.15)
     for name, buffer in model.named_buffers():
-        if name.endswith(
-            "tid2eid"
-        ):  # which experts a token goes to, of DeepSeek-V4's first mixtures
+        if name.endswith("tid2eid"):
+            # which experts a token goes to, of DeepSeek-V4's first mixtures
             buffer.random_(0, family.more["n_routed_experts"])
     return model.eval().requires_grad_(False)

@@ -63,9 +63,8 @@ def structured(method: str) -> Any:
 
 def json_mode(url: str) -> None:
     ended = 0
-    for seed in range(
-        8
-    ):  # coupled, so that a seed repeats its answer: some of these reach no end, whoever runs them
+    for seed in range(8):
+        # coupled, so that a seed repeats its answer: some of these reach no end, whoever runs them
         drawn = model(
             url,
             temperature=1,

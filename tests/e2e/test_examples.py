@@ -114,9 +114,8 @@ def test_an_answer_goes_on_behind_a_lost_coordinator(cell: FaultCell, home: Path
     with start("resume.py", "300") as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        begun = process.stdout.read(
-            40
-        )  # more of it waits in the pipe's buffer, where `communicate` would lose it
+        # more of it waits in the pipe's buffer, where `communicate` would lose it
+        begun = process.stdout.read(40)
         cell.kill("coordinator/0")
         cell.restart("coordinator/0")
         rest, complained = process.stdout.read(), process.stderr.read()

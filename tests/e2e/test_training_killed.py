@@ -114,9 +114,8 @@ def test_training_resumed_after_kills_at_random_steps_writes_the_same_curve(
     def lines() -> int:
         try:
             return (parts / "log.csv").read_bytes().count(b"\n")
-        except (
-            FileNotFoundError
-        ):  # not yet, or a run that begins anew has just removed the one before
+        except FileNotFoundError:
+            # not yet, or a run that begins anew has just removed the one before
             return 0
 
     kills = 0

@@ -59,9 +59,8 @@ class _Stream:
         self.ends = Counter[str]()  # by how they ended
 
     async def write(self, message: Any) -> None:
-        with contextlib.suppress(
-            asyncio.InvalidStateError, grpc.aio.AioRpcError
-        ):  # it has ended: `read` says so
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            # it has ended: `read` says so
             await self._call.write(message)
 
     async def read(self) -> Any:
@@ -243,9 +242,8 @@ class Tally:
     """What attackers sent, and what came of it."""
 
     took: list[float] = field(default_factory=list)  # s, to refuse a command
-    honest: list[float] = field(
-        default_factory=list
-    )  # s, to refuse an honest one for which there is nothing to do
+    # s, to refuse an honest one for which there is nothing to do
+    honest: list[float] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)  # of what was refused
     hung: int = 0
     sent: int = 0  # bytes
@@ -388,9 +386,8 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
     for those in (calm, neighbour):
         await those.leave()
         await those.stream.fence()
-    held = await asyncio.to_thread(
-        cell.held
-    )  # while every stream lives: their ends would free what was lost
+    # while every stream lives: their ends would free what was lost
+    held = await asyncio.to_thread(cell.held)
     for attacker in attackers:
         await attacker.end()
     for end in ends:

@@ -18,13 +18,14 @@ from google.protobuf.message_factory import GetMessageClass
 from dspark.wire.v1 import control_pb2, draft_pb2, features_pb2, frontend_pb2, verify_pb2
 
 OFTEN = ("plan", "acknowledged", "report")  # parts of lists that come with nearly all of them
+# files whose services are no clients'
 INTERNAL = (
     verify_pb2,
     draft_pb2,
     features_pb2,
     frontend_pb2,
     control_pb2,
-)  # files whose services are no clients'
+)
 
 
 @functools.cache

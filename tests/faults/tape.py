@@ -38,9 +38,8 @@ class Taken:
     params: SamplingParams
     ids: list[int]  # that were prefilled
     first: int | None = None
-    rounds: dict[int, RecordedRound] = field(
-        default_factory=dict
-    )  # by the position of their anchor
+    # by the position of their anchor
+    rounds: dict[int, RecordedRound] = field(default_factory=dict)
 
     @property
     def given(self) -> tuple[int, ...]:
@@ -155,9 +154,10 @@ class Tape:
         if rounds is None:
             return "no recorded choices lead to it"
         first, *others = rounds
+        # the first one is the prefill
         told = replay(
             prompt, oracle.logits, others, params, max_tokens=len(answer), epoch=first.epoch
-        )  # the first one is the prefill
+        )
         if told != tuple(answer):
             at = next(
                 (n for n, (a, b) in enumerate(zip(told, answer, strict=False)) if a != b), len(told)

@@ -206,10 +206,11 @@ def _child(mutant: Mutant | None, tests: Sequence[str], output: str, temporary: 
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         calm = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
+        # plugins came with the slow imports
         warnings = (
             "-W",
             "ignore::pytest.PytestAssertRewriteWarning",
-        )  # plugins came with the slow imports
+        )
         code = int(pytest.main([*calm, *warnings, f"--basetemp={temporary}", *tests]))
         sys.stdout.flush()
     os._exit(ENDED + code)

@@ -101,7 +101,8 @@ def test_a_cell_without_models_serves_a_load(
         for where in (
             (),
             ("--endpoint", told["coordinator/0"]["endpoint"]),
-        ):  # by themselves clients ask the front end
+        ):
+            # by themselves clients ask the front end
             (point,) = json.loads(guest.run("bench", "--json", *where, *LOAD))["points"]
             assert (point["answers"], point["errors"]) == (4, {})
             assert point["tau"] > 1.0

@@ -86,9 +86,8 @@ class HttpCell:
     def freed(self) -> None:
         """Waits until neither the coordinator nor a pool holds anything."""
         wait_until(lambda: self.held == 0)
-        wait_until(
-            lambda: self.verifier.engine.held.pages_held == 0
-        )  # a pass may be under way that has them
+        # a pass may be under way that has them
+        wait_until(lambda: self.verifier.engine.held.pages_held == 0)
 
     @property
     def cancelled(self) -> int:

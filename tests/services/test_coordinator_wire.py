@@ -69,11 +69,12 @@ def ends_the_stream(order: draft_pb2.Order) -> None:
 WILD: dict[str, Reply] = {
     **{
         what: LIES[what]
+        # every lie is told in test_rounds_failing
         for what in (
             "twice",
             "no distributions",
             "nothing at all",
-        )  # every lie is told in test_rounds_failing
+        )
     },
     "the end of its stream": ends_the_stream,
     "the greeting of another process": lambda order: [

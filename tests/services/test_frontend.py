@@ -104,9 +104,8 @@ class Stage:
                 not self.verifier.engine.held.sequences and not self.drafter.engine.held.sequences
             )
         )
-        await until(
-            lambda: not self.verifier.engine.held.pages_held
-        )  # a pass may be under way that has them
+        # a pass may be under way that has them
+        await until(lambda: not self.verifier.engine.held.pages_held)
 
 
 @asynccontextmanager

@@ -570,10 +570,11 @@ def test_a_key_is_the_clients_token(pair: Path, tmp_path: Path) -> None:
             answer = post(cell, completion(), headers=headers)
             assert answer.status_code == status, answer.text
         assert post(cell, completion()).json()["error"]["code"] == "invalid_api_key"
+        # an operator
         assert (
             post(cell, completion(), headers={"authorization": f"Bearer {worker}"}).status_code
             == 503
-        )  # an operator
+        )
         assert httpx.get(f"{cell.url}/health").status_code == 503  # asks nobody
         with cell.openai(api_key="wrong") as stranger, pytest.raises(openai.AuthenticationError):
             stranger.models.list()

@@ -20,9 +20,8 @@ async def test_workers_measure_and_serve(
     monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "file" / "inside"))
     for profiler in (verify_profiler, draft_profiler):
         monkeypatch.setattr(profiler, "MOST_SWEEPS", 1)
-    monkeypatch.setattr(
-        cost_store, "log", structlog.get_logger()
-    )  # one that no test before this one has configured
+    # one that no test before this one has configured
+    monkeypatch.setattr(cost_store, "log", structlog.get_logger())
     with structlog.testing.capture_logs() as lines:
         async with (
             workers.verifier(golden_target, measure_cost=True, cost_max_tokens=8),

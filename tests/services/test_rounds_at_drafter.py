@@ -452,9 +452,8 @@ async def test_a_drafter_that_leaves_says_so_and_opens_nobody(drafter: Any) -> N
         assert (await call.open(1)).refusal.reason == RefusalReason.NO_PAGES
 
 
-@pytest.mark.parametrize(
-    "drafter", [0], indirect=True, ids=["own port"]
-)  # the bound of one port is the server's
+# the bound of one port is the server's
+@pytest.mark.parametrize("drafter", [0], indirect=True, ids=["own port"])
 async def test_more_streams_than_the_own_port_has_threads_for_are_refused_and_the_others_go_on(
     drafter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -545,9 +545,8 @@ async def test_a_coordinator_that_says_more_than_is_heard_loses_its_stream(
 
         monkeypatch.setattr(backlog.Backlog, "read", read)
         v.worker.device.post(lambda: go_on.wait(20), asyncio.get_running_loop())
-        large = Admission(
-            Admit(1, 0, 1 << 14, 10), [1] * (1 << 14), SAMPLED, 1 << 15, False
-        )  # a byte a token
+        # a byte a token
+        large = Admission(Admit(1, 0, 1 << 14, 10), [1] * (1 << 14), SAMPLED, 1 << 15, False)
 
         async def talk() -> None:
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):

@@ -139,9 +139,8 @@ async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
             ) as client:
                 with pytest.raises(Unavailable):
                     await client.complete([1, 2, 3], max_tokens=8, timeout=20)
-            async with AsyncClient(
-                endpoint, tls=tenant
-            ) as client:  # the certificate says that it is a client
+            async with AsyncClient(endpoint, tls=tenant) as client:
+                # the certificate says that it is a client
                 assert (
                     len((await client.complete([1, 2, 3], max_tokens=8, timeout=20)).token_ids) == 8
                 )

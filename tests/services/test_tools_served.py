@@ -80,9 +80,8 @@ def test_a_call_that_is_required_comes_and_several_may(cell: HttpCell) -> None:
             calls = choice.message.tool_calls
             assert calls
             assert parallel or len(calls) == 1
-            for call in (
-                calls[:-1] if choice.finish_reason == "length" else calls
-            ):  # the last may be cut
+            for call in calls[:-1] if choice.finish_reason == "length" else calls:
+                # the last may be cut
                 assert call.function.name in ("weather", "alarm")
                 check(call)
 

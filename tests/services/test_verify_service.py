@@ -81,9 +81,8 @@ async def test_what_it_says_of_itself_and_the_stored_cost_curve(
 async def test_several_threads_are_those_of_passes_alone(
     golden_target: Path, golden_drafter: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, int]
 ) -> None:
-    monkeypatch.setenv(
-        "OMP_NUM_THREADS", "1" if said else "2"
-    )  # what counts where no setting says it
+    # what counts where no setting says it
+    monkeypatch.setenv("OMP_NUM_THREADS", "1" if said else "2")
     async with verifier(golden_target, **said) as process:
         worker = process.worker
         assert await worker.passes.run(torch.get_num_threads) == 2

@@ -76,9 +76,8 @@ def test_the_keyboard_reaches_everything_in_order_and_is_seen(visit: Open) -> No
     seen.ask(tokens=48)
     page = seen.page
     expected = seen.probe("focusable()")
-    page.evaluate(
-        "() => { document.body.tabIndex = -1; document.body.focus() }"
-    )  # where a new page begins
+    # where a new page begins
+    page.evaluate("() => { document.body.tabIndex = -1; document.body.focus() }")
     walked = []
     for _ in range(len(expected) + 3):
         page.keyboard.press("Tab")
@@ -115,9 +114,8 @@ def test_on_a_phone_every_answer_comes_into_sight_when_it_starts(visit: Open) ->
     for turn in range(1, 4):
         page.fill("#prompt", "Add 12 and 30.")
         page.fill("#length", "200")
-        page.evaluate(
-            "document.getElementById('go').scrollIntoView({ block: 'start' })"
-        )  # the conversation is above
+        # the conversation is above
+        page.evaluate("document.getElementById('go').scrollIntoView({ block: 'start' })")
         page.tap("#go")
         seen.until(f"document.querySelectorAll('#log .answer').length === {turn}")
         seen.until("document.querySelector('#log .answer:last-child .tok')")

@@ -137,7 +137,8 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
             RuntimeError,
             re.error,
             MemoryError,
-        ) as error:  # found here, by the compiler
+        ) as error:
+            # found here, by the compiler
             return f"no{_sentence(str(error))}".encode()
         except Exception as error:
             return f"er{error!r}".encode()

@@ -35,18 +35,16 @@ from verify_service.grammars.compiling import compiled, make_compiler
 from verify_service.grammars.matcher import GrammarMatcher
 from verify_service.sequences import invalid
 
-AT_ONCE = max(
-    min(4, (len(usable()) or os.cpu_count() or 1) // 2), 1
-)  # grammars that are being compiled: others serve
+# grammars that are being compiled: others serve
+AT_ONCE = max(min(4, (len(usable()) or os.cpu_count() or 1) // 2), 1)
 MAX_WAITING, MAX_OF_ONE = 256, 64  # grammars of all tenants and of one
 KEPT_BYTES = 256 << 20  # of compiled grammars
 KEPT = 4096
 _REFUSED_BYTES = 1024
 CPU_S = 0.5  # of one grammar
 CROWDED_S = 0.1  # of one while more of its tenant wait
-WALL_S = (
-    0.75  # from when it is asked for until it has been tried: its client is told within a second
-)
+# from when it is asked for until it has been tried: its client is told within a second
+WALL_S = 0.75
 TOO_MUCH = "it takes too long or too much memory to compile"
 BUSY = Refusal(RefusalReason.BUSY, "no time was left to compile the form of its answer")
 _START_S = 60.0  # for the compiler's process to answer its first request on a busy machine
@@ -64,9 +62,8 @@ class Grammars:
 
     def __init__(self, folder: Path, vocab_size: int, stop_ids: Sequence[int]) -> None:
         self._folder, self._vocab_size, self._stop_ids = folder, vocab_size, stop_ids
-        self._kept: OrderedDict[bytes, tuple[Future[Grammar | Refusal], int]] = (
-            OrderedDict()
-        )  # by what `_key` makes
+        # by what `_key` makes
+        self._kept: OrderedDict[bytes, tuple[Future[Grammar | Refusal], int]] = OrderedDict()
         self._lines: dict[
             str, deque[_CompileJob]
         ] = {}  # by tenant, first who had a turn longest ago
@@ -86,9 +83,8 @@ class Grammars:
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
         """The grammar, or why there is none; soon. salt: for requests of which alone it is kept."""
         key = _key(salt, constraint)
-        tenant = (
-            salt.partition("/")[0] if "/" in salt else ""
-        )  # who may choose any salt, and has one turn
+        # who may choose any salt, and has one turn
+        tenant = salt.partition("/")[0] if "/" in salt else ""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)

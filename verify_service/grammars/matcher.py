@@ -22,10 +22,11 @@ if TYPE_CHECKING:  # it needs torch, and a synthetic engine does without
 
 # Of processor time of its own: on a busy machine nobody is slow for what others do.
 SLOW_S = 0.1  # a call that takes more holds up a pass
+# slow calls of one answer; how much of one every other call makes good
 FORGIVEN, FORGOTTEN = (
     2,
     1 / 64,
-)  # slow calls of one answer; how much of one every other call makes good
+)
 LONGEST_S = 1.0  # to go over committed tokens, however many
 PASS_S = 0.25  # for the masks of one pass, in which others wait
 
@@ -41,9 +42,8 @@ class GrammarMatcher:
         self._ends = np.zeros(self._words, np.int32)
         for token in stop_ids:
             self._ends.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
-        self._first: Masks | None = (
-            None  # what may come next, as told last: an order asks, and then its pass
-        )
+        # what may come next, as told last: an order asks, and then its pass
+        self._first: Masks | None = None
         self._over = False  # behind a token that ends the answer
         self._slow = 0.0  # calls that are not made good
         self.too_slow = False

@@ -24,10 +24,11 @@ from verify_service.grammars.serialized import Kind, expressions_of, put_express
 
 MOST = 256
 DEEPEST = 20_000  # rules inside rules, three calls each
+# a repetition counts no more than so often, and so often where it has no bound
 COUNTED, ENDLESS = (
     64,
     4,
-)  # a repetition counts no more than so often, and so often where it has no bound
+)
 _ALL = (1 << 256) - 1
 _BEYOND = _ALL ^ ((1 << 128) - 1)
 

@@ -93,9 +93,8 @@ def rewritten(schema: Any) -> Any:
             part["prefixItems"] = [{} if each is True else each for each in part["prefixItems"]]
         if "pattern" in part:
             part["pattern"] = _AHEAD.get(part["pattern"], part["pattern"])
-            if anchored(
-                part["pattern"]
-            ):  # it says all that there is to say, and a format is a note
+            if anchored(part["pattern"]):
+                # it says all that there is to say, and a format is a note
                 part.pop("format", None)
         _lengths_as_patterns(part)
         if part.get("minProperties", 0) <= len(

@@ -43,9 +43,8 @@ def drop_endless(told: dict[str, Any]) -> None:
     anything is complete. Raises ValueError where no answer is finite."""
     made, bodies = expressions_of(told), [rule[1] for rule in told["rules"]]
     finite = set[int]()
-    users = defaultdict[int, set[int]](
-        set
-    )  # by rule that was not known to end, those that wait for it
+    # by rule that was not known to end, those that wait for it
+    users = defaultdict[int, set[int]](set)
 
     def ended(rule: int, user: int) -> bool:
         users[rule].add(user)

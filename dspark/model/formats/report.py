@@ -31,9 +31,8 @@ def report(
         read_directory(folder),
         read_drafter_config(folder),
     )
-    drafter = load_drafter(
-        folder, dtype=getattr(torch, shape.dtype), target=target
-    )  # as stored: mapped, not copied
+    # as stored: mapped, not copied
+    drafter = load_drafter(folder, dtype=getattr(torch, shape.dtype), target=target)
     kept = drafter.draft_vocabulary
     said: dict[str, object] = {
         "format": _format(raw, shape),

@@ -29,10 +29,11 @@ from faults.secured_cell import Listener, SecuredCell
 ASK_S = 5.0
 REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 PAGES = ("/metrics", "/", "/v1/models", "/v1/chat/completions", "/health")
+# who is alive may be asked, as over gRPC; the live page itself says nothing
 OPEN_PAGES = (
     "/health",
     "/",
-)  # who is alive may be asked, as over gRPC; the live page itself says nothing
+)
 GENERATE = "/dspark.wire.v1.Generation/Generate"
 
 
@@ -153,11 +154,12 @@ def _http(listener: Listener, tls: Tls | None, page: str) -> bool:
                 "127.0.0.1", listener.port, timeout=ASK_S, context=context
             )
         connection.request("GET", page)
+        # a page may not be there, or not to be got
         return connection.getresponse().status not in (
             401,
             403,
             404,
             405,
-        )  # a page may not be there, or not to be got
+        )
     except (OSError, ssl.SSLError, http.client.HTTPException):
         return False

@@ -22,9 +22,8 @@ SEEDS, LONG_SEEDS = 3, 40
 PROMPT, TOKENS = (8, 40), (24, 72)
 LONGEST = PROMPT[1] + TOKENS[1]
 PAGE = 16
-FITTING = (
-    SEQUENCES * -(-(PROMPT[0] + PROMPT[1] + TOKENS[0] + TOKENS[1]) // 2 // PAGE) * PAGE
-)  # tokens, on average
+# tokens, on average
+FITTING = SEQUENCES * -(-(PROMPT[0] + PROMPT[1] + TOKENS[0] + TOKENS[1]) // 2 // PAGE) * PAGE
 STALL_S = 30.0  # simulated: without a token for so long nobody makes progress
 MOST_PREEMPTIONS = 12  # of one request, forced ones included
 WASTE = 0.10

@@ -27,9 +27,8 @@ CUT_S, EACH_S, LONG_EACH_S = 5.0, 9.0, 15.0
 QUICK_MINUTES, LONG_MINUTES = 0.5, 60.0
 LONG_FRAMES = 200_000
 LEAST_BITE_S = 1.0  # pause of a stream whose verifier is cut off: it is moved when that is noticed
-FREED_S = (
-    30.0  # a worker hears of a dead session by its own keepalive, in 13 s; a lease would take 150
-)
+# a worker hears of a dead session by its own keepalive, in 13 s; a lease would take 150
+FREED_S = 30.0
 
 
 OPTIONS = {"minutes": None, "proxies": 0}
@@ -69,9 +68,8 @@ def rows(args: Args) -> Rows:
     bar = "no token twice, none skipped, the target's ids or by its law"
     if args.long:
         bar += f", in {LONG_FRAMES:,} frames"
-    bit = (
-        max((gap for stream in ended for gap in stream.gaps), default=0.0) > LEAST_BITE_S
-    )  # cuts were felt
+    # cuts were felt
+    bit = max((gap for stream in ended for gap in stream.gaps), default=0.0) > LEAST_BITE_S
     holds = (
         value["right"] == len(ended)
         and settled

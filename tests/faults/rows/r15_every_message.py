@@ -37,9 +37,8 @@ SETTINGS: dict[str, Any] = {
     "draft": {"lease_s": 20.0},
     "coordinator": {"verify_deadline_s": 1.0, "prefill_deadline_s": 1.0},
 }
-LEFT_OUT = (
-    "/dspark.wire.v1.Control/",
-)  # calls of operators change nothing, or say the same again when repeated
+# calls of operators change nothing, or say the same again when repeated
+LEFT_OUT = ("/dspark.wire.v1.Control/",)
 # rows of this pair fit beside their order; tests of services have wider ones
 TOO_SMALL = "RoundsCommand.rows"
 
@@ -67,9 +66,8 @@ async def story(cell: SimulatedCell) -> list[str]:
     answers.append(await last)
     await asyncio.gather(*going)
     spared = await through
-    spared.error = (
-        None if spared.end is None and cell.network.plan.hurt else spared.error
-    )  # it may end early, not wrong
+    # it may end early, not wrong
+    spared.error = None if spared.end is None and cell.network.plan.hurt else spared.error
     await cell.until(lambda: not cell.left_over(), within_s=HELD_S)
     return [
         each for each in judged(cell, [*answers, spared]) if "stand in no text" not in each

@@ -23,9 +23,8 @@ EACH = 40
 
 
 def rows(args: Args) -> Rows:
-    signal.signal(
-        signal.SIGTERM, signal.SIG_DFL
-    )  # an exception out of the machine would count as its finding
+    # an exception out of the machine would count as its finding
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     wanted = 100_000 if args.long else 1_000
     began, problem, number = time.monotonic(), "", 0
     how = settings(

@@ -52,9 +52,8 @@ class Case:
     metadata: tuple[tuple[str, str], ...] = ()
     method: str = "/dspark.wire.v1.Generation/Generate"
     first: tuple[bytes, ...] = ()  # what a stream begins with, as an honest peer would
-    values: int = (
-        0  # numbers in it, which take a byte each on the wire and a word each once they are read
-    )
+    # numbers in it, which take a byte each on the wire and a word each once they are read
+    values: int = 0
 
     @property
     def size(self) -> int:

@@ -74,9 +74,8 @@ async def _client(endpoint: str, requests: int, outcomes: Counter[str]) -> None:
             endpoint,
             service_config={**SERVICE_CONFIG, "loadBalancingConfig": [{"round_robin": {}}]},
         )
-        client._generation = generate_pb2_grpc.GenerationStub(
-            both
-        )  # the client's own, on both addresses in turn
+        # the client's own, on both addresses in turn
+        client._generation = generate_pb2_grpc.GenerationStub(both)
         for number in range(requests):
             try:
                 async for _ in client.generate([1, 2, number], timeout=20.0):

@@ -105,9 +105,8 @@ def fuzz(role: str, source: Path, count: int) -> tuple[int, list[str], float]:
         slowest = max(slowest, tried.seconds)
         if not tried.problem:
             refused += 1
-        elif (
-            tried.problem != "it was loaded"
-        ):  # a byte of a space or of metadata may say the same as before
+        elif tried.problem != "it was loaded":
+            # a byte of a space or of metadata may say the same as before
             problems.append(f"fuzz {number}: {tried.problem}")
     return refused, problems, slowest
 

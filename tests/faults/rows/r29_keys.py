@@ -38,9 +38,8 @@ OTHERS = (
 )
 HEALTH = ("/grpc.health.v1.Health/Check",)
 PAGES = (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"))
-UNKNOWN = (
-    grpc.StatusCode.UNIMPLEMENTED
-)  # a listener that has not this method says so, which lets nobody in
+# a listener that has not this method says so, which lets nobody in
+UNKNOWN = grpc.StatusCode.UNIMPLEMENTED
 ASK_S = 5.0
 CLIENT = "client-key-0123456789abcdef"
 

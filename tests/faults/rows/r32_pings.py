@@ -70,9 +70,8 @@ async def _silence(endpoint: str, each_ms: int) -> dict[str, object] | None:
             return None
         except grpc.aio.AioRpcError as error:
             details = error.details() or ""
-            calm = "too many pings" in details.lower().replace(
-                "_", " "
-            )  # how the core spells ENHANCE_YOUR_CALM
+            # how the core spells ENHANCE_YOUR_CALM
+            calm = "too many pings" in details.lower().replace("_", " ")
             return {
                 "after_s": round(time.monotonic() - began, 1),
                 "calm": calm,

@@ -138,9 +138,8 @@ def speed(name: str) -> tuple[int, float]:
         await cell.until(lambda: cell.metric("cohorts_total") > HEALTHY)
         passes = await _alarm(cell, plan) if plan is not None else 0
         began, before = cell.now, sum(len(each.ids) for each in answers)
-        await asyncio.wait(
-            asked, return_when=asyncio.FIRST_COMPLETED
-        )  # both of them run until then
+        # both of them run until then
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
         rate = (sum(len(each.ids) for each in answers) - before) / (cell.now - began)
         await asyncio.gather(*asked)
         return passes, rate

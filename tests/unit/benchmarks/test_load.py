@@ -248,9 +248,8 @@ def test_plots_and_saved_runs_go_together(tmp_path: Path, kind: str) -> None:
         | {"series": "y", "verifiers": n, "drafters": 1, "verify_busy": 0.5, "draft_busy": 0.1}
         for n, point in enumerate(points, 1)
     ]
-    report.draw(
-        [*simulated, *points], tmp_path / f"both.{kind}"
-    )  # a simulated run may stand beside a measured one
+    # a simulated run may stand beside a measured one
+    report.draw([*simulated, *points], tmp_path / f"both.{kind}")
     assert (tmp_path / f"both.{kind}").stat().st_size > 1000
     shown = report.table(points)
     assert "2 users" in shown

@@ -310,7 +310,6 @@ def test_a_process_that_is_reaped_while_one_looks_is_not_alive(
 ) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    monkeypatch.setattr(
-        os, "kill", lambda pid, number: None
-    )  # as if it had still been there to be signalled
+    # as if it had still been there to be signalled
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
     assert not is_alive(process.pid)

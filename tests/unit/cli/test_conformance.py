@@ -34,9 +34,8 @@ def folder(tmp_path: Path) -> Path:
 def test_the_shipped_cases_pass(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "dspark.training.lean_loss.SLICE_ROWS", 16
-    )  # several slices, the last one short
+    # several slices, the last one short
+    monkeypatch.setattr("dspark.training.lean_loss.SLICE_ROWS", 16)
     assert run(folder) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines[:-1]] == [
@@ -247,9 +246,8 @@ def test_a_weight_that_moves_no_id_is_noticed_all_the_same(
             assert run(tmp_path) == 1
             assert "not" in capsys.readouterr().out
             (tmp_path / where / "model.safetensors").write_bytes(before)
-    _alter(
-        tmp_path / "eagle3" / "model.safetensors", lambda tensors: None
-    )  # the same tensors in another file
+    # the same tensors in another file
+    _alter(tmp_path / "eagle3" / "model.safetensors", lambda tensors: None)
     assert run(tmp_path) == 0
 
 

@@ -133,9 +133,8 @@ def test_errors_keep_whose_fault_they_are(error: Exception) -> None:
 
 
 def test_a_drop_as_an_earlier_version_wrote_it_is_not_read_as_a_failure_of_another_kind() -> None:
-    drop = bytes(
-        [4 << 3 | 2, 4, 1 << 3, 7, 2 << 3, 1]
-    )  # in field 4: of call 7, the client went away
+    # in field 4: of call 7, the client went away
+    drop = bytes([4 << 3 | 2, 4, 1 << 3, 7, 2 << 3, 1])
     assert not frontend_pb2.FrontendBatch.FromString(drop).drops
 
 

@@ -56,9 +56,8 @@ def pieces_of(ids: list[int], sizes: list[int], ends: bool) -> list[CommittedTok
     again=st.lists(st.integers(1, 9), max_size=4),
     ends=st.booleans(),
 )
-@example(
-    text="a.bb", stop=".", sizes=[5], again=[], ends=False
-)  # tokens behind the stop string, in one piece with it
+# tokens behind the stop string, in one piece with it
+@example(text="a.bb", stop=".", sizes=[5], again=[], ends=False)
 def test_what_was_shown_before_and_after_is_the_whole(
     text: str, stop: str, sizes: list[int], again: list[int], ends: bool
 ) -> None:

@@ -58,9 +58,8 @@ def test_what_was_written_is_there_when_the_process_is_not(tmp_path: Path) -> No
     first.committed(entry, CommittedTokens((3,), None, 0, told[:1]))
     first.begins(entry, 2, 4)  # and nothing was committed under it
     first.write()
-    first.committed(
-        entry, CommittedTokens((4,), None, 0, told[:1])
-    )  # noted, never shown: the process dies here
+    # noted, never shown: the process dies here
+    first.committed(entry, CommittedTokens((4,), None, 0, told[:1]))
     first._file._lock = _abandon(first._file)
     second = on_disk(tmp_path)
     found = second.find("r")
@@ -115,9 +114,8 @@ def test_a_damaged_tail_costs_the_tail_alone(tmp_path: Path, damage: str) -> Non
 def test_a_file_of_another_format_is_told_of_and_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        journal_file, "log", structlog.get_logger()
-    )  # one that no test before this one has configured
+    # one that no test before this one has configured
+    monkeypatch.setattr(journal_file, "log", structlog.get_logger())
     other, content = tmp_path / "journal-000000000007.log", b"DSPKJNL1" + bytes(64)
     other.write_bytes(content)
     for tokens in ([], [1], [1, 2]):  # processes that go on beside it
@@ -258,9 +256,8 @@ def test_another_request_has_another_digest(other: Request) -> None:
 def test_a_segment_that_begins_full_is_not_begun_again_with_every_round(tmp_path: Path) -> None:
     journal = on_disk(tmp_path, segment=4096)
     running = journal.open(request("runs"))
-    journal.committed(
-        running, CommittedTokens(tuple(range(5000)), None)
-    )  # more than a segment, and nobody may drop it
+    # more than a segment, and nobody may drop it
+    journal.committed(running, CommittedTokens(tuple(range(5000)), None))
     begun = set()
     for number in range(500):
         journal.committed(running, CommittedTokens((number,), None))

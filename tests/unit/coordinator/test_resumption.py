@@ -87,9 +87,8 @@ def in_memory() -> Journal:
     return Journal(None, keep_s=60.0, metrics=Metrics())
 
 
-SAMPLED = SamplingParams(
-    temperature=0.8, seed=99, rule=Rule.BLOCK
-)  # the toy target says the same under any law
+# the toy target says the same under any law
+SAMPLED = SamplingParams(temperature=0.8, seed=99, rule=Rule.BLOCK)
 
 
 @pytest.mark.parametrize("held", [1, 2, 11, 39])
@@ -292,15 +291,15 @@ async def test_what_cannot_be_resumed_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
         desk.ask(params=SAMPLED, offsets=(3,))
     with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
-        desk.ask(
-            params=SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED), offsets=(3,)
-        )  # a seed nobody else knows
+        # a seed nobody else knows
+        desk.ask(params=SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED), offsets=(3,))
     with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
+        # its drafts are not known
         desk.ask(
             params=SamplingParams(temperature=1.0, seed=3, rule=Rule.BLOCK),
             seeded=True,
             offsets=(3,),
-        )  # its drafts are not known
+        )
     reader, sink, _ = desk.ask(params=SAMPLED)
     await desk.read(reader, sink, at_least=3)
     with pytest.raises(InvalidRequest, match="another request had this id"):

@@ -183,9 +183,8 @@ def test_verified_tokens_shrink_with_the_load_as_in_the_papers_figure_8() -> Non
     )
     loads = (5, 20, 44, 92, 204)
     curve = [1 + simulate(dataclasses.replace(base, concurrency=load))["budget"] for load in loads]
-    assert all(
-        after <= before + 0.03 for before, after in itertools.pairwise(curve)
-    )  # 0.03: a short window
+    # 0.03: a short window
+    assert all(after <= before + 0.03 for before, after in itertools.pairwise(curve))
     assert all(4 <= verified <= 6 for verified in curve[1:4])
 
 

@@ -250,10 +250,11 @@ class CoupledRounds(Rounds):
         """Goes by every combination in turn, and says how likely it is."""
         horizon, block = self.world.horizon, self.world.block
         for drawn in itertools.product(range(self._shares), repeat=horizon):
+            # what lies past the horizon decides nothing
             self._noise = (
                 *drawn,
                 *([self._shares // 3] * block),
-            )  # what lies past the horizon decides nothing
+            )
             yield float(self._shares) ** -horizon
 
     def blocks(self, committed: Tokens) -> Iterator[tuple[Tokens, float, tuple[float, ...]]]:
@@ -365,12 +366,13 @@ def older_price(world: World, rng: np.random.Generator) -> Callable[[tuple[float
 # -- tables ----------------------------------------------------------------------------------------
 
 
+# vocabulary, slots of a block, tokens looked at
 SHAPES = (
     (3, 3, 4),
     (3, 3, 4),
     (3, 2, 5),
     (4, 2, 4),
-)  # vocabulary, slots of a block, tokens looked at
+)
 
 
 def random_world(kind: str, seed: int, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> World:
@@ -393,9 +395,8 @@ def dyadic_world(rng: np.random.Generator) -> World:
     def rows(contexts: int, slots: int) -> tuple[Floats, Floats, Floats]:
         head = rng.integers(0, 9, contexts) / 8.0
         near = np.clip(rng.random(slots), 1e-3, 1.0 - 1e-3)
-        near = np.where(
-            rng.random(slots) < 0.2, near.round(), near
-        )  # a drafter that can say one token
+        # a drafter that can say one token
+        near = np.where(rng.random(slots) < 0.2, near.round(), near)
         q = np.stack([near, 1.0 - near], axis=1)
         return np.stack([head, 1.0 - head], axis=1), sent(q), _confidences(rng, slots)
 
@@ -407,9 +408,8 @@ def _confidences(rng: np.random.Generator, slots: int) -> Floats:
         case 0:
             return rng.random(slots)
         case 1:
-            return rng.choice(
-                [0.0, 0.5, 1.0], slots
-            )  # saturated: ties in survival, and candidates that vanish
+            # saturated: ties in survival, and candidates that vanish
+            return rng.choice([0.0, 0.5, 1.0], slots)
         case _:
             return rng.choice(rng.uniform(0.6, 1.0, 3), slots)
 

@@ -57,12 +57,10 @@ class Setting:
 
     first: Plan
     then: Callable[[Confidences], Plan]
-    meanwhile: Callable[[Confidences], Plan] | None = (
-        None  # a plan that knows the block it comes before
-    )
-    settles: Callable[[int], bool] | None = (
-        None  # whether a sequence is taken away while its pass says so many tokens
-    )
+    # a plan that knows the block it comes before
+    meanwhile: Callable[[Confidences], Plan] | None = None
+    # whether a sequence is taken away while its pass says so many tokens
+    settles: Callable[[int], bool] | None = None
 
 
 @dataclass
@@ -75,9 +73,8 @@ class Stand:
     prefills: list[int] = field(default_factory=list)  # places of sequences
     order: SendOrder | None = None
     run: RunPass | None = None
-    late: list[Told | Plan] = field(
-        default_factory=list
-    )  # what the coordinator will say after the next report
+    # what the coordinator will say after the next report
+    late: list[Told | Plan] = field(default_factory=list)
 
     def key(self) -> tuple[object, ...]:
         lives = [self.loop.sequence(place) for place in range(len(self.lengths))]

@@ -123,9 +123,8 @@ def test_a_cohort_of_all_rules_draws_as_each_sequence_alone() -> None:
         for row, (params, cursor) in enumerate(zip(all_params, cursors, strict=True)):
             alone = DraftNoise([params], [cursor], 4)
             assert alone.pick(slot, ids[row : row + 1], probs[row : row + 1]).item() == drawn[row]
-            if (
-                params.rule is Rule.COUPLED and not params.greedy
-            ):  # the verifier's own race over the draft's distribution
+            if params.rule is Rule.COUPLED and not params.greedy:
+                # the verifier's own race over the draft's distribution
                 q = torch.zeros(1, vocab).scatter_(-1, ids[row : row + 1], probs[row : row + 1])
                 assert (
                     winners(q, times([params], [cursor.committed_len + slot], vocab))[0].item()

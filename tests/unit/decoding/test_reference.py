@@ -222,10 +222,11 @@ def test_a_hand_over_is_replayed_in_its_own_epoch() -> None:
     last_draft = last.draft_ids[: last.accepted]
     shown = replay(PROMPT, target, first, params, max_tokens=100)
     assert shown[-last.accepted - 1 :] == (*last_draft, last.next_token)
+    # where another worker takes over: it prefills these and draws the next token
     committed = (
         *PROMPT,
         *shown,
-    )  # where another worker takes over: it prefills these and draws the next token
+    )
     then = generate(
         committed, target, drafter, full_block, params, max_tokens=20, entries=ENTRIES, epoch=2
     )

@@ -120,9 +120,8 @@ def test_ties_go_to_the_lowest_id(params: SamplingParams) -> None:
     logits = torch.tensor([[float(rng.randrange(3)) for _ in range(24)] for _ in range(8)])
     got = distribution(logits, SamplingColumns.of([params]))
     want = torch.tensor([plain_law(row, params) for row in logits.tolist()], dtype=torch.float64)
-    if (
-        params.top_p == 1.0
-    ):  # at a nucleus bound that ties exactly, the last bit of a sum may decide
+    if params.top_p == 1.0:
+        # at a nucleus bound that ties exactly, the last bit of a sum may decide
         assert ((got > 0) == (want > 0)).all()
     for row, probs in zip(logits.tolist(), got.tolist(), strict=True):
         for level in set(row):

@@ -351,7 +351,6 @@ def test_the_pods_of_the_shipped_pair_hold_their_caches_when_full(
     settings = dataclasses.asdict(dataclasses.replace(config_class(role)(), **named))
     (container,) = next(_pods(MANIFESTS[f"plain/{role.value}.yaml:0"]))["spec"]["containers"]
     limit = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
-    beside = (
-        footprint.of(role, settings) // 4
-    )  # a second form of the weights, kept rows, prompts in work
+    # a second form of the weights, kept rows, prompts in work
+    beside = footprint.of(role, settings) // 4
     assert limit >= footprint.of(role, settings) + beside

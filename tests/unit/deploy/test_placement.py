@@ -91,6 +91,5 @@ def test_workers_that_autoscaling_may_bring_have_their_part(
 def test_a_cluster_that_is_joined_is_left_to_its_machines() -> None:
     joined = ClusterConfig(target="t", drafter="d", address="head:6379")
     assert set(_cpus(joined, **ONE_THREAD).values()) == {None}
-    assert (
-        _said("threads", joined)["verify/0"] == 0
-    )  # the process decides, by what Ray reserves for it
+    # the process decides, by what Ray reserves for it
+    assert _said("threads", joined)["verify/0"] == 0

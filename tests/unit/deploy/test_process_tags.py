@@ -82,9 +82,8 @@ def test_everyone_with_the_mark_ends_and_nobody_else(
 ) -> None:
     cell_id = new_cell_id()
     leader = begin(cell_id, STUBBORN)
-    wait_until(
-        lambda: len(marked(cell_id)) >= 2
-    )  # one that has just begun may not show its environment yet
+    # one that has just begun may not show its environment yet
+    wait_until(lambda: len(marked(cell_id)) >= 2)
     found = marked(cell_id)
     assert leader.pid in found
     assert len(found) == 2, "the child in another session is found too"

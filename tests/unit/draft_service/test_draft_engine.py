@@ -106,9 +106,8 @@ def test_fewer_slots_of_whole_blocks_are_their_head(
         assert short.token_ids == full.token_ids[:3]
         wanted, got = full.q.prefix(3).arrays(), short.q.arrays()
         assert (got[0] == wanted[0]).all()
-        np.testing.assert_allclose(
-            got[1], wanted[1], atol=1e-6
-        )  # sums over fewer rows may round differently
+        # sums over fewer rows may round differently
+        np.testing.assert_allclose(got[1], wanted[1], atol=1e-6)
         np.testing.assert_allclose(short.confidence, full.confidence[:3], atol=1e-6)
 
 

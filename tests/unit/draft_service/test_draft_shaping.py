@@ -119,9 +119,8 @@ def test_the_history_is_that_of_the_newest_epoch_and_grows_with_it(engine: Draft
         assert counted(through) == wanted(HISTORY[:through])
     store.ingest([Rows(1, 2, 0, torch.zeros(3, 64), [1, 2, 3])])  # a hand-over begins anew
     assert counted(3) == wanted([1, 2, 3])
-    store.ingest(
-        [Rows(1, 2, 3, torch.zeros(1, 64), [2**32 - 1])]
-    )  # no such token: costs acceptance at most
+    # no such token: costs acceptance at most
+    store.ingest([Rows(1, 2, 3, torch.zeros(1, 64), [2**32 - 1])])
     assert counted(4) == wanted([1, 2, 3, 127])
     assert cursor.epoch == 1
 

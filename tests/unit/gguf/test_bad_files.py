@@ -249,9 +249,8 @@ def test_a_table_that_does_not_fit_its_tensors_is_refused(
     file = write_gguf(tmp_path / "bad.gguf", llama, "llama")
     name = b"blk.0.attn_norm.weight"
     whole = bytearray(file.read_bytes())
-    at = (
-        whole.index(name) + len(name) + 4 + 8 + place
-    )  # behind the number of dimensions, and one of them
+    # behind the number of dimensions, and one of them
+    at = whole.index(name) + len(name) + 4 + 8 + place
     whole[at : at + len(value)] = value
     file.write_bytes(whole)
     with pytest.raises(CheckpointError, match=named):

@@ -47,13 +47,11 @@ GRAMMARS = {
     "choice": Constraint(ConstraintKind.CHOICE, '["aab", "ab", "b"]'),
 }
 _RNG = np.random.default_rng(11)
-ROWS = torch.from_numpy(
-    _RNG.normal(0, 1.2, (VOCAB, VOCAB)).astype(np.float32)
-)  # logits after a token
+# logits after a token
+ROWS = torch.from_numpy(_RNG.normal(0, 1.2, (VOCAB, VOCAB)).astype(np.float32))
 DRAFT = torch.from_numpy(_RNG.normal(0, 1.2, (VOCAB, VOCAB)).astype(np.float32))
-SURE = _RNG.choice(
-    [0.3, 0.7, 0.95, 0.95], (VOCAB, VOCAB)
-)  # confidence in a slot, by the two tokens before it
+# confidence in a slot, by the two tokens before it
+SURE = _RNG.choice([0.3, 0.7, 0.95, 0.95], (VOCAB, VOCAB))
 SURE[0, 0] = 0.95  # at the beginning of every answer
 
 

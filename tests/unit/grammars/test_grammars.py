@@ -44,9 +44,8 @@ HOSTILE = {
     "no regex": (KIND.REGEX, "(?=a)b"),
     "no schema": (KIND.JSON_SCHEMA, '{"type":"nonsense"}'),
 }
-LONG = "|".join(
-    f"w{word * 7919 % 100003:05d}" for word in range(1000)
-)  # takes 50 ms of the processor's time
+# takes 50 ms of the processor's time
+LONG = "|".join(f"w{word * 7919 % 100003:05d}" for word in range(1000))
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -109,9 +109,8 @@ def test_every_block_is_the_references(folder: Path) -> None:
 def test_a_padded_batch_of_unequal_contexts_equals_single_blocks() -> None:
     drafter, cases = staged(SHIPPED), block_cases(SHIPPED)
     lengths = torch.tensor([case["context_features"].shape[1] for case in cases])
-    keys = torch.full(
-        (3, len(cases), int(lengths.max()), 1, 32), 1e3
-    )  # loud garbage beyond each context
+    # loud garbage beyond each context
+    keys = torch.full((3, len(cases), int(lengths.max()), 1, 32), 1e3)
     for row, case in enumerate(cases):
         rows = drafter.project(case["context_features"][0])
         keys[:, row, : len(rows)], _ = drafter.ingest(

@@ -98,9 +98,8 @@ def test_entries_made_piece_by_piece_equal_entries_made_at_once(
         past = None
         if needs.past:
             tokens = ContextTokens(None, ids[None, index], index[None])
-            past = (
-                Entries(keys, values, torch.tensor([start])) if start else None
-            )  # padded with what comes later
+            # padded with what comes later
+            past = Entries(keys, values, torch.tensor([start])) if start else None
         made = drafter.ingest(tokens, past)
         keys[:, :, start:stop], values[:, :, start:stop] = (
             made if needs.past else (side.unsqueeze(1) for side in made)

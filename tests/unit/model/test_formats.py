@@ -86,9 +86,8 @@ def test_a_twin_drafts_what_the_original_drafts(
     twin = load_drafter(tmp_path / "twin", target=DATA / "target_qwen3")
     original = load_drafter(folder)
     ours, theirs = greedy(twin), greedy(original)
-    torch.testing.assert_close(
-        ours, theirs, rtol=0, atol=1e-5
-    )  # where weights lie in memory moves the last bit
+    # where weights lie in memory moves the last bit
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     assert torch.equal(ours[..., :128].argmax(dim=-1), theirs[..., :128].argmax(dim=-1))
     assert (
         twin.fingerprint == original.fingerprint == load_projection(tmp_path / "twin").fingerprint

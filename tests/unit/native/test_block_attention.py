@@ -39,9 +39,8 @@ def test_any_shape_comes_out_as_by_formula(kernel: PagedAttention, seed: int) ->
     blocks = torch.from_numpy(draw.permutation(members * pages)).view(members, pages).int()
     first = torch.arange(0, members * queries + 1, queries).int()
     tables = Tables(first, torch.from_numpy(lengths).int(), blocks, queries, int(lengths.max()))
-    qkv = torch.randn(
-        members * queries, kv_heads * (ratio + 2), size
-    )  # views, as layers hand them over
+    # views, as layers hand them over
+    qkv = torch.randn(members * queries, kv_heads * (ratio + 2), size)
     query, own_k, own_v = qkv.split([kv_heads * ratio, kv_heads, kv_heads], dim=1)
     keys, values = (torch.randn(members * pages, page_size, kv_heads, size) for _ in "kv")
     made = kernel(query, keys, values, tables, 1.5 * size**-0.5, own=(own_k, own_v))

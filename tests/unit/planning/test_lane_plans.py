@@ -309,9 +309,8 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(
     for change in changes:
         changed = dataclasses.replace(lane, **change)  # type: ignore[arg-type]
         assert looks(changed) == 1, change
-        assert (
-            looks(lane) == looks(changed) == 0
-        )  # one came and went: what is known of either is known still
+        # one came and went: what is known of either is known still
+        assert looks(lane) == looks(changed) == 0
     planner.learn(_drafted(enough))
     assert looks(lane) == looks(changed) == 1
     for count in range(1, 2 * MOST_KNOWN):

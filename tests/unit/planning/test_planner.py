@@ -66,10 +66,11 @@ def lane(streams: int, cohorts: int = 2, keys: str = "d") -> PlannedLane:
 def test_plans_bring_nearly_what_algorithm_1_would_live(
     costs: str, kinds: tuple[float, ...], streams: int, lengths: tuple[int, ...]
 ) -> None:
+    # of one stream the first blocks decide much
     rounds, seeds = (
         ROUNDS[streams],
         range(3 if streams == 1 else 1),
-    )  # of one stream the first blocks decide much
+    )
     made = sum(planned(COSTS[costs], kinds, streams, rounds, seed=seed)[0] for seed in seeds)
     best = max(
         sum(live(COSTS[costs], kinds, streams, rounds, slots, seed=seed) for seed in seeds)
@@ -227,15 +228,12 @@ def test_what_two_cohorts_take_is_the_longest_of_what_must_follow_each_other() -
     corrector = CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s))
     tokens = np.array([64.0])
     assert corrector.round_s(tokens, CONTEXT, 32, 32, 4, 1)[0] == pytest.approx(17e-3)
-    assert corrector.round_s(tokens, CONTEXT, 32, 32, 4, 2)[0] == pytest.approx(
-        20e-3
-    )  # both passes
-    assert corrector.round_s(tokens, CONTEXT, 32, 32, 9, 2)[0] == pytest.approx(
-        22e-3
-    )  # one of them by itself
-    assert corrector.round_s(tokens, CONTEXT, 32, 32, 20, 2)[0] == pytest.approx(
-        40e-3
-    )  # both drafts
+    # both passes
+    assert corrector.round_s(tokens, CONTEXT, 32, 32, 4, 2)[0] == pytest.approx(20e-3)
+    # one of them by itself
+    assert corrector.round_s(tokens, CONTEXT, 32, 32, 9, 2)[0] == pytest.approx(22e-3)
+    # both drafts
+    assert corrector.round_s(tokens, CONTEXT, 32, 32, 20, 2)[0] == pytest.approx(40e-3)
 
 
 def test_a_draft_takes_what_those_take_who_are_drafted_for() -> None:

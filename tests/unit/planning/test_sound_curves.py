@@ -59,9 +59,8 @@ def _never_falls(values: np.ndarray, axis: int) -> bool:
 def _check(curve: CostCurve, draw: np.random.Generator) -> None:
     contexts = sorted(draw.choice(BETWEEN, 3, replace=False).tolist())
     sequences = sorted(draw.integers(1, 80, 2).tolist())
-    stairs = np.array(
-        [[curve.stairs(c, s)(ASKED) for c in contexts] for s in sequences]
-    )  # [sequences, contexts, tokens]
+    # [sequences, contexts, tokens]
+    stairs = np.array([[curve.stairs(c, s)(ASKED) for c in contexts] for s in sequences])
     measured = np.array(
         [[[curve.measured(t, c, s) for t in ASKED[::3]] for c in contexts] for s in sequences]
     )

@@ -92,9 +92,8 @@ def test_the_processors_are_divided_among_the_workers_of_a_lane(
         assert threads_for(verifies=verifies, alike=alike) == threads
         assert threads_for(verifies=verifies, alike=alike, processors=1) == 1
         monkeypatch.setenv("OMP_NUM_THREADS", "5")
-        assert (
-            threads_for(verifies=verifies, alike=alike) == 5
-        )  # whoever says so has divided already
+        # whoever says so has divided already
+        assert threads_for(verifies=verifies, alike=alike) == 5
         monkeypatch.delenv("OMP_NUM_THREADS")
 
 

@@ -130,9 +130,8 @@ def test_columns_of_a_million_are_left_out_of_an_order() -> None:
 
 def test_values_that_are_not_packed_are_counted() -> None:
     loose = b"\x18\x01" * 100_000  # field 3, a varint each
-    command = (
-        b"\x12" + b"\xc4\x9a\x0c" + b"\x0a" + b"\xc0\x9a\x0c" + loose
-    )  # an order of an admission
+    # an order of an admission
+    command = b"\x12" + b"\xc4\x9a\x0c" + b"\x0a" + b"\xc0\x9a\x0c" + loose
     kept, why = trimmed(command, control_bounds(1 << 20))
     assert why is not None
     assert "parts" in str(why)

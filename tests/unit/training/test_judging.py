@@ -120,9 +120,8 @@ def test_evaluate_writes_what_it_prints(
         bar=False,
         out=None,
     )
-    assert (
-        again["temperatures"]["T=1"]["datasets"]["tiny"]["tau"] == row["tau"]
-    )  # the seed is all there is
+    # the seed is all there is
+    assert again["temperatures"]["T=1"]["datasets"]["tiny"]["tau"] == row["tau"]
 
 
 def test_answers_that_are_kept_are_not_drawn_again(
@@ -170,9 +169,8 @@ def test_calibrate_writes_what_drafters_read(
         )
 
     shutil.copytree(golden_drafter, tmp_path / "drafter")
-    (tmp_path / "drafter" / "calibration.json").write_text(
-        '{"version": 1}'
-    )  # which no drafter reads any more
+    # which no drafter reads any more
+    (tmp_path / "drafter" / "calibration.json").write_text('{"version": 1}')
     report = run()
     made = load_calibration(tmp_path / "drafter", block_size=7)
     assert set(made.rules) == {"token", "block", "coupled"}

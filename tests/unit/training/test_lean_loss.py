@@ -38,9 +38,8 @@ def test_it_is_the_loss_of_what_is_served(kind: str) -> None:
     drafter = as_block(load_drafter(shipped)) if kind == "deepseek_v4" else tiny_drafter("vanilla")
     supervised, generator = torch.ones(20, dtype=torch.bool), torch.Generator().manual_seed(3)
     lean = _loss(drafter, supervised)
-    ids, features, anchors, labels, last_hidden = _text(
-        drafter, supervised, generator
-    )  # drawn as there
+    # drawn as there
+    ids, features, anchors, labels, last_hidden = _text(drafter, supervised, generator)
     size, mask = drafter.config.block_size, labels.eval_mask
     places = slots_after(anchors, size, len(ids))
     hidden = drafter.forward_hidden(features=features, input_ids=ids, anchors=anchors)

@@ -107,7 +107,8 @@ def test_no_coin_draws_a_token_without_a_chance(monkeypatch: pytest.MonkeyPatch)
     for coin, token in (
         (0.0, 1),
         (1.0, 2),
-    ):  # the least, and one that rounding makes of the largest
+    ):
+        # the least, and one that rounding makes of the largest
         monkeypatch.setattr(torch, "rand", lambda *shape, coin=coin, **_: torch.full(shape, coin))
         assert lockstep.drawn(logits, torch.ones(1), torch.Generator()).tolist() == [token]
 

@@ -152,9 +152,8 @@ def test_a_run_keeps_the_precision_that_came_out(
     train_drafter(settings)
     train_drafter(replace(settings, precision="fp32"))
     with pytest.raises(ConfigError, match=r"^precision: .* begun with 'fp32', not 'bf16'"):
-        check_same_run(
-            tmp_path, kept, settled(replace(settings, precision="bf16"))
-        )  # what auto comes to on a GPU
+        # what auto comes to on a GPU
+        check_same_run(tmp_path, kept, settled(replace(settings, precision="bf16")))
 
 
 @pytest.mark.parametrize(

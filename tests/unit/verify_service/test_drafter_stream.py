@@ -142,9 +142,8 @@ def test_a_call_that_cannot_be_made_leaves_no_channel_behind(
 
 
 def test_a_message_is_leaving_until_grpc_comes_for_the_next_one() -> None:
-    with socket.create_server(
-        ("127.0.0.1", 0)
-    ) as silent:  # the stream itself looks for its drafter all the while
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        # the stream itself looks for its drafter all the while
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
         stream = DrafterStream(
             endpoint, HELLO, token=None, tls=None, came=lambda _: None, lost=lambda _: None

@@ -85,9 +85,8 @@ def test_everybody_reads_what_its_own_tokens_wrote(seed: int) -> None:
                     continue
                 anchor, kept = state.token_ids[-1], int(draw.integers(0, room + 1))
                 memory.run(state, [anchor, *drafted[:room]])
-                state.cached -= (
-                    room - kept
-                )  # what was not kept is taken back, and its slots are written again
+                # what was not kept is taken back, and its slots are written again
+                state.cached -= room - kept
                 state.token_ids = [*state.token_ids[: state.cached], 2]
         for state in living.values():
             memory.check(state)

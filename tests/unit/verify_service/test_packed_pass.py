@@ -63,9 +63,8 @@ def test_a_rejected_draft_leaves_no_trace(target: LoadedTarget, scattered: bool)
     ids = tokens(30, 4)
     slots = [5 * i % 256 for i in range(50)] if scattered else range(17, 67)
     runner.run([Segment(0, 0, ids[:20], slots[:20])], [])
-    runner.run(
-        [Segment(0, 20, tokens(8, 5), slots[:28])], None
-    )  # another continuation, not committed
+    # another continuation, not committed
+    runner.run([Segment(0, 20, tokens(8, 5), slots[:28])], None)
     kept = runner.run([Segment(0, 20, ids[20:], slots[:30])], None).logits
     torch.testing.assert_close(kept, alone(target, ids)[20:], **CLOSE)
 

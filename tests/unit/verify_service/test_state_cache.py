@@ -174,9 +174,8 @@ def test_who_finds_no_memory_for_a_kept_state_holds_nothing_and_runs_all_of_it_l
 @pytest.mark.parametrize("kind", ["mamba2", "jamba"])
 def test_where_nothing_is_shared_prompts_run_in_whole_chunks(kind: str, tmp_path: Path) -> None:
     model_of(FAMILIES[kind]).save_pretrained(tmp_path)
-    served = engine(
-        tmp_path, prefix_cache=kind == "jamba"
-    )  # which goes on from a state token by token
+    # which goes on from a state token by token
+    served = engine(tmp_path, prefix_cache=kind == "jamba")
     assert not served.shares_prefixes
     assert served.open(Cursor(9, 1, 0, 20), GREEDY, 40, False, token_ids=prompt(20, 2)) is None
     assert served._holdings.chunk_end(served._holdings.states[9], 64) == 20

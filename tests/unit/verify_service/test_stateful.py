@@ -83,9 +83,8 @@ def test_taps_are_of_the_new_tokens_alone(model: tuple[Any, bool]) -> None:
     runner = StatefulRunner(target, taps, single=single)
     text, other = prompt(PROMPT + 6, 5), [*prompt(PROMPT + 6, 5)[:PROMPT], *prompt(BLOCK, 6)]
     run(runner, 0, text[:PROMPT])
-    run(
-        runner, PROMPT, other
-    )  # a draft of which nothing stays but its first two, which are the text's
+    # a draft of which nothing stays but its first two, which are the text's
+    run(runner, PROMPT, other)
     found = runner.run([Segment(1, PROMPT, text[PROMPT:], range(len(text)))], []).taps
     with torch.inference_mode():
         target(input_ids=torch.tensor([text]), use_cache=False)
@@ -134,9 +133,8 @@ def test_a_pass_that_fails_while_tokens_run_again_may_be_run_again(
 
         calls = 0
         handle = layer.register_forward_pre_hook(fail)
-        with contextlib.suppress(
-            RuntimeError
-        ):  # a model that takes tokens together has no third call
+        with contextlib.suppress(RuntimeError):
+            # a model that takes tokens together has no third call
             run(runner, len(text), after)
         handle.remove()
     torch.testing.assert_close(
