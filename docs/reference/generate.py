@@ -161,7 +161,7 @@ def _commands(
 
 
 def _first_line(cls: type) -> str:
-    return (cls.__doc__ or "").strip().splitlines()[0]
+    return " ".join((cls.__doc__ or "").strip().split("\n\n")[0].split())
 
 
 def _default(field: Any) -> str:

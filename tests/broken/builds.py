@@ -13,8 +13,9 @@ BUILDS = (
     ),
     Build(
         "an epoch kept at failover", "1", "kill", "coordinator/lanes/request_state.py",
-        "            self.epoch += 1\n", "            self.epoch += event is not "
-                                         "LifeEvent.ORPHANED\n",
+        "            self.epoch += 1\n",
+        "            self.epoch += event is not "
+        "LifeEvent.ORPHANED\n",
     ),
     Build(
         "q sent that was not sampled from", "2", "rules", "dspark/decoding/sampling.py",
@@ -27,7 +28,10 @@ BUILDS = (
     ),
     Build(
         "the same coins in every epoch", "2", "kill", "dspark/decoding/ratio.py",
-        "int(case.params.rule), case.cursor.epoch, ", "int(case.params.rule), 0, ",
+        "            case.cursor.epoch,\n"
+        "            case.cursor.anchor_position,",
+        "            0,\n"
+        "            case.cursor.anchor_position,",
     ),
     Build(
         "a preempted answer begins from its prompt", "10", "preempt",
@@ -38,8 +42,9 @@ BUILDS = (
     ),
     Build(
         "a draft kept unseen", "11", "lying drafter", "dspark/decoding/acceptance.py",
-        "            if token != top[row + accepted]:\n", "            if accepted and token != "
-                                                          "top[row + accepted]:\n",
+        "            if token != top[row + accepted]:\n",
+        "            if accepted and token != "
+        "top[row + accepted]:\n",
     ),
     Build(
         "blocks that cannot be are nobody's fault", "35", "bad drafter",
@@ -57,8 +62,8 @@ BUILDS = (
     ),
     Build(
         "a verdict applied twice", "15", "rules", "coordinator/lanes/commits.py",
-        "state.answer.take(said.tokens, logprobs, round=", "state.answer.take(said.tokens * 2, "
-                                                           "logprobs, round=",
+        "            said.tokens, logprobs, round=",
+        "            said.tokens * 2, logprobs, round=",
     ),
     Build(
         "a repeated batch shown twice", "15", "batches", "coordinator/frontend/link.py",
@@ -71,14 +76,15 @@ BUILDS = (
     ),
     Build(
         "another prefix's page", "20", "prefixes", "verify_service/prefix_cache.py",
-        "blake2b(name + ids[first : first + size].tobytes()", "blake2b(ids[first : first + "
-                                                              "size].tobytes()",
+        "name + ids[first : first + size].tobytes()", "ids[first : first + size].tobytes()",
     ),
     Build(
         "a page kept whose last slot is empty", "20", "prefixes",
         "verify_service/kv_cache_manager.py",
-        "enter(state.token_ids[: state.cached], state.salt", "enter(state.token_ids[: state.cached "
-                                                             "+ 1], state.salt",
+        "state.token_ids[: state.cached],\n"
+        "                state.salt",
+        "state.token_ids[: state.cached + 1],\n"
+        "                state.salt",
     ),
     Build(
         "a journal that loses a commit", "21", "journal", "coordinator/cells/journal.py",
@@ -87,8 +93,9 @@ BUILDS = (
     ),
     Build(
         "an epoch kept at a resume", "21", "journal", "coordinator/cells/local_cell.py",
-        "epoch=said.epoch + 1 if said is not None else 0", "epoch=said.epoch if said is not None "
-                                                           "else 0",
+        "epoch=said.epoch + 1 if said is not None else 0",
+        "epoch=said.epoch if said is not None "
+        "else 0",
     ),
     Build(
         "a seed that changes at failover", "21", "journal", "coordinator/cells/resumption.py",
@@ -97,10 +104,12 @@ BUILDS = (
     Build(
         "a first token shown before the log has it", "21", "first token",
         "coordinator/lanes/lane.py",
-        "        self._write()  # before this turn of the loop is over",
-        "        if len(news) > 1 or any(each.report.number for each in news if isinstance(each, "
-        "PassReport)):\n"
-        "            self._write()  # before this turn of the loop is over",
+        "        self._write()\n" "        self._tell_orders()",
+        "        if len(news) > 1 or any(\n"
+        "            each.report.number for each in news if isinstance(each, PassReport)\n"
+        "        ):\n"
+        "            self._write()\n"
+        "        self._tell_orders()",
     ),
     Build(
         "another tenant's page", "27", "tenants", "verify_service/prefix_cache.py",

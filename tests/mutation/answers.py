@@ -20,18 +20,18 @@ ANSWERS = [
             LOST,
             (
                 "an epoch is kept when a verifier is lost",
-                "LifeEvent.ORPHANED, LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
-                "LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
+                "        LifeEvent.ORPHANED,\n        LifeEvent.MOVED,",
+                "        LifeEvent.MOVED,",
             ),
             (
                 "an epoch is kept when a verifier leaves",
-                "LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
-                "LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
+                "        LifeEvent.MOVED,\n        LifeEvent.PREEMPTED,",
+                "        LifeEvent.PREEMPTED,",
             ),
             (
                 "an epoch is kept when pages are given up",
-                "LifeEvent.MOVED, LifeEvent.PREEMPTED, LifeEvent.HELD_UP)",
-                "LifeEvent.MOVED, LifeEvent.HELD_UP)",
+                "        LifeEvent.PREEMPTED,\n        LifeEvent.HELD_UP,",
+                "        LifeEvent.HELD_UP,",
             ),
         ),
         (
@@ -45,16 +45,16 @@ ANSWERS = [
         "coordinator/lanes/lane.py",
         (
             "tokens of a round are shown before the journal has them",
-            "        self._write()  # before this turn",
-            "        # before this turn",
+            "        self._write()\n        self._tell_orders()",
+            "        self._tell_orders()",
             RESUME,
         ),
         (
             "the first token is shown before the journal has it",
-            "        self._write()  # before this turn",
-            "        len(news) > 1 or not isinstance(news[0], PassReport) or news[0].report.number "
-            "== 0"
-            " or self._write()  # before this turn",
+            "        self._write()\n        self._tell_orders()",
+            "        len(news) > 1 or not isinstance(news[0], PassReport) or "
+            "news[0].report.number == 0 or self._write()\n"
+            "        self._tell_orders()",
             RESUME,
         ),
     ),
@@ -126,8 +126,8 @@ ANSWERS = [
             ),
             (
                 "rows that overlap what is there are dropped",
-                "any(low <= start and stop <= high for",
-                "any(low <= start < high for",
+                "low <= start and stop <= high for",
+                "low <= start < high for",
             ),
             (
                 "rows of an epoch that was followed are taken",

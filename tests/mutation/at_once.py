@@ -79,8 +79,8 @@ AT_ONCE = [
             ),
             (
                 "rows of short blocks run on into their neighbours'",
-                "np.minimum(slots, reach)",
-                "slots",
+                " + np.minimum(\n        slots, reach\n    )",
+                " + slots",
             ),
         ),
     ),

@@ -7,9 +7,7 @@ from tests.mutation.mutant import caught_by, in_file
 
 G = "tests/unit/grammars/"
 LAW = (f"{G}test_exact_masks.py::test_what_is_emitted_follows_the_masked_law_exactly",)
-SAYS = (
-    f"{G}test_exact_masks.py::test_the_coupled_rule_says_what_plain_decoding_says_whatever_is_drafted",
-)
+SAYS = (f"{G}test_exact_masks.py::test_the_coupled_rule_says_what_plain_decoding_says",)
 MOVED = (f"{G}test_moved_answers.py",)
 SHAPES = ("tests/unit/decoding/test_shaping.py",)
 FIRST = ("tests/unit/draft_service/test_sample_block.py",)
@@ -49,8 +47,8 @@ GRAMMARS = [
         "verify_service/packed_step.py",
         (
             "masks lie a row too low",
-            "mask(result.logits, [(case.first_row, each)",
-            "mask(result.logits, [(case.first_row + 1, each[:-1])",
+            "                (case.first_row, each)\n",
+            "                (case.first_row + 1, each[:-1])\n",
             (*LAW, *SAYS),
         ),
         (
@@ -67,10 +65,11 @@ GRAMMARS = [
         ),
         (
             "truncation comes before the mask",
-            "        mask(result.logits, [",
-            "        result.logits.masked_fill_(result.logits < result.logits.topk(2).values[:, "
-            "-1:], -50.0)\n"
-            "        mask(result.logits, [",
+            "        mask(\n            result.logits,\n",
+            "        low = result.logits < result.logits.topk(2).values[:, -1:]\n"
+            "        result.logits.masked_fill_(low, -50.0)\n"
+            "        mask(\n"
+            "            result.logits,\n",
             LAW,
         ),
     ),

@@ -49,8 +49,8 @@ JOURNALS = [
             ),
             (
                 "a segment that is begun again has no epochs",
-                "requests=[_request(entry)], epochs=_epochs(entry))",
-                "requests=[_request(entry)])",
+                "requests=[_request(entry)], epochs=_epochs(entry)\n",
+                "requests=[_request(entry)]\n",
             ),
             (
                 "an epoch without a commit is not kept in the next segment",

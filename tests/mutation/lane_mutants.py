@@ -37,14 +37,17 @@ LANES: list[Mutant] = [
         ),
         (
             "R7: a commit is written late",
-            "        self._write()  # before this turn",
-            "        asyncio.get_running_loop().call_later(0.001, self._write)  # before this turn",
+            "        self._write()\n        self._tell_orders()",
+            "        asyncio.get_running_loop().call_later(0.001, self._write)\n"
+            "        self._tell_orders()",
             WRITTEN,
         ),
         ("R7: any round is the next one", "each.round == placed.round and ", "", IN_ORDER),
         (
             "R7: wherever it stood before",
-            " and each.committed_before == len(placed.state.answer.log)",
+            " and each.committed_before == len(\n"
+            "                placed.state.answer.log\n"
+            "            )",
             "",
             IN_ORDER,
         ),
@@ -105,8 +108,8 @@ LANES: list[Mutant] = [
         ),
         (
             "a prompt that was overtaken waits on",
-            "placed.since if self._members.overtook(placed) else",
-            "placed.since if False else",
+            "if self._members.overtook(placed)\n",
+            "if False\n",
             (f"{L}a_prompt_that_others_overtook_is_run_again",),
         ),
         (
@@ -121,7 +124,11 @@ LANES: list[Mutant] = [
         *caught_by(
             LIES,
             ("any token is believed", "max(tokens) < self._vocab_size", "True"),
-            ("more may be verified than was drafted", " <= len(said.confidence) or", " or"),
+            (
+                "more may be verified than was drafted",
+                "said.verified <= len(said.confidence)\n",
+                "said.verified\n",
+            ),
             (
                 "more may be accepted than was verified",
                 "said.accepted <= said.verified <=",
@@ -156,8 +163,9 @@ LANES: list[Mutant] = [
         ),
         (
             "a drafter's alarm is not heard",
-            "return _reaches(port, state) and self._monitor.trusts(port.facts.fingerprint, "
-            "state.request.params)",
+            "return _reaches(port, state) and self._monitor.trusts(\n"
+            "            port.facts.fingerprint, state.request.params\n"
+            "        )",
             "return _reaches(port, state)",
             (f"{L}a_distrusted_drafter_drafts_no_more_under_the_ratio_rules",),
         ),
@@ -211,8 +219,8 @@ LANES: list[Mutant] = [
         "coordinator/lanes/request_state.py",
         (
             "an epoch is kept when a prompt finds no page",
-            "(LifeEvent.TURNED_AWAY, LifeEvent.ORPHANED",
-            "(LifeEvent.ORPHANED",
+            "        LifeEvent.TURNED_AWAY,\n        LifeEvent.ORPHANED,",
+            "        LifeEvent.ORPHANED,",
             NO_PAGE,
         ),
     ),

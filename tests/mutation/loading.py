@@ -33,8 +33,8 @@ LOADING = [
             ),
             (
                 "integers are taken for weights",
-                "if entries[name].dtype not in FLOATS],",
-                "if not name],",
+                "if entries[name].dtype not in FLOATS\n",
+                "if not name\n",
             ),
             (
                 "weights that are not numbers are loaded",
@@ -59,8 +59,8 @@ LOADING = [
         ),
         (
             "an index may say what it likes",
-            "if said.get(name) != placed.get(name))",
-            "if name not in placed)",
+            "if said.get(name) != placed.get(name)\n",
+            "if name not in placed\n",
             HOSTILE,
         ),
         (
@@ -74,8 +74,8 @@ LOADING = [
         "dspark/model/checkpoint.py",
         (
             "what the library filled in at random is served",
-            "for what, names in info.items()})",
-            "for what, names in info.items() if not info})",
+            "for what, names in info.items()},\n",
+            "for what, names in info.items() if not info},\n",
             (*TARGET, *HOSTILE),
         ),
         (

@@ -58,8 +58,8 @@ PAGES = [
             ),
             (
                 "who finds none in its row takes of the longest run",
-                "chosen = fitting[[fitting[:, 1].argmin()]]",
-                "chosen = fitting[[fitting[:, 1].argmax()]]",
+                "            fitting[[fitting[:, 1].argmin()]]\n",
+                "            fitting[[fitting[:, 1].argmax()]]\n",
             ),
             (
                 "a part that begins inside a run begins where the run does",
@@ -130,8 +130,8 @@ PAGES = [
             ),
             (
                 "a page is found by its own tokens behind any others",
-                "hashlib.blake2b(name + ids[first",
-                "hashlib.blake2b(ids[first",
+                "name + ids[first : first + size]",
+                "ids[first : first + size]",
             ),
             (
                 "a page without rows serves who needs them",
@@ -162,13 +162,13 @@ PAGES = [
             HOLD,
             (
                 "a page is kept whose last slot was never written",
-                "self.prefixes.enter(state.token_ids[: state.cached],",
-                "self.prefixes.enter(state.token_ids,",
+                "state.token_ids[: state.cached],\n                state.salt,",
+                "state.token_ids,\n                state.salt,",
             ),
             (
                 "pages of a sequence that goes are kept without its salt",
-                "self.prefixes.enter(state.token_ids[: state.cached], state.salt,",
-                'self.prefixes.enter(state.token_ids[: state.cached], "",',
+                "                state.salt,\n                self.pool.pages",
+                '                "",\n                self.pool.pages',
             ),
         ),
         (
@@ -188,8 +188,9 @@ PAGES = [
         ),
         (
             "an epoch that is over draws from the logits of the next one",
-            "state.last_logits is None or (epoch is not None and epoch != state.epoch):",
-            "state.last_logits is None:",
+            "            or state.last_logits is None\n"
+            "            or (epoch is not None and epoch != state.epoch)\n",
+            "            or state.last_logits is None\n",
             (f"{S}::test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one",),
         ),
     ),
@@ -204,8 +205,8 @@ PAGES = [
             ),
             (
                 "feature rows of a round are those one token on",
-                "item.draft_ids[: each[0]]], case.first_row)",
-                "item.draft_ids[: each[0]]], case.first_row + 1)",
+                "item.draft_ids[: each[0]]], case.first_row\n",
+                "item.draft_ids[: each[0]]], case.first_row + 1\n",
             ),
             (
                 "rows that were sent are not kept",
@@ -221,10 +222,8 @@ PAGES = [
         ),
         (
             "a chunk of a prompt begins where the last one did",
-            "segments.append(Segment(state.sequence, state.cached, chunk.token_ids, slots, "
-            "state.given))",
-            "segments.append(Segment(state.sequence, state.spared, chunk.token_ids, slots, "
-            "state.given))",
+            "Segment(state.sequence, state.cached, chunk.token_ids,",
+            "Segment(state.sequence, state.spared, chunk.token_ids,",
             SCARCE,
         ),
     ),
@@ -306,9 +305,8 @@ PAGES = [
             ),
             (
                 "a cursor that stands elsewhere is believed",
-                "    if cursor.committed_len != state.committed_len:\n        return stale(state, "
-                'f"committed_len',
-                '    if cursor.committed_len < 0:\n        return stale(state, f"committed_len',
+                "    if cursor.committed_len != state.committed_len:\n        return stale(\n",
+                "    if cursor.committed_len < 0:\n        return stale(\n",
             ),
             (
                 "tokens of an answer count as its prompt where it goes on elsewhere",

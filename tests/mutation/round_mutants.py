@@ -142,8 +142,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "what is wanted is dropped",
-            "if (each.number, each.epoch) not in told.wanted]",
-            "if (each.number, each.epoch) in told.wanted]",
+            "if (each.number, each.epoch) not in told.wanted\n",
+            "if (each.number, each.epoch) in told.wanted\n",
             (f"{L}whatever_is_not_wanted_any_more_is_dropped",),
         ),
         (
@@ -199,8 +199,8 @@ MUTANTS: list[Mutant] = [
             ),
             (
                 "R3: a cap leaves later slots first",
-                "sorted((-each, slot, row) for",
-                "sorted((-each, -slot, row) for",
+                "(-each, slot, row) for",
+                "(-each, -slot, row) for",
             ),
         ),
         (
@@ -431,8 +431,8 @@ MUTANTS: list[Mutant] = [
         "verify_service/under_way.py",
         (
             "what fails behind a pass takes its whole cohort",
-            "        except Exception as error:  # of the target",
-            "        except OSError as error:  # of the target",
+            "nothing of it is committed\n        except Exception as error:",
+            "nothing of it is committed\n        except OSError as error:",
             (f"{F}a_pass_that_fails_takes_only_those_with_it_that_fail_alone",),
         ),
         (

@@ -173,8 +173,8 @@ RULES = [
         ),
         (
             "the threshold forgets what was lost",
-            "np.divide(rest, rest + lost,",
-            "np.divide(rest, rest + 0 * lost,",
+            "rest, rest + lost,",
+            "rest, rest + 0 * lost,",
             BLOCK,
         ),
         ("the threshold is the chance to be alive", "candidate[inner] =", "_ =", BLOCK),
@@ -229,8 +229,8 @@ RULES = [
         ),
         (
             "slots share their draws",
-            '_word("slots", slots, 16) |',
-            '_word("slots", slots, 16) * 0 |',
+            '_word("slots", slots, 16)\n',
+            '_word("slots", slots, 16) * 0\n',
             ONCE,
         ),
         (

@@ -49,8 +49,8 @@ MUTANTS = [
             ),
             (
                 "a nucleus is that of the whole row, not of the top k",
-                "torch.where(columns.only_nucleus, _sums(probs), mass.gather(-1, kept - 1))",
-                "_sums(probs)",
+                "columns.only_nucleus, _sums(probs), mass.gather(-1, kept - 1)\n",
+                "columns.only_nucleus, _sums(probs), _sums(probs)\n",
             ),
             (
                 "min-p cuts those that reach it",
@@ -219,8 +219,8 @@ MUTANTS = [
             ),
             (
                 "presence counts how often",
-                "np.float32(params.presence_penalty) * (count > 0)",
-                "np.float32(params.presence_penalty) * count",
+                ") * (count > 0)\n",
+                ") * count\n",
             ),
             (
                 "a repetition penalty rewards what is unlikely",
@@ -304,8 +304,8 @@ MUTANTS = [
             ),
             (
                 "a temperature of 0 is taken",
-                'value.get("temperatures"), block_size, positive)',
-                'value.get("temperatures"), block_size, finite)',
+                'value.get("temperatures"), block_size, positive\n',
+                'value.get("temperatures"), block_size, finite\n',
             ),
         ),
     ),

@@ -151,7 +151,10 @@ STREAMS: list[Mutant] = [
         ),
         (
             "bytes that are no distributions are read as some",
-            " or (len(item.q.ids), len(item.q.probs)) != (size, size):",
+            " or (\n"
+            "            len(item.q.ids),\n"
+            "            len(item.q.probs),\n"
+            "        ) != (size, size):",
             ":",
             (
                 "tests/unit/verify_service/test_drafts.py::test_bytes_that_are_no_distributions_of_so_many_slots_are_none",

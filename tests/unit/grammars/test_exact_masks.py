@@ -72,9 +72,7 @@ def said(here: Round, grammar: str, block: Tokens) -> Tokens:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("grammar", GRAMMARS)
-def test_the_coupled_rule_says_what_plain_decoding_says_whatever_is_drafted(
-    grammar: str, temperature: float
-) -> None:
+def test_the_coupled_rule_says_what_plain_decoding_says(grammar: str, temperature: float) -> None:
     answers = set()
     for seed in range(1 if temperature == 0.0 else 6):
         here = Round(SamplingParams(temperature, seed=seed, rule=Rule.COUPLED))
