@@ -1,4 +1,4 @@
-"""From prompts to a drafter for any target (`dspark train`).
+"""Training of a drafter for any target, from prompts to a checkpoint (`dspark train`).
 
     split -> regenerate -> encode -> [cache] -> trainer -> calibrate -> evaluate
 

@@ -1,4 +1,4 @@
-"""Where training blocks start, and what each slot should have said.
+"""Anchors, where training blocks start, and the label of each slot.
 
 An anchor is a position whose token and next token are both supervised, so the first token of
 an answer is an anchor but never a label, exactly as when serving (it comes from the target's
@@ -16,14 +16,14 @@ from torch import Tensor
 
 
 class Labels(NamedTuple):
-    """What slot k of each block is judged by."""
+    """The labels of all blocks: the true tokens, and which slots count."""
 
     target_ids: Tensor  # [A, k] int64, true token at a+k (clamped to the text's end)
     eval_mask: Tensor  # [A, k] bool, a contiguous run from slot 1
 
 
 def candidates(supervised: Tensor) -> Tensor:
-    """supervised [T] bool -> bool [T]: this token, and so is the next one."""
+    """supervised [T] bool -> bool [T]: whether this token and the next one are supervised."""
     return supervised & torch.nn.functional.pad(supervised[1:], (0, 1))
 
 
@@ -32,7 +32,7 @@ def draw_anchors(
 ) -> Tensor:
     """Up to `num_anchors` candidates, uniform without replacement, ascending: [A].
 
-    The keys are drawn where the generator lives, so a CPU generator gives the same anchors
+    The keys are drawn on the generator's device, so a CPU generator gives the same anchors
     whatever the device of the text.
     """
     possible = candidates(supervised)
@@ -58,8 +58,8 @@ def label_blocks(
 def slots_after(anchors: Tensor, block_size: int, length: int) -> Tensor:
     """Positions a, a+1, .. a+k-1 (clamped to the text's end): [A, k].
 
-    Row a+k-1 of the target is the one that predicts slot k's token, which the token there comes
-    before.
+    The target's row at position a+k-1 predicts the token of slot k; the token at that position
+    precedes it.
     """
     return (anchors.unsqueeze(-1) + torch.arange(block_size, device=anchors.device)).clamp(
         max=length - 1

@@ -1,9 +1,8 @@
-"""What a target is asked in evaluation and calibration: JSONL files of `turns`, and the answers it
-gives.
+"""Prompts for evaluation and calibration, from JSONL files of `turns`, and the target's answers.
 
-A row is {"turns": [...], "domain": ..., "id": ...}: the first turn is asked, as text or as token
-ids, through the target's chat template where it has one. Answers are drawn once, rows of like
-length side by side, and rounds are replayed on them (`training/rounds.py`).
+A row is {"turns": [...], "domain": ..., "id": ...}: the first turn, text or token ids, is the
+prompt, through the target's chat template where it has one. Answers are generated once, rows of
+similar length in one batch, and rounds are replayed on them (`training/rounds.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from dspark.training.split import conversation_of
 from dspark.types import Rule
 
 ROWS_AT_ONCE = 64
-_LAYOUT = 1  # of kept answers
+_LAYOUT = 1  # version of the files of kept answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +41,21 @@ class DatasetPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TargetText:
-    """The target's own text after a question, drawn under the same parameters."""
+    """The target's answer to a prompt, drawn under the parameters of the rounds replayed on it."""
 
     question: DatasetPrompt
     ids: Tensor  # [1, T]: prompt, answer, and room for a block after the last anchor
-    ends: tuple[bool, ...]  # of every token from the first new one on: whether it ends the text
-    anchors: int  # new tokens that rounds may start at
-    seed: int  # of the coupled noise
+    ends: tuple[bool, ...]  # for each token from the first new one on: whether it ends the text
+    anchors: int  # number of new tokens at which a round may start
+    seed: int  # seed of the coupled rule's noise
     choice: int
 
 
 def questions(
     path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0
 ) -> list[DatasetPrompt]:
-    """The rows of a file as the target is asked; more than `rows` (0: no limit) are shuffled with
-    the seed and cut."""
+    """The prompts of a file; of more than `rows` (0: no limit) a random choice by the seed.
+    ConfigError names a bad row, or a file without any."""
     chat, found = Chat(target.folder), []
     for number, row in enumerate(read_rows(path), start=1):
         try:
@@ -79,8 +78,7 @@ def questions(
 
 
 def by_name(files: Sequence[Path]) -> dict[str, Path]:
-    """The files by their stems, which is what they are called in a report. ConfigError where two
-    have one."""
+    """The files by stem, their name in a report. ConfigError if two have the same stem."""
     known: dict[str, Path] = {}
     for path in files:
         if path.stem in known:
@@ -92,7 +90,7 @@ def by_name(files: Sequence[Path]) -> dict[str, Path]:
 
 
 def first_turn(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The user's first turn. ConfigError: what is wrong with the row."""
+    """The user's first turn, in a list of one. ConfigError says what is wrong with the row."""
     given = row.get("turns")
     if isinstance(given, list) and given:
         row = {"token_ids": given[0]} if isinstance(given[0], list) else {"turns": given[:1]}
@@ -108,14 +106,12 @@ def answers(
     seed: int,
     new_tokens: int,
     room: int,  # tokens after the last anchor: a block and the target's own
-    keep: Path
-    # folder of answers that were drawn before, whichever drafter is measured on them
-    | None = None,
+    keep: Path | None = None,  # folder that keeps answers; they do not depend on the drafter
 ) -> Iterator[TargetText]:
-    """The answers, in order of the questions' lengths; the same for all ratio rules, drawn with its
-    noise for coupled.
+    """Yields the answers in order of prompt length: the same for all ratio rules, drawn with the
+    rule's own noise for `coupled`. ConfigError if one would exceed the target's context.
 
-    A text that ends early goes on in the tensor, but no round starts after its end.
+    The tensor of a text continues past its stop token, but no round starts after it.
     """
     raced = rule is Rule.COUPLED and temperature > 0
     named = "" if keep is None else fingerprint(target.folder)

@@ -1,8 +1,8 @@
-"""Which conversations a step reads, and in what pieces: a function of (seed, step), so nothing is
-lost on a resume.
+"""Which conversations a training step reads, and in what pieces.
 
-Every epoch is a fresh shuffle whose last, incomplete batch is dropped. Workers take every
-so-many-th conversation of a batch.
+Both are functions of (seed, step), so a resumed run skips and repeats none. Every epoch is a fresh
+shuffle whose last, incomplete batch is dropped. Worker r of n takes every n-th conversation of a
+batch, from the r-th on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dspark.training.samples import Sample, Samples
 
 
 class BatchPlan(NamedTuple):
-    """The conversations of a run."""
+    """How many samples a run trains on, its batch size and its number of steps."""
 
     used: int  # samples 0 .. used - 1 are trained on, the rest is held out
     batch: int
@@ -26,22 +26,22 @@ class BatchPlan(NamedTuple):
 
 
 def make_plan(samples: Samples, *, batch: int, epochs: int, steps: int, held_out: int) -> BatchPlan:
-    """A batch larger than the data is the data; at least one conversation is trained on."""
+    """The plan of a run: at least one sample is trained on, and a batch is at most all of them."""
     used = max(1, len(samples) - held_out)
     batch = min(batch, used)
     return BatchPlan(used, batch, steps or epochs * (used // batch))
 
 
 def numbers_of(plan: BatchPlan, *, seed: int, step: int, rank: int = 0, size: int = 1) -> list[int]:
-    """The samples a worker reads in a step."""
+    """Numbers of the samples that worker `rank` of `size` reads in a step."""
     epoch, place = divmod(step, plan.used // plan.batch)
     order = torch.randperm(plan.used, generator=torch.Generator().manual_seed(seed + epoch))
     return [int(n) for n in order[place * plan.batch : (place + 1) * plan.batch][rank::size]]
 
 
 def pieces(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Places 0 .. n-1 in runs of at most `most` tokens (a longer one alone), alike lengths
-    together."""
+    """Groups indices 0 .. n-1 into pieces of at most `most` tokens, similar lengths together; a
+    longer sample is alone."""
     found: list[list[int]] = []
     room = 0
     for place in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
@@ -54,12 +54,12 @@ def pieces(lengths: Sequence[int], most: int) -> list[list[int]]:
 
 
 class SampleBatch(NamedTuple):
-    """Conversations back to back. N tokens in all, S conversations."""
+    """S conversations back to back, N tokens in all."""
 
     ids: Tensor  # [N] int64
     supervised: Tensor  # [N] bool
-    offsets: tuple[int, ...]  # S + 1 places where a conversation starts, and the end
-    numbers: tuple[int, ...]  # S: which samples these are
+    offsets: tuple[int, ...]  # S + 1: where each conversation starts, and the end
+    numbers: tuple[int, ...]  # S sample numbers
     features: Tensor  # [N, m*H] raw taps
     last_hidden: Tensor  # [N, H] of the target, final-normed
 
@@ -69,7 +69,7 @@ class SampleBatch(NamedTuple):
 
     @property
     def lengths(self) -> Tensor:
-        """[S]."""
+        """Tokens of each conversation, [S]."""
         return torch.tensor(self.offsets, device=self.ids.device).diff()
 
 

@@ -1,10 +1,9 @@
 """Fits the calibration of confidence on held-out rounds and writes `calibration.json` beside the
 weights.
 
-One fit per acceptance rule and bucket of requests, on drafts cut to their largest few, as when
-serving. Greedy requests are matched alike under every rule, so they are measured once. Every second
-prompt is fitted on, and the other half says how good the fit is: nothing is measured on a text that
-was fitted on.
+There is one fit per acceptance rule and bucket of requests, on drafts cut to their likeliest
+entries, as when serving. Greedy requests are accepted alike under every rule, so they are measured
+once. Every second prompt is fitted on and the others measure the fit: no text is used for both.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from dspark.training.rounds import TOP_K_CUT
 
 TEMPERATURES = (0.7, 1.0)
 NEW_TOKENS = 128
-FEW = 5_000  # rounds of a half below which a figure is mostly noise
+FEW = 5_000  # with fewer rounds in a half, its figures are mostly noise
 
 
 def calibrate(
@@ -60,10 +59,10 @@ def calibrate(
 ) -> dict[str, Any]:
     """Fits and measures every rule and bucket; writes the fits to `out` (the drafter's folder).
 
-    Without `offsets` temperatures alone are written, as published; the error they leave is told in
-    any case. `also_greedy` are prompts for greedy requests only: an answer has fewer rounds there,
-    and it is always the same. `plots` takes reliability diagrams before and after; `keep` keeps the
-    target's answers, for the next run. Returns what `dspark calibrate --json` prints.
+    Without `offsets` only temperatures are written, as published; their error is reported in any
+    case. `also_greedy` are prompts for greedy requests only: an answer has fewer rounds there, and
+    it is always the same. `plots` is a folder for reliability diagrams before and after, `keep` one
+    that keeps the target's answers for the next run. Returns what `dspark calibrate --json` prints.
     """
     begun = time.monotonic()
     files = by_name([*prompts, *also_greedy])
@@ -118,19 +117,19 @@ def calibrate(
 
 
 class _Job(NamedTuple):
-    """One fit."""
+    """One fit to make, and the requests it is made from."""
 
     rule: RuleName
     bucket: Bucket
     temperatures: tuple[float, ...]  # of the requests
-    names: list[str]  # of the prompts
+    names: list[str]  # of the files of prompts
 
 
 def _fit(
     job: _Job, fitted: JudgedRounds, measured: JudgedRounds, offsets: bool, plots: Path | None
 ) -> tuple[SlotFit, dict[str, Any]]:
-    """The fit to one half, as it will be written, and figures from the other: without it, with it,
-    and with the published one of temperatures alone."""
+    """Fits one half, rounded as it is written, and measures on the other half: without a fit, with
+    temperatures alone as published, and with this fit."""
     published = reliability.temperatures(*fitted)
     exact = reliability.with_offsets(*fitted) if offsets else published
     fit = SlotFit(
@@ -171,7 +170,7 @@ def _fit(
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The report for people: one block per rule and bucket, one line per slot."""
+    """The report as text: one block per rule and bucket, one line per slot."""
     lines = []
     for fit in report["fits"]:
         lines.append(

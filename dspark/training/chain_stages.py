@@ -1,5 +1,4 @@
-"""The stages of `dspark train all` that need nothing but this room and a client, and the report of
-all."""
+"""Stages of `dspark train all` that need only this package and a client, and the final report."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ SERVED_PROMPTS = 8
 
 
 def split(prompts: Path, out: Path, share: float, seed: int, limit: int) -> dict[str, Any]:
-    """Training prompts, and the held-out ones in two halves: one calibrates, the other judges."""
+    """Writes the training prompts, and the held-out ones in halves to calibrate and to evaluate."""
     found = split_prompts(prompts, out / "prompts", held_out=share, seed=seed, limit=limit)
     held = list(read_rows(Path(found["test_file"])))
     halves = {"calibrate": held[::2], "evaluate": held[1::2] or held}
@@ -34,15 +33,15 @@ def split(prompts: Path, out: Path, share: float, seed: int, limit: int) -> dict
 
 
 def cache(settings: Settings) -> dict[str, Any]:
-    """Written in the precision that training reads."""
+    """Writes the target's hidden states, bfloat16 if `precision` is bf16, else float32."""
     plan = plan_for(settings, "bfloat16" if settings.precision == "bf16" else "float32")
     make_cache(settings, plan, Path(settings.cache))
     return {"tokens": plan.num_tokens, "bytes": plan.bytes, "folder": settings.cache}
 
 
 def measure_cell(client: Client, target: str, prompts: Path, tokens: int) -> dict[str, Any]:
-    """Greedy answers to some prompts with the cell's policy and without drafting: ids must be the
-    same."""
+    """Measures greedy answers to some prompts without drafts and with the cell's policy, and
+    compares their ids."""
     chat, found = Chat(target), {}
     rows = [row for _, row in zip(range(SERVED_PROMPTS), read_rows(prompts), strict=False)]
     answers: dict[str, list[tuple[int, ...]]] = {}

@@ -1,7 +1,7 @@
-"""Conversations as the target reads them: its chat template, or plain text where it has none.
+"""Conversations as the target reads them: by its chat template, or as plain text where it has none.
 
-What is trained on is what the target saw and said, to the token: the prompt is rendered once and
-the answer keeps the ids the target emitted. Answers of earlier turns are part of the last prompt;
+Training sees exactly the tokens that the target saw and wrote: the prompt is rendered once, and the
+answer keeps the ids that the target emitted. Answers of earlier turns are part of the last prompt;
 they are found in the rendered text by the literal header and end of an assistant turn and mapped to
 tokens by character offsets.
 """
@@ -16,10 +16,9 @@ from typing import Any
 from dspark.errors import ConfigError
 from dspark.model.location import locate
 
-# How a template opens and closes an assistant's turn; the closing belongs to the answer.
+# Header and end of an assistant's turn in known templates; the end belongs to the answer.
 _SPANS = (("<|im_start|>assistant\n", "<|im_end|>\n"), ("<|turn>model\n", "<turn|>\n"))
-# Of gemma4: what a turn opens with when nothing was thought. The target writes it, nobody learns
-# it.
+# An empty thought, which opens a turn of gemma4: written by the target, but not supervised.
 _UNSUPERVISED = "<|channel>thought\n<channel|>"
 
 
@@ -41,9 +40,9 @@ class Chat:
         self.has_template = bool(getattr(self.tokenizer, "chat_template", None))
 
     def prompt_ids(self, turns: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The conversation up to and with a user's turn -> what the target is asked with.
+        """Token ids of the prompt, for a conversation that ends with a user's turn.
 
-        Without a template one turn is plain text to go on with; a second one would have no meaning.
+        Without a template a single turn is plain text to continue, and a second is a ConfigError.
         """
         last = turns[-1]
         if not self.has_template and len(turns) > 1:
@@ -64,8 +63,7 @@ class Chat:
     def learned(self, turns: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
         """A regenerated conversation -> (ids, which of them the target wrote), [T] each.
 
-        The last turn has the ids of its answer in `token_ids`, or its text is rendered in their
-        place.
+        The answer's ids are `token_ids` of the last turn; without them its text is encoded.
         """
         *history, answer = turns
         if answer["role"] != "assistant" or not history:
@@ -85,7 +83,7 @@ class Chat:
 
     def _rendered(self, turns: Sequence[Mapping[str, Any]]) -> str:
         plain = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
-        # Thinking is switched off where a template knows the word, as in the published recipe.
+        # Thinking is switched off where a template has the switch, as in the published recipe.
         text: str = self.tokenizer.apply_chat_template(
             plain, tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
@@ -106,8 +104,7 @@ class Chat:
 
 
 def turn_end(text: str) -> str:
-    """What closes an assistant's turn in a rendered conversation; empty where the template is not
-    known."""
+    """The text that ends an assistant's turn in a rendered conversation; empty if unknown."""
     return next((end for header, end in _SPANS if header in text), "")
 
 

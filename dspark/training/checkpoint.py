@@ -25,8 +25,7 @@ def save(
     optimizers: Mapping[str, Optimizer],
     facts: Mapping[str, Any],
 ) -> None:
-    """Trained parameters, optimiser states and `facts` (the step and what the run was planned
-    with)."""
+    """Writes trained parameters, optimiser states and `facts` (the step, the run's settings)."""
     tensors = {f"model/{key}": p.detach() for key, p in model.named_parameters() if p.requires_grad}
     groups: dict[str, Any] = {}
     for label, optimizer in optimizers.items():
@@ -36,7 +35,7 @@ def save(
             tensors |= {
                 f"{label}/{index}/{slot}": torch.as_tensor(value) for slot, value in slots.items()
             }
-    # The facts travel in the header of the same file, so that state and step cannot come apart.
+    # The facts are in the header of the same file, so state and step always belong together.
     header = {"facts": json.dumps(dict(facts)), "groups": json.dumps(groups)}
     whole = {key: value.contiguous().clone() for key, value in tensors.items()}
     save_tensors(folder / f"{name}.safetensors", whole, header)

@@ -1,5 +1,4 @@
-"""Files that are there whole or not at all, and a growing one whose rows are: all stay when the
-machine stops."""
+"""Files that survive a crash: written whole or not at all, or grown by whole rows of JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from dspark.whole_file import flush_to_disk, placed
 
 
 def write_whole(path: Path, content: str) -> None:
-    """Puts a small text file in place."""
+    """Writes a small text file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with placed(path, lasts=True) as partial:
         partial.write_text(content, encoding="utf-8")
@@ -29,26 +28,26 @@ def write_whole(path: Path, content: str) -> None:
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Puts a safetensors file in place."""
+    """Writes a safetensors file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with placed(path, lasts=True) as partial:
         save_file(dict(tensors), partial, metadata=dict(metadata) if metadata else None)
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Puts a file of rows in place."""
+    """Writes a file of JSON rows, whole or not at all."""
     write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def content_digest(path: Path) -> str:
-    """Names what a file holds."""
+    """Digest of a file's content: 16 hex digits of its SHA-256."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def check_same_run(where: object, kept: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """What was begun goes on with what it was begun with, or not at all: ConfigError names what
-    differs."""
+    """Checks that a run is resumed with the settings it began with. ConfigError names the first
+    that differs."""
     for name, value in ours.items():
         if kept.get(name) != value:
             raise ConfigError(
@@ -58,7 +57,7 @@ def check_same_run(where: object, kept: Mapping[str, Any], ours: Mapping[str, An
 
 
 class RowFile:
-    """The writer's side; a context manager that holds the file's lock."""
+    """Appends JSON rows to a file; a context manager that holds the file's lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,7 +69,7 @@ class RowFile:
             self._file.close()
             raise ConfigError(f"{path}: another process is writing this file") from None
         _cut_tail(self._file.fileno())
-        flush_to_disk(path.parent)  # the file's name, too, has to survive
+        flush_to_disk(path.parent)  # the file's name must survive a crash, too
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes the rows in order; they are on the disk on return."""
@@ -101,7 +100,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                     row = json.loads(line)
                 except ValueError as error:
                     if not line.endswith(b"\n"):
-                        # torn; that of another's making may be whole without a line break
+                        # torn; one that parses is whole even without a line break
                         return
                     raise ConfigError(f"{path}:{number}: not JSON ({error})") from None
                 if not isinstance(row, dict):
@@ -112,9 +111,9 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _cut_tail(descriptor: int) -> None:
-    """Drops a last row that never was complete."""
+    """Cuts the file behind its last complete row."""
     end = os.fstat(descriptor).st_size
-    if not end:  # which cannot be mapped
+    if not end:  # an empty file cannot be mapped
         return
     with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as content:
         whole = content.rfind(b"\n") + 1

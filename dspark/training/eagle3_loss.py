@@ -1,18 +1,18 @@
-"""The losses of drafters that go one token at a time: Eagle3's training-time test, and those of a
-module for multi-token prediction and of a language model.
+"""Losses of drafters that draft token by token: Eagle3 (training-time test), MTP and a language
+model.
 
 The drafter is unrolled over the whole text (`ChainDrafter.forward_steps`). At step s index i
-predicts token i+2+s. Eagle3 judges it as published, where position i+s is supervised and a token
-follows it; MTP where that token itself is:
+predicts token i+2+s. Eagle3 counts it where position i+s is supervised and a token follows, as
+published; MTP counts it where the predicted token itself is supervised:
 
     Eagle3   L = sum_b 1 / T_b sum_s 0.8^s sum_i m_{i+s} sum_v -p_t(v) log p_d(v) / B
     MTP      L = sum_s 0.8^s sum_i m_{i+2+s} ce / sum m
     lm       L = sum_i m_{i+1} ce / sum m
 
-p_t is the target's distribution after token i+1+s, ce that of the true token. Eagle3 divides every
-row by its own length T_b, so that it weighs the same whatever it shares a batch with. MTP is
-trained on one step (DeepSeek-V3), Eagle3 on all of a block. Logits exist only where they are
-judged, a slice at a time.
+p_t is the target's distribution after token i+1+s, ce the cross-entropy of the true token. Eagle3
+divides every row by its own length T_b, so that its weight does not depend on its batch. MTP is
+trained on one step (DeepSeek-V3), Eagle3 on all of a block. Logits are computed only where they
+count, a slice at a time.
 
 Symbols: B rows, T tokens, s steps, H hidden, V vocabulary, m taps.
 """
@@ -38,10 +38,10 @@ def judged_at(supervised: Tensor, shift: int, after: int, lengths: Tensor) -> Te
 
 
 def chain_loss(drafter: ChainDrafter, batch: SampleBatch, target_head: Tensor) -> LeanLoss:
-    """Sums over every index and step that counts; divide `objective` by the (global) denominator.
-    target_head [V, H].
+    """The loss of Eagle3 and MTP: sums over every index and step that counts; divide `objective` by
+    the (global) denominator. target_head [V, H].
 
-    Conversations stand side by side, padded behind their ends.
+    Conversations are padded behind their ends to one length.
     """
     config = drafter.config
     input_ids, last_hidden = padded(batch.ids, batch), padded(batch.last_hidden, batch)
@@ -61,9 +61,8 @@ def chain_loss(drafter: ChainDrafter, batch: SampleBatch, target_head: Tensor) -
         mask = judged_at(supervised, shift, after, lengths)
         weight = config.step_loss_decay**step
         rows = states[mask]
-        wanted = last_hidden[:, (index + 1 + step).clamp(max=length - 1)][
-            mask
-        ]  # their distribution predicts the token
+        # The target's rows that predict the token.
+        wanted = last_hidden[:, (index + 1 + step).clamp(max=length - 1)][mask]
         scale = weight * share.unsqueeze(-1) * mask
         total, ce, l1 = lean_terms(
             hidden=rows,
@@ -87,8 +86,8 @@ def chain_loss(drafter: ChainDrafter, batch: SampleBatch, target_head: Tensor) -
 
 
 def language_loss(drafter: LanguageDrafter, batch: SampleBatch, target_head: Tensor) -> LeanLoss:
-    """Sums over every token that counts; divide `objective` by the (global) denominator.
-    target_head [V, H']."""
+    """The loss of a language model: sums over every token that counts; divide `objective` by the
+    (global) denominator. target_head [V, H']."""
     input_ids, last_hidden = padded(batch.ids, batch), padded(batch.last_hidden, batch)
     judged = torch.zeros(input_ids.shape, dtype=torch.bool, device=input_ids.device)
     judged[:, :-1] = padded(batch.supervised, batch)[:, 1:]
@@ -113,5 +112,5 @@ def language_loss(drafter: LanguageDrafter, batch: SampleBatch, target_head: Ten
 
 
 def _windows(values: Tensor, size: int) -> Tensor:
-    """[B, T] -> [B, T, k], each index with those after it; 0 past the end."""
+    """[B, T] -> [B, T, k]: each index with the k - 1 after it; 0 past the end."""
     return torch.nn.functional.pad(values, (0, size - 1)).unfold(1, size, 1)

@@ -1,9 +1,9 @@
-"""Accepted length of a drafter on data sets, by the papers' protocol: `training/metrics.py` holds
-the definitions.
+"""Measures a drafter's accepted length on data sets, by the papers' protocol: `training/metrics.py`
+holds the definitions.
 
-A user's first turn is asked, at temperature 1 and 0, blocks are verified whole, and the loop runs
-until `new_tokens` are there. Domains are plain means of their data sets, the last row is the plain
-mean of all data sets.
+The prompt is a user's first turn, temperatures are 1 and 0, blocks are verified whole, and a text
+has up to `new_tokens` tokens. Figures of a domain are plain means of its data sets, the last row is
+the plain mean of all data sets.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def evaluate(
     """Measures every data set at every temperature; writes `metrics.json` and plots to `out`.
     Returns the metrics.
 
-    `rule` is the acceptance rule, `cut` the entries a draft is cut to (None: not at all), `rows`
-    the most rows of one data set (0: all). Thresholds are swept over the very same texts. `keep`: a
-    folder in which the target's answers stay, for the next drafter.
+    `rule` is the acceptance rule, `cut` the entries a draft is cut to (None: uncut), `rows` the
+    most rows of one data set (0: all). Thresholds are swept over the same texts. `keep` is a folder
+    that keeps the target's answers for the next drafter.
     """
     begun = time.monotonic()
     files = by_name(datasets)
@@ -121,7 +121,7 @@ def _measured(
     fit: SlotFit | None,
     thresholds: Sequence[float],
 ) -> dict[str, Any]:
-    """One data set at one temperature."""
+    """Figures of one data set at one temperature. ConfigError if it has no text."""
     if not texts:
         raise ConfigError(
             "data: the target ends every answer of a data set at once; there is no round to measure"
@@ -146,7 +146,7 @@ def _measured(
 
 
 def _summary(rows_of: Mapping[str, Any]) -> dict[str, Any]:
-    """Data sets, the plain means of each domain's, and the plain mean of all."""
+    """The data sets, the plain means of each domain, and the plain mean of all data sets."""
 
     def means(names: Sequence[str]) -> dict[str, float]:
         return {
@@ -165,8 +165,8 @@ def _summary(rows_of: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The report for people: one line per temperature and data set, then domains and the mean of
-    all."""
+    """The report as text: a line per temperature and data set, then domains and the overall
+    mean."""
     lines = [
         f"{report['family']}, blocks of {report['block_size']}, rule {report['rule']}",
         f"greedy, on the first prompts: {report['fit']['said']}",
@@ -196,7 +196,7 @@ def table(report: Mapping[str, Any]) -> str:
 
 
 def _confidences(temperature: str, datasets: Mapping[str, Any]) -> list[str]:
-    """Mean calibration error and ranking, and what the sweep offers, of every data set."""
+    """A line per data set: mean calibration error, ranking, and the best threshold of the sweep."""
     lines = []
     for name, row in datasets.items():
         if row["confidence"] is None:

@@ -1,14 +1,14 @@
-"""What a drafter learns from: the target's tapped layers and its last hidden state, for every token
-of a conversation.
+"""Features for training: the target's tapped layers and last hidden state, for every token of a
+sample.
 
-Hidden states, never logits: the vocabulary is only touched where a slot needs it. They come from
-the target as it runs beside the drafter, or from a cache, so that it runs once and not once an
-epoch.
+They are hidden states, never logits: a vocabulary product is computed only where a slot needs it.
+They come from the target, run beside the drafter, or from a cache, so that the target runs once and
+not once an epoch.
 
 A cache is a folder of `manifest.json` and shards of whole samples: safetensors with `taps` [tokens,
-m*H], `last` [tokens, H]. Which sample is in which shard follows from the lengths alone, so a killed
-writer goes on with the shards that are not there. The manifest names the file of samples, the
-target and the layers; reading refuses anything else.
+m*H], `last` [tokens, H]. Which sample is in which shard follows from the lengths alone, so a writer
+that was killed resumes with the missing shards. The manifest names the file of samples, the target
+and the layers; a reader refuses any other cache.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ MANIFEST = "manifest.json"
 SHARD_BYTES = 1 << 30
 _OPEN_SHARDS = 4
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-_ROOM_LEFT = 0.95  # of the free space that a cache may take
+_ROOM_LEFT = 0.95  # share of the free disk space that a cache may take
 
 
 class Features(NamedTuple):
-    """Of one conversation."""
+    """The features of one sample."""
 
     taps: Tensor  # [T, m*H]
     last: Tensor  # [T, H] after the final norm
 
 
 class FeatureSource(Protocol):
-    """Where features come from."""
+    """A source of features: the running target, or a cache."""
 
     def of(self, numbers: Sequence[int], samples: Sequence[Sample]) -> list[Features]:
         """The features of samples, in their order."""
 
 
 class OnlineFeatures:
-    """Runs the target, padded behind the end: a causal model does not see what comes later."""
+    """Runs the target, padded behind the end, which a causal model does not see."""
 
     def __init__(self, model: Any, layer_ids: tuple[int, ...]) -> None:
         self._model, self._layer_ids = model, layer_ids
@@ -77,7 +77,7 @@ class OnlineFeatures:
 class CachePlan:
     """What a cache holds and how large it gets; made before anything runs."""
 
-    samples: str  # digest of the file
+    samples: str  # digest of the file of samples
     num_samples: int
     num_tokens: int
     target: str  # fingerprint of the target
@@ -88,7 +88,7 @@ class CachePlan:
 
     @property
     def bytes_per_token(self) -> int:
-        """Of m taps and the last hidden state."""
+        """Bytes of m taps and the last hidden state."""
         width = self.hidden_size * (len(self.target_layer_ids) + 1)
         return width * _DTYPES[self.hidden_dtype].itemsize
 
@@ -97,7 +97,7 @@ class CachePlan:
         return self.num_tokens * self.bytes_per_token
 
     def members(self, shard: int) -> range:
-        """The samples of a shard."""
+        """Numbers of the samples in a shard."""
         ends = (*self.shards[1:], self.num_samples)
         return range(self.shards[shard], ends[shard])
 
@@ -148,9 +148,9 @@ def write_cache(
     source: FeatureSource,
     done: Callable[[int], None] | None = None,
 ) -> None:
-    """Writes the shards that are missing; `done` hears the number of samples that are there.
+    """Writes the missing shards; `done` is called with the number of samples written so far.
 
-    ConfigError where the folder holds another cache, or where the disk has no room for this one.
+    ConfigError if the folder holds another cache, or the disk has no room for this one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     manifest = folder / MANIFEST
@@ -182,7 +182,7 @@ def write_cache(
 
 
 class CachedFeatures:
-    """Reads what `write_cache` wrote; `expect` is the plan of the run that reads."""
+    """Reads what `write_cache` wrote. ConfigError if it is incomplete or does not fit `expect`."""
 
     def __init__(self, folder: Path, expect: CachePlan, samples: Samples) -> None:
         kept = read_manifest(folder)
@@ -240,8 +240,8 @@ def _shard(folder: Path, number: int) -> Path:
 
 
 def plan_for(settings: Settings, dtype: str) -> CachePlan:
-    """What the cache of a run will hold. Reads the target's config and the digests of its files, no
-    weight."""
+    """The plan of a run's cache. Reads the target's config and the digests of its files, no
+    weights."""
     folder = locate(settings.target)
     text, samples = text_config(folder), Samples(Path(settings.samples))
     samples.check_vocabulary(int(text.vocab_size))
@@ -255,7 +255,7 @@ def plan_for(settings: Settings, dtype: str) -> CachePlan:
 
 
 def make_cache(settings: Settings, plan: CachePlan, folder: Path) -> None:
-    """Writes what is missing of the cache, with a progress bar."""
+    """Writes the missing shards of a run's cache, with a progress bar."""
     device = pick_device(settings.device, key="device")
     target = load_target(
         settings.target,

@@ -1,11 +1,10 @@
-"""Does a drafter fit its target? Nothing in a file says how its taps were counted; what it makes of
-them does.
+"""Measures whether a drafter fits its target, and whether its taps are off by a layer or two.
 
-The target answers a few held prompts greedily; the drafter drafts at every place of the answers,
-from the layers that its file names and from those one and two before and after. Layers next to each
-other are much alike, so a counting that is off by one may cost few accepted tokens; but the answers
-are likelier from the layers that the drafter was trained on, at almost every place, and a paired
-comparison of places tells.
+A checkpoint does not say how its taps were counted, so drafts have to. The target answers a few
+held-out prompts greedily; the drafter drafts at every position of the answers, from the layers that
+its file names and from those one and two before and after. Neighbouring layers are much alike, so
+taps that are off by one may cost few accepted tokens. But the answers are likelier from the layers
+that the drafter was trained on, at almost every position, and a paired comparison shows it.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from dspark.training.rounds import entries_at
 
 NEW_TOKENS, PROMPTS = 48, 16
 HARDLY = 1.1  # accepted length, the target's own token included, below which a drafter is of no use
-SURE = 4.0  # standard errors of the mean gain from which other layers are taken for the right ones
-WORTH = 0.01  # nats a token that the gain must have
+SURE = 4.0  # standard errors that the gain must have for other layers to be the right ones
+WORTH = 0.01  # nats a token that the gain must have, too
 _SHIFTS = {-2: "two", -1: "one", 1: "one", 2: "two"}
 
 
 class Gain(NamedTuple):
-    """Of other layers over those of the file, at the same places: nats a token, and its standard
-    error."""
+    """The gain of other layers over those of the file, at the same positions: nats a token, and its
+    standard error."""
 
     nats: float
     error: float
@@ -43,19 +42,17 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """How a drafter does with the taps of its file, and by how much all of them shifted would do
-    better."""
+    """How well a drafter fits with the taps of its file, and what shifting all of them gains."""
 
     block: int
     taps: tuple[int, ...]
     accepted: float  # accepted length, greedy, the target's own token included
-    gains: Mapping[int, Gain]  # by layers that all taps are shifted
+    gains: Mapping[int, Gain]  # by the shift of all taps, in layers
     places: int
 
     @property
     def off_by(self) -> int | None:
-        """By how many layers the taps are off, if others are clearly the right ones, from which
-        drafts are accepted."""
+        """The shift that is clearly better and from which drafts are accepted; None if none is."""
         best = max(self.gains, key=lambda shift: self.gains[shift].nats, default=None)
         if best is None:
             return None
@@ -83,7 +80,7 @@ class Fit:
 
 @torch.inference_mode()
 def fit(target: LoadedTarget, drafter: Drafter, prompts: Sequence[Sequence[int]]) -> Fit:
-    """Of token ids of held prompts; the weights of both must not change."""
+    """Measures on held-out prompts (token ids); the weights of both must not change meanwhile."""
     size, taps = drafter.config.block_size, drafter.target_layer_ids
     last = len(decoder_layers(target.model)) - 1
     shifts = [
@@ -112,8 +109,8 @@ def fit(target: LoadedTarget, drafter: Drafter, prompts: Sequence[Sequence[int]]
 
 
 def held_prompts(target: LoadedTarget, count: int) -> list[list[int]]:
-    """First turns of the questions that come with the code; random ids for a target without a
-    tokenizer."""
+    """Up to `count` prompts: first turns of the built-in questions, or random ids for a target
+    without a tokenizer."""
     if (target.folder / TOKENIZER_NAME).is_file():
         files = sorted(BUILT_IN.glob("*.jsonl"))
         each = -(-count // len(files))
@@ -126,14 +123,12 @@ def held_prompts(target: LoadedTarget, count: int) -> list[list[int]]:
 
 
 class _Drafted(NamedTuple):
-    accepted: Tensor  # [A] slots that say what the text says, up to the first that does not
-    likelihood: (
-        Tensor  # [A] log-likelihood of the text's tokens by their slots, mean over the block
-    )
+    accepted: Tensor  # [A] slots whose greedy draft is the text's token, up to the first other
+    likelihood: Tensor  # [A] log-likelihood of the text's tokens, mean over the block
 
 
 def _answer(model: Any, ids: Sequence[int], room: int) -> Tensor:
-    """[1, T]: prompt and greedy answer. Answers that would end go on."""
+    """Prompt and greedy answer, [1, T]; the answer does not end at stop tokens."""
     count = max(NEW_TOKENS, 2 * room)
     prompt = torch.tensor([list(ids)], device=model.device)
     out: Tensor = model.generate(
@@ -150,7 +145,7 @@ def _answer(model: Any, ids: Sequence[int], room: int) -> Tensor:
 def _features(
     model: Any, text: Tensor, taps: tuple[int, ...], shifts: Sequence[int]
 ) -> dict[int, Tensor | None]:
-    """[T, m*H] of the layers at every shift, from one pass."""
+    """The taps [T, m*H] at every shift, from one pass; None for a drafter without taps."""
     if not taps:
         return dict.fromkeys(shifts)
     layers = tuple(sorted({tap + shift for tap in taps for shift in shifts}))
@@ -160,8 +155,8 @@ def _features(
 
 
 def _drafted(drafter: Drafter, features: Tensor | None, ids: Tensor, anchors: Tensor) -> _Drafted:
-    """Blocks at all anchors of one text, slot by slot told the text's own tokens: right up to the
-    first wrong draft."""
+    """Drafts blocks at all anchors of one text. Every slot is fed the text's own token before it,
+    which is the draft up to the first wrong one."""
     entries, rows = entries_at(drafter, features=features, token_ids=ids, anchors=anchors)
     size = drafter.config.block_size
     proposal = drafter.propose(
@@ -180,7 +175,7 @@ def _drafted(drafter: Drafter, features: Tensor | None, ids: Tensor, anchors: Te
         chances = (
             torch.log_softmax(logits.float(), dim=-1).gather(-1, wanted.unsqueeze(-1)).squeeze(-1)
         )
-        # a token that the head cannot say has none
+        # a token outside the head's vocabulary has likelihood 0
         likelihood += chances.clamp(min=-20.0).cpu() / size
     return _Drafted(accepted, likelihood)
 

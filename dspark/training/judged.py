@@ -1,5 +1,5 @@
-"""Rounds at every place of many answers, to be played under any prefix rule, and those that
-calibration is made of."""
+"""Blocks judged at every position of many answers, to be played as rounds under any prefix rule,
+and the rounds that calibration is fitted on."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from dspark.training.asked import DatasetPrompt, TargetText, answers
 from dspark.training.reliability import Floats, Ints
 from dspark.types import Rule
 
-PIECE = 24  # prompts that are asked at one time
+PIECE = 24  # prompts whose answers are generated together
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One answer, judged at every new token of it."""
+    """One answer, with a judged block at every new token."""
 
     answer: TargetText
-    accepted: Ints  # [A]
+    accepted: Ints  # [A] slots
     confidence: Floats  # [A, k] logits
 
     def play(self, lengths: Sequence[int], new_tokens: int) -> list[rounds.Played]:
-        """Its rounds, with so many slots verified at each anchor."""
+        """The rounds of this answer, with lengths[i] slots verified at the i-th anchor."""
         return rounds.play(
             [*self.accepted.tolist(), 0], [*lengths, 0], self.answer.ends, new_tokens
         )
@@ -40,13 +40,13 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Plays a drafter on its target's own answers."""
+    """Judges a drafter's blocks on its target's own answers."""
 
     target: LoadedTarget
     drafter: Drafter
     new_tokens: int  # of an answer, at most
-    cut: int | None  # entries of q
-    keep: Path | None = None  # folder of the target's answers, for the next drafter
+    cut: int | None  # entries that q is cut to; None: uncut
+    keep: Path | None = None  # folder that keeps the target's answers for the next drafter
 
     @property
     def size(self) -> int:
@@ -56,7 +56,7 @@ class Judge:
     def answers(
         self, asked: Sequence[DatasetPrompt], temperature: float, rule: Rule, seed: int
     ) -> Iterator[TargetText]:
-        """With room for a block and one token after the last anchor."""
+        """The target's answers, with room for a block and one token after the last anchor."""
         return answers(
             self.target,
             asked,
@@ -71,7 +71,7 @@ class Judge:
     def texts(
         self, drawn: Iterable[TargetText], temperature: float, rule: Rule, seed: int
     ) -> Iterator[Text]:
-        """The answers, judged; one after another."""
+        """Judges the answers, one after another."""
         generator = torch.Generator().manual_seed(seed)
         for answer in drawn:
             start = len(answer.question.ids)
@@ -98,9 +98,9 @@ class JudgedRounds(NamedTuple):
 
 
 def whole_blocks(texts: Iterable[Text], size: int, new_tokens: int) -> JudgedRounds:
-    """All rounds of the texts, blocks verified whole.
+    """All rounds of the texts, with blocks verified whole.
 
-    A round that ended its text is left out: what its later slots were worth was never seen.
+    A round that ended its text is left out: whether its later slots were right is unknown.
     """
     scores, kept = [], []
     for text in texts:
@@ -113,10 +113,10 @@ def whole_blocks(texts: Iterable[Text], size: int, new_tokens: int) -> JudgedRou
 
 @dataclass(frozen=True, slots=True)
 class RoundSource:
-    """Where the rounds of one calibration come from.
+    """Plays the rounds of one calibration.
 
-    Answers are drawn once for both ratio rules, which leave the target's distribution alone and say
-    nothing of its noise.
+    Answers are generated once for both ratio rules: unlike `coupled`, neither fixes the noise that
+    answers are drawn with.
     """
 
     judge: Judge
@@ -129,18 +129,18 @@ class RoundSource:
         half: int,
         name_of_rule: RuleName,
         temperatures: Sequence[float],
-        names: Sequence[str],  # of the prompts
-        told: Callable[[int], None],  # counts prompts done
+        names: Sequence[str],  # of the files of prompts
+        told: Callable[[int], None],  # called with a number of prompts that are done
     ) -> JudgedRounds:
-        """Of every second prompt, from the `half`-th on, at all temperatures."""
+        """The rounds of every second prompt, from the `half`-th on, at all temperatures."""
         judge, rule, parts = self.judge, Rule[name_of_rule.upper()], []
         for temperature in temperatures:
             for name in names:
-                # Prompts of like length side by side: a row that is longer is fed token by token.
+                # Prompts of similar length together: the rest of a longer one is fed by tokens.
                 its = sorted(self.asked[name][half::2], key=lambda question: len(question.ids))
                 for first in range(0, len(its), PIECE):
                     piece = its[first : first + PIECE]
-                    # Texts of the halves, pieces and temperatures are drawn apart.
+                    # Every half, piece and temperature has a seed of its own.
                     seed = 2 * (self.seed + 1009 * round(1000 * temperature) + 7 * first) + half
                     place = (name, half, first, rule is Rule.COUPLED, temperature)
                     if place not in self.drawn:
