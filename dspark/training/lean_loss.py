@@ -1,12 +1,12 @@
-"""The loss whose terms `training/loss.py` says, without ever holding [slots, V] for all slots.
+"""The loss that `training/loss.py` defines, computed without a tensor [slots, V] of all slots.
 
-Rows that do not count are dropped before the vocabulary is touched. The rest go through in
-slices small enough for the cache: logits, both softmaxes, the loss and its gradient with
-respect to the slice are finished before the next slice starts, so the backward pass only
-scales what is already there. Slots of several blocks that stand at one position of the text
-share one softmax of the target. A frozen vocabulary head is neither copied nor differentiated; one
-that is trained gets its gradient slice by slice. A head of fewer tokens than the target's is
-judged against the whole distribution all the same: what it cannot say is distance, and no label.
+Rows that do not count are dropped before any product with the vocabulary. The rest are computed in
+slices small enough for the processor's cache: logits, both softmaxes, the loss and its gradient are
+finished before the next slice starts, so the backward pass only scales stored gradients. Slots of
+several blocks at one position of the text share one softmax of the target. A frozen vocabulary head
+is neither copied nor differentiated; a trained one gets its gradient slice by slice. A head of
+fewer tokens than the target's is compared with the whole distribution: the target's probability of
+missing tokens adds to the L1 distance, and a missing token is no label.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dspark.training.anchors import Labels, slots_after
 from dspark.training.loss import LossSums, LossWeights, slot_weights, sum_terms
 
 SLICE_ROWS = 384  # [384, V] in fp32 stays in the third-level cache for small vocabularies
-SLICE_NUMBERS = 1 << 22  # and for large ones a slice is at most so many numbers, 16 MiB
-DEVICE_SLICE_NUMBERS = 1 << 26  # elsewhere than on a CPU, where small products are slow: 256 MiB
+SLICE_NUMBERS = 1 << 22  # most numbers of a slice, for large vocabularies: 16 MiB
+DEVICE_SLICE_NUMBERS = 1 << 26  # the same on a GPU, where small products are slow: 256 MiB
 
 
 class LeanLoss(NamedTuple):
-    """`objective` has the gradient; the sums are what is divided by and what is logged."""
+    """The loss of a batch: `objective` has the gradient, `sums` the denominator and the log."""
 
     objective: Tensor  # [] sum of w m (alpha_ce ce + alpha_l1 l1 + alpha_conf bce), not yet divided
     sums: LossSums
@@ -39,12 +39,13 @@ def lean_block_loss(
     hidden: Tensor,  # [A, k, H] from forward_hidden
     input_ids: Tensor,  # [T]
     anchors: Tensor,  # [A]
-    labels: Labels,  # of these
+    labels: Labels,  # of these anchors
     last_hidden: Tensor,  # [T, H] of the target, final-normed
     target_head: Tensor,  # [V, H] the target's output head
     weights: LossWeights,
 ) -> LeanLoss:
-    """Sums over every slot that counts; divide `objective` by the (global) denominator."""
+    """The loss of blocks: sums over every slot that counts; divide `objective` by the (global)
+    denominator."""
     target_ids, eval_mask = labels
     size = target_ids.shape[-1]
     slot = slot_weights(size, weights.decay, device=hidden.device).expand(target_ids.shape)
@@ -54,8 +55,8 @@ def lean_block_loss(
     embedded = head.embed(input_ids[places])
     codes = head.codes(embedded, hidden)
     confidence = drafter.confidence_of(hidden, embedded)
-    # [U] positions of the text, and for each of the R rows which of them; rows go through in that
-    # order.
+    # Positions [U] of the text, and for each of the R rows the index of its position; rows are
+    # computed in that order.
     positions, row_of = torch.unique(places[eval_mask], return_inverse=True)
     order = row_of.argsort(stable=True)
     mixed, *terms = lean_terms(
@@ -85,7 +86,7 @@ def lean_block_loss(
 
 
 def dense(mask: Tensor, values: Tensor) -> Tensor:
-    """The values where the mask is, 0 elsewhere."""
+    """Scatters values to the true places of a mask, 0 elsewhere: float32, of its shape."""
     return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
 
 
@@ -98,8 +99,7 @@ def lean_terms(
     target_ids: Tensor,  # [R]
     scale: Tensor,  # [R] weight of each row
     weights: LossWeights,
-    wanted_row: Tensor
-    | None = None,  # [R] ascending, which of `wanted` judges a row; None: U = R, each its own
+    wanted_row: Tensor | None = None,  # [R] ascending, index of a row's `wanted`; None: its own
     codes: Tensor | None = None,  # [R, r] of the sequential head
     markov_w2: Tensor | None = None,  # [Vd, r]
     softcap: float | None = None,  # c: base logits of both are c tanh(z / c)
@@ -107,8 +107,8 @@ def lean_terms(
     # cross-entropy against the target's whole distribution in place of the token
     soft_labels: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(sum of scale (alpha_ce ce + alpha_l1 l1) with its gradient, ce [R], l1 [R] without), of any
-    rows."""
+    """Terms of R rows: (sum of scale (alpha_ce ce + alpha_l1 l1) with its gradient; ce [R] and l1
+    [R] without)."""
     if wanted_row is None:
         wanted_row = torch.arange(len(wanted), device=wanted.device)
     labels = None if soft_labels else target_ids
@@ -162,7 +162,7 @@ class _SlicedLoss(torch.autograd.Function):
             grad_head = (
                 torch.zeros_like(lm_head, dtype=torch.float32) if ctx.needs_input_grad[3] else None
             )
-            # Numbers a row takes: its own logits, and its share of the target's.
+            # Numbers that a row takes: its own logits or its share of the target's.
             width = max(len(lm_head), len(target_head) * len(wanted) // max(1, len(scale)))
             step = (
                 min(SLICE_ROWS, SLICE_NUMBERS // width)
@@ -186,7 +186,7 @@ class _SlicedLoss(torch.autograd.Function):
                 logits = base
                 if bias is not None:
                     added = (bias[0][part] @ bias[1].t()).float()
-                    # A cap's gradient needs the base logits once more.
+                    # The gradient of the cap needs the base logits again.
                     logits = base.add_(added) if softcap is None else base + added
                 hard, soft = weights.ce * scale[part], weights.l1 * scale[part]
                 if said is not None:
@@ -208,7 +208,7 @@ class _SlicedLoss(torch.autograd.Function):
                     _add_product(grad_head, grad, rows[part])
         if said is not None:
             ce *= said
-        # Kept by nobody else, so that they can be scaled in place and handed on without a copy.
+        # No other references exist, so `backward` may scale these in place and return them.
         ctx.grads = [grad_rows, grad_codes, grad_w2, grad_head]
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in given]
         ctx.mark_non_differentiable(ce, l1)
@@ -230,8 +230,8 @@ class _SlicedLoss(torch.autograd.Function):
 def _places(
     target_ids: Tensor | None, kept: Tensor | None, size: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """ids [R] -> rows of the head that say them [R], 0 where none does, and whether one does [R];
-    None: all do."""
+    """ids [R] -> (their rows in the head [R], 0 where there is none; whether there is one [R], None
+    if there always is)."""
     if target_ids is None or kept is None:
         return target_ids, None
     places = target_ids.new_full((size,), -1)
@@ -249,15 +249,15 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """In place."""
+    """c tanh(logits / c), in place; None: unchanged."""
     return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
 def _terms(
     *, logits: Tensor, probs: Tensor, labels: Tensor | None, hard: Tensor, soft: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """logits, probs [R, Vd], labels [R] or None for probs, weights of both terms [R] -> (ce [R], l1
-    [R], d(weighted terms)/d logits [R, Vd]); `probs` is used up.
+    """logits, probs [R, Vd], labels [R] (None: probs), weights of both terms [R] -> (ce [R], l1
+    [R], d(weighted terms)/d logits [R, Vd]); `probs` is overwritten.
 
     d ce = p_d - onehot(x), or p_d sum p_t - p_t; d l1 = p_d (s - sum s p_d) with s = sign(p_d -
     p_t).

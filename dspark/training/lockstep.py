@@ -1,7 +1,7 @@
-"""Many sequences generated side by side: every row is at the same position, so nothing is padded.
+"""Generates many sequences in a batch: every row is at the same position, so nothing is padded.
 
-What is left of the longer prompts is fed step by step while the shorter ones already sample. No row
-ends early.
+The rest of a longer prompt is fed token by token while shorter ones already sample. No row ends
+early.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from dspark.model.target import beyond_keys, cache_argument, returned_cache, tak
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[misc]
-    """Keys and values in buffers that are allocated once: appending copies the new rows only."""
+    """A cache layer in buffers that are allocated once: appending copies the new rows only."""
 
     def __init__(self, room: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """keys, values [B, Hkv, T, hd] of the next T positions -> all of them so far."""
+        """Appends keys and values [B, Hkv, T, hd] of the next T positions; returns all so far."""
         batch, heads, new, size = key_states.shape
         if not self.filled:
             self.whole = key_states.new_empty(2, batch, heads, self.room, size)
@@ -39,8 +39,8 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
 
 
 def _held(model: Any, total: int) -> Cache | None:
-    """Room for keys and values; None where layers keep more than those, for which a model makes its
-    own."""
+    """A cache of `total` positions; None for a model that keeps more than keys and values, which
+    makes its own."""
     if beyond_keys(model) is not None:
         return None
     cache = DynamicCache()
@@ -51,8 +51,7 @@ def _held(model: Any, total: int) -> Cache | None:
 
 
 def drawn(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
-    """One token per row of logits [B, V]: the largest where the temperature is 0, else a draw at
-    it. [B]"""
+    """Tokens [B] of logits [B, V]: the likeliest where the temperature is 0, else a draw at it."""
     probs = torch.softmax(
         logits.float() / torch.where(temperatures > 0, temperatures, 1.0).unsqueeze(-1), dim=-1
     )
@@ -72,8 +71,7 @@ def generate(
 ) -> Tensor:
     """Continues every prompt to `total` tokens: ids [B, total].
 
-    `pick` draws in place of the temperatures: logits [B, V] and the position they are for -> ids
-    [B].
+    `pick` draws instead of the temperatures: logits [B, V] and their position -> ids [B].
     """
     batch, given = len(prompts), min(map(len, prompts))
     ids = torch.zeros(batch, total, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""The three terms a drafter is trained on.
+"""The three terms of a drafter's training loss.
 
 With p_d the draft distribution (sequential bias included), p_t the target distribution, both at
 temperature 1, m_k the slot mask and w_k = exp(-(k-1)/decay):
@@ -7,9 +7,9 @@ temperature 1, m_k the slot mask and w_k = exp(-(k-1)/decay):
     L_l1   = sum w m |p_d - p_t|_1 / sum w m          in [0, 2], no factor 1/2
     L_conf = sum w m BCE(sigmoid(z), c*) / sum w m    c* = 1 - |p_d - p_t|_1 / 2, no gradient
 
-c* is the exact chance that speculative sampling accepts the slot, so it is also what the
-logged acceptance is made of. Numerators and the denominator leave this file apart, so that a
-trainer can add denominators over ranks and micro-batches before dividing.
+c* is the exact chance that speculative sampling accepts the slot, so the logged acceptance is
+computed from it, too. Numerators and the denominator are returned apart, so that a trainer can add
+denominators over ranks and micro-batches before dividing.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-_TINY = 1e-6  # keeps figures of no slot finite
+_TINY = 1e-6  # keeps figures finite where no slot counts
 
 
 class LossWeights(NamedTuple):
-    """How the terms mix; the defaults are DSpark's."""
+    """Weights of the terms; the defaults are DSpark's."""
 
     ce: float = 0.1
     l1: float = 0.9
@@ -65,7 +65,7 @@ def sum_terms(
     weights: Tensor,  # [..., k] w m
     eval_mask: Tensor,  # [..., k]
 ) -> LossSums:
-    """From per-slot terms to sums and logged figures."""
+    """Sums the terms of slots, and what is logged of them."""
     accepted = acceptance(l1)
     confidence = error = torch.zeros((), device=ce.device)
     if confidence_logits is not None:
@@ -84,12 +84,12 @@ def sum_terms(
 
 
 def acceptance(l1: Tensor) -> Tensor:
-    """c*, without gradient."""
+    """c* of slots from their l1, without gradient."""
     return (1 - 0.5 * l1.detach()).clamp(0, 1)
 
 
 def block_sums(accepted: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """What is logged of the slots [..., k] of blocks; those that count are a run from slot 1."""
+    """Logged sums over blocks [..., k]; the slots that count (`mask`) are a run from slot 1."""
     mask = mask.flatten(0, -2)
     valid = accepted.flatten(0, -2) * mask
     tau = (1 + valid.cumprod(dim=-1).sum(dim=-1))[mask[:, 0]].sum()
@@ -102,7 +102,7 @@ def block_sums(accepted: Tensor, mask: Tensor) -> dict[str, Tensor]:
 
 
 def figures(sums: LossSums) -> dict[str, float]:
-    """What a training log shows; slot numbers are 0-based."""
+    """The figures of a training log; slot numbers are 0-based."""
     sums = LossSums(*(value.detach() for value in sums))
     over = float(sums.denominator) + _TINY
     supervised = max(float(sums.slots.sum()), 1.0)

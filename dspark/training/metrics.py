@@ -1,4 +1,4 @@
-"""What rounds amount to, by the papers' definitions. Pure numbers.
+"""Figures of rounds, by the papers' definitions. Pure functions.
 
 tau is emitted tokens over rounds, pooled over all texts: the target's own token counts, the
 prefill's does not. `survival[j]` is the share of the rounds that drafted more than j slots which
@@ -22,7 +22,7 @@ from dspark.training.rounds import Played
 
 
 def figures(rounds: Sequence[Played], size: int) -> dict[str, Any]:
-    """Of rounds of any texts; `size` is the drafter's block."""
+    """Figures of rounds of any texts; `size` is the drafter's block size."""
     count = len(rounds)
     emitted, drafted = sum(made.emitted for made in rounds), sum(made.drafted for made in rounds)
     survival, conditional, before = [], [], 1.0
@@ -47,7 +47,7 @@ def figures(rounds: Sequence[Played], size: int) -> dict[str, Any]:
 def interval(
     by_text: Sequence[Sequence[Played]], seed: int = 0, draws: int = 500
 ) -> tuple[float, float]:
-    """95 % of tau over texts drawn anew: rounds of one text are not independent."""
+    """95 % interval of tau, by a bootstrap of texts: rounds of one text are not independent."""
     emitted = np.array([sum(made.emitted for made in rounds) for rounds in by_text])
     counts = np.array([len(rounds) for rounds in by_text])
     if not counts.sum():
@@ -59,8 +59,8 @@ def interval(
 
 
 def above(confidence: Floats, threshold: float) -> list[int]:
-    """Of blocks [A, k] the slots before the first whose own confidence is strictly below the
-    threshold [A]."""
+    """confidence [A, k] -> number of slots before the first that is strictly below the threshold,
+    [A]."""
     lengths: list[int] = np.cumprod(~(confidence < threshold), axis=1).sum(axis=1).tolist()
     return lengths
 
@@ -68,8 +68,8 @@ def above(confidence: Floats, threshold: float) -> list[int]:
 def played(
     texts: Sequence[Text], new_tokens: int, fit: SlotFit | None, threshold: float = 0.0
 ) -> list[list[Played]]:
-    """Rounds of every text, blocks cut where confidence, calibrated by `fit` or not, is below a
-    threshold; 0: whole."""
+    """Rounds of every text, blocks cut at the first confidence below the threshold (0: whole),
+    calibrated by `fit` or raw (None)."""
     made = []
     for text in texts:
         told = reliability.sigmoid(text.confidence if fit is None else fit.logits(text.confidence))
@@ -80,8 +80,7 @@ def played(
 def confidence(
     texts: Sequence[Text], size: int, new_tokens: int, fit: SlotFit | None
 ) -> dict[str, Any] | None:
-    """How good the confidence is, raw and calibrated, by slot; None where no block was verified
-    whole."""
+    """Quality of the confidence by slot, raw and calibrated; None if no whole block was judged."""
     logits, accepted = whole_blocks(texts, size, new_tokens)
     if not len(accepted):
         return None
@@ -92,8 +91,7 @@ def confidence(
 
 
 def loops(text: Text, new_tokens: int, length: int = 8) -> bool:
-    """Whether a run of so many tokens comes twice in an answer: what repeats itself is easy to
-    draft."""
+    """Whether an answer repeats a run of `length` tokens: repeated text is easy to draft."""
     start = len(text.answer.question.ids)
     ids = text.answer.ids[0, start : start + text.answer.anchors].tolist()[:new_tokens]
     runs = [tuple(ids[n : n + length]) for n in range(len(ids) - length + 1)]
@@ -127,7 +125,7 @@ def sweep(
 
 
 def plain(value: Any) -> Any:
-    """The same with null where a figure does not exist: JSON has no NaN."""
+    """The value with None in place of NaN, which JSON does not have."""
     if isinstance(value, dict):
         return {name: plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

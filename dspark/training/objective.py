@@ -1,8 +1,8 @@
 """The loss of one batch, by family. All give the same kind of sums, so one trainer serves them all.
 
-DSpark, DFlash   blocks at drawn anchors, packed: only real anchors, only their own text
-(`lean_loss`) Eagle3, MTP      the chain unrolled over the whole text; MTP-1 learns its first step
-only (`eagle3_loss`) language model   every supervised token (`language_loss`)
+DSpark, DFlash   blocks at drawn anchors, packed: real anchors only, each in its text (`lean_loss`)
+Eagle3, MTP      the chain unrolled over the whole text; MTP-1: its first step (`eagle3_loss`)
+language model   every supervised token (`eagle3_loss`)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def batch_loss(
     decay: float,
     key: Sequence[int],
 ) -> LeanLoss:
-    """Sums over a batch, not divided. `anchors` of a conversation are drawn by (key, its number):
+    """Sums over a batch, not divided. A conversation's `anchors` are drawn by (key, its number), so
     neither the pieces of a step nor its workers change them."""
     if isinstance(drafter, BlockDrafter):
         return _blocks(drafter, batch, target_head, anchors, decay, key)
@@ -47,7 +47,7 @@ def batch_loss(
 
 
 def own_weights(config: DrafterConfig) -> LossWeights:
-    """How a family mixes its terms; all but DSpark learn from one."""
+    """The loss weights of a family; all but DSpark use the cross-entropy alone."""
     return LossWeights() if config.family == "dspark" else DFLASH_WEIGHTS
 
 
@@ -69,7 +69,7 @@ def _blocks(
     where, starts, target_ids, eval_mask = (
         torch.cat(column) for column in zip(*parts, strict=True)
     )
-    if not len(where):  # a batch that teaches nothing still has a gradient, of zeros
+    if not len(where):  # a batch without anchors still has a gradient, of zeros
         where = starts = where.new_zeros(1)
         target_ids, eval_mask = where.new_zeros(1, size), eval_mask.new_zeros(1, size)
     hidden = drafter.forward_hidden(
@@ -89,8 +89,7 @@ def _blocks(
 
 
 def add_sums(parts: Sequence[LossSums]) -> LossSums:
-    """Sums of several pieces, from the left: the same numbers in the same order give the same
-    sum."""
+    """Adds the sums of pieces from left to right, so that the result is reproducible."""
     return LossSums(*(sum(values[1:], start=values[0]) for values in zip(*parts, strict=True)))
 
 

@@ -1,7 +1,7 @@
-"""How weights move: the published AdamW recipe, or Muon for matrices, which gets further in few
-steps.
+"""Optimisers and rate schedules: the published AdamW recipe, or Muon for matrices, which learns
+more in few steps.
 
-Weights and optimiser states are fp32 whatever the products are computed in. Optimisers go by name,
+Weights and optimiser states are fp32 whatever the precision of products. Optimisers are named
 `muon` and `adamw`.
 """
 
@@ -17,14 +17,14 @@ from torch.optim import AdamW, Optimizer
 
 from dspark.training.settings import Settings
 
-_LEVEL = 0.4  # of the run, before the linear schedule falls
+_LEVEL = 0.4  # share of the run after which the linear schedule falls
 _INNER = ("layers.", "stages.", "fc.", "eh_proj.")
-_A, _B, _C = 3.4445, -4.7750, 2.0315  # the quintic of the original, steepest at zero
+_A, _B, _C = 3.4445, -4.7750, 2.0315  # coefficients of the original's quintic, steepest at zero
 _ITERATIONS = 5
 
 
 def make_optimisers(drafter: nn.Module, settings: Settings) -> dict[str, Optimizer]:
-    """Those of a drafter's run. Embeddings and heads are no matrices in Muon's sense."""
+    """The optimisers of a run, by name. Muon takes no embeddings and no heads."""
     trained = {name: p for name, p in drafter.named_parameters() if p.requires_grad}
     if settings.optimizer == "adamw":
         return {"adamw": AdamW(trained.values(), lr=settings.rate, weight_decay=0.0)}
@@ -39,7 +39,7 @@ def make_optimisers(drafter: nn.Module, settings: Settings) -> dict[str, Optimiz
 def set_step(
     optimisers: Mapping[str, Optimizer], settings: Settings, step: int, steps: int
 ) -> None:
-    """Sets the rates of a step of a drafter's run."""
+    """Sets the learning rates of one of a run's `steps`."""
     share = (cosine if settings.schedule == "cosine" else linear)(
         step, steps, round(settings.warmup * steps)
     )
@@ -66,9 +66,9 @@ class Muon(Optimizer):
     """Nesterov momentum, orthogonalised; steps are scaled by sqrt(max(1, rows / columns)) (Jordan
     et al., 2024).
 
-    In fp32, matrices of one shape side by side: the library's own takes bf16 and one matrix at a
-    time, which on a processor without bf16 units costs more than the forward and backward passes
-    together.
+    It computes in fp32, matrices of one shape in a batch. PyTorch's own takes bf16 and one matrix
+    at a time, which on a processor without bf16 units costs more than the forward and backward
+    passes together.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Evaluation prompts that training text has seen: counted, and left out.
+"""Counts evaluation prompts that overlap with training text, and leaves them out.
 
-Two texts overlap where they share a run of `RUN` words; a prompt that is shorter counts as one run.
+Two texts overlap if they share a run of `RUN` words; a shorter prompt counts as one run.
 Words are compared in lower case without punctuation, and every number is the same word: a worksheet
 with other figures is the same text.
 """
@@ -38,8 +38,8 @@ def separate(
     """Counts, for each file of prompts, the rows that share a run with the training files; `out`
     gets the others.
 
-    Rows have any shape that `split` reads; of training rows every turn counts. ConfigError where a
-    file holds a row that is no text, or where two files of prompts have one name.
+    Rows have any shape that `split` reads, and every turn of a row counts. ConfigError if a row is
+    no text, or if two files of prompts have one name.
     """
     names = [path.name for path in prompts]
     if len(set(names)) < len(names):
@@ -82,7 +82,7 @@ def separate(
 
 
 def _marks(words: Sequence[str]) -> Iterable[Run]:
-    """The runs that a prompt is known by."""
+    """The runs of a prompt that are searched for."""
     return runs_of(words, min(RUN, len(words))) if words else ()
 
 

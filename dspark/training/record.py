@@ -1,4 +1,4 @@
-"""What a run leaves behind for people: a CSV of its losses, a curve, and a progress bar."""
+"""The record of a training run: a CSV log of its losses, a plot of them, and a progress bar."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -26,14 +26,14 @@ def progress(*, shown: bool = True) -> Progress:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
-        console=Console(stderr=True),  # what a command prints is its result
+        console=Console(stderr=True),  # stdout is for a command's result
         disable=not shown,
     )
 
 
 class Log:
-    """Rows of numbers by step; a resumed run continues the file it finds. Numbers are written so
-    that they read back equal to the bit."""
+    """A CSV log with a row of numbers per logged step; a resumed run appends to it. Numbers read
+    back bit for bit."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,8 +48,8 @@ class Log:
             writer.writerow(repr(float(value)) for value in values.values())
 
     def keep_until(self, step: int) -> None:
-        """Drops what a killed run wrote after its last state, a torn line included: those steps
-        come again."""
+        """Drops rows after `step` and a torn last line: a resumed run repeats the steps after its
+        last state."""
         if not self.path.exists():
             return
         lines = self.path.read_text(encoding="utf-8").split("\n")
@@ -70,15 +70,15 @@ class Log:
         return {key: [float(row[key]) for row in rows] for key in (rows[0] if rows else {})}
 
     def last(self) -> dict[str, float]:
-        """The figures of the last row, those that it has."""
+        """The figures of the last row, without those that are NaN."""
         return {
             name: values[-1] for name, values in self.read().items() if values[-1] == values[-1]
         }
 
 
 def draw(log: Log, panes: Mapping[str, Sequence[str]], path: Path) -> None:
-    """The columns of every pane, by its name, against the step; those a log does not have are left
-    out."""
+    """Plots the columns of each pane, by its name, against the step; columns missing from the log
+    are left out."""
     values = log.read()
     figure, axes = plots.panels(len(panes), (5.5, 4))
     for pane, (name, columns) in zip(axes, panes.items(), strict=True):
@@ -88,7 +88,7 @@ def draw(log: Log, panes: Mapping[str, Sequence[str]], path: Path) -> None:
                 for x, y in zip(values["step"], values.get(column, ()), strict=False)
                 if y == y
             ]
-            if shown:  # a figure that is there now and then is marked where it is
+            if shown:  # a figure that some rows lack is plotted with markers
                 marker = "" if len(shown) == len(values["step"]) else "."
                 pane.plot(
                     *zip(*shown, strict=True),

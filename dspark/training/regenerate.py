@@ -1,11 +1,10 @@
-"""Answers of the target itself, through a running cell: a drafter learns to speak as its target
-does.
+"""Generates the target's own answers to prompts through a running cell, as text to train on.
 
-The output has one row for every prompt row, in their order, each written once: rows are asked for a
-window at a time, finished ones wait for those before them, and only a complete beginning of the
-file is ever on the disk. A run that is killed goes on where the file ends. Every answer has a seed
-of its own (of the run's seed, row and turn), so where it was killed changes nothing. Failures that
-may pass are retried; a row that can never be answered is written as such.
+The output has one row for every prompt row, in their order, each written once: rows are requested a
+window at a time, finished ones wait for those before them, and the file on disk is always a
+complete beginning of the output. A run that was killed resumes where the file ends. Every answer
+has a seed of its own (of the run's seed, row and turn), so an interruption changes no answer.
+Failures that may be temporary are retried; a row that can never be answered is written as failed.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from dspark.training.disk import RowFile, check_same_run, content_digest, read_r
 from dspark.training.settings import RegenerationSettings
 from dspark.training.split import conversation_of
 
-# rows in flight or waiting for an earlier one, for each answer that runs at the same time
+# rows in progress or waiting for an earlier one, for each answer that runs at the same time
 WINDOW = 4
-PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # before asking again what failed
+PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # before a retry
 
 
 Told = TypeVar("Told")
@@ -52,10 +51,10 @@ async def regenerate(
     asking: RegenerationSettings,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Answers every row of `prompts` into `out`; returns counts.
+    """Answers every row of `prompts` and writes the rows to `out`; returns counts.
 
-    ConfigError where `out` was begun with other prompts or settings; Unavailable when the cell
-    stayed away longer than the patience: run it again later.
+    ConfigError if `out` was begun with other prompts or settings. If the cell does not answer for
+    longer than `patience_s`, the last failure (Unavailable, say) is raised: run it again later.
     """
     rows = list(read_rows(prompts))
     info = await _patiently(client.model_info, asking.patience_s)
@@ -88,7 +87,7 @@ async def regenerate(
         finally:
             for task in running:
                 task.cancel()
-            # the first failure is on its way already
+            # the first failure is being raised already
             await asyncio.gather(*running, return_exceptions=True)
     return {
         "rows": done,
@@ -100,7 +99,7 @@ async def regenerate(
 
 
 class _Asker:
-    """Asks for the answers in rows, for so many at a time as may be."""
+    """Requests the answers of rows, at most `concurrency` rows at a time."""
 
     def __init__(
         self, client: AsyncClient, info: ModelInfo, chat: Chat, asking: RegenerationSettings
@@ -109,7 +108,7 @@ class _Asker:
         self._free = asyncio.Semaphore(asking.concurrency)
 
     async def row(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The row as it is written."""
+        """The row to write: with its answers, or with the reason why it failed."""
         async with self._free:
             try:
                 turns = await self._conversation(number, row)
@@ -156,8 +155,8 @@ class _Asker:
 
 
 async def _patiently(ask: Callable[[], Awaitable[Told]], patience_s: float) -> Told:
-    """Asks again, ever more rarely, while the cell is away or full; after the patience the failure
-    itself is raised."""
+    """Retries, with growing pauses, while the cell is unreachable or full; raises the failure when
+    the patience is over."""
     deadline, pause = time.monotonic() + patience_s, PAUSE_S
     while True:
         try:
@@ -176,7 +175,7 @@ def _answered(task: asyncio.Task[dict[str, Any]]) -> bool:
 
 
 def _answers(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The answers in a finished row; one that failed keeps what it came with, whatever that is."""
+    """The generated answers of a finished row; none of a failed one, which keeps its old turns."""
     if row["status"] != "success":
         return []
     return [
@@ -185,14 +184,13 @@ def _answers(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _seed(seed: int, row: int, turn: int) -> int:
-    """Of one answer: 63 bits."""
+    """The seed of one answer, 63 bits."""
     digest = hashlib.sha256(f"{seed}/{row}/{turn}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def _rows_done(out: Path, rows: Sequence[Mapping[str, Any]]) -> int:
-    """How many rows are answered; refuses a file whose rows are not the beginning of the
-    prompts."""
+    """Number of rows in `out`; ConfigError if they are not the beginning of the prompts."""
     done = 0
     for row in read_rows(out):
         if done >= len(rows) or row.get("id") != rows[done].get("id"):
@@ -206,8 +204,8 @@ def _rows_done(out: Path, rows: Sequence[Mapping[str, Any]]) -> int:
 def _check_same_run(
     out: Path, prompts: Path, asking: RegenerationSettings, info: ModelInfo
 ) -> None:
-    """A file is continued with the prompts, settings and target it was begun with, or not at
-    all."""
+    """Checks that `out` is new or was begun with these prompts, settings and target; ConfigError
+    otherwise."""
     beside = out.with_name(f"{out.name}.settings.json")
     ours = {
         "prompts": content_digest(prompts),

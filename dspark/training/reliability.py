@@ -1,13 +1,12 @@
-"""How good predicted chances are, and what makes them better. Pure numbers; n rounds, k slots.
+"""Measures and fits the calibration of confidence. Pure functions; n rounds, k slots.
 
 Sequential scaling fits one map per slot, left to right, with the maps of the slots before it
-frozen. What is made right is the chance that slots 1..k were all accepted, (prod_{i<k} c_i) * c_k:
+frozen. It calibrates the chance that slots 1..k were all accepted, (prod_{i<k} c_i) * c_k:
 
 `temperatures`  c_k = sigmoid(z_k / T_k), as published: T_k minimises the calibration error, on a
                 grid
 `with_offsets`  c_k = sigmoid(z_k / T_k + b_k): T_k and b_k minimise the log loss. A temperature
-                leaves a chance of one half where it is, whatever really happens there; an offset
-                does not.
+                cannot change a chance of one half; an offset can.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from dspark.model.calibration import SlotFit
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 BINS = 20
-DOTTED = 20  # rounds of a bin that is worth a dot
-LEAST, MOST = 0.2, 8.0  # temperatures
+DOTTED = 20  # fewest rounds of a bin that is plotted
+LEAST, MOST = 0.2, 8.0  # range of temperatures
 GRID: Floats = np.exp(np.linspace(np.log(LEAST), np.log(MOST), 241))
-# Errors that n rounds do not tell apart: a share of the noise of a frequency, 0.5 / sqrt(n).
+# Errors that n rounds do not distinguish: a share of the noise of a frequency, 0.5 / sqrt(n).
 TOLERANCE = 0.25
-# what leaving the raw logit costs: half of it by the square of (1 / T - 1) and of b, in nats
+# Penalty of a fit, in nats: half of this times (1 / T - 1)^2 + b^2.
 STIFFNESS = 10.0
 ITERATIONS = 40
 
@@ -41,7 +40,7 @@ def sigmoid(z: Floats) -> Floats:
 
 def survival(logits: Floats, fit: SlotFit | None = None) -> Floats:
     """Raw confidence logits [n, k] -> predicted chance that slots 1..k are all accepted [n, k];
-    None: as they are."""
+    `fit` None: uncalibrated."""
     scaled = logits if fit is None else fit.logits(logits)
     products: Floats = np.cumprod(sigmoid(scaled), axis=-1, dtype=np.float64)
     return products
@@ -59,18 +58,18 @@ def calibration_error(predicted: Floats, label: Floats) -> float:
 
 
 def ranking(scores: Floats, label: Floats) -> float:
-    """Area under the curve: the chance that an accepted one scores above a rejected one, one half
-    among equals. [n] each; NaN of one kind."""
+    """Area under the ROC curve: the chance that an accepted slot scores above a rejected one, ties
+    as one half. [n] each; NaN if all labels are equal."""
     right, wrong = label.sum(), (1.0 - label).sum()
     if not right or not wrong:
         return float("nan")
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    middle = np.cumsum(counts) - (counts - 1) / 2.0  # ranks from 1; equals share theirs
+    middle = np.cumsum(counts) - (counts - 1) / 2.0  # ranks from 1; ties share theirs
     return float(((middle[inverse] * label).sum() - right * (right + 1) / 2) / (right * wrong))
 
 
 def by_slot(predicted: Floats, accepted: Ints) -> dict[str, list[float]]:
-    """Survival [n, k] against what was accepted [n]: figures of every slot."""
+    """Figures of every slot: predicted survival [n, k] against accepted slots [n]."""
     label = labels(accepted, predicted.shape[1])
     pairs = list(zip(predicted.T, label.T, strict=True))
     return {
@@ -82,7 +81,7 @@ def by_slot(predicted: Floats, accepted: Ints) -> dict[str, list[float]]:
 
 
 def conditional_ranking(logits: Floats, accepted: Ints) -> list[float]:
-    """Area under the curve of each slot's own score among the rounds that reached it: no fit
+    """Area under the ROC curve of each slot's own score among the rounds that reached it; no fit
     changes it."""
     label = labels(accepted, logits.shape[1])
     reached = [accepted >= slot for slot in range(logits.shape[1])]
@@ -90,8 +89,8 @@ def conditional_ranking(logits: Floats, accepted: Ints) -> list[float]:
 
 
 def diagram(panes: Mapping[str, Floats], accepted: Ints, path: Path, *, title: str = "") -> None:
-    """Predicted against observed survival, one pane for each [n, k], every other slot; the name
-    decides the format."""
+    """Plots predicted against observed survival, a pane for each [n, k], every other slot; the
+    suffix of `path` decides the format."""
     from dspark import plots
 
     figure, axes = plots.panels(len(panes), (4.4, 4.2))
@@ -119,14 +118,14 @@ def _bins(predicted: Floats) -> Ints:
 
 
 def gentlest(errors: list[float], tolerance: float) -> float:
-    """Of the temperatures that are as good as the best one, the one nearest to 1: noise moves
-    nothing."""
+    """The temperature nearest to 1 of those within the tolerance of the best, so that noise alone
+    changes nothing."""
     good = GRID[np.array(errors) <= min(errors) + tolerance]
     return float(good[np.argmin(np.abs(np.log(good)))])
 
 
 def temperatures(logits: Floats, accepted: Ints) -> SlotFit:
-    """logits [n, k] raw confidence, accepted [n] slots kept, n > 0."""
+    """Fits temperatures: logits [n, k] raw confidence, accepted [n] slots kept, n > 0."""
     label = labels(accepted, logits.shape[1])
     tolerance = TOLERANCE * 0.5 / len(logits) ** 0.5
     alive = np.ones(len(logits))
@@ -141,7 +140,7 @@ def temperatures(logits: Floats, accepted: Ints) -> SlotFit:
 
 
 def with_offsets(logits: Floats, accepted: Ints) -> SlotFit:
-    """logits [n, k] raw confidence, accepted [n] slots kept, n > 0."""
+    """Fits both: logits [n, k] raw confidence, accepted [n] slots kept, n > 0."""
     label = labels(accepted, logits.shape[1])
     alive = np.ones(len(logits))
     found: list[tuple[float, float]] = []

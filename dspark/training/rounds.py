@@ -6,12 +6,12 @@ target at a slot, x the text's token there and P the chance that the slots befor
 the token rule; `decoding.block_rule` of the block rule), the pair (draft, emitted token) has: kept,
 draft = x, with probability min(1, q(x) / (P p(x))); otherwise rejected, and the draft came from the
 normalised max(q - P p, 0). That joint distribution is the rule's own, for a prefix of any length;
-only the order of drawing differs. Under the coupled rule text and drafts run the same race, so
+only the order of drawing differs. Under the coupled rule text and drafts share their noise, so
 nothing is left to chance.
 
 After a rejection nothing is kept. Later drafts come from q alone: exact under `token` and
-`coupled`. Under `block` they also depend, weakly, on what the target thinks of the rejected tokens,
-which the text does not tell; q stands in for it.
+`coupled`. Under `block` they also depend, weakly, on the target's probabilities of the rejected
+tokens, which the text does not contain; q is used in their place.
 
 T tokens, A anchors, k slots, V vocabulary.
 """
@@ -60,14 +60,12 @@ def race_noise(seed: int, choice: int, positions: Sequence[int], vocab: int) -> 
 
 
 class _Text(NamedTuple):
-    """What both sides know of one text."""
+    """One text, with the target's distributions and the noise of its tokens."""
 
     ids: Tensor  # [T]
-    wanted: (
-        Tensor  # [T - first, V] the target's distribution of the token at first + 1, first + 2, ...
-    )
+    wanted: Tensor  # [T - first, V] target's distributions of the tokens from first + 1 on
     first: int
-    race: Tensor | None  # [T - first, V] of the same tokens, under the coupled rule at T > 0
+    race: Tensor | None  # [T - first, V] their noise, for the coupled rule at temperatures above 0
 
 
 @torch.inference_mode()
@@ -170,10 +168,10 @@ def _blocks(
 class Played(NamedTuple):
     """One round of the loop; lengths as `dspark evaluate` counts them."""
 
-    at: int  # its anchor: which new token
-    drafted: int  # slots verified; cut at a text's end that was among the accepted ones
+    at: int  # index of its anchor among the new tokens
+    drafted: int  # slots verified, up to the text's end if that was among the accepted ones
     accepted: int
-    emitted: int  # accepted ones and the target's own
+    emitted: int  # accepted tokens and the target's own
 
 
 def play(
@@ -206,7 +204,7 @@ def entries_at(
     token_ids: Tensor,  # [T] int64
     anchors: Tensor,  # [A] int64, positions of the anchors, at least needs.lag
 ) -> tuple[Entries, Tensor | None]:
-    """(entries of A blocks as views, the rows before the anchors [A, H] where needs.lag)."""
+    """Returns (entries of A blocks as views; rows before the anchors [A, H], where needs.lag)."""
     needs, length = drafter.needs, len(token_ids)
     rows = drafter.project(features) if needs.row and features is not None else None
     count = length - needs.lag

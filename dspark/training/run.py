@@ -1,9 +1,9 @@
-"""What a training run holds once everything is loaded and checked, and what it computes of some
+"""A training run with everything loaded and checked: it computes loss sums and gradients of
 samples.
 
 A run has one worker, or several that hold the same drafter and share every step: gradients of the
-numerators, denominators and logged sums are added up and never averaged, so their number changes
-rounding and nothing else. Launchers make the process group; this file only uses it.
+numerators, denominators and logged sums are added up and never averaged, so the number of workers
+changes rounding and nothing else. Launchers make the process group; this file only uses it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dspark.training.shape import make_drafter
 
 @dataclass(slots=True)
 class TrainingRun:
-    """What a training run holds."""
+    """Everything that a training run needs, loaded."""
 
     settings: Settings
     world: WorkerGroup
@@ -44,11 +44,11 @@ class TrainingRun:
     device: torch.device
     mixed: bool  # products in bf16
     plan: BatchPlan
-    identity: dict[str, str]  # names the content of the samples and of the target
+    identity: dict[str, str]  # digests of the samples, the target and kept tokens
 
     def batches(self, numbers: list[int]) -> Iterator[SampleBatch]:
-        """Samples in pieces, with their features, which are computed when a piece is asked for:
-        `micro_tokens` bounds what is held of them, however many conversations a step has."""
+        """Yields samples in pieces, with features computed piece by piece: `micro_tokens` bounds
+        the memory they take, however many conversations a step has."""
         read = [self.samples[number] for number in numbers]
         lengths = [len(sample.ids) for sample in read]
         for places in pieces(lengths, self.settings.micro_tokens):
@@ -56,7 +56,7 @@ class TrainingRun:
             yield assemble(some, which, self.features.of(which, some), self.device)
 
     def sums(self, numbers: list[int], key: tuple[int, ...], *, learn: bool) -> LossSums:
-        """The sums over samples; with `learn`, their gradient is added up, too."""
+        """The loss sums over samples; with `learn`, their gradient is accumulated, too."""
         found = []
         precision = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.mixed)
         for batch in self.batches(numbers):
@@ -76,10 +76,10 @@ class TrainingRun:
 
 
 def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
-    """Loads everything; nothing of the run has happened yet."""
+    """Loads and checks everything that a run needs; takes no step. ConfigError names a setting."""
     device = pick_device(settings.device, key="device")
     mixed = settings.precision == "bf16" or (settings.precision == "auto" and device.type == "cuda")
-    # As it came out: a run that goes on elsewhere goes on in this precision, or not at all.
+    # Resolved here: a run that is resumed on another device keeps this precision, or is refused.
     settings = replace(settings, precision="bf16" if mixed else "fp32")
     samples = Samples(Path(settings.samples))
     target = load_target(
@@ -118,7 +118,7 @@ def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
 def _features(
     settings: Settings, target: LoadedTarget, config: DrafterConfig, samples: Samples, name: str
 ) -> FeatureSource:
-    """Of the cache where one is named; else the target stays and runs beside the drafter."""
+    """Features from the cache if one is named, else from the target, run beside the drafter."""
     if not settings.cache:
         return OnlineFeatures(target.model, config.target_layer_ids)
     expect = plan_cache(
@@ -132,31 +132,31 @@ def _features(
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """One worker's place."""
+    """One worker's rank in its group, and what the group adds up."""
 
     rank: int = 0
     size: int = 1
 
     @staticmethod
     def of_process_group() -> WorkerGroup:
-        """The place in the group of this process, alone where there is none."""
+        """The rank in this process's group; a group of one where there is none."""
         if not distributed.is_available() or not distributed.is_initialized():
             return WorkerGroup()
         return WorkerGroup(distributed.get_rank(), distributed.get_world_size())
 
     @property
     def leads(self) -> bool:
-        """Whether this worker writes what is written once."""
+        """Whether this worker writes the files of the run."""
         return self.rank == 0
 
     def add(self, tensor: Tensor) -> Tensor:
-        """The sum over all workers, in place."""
+        """Adds a tensor up over all workers, in place."""
         if self.size > 1:
             distributed.all_reduce(tensor)
         return tensor
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Every gradient becomes the sum over all workers; one message for all of them."""
+        """Adds every gradient up over all workers, in one message."""
         if self.size == 1:
             return
         trained = [p for p in parameters if p.requires_grad]
@@ -169,6 +169,6 @@ class WorkerGroup:
             parameter.grad = part.view_as(parameter).clone()
 
     def wait(self) -> None:
-        """Until every worker is here."""
+        """Blocks until every worker has called it."""
         if self.size > 1:
             distributed.barrier()

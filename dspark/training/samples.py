@@ -1,4 +1,4 @@
-"""Training text as token ids: made of regenerated conversations, kept in one file that is read by
+"""Training text as token ids, made from regenerated conversations, in one file that is read in
 slices.
 
 A sample is one conversation: its ids, and which of them the target wrote. The file is safetensors
@@ -22,7 +22,7 @@ from dspark.training.chat import Chat
 from dspark.training.disk import content_digest, read_rows, save_tensors, write_whole
 
 MAX_LENGTH = 4096
-MOST_IDS = 1 << 31  # as the file has room for
+MOST_IDS = 1 << 31  # ids are int32 in the file
 MIN_SUPERVISED = 14  # a conversation with fewer tokens of the target teaches next to nothing
 
 
@@ -53,7 +53,7 @@ def write_samples(path: Path, samples: Iterable[Sample]) -> int:
 
 
 class Samples(Sequence[Sample]):
-    """The samples of a file; tokens are read when they are asked for."""
+    """The samples of a file; tokens are read on access."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,7 +74,7 @@ class Samples(Sequence[Sample]):
         return Sample(self._ids[part].long(), self._marks[part].bool())
 
     def length(self, number: int) -> int:
-        """Tokens of a sample, without reading them."""
+        """Number of tokens of a sample, without reading them."""
         return self.offsets[number + 1] - self.offsets[number]
 
     @property
@@ -86,15 +86,15 @@ class Samples(Sequence[Sample]):
         return int(self._ids[:].max())
 
     def check_vocabulary(self, size: int) -> None:
-        """Samples of another tokenizer are refused here, not by an index error a thousand steps
-        later."""
+        """Refuses samples of another tokenizer by a ConfigError now, not by an index error a
+        thousand steps later."""
         if self.largest_id >= size:
             raise ConfigError(
                 f"samples: {self.path} holds token {self.largest_id}, the target knows {size}"
             )
 
     def digest(self) -> str:
-        """Names the content."""
+        """Digest of the file's content."""
         return content_digest(self.path)
 
 
@@ -144,8 +144,8 @@ def encode_rows(
 
 
 def _is_turn(turn: object) -> bool:
-    """Whether it has what a chat reads: a role, a content, and token_ids that are ids or
-    nothing."""
+    """Whether a turn has what a chat reads: role and content as text, and `token_ids` that are ids
+    or absent."""
     if not isinstance(turn, dict) or not all(
         isinstance(turn.get(name), str) for name in ("role", "content")
     ):
@@ -157,12 +157,12 @@ def _is_turn(turn: object) -> bool:
 
 
 def most_written(samples: Path, count: int, path: Path) -> dict[str, Any]:
-    """Writes the ids, ascending, of the `count` tokens the target wrote most often; returns how
-    much they cover.
+    """Writes the ids, ascending, of the `count` tokens the target wrote most often; returns their
+    share of the text.
 
     `dspark train drafter --keep-tokens` trains with such a head, `dspark checkpoint convert
-    --keep-tokens` cuts that of a trained drafter. What the head cannot say is never drafted;
-    answers stay the target's. ConfigError where the samples hold fewer different ones.
+    --keep-tokens` cuts that of a trained drafter. Tokens that the head lacks are never drafted;
+    answers stay the target's. ConfigError if the samples hold fewer different tokens.
     """
     read = Samples(samples)
     written = torch.zeros(read.largest_id + 1, dtype=torch.int64)

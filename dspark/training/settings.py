@@ -1,5 +1,5 @@
-"""What a drafter's training run is told, and how answers are asked for; the defaults are the
-published recipes."""
+"""Settings of a training run and of the answers to train on; the defaults are the published
+recipes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEADS = ("none", "vanilla", "gated", "rnn")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One run."""
+    """Settings of one training run."""
 
     target: str = field(metadata={"doc": "Folder or hub id of the target."})
     samples: str = field(metadata={"doc": "File of samples, as `encode` writes it."})
@@ -88,11 +88,11 @@ class Settings:
             raise ConfigError(f"warmup: {self.warmup} is no share from 0 to 1")
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept beside the state."""
+        """The settings as JSON, as they are kept beside the state."""
         return asdict(self) | {"taps": list(self.taps)}
 
 
-# What may differ between the parts of a run: none of it moves a number of the loss curve.
+# Settings that may change when a run is resumed: none of them changes the loss curve.
 _FREE = {
     "target",
     "samples",
@@ -108,17 +108,16 @@ _FREE = {
 
 
 def settled(settings: Settings) -> dict[str, Any]:
-    """What the numbers of a run depend on, files apart: their content is compared, not where they
-    lie.
+    """The settings that the numbers of a run depend on, without files: their content is compared,
+    not their paths.
 
-    Of settings with the precision that came out, never `auto`: that of another device may be
-    another one.
+    A run passes settings with a resolved precision, never `auto`, which depends on the device.
     """
     return {name: value for name, value in settings.to_json().items() if name not in _FREE}
 
 
 def from_json(raw: Mapping[str, Any]) -> Settings:
-    """The settings `to_json` gave; ConfigError names an unknown key."""
+    """The settings from `to_json`; ConfigError names an unknown key."""
     known = {one.name for one in fields(Settings)}
     if unknown := set(raw) - known:
         raise ConfigError(f"{sorted(unknown)[0]}: no such setting of a training run")
@@ -127,7 +126,7 @@ def from_json(raw: Mapping[str, Any]) -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class RegenerationSettings:
-    """How the target's answers are drawn; the published settings of Qwen3 without thinking."""
+    """How answers are generated; the defaults are those published for Qwen3 without thinking."""
 
     temperature: float = setting(0.7, "Of the answers.", least=0)
     top_p: float = setting(0.8, "Nucleus mass.", above=0, most=1)
@@ -147,7 +146,7 @@ class RegenerationSettings:
         check_settings(self)
 
     def settings(self) -> dict[str, float | int]:
-        """What an answer depends on; how many are asked at the same time is no part of it."""
+        """The settings that an answer depends on: all but concurrency, deadline and patience."""
         kept = asdict(self)
         for name in ("concurrency", "answer_timeout_s", "patience_s"):
             del kept[name]

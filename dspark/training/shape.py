@@ -1,5 +1,5 @@
-"""A fresh drafter for a target: its shape follows the target's, its weights start as the family's
-default."""
+"""Makes a fresh drafter for a target: shaped after the target, with the family's initial
+weights."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dspark.model.formats.vocabulary import DraftVocabulary, read_ids
 from dspark.training.settings import Settings
 
 TAPS = 5
-SHALLOW = 8  # layers
-STAGES = 3  # of a DeepSeek-V4 module, and the last layers that it reads
+SHALLOW = 8  # a target with fewer layers is shallow
+STAGES = 3  # stages of a DeepSeek-V4 module, and number of last layers that it reads
 _KIND: dict[str, Kind] = {
     "dspark": "block",
     "dflash": "block",
@@ -32,7 +32,7 @@ _KIND: dict[str, Kind] = {
 _LAYERS: dict[Kind, int] = {"block": 5, "eagle3": 1, "mtp": 1, "lm": 2}
 
 
-HEAD_DIM, ROPE_THETA = 64, 10000.0  # where a target has no heads, or no rotation
+HEAD_DIM, ROPE_THETA = 64, 10000.0  # for a target without heads, or without rotation
 _ALSO_CALLED = {
     "rms_norm_eps": ("norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
     "intermediate_size": ("ffn_dim", "n_inner"),
@@ -40,8 +40,8 @@ _ALSO_CALLED = {
 
 
 def text_config(folder: Path) -> Any:
-    """transformers' config of a target's text model, without a weight being read; CheckpointError
-    where it is none."""
+    """transformers' config of a target's text model, read without any weight; CheckpointError if
+    there is none."""
     from transformers import AutoConfig
 
     try:
@@ -94,7 +94,7 @@ def drafter_config(folder: Path, text: Any, settings: Settings) -> DrafterConfig
 
 
 def _staged(folder: Path, text: Any, settings: Settings) -> DrafterConfig:
-    """The module that releases of DeepSeek-V4 hold, shaped like this target's own layers."""
+    """Config of the module in DeepSeek-V4 releases, shaped like this target's own layers."""
     if settings.head != "vanilla" or not settings.markov_rank:
         raise ConfigError(
             f"head: {settings.head} of rank {settings.markov_rank}; a DeepSeek-V4 target's module "
@@ -124,8 +124,8 @@ def _staged(folder: Path, text: Any, settings: Settings) -> DrafterConfig:
 
 
 def tap_layers(layers: int, settings: Settings, kind: Kind) -> tuple[int, ...]:
-    """The layers named, or evenly spread ones from 1 on; a multi-token-prediction module reads the
-    last one."""
+    """The layers in `taps`, else evenly spread ones from 1 on (mtp: the last one). ConfigError if
+    `taps` do not fit."""
     if settings.taps:
         wrong = [i for i in settings.taps if not -1 <= i < layers]
         if wrong or list(settings.taps) != sorted(set(settings.taps)):
@@ -146,9 +146,9 @@ def tap_layers(layers: int, settings: Settings, kind: Kind) -> tuple[int, ...]:
 
 
 def mask_token(folder: Path, vocab_size: int) -> int:
-    """Fills the slots of a block behind the anchor: the tokenizer's mask token, else the first id
-    that no text holds (the vocabulary of most models is padded behind its last token), else the
-    last id."""
+    """The token in the slots of a block behind the anchor: the tokenizer's mask token, else the
+    first id that no text holds (the vocabulary of most models is padded behind its last token),
+    else the last id."""
     last = vocab_size - 1
     if not (folder / "tokenizer.json").is_file():
         return last
@@ -162,8 +162,8 @@ def mask_token(folder: Path, vocab_size: int) -> int:
 
 
 def make_drafter(target: LoadedTarget, settings: Settings) -> Drafter:
-    """Fresh, or with the weights of `start`, whatever the length of its blocks. In training mode,
-    fp32, on the CPU."""
+    """A fresh drafter, or one with the weights of `start`, whose block size may differ. It is in
+    training mode, fp32, on the CPU."""
     model = target.model
     config = drafter_config(target.folder, model.config.get_text_config(), settings)
     own, kept = config.kind == "lm", _kept(settings, target.vocab_size)
@@ -183,7 +183,7 @@ def make_drafter(target: LoadedTarget, settings: Settings) -> Drafter:
 
 
 def _kept(settings: Settings, vocab_size: int) -> DraftVocabulary | None:
-    """What the head can say; None: every token."""
+    """The tokens of the drafter's head; None: the whole vocabulary."""
     return (
         DraftVocabulary.of(read_ids(Path(settings.keep_tokens)), vocab_size)
         if settings.keep_tokens
@@ -192,7 +192,7 @@ def _kept(settings: Settings, vocab_size: int) -> DraftVocabulary | None:
 
 
 def _start_from(drafter: Drafter, folder: str, target: Path) -> None:
-    """Takes the weights of another drafter over. ConfigError names the first thing in which the two
+    """Copies the weights of another drafter. ConfigError names the first thing in which the two
     differ."""
     given = load_drafter(folder, target=target)
     for name in (
@@ -227,8 +227,8 @@ def _start_from(drafter: Drafter, folder: str, target: Path) -> None:
 
 
 def _target_shape(text: Any) -> dict[str, Any]:
-    """What a drafter shares with its target; of Gemma4 the shape of the layers that see
-    everything."""
+    """Config values that a drafter takes from its target; for Gemma4 from its full-attention
+    layers."""
     hidden_size = int(text.hidden_size)
     rope = getattr(text, "rope_parameters", None) or {}
     heads = _said(text, "num_attention_heads") or max(1, hidden_size // HEAD_DIM)
@@ -269,8 +269,8 @@ def _target_shape(text: Any) -> dict[str, Any]:
 
 
 def _said(text: Any, name: str) -> Any:
-    """A setting under whichever of its names the target has it; None where it is not said or no
-    plain number."""
+    """A value of the target's config under any of its names; None if it is absent or no plain
+    number."""
     for each in (name, *_ALSO_CALLED.get(name, ())):
         value = getattr(text, each, None)
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -279,8 +279,8 @@ def _said(text: Any, name: str) -> Any:
 
 
 def _language_shape(common: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """A thinner decoder over the same vocabulary, with both its ends tied; heads keep the target's
-    size."""
+    """Config values of a narrower decoder over the same vocabulary, with embedding and head tied;
+    attention heads keep the target's size."""
     width = settings.width or common["hidden_size"] // 2
     head_dim = common["head_dim"]
     heads = max(1, width // head_dim)

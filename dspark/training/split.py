@@ -1,10 +1,10 @@
-"""Prompts of any common shape to conversations, and conversations to a training and a held-out
-part.
+"""Reads prompts of any common shape as conversations, and splits them into a training and a
+held-out part.
 
 A row may hold `conversations` or `messages` (turns with `role`/`content` or `from`/`value`),
 `turns` (the user's texts), `prompt` (one text) or `token_ids` (one prompt as ids, for targets
-without a tokenizer). Answers that came with a row are kept here and dropped by `regenerate`. Rows
-are refused one by one, counted by reason; a file is refused when nothing is left of it.
+without a tokenizer). Answers in a row are kept here and dropped by `regenerate`. Bad rows are
+dropped and counted by reason; a file without a good row is refused.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Conversation = list[dict[str, Any]]
 
 
 def conversation_of(row: Mapping[str, Any]) -> Conversation:
-    """The turns of a row; those of other roles are dropped, and the first one is the user's.
-    ConfigError: why it has none."""
+    """The user's and assistant's turns of a row, without other roles; the first is the user's.
+    ConfigError says what is wrong with it."""
     if isinstance(row.get("token_ids"), list):
         row = {"messages": [{"role": "user", "token_ids": row["token_ids"]}]}
     given = row.get("conversations", row.get("messages"))
@@ -78,8 +78,8 @@ def split_prompts(
     """Writes `train.jsonl` ({id, conversations}) and `test.jsonl` ({id, turns}) below `folder`;
     returns the counts.
 
-    Which part a row goes to depends on the seed and its place among the good rows. `limit` keeps so
-    many rows, drawn with the same seed; 0 keeps all. A `domain` of a row travels along.
+    The part of a row depends on the seed and its place among the good rows. `limit` keeps so many
+    rows, drawn with the same seed; 0 keeps all. A row's `domain` is kept.
     """
     if not 0 <= held_out < 1:
         raise ConfigError(f"held_out: {held_out} is no share from 0 to 1")

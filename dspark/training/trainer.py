@@ -1,9 +1,9 @@
 """Trains a drafter of any family for a target, alone or as one of several workers.
 
 A step is a function of (settings, step, state): batches and anchors are keyed by step and
-conversation, never drawn from a running generator. So a run that was killed and resumed ends in the
-very numbers of one that was not, and writes the same log. What a step adds up (numerators, their
-gradients, denominators) is added over its pieces and its workers and divided once at the end.
+conversation, never drawn from a running generator. So a run that was killed and resumed ends with
+the same weights and logged figures as one that was not. Numerators, their gradients and
+denominators are added up over the pieces and workers of a step and divided once at the end.
 """
 
 from __future__ import annotations
@@ -31,25 +31,23 @@ STATE, LOG, CURVE, MODEL = "state", "log.csv", "loss.png", "drafter"
 CURVES = {name: (name, f"held_out_{name}") for name in ("loss", "tau")}
 HELD_OUT_KEY = 0x7E57  # anchors of held-out conversations are the same at every evaluation
 
-OnStep = Callable[
-    [int, int, Mapping[str, float]], None
-]  # steps done, steps in all, the figures of the step
+# called with steps done, steps in all, the figures of the step
+OnStep = Callable[[int, int, Mapping[str, float]], None]
 
 
 def train_drafter(settings: Settings, *, on_step: OnStep | None = None) -> Path:
-    """Trains, or goes on below `settings.out`; returns the folder of the drafter in the released
-    format.
+    """Trains a drafter in `settings.out`, or resumes the run there; returns the folder of the
+    drafter in the released format.
 
-    Beside it: `state.safetensors`, `log.csv` and `loss.png`. ConfigError where the folder holds
+    Beside it are `state.safetensors`, `log.csv` and `loss.png`. ConfigError if the folder holds
     another run.
     """
     world = WorkerGroup.of_process_group()
     run = open_run(settings, world)
     out, plan = Path(settings.out), run.plan
     optimisers = make_optimisers(run.drafter, settings)
-    if (
-        state_file := out / f"{STATE}.safetensors"
-    ).exists():  # before weights of another shape are copied
+    if (state_file := out / f"{STATE}.safetensors").exists():
+        # Checked before weights of another shape are copied.
         kept = checkpoint.read_header(state_file)["facts"]
         check_same_run(out, kept["settings"], settled(run.settings))
         check_same_run(out, kept["identity"], dict.fromkeys(kept["identity"]) | run.identity)
@@ -104,7 +102,7 @@ def train_with_bar(settings: Settings) -> Path:
 def learn(
     run: TrainingRun, optimisers: Mapping[str, torch.optim.Optimizer], step: int
 ) -> dict[str, float]:
-    """One step; returns its figures."""
+    """Takes one training step; returns its figures. ConfigError if the gradient is not finite."""
     settings, world = run.settings, run.world
     numbers = numbers_of(run.plan, seed=settings.seed, step=step, rank=world.rank, size=world.size)
     sums = run.sums(numbers, (settings.seed, step), learn=True)
@@ -127,7 +125,7 @@ def learn(
 
 @torch.no_grad()
 def held_out(run: TrainingRun) -> dict[str, float]:
-    """Figures of the held-out conversations, every worker a part of them."""
+    """Loss and tau of the held-out conversations, of which every worker computes a part."""
     numbers = list(range(run.plan.used, len(run.samples)))[run.world.rank :: run.world.size]
     run.drafter.eval()
     if numbers:
@@ -142,7 +140,7 @@ def held_out(run: TrainingRun) -> dict[str, float]:
 
 
 def loss_figures(run: TrainingRun, sums: LossSums) -> dict[str, float]:
-    """What a log line shows: the loss itself, the expected accepted length, and the parts."""
+    """The figures of a log line: the loss, the expected accepted length, the terms and rates."""
     told = figures(sums)
     parts = {name: told[name] for name in ("ce_loss", "l1_loss", "confidence_loss")}
     weights = own_weights(run.drafter.config)
@@ -153,7 +151,7 @@ def loss_figures(run: TrainingRun, sums: LossSums) -> dict[str, float]:
 
 
 def _row(step: int, seconds: float, shown: Mapping[str, float], held: bool) -> dict[str, float]:
-    """Columns are the same in every row."""
+    """One row of the log; its columns are the same at every step."""
     blank = {"held_out_loss": float("nan"), "held_out_tau": float("nan")} if held else {}
     return {"step": step, "seconds": seconds} | blank | dict(shown)
 
