@@ -1,4 +1,4 @@
-"""`dspark bench`: load on this cluster, or on any OpenAI-style server, and what it gave."""
+"""`dspark bench`: measures this cluster, or any OpenAI-style server, under load."""
 
 from __future__ import annotations
 
@@ -175,9 +175,9 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _renderer(target: str) -> Callable[[str], str] | None:
-    """Asks a question as users of a chat do: by the target's template, if it has one that is found
-    on this machine."""
-    if not importlib.util.find_spec("jinja2"):  # it comes with the HTTP front
+    """The target's chat template as a function from question to prompt; None if this machine has
+    none."""
+    if not importlib.util.find_spec("jinja2"):  # installed with the HTTP front end
         return None
     from coordinator.http.template import question_renderer
 
@@ -185,7 +185,7 @@ def _renderer(target: str) -> Callable[[str], str] | None:
 
 
 def _server(args: argparse.Namespace) -> dict[str, Any]:
-    """Whom to ask, and what to show there: endpoint (None for an OpenAI-style server), token,
+    """The server and the credentials for it: endpoint (None for an OpenAI-style one), token,
     tls."""
     from dspark.client.cell import whom_to_call
     from dspark.runtime.identity import read_token

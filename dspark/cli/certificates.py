@@ -1,8 +1,8 @@
-"""`dspark certificates DIR`: an authority of one's own and certificates of it, for trying TLS out
-and for small cells.
+"""`dspark certificates DIR`: creates a private authority and its certificates, to try TLS and for
+small cells.
 
-The authority's key lies beside what it signs. An organisation that has an authority uses that one
-instead: the files that matter are the same. Run again, it renews all certificates and keeps the
+The authority's key is in the same folder. An organisation that has an authority uses that one
+instead; the other files are the same. Run again, the command renews all certificates and keeps the
 authority.
 """
 
@@ -96,7 +96,7 @@ def issue(folder: Path, *, hosts: list[str], tenants: list[str], days: int) -> l
 
 
 def _made(authority: _Pair | None, name: str, names: list[str], days: int) -> _Pair:
-    """A certificate by `authority`, or an authority. P-256: every TLS library knows it."""
+    """A certificate signed by `authority`, None: a new authority. All TLS libraries know P-256."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -163,7 +163,7 @@ def _alternative(name: str) -> x509.GeneralName:
 
 
 def _load(folder: Path) -> _Pair | None:
-    """The authority that is there."""
+    """The authority in the folder; None if there is none, ConfigError if it cannot be read."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec

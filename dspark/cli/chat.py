@@ -17,7 +17,7 @@ from dspark.errors import ConfigError, DsparkError
 if TYPE_CHECKING:
     from dspark.client import Client
 
-ANSWER = 512  # tokens of an answer, most
+ANSWER = 512  # longest answer, in tokens
 PROMPT = "> "
 _OPTIONS = ("max_tokens", "temperature", "top_p", "seed", "policy", "rule")
 
@@ -54,18 +54,18 @@ def add_commands(commands: Any) -> None:
 
 
 class Ears:
-    """For Ctrl-C: what listens is stopped; anything else is not broken in the middle, and the
-    conversation ends behind it."""
+    """Handles Ctrl-C: it stops what runs inside `listening`; elsewhere it interrupts nothing and
+    sets `over`, after which the conversation ends."""
 
     def __init__(self) -> None:
         self.over = False
         self._stop: Callable[[], object] | None = None
-        with contextlib.suppress(ValueError):  # not the main thread, which has the signals
+        with contextlib.suppress(ValueError):  # only the main thread may set handlers
             signal.signal(signal.SIGINT, self._heard)
 
     @contextlib.contextmanager
     def listening(self, stop: Callable[[], object]) -> Iterator[None]:
-        """Calls `stop` at Ctrl-C."""
+        """Calls `stop` at Ctrl-C inside this context."""
         self._stop = stop
         try:
             yield
@@ -112,15 +112,15 @@ def _chat(args: argparse.Namespace) -> int:
                 )
             except DsparkError as error:
                 _tell(f"dspark: {error}")
-                said.pop()  # so that it can be said again
+                said.pop()  # so that the user can repeat it
             if ears.over:
                 break
     return 0
 
 
 def renderer(target: str) -> Render:
-    """From a conversation to token ids. ConfigError where the target has no template, or is not on
-    this machine."""
+    """A function from a conversation to token ids. ConfigError if the target has no template or
+    tokenizer, or is not on this machine."""
     from coordinator.http.template import find_template
     from coordinator.reception.tokenizer import find_tokenizer
 
@@ -136,15 +136,15 @@ def renderer(target: str) -> Render:
 
     def render(said: list[Message]) -> tuple[int, ...]:
         text = template.render(said, {}, add_generation_prompt=True)
-        return tokenizer.encode(text, add_special=False)  # the template writes them itself
+        return tokenizer.encode(text, add_special=False)  # the template writes special tokens
 
     return render
 
 
 def turns(ears: Ears) -> Iterator[str]:
-    """What is typed, line by line, until Ctrl-D; empty lines are passed over."""
+    """Yields typed lines until Ctrl-D; empty lines are skipped."""
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # a line that cannot be read costs no other
+        sys.stdin.reconfigure(errors="surrogateescape")  # one undecodable line does not end all
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401, it gives `input` its line editing
@@ -164,8 +164,8 @@ def turns(ears: Ears) -> Iterator[str]:
 
 
 def fitted(said: list[Message], render: Render, room: int) -> tuple[int, ...]:
-    """The prompt, within `room` tokens: as long as it is longer, `said` loses its oldest question
-    and answer."""
+    """The prompt, within `room` tokens: if it is longer, the oldest questions and answers are
+    deleted from `said`."""
     from coordinator.http.template import newest_that_fit
 
     prompt, left_out = newest_that_fit(said, room, render)
@@ -175,13 +175,12 @@ def fitted(said: list[Message], render: Render, room: int) -> tuple[int, ...]:
 
 
 def _answer(client: Client, prompt: tuple[int, ...], options: dict[str, Any], ears: Ears) -> str:
-    """Streams one answer and tells its speed; Ctrl-C ends it where it is."""
+    """Prints one answer as it streams, and its speed; Ctrl-C ends it. Returns its text."""
     from dspark.client import Cancelled, Finished
 
     text, tokens, end = "", 0, None
     try:
-        # Closed, not interrupted: an exception in the middle of gRPC could leave what it holds
-        # locked.
+        # Closed, not interrupted: an exception inside gRPC could leave its locks held.
         with client.generate(prompt, **options) as stream, ears.listening(stream.close):
             if ears.over:
                 stream.close()
@@ -208,5 +207,5 @@ def _answer(client: Client, prompt: tuple[int, ...], options: dict[str, Any], ea
 
 
 def _tell(line: str) -> None:
-    """What is not the conversation, so that it can be kept apart."""
+    """Prints a line that is not part of the conversation to stderr, apart from it."""
     print(line, file=sys.stderr, flush=True)

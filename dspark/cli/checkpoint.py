@@ -1,5 +1,5 @@
-"""`dspark checkpoint check|convert|share|import`: what a drafter's folder holds, the same drafter
-in the other format or without the target's tables, and a target out of a GGUF file."""
+"""`dspark checkpoint check|convert|share|import`: inspects a drafter's folder, writes the drafter
+in the other format or without the target's tables, and reads a target from a GGUF file."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _import(args: argparse.Namespace) -> int:
     from dspark.errors import DsparkError
     from dspark.gguf.wheel import import_target
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clears up as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as Ctrl-C does
     try:
         import_target(args.source, args.out)
     except DsparkError as error:

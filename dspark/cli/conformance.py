@@ -1,8 +1,8 @@
-"""`dspark conformance DIR`: does this installation reproduce a folder of reference cases?
+"""`dspark conformance DIR`: checks that this installation reproduces a folder of reference cases.
 
-DIR holds targets beside drafters; a drafter folder may bring `block_cases.safetensors`,
-`loss_case.safetensors` and `decode_cases.json`. Every case counts one. Families that are not
-built are counted as skipped, by name; anything that is broken counts as failed.
+DIR holds targets beside drafters; a drafter folder may hold `block_cases.safetensors`,
+`loss_case.safetensors` and `decode_cases.json`. Every case counts one. Cases of families that are
+not supported count as skipped; anything that is broken counts as failed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OUTCOMES = ("passed", "failed", "skipped")
 
 @dataclasses.dataclass
 class FileResult:
-    """What became of one case file."""
+    """The results of one case file."""
 
     file: str  # relative to DIR
     passed: int = 0
@@ -53,7 +53,7 @@ class FileResult:
                 self.problems.append(f"case {number}: {problem}")
 
     def broken(self, error: Exception, cases: int, *, skip: bool = False) -> None:
-        """None of its cases could be looked at."""
+        """Counts all cases of the file as failed, or skipped: `error` kept them from being run."""
         if skip:
             self.skipped += cases
         else:
@@ -77,7 +77,7 @@ def add_commands(commands: Any) -> None:
 
 
 def run(directory: Path, as_json: bool = False) -> int:
-    """Prints what was found; 0 only if something passed, and nothing failed."""
+    """Checks all folders and prints the results; 0 only if a case passed and none failed."""
     results: list[FileResult] = []
     with _only_warnings():
         for folder in _folders(Path(directory)):
@@ -99,7 +99,7 @@ def run(directory: Path, as_json: bool = False) -> int:
 
 
 def check_folder(folder: Path, root: Path) -> list[FileResult]:
-    """All case files of one drafter folder."""
+    """Checks all case files of one drafter folder."""
     from dspark.cli.conformance_decode import decode_cases
     from dspark.cli.conformance_model import block_cases, loss_case
     from dspark.model.checkpoint import load_drafter, load_target
@@ -115,7 +115,7 @@ def check_folder(folder: Path, root: Path) -> list[FileResult]:
         beside = _target_for(folder, read_drafter_config(folder))
         drafter = load_drafter(folder, target=beside)
         target = load_target(beside) if beside is not None else None
-    except Exception as error:  # of a drafter or a target; the other folders still count
+    except Exception as error:  # in a drafter or a target; the other folders still count
         for name, result in results.items():
             result.broken(
                 error, _count_cases(folder / name), skip=isinstance(error, UnsupportedFamily)
@@ -131,7 +131,7 @@ def check_folder(folder: Path, root: Path) -> list[FileResult]:
 
 @contextmanager
 def _only_warnings() -> Iterator[None]:
-    """The engines' life events stay away from stdout, where the results go."""
+    """Logs only warnings, and to stderr: stdout is for the results."""
     import structlog
 
     if structlog.is_configured():
@@ -187,7 +187,7 @@ def _target_for(folder: Path, config: Any) -> Path | None:
 
 
 def _count_cases(file: Path) -> int:
-    """How many cases a file holds, without running them; 1 if that cannot be told."""
+    """Number of cases in a file, without running them; 1 if it cannot be read."""
     from dspark.model.weights_file import tensor_names
 
     try:

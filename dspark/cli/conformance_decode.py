@@ -1,15 +1,14 @@
 """Decode cases: whole greedy runs through both engines as they are served, and a plan's threshold.
 
-All runs of a file advance together, one cohort per round, prompts riding along; see
-`conformance_served`. Counting is the reference's own: the token from the prefill is no round, the
-last round may overshoot, and a stop token inside the accepted draft ends the run there, without a
-bonus.
+All runs of a file advance together, one cohort per round, with prompts prefilled in those rounds;
+see `conformance_served`. Rounds are counted as by the reference: the token from the prefill is no
+round, the last round may overshoot, and a stop token inside the accepted draft ends the run there,
+without a bonus.
 
-A file of cases that is known is only believed together with the tensors it was recorded with,
-however they are laid out in their file: a case holds ids and lengths alone, which a small change of
-a weight need not move.
+A known file of cases is accepted only with the tensors it was recorded with, in any layout: a case
+holds ids and lengths alone, which a small change of a weight need not change.
 
-The rooms are imported when cases run, so their types are unknown to this file's signatures.
+The rooms are imported when cases run, so the signatures here have `Any` in place of their types.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from dspark.types import Block, Cursor, SamplingParams, SparseQ, Verdict
 GREEDY = SamplingParams(temperature=0.0)
 MARGIN = 2  # room past a last round that overshoots by a whole block
 TURNS = 2  # the second finds the prompts of the first in the prefix cache
-REST = 4  # the round before which a drafter has lost its context
+REST = 4  # the round before which the drafter loses its context
 QWEN3_TARGET, GEMMA4_TARGET = "6b99fb1e12d8549f", "673d37c4e931962e"
 # Decode cases -> (tensors of the drafter, tensors of the target).
 RECORDED: Mapping[str, tuple[str, str]] = {
@@ -61,7 +60,7 @@ RECORDED: Mapping[str, tuple[str, str]] = {
 
 @dataclasses.dataclass
 class CaseRun:
-    """One case on its way."""
+    """The state of one case as it runs."""
 
     cursor: Cursor
     prompt_len: int
@@ -77,7 +76,7 @@ class CaseRun:
 
     @property
     def going(self) -> bool:
-        """Rounds go on while the anchor's index is below the end, wherever they may lead."""
+        """Whether another round is due: the anchor's index is below the end, and no stop came."""
         return not self.stopped and not self.refused and len(self.ids) - 1 < self.end
 
     def take(self, draft: Sequence[int], accepted: int, next_token: int) -> None:
@@ -96,7 +95,7 @@ class CaseRun:
         self.accepted_draft_lengths.append(inside or accepted)
 
     def problem(self, case: dict[str, Any]) -> str | None:
-        """None if everything came out as the case says."""
+        """None if the results are those of the case, else the first difference."""
         if self.refused:
             return self.refused
         found = {
@@ -157,7 +156,7 @@ def _run_of(number: int, case: dict[str, Any]) -> CaseRun:
 
 
 class _Turn:
-    """All runs of a file once, by two engines that are served."""
+    """Runs all cases of a file once, on both engines."""
 
     def __init__(
         self, verify: Any, draft: Any, runs: list[CaseRun], *, prefixes_are_kept: bool
@@ -168,8 +167,8 @@ class _Turn:
         self._size = draft.drafter.config.block_size
 
     def play(self) -> None:
-        """Prompts wait in one line; the first begins alone, the others ride in the rounds of those
-        before."""
+        """Prompts wait in one queue: the first is prefilled alone, the others in the rounds of
+        those before."""
         for run in self._runs.values():
             try:
                 self._open(run)
@@ -199,7 +198,7 @@ class _Turn:
         from verify_service.batch_runner import PromptPrefill
 
         cursor = run.cursor
-        longest = self._verify.target.context_length  # as of a request without a limit
+        longest = self._verify.target.context_length  # as for a request without a limit
         served(self._verify.open(cursor, GREEDY, longest, keep_features=True, token_ids=run.ids))
         self._open_context(run)
         spared = self._verify.spared(cursor.sequence, cursor.epoch)
@@ -213,7 +212,7 @@ class _Turn:
         served(self._draft.open(run.cursor, run.end + self._size + MARGIN))
 
     def _take(self, progress: Any) -> None:
-        """News of a prompt; with its last chunk comes the anchor."""
+        """Handles the progress of a prompt: its last chunk yields the anchor."""
         sequence = progress.prefill.sequence
         run = self._runs[sequence]
         if progress.problem is not None:
@@ -225,7 +224,7 @@ class _Turn:
             self._anchored.add(sequence)
 
     def _round(self, runs: list[CaseRun]) -> None:
-        """Draft, schedule, verify, once, for every run that goes on."""
+        """Drafts, schedules and verifies one block for each of these runs."""
         from draft_service.engine import DraftItem
         from verify_service.sequences import VerifyItem
 
@@ -251,7 +250,7 @@ class _Turn:
             run.take(item.draft_ids, verdict.accepted, verdict.next_token)
 
     def _fill(self, run: CaseRun) -> None:
-        """Rows that the drafter lacks; once in a run it has lost all of them, as after a rest."""
+        """Sends the rows that the drafter lacks; before round `REST` it loses all of them."""
         if run.cursor.round == REST:
             self._draft.release(run.cursor.sequence, run.cursor.epoch)
             self._open_context(run)
@@ -263,11 +262,11 @@ class _Turn:
 def _prefixes(
     runs: list[CaseRun], blocks: list[Block], *, ends_at_stop: bool
 ) -> list[tuple[tuple[int, ...], SparseQ]]:
-    """What of each block goes to verification, by a plan's terms as verifiers go by them.
+    """The prefix (ids, q) of each block, chosen by a plan's terms as verifiers choose it.
 
     The reference drafts no further after a stop token where a family drafts token by token; slots
-    past it are not proposed then. They depend on tokens before them alone, so leaving them out
-    peeks at nothing.
+    past it are not proposed then. They depend on earlier tokens alone, so leaving them out does not
+    violate "no peeking".
     """
     from dspark.rounds.plan import PlanKind, Terms, prefixes
 
@@ -290,13 +289,13 @@ def _prefixes(
 
 
 def _through_stop(ids: Sequence[int], stops: frozenset[int]) -> int:
-    """How many tokens there are up to the first stop token, itself included."""
+    """Number of tokens up to the first stop token, itself included; all if there is none."""
     return next((n for n, token in enumerate(ids, start=1) if token in stops), len(ids))
 
 
 def problem_with(cases: Path, target: Path) -> str | None:
-    """None where a file of decode cases is unknown, or its weights are those it was recorded
-    with."""
+    """None if a file of decode cases is unknown or its weights are those it was recorded with, else
+    the problem."""
     recorded = RECORDED.get(hashlib.sha256(cases.read_bytes()).hexdigest()[:16])
     if recorded is None:
         return None
@@ -307,7 +306,7 @@ def problem_with(cases: Path, target: Path) -> str | None:
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """Names, shapes, types and bytes of all tensors."""
+    """Digest of the names, shapes, types and bytes of all tensors."""
     total = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         total.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())

@@ -1,6 +1,6 @@
 """Block and loss cases: the drafter's own numbers against the reference's.
 
-Inputs are checked as well where a target is at hand: stored features must be what the target
+Inputs are checked, too, if there is a target: stored features must be those that the target
 computes from the stored ids, or a changed input would pass unnoticed.
 """
 
@@ -24,7 +24,7 @@ from dspark.model.weights_file import read_file
 from dspark.types import Block, Cursor, SamplingParams
 
 BLOCK_OUTPUTS = ("block_hidden", "base_logits", "corrected_logits")
-ROWS = 5  # of a context that come at a time
+ROWS = 5  # of a context that are ingested at a time
 ABSOLUTE = 1e-4
 RELATIVE = 1e-4
 
@@ -68,7 +68,7 @@ def loss_case(file: Path, drafter: Drafter, target: LoadedTarget | None) -> list
 def _input_problem(
     case: Mapping[str, Tensor], drafter: Drafter, target: LoadedTarget | None
 ) -> str | None:
-    """What is wrong with the fields, or with what they say of the target."""
+    """What is wrong with the fields, or with the target's values in them; None: nothing."""
     outputs = {
         *BLOCK_OUTPUTS,
         *(("confidence_logits",) if drafter.config.enable_confidence_head else ()),
@@ -92,7 +92,7 @@ def _block_problems(
     drafter: Drafter,
     target: LoadedTarget | None,
 ) -> list[str | None]:
-    """What a served drafter makes of the contexts, all blocks in one pass over scattered pages."""
+    """How a served drafter's outputs differ, by case; all blocks in one pass on scattered pages."""
     from draft_service.engine import DraftItem
 
     if not cases:
@@ -147,12 +147,12 @@ def _block_problems(
 
 
 def _drafted_problem(block: Block, case: Mapping[str, Tensor]) -> str | None:
-    """The block as it would be sent: its tokens, and confidence after calibration."""
+    """How the block to send differs, in tokens or calibrated confidence; None: not at all."""
     wanted = case["draft_token_ids"][0].tolist()
     if list(block.token_ids) != wanted:
         why = f" ({block.empty_reason.name})" if block.empty_reason else ""
         return f"draft_token_ids: {list(block.token_ids)}{why} instead of {wanted}"
-    # Where there is no head, a slot is as sure as of its likeliest token.
+    # Without a confidence head, a slot's confidence is that of its likeliest token.
     told = (
         case["confidence_logits"][0]
         if "confidence_logits" in case
@@ -166,7 +166,7 @@ def _drafted_problem(block: Block, case: Mapping[str, Tensor]) -> str | None:
 
 
 def _loss_problem(case: Mapping[str, Tensor], drafter: BlockDrafter) -> str | None:
-    """Of texts one by one; the blocks of a case that are not kept are nobody's."""
+    """How the loss differs, by texts; None: not at all. Blocks that are not kept do not count."""
     from dspark.training.anchors import label_blocks, slots_after
     from dspark.training.lean_loss import lean_block_loss
     from dspark.training.loss import LossWeights, figures
@@ -246,7 +246,7 @@ def _gradient_problem(case: Mapping[str, Tensor], drafter: BlockDrafter) -> str 
 
 
 def _far(name: str, found: Tensor, case: Mapping[str, Tensor]) -> str | None:
-    """None if a field is as stored within the absolute tolerance."""
+    """None if a tensor is the stored field within the absolute tolerance, else the difference."""
     if name not in case:
         return f"{name}: missing"
     wanted = case[name]
@@ -257,8 +257,8 @@ def _far(name: str, found: Tensor, case: Mapping[str, Tensor]) -> str | None:
 
 
 def copies_differ(drafter: Drafter, target: LoadedTarget) -> str | None:
-    """None where a drafter's embedding and vocabulary head are the target's; a language model has
-    its own."""
+    """None if a drafter's embedding and vocabulary head are the target's, or a language model's
+    own; else the problem."""
     if drafter.config.kind == "lm":
         return None
     head, kept = target.model.get_output_embeddings().weight, drafter.kept_tokens

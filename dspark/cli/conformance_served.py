@@ -1,8 +1,8 @@
-"""The two engines of a conformance run: loaded as `dspark serve` loads them, on small pages that
-lie apart.
+"""Loads the two engines of a conformance run as `dspark serve` loads them, on small scattered
+pages.
 
-What is checked is then what is served: the loading of weights and calibration, pages, kernels and
-layers in one call, prompts that ride in rounds, kept prefixes, rows that are owed and sent again.
+Cases then check what is served: the loading of weights and calibration, pages, kernels and layers
+in one call, prompts prefilled in rounds, cached prefixes, and rows that are sent late or again.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from dspark.types import Cursor, Refusal
 from dspark.wire.v1 import types_pb2
 
 PAGE = 4  # tokens, so that every sequence has many pages
-PREFILL_CHUNK, RIDING = 16, 8  # prompt tokens of a pass by itself, and beside a round
-GAP = 3  # pages of a drafter that lie together
-FIRST_SPACER = 1 << 32  # ids of sequences that only take room
+PREFILL_CHUNK, RIDING = 16, 8  # prompt tokens of a pass of their own, and in a round's pass
+GAP = 3  # free pages of a drafter that are contiguous
+FIRST_SPACER = 1 << 32  # first id of sequences that only occupy pages
 
 
 def calibration_for(block_size: int) -> Calibration:
-    """One that no checkpoint has, the same for every slot: thresholds of raw confidence then have
-    their like."""
+    """A calibration that no checkpoint has. It is the same for every slot, so that a threshold of
+    raw confidence has a calibrated equal."""
     fit = SlotFit((2.0,) * block_size, (0.75,) * block_size)
     return Calibration(None, {rule: dict.fromkeys(BUCKETS, fit) for rule in RULES})
 
 
 def calibrated_threshold(raw: float) -> float:
-    """What raw confidence of this much becomes."""
+    """The calibrated value of a raw confidence."""
     if not 0.0 < raw < 1.0:
         return raw
     logit = math.log(raw) - math.log1p(-raw)
@@ -54,8 +54,8 @@ def calibrated_threshold(raw: float) -> float:
 
 @contextlib.contextmanager
 def calibrated_copy(folder: Path, block_size: int) -> Iterator[Path]:
-    """A drafter's folder beside which such a calibration lies; weights are linked where that can
-    be."""
+    """A temporary copy of a drafter's folder with such a calibration; weights are hard links if
+    possible."""
     with tempfile.TemporaryDirectory(prefix="dspark-conformance-") as name:
         made = Path(name)
         for file in (folder / CONFIG_NAME, *weight_files(folder), *folder.glob("*.index.json")):
@@ -68,8 +68,8 @@ def calibrated_copy(folder: Path, block_size: int) -> Iterator[Path]:
 
 
 def load_draft(folder: Path, lives: Sequence[int], target: Path | None) -> Any:
-    """The drafter of a calibrated copy, with contexts for lives of so many tokens in pages that lie
-    apart."""
+    """The draft engine of a calibrated copy, with scattered free pages for contexts of these
+    numbers of tokens."""
     from draft_service.config import DraftConfig
     from draft_service.engine import DraftEngine
 
@@ -97,10 +97,10 @@ def load_draft(folder: Path, lives: Sequence[int], target: Path | None) -> Any:
 
 
 def load_verify(target: Path, drafter: Path, lives: Sequence[int]) -> Any:
-    """The target, with keys and values for twice these lives: what one turn leaves is found by the
-    next.
+    """The verify engine, with KV pages for twice these numbers of tokens, so that a turn finds the
+    prefixes of the one before.
 
-    Sequences are opened for lives longer than that, so few of them can lie in a row.
+    Sequences are opened for more tokens than that, so few of them can be contiguous.
     """
     from verify_service.config import VerifyConfig
     from verify_service.engine import VerifyEngine
@@ -124,7 +124,7 @@ def load_verify(target: Path, drafter: Path, lives: Sequence[int]) -> Any:
 
 
 def send_rows(draft: Any, rows: Any) -> None:
-    """Rows of a verifier to a drafter, in the form in which they travel."""
+    """Passes a verifier's feature rows to a drafter in their wire form."""
     if rows is None:
         raise CheckpointError("the verifier made no feature rows")
     count = len(rows.token_ids)
@@ -134,7 +134,7 @@ def send_rows(draft: Any, rows: Any) -> None:
 
 
 def served(outcome: Any) -> Any:
-    """What was answered; raises where it is a refusal."""
+    """The outcome of an engine's call; raises CheckpointError if it is a refusal."""
     if isinstance(outcome, Refusal):
         raise CheckpointError(f"refused, {outcome.reason.name}: {outcome.message}")
     return outcome

@@ -1,8 +1,8 @@
-"""`dspark sd`: where /metrics of every process is, in the form Prometheus reads.
+"""`dspark sd`: lists the address of /metrics of every process in the format of Prometheus.
 
-Processes get new ports when they are replaced, so a list written by hand grows old. Printed once it
-is a file for `file_sd_configs`; served it answers `http_sd_configs`, asking the coordinator anew
-for every request.
+Processes get new ports when they are replaced, so a list written by hand becomes wrong. Printed, it
+is a file for `file_sd_configs`; served, it answers `http_sd_configs`, with a new status from the
+coordinator for every request.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def add_commands(commands: Any) -> None:
 
 
 def groups(reply: CellStatus) -> Groups:
-    """One target group per process that shows metrics: [{"targets": [...], "labels": {...}}]."""
+    """One target group per process with metrics: [{"targets": [...], "labels": {...}}]."""
     found: Groups = []
     for process in reply.processes:
         if not process.metrics_port:
@@ -92,7 +92,7 @@ def serve(bind: str, ask: Callable[[], Groups]) -> ThreadingHTTPServer:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """One line per scrape is nobody's news."""
+            """Logs nothing: a line per scrape has no use."""
 
     try:
         server = ThreadingHTTPServer(split_endpoint(bind, "serve"), Handler)

@@ -1,2 +1,2 @@
-"""Load against a served model: who asks, when, what came back when, and what that says. Behind
-`dspark bench`."""
+"""The load generator of `dspark bench`: sends requests on a schedule, records the answers and
+sums them up."""

@@ -1,8 +1,8 @@
-"""One request as the client saw it: when it was meant to start, when tokens came, how it ended.
+"""One request as the client saw it: its intended start, when tokens arrived, how it ended.
 
-Times are seconds of one monotonic clock. Latency counts from the *intended* start: a client that
-falls behind its schedule charges the wait to the server it measures, so that an overloaded server
-cannot slow its own examination down (no coordinated omission).
+Times are seconds of one monotonic clock. Latency counts from the *intended* start: if a client
+falls behind its schedule, the wait counts as latency, so an overloaded server cannot hide requests
+by slowing the client down (no coordinated omission).
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
-    """What one message of the stream brought: new tokens and bytes; `speculation` comes at most
-    once.
+    """One message of the stream: its new tokens and bytes; `speculation` is set at most once.
 
-    tokens UNKNOWN: some text, the server does not say how many tokens; `spread` later gives the
-    total of such messages.
+    tokens UNKNOWN: text without a count of its tokens; `spread` of a later message is the total of
+    such messages.
     """
 
     tokens: int
@@ -34,7 +33,7 @@ class StreamPiece:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationFigures:
-    """What drafting did for one answer, where the server says so."""
+    """Figures of speculation for one answer, from a server that reports them."""
 
     rounds: int
     committed_by_rounds: float  # tokens, the target's own included
@@ -43,13 +42,13 @@ class SpeculationFigures:
 
 @dataclass(slots=True)
 class MeasuredAnswer:
-    """A request and its trace."""
+    """A request, and what the client received for it."""
 
     question: Question
     intended: float
     sent: float = 0.0
-    times: list[float] = field(default_factory=list)  # of each message that brought tokens
-    counts: list[int] = field(default_factory=list)  # tokens it brought
+    times: list[float] = field(default_factory=list)  # arrival of each message with tokens
+    counts: list[int] = field(default_factory=list)  # tokens of that message
     token_ids: list[int] = field(default_factory=list)  # empty where the server does not send ids
     size: int = 0  # bytes received
     ended: float = 0.0
@@ -57,7 +56,7 @@ class MeasuredAnswer:
     speculation: SpeculationFigures | None = None
 
     def take(self, piece: StreamPiece, now: float) -> None:
-        """Books one message."""
+        """Records one message that arrived at `now`."""
         self.size += piece.size
         self.token_ids += piece.token_ids
         self.speculation = piece.speculation or self.speculation
@@ -88,13 +87,13 @@ class MeasuredAnswer:
 
     @property
     def rate(self) -> float:
-        """Tokens a second after the first message: what this user saw. 0 for an answer in one
+        """Tokens a second after the first message, as the user sees them; 0 for an answer in one
         message."""
         span = self.times[-1] - self.times[0] if self.times else 0.0
         return (self.tokens - max(self.counts[0], 0)) / span if span > 0 else 0.0
 
     def gaps(self) -> list[float]:
-        """Seconds between messages that brought tokens."""
+        """Seconds between messages with tokens."""
         return [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]
 
     def token_gaps(self) -> list[float]:
@@ -114,8 +113,8 @@ class Endpoint(Protocol):
         refuses or fails."""
 
     async def counters(self) -> dict[str, float]:
-        """Totals the server publishes, for differences over a run; empty where it publishes
+        """Totals that the server publishes, for differences over a run; empty if it publishes
         none."""
 
     async def close(self) -> None:
-        """Drops every connection."""
+        """Closes every connection."""

@@ -1,4 +1,4 @@
-"""A coordinator of this project, spoken to over its public gRPC interface."""
+"""A coordinator of this project as an endpoint, through its public gRPC service."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FRAME = 5  # bytes gRPC puts before each message
 
 
 class GrpcEndpoint:
-    """Belongs to the event loop it is made on."""
+    """Streams answers of a coordinator; only for the event loop that it is created on."""
 
     def __init__(
         self, endpoint: str, options: Options, *, token: str | None = None, tls: Tls | None = None
@@ -67,7 +67,7 @@ class GrpcEndpoint:
         metrics."""
         found: dict[str, float] = {}
         with contextlib.suppress(DsparkError):
-            # a secured or older cell: the run is measured without them
+            # a secured or older cell has none: the run is measured without them
             async with AsyncClient(self._endpoint, token=self._token, tls=self._tls) as client:
                 status = await client.status()
             for process in status.processes:
@@ -86,7 +86,7 @@ class GrpcEndpoint:
         return found
 
     async def model_info(self) -> ModelInfo:
-        """What is served."""
+        """The served model: its context, vocabulary and tokenizer."""
         async with AsyncClient(self._endpoint, token=self._token, tls=self._tls) as client:
             return await client.model_info()
 

@@ -1,9 +1,8 @@
-"""The least HTTP/1.1 a load generator needs: POST a JSON body, read the reply line by line as it
-arrives.
+"""A minimal HTTP/1.1 client: posts a JSON body and reads the reply line by line as it arrives.
 
-Standard library only, and light: on a small machine the client's own work is part of every figure.
-One connection per request, as a user would make it; bodies by length, in chunks, or until the
-connection closes.
+It uses the standard library only and little processor time: on a small machine the client's own
+work is part of every figure. There is one connection per request, as for a real user; a body ends
+by its length, its chunks, or the end of the connection.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ async def _connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
 
 
 async def _head(reader: asyncio.StreamReader, url: str) -> tuple[int, dict[str, str]]:
-    """(status, header fields in lower case)."""
+    """Reads the head of the reply: (status, header fields by name in lower case)."""
     lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     words = lines[0].split(" ", 2)
     if len(words) < 2 or not words[1].isdigit():

@@ -1,9 +1,8 @@
 """Any server with an OpenAI-style completions endpoint, streamed as server-sent events.
 
-Tokens per message come from what the server says, best first: the ids themselves
-(`return_token_ids`), running usage counts. A server that says neither is counted by the total it
-gives at the end, spread over its messages, and `counted_by` says so: messages are not tokens once a
-server speculates.
+Tokens per message are counted by the best that the server sends: the ids (`return_token_ids`), else
+running usage counts, else the total at the end, spread over its messages; `counted_by` says which.
+Messages are not counted as tokens: with speculation one message holds several.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dspark.loadgen.answer import UNKNOWN, StreamPiece
 from dspark.loadgen.http_stream import post_lines
 from dspark.loadgen.prompts import Question
 
-COUNTERS = {  # names here -> samples of vLLM and SGLang alike, where they publish any
+COUNTERS = {  # name here -> sample of vLLM's metrics
     "drafts": "vllm:spec_decode_num_drafts_total",
     "draft_tokens": "vllm:spec_decode_num_draft_tokens_total",
     "accepted_tokens": "vllm:spec_decode_num_accepted_tokens_total",
@@ -29,7 +28,7 @@ COUNTERS = {  # names here -> samples of vLLM and SGLang alike, where they publi
 
 @dataclass(frozen=True)
 class OpenAiOptions:
-    """url: up to and including /v1. model: name the server knows it by."""
+    """How to query the server. url: up to and including /v1. model: its name on the server."""
 
     url: str
     model: str
@@ -41,7 +40,7 @@ class OpenAiOptions:
 
 
 class OpenAiEndpoint:
-    """`/completions` with text or token ids."""
+    """Streams answers of `/completions` to prompts of text or token ids."""
 
     def __init__(self, options: OpenAiOptions, name: str = "") -> None:
         self.name = name or f"openai {options.model}"
@@ -112,7 +111,7 @@ class OpenAiEndpoint:
         }
 
     async def close(self) -> None:
-        """Nothing is held between requests."""
+        """Does nothing: no connection is kept between requests."""
 
 
 def _object(data: bytes, base: str) -> dict[str, Any]:
@@ -126,7 +125,7 @@ def _object(data: bytes, base: str) -> dict[str, Any]:
 
 
 def _count(message: dict[str, Any], before: int) -> tuple[int, tuple[int, ...], str]:
-    """(new tokens, their ids where they are given, how they were counted)."""
+    """Returns (new tokens, their ids if they are sent, how they were counted: empty if not)."""
     choices = message.get("choices") or []
     if choices and isinstance(ids := choices[0].get("token_ids"), list):
         return len(ids), tuple(ids), "ids"

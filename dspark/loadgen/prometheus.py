@@ -1,4 +1,4 @@
-"""Counters in the text format of Prometheus, as both kinds of server publish them."""
+"""Reads counters in the text format of Prometheus, which both kinds of server publish."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def scrape(url: str) -> dict[str, float]:
 
 
 def fetch(url: str) -> dict[str, float]:
-    """The same, blocking."""
+    """`scrape` as a blocking call. Raises Unavailable if the page cannot be read."""
     if not url.startswith(("http://", "https://")):
         raise Unavailable(f"{url} is no address of metrics")
     try:
@@ -30,7 +30,7 @@ def fetch(url: str) -> dict[str, float]:
 
 
 def read(text: str) -> dict[str, float]:
-    """Samples of a page; lines that are none are left out."""
+    """The samples of a page by their full names; other lines are left out."""
     samples = {}
     for line in text.splitlines():
         match = _SAMPLE.match(line)

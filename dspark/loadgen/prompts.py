@@ -1,4 +1,4 @@
-"""What is asked: a file of prompts, the built-in ones, or random token ids of a given length."""
+"""Sources of prompts: a file, the built-in questions, or random token ids of a given length."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ DOMAINS = ("chat", "code", "reasoning", "writing")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request to be made. `prompt` is text or token ids; max_tokens None leaves it to the
-    run."""
+    """One request to send. `prompt` is text or token ids; max_tokens None: that of the run."""
 
     prompt: str | tuple[int, ...]
     domain: str = ""
@@ -27,8 +26,8 @@ class Question:
 def built_in(
     domains: Sequence[str] = DOMAINS, render: Callable[[str], str] | None = None
 ) -> list[Question]:
-    """Questions of our own, domains in turns: as they stand, or as `render` asks them, by a chat
-    template say."""
+    """The built-in questions, their domains in turns; `render` makes a prompt of each, by a chat
+    template for example."""
 
     def asked(row: str, domain: str) -> Question:
         (text,) = json.loads(row)["turns"]
@@ -70,7 +69,7 @@ def random_ids(count: int, length: int, vocabulary: int, seed: int) -> list[Ques
 
 
 def cycle(questions: Sequence[Question], seed: int) -> Iterator[Question]:
-    """Without end, in an order shuffled anew each time round; the same for the same seed."""
+    """Yields the questions without end, shuffled anew each time; the seed fixes the order."""
     rng, order = random.Random(f"order/{seed}"), list(questions)
     while True:
         rng.shuffle(order)

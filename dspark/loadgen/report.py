@@ -1,5 +1,5 @@
-"""For people: a progress bar on stderr, a table on stdout, two pictures of a sweep, and what
-machine this was."""
+"""Reports of a sweep: a progress bar on stderr, a table on stdout, plots, and facts of the
+machine."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ NEEDED = {"series", "tok_s", "tok_s_user", "concurrency", "rate", "budget"}
 
 @contextlib.contextmanager
 def progress(title: str, requests: int) -> Iterator[Progress]:
-    """A line on a terminal, and the callback to report to while a point runs; nothing is shown
-    where stderr is no terminal or `rich` is missing."""
+    """Shows a progress bar and yields the callback that updates it; shows nothing if stderr is no
+    terminal or `rich` is missing."""
     try:
         from rich import progress as bars
         from rich.console import Console
@@ -86,14 +86,14 @@ COLUMNS: dict[str, Column] = {
 
 
 def table(points: Sequence[dict[str, Any]]) -> str:
-    """Of measured or simulated points. A column that says nothing of any of them is left out."""
+    """A text table of measured or simulated points, without columns that are empty for all."""
     columns = [(title, [show(point) for point in points]) for title, show in COLUMNS.items()]
     told = [[title, *(cell or "-" for cell in cells)] for title, cells in columns if any(cells)]
     return "\n".join(aligned([*zip(*told, strict=True)], right=True))
 
 
 def load(path: Path) -> list[dict[str, Any]]:
-    """Points of a saved run."""
+    """The points of a saved run. InvalidRequest if the file holds none."""
     try:
         points = json.loads(path.read_text(encoding="utf-8"))["points"]
         if not all(point.keys() >= NEEDED for point in points):
@@ -103,7 +103,7 @@ def load(path: Path) -> list[dict[str, Any]]:
     return list(points)
 
 
-# of a processor, that make a difference to products
+# features of a processor that change the speed of matrix products
 UNITS = (
     "avx2",
     "avx512f",
@@ -136,14 +136,13 @@ def machine() -> dict[str, str]:
 
 
 def _pools(point: dict[str, Any]) -> str:
-    """Of a simulated point; of a measured one nobody knows."""
+    """Pool sizes of a simulated point; empty for a measured one, where they are unknown."""
     return f" {point['verifiers']}V {point['drafters']}D" if "verifiers" in point else ""
 
 
 def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
-    """One line per series and pools, one point per load; `path` decides the format.
-
-    Of simulated points also how busy the pools were.
+    """Plots one line per series and pool sizes, one point per load; the suffix of `path` decides
+    the format. For simulated points a third pane shows how busy the pools were.
     """
     simulated = all("verify_busy" in point for point in points)
     figure, (speed, budget, *busy) = panels(2 + simulated, (5.5, 4.2))
@@ -177,7 +176,7 @@ def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
 def _line(
     axes: Any, loads: Sequence[float], values: Sequence[float | None], form: str, label: str
 ) -> None:
-    """Of the loads at which there is a value."""
+    """Plots the values that are not None against their loads."""
     known = [(load, value) for load, value in zip(loads, values, strict=True) if value is not None]
     if known:
         axes.plot(*zip(*known, strict=True), form, label=label)

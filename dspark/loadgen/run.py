@@ -1,14 +1,13 @@
-"""One measurement: requests at a given concurrency (closed loop) or rate (open loop), and what came
-back.
+"""Runs one measurement: requests at a given concurrency (closed loop) or rate (open loop).
 
-A closed loop has a fixed number of users, each asking again as soon as it is answered. In an open
-loop requests arrive at random (exponential gaps) whatever the server does; the schedule is drawn
-before the first request is sent.
+A closed loop has a fixed number of users, each of which sends a request as soon as its last one is
+answered. In an open loop requests arrive at random (exponential gaps) whatever the server does; the
+schedule is drawn before the first request is sent.
 
-The window is what counts: it opens after the warm-up and closes with the last measured answer
-(closed loop), with the last arrival (open loop: behind it the load dies away), or when the given
-time is over. Answers under way then are cut; their tokens inside the window count, their latencies
-do not.
+Only the window counts: it opens after the warm-up and closes with the last measured answer (closed
+loop), with the last arrival (open loop: the load declines after it), or when the given time is
+over. Answers in progress then are cut; their tokens inside the window count, their latencies do
+not.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ Progress = Callable[[int, int], None]  # (answers, tokens) so far, warm-up left 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Exactly one of `concurrency` (users) and `rate` (requests a second) is set.
+    """The load of one measurement: exactly one of `concurrency` (users) and `rate` (requests a
+    second) is set.
 
-    requests: measured ones; 0 leaves it to duration_s. duration_s: longest window; 0 leaves it to
-    requests. warmup: requests before the window. timeout_s: longest answer. outstanding: most
-    requests open at a time in an open loop; what arrives beyond it waits, at the cost of its
-    latency.
+    requests: measured ones; 0: as many as duration_s allows. duration_s: longest window; 0: until
+    all requests are answered. warmup: requests before the window. timeout_s: longest answer.
+    outstanding: most requests open at a time in an open loop; others wait, which adds latency.
     """
 
     concurrency: int = 0
@@ -64,8 +63,8 @@ class LoadPlan:
 
 @dataclass
 class Outcome:
-    """Answers of the window and of what was under way when it opened; counters are differences over
-    the window."""
+    """The answers of a measurement, in an open loop with those of the warm-up; counters are
+    differences over the window."""
 
     plan: LoadPlan
     opened: float = 0.0
@@ -82,7 +81,7 @@ class Outcome:
 async def run(
     endpoint: Endpoint, questions: Iterator[Question], plan: LoadPlan, progress: Progress
 ) -> Outcome:
-    """Warm-up and window."""
+    """Runs the warm-up and the window. Raises InvalidRequest if the server refuses a request so."""
     load = _Load(endpoint, questions, plan, progress)
     return await (load.closed_loop() if plan.concurrency else load.open_loop())
 
@@ -98,7 +97,7 @@ class _Load:
         self._numbers = itertools.count()
         self._outcome = Outcome(plan)
         self._answered = self._tokens = 0
-        self._wrong: InvalidRequest | None = None  # ends the run
+        self._wrong: InvalidRequest | None = None  # the first one ends the run
 
     async def closed_loop(self) -> Outcome:
         if self._plan.warmup:
@@ -157,7 +156,7 @@ class _Load:
         return self._outcome
 
     async def _within(self, work: object) -> None:
-        """Runs the window; ends it when its time is over."""
+        """Runs the work of the window; cancels it when `duration_s` is over."""
         task = asyncio.ensure_future(work)  # type: ignore[call-overload]
         try:
             limit = self._plan.duration_s or None
@@ -170,7 +169,7 @@ class _Load:
             await _cancel({task})
 
     async def _users(self, users: int, requests: int) -> None:
-        """`users` at a time until `requests` were asked; 0 asks on."""
+        """Runs `users` users until `requests` requests were sent; 0: without end."""
         left = itertools.count() if requests <= 0 else iter(range(requests))
 
         async def user() -> None:
@@ -195,7 +194,7 @@ class _Load:
                 answer.error = "Empty"
         except DsparkError as error:
             answer.error = type(error).__name__
-            if isinstance(error, InvalidRequest):  # every further request would say the same
+            if isinstance(error, InvalidRequest):  # every further request would fail alike
                 self._wrong = self._wrong or error
         except TimeoutError:
             answer.error = Expired.__name__

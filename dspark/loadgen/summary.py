@@ -1,4 +1,4 @@
-"""What a measurement says, in numbers: one flat dictionary for JSON, tables and plots.
+"""Sums a measurement up in one flat dictionary for JSON, tables and plots.
 
 tok_s: tokens that arrived inside the window, per second of it. tok_s_user: tokens a second after
 the first message, mean over answers. itl_ms: per token, each message's gap shared among its tokens;
@@ -20,7 +20,7 @@ from dspark.loadgen.run import CUT, Outcome
 
 
 def spread(seconds: Iterable[float]) -> dict[str, float] | None:
-    """Mean and quantiles in milliseconds; None without any."""
+    """Mean and quantiles in milliseconds; None if there are no values."""
     values = list(seconds)
     if not values:
         return None
@@ -70,8 +70,8 @@ def summarise(outcome: Outcome, *, series: str, counted_by: str = "ids") -> dict
 
 
 def _speculation(whole: list[MeasuredAnswer], outcome: Outcome) -> dict[str, Any]:
-    """From the answers where they say it, else from the server's counters (rounds with a draft
-    alone, then)."""
+    """Figures of speculation from the answers if they report them, else from the server's counters,
+    which count rounds with a draft only."""
     told = [
         (answer.tokens, answer.speculation) for answer in whole if answer.speculation is not None
     ]
@@ -101,7 +101,7 @@ def _bytes(whole: list[MeasuredAnswer], outcome: Outcome) -> dict[str, float]:
     found = (
         {"client": round(sum(answer.size for answer in whole) / received, 2)} if received else {}
     )
-    tokens = sum(answer.tokens for answer in outcome.answers)  # the counters saw them all
+    tokens = sum(answer.tokens for answer in outcome.answers)  # counters include all of them
     for name, value in outcome.counters.items():
         if name.startswith("bytes_") and tokens:
             found[name.removeprefix("bytes_")] = round(value / tokens, 2)

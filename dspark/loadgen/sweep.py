@@ -1,4 +1,4 @@
-"""A sweep: every series (policy) at every load (concurrency or rate), one after the other.
+"""Measures a sweep: every series (policy) at every load (concurrency or rate), one by one.
 
 Policies take turns at each load, so that a disturbance of the machine hits all of them alike.
 """
@@ -26,12 +26,12 @@ from dspark.runtime.tls import Tls
 RANDOM_PROMPTS = 256
 Render = Callable[[str], str]
 
-PER_USER, LEAST = 4, 16  # measured requests of a point where none are asked for
+PER_USER, LEAST = 4, 16  # measured requests of a point by default: for each user, and at least
 
 
 @dataclass(frozen=True)
 class SweepOrder:
-    """What `dspark bench` was asked for; see its --help. `endpoint` None means `openai`."""
+    """The options of `dspark bench`; see its --help. `endpoint` None: the server at `openai`."""
 
     endpoint: str | None
     token: str | None
@@ -54,7 +54,7 @@ class SweepOrder:
     temperature: float
     rule: str
     tls: Tls | None = None
-    # how users of a chat ask a target
+    # target -> its chat template, as a function from question to prompt; None: it has none
     renderer: Callable[[str], Render | None] = lambda target: None
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class SweepOrder:
 
 
 async def run(order: SweepOrder) -> list[dict[str, Any]]:
-    """Every measurement of the order, summed up."""
+    """Runs every measurement of the sweep; returns their summaries."""
     endpoints = [_endpoint(order, policy) for policy in order.policy]
     try:
         questions = await _questions(order, endpoints[0])
