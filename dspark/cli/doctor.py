@@ -1,8 +1,7 @@
-"""`dspark doctor`: what is right and wrong with this machine, this pair and this cell, and how to
-mend each.
+"""`dspark doctor`: checks this machine, the pair and the cell, and says how to mend what is wrong.
 
-Exit codes: 0 nothing is wrong (warnings may be), 1 something is. Nothing is changed: a port is
-tried and given back, a cluster is asked one question.
+Exit codes: 0 nothing is wrong (there may be warnings), 1 something is. Nothing is changed: a port
+is bound and released, a cluster gets one request.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ COLOURS = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31"}
 
 @dataclass(frozen=True)
 class Finding:
-    """what: the thing looked at. said: what was found. mend: how to mend it; empty when it is
-    well."""
+    """The result of a check. what: its subject. said: what was found. mend: how to mend it, empty
+    if it is fine."""
 
     what: str
     level: Level
@@ -104,7 +103,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _guarded(args: argparse.Namespace) -> Iterator[Finding]:
-    """All checks; one that breaks is itself a finding, and the others go on."""
+    """Runs all checks; one that raises becomes a finding itself, and the others still run."""
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "versions": versions,
         "device": device,
@@ -142,7 +141,7 @@ def _print(finding: Finding) -> None:
 
 
 def versions() -> Iterator[Finding]:
-    """Python, and every distribution this one needs, by its own lists."""
+    """Checks Python, and the versions of all distributions in this one's metadata."""
     yield Finding("python", Level.OK, platform.python_version())
     missing: dict[str, list[str]] = {}
     good = 0
@@ -171,7 +170,7 @@ def versions() -> Iterator[Finding]:
 
 
 def device() -> Iterator[Finding]:
-    """Whether torch sees the GPU that is there."""
+    """Checks whether torch sees the GPU of this machine."""
     try:
         import torch
     except ModuleNotFoundError:
@@ -205,7 +204,7 @@ def device() -> Iterator[Finding]:
 
 
 def limits() -> Iterator[Finding]:
-    """Open files and shared memory."""
+    """Checks the limits of open files and of shared memory."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < LEAST_FILES:
         mend = (
@@ -237,8 +236,8 @@ def limits() -> Iterator[Finding]:
 
 
 def http_port(endpoint: str) -> Iterator[Finding]:
-    """Whether it could be listened on now; nothing where a cell of this state folder has one
-    already."""
+    """Checks whether the port is free now; no finding if the cell of this state folder has an HTTP
+    port."""
     from dspark.client import NoCell, find_cell
     from dspark.runtime.security import check_listeners
 
@@ -258,10 +257,10 @@ def http_port(endpoint: str) -> Iterator[Finding]:
 def models(
     target: str | None, drafter: str | None, revision: str | None, *, try_it: bool = False
 ) -> Iterator[Finding]:
-    """Whether the pair, the shipped one where none is named, is there, readable, and made for each
-    other: sizes, taps, vocabulary, tokenizer.
+    """Checks whether target and drafter (by default the shipped pair) exist, can be read and fit
+    each other: sizes, taps, vocabulary, tokenizer.
 
-    `try_it`: and what is accepted on a few held prompts, which takes the weights of both.
+    `try_it` measures acceptance on a few held-out prompts, too, which loads the weights of both.
     """
     from dspark.model.config_file import read_drafter_config
     from dspark.model.location import locate
@@ -330,7 +329,7 @@ def models(
 
 
 def _acceptance(target: str, drafter: str, revision: str | None) -> Iterator[Finding]:
-    """What no setting tells: whether the drafter says what this target says."""
+    """Measures whether the target accepts the drafter's tokens, which no config value shows."""
     from dspark.model.checkpoint import load_drafter, load_target
     from dspark.training.fitting import PROMPTS, fit, held_prompts
 
@@ -351,11 +350,11 @@ def _acceptance(target: str, drafter: str, revision: str | None) -> Iterator[Fin
 
 
 def ray_access(address: str | None, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Whether Ray asks who calls, and whether our token is ours alone."""
+    """Checks whether the Ray cluster authenticates callers, and whether our token is private."""
     try:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:
-        return  # `versions` has said so
+        return  # `versions` reports it
     mode = environ.get("RAY_AUTH_MODE")
     token = Path(environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     if token.is_file() and token.stat().st_mode & 0o077:
@@ -406,7 +405,7 @@ def ray_access(address: str | None, environ: Mapping[str, str]) -> Iterator[Find
 
 
 def state() -> Iterator[Finding]:
-    """The state folder, and what a dead cluster left behind."""
+    """Checks the state folder, and whether it still names a cluster that has ended."""
     from dspark.client.cell import cell_file, find_cell, is_alive
     from dspark.runtime.identity import state_dir
 
@@ -443,8 +442,8 @@ def state() -> Iterator[Finding]:
 
 
 def cell(connect: Callable[[], Client]) -> Iterator[Finding]:
-    """Whether every process of a running cell serves. connect: opens a client of it; NoCell when
-    none is up."""
+    """Checks whether every process of a running cell serves. `connect` opens a client of it, or
+    raises NoCell if none is up."""
     from dspark.client import NoCell
 
     try:

@@ -1,4 +1,4 @@
-"""Which extra of this distribution brings what, by its own lists. Needs nothing but Python."""
+"""Which extra of this distribution installs what, by its metadata. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import NamedTuple
 
 PACKAGE = "dspark-serving"
-# Top modules that are not called like their distribution, and of those that bring others' modules.
+# Top-level module -> distribution, where its name is another or another one installs it.
 _DISTRIBUTIONS = {
     "yaml": "pyyaml",
     "google": "protobuf",
@@ -26,14 +26,14 @@ _COMPARE = {
 
 
 class Wanted(NamedTuple):
-    """A distribution that this one asks for. extra: of which; "" is asked for always."""
+    """A distribution that this one requires. extra: the one that requires it; "": always."""
 
     name: str
-    specifier: str  # as it is written, without spaces
+    specifier: str  # as in the metadata, without spaces
     extra: str
 
     def fits(self, found: str) -> bool:
-        """Whether a version is one of those that are asked for."""
+        """Whether an installed version satisfies the specifier."""
         for part in filter(None, self.specifier.split(",")):
             compared = re.fullmatch(r"(>=|<|==)([0-9.]+)", part)
             if compared and not _COMPARE[compared[1]](*_padded(found, compared[2])):
@@ -42,7 +42,7 @@ class Wanted(NamedTuple):
 
 
 def wanted() -> Iterator[Wanted]:
-    """All of them; nothing where the distribution is not installed."""
+    """All distributions that this one requires; none if it is not installed."""
     try:
         lines = metadata.requires(PACKAGE) or []
     except metadata.PackageNotFoundError:
@@ -57,7 +57,7 @@ def wanted() -> Iterator[Wanted]:
 
 
 def extra_of(module: str) -> str:
-    """The extra that brings a module; "serve" for what is not known."""
+    """The extra that installs a module; "serve" for an unknown one."""
     top = module.partition(".")[0]
     name = _same(_DISTRIBUTIONS.get(top, top))
     return next(
@@ -66,7 +66,7 @@ def extra_of(module: str) -> str:
 
 
 def how_to_install(module: str) -> str:
-    """A sentence without its subject."""
+    """How to install a module, as the end of a sentence."""
     return f"install it with `pip install '.[{extra_of(module)}]'` in the checkout"
 
 
@@ -75,7 +75,7 @@ def _same(name: str) -> str:
 
 
 def _padded(*versions: str) -> list[tuple[int, ...]]:
-    """Their numbers, as many of each; what follows the numbers (rc1, +cpu) does not count."""
+    """The numbers of versions, padded to one length; suffixes (rc1, +cpu) do not count."""
     numbers = [
         [int(part) for part in re.findall(r"\d+", re.match(r"[0-9.]*", text)[0])]
         for text in versions

@@ -1,5 +1,5 @@
-"""`dspark generate`: one prompt, streamed to the terminal as it is committed. Needs grpcio and
-protobuf alone."""
+"""`dspark generate`: streams the answer to one prompt to the terminal. Needs only grpcio and
+protobuf."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _generate(args: argparse.Namespace) -> int:
             check_encoding(name, word)
     if args.wait is not None:
         health.wait_for(args)
-    at_once = args.json or (args.n or 1) > 1  # pieces of several answers would be torn apart
+    at_once = args.json or (args.n or 1) > 1  # pieces of several answers would mix
     with open_client(args) as client:
         has_text = args.json or client.model_info().has_tokenizer
         events = []
@@ -182,7 +182,7 @@ def _generate(args: argparse.Namespace) -> int:
 
 
 def _shown(part: Any, has_text: bool) -> str:
-    """A target without a tokenizer answers in ids."""
+    """The text of a part, or its ids if the target has no tokenizer."""
     return shown(str(part.text)) if has_text else "".join(f"{token} " for token in part.token_ids)
 
 

@@ -1,5 +1,5 @@
-"""`dspark health [HOST:PORT]`: gRPC health checks; exit code 0 when it serves, 1 when not. For
-containers' probes, and to wait for a cell."""
+"""`dspark health [HOST:PORT]`: a gRPC health check; exit code 0 if the process serves, 1 if not.
+For containers' probes, and to wait for a cell."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def add_commands(commands: Any) -> None:
 
 
 def wait_for(args: argparse.Namespace) -> None:
-    """Until the process that the arguments name is ready, for at most `--wait` seconds; Unavailable
-    after that. It may not be there yet, nor its cell."""
+    """Waits until the process that the arguments name is ready; Unavailable after `--wait` seconds.
+    Neither the process nor its cell need exist yet."""
     from dspark.runtime.channel import CALL_S, READY
 
     deadline = time.monotonic() + args.wait
@@ -56,7 +56,7 @@ def wait_for(args: argparse.Namespace) -> None:
 
 
 def _asked(args: argparse.Namespace, service: str, longest_s: float) -> tuple[str, str]:
-    """(who was asked, what it says of its health); Unavailable where nobody answers."""
+    """Returns (endpoint, its state of health); raises Unavailable if it does not answer."""
     import grpc
 
     from dspark.client.cell import NoCell, whom_to_call

@@ -1,4 +1,4 @@
-"""`dspark calibrate` and `dspark evaluate`: how sure a drafter may be, and how good it is."""
+"""`dspark calibrate` and `dspark evaluate`: fit a drafter's confidence, measure its acceptance."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _pair(parser: argparse.ArgumentParser) -> None:
-    """What both commands ask for."""
+    """Adds the options that both commands have."""
     parser.add_argument(
         "data", type=Path, nargs="+", metavar="FILE", help="JSONL of held-out prompts"
     )

@@ -18,10 +18,10 @@ from dspark.errors import ConfigError, Unavailable
 if TYPE_CHECKING:
     from dspark.client.cell import Cell
 
-LOOK_S = 1.0  # of `up --block`, at its cell
-# without its Ray cluster, which is longer than a `dspark down` elsewhere takes to forget the cell
+LOOK_S = 1.0  # interval at which `up --block` checks its cell
+# longest time without its Ray cluster; a `dspark down` elsewhere forgets the cell sooner
 RAY_GONE_S = 30.0
-SILENT_S = 120.0  # without a coordinator that answers, which is longer than one takes to come back
+SILENT_S = 120.0  # longest time without an answer of the coordinator, which restarts sooner
 WORDS = {"on": True, "off": False}
 
 
@@ -93,10 +93,10 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _stay(cell: Cell) -> None:
-    """Until a signal, and takes the cell down then; or until somebody else has taken it down.
+    """Waits for Ctrl-C or SIGTERM, then takes the cell down; returns if another command does so.
 
-    Unavailable when it has ended by itself, or cannot be reached; what is left of it on this
-    machine is cleared.
+    Unavailable if the cell has ended by itself or does not answer; if it has a Ray cluster of its
+    own, that is taken down.
     """
     from deploy.down import take_down
     from dspark.client.cell import NoCell, find_cell, is_alive
@@ -125,14 +125,14 @@ def _stay(cell: Cell) -> None:
         except KeyboardInterrupt:
             take_down(say)
         except Unavailable:
-            # a Ray cluster of its own, on this machine; in another one it may be only out of reach
+            # its own Ray cluster, on this machine; one that it joined may only be unreachable
             if cell.ray_pid:
                 take_down(say, 0.0)
             raise
 
 
 def _answers(cell: Cell) -> bool:
-    """Whether its coordinator lives."""
+    """Whether the coordinator of the cell answers a health check."""
     import grpc
 
     from dspark.runtime.channel import health_of, sync_channel
@@ -153,8 +153,8 @@ def _down(args: argparse.Namespace) -> int:
 
 
 def read_sizes(words: list[str]) -> tuple[dict[str, int], bool | None]:
-    """Sizes of `verify` and `draft`, and `autoscale`, as given; raises ConfigError with the word to
-    blame."""
+    """Sizes of `verify` and `draft`, and `autoscale`, as far as they are given. ConfigError names a
+    bad word."""
     given: dict[str, int] = {}
     autoscale: bool | None = None
     for word in words:

@@ -1,8 +1,8 @@
-"""`dspark logs [POOL/N] [--request ID] [-f]`: what the processes of a cell on this machine wrote,
-oldest first.
+"""`dspark logs [POOL/N] [--request ID] [-f]`: shows the log lines of a cell's processes on this
+machine, oldest first.
 
-Every process writes JSON lines under the Ray session's folder and names itself on each; so the
-lines of a replica are those that carry its name, whichever process it was at the time.
+Every process writes JSON lines with its name under the Ray session's folder, so the lines of a
+replica are found by its name, whichever process it was at the time.
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ def _logs(args: argparse.Namespace) -> int:
 
 
 class Tails:
-    """All log files of a session, also those that appear later, read on from where they were left.
+    """Reads the new lines of all log files of a session, also of those that appear later.
 
-    name: of a process or a pool; empty: of all. request: id of the one that lines are about; None:
-    about anything.
+    name: a process or a pool; empty: all. request: only lines about the request of this id; None:
+    all lines.
     """
 
     def __init__(self, folder: Path, name: str, request: str | None = None) -> None:
         self._folder, self._name, self._request = folder, name, request
-        # numbers of the request's answers, by which workers know them
+        # sequence numbers of the request's answers, which workers log
         self._sequences: set[Any] = set()
-        self._read: dict[Path, int] = {}  # bytes of whole lines
+        self._read: dict[Path, int] = {}  # bytes that were read, in whole lines
 
     def new(self) -> list[dict[str, Any]]:
-        """Lines that are complete and were not read before, of the wanted processes; the oldest
+        """Complete lines that were not read before, of the wanted processes and request; oldest
         first."""
         records = sorted(self._records(), key=lambda record: str(record.get("timestamp", "")))
         if self._request is not None:
@@ -102,7 +102,7 @@ class Tails:
             for line in whole:
                 try:
                     record = json.loads(line)
-                except ValueError:  # not ours: Ray's own words, or a library that prints
+                except ValueError:  # not ours: printed by Ray or a library
                     continue
                 if isinstance(record, dict) and record.get("process"):
                     yield record
@@ -123,7 +123,7 @@ def _show(record: dict[str, Any], *, raw: bool) -> None:
 
 
 def readable(record: dict[str, Any]) -> str:
-    """One line for people: when, who, what, and the numbers."""
+    """A log record as one line of text: time, process, event, and the other fields."""
     rest = " ".join(f"{key}={_value(value)}" for key, value in record.items() if key not in _KNOWN)
     level = str(record.get("level", "")).upper()
     mark = "" if level in ("", "INFO", "DEBUG") else f"{level} "

@@ -1,4 +1,4 @@
-"""The `dspark` command: words in, an exit code out.
+"""The `dspark` command: parses the command line, runs a command, returns its exit code.
 
 Parsing imports nothing heavy; each command imports what it needs when it runs. `dspark generate`
 works with grpcio and protobuf alone.
@@ -74,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_elsewhere(commands: Any) -> None:
-    """`train` and `ray`, whose work lives elsewhere."""
+    """Adds `train` and `ray`, whose options other programs parse."""
     train = commands.add_parser(
         "train",
         add_help=False,
@@ -93,7 +93,7 @@ def _add_elsewhere(commands: Any) -> None:
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:
-    """(words parsed here, words of the other program)."""
+    """Splits the command line into (words parsed here, words of the other program)."""
     if words[:2] in (["ray", "-h"], ["ray", "--help"]):
         return words, []
     kept = _OWN_OPTIONS.get(words[0]) if words else None
@@ -115,7 +115,7 @@ def _ray(args: argparse.Namespace) -> int:
 
 
 class _ShowVersion(argparse.Action):
-    """Looked up only when asked for."""
+    """Prints the version, which is looked up only then."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help=help)
@@ -129,7 +129,7 @@ class _ShowVersion(argparse.Action):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    # its remarks on closing connections are no news for people
+    # gRPC's remarks on closing connections are of no use to users
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     words = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser()
@@ -140,13 +140,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.parse_args(words, args)
         run: Callable[[argparse.Namespace], int] = args.run
         return run(args)
-    except SystemExit as stop:  # how argparse ends, after it has said why
+    except SystemExit as stop:  # argparse ends so, after its message
         return int(stop.code or 0)
     except KeyboardInterrupt:
         print("dspark: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has left; nobody is there to complain to
+        sys.stderr.close()  # the reader of our output is gone: end without a message
         return 0
     except Exception as error:
         if args.debug:
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _sentence(error: Exception) -> str:
-    """What people are told of it."""
+    """The message that users get for an error."""
     if isinstance(error, DsparkError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):

@@ -1,5 +1,5 @@
-"""What options of several commands have in common: numbers, the keys of a configuration, whom to
-call and how."""
+"""What several commands share: options of numbers, configuration keys, endpoints and credentials,
+and output to the terminal."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _TLS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """One with --debug, whose `type=int` and `type=float` take neither "1_0" nor "nan"; so are its
-    subcommands."""
+    """A parser with --debug, whose `type=int` and `type=float` reject "1_0" and "nan"; its
+    subcommands are such parsers, too."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.register("type", int, one_whole)
         self.register("type", float, one_number)
-        # Without a default, which would take back what was said before a subcommand.
+        # Without a default, which would override --debug before a subcommand.
         self.add_argument(
             "--debug",
             action="store_true",
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _argument(read: Callable[[str], T]) -> Callable[[str], T]:
-    """The same for argparse, which then says what is wrong."""
+    """Wraps a reader for argparse, which reports the message of its ValueError."""
 
     def argument(text: str) -> T:
         try:
@@ -78,7 +78,7 @@ natural, positive = _at_least(0), _at_least(1)  # counts
 
 
 def numbers(text: str, *, zero: bool = False) -> list[float]:
-    """Finite numbers above 0, or from 0 on with `zero`."""
+    """A list of finite numbers above 0, or from 0 on with `zero`, by commas."""
     try:
         values = [number_in(part) for part in text.split(",")]
     except ValueError:
@@ -91,7 +91,7 @@ def numbers(text: str, *, zero: bool = False) -> list[float]:
 
 
 def whole(text: str, *, zero: bool = False) -> list[int]:
-    """The same, whole."""
+    """A list of whole numbers above 0, or from 0 on with `zero`, by commas."""
     values = numbers(text, zero=zero)
     if not all(value == int(value) for value in values):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers")
@@ -99,7 +99,7 @@ def whole(text: str, *, zero: bool = False) -> list[int]:
 
 
 def wait_s(text: str) -> float:
-    """Seconds, 0 among them."""
+    """A number of seconds, 0 or more."""
     with contextlib.suppress(ValueError):
         if 0.0 <= (seconds := number_in(text)) < 1e9:
             return seconds
@@ -114,8 +114,8 @@ def add_keys(
     only: Collection[str] = (),
     leave_out: Collection[str] = (),
 ) -> None:
-    """A flag for every field of a configuration, with the field's own words; None where it is not
-    given."""
+    """Adds a flag for every field of a configuration, with the field's doc as its help; None if it
+    is not given."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         if field.name in leave_out or (only and field.name not in only):
@@ -136,8 +136,8 @@ def add_keys(
 def read_keys(
     args: argparse.Namespace, cls: type[T], section: str, *, prefix: str = "", **more: object
 ) -> T:
-    """What `add_keys` was told, over the defaults; ConfigError names a key. `more` wins over
-    both."""
+    """A configuration from the flags of `add_keys`, over its defaults; `more` overrides both.
+    ConfigError names a key."""
     from dspark.runtime.config import load_config
 
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
@@ -149,22 +149,22 @@ def read_keys(
 
 
 def add_tls(parser: Any) -> None:
-    """--tls-*: what a command shows to a server, and whom it believes."""
+    """Adds --tls-*: the certificate shown to a server, and the authority that is trusted."""
     for key, text in _TLS.items():
         what = "NAME" if key == "tls_server_name" else "FILE"
         parser.add_argument("--" + key.replace("_", "-"), metavar=what, help=text)
 
 
 def add_endpoint(parser: Any, text: str = ENDPOINT) -> None:
-    """--endpoint, with what is shown there."""
+    """Adds --endpoint, and the secret and certificates for it."""
     parser.add_argument("--endpoint", metavar="HOST:PORT", help=text)
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="secret of the endpoint")
     add_tls(parser)
 
 
 def add_asking(parser: Any, text: str = ENDPOINT) -> None:
-    """What a command that asks for answers has: how they are drawn and sped up, and whom it
-    asks."""
+    """Adds the options of a command that sends requests: sampling, policy, rule, waiting and
+    endpoint."""
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     parser.add_argument("--top-p", type=float, metavar="P", help="keep this much probability")
     parser.add_argument("--seed", type=int, help="key of the draws")
@@ -179,7 +179,7 @@ def add_asking(parser: Any, text: str = ENDPOINT) -> None:
 
 
 def tls_of(args: argparse.Namespace) -> Tls | None:
-    """How to call `--endpoint`; None: plaintext."""
+    """TLS options for `--endpoint`; None: plaintext."""
     from dspark.runtime.tls import Tls
 
     return Tls.of(args)
@@ -194,8 +194,8 @@ def open_client(args: argparse.Namespace) -> Client:
 
 
 def check_encoding(name: str, word: object) -> None:
-    """Bytes that are no UTF-8 come as halves of characters, which nobody can send; InvalidRequest
-    names the first."""
+    """Raises InvalidRequest, naming the first byte, for a word that was no UTF-8: Python reads such
+    bytes as lone surrogates, which cannot be sent."""
     if not isinstance(word, str):
         return
     half = next((at for at, sign in enumerate(word) if "\udc80" <= sign <= "\udcff"), None)
@@ -207,31 +207,31 @@ def check_encoding(name: str, word: object) -> None:
 
 
 def say(line: str) -> None:
-    """One line of progress. A reader that has left or a disk that is full must not stop the work
+    """Prints a line of progress to stderr. A closed pipe or a full disk must not stop the work
     half-way."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 
 
 def tell(line: str) -> None:
-    """The one line on stdout of a command that starts something. A full disk or a reader that is
-    gone ends nothing that serves; it is said on stderr instead."""
+    """Prints the one line on stdout of a command that starts something. If it cannot be written
+    (full disk, closed pipe), it goes to stderr, and what serves goes on."""
     try:
         print(line, flush=True)
     except (OSError, ValueError) as error:
         with contextlib.suppress(OSError, ValueError):
-            # what is left in it would fail again at the end
+            # what is left in its buffer would fail again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         with contextlib.suppress(OSError, ValueError):
             print(f"stdout cannot be written ({error}): {line}", file=sys.stderr, flush=True)
 
 
 def written_out(text: str) -> str:
-    """Text out of models and of somebody's files must not steer a terminal: control characters are
-    escapes, but for tabs and line breaks."""
+    """The text with control characters as escapes, except tabs and line breaks: text of models and
+    of foreign files must not control a terminal."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
 
 
 def shown(text: str) -> str:
-    """Of a model: written out in a terminal, as it is for another program."""
+    """Text of a model for stdout: written out in a terminal, unchanged for another program."""
     return written_out(text) if sys.stdout.isatty() else text

@@ -1,5 +1,5 @@
-"""`dspark serve coordinator|frontend|verify|draft`: one process by hand, with static endpoints,
-without Ray.
+"""`dspark serve coordinator|frontend|verify|draft`: runs one process by hand, with static
+endpoints, without Ray.
 
 Options are the keys of the room's configuration: `--page-size 32` sets `page_size`. They override
 the environment (`DSPARK_<SECTION>__<KEY>`), which overrides the file.
@@ -30,7 +30,7 @@ def add_commands(commands: Any) -> None:
 
 
 def room_parser(role: str) -> argparse.ArgumentParser:
-    """Options of one room, read from its configuration class."""
+    """The parser of one role, with options from its configuration class."""
     from deploy.service_registry import config_class
     from deploy.topology import ProcessRole
 

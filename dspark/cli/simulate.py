@@ -1,5 +1,5 @@
-"""`dspark simulate`: pools and loads that no test machine holds, in simulated time, with the
-coordinator's own code."""
+"""`dspark simulate`: runs the coordinator's own code with pools and loads of any size, in simulated
+time."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _simulate(args: argparse.Namespace) -> int:
     from dspark.plots import check
     from dspark.synthetic.spec import load_spec
 
-    # A line per request is a service's log; here requests are numbers.
+    # Drops the log lines about single requests, which only a service needs.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     if args.plot is not None:
         check(args.plot)

@@ -1,7 +1,7 @@
-"""`dspark status`: every process and lane, as the coordinator sees them.
+"""`dspark status`: shows every process and lane, as the coordinator sees them.
 
-`--explain REQUEST`: the rounds of a running request, one line each, as they are settled; then, or
-of one that has ended lately, what became of its answers.
+`--explain REQUEST` shows the rounds of a running request, one line each, as they are committed;
+then, or for a request that has ended lately, how its answers ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dspark.tables import aligned
 if TYPE_CHECKING:
     from dspark.client import CellStatus, Client, EndedAnswer, MeasuredCost, RoundExplanation
 
-OF_LOAD = ("busy_s", "wait_s", "waits")  # what `top` makes shares of
+OF_LOAD = ("busy_s", "wait_s", "waits")  # totals of which `top` shows shares
 
 _WHY = {
     "no_draft": "no draft",
@@ -74,7 +74,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _unreachable(endpoint: str, error: DsparkError, *, by_hand: bool) -> DsparkError:
-    """Says what is known about why nobody answers."""
+    """The error for a coordinator that does not answer, with what is known about the cause."""
     if by_hand:
         return Unavailable(f"the coordinator at {endpoint} is unreachable ({error})")
     from dspark.client.cell import find_cell, is_alive
@@ -93,7 +93,7 @@ def _unreachable(endpoint: str, error: DsparkError, *, by_hand: bool) -> DsparkE
 
 
 def as_json(endpoint: str, reply: CellStatus) -> dict[str, Any]:
-    """The stable shape `--json` prints."""
+    """The object that `--json` prints; its shape is stable."""
     from dataclasses import asdict
 
     lanes = [asdict(lane) for lane in reply.lanes]
@@ -169,8 +169,8 @@ def _cost_rows(curve: MeasuredCost) -> list[tuple[str, ...]]:
 
 
 def explain(client: Client, request_id: str, *, rounds: int, as_json: bool) -> int:
-    """Until the request ends, or so many rounds were told; one JSON object a line with
-    `as_json`."""
+    """Prints a request's rounds until it ends or `rounds` were printed, then its end; with
+    `as_json` one JSON object a line. InvalidRequest for an unknown id."""
     from dspark.client import InvalidRequest
 
     told, runs = 0, True
@@ -178,7 +178,7 @@ def explain(client: Client, request_id: str, *, rounds: int, as_json: bool) -> i
         for one in client.explain(request_id, rounds=rounds):
             told += 1
             print(json.dumps(shape(one)) if as_json else line(one), flush=True)
-    except InvalidRequest:  # it does not run
+    except InvalidRequest:  # the request is not running
         runs = False
     if told == rounds > 0:
         return 0
@@ -193,7 +193,7 @@ def explain(client: Client, request_id: str, *, rounds: int, as_json: bool) -> i
 
 
 def lines(answer: EndedAnswer) -> str:
-    """Of an answer that ended: how, with what, and when."""
+    """An ended answer as lines of text: outcome, tokens, workers, times, rounds."""
     which = f" answer {answer.index}" if answer.index else ""
     pools = ", ".join(filter(None, (answer.verifier, answer.drafter))) or "never placed"
     said = [
@@ -219,7 +219,7 @@ def _spread(histogram: Sequence[int]) -> str:
 
 
 def shape(told: RoundExplanation | EndedAnswer) -> dict[str, Any]:
-    """As one JSON object; what is not there is left out."""
+    """A round or an ended answer as one JSON object, without fields that are None."""
     from dataclasses import asdict
 
     return asdict(
@@ -229,8 +229,8 @@ def shape(told: RoundExplanation | EndedAnswer) -> dict[str, Any]:
 
 
 def line(told: RoundExplanation) -> str:
-    """Of one round: `+` accepted, `x` rejected, `!` by the answer's form, `-` behind it, `.` not
-    verified."""
+    """A round as one line. Slots: `+` accepted, `x` rejected, `!` forbidden by the answer's form,
+    `-` behind one of these, `.` not verified, `|` accepted behind the answer's end."""
     words = _WHY.get(told.why, told.why)
     if told.empty_because:
         words += f": {told.empty_because}"

@@ -1,6 +1,6 @@
-"""`dspark top`: a cell at work, seen from its coordinator, twice a second or as often as asked.
+"""`dspark top`: shows a cell at work, by its coordinator's status, every `--every` seconds.
 
-All rates are differences between two looks, so the first frame comes after one interval.
+All rates are differences between two statuses, so the first frame comes after one interval.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _top(args: argparse.Namespace) -> int:
 
 
 def frame(window: LoadWindow, endpoint: str) -> list[str]:
-    """The lines that are shown: the cell, its pools, its lanes."""
+    """The lines of one frame: the cell, its pools, its lanes."""
     title = f"dspark {window.newest.version} at {endpoint}"
     return [title, *_cell(window), "", *_pools(window), "", *_lanes(window)]
 

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Options of all stages."""
+    """The parser of all stages."""
     from dspark.training.settings import RegenerationSettings, Settings
 
     parser = Parser(

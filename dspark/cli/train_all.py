@@ -1,9 +1,8 @@
-"""`dspark train all`: a target's folder and a file of prompts in, a serving drafter and a report
-out.
+"""`dspark train all`: makes a drafter and a report from a target's folder and a file of prompts.
 
-Stages are done in order and noted in `chain.json`; a chain that was stopped goes on with the stage
-it was in, and a stage that can resume does. Answers come from the cell at `--endpoint`, or from
-processes of the chain's own that end with it.
+Stages run in order and are recorded in `chain.json`; a chain that was stopped goes on with its
+unfinished stage, which resumes if it can. Answers come from the cell at `--endpoint`, or from
+processes of the chain's own that end with the stage.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def add_stage(stages: Any) -> None:
 
 
 class _Chain:
-    """The stages that are done, and what each found out."""
+    """The finished stages and their results, recorded in `chain.json`."""
 
     def __init__(self, out: Path, identity: dict[str, Any]) -> None:
         from dspark.training.disk import check_same_run
@@ -80,7 +79,7 @@ class _Chain:
         self.notes: dict[str, Any] = kept or {"identity": identity, "stages": {}}
 
     def do(self, name: str, stage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Runs a stage unless it is done; returns what it found out."""
+        """Runs a stage unless it is done; returns its result."""
         from dspark.training.disk import write_whole
 
         stages: dict[str, dict[str, Any]] = self.notes["stages"]
@@ -192,8 +191,8 @@ def _regenerate(
 def ask(
     endpoint: str | None, token: str | None, target: str, asking: Any, prompts: Path, rows: Path
 ) -> dict[str, Any]:
-    """Answers every row of `prompts` through a cell (without an endpoint: that of the state
-    folder)."""
+    """Regenerates the answers of all rows of `prompts` through a cell (endpoint None: that of the
+    state folder)."""
     from dspark.client import AsyncClient
     from dspark.training.chat import Chat
     from dspark.training.disk import read_rows
@@ -224,7 +223,7 @@ def _train(settings: Any) -> dict[str, Any]:
 
 
 def _serve(target: str, drafter: Path, prompts: Path, out: Path, tokens: int) -> dict[str, Any]:
-    """A cell with the new pair answers held-out prompts, with its drafter and without."""
+    """Measures a cell with the new pair on held-out prompts, with its drafter and without."""
     from deploy.processes import ProcessCell
     from dspark.training.chain_stages import measure_cell
 
