@@ -44,7 +44,7 @@ _OWN_OPTIONS = {"train": 1, "ray": 1, "serve": 2}  # command -> words of it that
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """The parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="dspark",
         description="DSpark speculative decoding served from two pools of gRPC services.",

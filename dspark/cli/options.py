@@ -78,7 +78,7 @@ natural, positive = _at_least(0), _at_least(1)  # counts
 
 
 def numbers(text: str, *, zero: bool = False) -> list[float]:
-    """A list of finite numbers above 0, or from 0 on with `zero`, by commas."""
+    """A comma-separated list of finite numbers above 0, or from 0 on with `zero`."""
     try:
         values = [number_in(part) for part in text.split(",")]
     except ValueError:
@@ -91,7 +91,7 @@ def numbers(text: str, *, zero: bool = False) -> list[float]:
 
 
 def whole(text: str, *, zero: bool = False) -> list[int]:
-    """A list of whole numbers above 0, or from 0 on with `zero`, by commas."""
+    """A comma-separated list of whole numbers above 0, or from 0 on with `zero`."""
     values = numbers(text, zero=zero)
     if not all(value == int(value) for value in values):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers")

@@ -169,8 +169,8 @@ def _cost_rows(curve: MeasuredCost) -> list[tuple[str, ...]]:
 
 
 def explain(client: Client, request_id: str, *, rounds: int, as_json: bool) -> int:
-    """Prints a request's rounds until it ends or `rounds` were printed, then its end; with
-    `as_json` one JSON object a line. InvalidRequest for an unknown id."""
+    """Prints a request's rounds and how it ended, or only its next `rounds` rounds; with `as_json`
+    one JSON object a line. InvalidRequest for an unknown id."""
     from dspark.client import InvalidRequest
 
     told, runs = 0, True

@@ -26,7 +26,7 @@ from dspark.loadgen.prompts import Question
 
 CUT = "cut"
 MOST_USERS, MOST_REQUESTS = 1 << 16, 10_000_000
-Progress = Callable[[int, int], None]  # (answers, tokens) so far, warm-up left out
+Progress = Callable[[int, int], None]  # (answers, tokens) so far, those of the warm-up included
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Outcome:
 async def run(
     endpoint: Endpoint, questions: Iterator[Question], plan: LoadPlan, progress: Progress
 ) -> Outcome:
-    """Runs the warm-up and the window. Raises InvalidRequest if the server refuses a request so."""
+    """Runs the warm-up and the window. Raises the first InvalidRequest of the server."""
     load = _Load(endpoint, questions, plan, progress)
     return await (load.closed_loop() if plan.concurrency else load.open_loop())
 
@@ -169,7 +169,7 @@ class _Load:
             await _cancel({task})
 
     async def _users(self, users: int, requests: int) -> None:
-        """Runs `users` users until `requests` requests were sent; 0: without end."""
+        """Keeps `users` requests running until `requests` were sent; 0: without end."""
         left = itertools.count() if requests <= 0 else iter(range(requests))
 
         async def user() -> None:

@@ -80,7 +80,7 @@ class Fit:
 
 @torch.inference_mode()
 def fit(target: LoadedTarget, drafter: Drafter, prompts: Sequence[Sequence[int]]) -> Fit:
-    """Measures on held-out prompts (token ids); the weights of both must not change meanwhile."""
+    """Measures the fit on held-out prompts (token ids). Weights must not change meanwhile."""
     size, taps = drafter.config.block_size, drafter.target_layer_ids
     last = len(decoder_layers(target.model)) - 1
     shifts = [
