@@ -1,6 +1,6 @@
 """Measures whether a drafter fits its target, and whether its taps are off by a layer or two.
 
-A checkpoint does not say how its taps were counted, so drafts have to. The target answers a few
+A checkpoint does not say how its taps were counted, so this is measured. The target answers a few
 held-out prompts greedily; the drafter drafts at every position of the answers, from the layers that
 its file names and from those one and two before and after. Neighbouring layers are much alike, so
 taps that are off by one may cost few accepted tokens. But the answers are likelier from the layers
