@@ -2,7 +2,7 @@
 
 DIR holds targets beside drafters; a drafter folder may hold `block_cases.safetensors`,
 `loss_case.safetensors` and `decode_cases.json`. Every case counts one. Cases of families that are
-not supported count as skipped; anything that is broken counts as failed.
+not supported count as skipped, by name; anything that is broken counts as failed.
 """
 
 from __future__ import annotations
