@@ -1,5 +1,4 @@
-"""What every route needs: the processor, what the target's conversations look like, and who may
-come in."""
+"""What every HTTP route shares: the input processor, the target's chat template, access checks."""
 
 from __future__ import annotations
 
@@ -31,12 +30,12 @@ Guard = Callable[[Request], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Api:
-    """One HTTP front.
+    """What the routes of one HTTP listener share.
 
-    guard: a dependency that raises Denied; `operator_guard` for what clients need not see.
-    template: of the target. pace: hides what packets tell of answers. security: of the listener.
-    local: only this machine can come in, and nobody asks it for a key, so web pages must not
-    either.
+    guard: dependency that raises Denied for all but clients; operator_guard: for all but readers
+    of metrics. template: the target's chat template. pace: hides what packets reveal of answers.
+    security: TLS and keys of the listener. local: it listens on loopback and asks for no key, so
+    requests of web pages must be refused.
     """
 
     processor: InputProcessor
@@ -49,18 +48,18 @@ class Api:
     local: bool
 
     def model(self, terms: CellTerms) -> str:
-        """The name clients use: the one that was given, the folder's, or the hub id."""
+        """The model's name for clients: `served_model`, else the folder's name or the hub id."""
         return model_name(terms.model, self.config.served_model)
 
     def fingerprint(self, terms: CellTerms) -> str:
-        """Changes when the target's weights or this software do: what an answer under a seed
-        depends on."""
+        """`system_fingerprint`: a hash of the target's weights and this software's version, on
+        which a seeded answer depends."""
         made = hashlib.sha256(f"{terms.fingerprint} {dspark.__version__}".encode())
         return f"fp_{made.hexdigest()[:12]}"
 
     def check_model(self, asked: str | None, terms: CellTerms) -> str:
-        """The served name; UnknownModel for any other model. Nothing asked for is the one there
-        is."""
+        """The served model's name. Raises UnknownModel if `asked` is the name of another; None and
+        "" are no name."""
         served = self.model(terms)
         if asked not in (None, "", served, terms.model):
             raise UnknownModel(f"the model {str(asked)[:200]!r} is not served here; {served!r} is")
@@ -68,8 +67,8 @@ class Api:
 
 
 def check_host(request: Request) -> None:
-    """A web page that resolves its own name to this machine carries that name; it must not drive a
-    local server."""
+    """Raises HTTPException 403 if the Host header is not a local name: a web page may resolve its
+    own name to this machine (DNS rebinding) and must not drive a local server."""
     host = request.headers.get("host", "")
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
     if not name.endswith(".localhost") and not is_loopback(name.strip("[]")):
@@ -83,7 +82,7 @@ CLIENTS: Roles = frozenset({Role.CLIENT, Role.OPERATOR})
 
 
 def make_api(config: ClientsConfig, processor: InputProcessor) -> Api:
-    """The front of `config.http`, whose address decides who is asked for what."""
+    """The Api of the listener at `config.http`, whose address decides who must show a key."""
     assert config.http is not None
     security = Security.of(replace(config, bind=config.http))
     security.check_bind(config.http)
@@ -102,7 +101,7 @@ def make_api(config: ClientsConfig, processor: InputProcessor) -> Api:
 
 
 def _check_origins(given: tuple[str, ...], asked: bool) -> None:
-    """asked: whether callers are asked who they are."""
+    """Raises ConfigError for malformed origins, and for * unless callers need a key (`asked`)."""
     for origin in given:
         if origin == "*" and not asked:
             raise ConfigError(
@@ -115,21 +114,20 @@ def _check_origins(given: tuple[str, ...], asked: bool) -> None:
 
 
 def guard_of(security: Security, roles: Roles) -> Guard:
-    """A dependency that lets `roles` in and remembers who it was."""
+    """A dependency that admits and records a caller with one of `roles`, else raises Denied."""
     admit = functools.partial(security.access.admit, "this request", roles)
 
     async def guard(request: Request) -> None:
         shown, names = request.headers.get("authorization"), names_of(request.scope)
         if shown is None and (key := request.headers.get("x-api-key")) is not None:
-            # as Anthropic's clients show it
+            # the header of Anthropic's clients
             shown = f"Bearer {key}"
         try:
             caller = admit(authorization=shown, names=names)
         except Denied as error:
             if shown is None or isinstance(error, Forbidden) or not security.access.open_to & roles:
                 raise
-            # Clients of this interface cannot leave the key out; where anybody may come in, any key
-            # will do.
+            # OpenAI's clients always send a key; where a role needs none, any key is accepted.
             caller = admit(authorization=None, names=names)
         set_caller(caller)
 
@@ -137,14 +135,13 @@ def guard_of(security: Security, roles: Roles) -> Guard:
 
 
 def build_app(api: Api, routers: Iterable[APIRouter]) -> FastAPI:
-    """The application: these routes, errors in their shape, and who may come in from where."""
+    """The application of `routers`, with error handlers, the check of hosts, and CORS."""
 
     async def from_here(request: Request) -> None:
         if api.local:
             check_host(request)
 
-    # No pages of documentation: they would load scripts from elsewhere. The description itself is
-    # at /openapi.json.
+    # No documentation pages: they would load scripts of other hosts. The schema is /openapi.json.
     app = FastAPI(title="dspark", docs_url=None, redoc_url=None)
     handle_errors(app)
     for router in routers:

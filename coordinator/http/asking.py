@@ -1,5 +1,5 @@
-"""From a body to running answers: messages for the processor, one per prompt, and one stream of
-what comes back."""
+"""From a request body to running answers: one gRPC message per prompt, and one stream of their
+output."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from dspark.errors import InvalidRequest, RequestCancelled, naming
 from dspark.numerals import shown as as_shown
 
 MAX_PROMPTS = 256
-_KEY = re.compile("0|[1-9][0-9]{0,9}")  # one way to write each
-GIVEN = 64  # characters of a client's name that go into ours
+_KEY = re.compile("0|[1-9][0-9]{0,9}")  # decimal, one spelling for each id
+GIVEN = 64  # characters of a client's request id that ours keeps
 
-# Fields that are options of the gRPC interface by the same name, though some of them say it in
-# another way.
+# Fields with the name of an option of the gRPC interface; `sampling` converts those that differ in
+# form.
 _PLAIN = Options.__annotations__.keys() & Body.model_fields.keys()
 
 Prompt = str | Sequence[int]
@@ -38,7 +38,7 @@ def sampling(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> dict[str, Any]:
-    """The fields of a body as the options of the gRPC interface. form: of the answer."""
+    """The fields of a body as options of the gRPC interface. form: the answer's constraint."""
     return {
         **{name: getattr(body, name) for name in _PLAIN},
         **(body.speculation.model_dump() if body.speculation else {}),
@@ -53,7 +53,7 @@ def sampling(
 
 
 def _seed(given: int | None) -> int | None:
-    """OpenAI's seeds are signed, those of the gRPC interface are not: each has a key of its own."""
+    """An OpenAI seed as an unsigned 64-bit integer: 2^64 is added to a negative one."""
     if given is None or 0 <= given < 2**64:
         return given
     if not -(2**63) <= given < 0:
@@ -62,7 +62,7 @@ def _seed(given: int | None) -> int | None:
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:
-    """JSON has no numbers for keys."""
+    """`logit_bias` by token id; the keys of a JSON object are strings."""
     for token in given:
         if not _KEY.fullmatch(token):
             raise InvalidRequest("logit_bias", f"keys are token ids, and {as_shown(token)} is none")
@@ -70,8 +70,8 @@ def _biases(given: dict[str, float]) -> dict[int, float]:
 
 
 def new_id(kind: str, given: str | None) -> str:
-    """Of a response, and of its request in logs. `given` is the client's own, which need not differ
-    from call to call: clients that try again, and proxies that pass a name on, say it twice."""
+    """A unique id for a response and its request in logs. given: the client's own id, which may
+    repeat: clients that retry, and proxies that forward an id, send it twice."""
     return (
         f"{kind}-{given[:GIVEN]}-{secrets.token_hex(4)}"
         if given
@@ -83,8 +83,8 @@ ID_HEADER = "x-request-id"  # answers have `request-id` as well, which Anthropic
 
 
 class Asking:
-    """All prompts of one HTTP request, under the answer's id and headers. `leave` it in any case:
-    that frees whatever has not ended."""
+    """The running prompts of one HTTP request, with the response's id and headers. Its owner always
+    calls `leave`, which frees what has not ended."""
 
     def __init__(self, kind: str, given: str | None, names: Mapping[str, str]) -> None:
         self.id = new_id(kind, given)
@@ -104,9 +104,9 @@ class Asking:
         usual: int | None = None,
         record: bool = False,
     ) -> Asking:
-        """Takes all prompts in, or none. kind: first word of the id. names: what the body calls
-        fields of the gRPC interface. usual: tokens of an answer that sets no limit, where it is not
-        the deployment's. record: answers keep the steps that they were made in."""
+        """Submits all prompts, or none. kind: first word of the id. names: the body's names for
+        fields of the gRPC interface. usual: default `max_tokens`, None for the deployment's.
+        record: answers keep (verified, accepted) of each round as `steps`."""
         if len(prompts) > MAX_PROMPTS:
             raise InvalidRequest(
                 "text", f"{len(prompts)} prompts, at most {MAX_PROMPTS} are allowed"
@@ -130,7 +130,7 @@ class Asking:
         return asking
 
     async def parts(self) -> AsyncIterator[tuple[int, list[OutputChunk]]]:
-        """(which prompt, its new parts) until all have ended. Raises the first error of any."""
+        """Yields (prompt index, its new parts) until all prompts end; raises their first error."""
         if len(self.streams) == 1:
             only = self.streams[0]
             while not only.done:
@@ -155,8 +155,8 @@ class Asking:
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def scored_parts(self) -> AsyncIterator[tuple[int, list[OutputChunk]]]:
-        """`parts`, but those of a prompt that is scored wait until it is: another answer to it may
-        be quicker. It never is where all of them end before."""
+        """Like `parts`, but holds a prompt's parts back until its requested `prompt_logprobs` have
+        arrived, or all its answers have ended without them."""
         held: dict[int, list[list[OutputChunk]]] = {}
         async for prompt, shown in self.parts():
             stream = self.streams[prompt]
@@ -167,19 +167,19 @@ class Asking:
                     yield prompt, each
 
     async def _next(self, stream: ResponseStream) -> list[OutputChunk]:
-        with naming(self._name):  # of a form that the verifier cannot keep
+        with naming(self._name):  # the verifier may refuse a constraint
             return await stream.parts()
 
     def _name(self, field: str) -> str:
-        """That the body has for it."""
+        """The body's name for a field of the gRPC interface."""
         return self._names.get(field) or self._names.get(field.partition(".")[0]) or field
 
     def gone(self) -> None:
-        """The client has left: everything is freed at once, whatever is being waited for."""
+        """Cancels all requests at once because the client has disconnected."""
         for stream in self.streams:
             stream.cut(RequestCancelled("the client went away"))
 
     def leave(self) -> None:
-        """Nobody reads any more."""
+        """Releases every stream, and frees requests that have not ended."""
         for stream in self.streams:
             stream.leave()

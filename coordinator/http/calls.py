@@ -1,8 +1,8 @@
-"""Calls of tools in the text of an answer, read as it comes.
+"""Parses tool calls in the text of an answer while it streams.
 
-A call is told as soon as its name is known and its arguments begin, and these as they are written,
-letter by letter. What only looked like a call is text, as it was written. Every character is looked
-at once, and what is told does not depend on how the text is cut.
+A call is emitted as soon as its name is known and its arguments begin; the arguments follow
+character by character. Text that only looked like a call is emitted unchanged. Every character is
+examined once, and the output does not depend on how the text is chunked.
 """
 
 from __future__ import annotations
@@ -15,25 +15,24 @@ from typing import NamedTuple
 from coordinator.http.tools import NAME, Format
 from coordinator.reception.output_processor import overlap
 
-MOST = 1 << 20  # characters of a call that is not told yet
-_HEAD = 256  # characters of a name and what stands around it
+MOST = 1 << 20  # characters of a call that are held back before it is emitted
+_HEAD = 256  # characters of a call's name and the text around it
 _BLANK = 64  # characters of white space that are held back where a call may follow
 
 
 class Part(NamedTuple):
-    """What follows: text of the answer, of what was thought before it, or the beginning or more of
-    the arguments of a call."""
+    """An increment of an answer: text, reasoning, the start of a call, or more of its arguments."""
 
     text: str = ""
     reasoning: str = ""
-    call: int | None = None  # which of the answer's calls
-    name: str = ""  # where it begins
+    call: int | None = None  # index of the call in the answer
+    name: str = ""  # set in a call's first part, as `id`
     id: str = ""
     arguments: str = ""
 
 
 def joined(parts: Iterable[Part]) -> list[Part]:
-    """The same in as few parts as can be."""
+    """The same increments, with neighbours of one kind merged."""
     made: list[Part] = []
     for part in parts:
         if (
@@ -56,8 +55,8 @@ def joined(parts: Iterable[Part]) -> list[Part]:
 
 
 def parted(held: str, marks: Iterable[str], blank: str = "") -> tuple[str, str, str]:
-    """(the text before the first of the marks, that mark, what is behind it). Where none is there
-    yet: (what can be told, "", what may yet begin one, and the characters of `blank` before it)."""
+    """(text before the first of `marks`, the mark, text after it). Without one: (text that is
+    certain, "", the tail that may begin one, with the characters of `blank` before it)."""
     at, mark = min(
         ((place, mark) for mark in marks if (place := held.find(mark)) >= 0), default=(-1, "")
     )
@@ -70,7 +69,7 @@ def parted(held: str, marks: Iterable[str], blank: str = "") -> tuple[str, str, 
 
 
 _SPACE = " \t\r\n"
-# What comes next, and a character: what comes then.
+# Transitions: (what is expected, the next character) to what is expected after it.
 _NEXT = {
     ("[", "["): "{",
     ("{", "{"): "first",
@@ -84,13 +83,13 @@ _NEXT = {
 
 
 class JsonValue:
-    """One value; over: it has ended."""
+    """Finds the end of one JSON value in streamed text. over: the value has ended."""
 
     def __init__(self) -> None:
         self._depth, self._quoted, self._escaped, self.over = 0, False, False, False
 
     def take(self, text: str, at: int) -> int:
-        """Index behind the characters of `text` from `at` on that belong to it."""
+        """Reads `text` from index `at`; returns the index behind the value's characters."""
         for place in range(at, len(text)):
             letter = text[place]
             if self._quoted:
@@ -105,7 +104,7 @@ class JsonValue:
             elif letter in "{[":
                 self._depth += 1
             elif not self._depth and (letter in ",}]" or letter in _SPACE):
-                # behind a number or a word
+                # ends a number or a word
                 self.over = True
                 return place
             elif letter in "}]":
@@ -117,8 +116,8 @@ class JsonValue:
 
 
 class JsonKeys:
-    """An object, key by key. listed: it is the first of a list, which begins with it. broken: it is
-    none."""
+    """Reads the keys and values of a JSON object in streamed text. listed: the object is the first
+    of a list, whose bracket precedes it. over: it has ended. broken: the text is no object."""
 
     def __init__(self, *, listed: bool = False) -> None:
         self._next, self._key = "[" if listed else "{", ""
@@ -126,8 +125,8 @@ class JsonKeys:
         self.over = self.broken = False
 
     def read(self, text: str, at: int) -> tuple[int, tuple[str, str, bool] | None]:
-        """From `at` on, up to the next of a value: (index behind it, (key, more of its value,
-        whether that is all)); None where there is no more in this text."""
+        """Reads from `at` to the next piece of a value: (index behind it, (key, piece, whether the
+        value is complete)). The second is None where this text holds no more."""
         while at < len(text) and not self.over and not self.broken:
             if self._value is not None:
                 begin, at, ended = at, self._value.take(text, at), self._value.over
@@ -163,20 +162,20 @@ class JsonKeys:
 
 
 class CallReader:
-    """Of one answer."""
+    """Splits the streamed text of one answer into text and tool calls, as a `Reader`."""
 
     def __init__(self, form: Format) -> None:
         self._form = form
         self._marks = (form.trigger, *form.around) if form.marked else ()
-        self._held = ""  # not told yet
-        self._said = False  # any text was told since the last call
-        # Where calls have no mark of their own the whole answer is one, or none is.
+        self._held = ""  # not emitted yet
+        self._said = False  # text was emitted since the last call
+        # In a format without marks either the whole answer is a call, or it holds none.
         self._call: _OpenCall | None = None if self._marks else _OpenCall(form)
-        self._tail = False  # behind a call
+        self._tail = False  # a call has ended, and its closing mark may follow
         self.calls = self.thought = 0
 
     def push(self, text: str) -> list[Part]:
-        """What is known by now."""
+        """Takes more text; returns the increments that are certain by now."""
         self._held += text
         parts: list[Part] = []
         while self._held and self._step(parts):
@@ -184,7 +183,7 @@ class CallReader:
         return parts
 
     def close(self) -> list[Part]:
-        """What is left at the end of the answer."""
+        """Returns the increments left at the end of the answer."""
         parts: list[Part] = []
         if self._call is not None and not self._call.told:
             self._held = self._call.written + self._held
@@ -196,7 +195,7 @@ class CallReader:
         return parts
 
     def _step(self, parts: list[Part]) -> bool:
-        """Goes on; returns whether it may go on further with the text there is."""
+        """Parses one step; returns whether the held text may allow another."""
         if self._call is not None:
             return self._in_call(self._call, parts)
         return self._behind_call() if self._tail else self._in_text(parts)
@@ -204,7 +203,7 @@ class CallReader:
     def _in_text(self, parts: list[Part]) -> bool:
         text, mark, rest = parted(self._held, self._marks, "\n" if self._marks else "")
         if self._marks and not mark and self.calls and not self._said and not text.strip():
-            self._held = self._held[-_BLANK:]  # white space before a call is none of the answer
+            self._held = self._held[-_BLANK:]  # white space before a call is not answer text
             return False
         self._held = rest
         self._say(text.rstrip("\n") if mark else text, parts)
@@ -236,44 +235,44 @@ class CallReader:
         return True
 
     def _behind_call(self) -> bool:
-        """Takes off what closes a call."""
+        """Drops the closing mark of a call, or begins the next call of a list."""
         form, rest = self._form, self._held.lstrip()
         if form.parted and rest[:1] == form.parted:
             self._tail, self._call, self._held = False, _OpenCall(form, listed=False), rest[1:]
         elif form.close and rest.startswith(form.close):
             self._tail, self._held = False, rest[len(form.close) :]
         elif form.close.startswith(rest) and len(self._held) < len(form.close) + _BLANK:
-            return False  # it is on its way
+            return False  # the closing mark may still be incomplete
         else:
             self._tail = False
         return True
 
 
 class _OpenCall:
-    """One that is being read. over: it has ended, or is none."""
+    """A call that is being read. told: its start was emitted. over: it has ended, or is no call."""
 
     def __init__(self, form: Format, *, listed: bool = True) -> None:
         self._form = form
-        self._before = [form.trigger] if form.marked else []  # all that was read, until it is told
+        self._before = [form.trigger] if form.marked else []  # text read, until `told`
         self._size = 0
-        self._head = ""  # of a name that stands before its arguments
+        self._head = ""  # name and separator, where the name precedes the arguments
         self._keys = JsonKeys(listed=listed and bool(form.parted)) if form.parameters else None
         self._values: dict[str, list[str]] = {
             "name": [],
             form.parameters: [],
-        }  # those of a call that is one object
-        self._value: JsonValue | None = None  # arguments that stand by themselves
-        self._ready = self._whole = False  # all arguments have come; they were told at once
+        }  # pieces by key, where the call is one object
+        self._value: JsonValue | None = None  # arguments behind the name
+        self._ready = self._whole = False  # arguments are complete; emitted at once
         self.name = ""
         self.told = self.over = False
 
     @property
     def written(self) -> str:
-        """All of a call that is not told."""
+        """The text read of a call that is not `told`."""
         return "".join(self._before)
 
     def read(self, text: str) -> tuple[int, str]:
-        """(characters read, arguments to tell)."""
+        """Reads `text`: (characters read, arguments to emit)."""
         used, arguments = self._keyed(text) if self._keys is not None else self._named(text)
         if self.told:
             self._before.clear()
@@ -284,7 +283,7 @@ class _OpenCall:
         return used, arguments
 
     def _named(self, text: str) -> tuple[int, str]:
-        """A call whose name stands before its arguments."""
+        """`read` for a call whose name precedes its arguments."""
         start = 0
         if self._value is None:
             had = len(self._head)
@@ -305,8 +304,7 @@ class _OpenCall:
         return end, text[start:end]
 
     def _keyed(self, text: str) -> tuple[int, str]:
-        """A call that is an object with the name and the arguments, in any order, and perhaps
-        more."""
+        """`read` for a call that is one object, with name and arguments in any order."""
         assert self._keys is not None
         at, out = 0, list[str]()
         while not self.over:
@@ -318,7 +316,7 @@ class _OpenCall:
                 out.append(piece if key == self._form.parameters and not self._whole else "")
                 continue
             if not self._form.marked and key not in ("name", "type", self._form.parameters):
-                self.over = True  # another object
+                self.over = True  # an object that is no call
                 break
             if key in self._values:
                 self._values[key].append(piece)
@@ -326,7 +324,7 @@ class _OpenCall:
                 self.over = True
                 break
             if key == self._form.parameters and ended and not any(self._values[key]):
-                # `"arguments": }`
+                # a key without a value: `"arguments": }`
                 self.over = True
                 break
             out.append(self._tell(ended and key == self._form.parameters))
@@ -347,7 +345,7 @@ class _OpenCall:
             return ""
         arguments = "".join(pieces)
         self.told, self._whole = True, self._ready
-        if arguments[0] == '"':  # JSON in a text, as OpenAI's interface has it
+        if arguments[0] == '"':  # JSON in a string, as in OpenAI's interface
             try:
                 return _text(arguments)
             except ValueError:
@@ -356,8 +354,8 @@ class _OpenCall:
 
 
 def _text(written: str) -> str:
-    """A text in JSON. Raises ValueError for anything else, and for halves of characters, which
-    cannot be told."""
+    """Decodes a JSON string. Raises ValueError for anything else, and for lone surrogates, which
+    UTF-8 cannot encode."""
     if not written.startswith('"'):
         raise ValueError("no text")
     text = str(json.loads(written, strict=False))
@@ -366,7 +364,7 @@ def _text(written: str) -> str:
 
 
 def new_call_id(form: Format | None = None) -> str:
-    """As the target's template takes them."""
+    """A random id for a call: of nine characters where the target's format has short ids."""
     return (
         secrets.token_hex(5)[:9]
         if form is not None and form.short_ids

@@ -40,9 +40,9 @@ _NAMES = {
     "tokenized.input_ids": "messages",
     "sampling_params.logprobs": "top_logprobs",
 }
-_HERE = "CONTINUE_FINAL_MESSAGE_TAG "  # the space tells whether the template trims
-_TAIL = 8  # tokens of a prompt that tell whether it has begun thoughts
-# arguments of templates that have a field of their own
+_HERE = "CONTINUE_FINAL_MESSAGE_TAG "  # a template that trims removes the space
+_TAIL = 8  # last tokens of a prompt, which show whether it begins reasoning
+# arguments of templates that are fields of the body
 _KEYWORDS = (
     "enable_thinking",
     "reasoning_effort",
@@ -71,8 +71,8 @@ def routes(api: Api) -> APIRouter:
 
 
 class AskedChat(NamedTuple):
-    """A conversation that is to go on. reader: makes one of each answer. names: what fields of the
-    gRPC interface are called in its body."""
+    """A chat request, ready to run. reader: makes a reader for each answer. names: the body's names
+    for fields of the gRPC interface."""
 
     prompt: tuple[int, ...]
     options: dict[str, Any]
@@ -81,7 +81,7 @@ class AskedChat(NamedTuple):
 
 
 async def read_chat(api: Api, body: ChatBody) -> AskedChat:
-    """What a body asks for, whatever the answer is going to look like."""
+    """Reads a chat body into a prompt, options and readers, whatever shape the response has."""
     calling = read_calling(api, body)
     prompt = await read_prompt(api, body, calling)
     template, tokenizer = api.template, api.processor.tokenizer
@@ -104,7 +104,7 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
         field = "thinking_token_budget" if form is None else field
         form = with_budget(budget, form, inside=inside, token=tokenizer.id_of(END))
     options = sampling(body, form, max_tokens=_max_tokens(body), logprobs=_logprobs(body))
-    # What parts an answer may be written in tokens that are no text.
+    # The marks between an answer's parts may be special tokens: then these are decoded too.
     marks = (
         (BEGINS,) if template.has_channels else calling.format.marks if calling is not None else ()
     )
@@ -128,8 +128,7 @@ def _reader(calling: Calling | None, template: ChatTemplate, inside: bool) -> Re
 
 
 class ChatShape:
-    """`chat.completion` or its chunks, with the thoughts and the calls of tools that answers
-    hold."""
+    """Makes `chat.completion` objects or chunks, with the answers' reasoning and tool calls."""
 
     whole_object, part_object = "chat.completion", "chat.completion.chunk"
 
@@ -182,7 +181,7 @@ async def read_prompt(api: Api, body: ChatBody, calling: Calling | None = None) 
         raise Unsupported(
             "messages", "the target has no chat template; /v1/completions takes plain prompts"
         )
-    # before anything is done for a request that has no room
+    # refuses a request without room before any work on it
     api.processor.cell.check_capacity(current_caller().tenant)
     messages = template.fitted(read_messages(body.messages))
     arguments = dict(body.chat_template_kwargs or {})
@@ -194,7 +193,7 @@ async def read_prompt(api: Api, body: ChatBody, calling: Calling | None = None) 
     tools = calling.tools if calling is not None else ()
     asked = (template, messages, arguments, body, tools)
     text = await beside(len(str((messages, arguments, tools))) > LONG_TEXT, _rendered, *asked)
-    # the template writes them itself
+    # the template writes special tokens itself
     return await encoded(tokenizer, text, "messages", add_special=False)
 
 
@@ -220,15 +219,15 @@ def _rendered(
 
 
 def _cut_behind(text: str, said: str) -> str:
-    """Without what the template puts behind the last message, so that the answer goes on with
-    it."""
+    """Cuts the prompt `text` behind `said`, the last message, so that the answer continues it.
+    Raises InvalidRequest if the template changes the message."""
     at = text.rfind(_HERE.strip())
     if not said.strip() or at < 0 or said.strip() not in text:
         raise InvalidRequest(
             "continue_final_message", "the chat template does not show the last message as it is"
         )
     kept = text[:at]
-    # a template that trims would have trimmed it
+    # where the marker's space is trimmed, the message's would have been
     return kept if text[at : at + len(_HERE)] == _HERE else kept.rstrip()
 
 
@@ -243,7 +242,7 @@ def _logprobs(body: ChatBody) -> int | None:
 
 
 def _delta(parts: Sequence[Part]) -> Object:
-    """Parts that come together, as one."""
+    """The increments of one event, merged into one `delta` object."""
     made: Object = {}
     calls: dict[int, Object] = {}
     for part in parts:

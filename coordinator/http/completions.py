@@ -1,4 +1,4 @@
-"""/v1/completions: text or token ids go on."""
+"""/v1/completions: continues prompts of text or of token ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from coordinator.reception.input_processor import decoded, prompt_bytes
 from coordinator.reception.output_processor import OutputChunk, OutputProcessor
 from dspark.errors import InvalidRequest
 
-DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this kind of request
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default for completions
 
 
 def routes(api: Api) -> APIRouter:
@@ -34,7 +34,7 @@ def routes(api: Api) -> APIRouter:
         openapi_extra=described_by(CompletionBody),
     )
     async def completions(request: Request) -> Response:
-        """Goes on with each prompt."""
+        """Continues each prompt."""
         body = await read_body(request, CompletionBody, prompt_bytes(api.processor.cell))
         prompts = read_prompts(body.prompt)
         field, form = form_of(body)
@@ -51,7 +51,7 @@ def routes(api: Api) -> APIRouter:
 
 
 class CompletionShape:
-    """`text_completion`, streamed or whole."""
+    """Makes `text_completion` objects, streamed or whole. echoes: text of each prompt, if shown."""
 
     whole_object = part_object = "text_completion"
     thought = 0
@@ -64,13 +64,13 @@ class CompletionShape:
         prompt_logprobs: int | None = None,
     ) -> None:
         self._texts, self._echoes = texts, echoes
-        # likeliest tokens asked for
+        # requested numbers of likeliest tokens
         self._logprobs, self._prompt_logprobs = (
             logprobs,
             prompt_logprobs,
         )
-        self._said: dict[tuple[int, int], int] = {}  # characters told, by prompt and answer
-        self._before: dict[int, int] = {}  # of each prompt, where they are told of
+        self._said: dict[tuple[int, int], int] = {}  # characters sent, by prompt and answer
+        self._before: dict[int, int] = {}  # characters of echoed prompts, if scored
 
     def opening(self, prompt: int, output: OutputProcessor) -> Object | None:
         if self._echoes is None:
@@ -104,8 +104,8 @@ class CompletionShape:
 
 
 def _scores(body: CompletionBody) -> tuple[int | None, dict[str, str]]:
-    """Likeliest tokens to tell at each position of the prompt, and what that is called in the
-    body."""
+    """(likeliest tokens at each position of an echoed prompt, None for no scores; the body's name
+    for that field, if it has another)."""
     if not body.echo or (body.logprobs is None and body.max_tokens != 0):
         return None, {}
     if body.prompt_logprobs is not None:

@@ -1,9 +1,8 @@
-"""One HTTP connection, and what the library's own leaves open: how long it may be quiet, its end,
-and who is there.
+"""HTTP connections with what uvicorn's lack: idle limits, a hard end, and the peer's names.
 
-The library counts quiet connections as work, waits for a first request for ever, and can only close
-a connection whose buffers the peer empties. Here a head comes within `HEAD_S`, a connection can be
-cut by what answers on it, and the one that has been quiet longest makes room for a new one.
+uvicorn counts idle connections as work, waits forever for a first request, and can only close a
+connection whose peer reads. Here a request's head must arrive within `HEAD_S`, a request can cut
+its connection, and the longest idle connection ends to make room for a new one.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from typing import Any
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-AHEAD = 8  # requests of one connection that wait behind one that is being answered
+AHEAD = 8  # pipelined requests that may wait behind the one being answered
 HEAD_S = 10.0  # from a connection's beginning, or a request's first byte, to the end of its head
-_CUT, _NAMES = "dspark.cut", "dspark.names"  # in a request's state
+_CUT, _NAMES = "dspark.cut", "dspark.names"  # keys in a request's state
 
 
 class Quiet:
-    """Connections of one listener on which no request runs, the longest quiet first.
+    """The idle connections of one listener, the longest idle first.
 
-    most: connections of all kinds. ended: is told why one was ended that its peer had not closed.
+    most: limit of all its connections. ended: called with the reason when one is ended here.
     """
 
     def __init__(self, most: int, ended: Callable[[str], None]) -> None:
@@ -31,8 +30,8 @@ class Quiet:
         self._all: dict[Connection, None] = {}
 
     def add(self, connection: Connection, there: int) -> None:
-        """There are `there` connections, this one included; if those are too many, the longest
-        quiet one ends."""
+        """Adds an idle connection. If `there`, all connections of the listener, is over the limit,
+        the longest idle one ends."""
         self._all[connection] = None
         if there > self._most:
             longest = next(iter(self._all))
@@ -40,18 +39,18 @@ class Quiet:
             longest.end("room")
 
     def remove(self, connection: Connection) -> None:
-        """A request runs on it, or it has ended."""
+        """Removes a connection on which a request runs, or that has ended."""
         self._all.pop(connection, None)
 
 
 class Connection(HttpToolsProtocol):
-    """The library's, with an end to its patience."""
+    """uvicorn's connection, with a timeout for a request's head, and aborted when idle too long."""
 
     def __init__(self, *arguments: Any, quiet: Quiet, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._quiet = quiet
         self._head: asyncio.TimerHandle | None = None
-        # the request that is being answered; `cycle` is the last that came
+        # the request that is being answered; `cycle` is the last one received
         self._running: Any = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -63,7 +62,7 @@ class Connection(HttpToolsProtocol):
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
-        if self._head is None and self._idle:  # the library forgets its own timer with any byte
+        if self._head is None and self._idle:  # uvicorn drops its own timer at any byte
             self._await_head()
         super().data_received(data)
 
@@ -72,7 +71,7 @@ class Connection(HttpToolsProtocol):
         self._quiet.remove(self)
         super().on_headers_complete()
         if len(self.pipeline) <= AHEAD:
-            # the library stops reading, and would not notice that the client leaves
+            # uvicorn stops reading here, and would not notice that the client disconnects
             self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
@@ -87,15 +86,15 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
         self._quiet.remove(self)
-        self.cycle = self._running  # which the library tells of it
+        self.cycle = self._running  # which uvicorn notifies
         super().connection_lost(exc)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nobody sends, and perhaps nobody reads what was sent: closing would wait for that."""
+        """Aborts an idle connection; a close would wait until the peer reads what was sent."""
         self.end("idle")
 
     def end(self, why: str) -> None:
-        """At once, whatever waits to be sent."""
+        """Aborts the connection and drops unsent bytes. why: the reason reported to `Quiet`."""
         if not self.transport.is_closing():
             self._quiet.ended(why)
             self.transport.abort()
@@ -114,14 +113,14 @@ class Connection(HttpToolsProtocol):
 
 
 def names_of(scope: Scope) -> Iterable[str]:
-    """Alternative names of the caller's certificate, which TLS has verified."""
+    """The subject alternative names of the caller's certificate, which TLS has verified."""
     names: Iterable[str] = scope.get("state", {}).get(_NAMES, ())
     return names
 
 
 def cut(scope: Scope) -> bool:
-    """Ends a request's connection at once, whatever waits to be sent. False where there is none to
-    end."""
+    """Aborts a request's connection and drops unsent bytes; returns False if it has none to
+    abort."""
     end = scope.get("state", {}).get(_CUT)
     if end is not None:
         end()

@@ -1,5 +1,5 @@
-"""Errors in OpenAI's shape, or Anthropic's on its routes, with the status that tells a client what
-to do. The HTTP half of `dspark.errors`."""
+"""HTTP responses for the errors of `dspark.errors`: OpenAI's shape, or Anthropic's on its routes,
+with a status that tells a client what to do."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ log = structlog.get_logger("dspark.http")
 
 _INVALID = "invalid_request_error"
 _RETRY_UNAVAILABLE_S = 1.0
-_UNROUTED = {(404, "Not Found"), (405, "Method Not Allowed")}  # the library's own words
+_UNROUTED = {(404, "Not Found"), (405, "Method Not Allowed")}  # Starlette's messages
 # Fields of the public gRPC message, as a client of this interface calls them.
 _NAMES = {"text": "prompt", "tokenized.input_ids": "prompt", "label": "speculation.label"}
 
 
 class UnknownModel(DsparkError):
-    """Asked for a model that is not served here."""
+    """The request names a model that is not served here."""
 
 
 def param_of(field: str) -> str:
@@ -49,7 +49,7 @@ def described(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     match error:
         case InvalidRequest():
             status, kind, param = 400, _INVALID, param_of(error.field)
-            # 400 also for what is understood and not built: clients try a 5xx again.
+            # 400 also for known features that are not supported: clients retry a 5xx.
             code = "unsupported_parameter" if isinstance(error, Unsupported) else None
             message = f"{param}: {error.problem}"
         case UnknownModel():
@@ -90,7 +90,7 @@ def described(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     )
 
 
-# Anthropic's words for statuses, on its own routes.
+# Anthropic's error types by status, for its own routes.
 _MESSAGES = "/v1/messages"
 _KINDS = {
     400: _INVALID,
@@ -108,13 +108,13 @@ def as_message(status: int, body: dict[str, Any]) -> dict[str, Any]:
     """The body of an error in Anthropic's shape."""
     kind = _KINDS.get(status, _INVALID if status < 500 else "api_error")
     error = {"type": kind, "message": body["error"]["message"]}
-    if body["error"]["param"] == "thread":  # told so, its client sends the conversation whole
+    if body["error"]["param"] == "thread":  # its client then sends the whole conversation
         error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return {"type": "error", "error": error}
 
 
 def error_response(path: str, error: Exception) -> JSONResponse:
-    """In the shape of the route."""
+    """The response to `error`, in the shape of the route at `path`."""
     status, body, headers = described(error)
     return JSONResponse(
         as_message(status, body) if path.startswith(_MESSAGES) else body, status, headers
@@ -122,7 +122,7 @@ def error_response(path: str, error: Exception) -> JSONResponse:
 
 
 def _retry(after_s: float) -> dict[str, str]:
-    """Whole seconds for everybody, milliseconds for clients that know them."""
+    """Headers for a retry: in whole seconds, and in milliseconds for clients that read those."""
     return {
         "Retry-After": str(max(1, math.ceil(after_s))),
         "retry-after-ms": str(max(1, round(1000 * after_s))),
@@ -130,7 +130,7 @@ def _retry(after_s: float) -> dict[str, str]:
 
 
 def _routes(app: FastAPI) -> str:
-    """Those that the description knows."""
+    """The routes in the OpenAPI schema, as text."""
     return ", ".join(
         f"{method.upper()} {path}"
         for path, ways in app.openapi()["paths"].items()
@@ -139,7 +139,7 @@ def _routes(app: FastAPI) -> str:
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Every error of every route takes this shape."""
+    """Installs handlers that answer every error of every route with `error_response`."""
 
     async def respond(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, HTTPException) and (error.status_code, error.detail) in _UNROUTED:

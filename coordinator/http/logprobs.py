@@ -1,8 +1,7 @@
-"""Log-probabilities as bodies of answers have them: single tokens as text and bytes, answers' and
-prompts'.
+"""Log-probabilities of answers and prompts in response bodies, with each token's text and bytes.
 
-A token need not be a whole character. Those of a prompt stand among those of a completion that
-shows it, as OpenAI writes them, or by themselves, as vLLM does.
+A token need not be a whole character. A prompt's log-probabilities precede those of a completion
+that echoes it, as in OpenAI's interface, or have a field of their own, as in vLLM's.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from dspark.types import ScoredToken
 
 
 class TokenTexts:
-    """What each token id is to a reader."""
+    """Bytes and text of single tokens, by id."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._bytes_of = None if tokenizer is None else functools.cache(tokenizer.bytes_of)
 
     def bytes_of(self, token: int) -> bytes:
-        """The very bytes the token stands for; of a target without a tokenizer its number."""
+        """The token's bytes; its number if the target has no tokenizer."""
         return f"token_id:{token}".encode() if self._bytes_of is None else self._bytes_of(token)
 
     def text_of(self, token: int) -> str:
-        """Bytes that are no character of their own are spelled out, as OpenAI does."""
+        """The token's text; bytes that are not whole characters as hex escapes, as OpenAI does."""
         spelled = self.bytes_of(token)
         try:
             return spelled.decode()
@@ -37,7 +36,7 @@ class TokenTexts:
 
 
 def chat_logprobs(texts: TokenTexts, shown: OutputChunk) -> dict[str, Any] | None:
-    """Of a part of a chat answer; None where nothing was asked for."""
+    """`logprobs` of a part of a chat answer; None where none were requested."""
     if not shown.logprobs:
         return None
 
@@ -54,11 +53,11 @@ def chat_logprobs(texts: TokenTexts, shown: OutputChunk) -> dict[str, Any] | Non
 
 Row = tuple[
     int, float | None, Iterable[tuple[int, float]]
-]  # a token, its log-probability, the likeliest in its place
+]  # a token, its log-probability, the likeliest tokens at its position
 
 
 def _listed(texts: TokenTexts, rows: Sequence[Row], before: int = 0) -> dict[str, Any]:
-    """As OpenAI writes those of completions, `before` characters into the text."""
+    """OpenAI's `logprobs` object of completions; `before`: characters of text before the rows."""
     tokens = [texts.text_of(token) for token, _, _ in rows]
     return {
         "text_offset": list(accumulate(map(len, tokens[:-1]), initial=before)),
@@ -73,7 +72,7 @@ def _listed(texts: TokenTexts, rows: Sequence[Row], before: int = 0) -> dict[str
 def completion_logprobs(
     texts: TokenTexts, shown: OutputChunk, before: int
 ) -> dict[str, Any] | None:
-    """Of a part of a completion; None where nothing was asked for."""
+    """`logprobs` of a part of a completion; None where none were requested."""
     rows = [
         (token, one.logprob, _top(one))
         for token, one in zip(shown.tokens, shown.logprobs, strict=False)
@@ -82,8 +81,8 @@ def completion_logprobs(
 
 
 def echo_logprobs(texts: TokenTexts, output: OutputProcessor, top: int) -> dict[str, Any] | None:
-    """Of the prompt that a completion begins with; `top` likeliest tokens at each position but the
-    first. None where they were not asked for, or never came."""
+    """`logprobs` of an echoed prompt, with the `top` likeliest tokens at each position but the
+    first; None where they were not requested or never arrived."""
     told = output.prompt_logprobs
     if told is None:
         return None
@@ -102,8 +101,8 @@ def _top(one: ScoredToken) -> list[tuple[int, float]]:
 def prompt_logprobs(
     texts: TokenTexts, output: OutputProcessor, top: int | None = None
 ) -> dict[str, Any]:
-    """The field `prompt_logprobs` of a choice; nothing where none came. The token itself is always
-    told."""
+    """A choice's `prompt_logprobs` field, as an empty dict where there are none. Every position has
+    its own token and the `top` likeliest, all that were scored for None."""
     told = output.prompt_logprobs
     if told is None:
         return {}
