@@ -1,12 +1,11 @@
-"""The one way from a checked body to a response, and what all answers share: the frame around
-choices, usage, and the order in which a stream says things.
+"""From a validated body to a response, with what all responses share: the fields around choices,
+usage, metrics, and the order of a stream's events.
 
 A stream is: an opening of each choice where the shape has one, parts, a finish reason with the last
-part of a choice, then usage where asked for, then [DONE]. Several answers of one round leave in one
-write.
+part of a choice, then usage if requested, then [DONE]. Events of one round leave in one write.
 
-`metrics`, where asked for, have vLLM's names: `num_draft_tokens` counts drafted tokens that were
-sent to verification, all that were drafted stand in `num_proposed_draft_tokens`. Identities: the
+`metrics`, if requested, have vLLM's names: `num_draft_tokens` counts drafted tokens that were
+sent to verification, `num_proposed_draft_tokens` all that were drafted. Identities: the
 acceptance histogram sums to `num_spec_steps` and weighted by its index to
 `num_accepted_draft_tokens`; `mean_acceptance_length` counts the target's own token.
 """
@@ -46,36 +45,34 @@ from dspark.errors import InvalidRequest
 
 Detail = Literal["none", "summary", "detailed"]
 Object = dict[str, Any]
-MANY = 2048  # tokens that are written beside the event loop
+MANY = 2048  # replies of more tokens are written in a thread of their own
 
 
 class ReplyShape(Protocol):
-    """How one kind of answer is written. `prompt`: index of the prompt that an answer belongs
-    to."""
+    """Makes the choices of one kind of response. prompt: index of the prompt of a choice."""
 
     whole_object: str
     part_object: str
 
     @property
     def thought(self) -> int:
-        """Tokens of thoughts so far, of all answers."""
+        """Reasoning tokens so far, over all answers."""
 
     def opening(self, prompt: int, output: OutputProcessor) -> Object | None:
-        """The first part of a prompt's choices, before any token; None where there is nothing to
-        say."""
+        """The first part of each choice of a prompt, before any token; None for none."""
 
     def part(self, prompt: int, shown: OutputChunk) -> Object:
-        """A choice's next part."""
+        """The next part of a choice."""
 
     def reason(self, index: int, reason: str) -> str:
-        """Why an answer that has been told to its end ended, as this kind calls it."""
+        """The finish reason of an answer whose parts are all made, in this kind's words."""
 
     def whole(self, made: Object, output: OutputProcessor) -> Object:
-        """A whole choice. made: all of its parts, each added to those before it."""
+        """A complete choice. made: all of its parts, merged by `added`."""
 
 
 class Frame(NamedTuple):
-    """What a request asked of the reply as a whole. block_size: slots of a full block."""
+    """What a reply has beside its choices. block_size: slots of a full block."""
 
     model: str
     fingerprint: str
@@ -86,7 +83,8 @@ class Frame(NamedTuple):
 
 
 def added(known: Any, more: Any) -> Any:
-    """What is known, and what came after it: texts and lists go on."""
+    """Merges `more` into `known`: dicts by key, lists and strings by appending; else the newer one
+    that is not None."""
     if isinstance(more, dict):
         known = {} if known is None else known
         for key, value in more.items():
@@ -101,13 +99,14 @@ def added(known: Any, more: Any) -> Any:
     return known if more is None else more
 
 
-Told = list[tuple[int, Object]]  # parts of choices, by their numbers
+Told = list[tuple[int, Object]]  # (index of a choice, its next part)
 
 
 async def _told(
     asking: Asking, shape: ReplyShape, frame: Frame
 ) -> AsyncGenerator[tuple[bool, Told]]:
-    """What comes together, and whether it is long. A choice's last part says why it ended."""
+    """Yields (whether they are long, parts of choices that arrived together). The last part of a
+    choice has its finish reason."""
     opened: set[int] = set()
     async for prompt, parts in asking.scored_parts():
         out, stream = Told(), asking.streams[prompt]
@@ -124,8 +123,8 @@ async def _told(
                 if opening is not None
             ]
         for shown in parts:
-            choice = shape.part(prompt, shown)  # which counts tokens that show nothing yet, too
-            said = shown.text and choice.get("delta", True)  # a reader may hold it back
+            choice = shape.part(prompt, shown)  # also counts tokens that have no text yet
+            said = shown.text and choice.get("delta", True)  # a reader may hold text back
             if not (shown.ended or frame.token_ids or shown.logprobs or said):
                 continue
             if frame.token_ids:
@@ -137,7 +136,7 @@ async def _told(
 
 
 def _opening(asking: Asking, prompt: int, shape: ReplyShape, frame: Frame) -> Object | None:
-    """Of all answers to a prompt, which begin alike."""
+    """The opening of every choice of a prompt; None for none."""
     output = asking.streams[prompt].output
     choice = shape.opening(prompt, output)
     if not frame.token_ids:
@@ -147,8 +146,7 @@ def _opening(asking: Asking, prompt: int, shape: ReplyShape, frame: Frame) -> Ob
 
 
 async def whole_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> bytes:
-    """The reply to a request that does not stream, as JSON: what a stream would have told, put
-    together."""
+    """The JSON reply to a request that does not stream: the parts of a stream, merged by choice."""
     choices: dict[int, Object] = {}
     async for _, told in _told(asking, shape, frame):
         for number, more in told:
@@ -173,7 +171,7 @@ def _written(asking: Asking, made: dict[int, Object], shape: ReplyShape, frame: 
 
 
 async def streamed_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> AsyncGenerator[bytes]:
-    """Events of the reply to a request that streams."""
+    """Yields the events of the reply to a request that streams."""
     head, usage = _head(asking, frame, shape.part_object), frame.options.include_usage
 
     def events(told: Told) -> bytes:
@@ -196,8 +194,8 @@ async def streamed_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> Asy
 
 
 def usage_of(asking: Asking, thought: int = 0) -> Object:
-    """Tokens so far: every prompt once, all answers together. thought: how many of them were
-    thoughts."""
+    """`usage` so far: every prompt once, all answers summed. thought: reasoning tokens among
+    them."""
     outputs = [stream.output for stream in asking.streams]
     prompt = sum(len(output.request.prompt) for output in outputs)
     said = sum(answer.answered for output in outputs for answer in output.answers)
@@ -231,7 +229,7 @@ def _finish(answer: AnswerOutput, shape: ReplyShape) -> Object:
 
 
 def _metrics(asking: Asking, frame: Frame) -> Object:
-    """Of all answers together, where they are asked for."""
+    """The `metrics` field over all answers together; empty if not requested."""
     if frame.detail == "none":
         return {}
     block_size = frame.block_size
@@ -288,7 +286,7 @@ async def answered(
     kind: str,
     usual: int | None = None,
 ) -> Response:
-    """See `Asking.begin`."""
+    """Runs the prompts and responds in `shape`. For the parameters see `Asking.begin`."""
     terms = api.processor.cell.terms()
     model = api.check_model(body.model, terms)
     detail = _detail(request, body)
@@ -309,8 +307,8 @@ async def respond(
     whole: Callable[[], Coroutine[Any, Any, bytes]],
     failed: Callable[[Exception], bytes] = failure,
 ) -> Response:
-    """The events of a stream, or the whole answer as JSON, at the deployment's pace. failed: see
-    `EventStream`."""
+    """The response at the deployment's pace: a stream of `events`, or `whole()` as JSON for None.
+    failed: see `EventStream`."""
     longest = max(stream.request.max_tokens for stream in asking.streams)
     if events is not None:
         if api.pace is not None:
@@ -326,7 +324,8 @@ async def respond(
 
 
 def _detail(request: Request, body: Body) -> Detail:
-    """Asked for in the body, or by a header where a tool writes the body."""
+    """The requested detail of metrics: from the body, else from a header, for clients that cannot
+    change the body."""
     asked = body.per_request_spec_decode_metrics or request.headers.get(METRICS_HEADER, "none")
     if asked not in get_args(Detail):
         raise InvalidRequest(METRICS_HEADER, "must be none, summary or detailed")

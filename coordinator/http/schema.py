@@ -1,9 +1,8 @@
-"""Bodies of requests: OpenAI's fields, vLLM's names for what OpenAI does not have, and
-`speculation` of our own.
+"""Request bodies: OpenAI's fields, vLLM's where OpenAI has none, and `speculation` of our own.
 
-Types are checked here, values where the gRPC interface checks them, so that both refuse in the same
-words. What is understood and not built is refused by name, and so is what nobody knows; labels that
-change nothing are let through.
+Types are checked here, values where the gRPC interface checks them, so that both give the same
+errors. Known fields that are not supported and unknown fields are refused by name; labels without
+effect are accepted.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ Form = dict[str, Any]  # `constraint` of a request
 
 
 class BodyPart(BaseModel):
-    """What a body is made of. Fields that nobody knows are refused."""
+    """A body or an object in it: types are strict, unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
 
 class JsonSchema(BodyPart):
-    """`strict` is as it were true: what cannot be kept is refused."""
+    """OpenAI's `json_schema`. `strict` counts as true: what cannot be enforced is refused."""
 
     name: str = ""
     description: str | None = None
@@ -41,14 +40,14 @@ class JsonSchema(BodyPart):
 
 
 class ResponseFormat(BodyPart):
-    """OpenAI's."""
+    """OpenAI's `response_format`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag", "regex", "grammar"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(BodyPart):
-    """vLLM's: one of these."""
+    """vLLM's `structured_outputs`: exactly one of the forms is given."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -56,7 +55,7 @@ class StructuredOutputs(BodyPart):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | dict[str, Any] | None = None
-    # How another engine writes JSON; what asks for nothing.
+    # vLLM's options of how JSON is written: accepted where they have no effect.
     disable_fallback: bool | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
@@ -80,7 +79,7 @@ class Named(BodyPart):
 
 
 class Chosen(BodyPart):
-    """A tool that is to be called."""
+    """A `tool_choice` that names the function to call."""
 
     type: Literal["function"]
     function: Named
@@ -88,7 +87,7 @@ class Chosen(BodyPart):
 
 Choice = Literal["none", "auto", "required"] | Chosen
 
-# Values that ask for nothing.
+# Known fields that are not supported, with their values that have no effect and are accepted.
 _IDLE: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (True,),
     "allowed_token_ids": ([],),
@@ -117,7 +116,7 @@ _IDLE: dict[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-# Labels for the client's own books.
+# Fields that have no effect: labels for the client's own use.
 _LABELS = {
     "metadata",
     "prompt_cache_key",
@@ -145,11 +144,10 @@ class SpeculationFields(BodyPart):
 
 
 class SharedFields(BodyPart):
-    """What every interface here has beside its own; None takes the deployment's default.
+    """Fields that the bodies of all interfaces share; None takes the deployment's default.
 
-    idle: values that ask for nothing, of fields that are known and not built; `true` is not 1.
-    labels: fields that are nothing to anybody here. stored: those for which something would have to
-    be kept.
+    idle: known fields that are not supported, with their values that have no effect; `true` is not
+    1. labels: fields without effect. stored: fields that need storage between requests.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -175,7 +173,7 @@ class SharedFields(BodyPart):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        """Raises Unsupported for what is asked for beside the body's own fields."""
+        """Raises Unsupported for fields beside the body's own, unless they have no effect."""
         for name, value in (self.model_extra or {}).items():
             nothing = (
                 value == each and type(value) is type(each) for each in self.idle.get(name, ())
@@ -192,7 +190,7 @@ class SharedFields(BodyPart):
 
 
 class Body(SharedFields):
-    """What both kinds of OpenAI's requests share."""
+    """Fields that OpenAI's chat and text completions share."""
 
     idle = _IDLE
     labels = _LABELS
@@ -223,7 +221,7 @@ class Body(SharedFields):
 
 
 def form_of(body: Body) -> tuple[str, Form | None]:
-    """(the field that says so, the form)."""
+    """(the field that asks for a form, the form or None). Raises InvalidRequest for two forms."""
     one, other = _of_format(body.response_format), _of_outputs(body.structured_outputs)
     if one is not None and other is not None:
         raise InvalidRequest("structured_outputs", "not beside response_format")
@@ -270,28 +268,28 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def validated(kind: type[M], content: bytes) -> M:
-    """A body from JSON; InvalidRequest names the field."""
+    """Parses JSON as a body of this kind. Raises InvalidRequest naming the field."""
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False, include_context=False)
         paths = [_path(kind, each) for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
-        # Of alternatives the one that was gone into.
+        # Of a union's alternatives report the one that matched deepest.
         at = max(range(len(paths)), key=lambda place: paths[place].count("."))
         field, problem = paths[at], str(errors[at]["msg"])
         raise InvalidRequest(field or "body", problem[:1].lower() + problem[1:300]) from None
 
 
 class AtFirst(FailFast):
-    """A long list of another kind is refused at its first item, not complained of at each of a
-    million."""
+    """Fails a list at its first wrong item, so that a long list of another kind does not collect an
+    error for each of a million items."""
 
-    def __hash__(self) -> int:  # members of a union need one
+    def __hash__(self) -> int:  # members of a union need a hash
         return hash(self.fail_fast)
 
 
 class CompletionBody(Body):
-    """Of /v1/completions."""
+    """Body of /v1/completions."""
 
     prompt: (
         str
@@ -304,8 +302,8 @@ class CompletionBody(Body):
 
 
 class ChatBody(Body):
-    """Of /v1/chat/completions. Messages are the template's business; only text is understood in
-    their content."""
+    """Body of /v1/chat/completions. Messages are passed to the chat template; their content must be
+    text."""
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
@@ -318,14 +316,14 @@ class ChatBody(Body):
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     thinking_token_budget: int | None = None
-    # Shorthands for the keyword arguments of these names.
+    # Shorthands for the chat template's arguments of these names.
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
 
 
 def _path(kind: type[BaseModel], error: ErrorDetails) -> str:
-    """`messages[0]` of the place where something is wrong, without the names of the alternatives
-    that were tried."""
+    """The path of an error in the body, such as `messages[0]`, without the names of the union
+    alternatives that were tried."""
     words, loc = "", error["loc"]
     for index, part in enumerate(loc):
         unknown = error["type"] == "extra_forbidden" and index == len(loc) - 1
@@ -338,7 +336,7 @@ def _path(kind: type[BaseModel], error: ErrorDetails) -> str:
 
 @functools.cache
 def _fields(kind: type[BaseModel]) -> frozenset[str]:
-    """Names of its fields, and of all that are inside them."""
+    """Names of the fields of `kind` and of all models nested in it."""
     names = {field.alias or name for name, field in kind.model_fields.items()}
     waiting = [field.annotation for field in kind.model_fields.values()]
     while waiting:
@@ -353,10 +351,9 @@ READ_S = 30.0
 
 
 async def read_body(request: Request, kind: type[M], most: int) -> M:
-    """The body as `kind`, of `most` bytes; errors name what is wrong."""
+    """Reads a JSON body of at most `most` bytes as `kind`. Raises HTTPException, InvalidRequest."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # A browser sends JSON to another origin only after asking, so pages from elsewhere cannot post
-    # here.
+    # Browsers send JSON to another origin only after a preflight, so foreign pages cannot post.
     if media != "application/json":
         raise HTTPException(415, f"content-type: {media[:100] or 'none'} is not application/json")
     declared = request.headers.get("content-length", "")
@@ -381,9 +378,9 @@ def _too_large(most: int) -> HTTPException:
 
 
 def described_by(kind: type[BaseModel]) -> dict[str, Any]:
-    """What FastAPI adds to a route that takes a body of this kind."""
+    """`openapi_extra` of a FastAPI route that reads a body of this kind."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    # Parts stand where they are used, so that routes need no shared components.
+    # Nested models are inlined, so that routes need no shared components.
     parts = schema.pop("$defs", {})
     return {
         "requestBody": {

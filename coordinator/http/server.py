@@ -1,5 +1,5 @@
-"""uvicorn inside a process that has an event loop, signals and certificates of its own, and few
-descriptors."""
+"""uvicorn inside a process that has its own event loop, signal handlers and certificates, and a
+limited number of file descriptors."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from dspark.runtime.telemetry import Metrics
 log = structlog.get_logger("dspark.http")
 
 ACCEPTS = 16  # connections taken in one turn of the event loop
-SPARE = 64  # descriptors left to the rest of the process
+SPARE = 64  # file descriptors left to the rest of the process
 SAY_EVERY_S = 1.0
-_EXHAUSTED = "socket.accept() out of system resource"  # as the event loop puts it
+_EXHAUSTED = "socket.accept() out of system resource"  # the event loop's message
 
 
 def room(most: int) -> int:
-    """Connections that descriptors are there for, `most` at most."""
+    """How many connections the free file descriptors allow: at least one, at most `most`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return most
@@ -42,8 +42,8 @@ def room(most: int) -> int:
 
 
 class Exhausted:
-    """Counts connections that could not be taken, and says so once a second. Other complaints go
-    where they went."""
+    """Error handler of the event loop: counts connections that were refused for want of descriptors
+    and logs that once a second; passes other errors on to the previous handler."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, refused: Callable[[], None]) -> None:
         self._loop, self._refused = loop, refused
@@ -52,7 +52,7 @@ class Exhausted:
         loop.set_exception_handler(self._heard)
 
     def stop(self) -> None:
-        """Lets the loop complain as before."""
+        """Restores the event loop's previous error handler."""
         if self._loop.get_exception_handler() == self._heard:
             self._loop.set_exception_handler(self._before)
 
@@ -70,13 +70,13 @@ class Exhausted:
 
 
 BACKLOG = 2048
-# a connection may stay open between two requests, or with something sent that nobody reads
+# longest time that a connection may be idle between requests, or leave sent bytes unread
 IDLE_S = 75.0
-CONNECTIONS = 4  # for every request that may run: clients keep some open
+CONNECTIONS = 4  # per request that may run: clients keep idle ones open
 
 
 class Bounded:
-    """An application that has at most so many requests running; more are told to come back."""
+    """An ASGI application that runs at most `most` requests; others get 429 and a retry hint."""
 
     def __init__(self, app: ASGIApp, most: int, refused: Callable[[], None]) -> None:
         self._app, self._most, self._refused = app, most, refused
@@ -91,7 +91,7 @@ class Bounded:
             return await error_response(scope["path"], why)(scope, receive, send)
         self._running += 1
         if scope.get("method") == "HEAD":
-            # what GET says, without its body, which the server leaves out
+            # answered like GET; the server leaves out the body
             scope = {**scope, "method": "GET"}
         try:
             await self._app(scope, receive, send)
@@ -100,8 +100,8 @@ class Bounded:
 
 
 class HttpServer:
-    """Listens from the start on, serves until stopped. most: requests at one time; more are
-    refused."""
+    """An HTTP listener, bound at construction, that serves from `start` to `stop`. most: requests
+    at one time; more are refused."""
 
     def __init__(
         self, app: ASGIApp, bind: str, *, most: int, security: Security, metrics: Metrics
@@ -115,7 +115,7 @@ class HttpServer:
         self.url = f"{'https' if security.tls else 'http'}://{at}"
         config = uvicorn.Config(
             Bounded(app, most, refused),
-            log_config=None,  # records take the process's own path
+            log_config=None,  # the process has its own logging
             access_log=False,
             lifespan="off",
             ws="none",
@@ -129,8 +129,7 @@ class HttpServer:
         )
         config.load()
         config.ssl = security.server_context()
-        # Started and ended step by step: `serve` would take the signals, for which the process has
-        # handlers of its own.
+        # Started and ended step by step: `serve` would replace the process's signal handlers.
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
         self._ticking: asyncio.Task[None] | None = None
@@ -139,20 +138,20 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        """Those that are open."""
+        """Number of open connections."""
         return len(self._server.server_state.connections)
 
     async def start(self) -> None:
-        """Returns when it listens."""
+        """Starts to serve; returns when the socket listens."""
         self._exhausted = Exhausted(
             asyncio.get_running_loop(), lambda: self._ended("no_descriptors")
         )
         await self._server.startup([self._socket])
-        self._socket.listen(BACKLOG)  # the library asks for as many as it takes in one turn
+        self._socket.listen(BACKLOG)  # asyncio listened with ACCEPTS, its accepts per turn
         self._ticking = asyncio.create_task(self._server.main_loop())
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no new connections; running answers get `grace_s` seconds."""
+        """Stops accepting connections; running answers get `grace_s` seconds."""
         if self._ticking is None:
             self._socket.close()
             return
@@ -169,7 +168,7 @@ def _listen(bind: str) -> socket.socket:
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # Linux: ends also those that were closed and are still being read
+        # Linux: also ends closed connections whose peer does not read what was sent
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * IDLE_S))
     try:
         found.bind((host, port))

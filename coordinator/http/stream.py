@@ -1,12 +1,12 @@
-"""Server-sent events, and clients that go away.
+"""Responses of server-sent events, and clients that disconnect.
 
-The status line waits for the first event, so that what fails before it is an honest status; a
-client that would wait too long for it gets comments meanwhile, which every reader of events skips.
-A client that goes is noticed by its connection, not by the next write.
+The status line waits for the first event, so that an error before it gets its own status. After a
+long wait comments are sent meanwhile, which clients skip. A disconnect is noticed on the
+connection, not at the next write.
 
-Under a pace a stream is filled up with comments and its last event comes at the end of a term; a
-whole answer comes at the end of a term too, filled up with spaces to as many bytes as a stream
-would have (`reception/pacing.py`).
+With a pace (`reception/pacing.py`) a stream is padded with comments, and its last event is sent at
+the end of a term. A whole answer is sent at the end of a term too, padded with spaces to as many
+bytes as a stream would have.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ from dspark.errors import RequestCancelled
 
 T = TypeVar("T")
 
-KEEPALIVE_S = 15.0  # of silence, then a comment
+KEEPALIVE_S = 15.0  # without an event, then a comment is sent
 DONE = b"data: [DONE]\n\n"
 _COMMENT = b": still here\n\n"
 _HEADERS = {
     "cache-control": "no-cache",
-    "x-accel-buffering": "no",  # proxies of nginx's kind would hold events back
+    "x-accel-buffering": "no",  # proxies such as nginx would buffer events
 }
 
 
 def written(told: object) -> bytes:
-    """An answer as JSON."""
+    """A response body as compact JSON in UTF-8. Raises ValueError for NaN and infinities."""
     return json.dumps(told, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def event(data: object) -> bytes:
-    """One event."""
+    """One server-sent event with `data` as JSON."""
     return b"data: %b\n\n" % json.dumps(data, separators=(",", ":")).encode()
 
 
 def failure(error: Exception) -> bytes:
-    """The event of what fails behind the first one."""
+    """The event that reports an error after the first event."""
     return event(described(error)[1])
 
 
 class _Untaken(Exception):
-    """The client does not read."""
+    """The client did not read an event in time."""
 
 
 class EventStream(Response):
     """Sends what `events` yields, whole events in bytes. `gone()` is called once when the client
-    has left.
+    has disconnected.
 
-    An error of `events` becomes a status before the first event, and what `failed` makes of it
-    after it. A client that takes nothing for as long as may be unread has left as well: its
-    connection is ended with all that it did not take.
+    An error of `events` becomes the status before the first event, and the event `failed(error)`
+    after it. A client that reads nothing for `max_unread_s` counts as disconnected: its connection
+    is aborted and unsent bytes are dropped.
     """
 
     media_type = "text/event-stream"
@@ -97,7 +97,7 @@ class EventStream(Response):
         if not self._over:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         elif self._dropped:
-            await left(receive)  # the server knows by then why the answer is not whole
+            await left(receive)  # then the server knows why the response is incomplete
 
     async def _tell(self, send: Send) -> None:
         try:
@@ -108,7 +108,7 @@ class EventStream(Response):
         except Exception as error:
             if not self._begun:
                 raise
-            if not isinstance(error, RequestCancelled):  # nobody is left to tell
+            if not isinstance(error, RequestCancelled):  # the client is gone
                 await self._write(send, self._failed(error))
 
     async def _write(self, send: Send, part: bytes) -> None:
@@ -163,8 +163,8 @@ async def left(receive: Receive) -> None:
 async def while_connected(
     request: Request, work: Coroutine[Any, Any, T], gone: Callable[[], None]
 ) -> T:
-    """The result of `work`; `gone()` is called when the client leaves meanwhile. The body must have
-    been read."""
+    """The result of `work`; calls `gone()` if the client disconnects meanwhile. The request's body
+    must have been read before."""
 
     async def watch() -> None:
         await left(request.receive)
@@ -184,8 +184,8 @@ _LEAST = sum(map(len, _FILLER))
 async def paced_events(
     events: AsyncGenerator[bytes], pace: PacketPace, max_tokens: int
 ) -> AsyncGenerator[bytes]:
-    """What `events` yields, as one frame each interval; its last event with the last frame. Its
-    errors are raised."""
+    """Yields `events` in one frame per interval, the last event in the last frame. Raises their
+    errors."""
     waiting: list[bytes] = []
 
     async def read() -> None:
@@ -211,7 +211,7 @@ async def paced_events(
 
 
 async def paced_whole(answer: Awaitable[bytes], pace: PacketPace, max_tokens: int) -> bytes:
-    """A whole answer, when a term ends."""
+    """The whole answer, padded, when a term ends."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     body = await answer
@@ -224,8 +224,8 @@ async def paced_whole(answer: Awaitable[bytes], pace: PacketPace, max_tokens: in
 
 
 def _fitting(events: list[bytes], room: int) -> list[bytes]:
-    """The first events, as many as a frame holds but for the very last one, which ends the
-    stream."""
+    """The leading events that fit into `room` bytes, or one that is larger; never the last of
+    `events`, which may end the stream."""
     size, count = 0, 0
     for event in events[:-1]:
         size += len(event)
@@ -236,6 +236,6 @@ def _fitting(events: list[bytes], room: int) -> list[bytes]:
 
 
 def framed(data: bytes, frame: int) -> bytes:
-    """The events, filled up by a comment to the least multiple of `frame` bytes that holds them."""
+    """`data`, padded by a comment to the least multiple of `frame` bytes that holds both."""
     whole = frame * math.ceil((len(data) + _LEAST) / frame)
     return data + _FILLER[0] + b"." * (whole - len(data) - _LEAST) + _FILLER[1]

@@ -1,5 +1,5 @@
-"""Routes beside the answers: models, health, metrics, version; /tokenize and /detokenize as vLLM
-has them."""
+"""Routes beside generation: models, health, metrics and version; /tokenize and /detokenize as in
+vLLM."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def routes(api: Api) -> APIRouter:
 
     @router.get("/v1/models", dependencies=[Depends(api.guard)], tags=["OpenAI"])
     async def models() -> dict[str, Any]:
-        """What is served: one target."""
+        """Lists the served target."""
         return {"object": "list", "data": [card()]}
 
     @router.get("/v1/models/{name:path}", dependencies=[Depends(api.guard)], tags=["OpenAI"])
@@ -56,8 +56,8 @@ def routes(api: Api) -> APIRouter:
 
     @router.get("/health", tags=["operation"])
     async def health() -> Response:
-        """200 while there is somebody to serve with whose first requests have run, 503 without and
-        before the end. A full queue is healthy."""
+        """200 while there are workers whose first requests have run, 503 without and while
+        draining. A full queue is healthy."""
         try:
             ready = api.processor.cell.terms().ready
         except DsparkError:
@@ -66,7 +66,7 @@ def routes(api: Api) -> APIRouter:
 
     @router.get("/metrics", dependencies=[Depends(api.operator_guard)], tags=["operation"])
     async def metrics() -> Response:
-        """Of this process, for Prometheus."""
+        """This process's metrics, for Prometheus."""
         return Response(
             generate_latest(api.processor.metrics.exposed), media_type=CONTENT_TYPE_LATEST
         )
@@ -79,7 +79,7 @@ def routes(api: Api) -> APIRouter:
 
 
 class TokenizeBody(BodyPart):
-    """A prompt, or messages with what a chat takes for its template."""
+    """A prompt, or messages with the chat template's options."""
 
     model: str | None = None
     prompt: str | None = None
@@ -151,6 +151,6 @@ def tokenizing_routes(api: Api) -> APIRouter:
 
 
 def _with_names(told: dict[str, Any], tokenizer: Tokenizer | None) -> Response:
-    """`told` and what the vocabulary calls its tokens, where a tokenizer is given."""
+    """`told` with `token_strs`: the vocabulary's names of its tokens, null without a tokenizer."""
     names = None if tokenizer is None else [tokenizer.name_of(token) for token in told["tokens"]]
     return JSONResponse({**told, "token_strs": names})

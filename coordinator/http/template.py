@@ -1,8 +1,8 @@
-"""Conversations as prompts: messages read, and the target's chat template.
+"""From conversations to prompts: validation of messages, and the target's chat template.
 
-The template comes with the checkpoint and runs in a sandboxed jinja2, as templates of the hub
-expect it. It sees messages and keyword arguments, no attribute of any object, and loops of a
-bounded length.
+The template is part of the checkpoint and runs in a sandboxed jinja2, set up as templates of the
+hub expect. It gets messages and keyword arguments, has no access to attributes of objects, and its
+loops are of bounded length.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PromptIds = tuple[int, ...]
 
 
 def read_messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with parts of text joined; other parts are refused by name."""
+    """The messages with parts of text joined. Raises InvalidRequest for other parts, by name."""
     if not given:
         raise InvalidRequest("messages", "the list is empty")
     if len(given) > MAX_MESSAGES:
@@ -48,14 +48,14 @@ def newest_that_fit(
     """(the prompt of a conversation within `room` tokens, how many of its oldest messages are left
     out of it).
 
-    Questions go with their answers, as few as it takes. A single turn that is too long stays:
-    whoever is asked says so.
+    Leaves out the fewest pairs of question and answer, never a system message. A single turn that
+    is too long stays, and is refused when it is submitted.
     """
     first = 1 if said[0]["role"] == "system" else 0
     prompt = encode(list(said))
     if len(prompt) <= room:
         return prompt, 0
-    # turns that are too few to leave out, and all that can be
+    # pairs to leave out: too few, and all that can be
     few, enough = (
         0,
         max((len(said) - first - 1) // 2, 0),
@@ -72,8 +72,7 @@ def _without(said: Sequence[Turn], first: int, turns: int) -> list[Turn]:
 
 
 def _read_message(message: dict[str, Any], field: str) -> dict[str, Any]:
-    # As the library does: templates ask whether a key is there, and clients write null for what is
-    # not.
+    # Drops null keys: templates test whether a key exists, and clients send null for absent ones.
     message = {
         key: value
         for key, value in message.items()
@@ -96,8 +95,8 @@ def _read_message(message: dict[str, Any], field: str) -> dict[str, Any]:
 
 
 def _read_calls(calls: Any, field: str) -> list[dict[str, Any]]:
-    """Calls an assistant made. Clients write their arguments as JSON in a text; templates write
-    that themselves."""
+    """The calls of an assistant with arguments as objects: clients send them as JSON in a string,
+    and templates write that JSON themselves."""
     if not isinstance(calls, list):
         raise InvalidRequest(field, "must be a list of calls")
     read = []
@@ -112,8 +111,8 @@ def _read_calls(calls: Any, field: str) -> list[dict[str, Any]]:
 
 
 def read_arguments(given: Any, field: str) -> dict[str, Any] | str:
-    """Those of a call. A text that is no JSON object stays as it is: targets write such calls too,
-    and clients say them again beside what was wrong with them. InvalidRequest names `field`."""
+    """The arguments of a call. A string that is no JSON object stays as it is: targets write such
+    calls, and clients send them back with the error. Raises InvalidRequest naming `field`."""
     if isinstance(given, str):
         try:
             arguments = json.loads(given) if given else {}
@@ -126,15 +125,15 @@ def read_arguments(given: Any, field: str) -> dict[str, Any] | str:
 
 
 def string(block: Mapping[str, Any], key: str, field: str) -> str:
-    """A key of a part of a body, which stands at `field`."""
+    """The string at `key` of `block`, the object at `field` of a body. Raises InvalidRequest."""
     if not isinstance(block.get(key), str):
         raise InvalidRequest(f"{field}.{key}", "must be a string")
     return str(block[key])
 
 
 def joined_texts(given: Any, field: str, kinds: Mapping[str, str]) -> str:
-    """A text, or parts of text joined by lines. kinds: the key that holds the text, by the part's
-    type."""
+    """A string, or the texts of a list of parts joined by newlines. kinds: key of the text by the
+    part's type. Raises InvalidRequest naming `field`."""
     if isinstance(given, str):
         return given
     if not isinstance(given, list):
@@ -152,8 +151,8 @@ def joined_texts(given: Any, field: str, kinds: Mapping[str, str]) -> str:
 
 
 FILE = "chat_template.jinja"
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing
-# What a template is tried with, to see whether it shows them.
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # fields of an assistant's reasoning
+# Probes: a template is rendered with these to see whether they appear in the text.
 _SAID, CALLED = "Yq7RcP2w", "Kd4vTx9m"
 USER = {"role": "user", "content": "u"}
 _CALL = {"id": "abcdefgh1", "type": "function", "function": {"name": CALLED, "arguments": {"a": 1}}}
@@ -165,16 +164,15 @@ _OURS = {
     "tools",
     "documents",
     *SPECIAL,
-}  # not a client's to set
+}  # which clients cannot set
 
 
 class _Refused(jinja2.TemplateError):
-    """The template's own word for a conversation it cannot render."""
+    """Raised by a template itself, for a conversation it cannot render."""
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what an assistant wrote, for training; here it is just its
-    content."""
+    """Renders the content of `{% generation %}`, which marks an assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012, the class attribute jinja2 asks for
 
@@ -184,7 +182,7 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """One template and the special tokens it may write."""
+    """One chat template and the special tokens it may write. Raises ConfigError if invalid."""
 
     def __init__(self, source: str, tokens: Mapping[str, str] | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -196,12 +194,12 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         self._tokens = dict(tokens or {})
-        # How answers are written: what is thought before them marked, or in channels.
+        # How answers are written: with marks around reasoning, or in channels.
         self.marks_thoughts, self.has_channels = "</think>" in source, "<|channel|>" in source
         try:
             self._template = environment.from_string(source)
-            # Keyword arguments that may change what it writes: names it reads, those it sets in
-            # some branch included.
+            # Keyword arguments that may change the text: names it reads, even if some branch sets
+            # them.
             parsed = environment.parse(source)
             self.arguments = frozenset(meta.find_undeclared_variables(parsed) - _OURS)
             self._has_developer = any(
@@ -213,8 +211,8 @@ class ChatTemplate:
         self._shows_role = functools.lru_cache(16)(self._try_role)
 
     def fitted(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The messages in roles that the template knows; what it would leave out is refused by
-        name."""
+        """The messages in roles that the template knows. Raises Unsupported, by name, for what it
+        would leave out."""
         return [
             self._fitted(message, f"messages[{index}]") for index, message in enumerate(messages)
         ]
@@ -248,7 +246,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def shows_tools(self) -> bool:
-        """Whether it writes the tools that may be called."""
+        """Whether the template writes the tools that may be called."""
         tool = {
             "type": "function",
             "function": {"name": CALLED, "description": _SAID, "parameters": {"type": "object"}},
@@ -274,8 +272,8 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The text of the prompt, special tokens included. What there is none of is None, as the
-        library has it."""
+        """The text of the prompt, special tokens included. Absent tools and documents are None, as
+        in transformers. Raises InvalidRequest."""
         for name in arguments:
             if name not in self.arguments:
                 known = ", ".join(sorted(self.arguments)) or "none"
@@ -308,7 +306,7 @@ class ChatTemplate:
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Under all names that templates read it by."""
+    """The message with its reasoning under all names that templates read."""
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     if reasoning is None:
         return message
@@ -316,14 +314,14 @@ def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def find_template(target: str | None, revision: str | None) -> ChatTemplate | None:
-    """The template of a folder or hub id; None when it has none."""
+    """The chat template of a folder or hub id; None when it has none. Raises ConfigError."""
     config = _read_json(_find(target, CONFIG, revision))
     file = _find(target, FILE, revision)
     try:
         source: Any = file.read_text(encoding="utf-8") if file else config.get("chat_template")
     except (OSError, ValueError) as error:
         raise ConfigError(f"target: {file} cannot be read: {error}") from error
-    if isinstance(source, list):  # several, by name
+    if isinstance(source, list):  # several templates, by name
         named = {
             str(one.get("name")): one.get("template") for one in source if isinstance(one, dict)
         }
@@ -336,7 +334,7 @@ def find_template(target: str | None, revision: str | None) -> ChatTemplate | No
 
 
 def question_renderer(target: str) -> Callable[[str], str] | None:
-    """Renders one question as users of a chat ask it; None where the target has no template."""
+    """A function that renders a question as a chat's prompt; None if the target has no template."""
     template = find_template(target, None)
     if template is None:
         return None
@@ -363,7 +361,7 @@ def _read_json(path: Path | None) -> dict[str, Any]:
 
 
 def _token(value: Any) -> str | None:
-    """Written as text, or as an added token with attributes."""
+    """The text of a special token, given as a string or as an added token with attributes."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None

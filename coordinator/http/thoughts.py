@@ -1,12 +1,12 @@
-"""What a target thinks before it answers: told apart from the answer, and bounded.
+"""A target's reasoning before its answer: separated from the answer, and limited by a budget.
 
-Templates that know `<think>` mark thoughts by it and `</think>`; their prompt may have begun them.
-A budget is a form: so many tokens, none of which ends the thoughts, then the token that does, then
-the answer in its own form.
+Templates that know `<think>` mark reasoning by it and `</think>`; the prompt may have begun it. A
+budget is a form: at most so many tokens, none of which ends the reasoning, then the token that
+does, then the answer in its own form.
 
-gpt-oss answers in channels: what it thinks, what it calls, and what it says. A message is a head up
-to `<|message|>`, then its text up to `<|end|>`, `<|call|>` or `<|return|>`. The head of the first
-one follows a prompt that has named the assistant. What has no head is text.
+gpt-oss answers in channels, for reasoning, calls and text. A message is a head up to
+`<|message|>`, then its text up to `<|end|>`, `<|call|>` or `<|return|>`. The first head lacks its
+start, which the prompt has written. A message without a head is text.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from coordinator.http.tools import Shape, part_of
 from dspark.errors import InvalidRequest, Unsupported
 
 BEGIN, END = "<think>", "</think>"
-MOST = 32_768  # tokens of thoughts
-_BLANK = 64  # characters of white space before thoughts
+MOST = 32_768  # largest budget in tokens
+_BLANK = 64  # characters of white space before reasoning
 
 
 class Reader(Protocol):
-    """Makes parts of the text of one answer."""
+    """Splits the streamed text of one answer into parts."""
 
     @property
     def calls(self) -> int:
-        """Of tools so far."""
+        """Tool calls so far."""
 
     @property
     def thought(self) -> int:
-        """Tokens of thoughts so far, without those that begin and end them."""
+        """Reasoning tokens so far, without those that begin and end it."""
 
     def push(self, text: str) -> list[Part]:
-        """A token's text, and what is known by now."""
+        """Takes a token's text; returns the parts that are certain by now."""
 
     def close(self) -> list[Part]:
-        """What is left at the end of the answer."""
+        """Returns the parts left at the end of the answer."""
 
 
 class PlainReader:
-    """Of an answer that is nothing but text."""
+    """Reader of an answer that is only text."""
 
     calls = thought = 0
 
@@ -55,13 +55,13 @@ class PlainReader:
 
 
 class ThoughtReader:
-    """Of an answer that thoughts may come before. inside: the prompt has begun them."""
+    """Reader of reasoning, then of the answer by `rest`. inside: the prompt began the reasoning."""
 
     def __init__(self, rest: Reader, *, inside: bool) -> None:
         self._rest, self.thought = rest, 0
         self._state = "inside" if inside else "before"
         self._held = ""
-        self._said = False  # of what is told now, anything but line breaks
+        self._said = False  # the current kind has had more than line breaks
 
     @property
     def calls(self) -> int:
@@ -105,15 +105,15 @@ class ThoughtReader:
         return [Part(reasoning=text)] if text else []
 
     def _behind(self) -> list[Part]:
-        """Line breaks between thoughts and answer are of neither."""
+        """Passes the answer on, without the line breaks between reasoning and answer."""
         text, self._held = self._held if self._said else self._held.lstrip("\n"), ""
         self._said |= bool(text)
         return self._rest.push(text) if text else []
 
 
 def with_budget(budget: int, form: Form | None, *, inside: bool, token: int | None) -> Form:
-    """A form in which at most `budget` tokens of thoughts come before what `form` says. token: ends
-    thoughts."""
+    """A form of at most `budget` reasoning tokens followed by `form`. inside: the prompt began the
+    reasoning. token: ends it. Raises Unsupported without one."""
     if token is None:
         raise Unsupported("thinking_token_budget", f"the target has no token {END}")
     if not 0 <= budget <= MOST:
@@ -148,10 +148,10 @@ _LONGEST = 256  # characters of a head
 
 
 class HarmonyReader:
-    """Keeps `Reader`."""
+    """Reader of an answer in gpt-oss's channels."""
 
     def __init__(self) -> None:
-        # kind of the message that is being read; empty within a head
+        # `_kind` is that of the message that is being read; empty within a head
         self._held, self._kind = (
             "",
             "",

@@ -1,9 +1,9 @@
-"""Tools of a request: what may be called, how the target writes a call, and the form that holds it
-to that.
+"""Tools of a request: which may be called, the target's format of calls, and the form that enforces
+it.
 
-How a call is written is read off the target's own chat template, by what it makes of a call in a
-conversation. A call that is forced, or whose tool is `strict`, has its arguments kept by a form;
-any other is written freely and read as it stands.
+The format is found by rendering a probe call with the target's own chat template. A call that is
+forced, or whose tool is `strict`, has its arguments enforced by a form; any other is generated
+freely and parsed as it stands.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from coordinator.http.template import CALLED, CALLS, USER, ChatTemplate
 from dspark.errors import InvalidRequest, Unsupported
 
 MAX_TOOLS = 128
-SPACES = 4  # of white space between two parts of a call's arguments
-FORM_SPACES = 16  # the same of an answer's JSON
+SPACES = 4  # most white space between two parts of a call's arguments, in characters
+FORM_SPACES = 16  # the same for an answer's JSON
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 Shape = dict[str, Any]  # a part of a structural tag
@@ -29,15 +29,15 @@ Shape = dict[str, Any]  # a part of a structural tag
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How calls are written: `begin`, the name, `middle`, the arguments as JSON, `end`; all of them
-    between `opening` and `closing`, parted by `separator`.
+    """How calls are written: `begin`, the name, `middle`, the arguments as JSON, `end`; all calls
+    are between `opening` and `closing`, joined by `separator`.
 
-    trigger: announces a call in the middle of a text. close: what follows the JSON of one.
-    parameters: what the key of the arguments is called; empty where the name stands before them and
-    is none of the JSON. many: whether an answer may hold several calls. marked: `trigger` is no
-    part of the JSON; where it is, a call is the whole answer. around: what may stand around calls,
-    and is no text. parted: between calls of one list. short_ids: names of calls have nine letters.
-    free: a call in the middle of a text can be told from what is none by how it begins.
+    trigger: text that starts a call within an answer. close: text behind the JSON of a call.
+    parameters: the key of the arguments; empty where the name precedes them and is not in the JSON.
+    many: an answer may hold several calls. marked: `trigger` is not part of the JSON; where it is,
+    a call is the whole answer. around: marks around calls that are not answer text. parted: the
+    character between calls of one list. short_ids: ids of calls have nine characters. free: a call
+    within text is recognised by how it begins.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Format:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What stands in the text of an answer and is none of it."""
+        """Marks in the text of an answer that are not part of it."""
         return (self.trigger, self.middle.strip(), self.close, *self.around) if self.marked else ()
 
 
@@ -151,18 +151,18 @@ FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """What one request may call."""
+    """The tools that one request may call, and how the target calls them."""
 
     tools: Sequence[dict[str, Any]]  # as the template takes them
     form: dict[str, Any] | None  # `constraint` of the request, where calls are forced or strict
     format: Format
-    whole: bool  # the form is that of all of the answer
-    field: str  # of the request: what the form was made of
+    whole: bool  # the form covers the whole answer
+    field: str  # the request's field that the form was made of
 
 
 def format_of(template: ChatTemplate, named: str = "") -> Format | None:
-    """How the target writes calls: the named way, or what its template makes of one; None where it
-    makes nothing."""
+    """The target's format of calls: the one named, or the one its template writes; None where it
+    writes none that is known."""
     if named:
         return FORMATS[named]
     for content in ("", None):
@@ -179,8 +179,8 @@ def format_of(template: ChatTemplate, named: str = "") -> Format | None:
 
 
 def _writes(form: Format, text: str) -> bool:
-    """Whether the probe in a template's text is written in this way."""
-    if not form.free:  # the name may stand before its channel
+    """Whether the probe call in `text`, rendered by a template, has this format."""
+    if not form.free:  # the name may precede its channel
         return f" to=functions.{CALLED}" in text
     if not form.parameters:
         begin, middle = re.escape(form.begin), re.escape(form.middle.strip())
@@ -190,8 +190,8 @@ def _writes(form: Format, text: str) -> bool:
 
 
 def read_calling(api: Api, body: ChatBody) -> Calling | None:
-    """What a body lets be called, in the way of the target's template; None where nothing may
-    be."""
+    """The tools that a body allows, in the target's format; None where it allows no call. Raises
+    InvalidRequest."""
     tools, choice = body.tools, body.tool_choice
     if not tools:
         if choice not in (None, "none", "auto"):
@@ -297,7 +297,7 @@ def _form(
 def _several(
     calls: list[list[Shape]], form: Format, special: Mapping[str, int], many: bool
 ) -> list[Shape]:
-    """One of the calls, or several, with what stands around all of them."""
+    """Parts of a tag for one of the calls, or several if `many`, with the text around all."""
     one = {"type": "or", "elements": [_sequence(call) for call in calls]}
     more = {"type": "star", "content": _sequence([*spelled(form.separator, special), one])}
     return [
@@ -309,7 +309,7 @@ def _several(
 
 
 def _triggered(calls: list[list[Shape]], trigger: str, many: bool) -> Shape:
-    """Free text in which calls that are begun are held to their form."""
+    """A part of a tag for free text in which a call, once begun, is held to its form."""
     tags, of_token = [], calls[0][0]["type"] == "token"
     for first, *rest in calls:
         begin = first if of_token else first["value"]
@@ -342,7 +342,7 @@ def _sequence(parts: list[Shape]) -> Shape:
 
 
 def part_of(form: Form, field: str) -> Shape:
-    """A form as a part of a structural tag. field: what asks for that."""
+    """A form as a part of a structural tag. Raises Unsupported naming `field` if it cannot be."""
     match form:
         case {"structural_tag": {"format": dict() as made}}:
             return made
@@ -364,8 +364,8 @@ def part_of(form: Form, field: str) -> Shape:
 
 
 def spelled(text: str, special: Mapping[str, int]) -> list[Shape]:
-    """A text that has to come, as the compiler takes it. special: ids of tokens that are no
-    text."""
+    """Parts of a tag that force `text`, its special tokens as ids. special: ids of special tokens
+    by text."""
     if not text:
         return []
     words = [word for word in special if word in text]
