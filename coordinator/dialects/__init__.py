@@ -1,1 +1,1 @@
-"""Chat in the words of other interfaces."""
+"""Other chat interfaces, Anthropic's Messages and OpenAI's Responses, translated to chat."""

@@ -1,4 +1,4 @@
-"""/v1/messages: Anthropic's Messages, as bodies of chat, answered by chat."""
+"""/v1/messages: Anthropic's Messages, translated to chat completions and back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from coordinator.reception.input_processor import prompt_bytes
 from dspark.errors import InvalidRequest, Unsupported
 
 _TEXT = {"text": "text"}
-# Values that ask for nothing; the rest of what is known needs storage, or is not built.
+# Known fields that need storage or are not supported, with their values that have no effect.
 _IDLE: dict[str, tuple[Any, ...]] = {
     "container": (),
     "context_management": ({},),
@@ -54,7 +54,7 @@ _NAMES = (
 
 
 class MessagesTool(BodyPart):
-    """One that the client runs. What it says of caching and streaming changes nothing here."""
+    """A tool that the client runs. Its options of caching and streaming have no effect here."""
 
     type: Literal["custom"] | None = None
     name: str
@@ -88,7 +88,7 @@ class Thinking(BodyPart):
 
 
 class MessagesBody(CommonFields):
-    """Of /v1/messages."""
+    """Body of /v1/messages."""
 
     idle = _IDLE
     stored = ("container", "thread")
@@ -102,20 +102,20 @@ class MessagesBody(CommonFields):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    # Labels for the client's own books.
+    # Fields without effect.
     metadata: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
 
 
 class CountBody(MessagesBody):
-    """Of /v1/messages/count_tokens."""
+    """Body of /v1/messages/count_tokens."""
 
     max_tokens: int = 1
 
 
 def translated(body: MessagesBody, arguments: Container[str]) -> Translated:
-    """arguments: of the target's chat template. Raises InvalidRequest naming a field of the
-    body."""
+    """The body as a body of chat. arguments: those of the target's chat template. Raises
+    InvalidRequest naming a field of the body."""
     messages: list[Object] = []
     places: list[str] = []
     if body.system:
@@ -135,13 +135,13 @@ def translated(body: MessagesBody, arguments: Container[str]) -> Translated:
         **_thinking(body.thinking, arguments),
         **ours(body),
     }
-    if messages and messages[-1]["role"] == "assistant":  # the answer goes on with it
+    if messages and messages[-1]["role"] == "assistant":  # the answer continues it
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     return Translated(fields, places, _NAMES)
 
 
 def _messages(message: Object, field: str) -> list[tuple[Object, str]]:
-    """One turn as turns of chat: answers of tools are turns of their own."""
+    """One message as chat messages with their fields: each tool result is a message of its own."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise InvalidRequest(f"{field}.role", "must be user, assistant or system")
@@ -166,7 +166,7 @@ def _messages(message: Object, field: str) -> list[tuple[Object, str]]:
             made.append(({"role": "tool", **answer}, at))
         elif kind == "tool_use" and role == "assistant":
             function = {"name": string(block, "name", at), "arguments": block.get("input", {})}
-            # which a turn of chat would not name
+            # checked here, as chat would not name this field
             read_arguments(function["arguments"], f"{at}.input")
             call = {"id": string(block, "id", at), "type": "function", "function": function}
             turn.setdefault("tool_calls", []).append(call)
@@ -216,7 +216,7 @@ def _output(config: OutputConfig | None) -> Object:
 
 
 def _thinking(asked: Thinking | None, arguments: Container[str]) -> Object:
-    """Where the template cannot be told, the target does as it does."""
+    """Chat's fields for `thinking`; without an argument of the template the target decides."""
     if asked is None:
         return {}
     said = {"enable_thinking": asked.type != "disabled"} if "enable_thinking" in arguments else {}
@@ -224,8 +224,7 @@ def _thinking(asked: Thinking | None, arguments: Container[str]) -> Object:
 
 
 def arguments_of(written: str) -> Any:
-    """The arguments of a call as JSON; as they were written where they are none that can be
-    told."""
+    """The arguments of a call, parsed; the text itself where it is no JSON that can be sent on."""
     try:
         made = json.loads(written or "{}", strict=False)
         json.dumps(made, ensure_ascii=False, allow_nan=False).encode()
@@ -247,7 +246,7 @@ def routes(api: Api) -> APIRouter:
 
     @router.post("/v1/messages/count_tokens", openapi_extra=described_by(CountBody))
     async def count(request: Request) -> Response:
-        """How many tokens a conversation is."""
+        """Counts the tokens of a conversation's prompt."""
         body = await read_body(request, CountBody, prompt_bytes(api.processor.cell))
         api.check_model(body.model, api.processor.cell.terms())
         _, chat = await translated_chat(api, translated(body, arguments))
@@ -257,7 +256,7 @@ def routes(api: Api) -> APIRouter:
 
 
 class MessageWriter:
-    """A `message` as its blocks come."""
+    """Writer of a `message` and its events, block by block."""
 
     def __init__(self, name: str, model: str) -> None:
         self.whole: Object = {
@@ -270,7 +269,7 @@ class MessageWriter:
             "stop_sequence": None,
         }
         self._content: list[Object] = self.whole["content"]
-        self._written = ""  # of the block that is open
+        self._written = ""  # content of the open block
         self._open = False
 
     def begin(self, usage: Object) -> Iterator[Object]:

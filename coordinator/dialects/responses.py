@@ -1,5 +1,5 @@
-"""/v1/responses: OpenAI's Responses, as bodies of chat, answered by chat. What needs an answer to
-be kept is refused by name."""
+"""/v1/responses: OpenAI's Responses, translated to chat completions and back. Fields that need
+stored answers are refused by name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NAMES = (
     (r"tool_choice\.function", "tool_choice"),
     ("messages", "input"),
 )
-# Values that ask for nothing; the rest of what is known needs storage, or is not built.
+# Known fields that need storage or are not supported, with their values that have no effect.
 _IDLE: dict[str, tuple[Any, ...]] = {
     "access_programs": (),
     "background": (False,),
@@ -50,7 +50,7 @@ _IDLE: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
-_INCLUDED = ("reasoning.encrypted_content",)  # thoughts are told in the open
+_INCLUDED = ("reasoning.encrypted_content",)  # has no effect: reasoning is sent in clear text
 _TEXTS = dict.fromkeys(
     ("input_text", "output_text", "text", "summary_text", "reasoning_text"), "text"
 ) | {"refusal": "refusal"}
@@ -88,7 +88,7 @@ class Reasoning(BodyPart):
 
 
 class ResponsesBody(CommonFields):
-    """Of /v1/responses."""
+    """Body of /v1/responses."""
 
     idle = _IDLE
     stored = ("background", "conversation", "previous_response_id", "prompt", "store")
@@ -103,7 +103,7 @@ class ResponsesBody(CommonFields):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     include: list[str] | None = None
-    # Labels for the client's own books.
+    # Fields without effect: labels for the client's own use.
     metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
@@ -120,7 +120,7 @@ class ResponsesBody(CommonFields):
 
 
 def translated(body: ResponsesBody) -> Translated:
-    """Raises InvalidRequest naming a field of the body."""
+    """The body as a body of chat. Raises InvalidRequest naming a field of the body."""
     messages: list[Object] = []
     places: list[str] = []
     if body.instructions:
@@ -145,7 +145,7 @@ def translated(body: ResponsesBody) -> Translated:
 
 
 def _add(messages: list[Object], item: Object, at: str) -> None:
-    """Adds an item as a turn of chat, or to the assistant's turn that it belongs to."""
+    """Adds an item as a message of chat, or to the assistant's message that it belongs to."""
     kind = item.get("type", "message")
     if kind == "message":
         role = item.get("role")
@@ -181,7 +181,7 @@ def _add(messages: list[Object], item: Object, at: str) -> None:
 
 
 def _thinks(messages: list[Object]) -> bool:
-    """Whether the last turn is a thought whose answer is to come."""
+    """Whether the last message is reasoning whose answer is still to come."""
     return (
         bool(messages) and "reasoning_content" in messages[-1] and messages[-1]["content"] is None
     )
@@ -225,11 +225,11 @@ _REPEATED = {
     "text",
     "tool_choice",
     "tools",
-}  # what an answer says of its request
+}  # fields of the request that a response repeats
 
 
 class ResponseWriter:
-    """A `response` as its items come."""
+    """Writer of a `response` and its events, item by item."""
 
     def __init__(self, body: ResponsesBody, name: str, model: str) -> None:
         asked = body.model_dump(mode="json", by_alias=True, exclude_unset=True, include=_REPEATED)
@@ -259,7 +259,7 @@ class ResponseWriter:
             "user": body.user,
         }
         self._items: list[Object] = self.whole["output"]
-        self._written = ""  # of the item that is open
+        self._written = ""  # content of the open item
         self._open = False
         self._number = 0
 

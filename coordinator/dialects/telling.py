@@ -1,8 +1,7 @@
-"""One way from a body in other words to its answer: a body of chat, its answer read part by part,
-and a writer.
+"""Answers a request of another interface: translates it to chat, and writes the answer's parts.
 
-Nothing is kept between requests. A writer makes the events of a stream; the whole answer is what it
-has made by their end, so both say the same.
+Nothing is kept between requests. A writer makes the events of a stream; the whole answer is its
+state after the last event, so both agree.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ _MESSAGE = re.compile(r"messages\[(\d+)\]")
 
 
 class CommonFields(SharedFields):
-    """Those, and what chat has for all of them."""
+    """Fields that all interfaces share, with those of chat that these take too."""
 
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
 
 
 class Translated(NamedTuple):
-    """A body of chat, None where nothing is said. places: where each of its messages stands in the
-    body it was made of. names: patterns of its fields, and what they are called there; the first
-    that fits counts."""
+    """Fields of a body of chat, None for absent ones, translated from another body. places: the
+    field of that body for each message. names: (pattern of a chat field, its name in that body);
+    the first match counts."""
 
     fields: Object
     places: Sequence[str]
     names: Sequence[tuple[str, str]]
 
     def name(self, field: str) -> str:
-        """What a field of the chat is called in the body."""
+        """The translated body's name for a field of chat."""
         field = param_of(field)
         message = _MESSAGE.match(field)
         if message is not None:
@@ -60,30 +59,30 @@ class Translated(NamedTuple):
 
 
 def ours(body: CommonFields) -> Object:
-    """Those of its fields that are given, as chat has them."""
+    """The common fields that the body sets, as fields of chat."""
     return body.model_dump(include=set(CommonFields.model_fields), exclude_none=True, by_alias=True)
 
 
 class Writer(Protocol):
-    """An answer in other words, as objects that have a `type`. usage: as chat tells it."""
+    """Writes an answer in one interface, as events with a `type`. usage: in chat's form."""
 
-    whole: Object  # all of it at once
+    whole: Object  # the whole response, complete after `end`
 
     def begin(self, usage: Object) -> Iterable[Object]:
-        """Before anything is known of it."""
+        """Events before the first part."""
 
     def part(self, part: Part) -> Iterable[Object]:
-        """More of it."""
+        """Events of one part."""
 
     def end(self, end: End, usage: Object) -> Iterable[Object]:
-        """All of it is there."""
+        """Events of the end of the answer."""
 
     def failed(self, error: Exception) -> Object:
-        """What is said where it fails on the way."""
+        """The event that reports an error after the first event."""
 
 
 async def translated_chat(api: Api, translated: Translated) -> tuple[ChatBody, AskedChat]:
-    """The chat that a body stands for."""
+    """The validated body of chat, and its request; errors name fields of the translated body."""
     with naming(translated.name):
         fields = {name: value for name, value in translated.fields.items() if value is not None}
         body = validated(ChatBody, json.dumps(fields).encode())
@@ -98,7 +97,8 @@ async def answer_chat(
     *,
     kind: str,
 ) -> Response:
-    """kind: first word of the answer's id. make_writer: of an answer of this id by this model."""
+    """Runs the chat and returns the response. kind: first word of the answer's id. make_writer:
+    called with the answer's id and the model's name."""
     model = api.check_model(translated.fields.get("model"), api.processor.cell.terms())
     body, chat = await translated_chat(api, translated)
     with naming(translated.name):
@@ -125,8 +125,8 @@ async def answer_chat(
 async def _told(
     asking: Asking, reader: Reader, writer: Writer, translated: Translated
 ) -> AsyncGenerator[list[Object]]:
-    """What is said together. The first of it waits until something is known, so that an error has a
-    status."""
+    """Yields the events that are ready together. The first wait for a part of the answer, so that
+    an error before it gets a status."""
     answer, begun = asking.streams[0].output.answers[0], False
     with naming(translated.name):
         async for _, shown in asking.parts():

@@ -1,2 +1,2 @@
-"""A front end in a process of its own: client streams and text here, tokens in the cell behind
-it."""
+"""A front end, embedded or a process of its own: client streams and text here, tokens in the cell
+behind it."""

@@ -1,7 +1,6 @@
-"""What clients talk to, before a cell in this process or in another: the gRPC service, and HTTP
-where it is wanted.
+"""The front end of a cell in this process or in another: the gRPC service, and HTTP if configured.
 
-Loads the HTTP libraries only where there is a front for them.
+The HTTP libraries are loaded only if HTTP is configured.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=CellPort)
 
-# who asks again right after the last answer is refused in words, not cut by the server's end
+# calls right after the last answer get an error in this time, not a broken connection
 LAST_CALLS_S = 0.2
-LAST_WRITES_S = 1.0  # for what streams still have to say after their requests were ended
+LAST_WRITES_S = 1.0  # for the last messages of streams whose requests were ended
 
 
 class FrontEnd:
-    """most: requests at one time, those that are being refused included. interval_s: least time
-    between the chunks of one client."""
+    """Serves a cell over gRPC, and HTTP if configured. most: requests at one time, with those being
+    refused. interval_s: least time between two chunks of one client."""
 
     def __init__(
         self,
@@ -72,13 +71,13 @@ class FrontEnd:
 
     @property
     def http_url(self) -> str | None:
-        """Of the HTTP front, if there is one."""
+        """URL of the HTTP listener; None without one."""
         return self._http.url if self._http is not None else None
 
     def listening(self) -> dict[str, Any]:
-        """How a gRPC server listens that clients may come to."""
+        """Arguments of `Shell.listen` for a gRPC server that is open to clients."""
         limits = ServerLimits(
-            max_concurrent_streams=self._most,  # so that excess is refused, not parked
+            max_concurrent_streams=self._most,  # so that excess is refused, not left waiting
             per_connection=streams_per_connection(self._config, self._most),
             max_receive=MAX_REQUEST,
             least_ping_ms=LEAST_PUBLIC_PING_MS,
@@ -87,7 +86,8 @@ class FrontEnd:
         return {"limits": limits, "prompt_bytes": lambda: prompt_bytes(self._cell)}
 
     async def open_http(self, more: Callable[[Api], Iterable[APIRouter]] = lambda _: ()) -> None:
-        """Opens `http`, if it is configured. more: routes beside OpenAI's."""
+        """Starts the HTTP listener if `http` is configured. more: routers beside the usual ones.
+        Raises ConfigError if the HTTP libraries are missing."""
         if self._config.http is None:
             return
         if missing := http_missing():
@@ -117,7 +117,7 @@ class FrontEnd:
 
 
 class ClientsProcess(ShellProcess, Generic[C]):
-    """A process that clients talk to, whether its cell is here or elsewhere."""
+    """A process that serves clients, with its cell here or in another process."""
 
     last_s = LAST_WRITES_S
 

@@ -1,7 +1,7 @@
-"""One stream to a coordinator: the requests that go through it, and what it still has to be told.
+"""One stream to a coordinator: its open requests, and the messages that wait to be sent.
 
-Everything that happens in one tick of the event loop goes out in one message. Pieces of requests
-that are over here are dropped and counted: they were committed before the coordinator heard of it.
+All messages of one tick of the event loop are sent as one batch. Commits of requests that have
+ended here are dropped and counted: they were made before the coordinator received the end.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import frontend_pb2, generate_pb2
 
 MAX_UNSENT = 65_536  # parts of messages that wait for the coordinator to read
-BATCH_BYTES = 2 * 1024 * 1024  # of one message, unless a request alone is larger
+BATCH_BYTES = 2 * 1024 * 1024  # of one batch, unless a request alone is larger
 
 
 class RemoteHandle:
-    """One request."""
+    """A request that was sent to the coordinator."""
 
     def __init__(
         self, number: int, link: CoordinatorConnection, sink: OutputSink, answers: int
     ) -> None:
         self.number, self.sink = number, sink
         self._link = link
-        self._said = [0] * answers  # tokens that came, by answer
+        self._said = [0] * answers  # tokens received, by answer
         self._open = set(range(answers))
 
     def finish(self, index: int) -> None:
-        """The coordinator hears of it unless it has ended the answer itself."""
+        """Ends an answer, and reports that unless the coordinator has ended it itself."""
         if index in self._open:
             self._link.send("finishes", frontend_pb2.Finish(call=self.number, index=index))
             self._ended(index)
@@ -48,7 +48,7 @@ class RemoteHandle:
             self.sink.close(error)
 
     def fail(self, error: Exception) -> None:
-        """By the coordinator's word, or by its end."""
+        """Ends the request with an error: the coordinator sent one, or its stream ended."""
         self._link.forget(self)
         self.sink.close(error)
 
@@ -66,7 +66,7 @@ class RemoteHandle:
 
     @property
     def stands(self) -> str:
-        """Where the answer is."""
+        """How many tokens of the first answer have arrived, for error messages."""
         return f"the answer stands at offset {self._said[0]}"
 
     def _ended(self, index: int) -> None:
@@ -76,10 +76,10 @@ class RemoteHandle:
 
 
 class CoordinatorConnection:
-    """Lives as long as its stream."""
+    """State of one stream to a coordinator, and the iterator of the batches it sends."""
 
     def __init__(self, hello: frontend_pb2.FrontendHello, clock: Clock, metrics: Metrics) -> None:
-        self._hello: frontend_pb2.FrontendHello | None = hello  # until it is said
+        self._hello: frontend_pb2.FrontendHello | None = hello  # until it is sent
         self._clock, self._metrics = clock, metrics
         self._numbers = itertools.count(1)
         self._calls: dict[int, RemoteHandle] = {}
@@ -95,7 +95,7 @@ class CoordinatorConnection:
         return len(self._calls)
 
     async def __aiter__(self) -> AsyncIterator[frontend_pb2.FrontendBatch]:
-        """What the coordinator is told."""
+        """Yields the batches for the coordinator, until `cut_all`."""
         while True:
             while self._unsent or self._hello is not None:
                 yield self._collect()
@@ -110,7 +110,7 @@ class CoordinatorConnection:
         message = generate_pb2.GenerateRequest()
         message.CopyFrom(order.message)
         message.request_id = order.request.id
-        message.sampling_params.ClearField("stop")  # looked for here
+        message.sampling_params.ClearField("stop")  # stop strings are matched here
         message.tokenized.CopyFrom(generate_pb2.TokenizedInput(input_ids=order.request.prompt))
         waited = max(self._clock.time() - order.arrived, 0.0)
         submit = frontend_pb2.Submit(
@@ -140,7 +140,7 @@ class CoordinatorConnection:
         self._news.set()
 
     def heard(self, batch: frontend_pb2.CellBatch) -> None:
-        """Raises PeerError when it breaks the protocol."""
+        """Applies a batch from the coordinator. Raises PeerError when it breaks the protocol."""
         if not self._in_order.takes(batch.number):
             self._metrics.dropped.labels(kind="batch", reason="repeated").inc()
             return
@@ -165,25 +165,25 @@ class CoordinatorConnection:
                 reply.set_result(list(aborted.request_ids))
 
     def forget(self, call: RemoteHandle) -> bool:
-        """Returns whether it was still running."""
+        """Removes a request; returns whether it was still open."""
         found = self._calls.pop(call.number, None) is not None
         if not self._calls:
             self._empty.set()
         return found
 
     async def emptied(self) -> None:
-        """Until no request is open."""
+        """Waits until no request is open."""
         if self._calls:
             self._empty.clear()
             await self._empty.wait()
 
     def slow(self, call: RemoteHandle) -> None:
-        """The client does not read."""
+        """Cuts a request whose client does not read, and counts it."""
         self._metrics.slow_readers_cut.inc()
         call.cut(Overloaded("the client reads too slowly", retry_after_s=1.0))
 
     def cut_all(self, why: str) -> None:
-        """Everything that is open ends; nothing more is sent."""
+        """Ends everything that is open with Unavailable; nothing more is sent."""
         self._ended = True
         self._unsent.clear()
         for call in list(self._calls.values()):
@@ -194,7 +194,7 @@ class CoordinatorConnection:
         self._news.set()
 
     def _check_room(self) -> None:
-        """What requests have to say later is bounded by their number."""
+        """Raises Overloaded when too much is unsent; later messages of a request are few."""
         if len(self._unsent) >= MAX_UNSENT:
             raise Overloaded("the coordinator does not read", retry_after_s=1.0)
 

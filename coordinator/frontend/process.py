@@ -1,4 +1,4 @@
-"""A front end process, from configuration to SERVING and back. Loads neither torch nor a lane."""
+"""A front end process, from its configuration to SERVING. Imports neither torch nor lanes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from dspark.wire.v1 import frontend_pb2
 
 log = structlog.get_logger("dspark.frontend")
 
-SPARE_STREAMS = 64  # for calls that are being refused: beyond, gRPC refuses without a hint
+SPARE_STREAMS = 64  # for calls being refused: beyond them gRPC refuses without a hint
 
 
 async def start(config: FrontendConfig, *, name: str = "frontend/0") -> ClientsProcess[RemoteCell]:
-    """Listens at once; SERVING whenever the coordinator is attached and has somebody to serve
-    with."""
+    """Starts a front end. It listens at once, and reports SERVING whenever a coordinator with ready
+    workers is attached."""
     check(config)
     cell: RemoteCell | None = None
     shell = Shell("frontend", config, lambda: config.target or served(cell), config.http)
@@ -66,7 +66,7 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> ClientsP
 
 
 def check(config: FrontendConfig) -> None:
-    """Refuses what cannot work, by name, before anything is opened."""
+    """Raises ConfigError naming a key that cannot work, before anything is opened."""
     if not config.coordinator:
         raise ConfigError("frontend.coordinator: give the coordinator's host:port")
     split_endpoint(config.coordinator, "frontend.coordinator")

@@ -1,8 +1,7 @@
-"""A cell across a wire: what a front end asks for goes out in batches, what was committed comes
-back in batches.
+"""A cell in another process: requests are sent in batches, and commits are received in batches.
 
-Attaches again, with growing pauses, whenever the stream ends; what was open then ends with
-UNAVAILABLE and the offset its answer stands at. Nothing is ever asked twice.
+Whenever the stream ends it is opened again, after growing pauses. Requests that were open end with
+UNAVAILABLE and the offset that their answer has reached. No request is sent twice.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc
 log = structlog.get_logger("dspark.frontend")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
-RETRY_S = 0.5  # what a client hears when this front end is full
-ABORT_S = 5.0  # longest wait for the coordinator to say what was running
+RETRY_S = 0.5  # retry hint for clients when this front end is full
+ABORT_S = 5.0  # longest wait for the coordinator's reply to an abort
 
 
 class RemoteCell:
-    """endpoint: of its coordinator. hello: said at every attachment. `on_change` is called with
-    whether requests can be asked for, whenever that changes."""
+    """The cell of the coordinator at `endpoint`. max_calls: open requests at one time. hello: sent
+    at every attachment. on_change: called with whether requests are possible when that changes."""
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class RemoteCell:
         self.draining = False
         self._running: asyncio.Task[None] | None = None
 
-    # What requests need.
+    # Requests.
 
     def terms(self) -> CellTerms:
         if self._terms is None:
@@ -87,14 +86,14 @@ class RemoteCell:
         except TimeoutError:
             raise Unavailable(f"the coordinator has not answered for {ABORT_S:g} s") from None
 
-    # Life.
+    # Attachment, and its end.
 
     def start(self) -> None:
-        """Attaches, and goes on attaching until it is closed."""
+        """Begins to attach, and attaches again after every end until `close`."""
         self._running = asyncio.get_running_loop().create_task(self._run())
 
     async def attached(self, longest_s: float) -> None:
-        """Until the coordinator has told its terms, or for so long."""
+        """Waits until the coordinator has sent its terms, for `longest_s` seconds at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(longest_s):
                 await self._told.wait()
@@ -123,7 +122,7 @@ class RemoteCell:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def _attach(self) -> bool:
-        """From hello to the end of one stream; returns whether anything was heard."""
+        """Runs one stream from hello to its end; returns whether any batch was received."""
         heard, why = False, "the stream ended"
         link = CoordinatorConnection(self._hello, asyncio.get_running_loop(), self._metrics)
         channel = open_channel(self._endpoint, tls=self._security.tls, watch_ms=FRONT_WATCH_MS)
@@ -143,7 +142,7 @@ class RemoteCell:
         except PeerError as error:
             why = f"it broke the protocol: {error}"
             log.error("frontend.protocol", coordinator=self._endpoint, problem=str(error))
-        except Exception as error:  # a bug: requests end, and the next attachment has its chance
+        except Exception as error:  # a bug: requests end, and the cell is attached again
             why = "a bug in the front end"
             log.error("frontend.failed", coordinator=self._endpoint, exc_info=error)
         finally:

@@ -1,1 +1,1 @@
-"""The live page: rounds and pools as they happen, for whoever opens it in a browser."""
+"""The live page: rounds and pools as they happen, in a browser."""

@@ -44,8 +44,8 @@ class Message(BodyPart):
 
 
 class AnswerWish(BodyPart):
-    """An answer to a conversation, its rounds explained. Nothing is kept of it: the page sends all
-    of it each time."""
+    """A request for an answer with its rounds explained. The conversation is not kept: the page
+    sends all of it each time."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 256
@@ -71,7 +71,7 @@ async def prompt_of(
 
     def encode(said: list[Turn]) -> tuple[int, ...]:
         text = template.render(said, {}, add_generation_prompt=True)
-        # the template writes them itself
+        # the template writes special tokens itself
         return encoded_now(tokenizer, text, "messages", add_special=False)
 
     room = api.processor.cell.terms().limits.longest - max_tokens
@@ -80,7 +80,7 @@ async def prompt_of(
 
 
 class Speaker:
-    """One answer, piece by piece."""
+    """Makes the events of one answer from its committed pieces. prompt: token ids."""
 
     def __init__(self, prompt: Sequence[int], tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -91,7 +91,7 @@ class Speaker:
         self._parts: dict[int, RoundPart] = {}
 
     def say(self, piece: CommittedTokens, parts: Sequence[RoundPart]) -> dict[str, Any]:
-        """The event of a piece. `parts`: what was explained since the last one."""
+        """The event of a committed piece. parts: explanations received since the last one."""
         self._parts.update((part.offset, part) for part in parts)
         round = piece.round
         shown = len(piece.tokens)
@@ -119,7 +119,7 @@ class Speaker:
         return said
 
     def _texts(self, piece: CommittedTokens) -> list[str]:
-        """A character that takes several tokens stands with the last of them."""
+        """The text of each token; a character of several tokens is in the last of them."""
         if self._stream is None:
             return [f" {token}" for token in piece.tokens]
         texts = [self._stream.push(token) for token in piece.tokens]
@@ -135,7 +135,7 @@ class Speaker:
         )
 
     def _told(self, found: RoundExplanation) -> dict[str, Any]:
-        """With a text for every drafted token that is told of."""
+        """The explanation as a dict, with a text for every drafted token that it names."""
         told = asdict(found)
         for slot in told["slots"]:
             slot["text"] = "" if slot["token_id"] is None else self._alone(slot["token_id"])
@@ -143,7 +143,7 @@ class Speaker:
 
 
 async def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventStream:
-    """Events of one answer: `begin`, `first`, `round` again and again, `end`."""
+    """The event stream of one answer: `begin`, `first`, a `round` for each round, `end`."""
     options = Options(
         max_tokens=wish.max_tokens,
         temperature=wish.temperature,
@@ -165,7 +165,7 @@ async def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventSt
     async def events() -> AsyncGenerator[bytes]:
         try:
             with explain.request(inside(request.tenant, request.id)) as watch:
-                # before its first round
+                # watching begins before the first round
                 speaker = Speaker(request.prompt, api.processor.tokenizer)
                 yield event(
                     {
@@ -191,7 +191,7 @@ async def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventSt
 
 
 def ending(stream: ResponseStream) -> dict[str, object]:
-    """How the answer ended, in numbers."""
+    """Why the answer ended, with its counts of tokens and rounds, and times in ms."""
     message = write_complete(stream.output).complete
     stats, timings = message.speculation, message.timings
     end = stream.output.answers[0].end

@@ -1,8 +1,8 @@
-"""The cell as the live page sees it, and the background streams that load it.
+"""The cell's state for the live page, and the background streams that load the cell.
 
-Four frames a second, made once for all who watch, and not at all for nobody. Background streams are
-a bounded number of answers nobody reads: ordinary requests of whoever moved the slider, which end
-when nobody watches any more.
+Four frames a second are made, once for all watchers, and none without watchers. Background streams
+are a bounded number of requests whose answers are dropped: ordinary requests of the caller who set
+the load, which end when the last watcher has left.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAUSE_S = 1.0  # after an answer that failed
 
 
 class BackgroundLoad:
-    """Streams that run until they are turned down. `most`: streams at one time."""
+    """Background streams, each a loop of requests. questions: prompts. most: streams at a time."""
 
     def __init__(self, api: Api, questions: Sequence[str], most: int) -> None:
         self.most = most
@@ -49,7 +49,7 @@ class BackgroundLoad:
         return len(self._tasks)
 
     def set(self, streams: int, policy: str, rule: str) -> None:
-        """So many from now on, with this policy and rule as their present answers end."""
+        """Sets the number of streams; policy and rule apply from each stream's next answer on."""
         self.policy, self.rule = policy, rule
         wanted = min(max(streams, 0), self.most)
         while len(self._tasks) > wanted:
@@ -93,25 +93,25 @@ class BackgroundLoad:
 
 
 FRAME_S = 0.25
-LINGER_S = 5.0  # background streams outlast the last watcher by this: a page may be loaded again
+LINGER_S = 5.0  # background streams outlast the last watcher by this, as a page may be reloaded
 MAX_WATCHERS = 64
-SHOWN = 4  # of the last answers
+SHOWN = 4  # ended answers in a frame
 
 
 class CellFeed:
-    """Frames of the cell, for as long as somebody watches."""
+    """Makes frames of the cell's state while there are watchers."""
 
     def __init__(
         self, api: Api, membership: Membership, admission: Scheduler, load: BackgroundLoad
     ) -> None:
         self._api, self._membership, self._admission, self._load = api, membership, admission, load
         self._watchers = 0
-        self._frame: bytes | None = None  # None once there are no more
+        self._frame: bytes | None = None  # None once the feed has ended
         self._next = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def stream(self) -> EventStream:
-        """Events of type `cell` until the watcher leaves."""
+        """An event stream: `hello`, then `cell` frames until the watcher leaves."""
         left = asyncio.Event()
 
         async def events() -> AsyncGenerator[bytes]:
@@ -129,7 +129,7 @@ class CellFeed:
         return EventStream(self._api, events(), left.set)
 
     def set_load(self, streams: int, policy: str, rule: str) -> None:
-        """Background streams from now on; they end a while after the last watcher has left."""
+        """Sets the background streams, which end `LINGER_S` after the last watcher has left."""
         self._wake()
         self._load.set(streams, policy, rule)
 
@@ -144,7 +144,7 @@ class CellFeed:
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        """Ends when nobody has watched for a while, or the coordinator stops."""
+        """Makes frames until there were no watchers for `LINGER_S`, or the coordinator drains."""
         try:
             with self._membership.explain.cell() as watch:
                 now = self._api.processor.clock.time
@@ -154,7 +154,7 @@ class CellFeed:
                     if self._watchers:
                         seen = now()
                         self._show(event(self._cell(watch.taken())))
-        except Exception as error:  # a bug: pages come back and find a feed that begins anew
+        except Exception as error:  # a bug: pages reconnect and start a new feed
             log.error("live.feed_failed", exc_info=error)
         finally:
             self._load.close()
@@ -206,7 +206,7 @@ class CellFeed:
 
 
 def _recent(rounds: list[RoundExplanation]) -> dict[str, Any]:
-    """Sums over a frame's rounds; means are the page's."""
+    """Sums over a frame's rounds and their mean time; the page makes other means from the sums."""
     turns = sum(each.sequences for each in rounds)
     late = Counter(name for each in rounds for name in each.late)
     return {
@@ -220,7 +220,7 @@ def _recent(rounds: list[RoundExplanation]) -> dict[str, Any]:
 
 
 def _ended(each: EndedAnswer) -> dict[str, Any]:
-    """One of the last answers."""
+    """An ended answer as the page shows it."""
     return {
         "id": each.request_id,
         "index": each.index,

@@ -1,9 +1,9 @@
-"""The live page and what it asks for: `/`, its files, an answer with every round explained, the
-cell, the load.
+"""Routes of the live page: `/`, its files, an answer with every round explained, the cell, the
+load.
 
-The page and its files are anybody's: as they ship, without a build step, sent with strict headers.
-An answer is for clients; the pools are for those who may read metrics, and the load is for
-operators. Where no keys are set nobody is asked for one.
+The page and its files need no key; they are served as they ship, without a build step, with strict
+headers. An answer needs a client's key, the pools one that may read metrics, the load an
+operator's. Where no keys are set none is required.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from dspark.rounds.policy import parse_policy
 
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
-# Scripts and styles from here and nowhere else, none of them inline; nobody may frame the page;
-# strings never become markup.
+# Scripts and styles from this origin only, none of them inline; no page may frame this one; strings
+# never become markup.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -59,10 +59,10 @@ HEADERS = {
 
 
 class Page(StaticFiles):
-    """All files by name; none from beyond the folder."""
+    """Serves the page's files by name with `HEADERS`; none from outside the folder."""
 
     def __init__(self) -> None:
-        super().__init__(directory=FOLDER, follow_symlink=True)  # as some installers lay files
+        super().__init__(directory=FOLDER, follow_symlink=True)  # some installers link files
 
     def file_response(self, *arguments: Any, **options: Any) -> Response:
         response = super().file_response(*arguments, **options)
@@ -71,13 +71,13 @@ class Page(StaticFiles):
             "etag",
             "last-modified",
         ):
-            # of times and sizes, which files of two versions may share
+            # made of times and sizes, which files of two versions may share
             del response.headers[name]
         return response
 
 
 class LoadWish(BodyPart):
-    """Background streams, and how they are sped up."""
+    """The number of background streams, and their policy and rule of speculation."""
 
     streams: Annotated[int, Field(ge=0, le=1024)]
     policy: Policy = ""
@@ -85,7 +85,7 @@ class LoadWish(BodyPart):
 
 
 def live_routes(api: Api, membership: Membership, admission: Scheduler, streams: int) -> APIRouter:
-    """`streams`: background streams at one time, at most."""
+    """The routes of the live page. streams: limit of background streams at one time."""
     page, router = Page(), APIRouter(include_in_schema=False)
     load = BackgroundLoad(api, json.loads((FOLDER / "examples.json").read_bytes()), streams)
     feed = CellFeed(api, membership, admission, load)
@@ -103,7 +103,7 @@ def live_routes(api: Api, membership: Membership, admission: Scheduler, streams:
 
     @router.get("/live/cell", dependencies=client)
     async def cell() -> dict[str, Any]:
-        """What does not change from frame to frame."""
+        """Facts of the cell that do not change from frame to frame."""
         terms = api.processor.cell.terms()
         return {
             "model": api.model(terms),
@@ -136,7 +136,7 @@ def live_routes(api: Api, membership: Membership, admission: Scheduler, streams:
 
 
 async def from_this_page(request: Request) -> None:
-    """Browsers say which site a request comes from; another site's pages must not drive this
-    cell."""
+    """Raises HTTPException 403 if the browser names another site as the origin of a request: other
+    sites' pages must not drive this cell."""
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise HTTPException(403, "requests from other sites are not answered here")
