@@ -194,7 +194,7 @@ class CoordinatorConnection:
         self._news.set()
 
     def _check_room(self) -> None:
-        """Raises Overloaded when too much is unsent; later messages of a request are few."""
+        """Raises Overloaded when too much is unsent; messages of open requests are bounded."""
         if len(self._unsent) >= MAX_UNSENT:
             raise Overloaded("the coordinator does not read", retry_after_s=1.0)
 

@@ -32,10 +32,10 @@ Guard = Callable[[Request], Awaitable[None]]
 class Api:
     """What the routes of one HTTP listener share.
 
-    guard: dependency that raises Denied for all but clients; operator_guard: for all but readers
-    of metrics. template: the target's chat template. pace: hides what packets reveal of answers.
-    security: TLS and keys of the listener. local: it listens on loopback and asks for no key, so
-    requests of web pages must be refused.
+    guard: a dependency that raises Denied for callers that are neither client nor operator;
+    operator_guard: for those that may not read metrics. template: the target's chat template.
+    pace: hides what packets reveal of answers. security: TLS and keys of the listener. local: it
+    listens on loopback and asks for no key, so requests of other sites' pages must be refused.
     """
 
     processor: InputProcessor

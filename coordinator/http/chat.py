@@ -227,7 +227,7 @@ def _cut_behind(text: str, said: str) -> str:
             "continue_final_message", "the chat template does not show the last message as it is"
         )
     kept = text[:at]
-    # where the marker's space is trimmed, the message's would have been
+    # a template that trims the marker's space would have trimmed the message's end too
     return kept if text[at : at + len(_HERE)] == _HERE else kept.rstrip()
 
 

@@ -146,8 +146,8 @@ class SpeculationFields(BodyPart):
 class SharedFields(BodyPart):
     """Fields that the bodies of all interfaces share; None takes the deployment's default.
 
-    idle: known fields that are not supported, with their values that have no effect; `true` is not
-    1. labels: fields without effect. stored: fields that need storage between requests.
+    idle: values without effect, by known field that is not supported; 1 does not count as `true`.
+    labels: fields without effect. stored: fields that need storage between requests.
     """
 
     model_config = ConfigDict(extra="allow")
