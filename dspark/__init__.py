@@ -1,4 +1,4 @@
-"""Shared kernel of the DSpark serving system: nouns, wire, decoding rule, models, process
+"""Shared kernel of the DSpark serving system: types, wire protocol, decoding rule, models, process
 harness."""
 
 __version__: str  # of the installed distribution
@@ -7,9 +7,9 @@ __version__: str  # of the installed distribution
 def __getattr__(name: str) -> str:
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import metadata  # takes longer than all else that a command needs
+    from importlib import metadata  # imported here: slower than all else a command needs
 
     try:
         return metadata.version("dspark-serving")
-    except metadata.PackageNotFoundError:  # a checkout on the path that nobody installed
+    except metadata.PackageNotFoundError:  # a checkout that is on the path and not installed
         return "0+unknown"

@@ -1,12 +1,12 @@
-"""The error tree: who is to blame is part of the type. `runtime/server.py` gives each its status.
+"""The error tree: the type says which side is at fault. `runtime/server.py` gives each its status.
 
 DsparkError
 |-- InvalidRequest         the client sent something malformed in `field`  INVALID_ARGUMENT
 |   `-- Unsupported        understood, not built                          UNIMPLEMENTED
 |-- Overloaded             a bound was reached; retry in `retry_after_s`  RESOURCE_EXHAUSTED
-|-- Unavailable            nobody can serve this now                      UNAVAILABLE
+|-- Unavailable            no process can serve this now                  UNAVAILABLE
 |-- Expired                the request's time ran out                     DEADLINE_EXCEEDED
-|-- RequestCancelled       the client went away                           none: nobody is left
+|-- RequestCancelled       the client went away                           none: no client is left
 |-- Denied                 credentials are missing or wrong               UNAUTHENTICATED
 |   `-- Forbidden          the caller is known and may not call this      PERMISSION_DENIED
 |-- PeerError              another service broke the protocol             INTERNAL
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 
 
 class DsparkError(Exception):
-    """Anything this project raises on purpose."""
+    """Base class of every error that this project raises on purpose."""
 
 
 class InvalidRequest(DsparkError):
@@ -35,7 +35,7 @@ class InvalidRequest(DsparkError):
 
 @contextmanager
 def naming(name: Callable[[str], str]) -> Iterator[None]:
-    """Fields are called what their sender calls them."""
+    """Renames the field of an InvalidRequest from the block by `name`, to its sender's name."""
     try:
         yield
     except InvalidRequest as error:
@@ -55,7 +55,7 @@ class Overloaded(DsparkError):
 
 
 class Unavailable(DsparkError):
-    """Nobody can serve this now; trying again elsewhere or later is safe."""
+    """No process can serve this now; trying again elsewhere or later is safe."""
 
 
 class Expired(DsparkError):
@@ -71,7 +71,7 @@ class Denied(DsparkError):
 
 
 class Forbidden(Denied):
-    """The caller is known, and this is not for him."""
+    """The caller is known and may not call this."""
 
 
 class PeerError(DsparkError):

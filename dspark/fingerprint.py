@@ -1,5 +1,5 @@
-"""What ties a drafter to the one that feeds it: a fingerprint that says what differs when two do
-not agree.
+"""Fingerprints of drafters: what a drafter and the process that feeds it must agree on, and what
+differs if they do not.
 
 Spelled `family:taps:digest`, for example `dspark:1,9,17,25,33:0f3a...`: how rows are made and read,
 the layers they come from, and a digest of the tensors that make them, of the shapes they fit and of
@@ -15,7 +15,7 @@ class Fingerprint(NamedTuple):
     """A fingerprint in its parts."""
 
     family: str  # dspark, dflash, eagle3, mtp or lm
-    taps: str  # layers of the target, comma by comma; empty where only token ids travel
+    taps: str  # layers of the target, separated by commas; empty where only token ids are sent
     digest: str
 
     def __str__(self) -> str:
@@ -23,7 +23,7 @@ class Fingerprint(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> Fingerprint | None:
-        """None for a fingerprint of another make."""
+        """The parts of a fingerprint; None for a text of another form."""
         parts = text.split(":")
         return Fingerprint(*parts) if len(parts) == 3 else None
 

@@ -1,4 +1,4 @@
-"""Numbers that people and clients give, taken as they stand or refused.
+"""Strict parsing of numbers from users and clients: a value is taken as it is or refused.
 
 Python's own readers are generous: `int` takes "1_0" for 10, "٣" for 3, 1.7 for 1 and True for 1.
 Nothing here does.
@@ -13,26 +13,26 @@ import re
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,100}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
-_SHOWN = 40  # characters of what was given
+_SHOWN = 40  # characters of a value that an error shows
 
 
 def whole_in(text: str) -> int:
-    """The whole number that the text is, in digits of ASCII; ValueError says that it is none."""
+    """Parses a whole number in ASCII digits; ValueError for any other text."""
     if not _WHOLE.fullmatch(text.strip(" ")):
         raise ValueError(f"{text[:_SHOWN]!r} is not a whole number")
     return int(text)
 
 
 def number_in(text: str) -> float:
-    """The finite number that the text is; ValueError says that it is none."""
+    """Parses a finite number; ValueError for any other text."""
     if not _NUMBER.fullmatch(text.strip(" ")) or not math.isfinite(value := float(text)):
         raise ValueError(f"{text[:_SHOWN]!r} is not a number")
     return value
 
 
 def whole(value: object) -> int:
-    """A value that is a whole number, of whatever library; ValueError for fractions, texts and
-    truth values."""
+    """The value as int, of any library's whole numbers; ValueError for fractions, texts and
+    booleans."""
     if not _is_truth(value):
         try:
             return operator.index(value)  # type: ignore[arg-type]
@@ -42,7 +42,7 @@ def whole(value: object) -> int:
 
 
 def number(value: object) -> float:
-    """A value that is a number, of whatever library; ValueError for texts and truth values."""
+    """The value as float, of any library's numbers; ValueError for texts and booleans."""
     if not _is_truth(value) and (isinstance(value, numbers.Real) or hasattr(value, "__index__")):
         try:
             return float(value)
@@ -52,14 +52,14 @@ def number(value: object) -> float:
 
 
 def truth(value: object) -> bool:
-    """True or False, and nothing that is like them."""
+    """The value as bool; ValueError unless it is a boolean, Python's or NumPy's."""
     if not _is_truth(value):
         raise ValueError(f"must be true or false, got {shown(value)}")
     return bool(value)
 
 
 def shown(value: object) -> str:
-    """A value as errors show it: short."""
+    """repr of a value for an error message, cut to `_SHOWN` characters."""
     text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 

@@ -1,14 +1,13 @@
-"""Pages of token slots, of a target's keys and values or of a drafter's: ask for all that a step
-needs, then act.
+"""Page tables of a paged cache, a target's or a drafter's: allocate all that a step needs, then run
+it.
 
-Pure bookkeeping over page numbers: knows neither tensors nor devices. A page may have several
-holders (sequences that share a prefix, the prefix cache); it is free when it has none. A sequence
-that is opened with a wish for its whole life is placed where that would lie in a row and keeps the
-row to itself while memory is plentiful, because a row of slots can be viewed where scattered pages
-must be gathered. The wish is no reservation: whoever finds nothing else takes from it, from its far
-end.
+Pure bookkeeping over page numbers, without tensors or devices. A page may have several holders
+(sequences that share a prefix, the prefix cache); it is free when it has none. A sequence is opened
+with the length it may reach and placed at a free run of that many pages, its wish: consecutive
+slots can be read as a view, scattered pages must be gathered. The wish is no reservation:
+allocations avoid it while other pages are free, then take from its far end.
 
-Invariant: `free` counts the pages without a holder; nobody writes to a page that has more than one.
+Invariant: `free` counts the pages without a holder; a page with several holders is never written.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Slots = range | npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a worker's engine holds at this moment."""
+    """Sequences and pages that a worker's engine holds at this moment."""
 
     sequences: int
     pages_held: int
@@ -33,18 +32,18 @@ class Held:
 
 @dataclass(slots=True)
 class _Table:
-    """Pages of one sequence, in order."""
+    """Page table of one sequence, in the order of its tokens."""
 
     pages: list[int] = field(default_factory=list)
     in_row: bool = True
-    wish: tuple[int, int] = (0, 0)  # pages first .. last - 1 it would like to grow into
-    # made once they are no row
+    wish: tuple[int, int] = (0, 0)  # pages first .. last - 1 that it prefers to grow into
+    # slot ids, built once the pages are not consecutive
     slots: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     numbered: int = 0  # pages that are in `slots`
 
 
 class KVBlockPool:
-    """Who holds which pages. Slot ids are page * page_size + offset."""
+    """Allocates pages to sequences. Slot ids are page * page_size + offset."""
 
     def __init__(self, pages: int, page_size: int) -> None:
         if pages < 1 or page_size < 1:
@@ -65,11 +64,11 @@ class KVBlockPool:
         return -(-tokens // self.page_size)
 
     def missing(self, key: Hashable, tokens: int) -> int:
-        """Pages the sequence would have to be given to hold so many tokens."""
+        """How many more pages the sequence needs to hold `tokens`."""
         return max(self.pages_for(tokens) - len(self._tables[key].pages), 0)
 
     def room(self, key: Hashable) -> int:
-        """Tokens that the sequence's pages hold."""
+        """How many tokens the sequence's pages can hold."""
         return len(self._tables[key].pages) * self.page_size
 
     def holders(self, page: int) -> int:
@@ -80,8 +79,8 @@ class KVBlockPool:
         return self._tables[key].pages
 
     def open(self, key: Hashable, tokens: int, longest: int, shared: Sequence[int] = ()) -> bool:
-        """Room for `tokens` under a new key, behind pages it shares with others; all of it or
-        nothing."""
+        """Allocates room for `tokens` under a new key, behind the pages in `shared`; returns False
+        and changes nothing if too few pages are free."""
         if key in self._tables:
             raise ValueError("the key already holds pages")
         if self.pages_for(tokens) - len(shared) > self.free:
@@ -97,7 +96,8 @@ class KVBlockPool:
         return self.grow(key, tokens)
 
     def grow(self, key: Hashable, tokens: int) -> bool:
-        """Room for `tokens` in all; all of it or nothing."""
+        """Grows a sequence to hold `tokens` in all; False, and no change, if too few pages are
+        free."""
         table = self._tables[key]
         need = self.pages_for(tokens) - len(table.pages)
         if need <= 0:
@@ -107,9 +107,9 @@ class KVBlockPool:
         page = table.pages[-1] + 1 if table.pages else table.wish[0]
         first, last = table.wish
         wished = self._wished[page : page + need].copy()
-        wished[max(first - page, 0) : max(last - page, 0)] = False  # by itself
+        wished[max(first - page, 0) : max(last - page, 0)] = False  # its own wish
         taken = np.flatnonzero((self._holders[page : page + need] != 0) | wished)
-        behind = int(taken[0]) if len(taken) else len(wished)  # pages that go on in the row
+        behind = int(taken[0]) if len(taken) else len(wished)  # pages that continue the run
         self._holders[page : page + behind] = 1
         self._give(table, range(page, page + behind))
         if behind < need:
@@ -120,8 +120,8 @@ class KVBlockPool:
         return True
 
     def slots(self, key: Hashable, start: int, stop: int) -> Slots:
-        """Slot ids of tokens start .. stop - 1: a range where they lie in a row, else a view that
-        must not be kept."""
+        """Slot ids of tokens start .. stop - 1: a range if the pages are consecutive, else a view
+        that must not be kept."""
         table = self._tables[key]
         if not 0 <= start <= stop <= len(table.pages) * self.page_size:
             raise ValueError(f"tokens {start}..{stop} are outside {len(table.pages)} pages")
@@ -132,8 +132,7 @@ class KVBlockPool:
         return table.slots[start:stop]
 
     def release(self, key: Hashable) -> int:
-        """Lets go of a sequence's pages; returns how many became free. An unknown key holds
-        none."""
+        """Releases a sequence's pages and returns how many became free; 0 for an unknown key."""
         table = self._tables.pop(key, None)
         if table is None:
             return 0
@@ -141,7 +140,7 @@ class KVBlockPool:
         return self.let_go(table.pages)
 
     def retain(self, pages: Sequence[int]) -> None:
-        """One more holder of each of different pages that have one."""
+        """Adds a holder to each of these distinct pages; ValueError if one has none yet."""
         these = np.array(pages, np.int64)
         if (self._holders[these] < 1).any():
             raise ValueError(f"nobody holds one of pages {pages}")
@@ -149,7 +148,7 @@ class KVBlockPool:
         self._holders[these] += 1
 
     def let_go(self, pages: Sequence[int]) -> int:
-        """One holder less of each of different pages; returns how many became free."""
+        """Removes a holder from each of these distinct pages; returns how many became free."""
         these = np.array(pages, np.int64)
         if (self._holders[these] < 1).any():
             raise ValueError(f"nobody holds one of pages {pages}")
@@ -160,7 +159,7 @@ class KVBlockPool:
         return empty
 
     def keep(self, pages: Sequence[int]) -> None:
-        """One more holder, for the time after the others: at most one of them keeps a page."""
+        """Adds a holder that keeps pages after their sequences; a page is kept at most once."""
         these = np.array(pages, np.int64)
         if self._kept[these].any():
             raise ValueError(f"one of pages {pages} is kept already")
@@ -168,7 +167,7 @@ class KVBlockPool:
         self._kept[these] = True
 
     def give_up(self, page: int) -> bool:
-        """Keeps a page no longer; whether it is free now."""
+        """Stops keeping a page; returns whether it is free now."""
         if not self._kept[page]:
             raise ValueError(f"page {page} is not kept")
         self.idle -= bool(self._holders[page] == 1)
@@ -176,18 +175,18 @@ class KVBlockPool:
         return bool(self.let_go([page]))
 
     def _is_open(self, page: int) -> bool:
-        """Whether it exists, has no holder and nobody wishes for it."""
+        """Whether the page exists, has no holder and lies in no sequence's wish."""
         return page < self.total and self._holders[page] == 0 and not self._wished[page]
 
     def _home(self, wanted: int) -> int | None:
-        """First page of the shortest open run that holds a whole life."""
+        """First page of the shortest open run of `wanted` pages; None if there is none."""
         runs = _runs((self._holders == 0) & ~self._wished)
         fitting = runs[runs[:, 1] >= wanted]
         return int(fitting[fitting[:, 1].argmin(), 0]) if len(fitting) else None
 
     def _elsewhere(self, need: int) -> list[int]:
-        """Free pages anywhere: whole open runs if they do, then what others wish for, from the far
-        end."""
+        """`need` free pages: of open runs the shortest that suffices, else the longest first, then
+        the far ends of wishes."""
         taken: list[int] = []
         runs = _runs((self._holders == 0) & ~self._wished)
         fitting = runs[runs[:, 1] >= need]
@@ -213,7 +212,7 @@ class KVBlockPool:
         table.pages += pages
 
     def _number(self, table: _Table) -> None:
-        """The slots of pages that came since they were asked for last."""
+        """Extends `table.slots` by the slot ids of pages not numbered yet."""
         before, have = table.numbered * self.page_size, len(table.pages) * self.page_size
         if before == have:
             return
@@ -229,7 +228,7 @@ class KVBlockPool:
 
 
 def together(parts: Iterable[Slots]) -> npt.NDArray[np.int64]:
-    """Slots of several runs, or positions, one after the other."""
+    """Concatenates the slot ids, or positions, of several runs."""
     each = (
         np.arange(part.start, part.stop, dtype=np.int64) if isinstance(part, range) else part
         for part in parts

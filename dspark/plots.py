@@ -1,5 +1,5 @@
-"""What every picture of a measurement shares: where it may go, and how it is finished and
-written."""
+"""Common parts of every plot of a measurement: checking the path, making the axes, writing the
+file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ KINDS = (".png", ".svg")
 
 
 def check(path: Path) -> None:
-    """Before anything is measured: raises `InvalidRequest` for a file that could not be written."""
+    """Raises InvalidRequest unless a picture can be written to `path`; called before measuring."""
     if path.suffix.lower() not in KINDS:
         raise InvalidRequest("plot", f"{path} must end in one of {', '.join(KINDS)}")
     check_file("plot", path)
 
 
 def check_file(field: str, path: Path) -> None:
-    """Before anything is measured: raises `InvalidRequest` for a file that cannot be written."""
+    """Raises InvalidRequest for `field` unless `path` can be written; called before measuring."""
     there = path.exists()
     try:
         path.open("ab").close()
@@ -31,7 +31,7 @@ def check_file(field: str, path: Path) -> None:
 
 
 def panels(count: int, size: tuple[float, float]) -> tuple[Any, Sequence[Any]]:
-    """(figure, its axes in a row), each of `size` inches; for files, without a screen."""
+    """A figure of `count` axes in a row, `size` inches each: (figure, axes). Needs no display."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -42,13 +42,13 @@ def panels(count: int, size: tuple[float, float]) -> tuple[Any, Sequence[Any]]:
 
 
 def by_streams(axes: Any) -> None:
-    """Doublings of concurrency at equal distances, as plain numbers."""
+    """Gives the concurrency axis, x, a base-2 log scale with plain numbers."""
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
 
 
 def write(figure: Any, path: Path, *, from_zero: bool = True) -> None:
-    """Grid and legends; the name of `path` decides the format."""
+    """Adds grid and legends and writes the figure; the suffix of `path` decides the format."""
     from matplotlib import pyplot
 
     for axes in figure.axes:

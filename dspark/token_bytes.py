@@ -2,7 +2,7 @@
 
 Entries of a vocabulary are bytes in a printable alphabet (byte-level BPE), pieces of text with `▁`
 for a space and `<0x0A>` for single bytes (SentencePiece), or plain text: the tokenizer's decoder
-says which, of added tokens too. Special tokens are no text: they have no bytes here.
+says which, also for added tokens. Special tokens are no text and have no bytes here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from dspark.errors import ConfigError
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
-# Keys of its configuration that name tokens which are no text.
+# Keys of a tokenizer's configuration that name special tokens.
 SPECIAL = (
     "bos_token",
     "eos_token",
@@ -34,8 +34,8 @@ _SPACE = "▁"
 
 @functools.cache
 def byte_alphabet() -> dict[str, int]:
-    """Byte-level vocabularies write every byte as a printable letter: the printable ones as
-    themselves, the others in order from U+0100 on (GPT-2)."""
+    """Letter -> byte of byte-level vocabularies (GPT-2): printable bytes are written as themselves,
+    the others in order from U+0100."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {
@@ -46,11 +46,11 @@ def byte_alphabet() -> dict[str, int]:
 def read_token_bytes(
     folder: Path, vocab_size: int, *, special_too: bool = False
 ) -> list[bytes] | None:
-    """Of ids 0 .. vocab_size - 1; empty for special tokens and for ids that no entry has. None
-    without a tokenizer.
+    """Bytes of tokens 0 .. vocab_size - 1, empty for special tokens and unused ids; None without a
+    tokenizer file.
 
-    special_too: special tokens have bytes that no text has, so that they can be asked for by their
-    ids. Raises ConfigError where the files cannot be read.
+    special_too: special added tokens get bytes that no text has, 0xff 0xff and the id, so that they
+    can be named. Raises ConfigError where the files cannot be read.
     """
     path = folder / FILE
     if not path.is_file():
@@ -85,7 +85,7 @@ def read_token_bytes(
 
 
 def special_tokens(config: Path) -> list[str]:
-    """Texts that a tokenizer's configuration names; a few of them may be no token at all."""
+    """Special tokens that a tokenizer's configuration names; a vocabulary may lack some of them."""
     if not config.is_file():
         return []
     try:
@@ -105,9 +105,9 @@ def special_tokens(config: Path) -> list[str]:
 
 
 def spelling(decoder: Any) -> Callable[[str], bytes]:
-    """How a vocabulary writes bytes, from the decoder as `tokenizer.json` has it: entry -> bytes.
+    """The function from a vocabulary's entry to its bytes, by the `decoder` of `tokenizer.json`.
 
-    Raises LookupError, TypeError or AttributeError where it is none.
+    Raises LookupError, TypeError or AttributeError for a malformed decoder.
     """
     steps = list(_steps(decoder))
     kinds = {step["type"] for step in steps}
@@ -132,7 +132,7 @@ def spelling(decoder: Any) -> Callable[[str], bytes]:
 
 
 def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
-    """Sequences hold others."""
+    """The steps of a decoder, with nested sequences flattened."""
     if decoder is None:
         return
     if decoder["type"] == "Sequence":

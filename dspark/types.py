@@ -1,5 +1,5 @@
-"""The nouns every room shares. Plain, frozen, torch-free; those a round makes many of are tuples,
-as cheap as can be.
+"""Types that every room shares: plain, frozen, without torch. Those made often in a round are
+tuples, for speed.
 
 Invariant 1, one cursor: `committed_len` counts the prompt and every committed token, the anchor
 included. Between rounds the verifier's cache, the drafter's context and the feature watermark stand
@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 GREEDY_BELOW = 1e-5  # temperatures under this are greedy, as in the reference evaluator
-# What sampling parameters may ask for.
+# Limits of sampling parameters.
 MAX_REPETITION = 100.0  # repetition_penalty is in (0, this]
 MAX_PENALTY = 2.0  # presence and frequency penalties are in [-this, this]
 MAX_BIAS = 100.0  # each of logit_bias is in [-this, this]
 MAX_BIASED = 1024  # ids of logit_bias
-MAX_LOGPROBS = 20  # likeliest tokens told beside each committed one, and beside each of a prompt
+MAX_LOGPROBS = 20  # likeliest tokens reported per committed token and per token of a prompt
 MAX_CONSTRAINT = 256 * 1024  # characters that describe the form of an answer
-# of a prompt: tokens times (1 + likeliest ones), so that one message holds them
+# of a prompt: tokens times (1 + likeliest ones), as one message holds them
 MAX_PROMPT_LOGPROBS = 262_144
-PLACES = 64  # equal parts of [0, 1) in which the places of drafted tokens under their q are counted
+PLACES = 64  # equal parts of [0, 1) over which `Draws.places` counts drafted tokens
 
 
 class Rule(enum.IntEnum):
@@ -49,14 +49,14 @@ class ConstraintKind(enum.IntEnum):
 
 
 class Constraint(NamedTuple):
-    """The form that an answer has to have."""
+    """The form that an answer must have."""
 
     kind: ConstraintKind
     text: str = ""
 
 
 class Cursor(NamedTuple):
-    """Where one sequence stands; every message about a sequence carries it."""
+    """Position of one sequence; every message about a sequence carries it."""
 
     sequence: int
     epoch: int
@@ -71,7 +71,7 @@ class Cursor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What a sequence is sampled from, and the key of its draws."""
+    """How a sequence is sampled, and the key of its random draws."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -84,16 +84,15 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # (id, bias), ids distinct
-    min_tokens: int = 0  # tokens of the answer before one of stop_token_ids may come
-    stop_token_ids: tuple[int, ...] = ()  # only beside min_tokens
-    # likeliest tokens told beside each committed one; None tells nothing
+    min_tokens: int = 0  # tokens of the answer before any of stop_token_ids is allowed
+    stop_token_ids: tuple[int, ...] = ()  # only with min_tokens
+    # likeliest tokens reported per committed token; None: no log-probabilities
     logprobs: int | None = None
     prompt_len: int = 0  # where the answer begins; 0 where that is not known
-    # tokens that leave its form have probability 0; see `decoding/masking.py`
+    # tokens that break the form have probability 0; see `decoding/masking.py`
     constraint: Constraint | None = None
-    # Derived here, because rounds ask for it again and again: whether logits are changed before
-    # temperature and truncation (see `decoding/shaping.py`), and whether all fields from min_p on
-    # ask for nothing.
+    # Derived once, because every round reads them. shapes: logits are changed before temperature
+    # and truncation (see `decoding/shaping.py`). plain: no field from min_p on has an effect.
     shapes: bool = field(init=False, repr=False, compare=False)
     plain: bool = field(init=False, repr=False, compare=False)
 
@@ -112,7 +111,7 @@ class SamplingParams:
 
     @property
     def penalises(self) -> bool:
-        """Whether what was said changes what may follow."""
+        """Whether a penalty depends on the tokens so far."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -121,7 +120,7 @@ class SamplingParams:
 
 
 class SparseQ(NamedTuple):
-    """The distributions a block was drawn from, `entries` per slot, as the bytes that travel.
+    """The distributions a block was drawn from, `entries` per slot, as the bytes that are sent.
 
     Invariant 3, q sent is q sampled: `probs` are the very float32 numbers the drafter drew with.
     Their float64 sum over a slot may differ from 1 by rounding; both sides divide by it.
@@ -132,7 +131,7 @@ class SparseQ(NamedTuple):
     probs: bytes  # float32 little-endian [slots, entries]
 
     def prefix(self, slots: int) -> SparseQ:
-        """The first `slots` slots, without looking inside."""
+        """The first `slots` slots, cut without decoding."""
         end = slots * self.entries * 4
         if end >= len(self.ids):
             return self
@@ -147,7 +146,7 @@ class SparseQ(NamedTuple):
 
     @staticmethod
     def of(ids: npt.NDArray[np.uint32], probs: npt.NDArray[np.float32]) -> SparseQ:
-        """From arrays [slots, entries]."""
+        """Encodes arrays [slots, entries]."""
         return SparseQ(ids.shape[1], ids.astype("<u4").tobytes(), probs.astype("<f4").tobytes())
 
 
@@ -181,22 +180,22 @@ class ScoredToken:
     raw logits, before penalties, bias, temperature and truncation."""
 
     logprob: float  # of the committed token
-    top_ids: tuple[int, ...] = ()  # likeliest first, as many as were asked for and may come
+    top_ids: tuple[int, ...] = ()  # likeliest first: as many as requested, or as a form allows
     top_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredPrompt:
-    """The same of the n - 1 tokens of a prompt of n that have tokens before them."""
+    """Log-probabilities as in `ScoredToken`, of all but the first of a prompt's n tokens."""
 
-    logprobs: npt.NDArray[np.float32]  # [n - 1] of the token that stands there
-    ranks: npt.NDArray[np.uint32]  # [n - 1] its place among all tokens, 1 for the likeliest
+    logprobs: npt.NDArray[np.float32]  # [n - 1] of the prompt's token
+    ranks: npt.NDArray[np.uint32]  # [n - 1] its rank among all tokens, 1 for the likeliest
     top_ids: npt.NDArray[np.uint32]  # [n - 1, top] likeliest first
     top_logprobs: npt.NDArray[np.float32]  # [n - 1, top]
 
     @staticmethod
     def joined(parts: Sequence[ScoredPrompt], top: int) -> ScoredPrompt:
-        """Of consecutive parts."""
+        """Concatenates consecutive parts."""
         return ScoredPrompt(
             np.concatenate([np.zeros(0, np.float32), *(part.logprobs for part in parts)]),
             np.concatenate([np.zeros(0, np.uint32), *(part.ranks for part in parts)]),
@@ -208,8 +207,8 @@ class ScoredPrompt:
 
 
 def scores_problem(tokens: int, top: int) -> str | None:
-    """Why log-probabilities of a prompt of so many tokens, with so many likeliest ones, are not
-    told, or None."""
+    """Why log-probabilities of a prompt of `tokens` tokens, with `top` likeliest ones each, are
+    refused, or None."""
     if not 0 <= top <= MAX_LOGPROBS:
         return f"must be in 0..{MAX_LOGPROBS}, got {top}"
     if tokens * (1 + top) > MAX_PROMPT_LOGPROBS:
@@ -220,10 +219,10 @@ def scores_problem(tokens: int, top: int) -> str | None:
 
 
 class InForm(NamedTuple):
-    """What the form of an answer made of one round."""
+    """The effect of an answer's form on one round."""
 
-    forced: tuple[bool, ...]  # of each token committed in it: whether nothing else might have come
-    forbidden: bool  # whether the drafted token behind those kept might not come
+    forced: tuple[bool, ...]  # per committed token: whether the form allowed no other one
+    forbidden: bool  # whether the form forbids the first drafted token not kept
 
 
 class Verdict(NamedTuple):
@@ -232,30 +231,29 @@ class Verdict(NamedTuple):
     cursor: Cursor
     accepted: int
     next_token: int
-    # drafted tokens verified: fewer than were asked for without pages, none of what cannot be a
-    # draft
+    # drafted tokens verified: fewer than ordered if pages ran out, none of an invalid draft
     judged: int
-    spoilt: bool = False  # what was drafted cannot have been
-    logprobs: tuple[ScoredToken, ...] = ()  # of the tokens kept and added, where asked for
-    form: InForm | None = None  # where its answer has one
+    spoilt: bool = False  # whether the draft was invalid
+    logprobs: tuple[ScoredToken, ...] = ()  # of the tokens kept and added, if requested
+    form: InForm | None = None  # if its answer has one
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Sums over verified slots and blocks of one drafter version, see `decoding/draws.py`. They add
-    up."""
+    """Sums over verified slots and blocks of one drafter version, see `decoding/draws.py`; they can
+    be added."""
 
     drafter_version: str
     slots: int = 0
     places: tuple[int, ...] = (0,) * PLACES
-    drift: float = 0.0  # chance to be kept, less its average over q
-    variance: float = 0.0  # of that
+    drift: float = 0.0  # chance to be kept, minus its average over q
+    variance: float = 0.0  # of the drift
     blocks: int = 0
-    luck: float = 0.0  # tokens kept, less the chances, per slot of the block
+    luck: float = 0.0  # tokens kept, minus the chances, per slot of the block
     luck_variance: float = 0.0
 
     def __add__(self, other: Draws) -> Draws:
-        """Of the same version."""
+        """The sums of both, which must be of the same drafter version."""
         return Draws(
             self.drafter_version,
             self.slots + other.slots,

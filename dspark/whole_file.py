@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: who reads one meanwhile finds what was there before."""
+"""Atomic file writes: a reader finds the complete new file or the one before it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 @contextmanager
 def placed(path: Path, *, mode: int = 0o666, lasts: bool = False) -> Iterator[Path]:
-    """Where to write what is at `path` behind the block; of a block that fails nothing is left.
+    """Yields a temporary path that replaces `path` after the block; removed if the block fails.
 
-    mode: of the file, as far as the umask lets it. lasts: it is there even when the machine stops
-    right behind the block.
+    mode: permissions of the file, before the umask. lasts: the file is flushed to disk, so that it
+    survives a crash of the machine.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
@@ -30,7 +30,7 @@ def placed(path: Path, *, mode: int = 0o666, lasts: bool = False) -> Iterator[Pa
 
 
 def flush_to_disk(path: Path) -> None:
-    """Makes the content of a file, or the names in a folder, last."""
+    """Flushes a file's content, or a folder's names, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
