@@ -1,2 +1,2 @@
-"""The decoding rule, once: keyed draws, distributions, acceptance, and the loop that is the oracle
-for all of it."""
+"""The decoding rule: keyed draws, distributions, acceptance rules, and the reference loop that
+tests compare with."""

@@ -1,8 +1,7 @@
-"""The lossless accept-or-correct rules: which one judges a sequence, and what is common to all of
-them.
+"""The lossless acceptance rules: which one judges a sequence, and what all of them share.
 
 `token` and `block` are ratio rules, exact for the distribution; `coupled` repeats plain decoding
-under the same noise. At temperature 0 all three are greedy matching, whatever q says. Rules compute
+under the same noise. At temperature 0 all three are greedy matching, whatever q is. Rules compute
 in float64. Noise is keyed by `philox` (invariant 4).
 
 Symbols: l drafted tokens of one sequence, which owns l + 1 rows of a packed pass.
@@ -42,9 +41,9 @@ def judge(
 ) -> Verdicts:
     """(accepted, next token) of every sequence of a packed pass: logits [T, V] of any float dtype.
 
-    Under the coupled rule `near_ties` counts positions, by sequence, that rounding could decide
-    otherwise; under the ratio rules `watch` is told about the draws. Raises FloatingPointError when
-    the logits of any case are not numbers.
+    Under the coupled rule `near_ties` counts, by sequence, positions that rounding could decide
+    otherwise; under the ratio rules `watch` records the draws. Raises FloatingPointError when the
+    logits of any case are not numbers.
     """
     if any(case.shaper is not None for case in cases):
         logits = shaped(logits, ((case.first_row, case.draft_ids, case.shaper) for case in cases))
@@ -73,7 +72,7 @@ def first_token(
     logits: Tensor, params: SamplingParams, cursor: Cursor, shaper: Shaper | None = None
 ) -> int:
     """The token a prefill adds: logits [V] of its last position; cursor.committed_len counts the
-    tokens it ran."""
+    tokens of the prefill."""
     rows = shaped(logits.unsqueeze(0), [(0, (), shaper)])
     if params.greedy:
         return int(best(rows))

@@ -1,10 +1,10 @@
-"""Greedy matching, the two ratio rules and the coupled one as tensors alone, for devices that are
-not the host.
+"""Greedy matching, the ratio rules and the coupled rule in tensor operations alone, for devices
+other than the host.
 
-No branch and no shape in them depends on a number that was computed, so all of it is launched
-behind a pass without a wait, and may be compiled or recorded; see `judge_at_once` for what goes in
-and what comes back. The formulas are those of `token_rule`, `block_rule` and `coupled_rule`, and a
-test compares them.
+No branch and no shape depends on a computed number, so all of it is launched behind a pass without
+synchronising, and may be compiled or captured. `judge_at_once` makes the inputs and reads the
+results. The formulas are those of `token_rule`, `block_rule` and `coupled_rule`; a test compares
+them.
 
 Symbols: m sequences, L slots of the longest block, K entries of its widest q, V vocabulary.
 """
@@ -21,30 +21,31 @@ from dspark.decoding.sampling import SamplingColumns, distribution, nearest_poss
 
 
 class Given(NamedTuple):
-    """What cases bring, padded: rows repeat a sequence's last one, entries have probability 0."""
+    """Inputs of the cases, padded: rows repeat a sequence's last, added entries have probability
+    0."""
 
     rows: Tensor  # [m, L + 1] of the packed pass
     lengths: Tensor  # [m] drafted slots
     drafted: Tensor  # [m, L]
-    block: Tensor  # [m] the block rule, else the token rule
+    block: Tensor  # [m] whether the block rule judges, else the token rule
     q_ids: Tensor  # [m, L, K]
     q_probs: Tensor  # [m, L, K] float64, of sum 1 where a slot was drafted
     accept_u: Tensor  # [m, L]
-    emit_u: Tensor  # [m, L + 1] by the slot that the target's token comes after
+    emit_u: Tensor  # [m, L + 1] by the number of drafted tokens kept
 
 
 class Decision(NamedTuple):
-    """Of m sequences."""
+    """The verdicts of m sequences, and what is fetched with them."""
 
     accepted: Tensor  # [m]
     token: Tensor  # [m]
-    sound: Tensor  # [m] whether everything that decided was a number
+    sound: Tensor  # [m] whether the numbers that decided are finite
     p: Tensor  # [m, L, K] the target's probabilities of q's entries; empty where q does not matter
     ties: Tensor  # [m] positions of the coupled rule that rounding could decide otherwise
 
 
 def greedy(logits: Tensor, at: Given) -> Decision:
-    """logits [T, V]: how far drafts are the likeliest tokens, and the next of those."""
+    """Greedy matching of logits [T, V]: the likeliest tokens decide which drafts are kept."""
     rows = logits[at.rows]
     top = rows.argmax(dim=-1)
     accepted = _matched(top, at)
@@ -53,8 +54,8 @@ def greedy(logits: Tensor, at: Given) -> Decision:
 
 
 def coupled(logits: Tensor, at: Given, columns: SamplingColumns, noise: Tensor) -> Decision:
-    """The same of what the target draws, from logits that are shaped: distributions as in `ratio`,
-    noise [m * (L + 1), V]."""
+    """The coupled rule on shaped logits [T, V]: keeps drafts that the target draws too. Columns are
+    as in `ratio`; noise [m * (L + 1), V]."""
     probs = distribution(logits[at.rows].flatten(0, 1), columns, waits=False)
     drawn, leads, sound = (part.view(at.rows.shape) for part in race(probs, noise))
     accepted = _matched(drawn, at)
@@ -66,14 +67,14 @@ def coupled(logits: Tensor, at: Given, columns: SamplingColumns, noise: Tensor) 
 
 
 def _matched(tokens: Tensor, at: Given) -> Tensor:
-    """tokens [m, L + 1] of the target -> how far drafts are the same [m]."""
+    """tokens [m, L + 1] of the target -> how many leading drafts equal them [m]."""
     slots = torch.arange(at.drafted.shape[1], device=tokens.device)
     matched = (tokens[:, :-1] == at.drafted) & (slots < at.lengths.unsqueeze(-1))
     return matched.long().cumprod(dim=-1).sum(dim=-1)
 
 
 def ratio(logits: Tensor, at: Given, columns: SamplingColumns) -> Decision:
-    """logits [T, V], shaped; columns: a row for each of m * (L + 1), or one."""
+    """The ratio rules on shaped logits [T, V]; columns: a row for each of m * (L + 1), or one."""
     m, longest = at.drafted.shape
     probs = distribution(logits[at.rows].flatten(0, 1), columns, waits=False).view(
         m, longest + 1, -1
@@ -123,7 +124,7 @@ def _longest(
 
 
 def _without(last: Tensor, accepted: Tensor, stopped: Tensor, at: Given) -> Tensor:
-    """last [m, V] less q of the slot that was not kept, where one was not."""
+    """The residual: last [m, V] minus q of the rejected slot, if any, renormalised."""
     slot = accepted.clamp(max=at.drafted.shape[1] - 1)
     ids, probs = _at(at.q_ids, slot), _at(at.q_probs, slot) * stopped.unsqueeze(-1)
     rest = (last - torch.zeros_like(last).scatter_add(-1, ids, probs)).clamp(min=0.0)
@@ -132,11 +133,12 @@ def _without(last: Tensor, accepted: Tensor, stopped: Tensor, at: Given) -> Tens
 
 
 def drawn(probs: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """`sampling.draw` without a look at any number: (ids [m], whether they can be drawn [m])."""
+    """`sampling.draw` without synchronising: (ids [m], whether a row's mass is above 0, finite
+    [m])."""
     mass = probs.cumsum(dim=-1)
     total = mass[:, -1:]
     ids = nearest_possible(probs, torch.searchsorted(mass, u.unsqueeze(-1) * total, right=True))
-    return ids.squeeze(-1), ((total > 0) & (total < torch.inf)).squeeze(-1)  # of NaN neither holds
+    return ids.squeeze(-1), ((total > 0) & (total < torch.inf)).squeeze(-1)  # false for NaN
 
 
 def _at(rows: Tensor, place: Tensor) -> Tensor:

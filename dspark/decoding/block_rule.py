@@ -8,8 +8,8 @@ candidate with chance h_i = S_i / (S_i + 1 - P_i), for the last slot sent h_l = 
 adds a token from p, else from norm(max(P_i p_{i+1} - q_{i+1}, 0)).
 
 The expected length is never below the token rule's, and exactness survives lengths chosen by a
-scheduler that does not peek: Pr[kept >= i | x_1 .. x_i] = P_i whatever happens further down. Only
-q's support travels: S_i = P_i - sum over v in supp q of min(P_i p(v), q(v)).
+scheduler that does not peek: Pr[kept >= i | x_1 .. x_i] = P_i whatever happens in later slots. Only
+q's support is sent: S_i = P_i - sum over v in supp q of min(P_i p(v), q(v)).
 
 Symbols: S slots of all sequences, N entries of their sparse q, m sequences, V vocabulary.
 """
@@ -27,7 +27,7 @@ from dspark.decoding.slots import Floats, PackedCase, Slots
 
 
 class Chances(NamedTuple):
-    """What the coins of a block are held against."""
+    """The probabilities that the coins of all slots are compared with."""
 
     alive: Floats  # [S] P_i of slot i
     candidate: Floats  # [S] h_i of slot i; 0 past the slots that count
@@ -35,7 +35,7 @@ class Chances(NamedTuple):
 
 
 def chances(p: Floats, slots: Slots) -> Chances:
-    """p [N]: the target's probability of every entry of q."""
+    """P_i and h_i of every slot, from p [N], the target's probability of every entry of q."""
     q = slots.of_drafted()
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         # slots whose q is 0 do not count
@@ -68,7 +68,7 @@ def chances(p: Floats, slots: Slots) -> Chances:
 def longest(
     p: Floats, slots: Slots, accept_u: Floats
 ) -> tuple[list[int], list[int | None], Floats]:
-    """See `ratio.Decide`; the weight is P of the tokens kept."""
+    """The block rule, a `ratio.Decide`; the weight is P of the tokens kept."""
     made = chances(p, slots)
     heads = (accept_u < made.candidate).tolist()
     kept: list[int] = []
@@ -88,7 +88,7 @@ def longest(
 def note_blocks(
     watch: DrawsWatch, cases: Sequence[PackedCase], slots: Slots, p: Floats, kept: Sequence[int]
 ) -> None:
-    """See `ratio.Note`."""
+    """Records a call of the block rule, a `ratio.Note`."""
     made = chances(p, slots)
     watch.note(
         cases,

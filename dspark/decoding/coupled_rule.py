@@ -1,13 +1,13 @@
 """Gumbel coupling, accepted if equal: the target draws its own token at every position and keeps
 drafts that match.
 
-The answer is that of plain decoding with the same noise, whatever was drafted, by whom and how much
-of it was looked at; so no q travels, nobody has to be trusted, and a seed repeats an answer. A
+The answer is that of plain decoding with the same noise, whatever was drafted and however much of
+it was verified. So no q is sent, drafters need not be trusted, and a seed repeats an answer. A
 drafter that runs the same race over its own distribution matches with probability >= (1 - TV) / (1
-+ TV). Noise and races: `race`.
++ TV). Noise and races: `gumbel`.
 
-A lead below `NEAR_TIE` may fall the other way where logits are rounded otherwise; such positions
-are counted.
+A race with a lead below `NEAR_TIE` may end otherwise where logits are rounded otherwise; such
+positions are counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dspark.decoding.gumbel import NEAR_TIE, times, winners
 from dspark.decoding.slots import PackedCase, Spot, target_probs
 from dspark.types import Cursor, SamplingParams
 
-AHEAD = 4  # rows raced at a time: few are run in vain, and starting a race is not free
+AHEAD = 4  # rows raced at a time: few are wasted, and starting a race has a cost
 
 
 def judge_coupled(
@@ -30,7 +30,7 @@ def judge_coupled(
     """(accepted, next token) of sampled sequences: logits [T, V]. Counts near-ties by sequence."""
     verdicts: list[tuple[int, int]] = [(0, -1)] * len(cases)
     racing = list(range(len(cases)))
-    begun = 0  # slots that every sequence still racing has been through
+    begun = 0  # slots that every remaining sequence has passed
     while racing:
         step = max(AHEAD // len(racing), 1)
         spots = [

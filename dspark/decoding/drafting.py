@@ -1,4 +1,4 @@
-"""How the tokens of a cohort's blocks are drawn, slot by slot, whatever the rules of its sequences.
+"""Drawing the tokens of a cohort's blocks, slot by slot, whatever the rules of its sequences.
 
 Ratio rules draw with coins of their own. The coupled rule runs the verifier's race over the draft's
 distribution: the same noise makes both sides choose alike, and may be used by this rule alone.
@@ -22,13 +22,13 @@ from dspark.types import Cursor, Rule, SamplingParams
 
 
 def coupled(params: SamplingParams) -> bool:
-    """Whether tokens are chosen by a race, so that no q is needed; greedy ones are not chosen by
-    chance at all."""
+    """Whether tokens are drawn by the coupled rule's race, so that no q is needed; never if
+    greedy."""
     return params.rule is Rule.COUPLED and not params.greedy
 
 
 class DraftNoise:
-    """The noise of one cohort's blocks."""
+    """Random numbers for the draws of one cohort's blocks."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class DraftNoise:
         *,
         waits: bool = True,
     ) -> None:
-        """Without waits nothing looks at a number that was computed, and `sound` says what it would
-        have found."""
+        """waits: if False, never synchronises with the device; `sound` then tells, per draw, which
+        rows could be drawn from."""
         device = torch.device(device)
         self._waits, self.sound = waits, list[Tensor]()  # [n] each
         raced = [row for row, params in enumerate(all_params) if coupled(params)]

@@ -1,20 +1,19 @@
-"""What a ratio rule sees of the draws behind a block, beyond its verdict: whether tokens come from
-the q that is sent.
+"""Statistics of the ratio rules that show whether drafted tokens come from the q that is sent.
 
-The ratio rules are exact for tokens that were drawn from their q. Who verifies knows q and p, so
-three things can be said of every verified slot and block that hold on average if, and about only
-if, the drafts are honest and the coins are free of them:
+The ratio rules are exact for tokens that were drawn from their q. The verifier knows q and p, so it
+computes three values of verified slots and blocks whose averages are known if, and about only if,
+the drafts are honest and do not depend on the coins:
 
 * *place*: the randomised probability integral transform of the token under its q, u = Q(before x) +
   U q(x), is uniform on [0, 1). U comes from a secret of this process, so no drafter can know it.
-  Tokens are ranked by their q, then by id, so the order in which q arrives says nothing.
-* *drift*: alive_k, the chance that the first k tokens are kept given those k tokens, less what it
-  is on average over q at slot k. That average and its variance are sums over q's support.
-* *luck*: tokens kept, less their mean given the whole block: the rule's own coins.
+  Tokens are ranked by their q, then by id, so the order of q's entries does not matter.
+* *drift*: alive_k, the chance that the first k tokens are kept given those k tokens, minus its
+  average over q at slot k. That average and its variance are sums over q's support.
+* *luck*: tokens kept, minus their mean given the whole block: the rule's own coins.
 
 Every verified slot counts, also behind a rejected one: whether slot k is verified depends on
 earlier tokens only (invariant 2, no peeking). At temperature 0 and under the coupled rule there is
-nothing to see: no q travels or it has one entry, and no drafter can change the distribution.
+nothing to check: q is not sent or has one entry, and no drafter can change the distribution.
 
 Symbols: S slots of all sequences, N entries of their sparse q, m sequences.
 """
@@ -34,13 +33,12 @@ Labels = npt.NDArray[np.float32]  # [slots, 2] of one sequence
 
 
 class _RuleCall(NamedTuple):
-    """Of one call of a rule."""
+    """What one call of a rule recorded."""
 
     sequences: list[int]  # [m]
     lengths: list[int]  # [m] slots of each
-    counts: npt.NDArray[
-        np.bool_
-    ]  # [S] slots whose token its q can produce, and so could those before it
+    # [S] whether its q can produce the slot's token, and so for those before it
+    counts: npt.NDArray[np.bool_]
     place: Ints  # [S] which of `PLACES` equal parts of [0, 1) u lies in
     alive: Floats  # [S]
     expected: Floats  # [S] alive on average over q at that slot
@@ -50,7 +48,8 @@ class _RuleCall(NamedTuple):
 
 
 class DrawsWatch:
-    """Gathers over the calls of one pass. `secret` keys its own noise and nothing else."""
+    """Collects these statistics over the rule calls of a pass; `secret` keys its own noise
+    alone."""
 
     def __init__(self, secret: int) -> None:
         self._noise = np.random.Generator(np.random.Philox(secret))
@@ -62,11 +61,11 @@ class DrawsWatch:
         slots: Slots,
         if_drawn: Floats,  # [N] alive of an entry's slot if the entry were its token
         alive: Floats,  # [S]
-        chance: Floats,  # [S] of the slot to be kept given the whole block
+        chance: Floats,  # [S] that the slot is kept, given the whole block
         counting: Sequence[int],  # [m] slots of each sequence that count
         kept: Sequence[int],  # [m]
     ) -> None:
-        """One call of a rule. Raises nothing: it was judged already."""
+        """Records one call of a rule; raises nothing, as the verdicts are decided already."""
         size = len(slots.drafted)
         if not size:
             return
@@ -103,11 +102,11 @@ class DrawsWatch:
         )
 
     def labels(self) -> dict[int, Labels]:
-        """By sequence, [slots, 2]: the chance to get to a slot, and the chance to keep it too,
-        given the tokens before.
+        """By sequence, [slots, 2]: the chance that a slot is reached, and that its token is kept
+        too, given the tokens before.
 
-        Exact where an outcome is one toss of a coin: a calibration learns from these. NaN for slots
-        that do not count.
+        Exact chances where an outcome is one random bit: calibration learns from these. NaN for
+        slots that do not count.
         """
         told: dict[int, Labels] = {}
         for seen in self._seen:
@@ -126,7 +125,8 @@ class DrawsWatch:
         return told
 
     def sums(self, versions: Mapping[int, str]) -> list[Draws]:
-        """Sums by drafter version; `versions` names that of every sequence. Forgets what it saw."""
+        """Sums by drafter version, which `versions` gives for every sequence; clears the
+        records."""
         made: dict[str, Draws] = {}
         for seen in self._seen:
             names = [versions.get(sequence, "") for sequence in seen.sequences]

@@ -1,13 +1,12 @@
 """The noise of the coupled rule: a race over the vocabulary that drafter and verifier run alike.
 
-Token v of a position comes in after E(v) / p(v), E(v) = -ln U(v); the first one home is a draw from
-p. This is the Gumbel-max trick, argmax(ln p + g) with g = -ln E, on the linear scale. Two sides
-with distributions p and q over the same E agree with probability >= (1 - TV) / (1 + TV) (Daliri,
-Musco, Suresh, arXiv 2408.07978).
+Token v of a position arrives at time E(v) / p(v), E(v) = -ln U(v); the first to arrive is a draw
+from p. This is the Gumbel-max trick, argmax(ln p + g) with g = -ln E, on the linear scale. Two
+sides with distributions p and q over the same E agree with probability >= (1 - TV) / (1 + TV)
+(Daliri, Musco, Suresh, arXiv 2408.07978).
 
 U is keyed by (seed, choice, absolute position, v) and by nothing else: no epoch, no round, no slot.
-So the noise of a position is the same whoever asks and however often, which ratio rules must never
-do (invariant 4).
+So every use of a position has the same noise, which the ratio rules must never allow (invariant 4).
 
 Symbols: n positions, V vocabulary, K tokens of a sparse row. Times are float64 everywhere.
 """
@@ -26,7 +25,7 @@ from dspark.decoding.philox import LOW, MULTIPLIERS, ROUNDS, WEYL, Purpose, phil
 from dspark.decoding.sampling import largest
 from dspark.types import Rule, SamplingParams
 
-# a lead below this, in nats, may fall the other way on another device or in another batch
+# in nats: a race with a lead below this may end otherwise on another device or in another batch
 NEAR_TIE = 1e-4
 
 _TAG = int(Purpose.RACE) << 16 | int(Rule.COUPLED) << 24
@@ -63,8 +62,8 @@ def times_of(all_params: Sequence[SamplingParams], positions: Sequence[int], ids
 
 
 def winners(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-    """probs and times [n, V or K], probs of any sum -> (index of the first one home [n], its lead
-    in nats [n])."""
+    """probs of any sum and times, [n, V or K] -> (index of the first to arrive [n], its lead in
+    nats [n]). FloatingPointError for a row without mass or with NaN."""
     ids, leads, sound = race(probs, e)
     if not bool(sound.all()):
         raise FloatingPointError("a distribution has no mass or is not numbers")
@@ -72,7 +71,7 @@ def winners(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def race(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`winners` without a look at any number: whether somebody came home [n] is the third."""
+    """`winners` without synchronising; the third tensor says whether each row has a winner [n]."""
     pace = probs.double() / e
     ids = largest(pace).unsqueeze(-1)
     first = pace.gather(-1, ids)
@@ -99,7 +98,7 @@ def _keys(
 def _blocks(
     all_params: Sequence[SamplingParams], positions: Sequence[int], groups: npt.NDArray[np.uint64]
 ) -> tuple[npt.NDArray[np.uint64], ...]:
-    """The four words of each group of tokens. Counter: position, group, purpose << 16 | rule << 24,
+    """Philox words of each group of tokens. Counter: position, group, purpose << 16 | rule << 24,
     choice."""
     seeds, choices, places = _keys(all_params, positions)
     shape = np.broadcast_shapes(groups.shape, seeds.shape)
@@ -110,8 +109,8 @@ def _blocks(
 
 
 def _uniforms(words: tuple[npt.NDArray[np.uint64], ...], axis: int) -> npt.NDArray[np.float64]:
-    """A uniform per word, along a new axis: its own word on top, the next lane's below, so that
-    equals are rare."""
+    """A uniform per word, along a new axis: its own word gives the high bits, the next lane's the
+    low ones, so that ties are rare."""
     wide = [word.astype(np.float64) for word in words]
     u: npt.NDArray[np.float64] = np.stack(
         [wide[lane] + wide[(lane + 1) % _LANES] * 2.0**-32 for lane in range(_LANES)], axis=axis
@@ -140,8 +139,7 @@ def _on_device(words: tuple[Tensor, ...]) -> Tensor:
 def _device_blocks(
     all_params: Sequence[SamplingParams], positions: Sequence[int], groups: Tensor
 ) -> tuple[Tensor, ...]:
-    """`_blocks` on an accelerator, in int64: a product wraps, but its 64 bits are the right
-    ones."""
+    """`_blocks` on an accelerator, in int64: products wrap, but their 64 bits are right."""
     seeds, choices, places = _keys(all_params, positions)
 
     def column(values: npt.NDArray[np.uint64]) -> Tensor:

@@ -1,9 +1,7 @@
-"""A packed pass judged on the device that ran it, with one wait: numbers go there, decisions come
-back in one copy.
+"""Judges a packed pass on the device that ran it, with one synchronisation: inputs are copied
+there, decisions come back in one copy.
 
-What the watch wants to know of q's entries comes along.
-
-Symbols: m sequences, L slots of the longest block, K entries of its widest q, V vocabulary.
+The target's probabilities of q's entries come back with them, if there is a watch.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from dspark.decoding.slots import Floats, PackedCase
 from dspark.decoding.token_rule import note_tokens
 from dspark.types import Rule
 
-ROWS = 1024  # weighed at a time: each takes some float64 numbers for every word of the vocabulary
+ROWS = 1024  # judged at a time: each takes several float64 numbers per token of the vocabulary
 Verdicts = list[tuple[int, int]]  # (accepted, next token)
 
 
@@ -42,7 +40,7 @@ def judge_at_once(
     *,
     ratio: Callable[[Tensor, Given, SamplingColumns], Decision] = at_once.ratio,
 ) -> Verdicts:
-    """As `acceptance.judge`, of shaped logits [T, V]. ratio: `at_once.ratio`, or a compiled one."""
+    """`acceptance.judge` for shaped logits [T, V]. ratio: `at_once.ratio`, or a compiled one."""
     verdicts: Verdicts = [(0, 0)] * len(cases)
     kinds: dict[str, list[int]] = {"greedy": [], "ratio": [], "coupled": []}
     for index, case in enumerate(cases):
@@ -84,7 +82,8 @@ def judge_at_once(
 
 
 def _positions(cases: Sequence[PackedCase], rows: int) -> list[int]:
-    """Of the tokens that come after so many rows of each; a case's last ones are one position."""
+    """Absolute positions of the tokens behind each of `rows` rows of a case; padding repeats the
+    last one."""
     return [
         case.cursor.anchor_position + 1 + min(slot, len(case.draft_ids))
         for case in cases
@@ -93,8 +92,8 @@ def _positions(cases: Sequence[PackedCase], rows: int) -> list[int]:
 
 
 def _pieces(places: Sequence[int], cases: Sequence[PackedCase]) -> list[list[int]]:
-    """Cases at these places, so many together that they have at most ROWS rows, padded; one has
-    more by itself."""
+    """Splits cases at these places into groups of at most ROWS padded rows; a longer case is a
+    group of its own."""
     made: list[list[int]] = []
     for place in sorted(places, key=lambda place: len(cases[place].draft_ids)):
         if not made or (len(made[-1]) + 1) * (max(len(cases[place].draft_ids), 1) + 1) > ROWS:
@@ -104,7 +103,7 @@ def _pieces(places: Sequence[int], cases: Sequence[PackedCase]) -> list[list[int
 
 
 def given(cases: Sequence[PackedCase], device: torch.device, *, draws: bool) -> Given:
-    """Two copies to the device, whatever there is. draws: with q and coins."""
+    """The inputs of these cases on the device, in two copies. draws: with q and coins."""
     lengths = np.array([len(case.draft_ids) for case in cases], np.int64)
     longest = max(int(lengths.max()), 1)
     slots, reach = np.arange(longest + 1), lengths[:, None]
@@ -132,14 +131,14 @@ def given(cases: Sequence[PackedCase], device: torch.device, *, draws: bool) -> 
 def _entries(
     cases: Sequence[PackedCase], inside: npt.NDArray[np.bool_], widest: int
 ) -> npt.NDArray[np.bool_]:
-    """[m, L, K] which are there, in the order of `Slots`."""
+    """[m, L, K] which entries exist, in the order of `Slots`."""
     entries = np.array([case.q.entries for case in cases], np.int64)
     found: npt.NDArray[np.bool_] = inside[:, :, None] & (np.arange(widest) < entries[:, None, None])
     return found
 
 
 def _parts(device: torch.device, *arrays: npt.NDArray[Any]) -> list[Tensor]:
-    """Arrays of one type on the device, by one copy."""
+    """Copies arrays of one type to the device together."""
     flat = sent(np.concatenate([each.ravel() for each in arrays]), device)
     made = torch.split(flat, [each.size for each in arrays])
     return [part.view(each.shape) for part, each in zip(made, arrays, strict=True)]
@@ -148,8 +147,8 @@ def _parts(device: torch.device, *arrays: npt.NDArray[Any]) -> list[Tensor]:
 def _back(
     decisions: Sequence[Decision], *, watched: bool
 ) -> list[tuple[Verdicts, list[int], Floats]]:
-    """Verdicts, near-ties and p of each, in one copy. Raises FloatingPointError when some logits
-    are no numbers."""
+    """Fetches verdicts, near-ties and p of each decision in one copy. FloatingPointError when some
+    logits are no numbers."""
     if not decisions:
         return []
     parts: list[Tensor] = []
@@ -168,7 +167,7 @@ def _back(
 
 
 def _note(watch: DrawsWatch, cases: Sequence[PackedCase], verdicts: Verdicts, p: Floats) -> None:
-    """p [m, L, K]."""
+    """Passes a call of the ratio rules to the watch; p [m, L, K] of q's entries."""
     for rule, note in ((Rule.TOKEN, note_tokens), (Rule.BLOCK, note_blocks)):
         rows = [row for row, case in enumerate(cases) if case.params.rule is rule]
         if rows:

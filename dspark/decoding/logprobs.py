@@ -1,9 +1,9 @@
-"""Log-probabilities of committed tokens, as a client may ask for them.
+"""Log-probabilities of committed tokens and of prompts, as a client may request them.
 
 They are of the target's own distribution: log-softmax of the raw logits in float32, before
-penalties, bias, temperature and truncation, which is what vLLM tells by default. So they do not
-depend on how a token was chosen. Where an answer has a form, of the logits that it left: tokens
-that may not come are not told of.
+penalties, bias, temperature and truncation, which is vLLM's default. So they do not depend on how a
+token was chosen. If an answer has a form, they are of the masked logits: forbidden tokens are not
+reported.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor
 
 from dspark.types import ScoredPrompt, ScoredToken
 
-ROWS = 32  # whose probabilities over a whole vocabulary are held at one time
+ROWS = 32  # whose probabilities over the whole vocabulary are in memory at a time
 
 
 @torch.inference_mode()
 def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> tuple[ScoredToken, ...]:
-    """logits [m, V] of the rows that m tokens were committed from -> what to tell of each, with the
-    `top` likeliest. Fewer where fewer may come."""
+    """logits [m, V] of the rows that m tokens were committed from -> the log-probabilities of each,
+    with the `top` likeliest tokens, fewer where fewer are allowed."""
     told = _ranked(logits, token_ids, top)
     columns = (told.logprobs.tolist(), told.top_ids.tolist(), told.top_logprobs.tolist())
-    # those that may not are ranked last
+    # forbidden tokens rank last
     may_come = np.isfinite(told.top_logprobs).sum(axis=-1).tolist()
     return tuple(
         ScoredToken(logprob, tuple(ids[:count]), tuple(values[:count]))
@@ -35,7 +35,7 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> tuple[
 
 @torch.inference_mode()
 def prompt_logprobs(logits: Tensor, next_ids: Sequence[int], top: int) -> ScoredPrompt:
-    """logits [m, V] of m rows of a prompt and the token that stands behind each.
+    """Log-probabilities of a prompt: logits [m, V] of m rows, and the token behind each.
     FloatingPointError: not numbers."""
     parts = [
         _ranked(logits[first : first + ROWS], next_ids[first : first + ROWS], top)
@@ -51,7 +51,7 @@ def _ranked(logits: Tensor, next_ids: Sequence[int], top: int) -> ScoredPrompt:
     chosen = logs.gather(-1, torch.tensor(next_ids, device=logs.device).unsqueeze(-1))
     likeliest = logs.topk(min(top, logs.shape[-1]), dim=-1)
     ids, values = likeliest.indices.cpu().numpy(), likeliest.values.cpu().numpy()
-    order = np.lexsort((ids, -values))  # equals by id
+    order = np.lexsort((ids, -values))  # ties by id
     return ScoredPrompt(
         chosen.squeeze(-1).cpu().numpy(),
         (1 + (logs > chosen).sum(-1)).cpu().numpy().astype(np.uint32),

@@ -1,10 +1,10 @@
-"""What the form of an answer makes of the target's logits, before anything else is done to them.
+"""Masks the target's logits by the form of an answer, before anything else is done to them.
 
-Tokens that leave the form have probability 0. The row of slot k is masked by what may follow the
+Tokens that break the form have probability 0. The row of slot k is masked by what may follow the
 committed tokens and the first k drafted ones, so the distribution of what is emitted is that of
 plain decoding under the same form. Behind a drafted token that the form forbids, or that ends the
 answer, nothing is masked: such a token is judged like any other, with p = 0 or as the last one, and
-what stands behind it is never emitted.
+what follows it is never emitted.
 
 A `Matcher` stands at the end of the committed tokens between rounds. Knows nothing of grammars or
 services. Symbols: l drafted tokens of one sequence, which owns l + 1 rows; V vocabulary; W = ceil(V
@@ -28,28 +28,28 @@ Masks = npt.NDArray[np.int32]
 
 
 class Matcher(Protocol):
-    """Where an answer stands in its form. One thread at a time."""
+    """The position of an answer in its form, for one thread at a time."""
 
     @property
     def too_slow(self) -> bool:
-        """Whether it holds up everybody in a pass with it: then it may stand anywhere, and is asked
-        nothing more."""
+        """Whether it delays every sequence of its pass; its position is then undefined, and it is
+        not called again."""
 
     def masks(self, drafted: Sequence[int]) -> Masks:
         """Which tokens may follow the first 0, 1, ... drafted ones: [r, W], token v is bit v % 32
         of word v // 32.
 
-        r <= l + 1: there is none behind a drafted token that may not come or that ends the answer.
-        Every mask has a bit: where the vocabulary cannot go on, the answer may end. Stands
-        afterwards where it stood. Raises TooSlow.
+        r <= l + 1: no mask follows a drafted token that is forbidden or that ends the answer. Every
+        mask has a bit: where no token can follow, the answer may end. The position does not change.
+        Raises TooSlow.
         """
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """These were committed. What stands behind the end of the answer does not count."""
+        """Advances by committed tokens; those behind the end of the answer are ignored."""
 
 
 def in_form(masks: Masks, drafted: Sequence[int], accepted: int) -> InForm:
-    """What these masks made of a round that kept so many drafted tokens and added one."""
+    """The effect of these masks on a round that kept `accepted` drafted tokens and added one."""
     reached = accepted < min(len(drafted), len(masks))
     forbidden = (
         reached and not masks[accepted, drafted[accepted] // 32] >> drafted[accepted] % 32 & 1
@@ -58,15 +58,15 @@ def in_form(masks: Masks, drafted: Sequence[int], accepted: int) -> InForm:
 
 
 def _single(row: Masks) -> bool:
-    """Whether one token may come."""
+    """Whether exactly one token is allowed."""
     (words,) = row.nonzero()
     return len(words) == 1 and int(row.view(np.uint32)[words[0]]).bit_count() == 1
 
 
 @torch.inference_mode()
 def mask(logits: Tensor, parts: Sequence[tuple[int, Masks]]) -> None:
-    """Puts minus infinity where a form forbids a token: logits [T, V] of a packed pass, and the
-    masks [r, W] of some of its sequences with the first row of each."""
+    """Sets the logits of forbidden tokens to minus infinity, in place: logits [T, V] of a packed
+    pass, and the masks [r, W] of some of its sequences with the first row of each."""
     if not parts:
         return
     rows = np.concatenate([first + np.arange(len(masks)) for first, masks in parts])
@@ -77,12 +77,12 @@ def mask(logits: Tensor, parts: Sequence[tuple[int, Masks]]) -> None:
 
 @torch.inference_mode()
 def first_masked(logits: Tensor, masks: Sequence[bytes]) -> Tensor:
-    """Logits [n, V] of first slots, with minus infinity where a form forbids a token that would be
-    drafted in vain.
+    """Logits [n, V] of first slots, with those of tokens that a form forbids at minus infinity, so
+    that they are not drafted in vain.
 
-    masks: [n], bit v % 8 of byte v // 8 for token v, tokens beyond it may not come; an empty one
-    forbids nothing. Where no token would be left, as with a vocabulary that is not the target's
-    whole one, a row stays as it is.
+    masks: [n], bit v % 8 of byte v // 8 for token v; tokens beyond a mask are forbidden, and an
+    empty mask forbids nothing. Where no token would be left, as with a vocabulary that is not the
+    target's whole one, a row stays as it is.
     """
     rows = [row for row, each in enumerate(masks) if each]
     words = np.zeros((len(rows), -(-logits.shape[-1] // 32)), np.int32)
@@ -102,6 +102,6 @@ def bits(masks: Masks, vocab: int, device: torch.device | str = "cpu") -> Tensor
     if device.type == "cpu":
         unpacked = np.unpackbits(masks.view(np.uint8), axis=-1, count=vocab, bitorder="little")
         return torch.from_numpy(unpacked.view(np.bool_))
-    words = sent(masks, device)  # an eighth of the bytes travels
+    words = sent(masks, device)  # copies an eighth of the bytes
     shifts = torch.arange(32, dtype=torch.int32, device=device)
     return (words.unsqueeze(-1) >> shifts & 1).flatten(-2)[:, :vocab].bool()

@@ -1,4 +1,4 @@
-"""Numbers between the host and a device: sent without a wait, fetched with one."""
+"""Copies between host and device: sending does not synchronise, fetching does."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch import Tensor
 
 
 def sent(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """On the device. A GPU reads pinned memory by itself, in the order of its stream, so nobody
-    waits."""
+    """Copies to the device. A GPU reads pinned memory by itself, in the order of its stream, so the
+    host does not wait."""
     if device.type != "cuda":
         return torch.from_numpy(array).to(device)
     return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
 
 
 def fetched(tensor: Tensor) -> npt.NDArray[Any]:
-    """On the host, when everything before it is done: the one wait of a pass."""
+    """Copies to the host when all work before it is done: the one synchronisation of a pass."""
     made: npt.NDArray[Any] = tensor.cpu().numpy()
     return made
 
 
 def fetched_together(tensors: Sequence[Tensor]) -> list[npt.NDArray[np.float64]]:
-    """Several by one copy, each in its shape."""
+    """Fetches several tensors in one copy, each in its shape, as float64."""
     flat = fetched(torch.cat([each.flatten().double() for each in tensors]))
     parts = np.split(flat, np.cumsum([each.numel() for each in tensors])[:-1])
     return [part.reshape(each.shape) for part, each in zip(parts, tensors, strict=True)]

@@ -1,7 +1,7 @@
 """The three acceptance rules as their papers write them: one sequence, dense q, slot by slot.
 
-The reference loop uses these; the deployed rules are packed and sparse, and have to agree with
-them. `coin` gives the uniform of a slot, counted from 1.
+The reference loop uses these; the deployed rules are packed and sparse, and must agree with them.
+`coin` gives the uniform of a slot, counted from 1.
 
 Shapes: p [l + 1, V] and q [l, V] float64 for l drafted tokens.
 """
@@ -23,7 +23,7 @@ from dspark.types import SamplingParams, SparseQ
 def token(
     p: Tensor, q: Tensor, prefix: Sequence[int], coin: Callable[[int], float]
 ) -> tuple[int, Tensor]:
-    """Slot by slot; (accepted, what the next token is drawn from)."""
+    """The token rule: (accepted, the distribution that the next token is drawn from)."""
     for slot, token in enumerate(prefix):
         if coin(slot + 1) >= accept_probability(p[slot, token], q[slot, token]):
             return slot, residual(p[slot], q[slot])
@@ -33,7 +33,7 @@ def token(
 def block(
     p: Tensor, q: Tensor, prefix: Sequence[int], coin: Callable[[int], float]
 ) -> tuple[int, Tensor]:
-    """The longest candidate; (accepted, what the next token is drawn from)."""
+    """The block rule: (accepted, the distribution that the next token is drawn from)."""
     alive = [1.0]
     for slot, token in enumerate(prefix):
         alive.append(min(1.0, alive[-1] * float(p[slot, token] / q[slot, token])))
@@ -50,8 +50,8 @@ def block(
 def coupled(
     p: Tensor, prefix: Sequence[int], params: SamplingParams, position: int
 ) -> tuple[int, int]:
-    """The target draws by itself from `position` on; the draft is right as long as it says the
-    same."""
+    """The coupled rule from `position` on: (accepted, next token), with drafts kept while the
+    target draws the same."""
     for slot, row in enumerate(p):
         token = int(winners(row.unsqueeze(0), times([params], [position + slot], len(row)))[0])
         if slot == len(prefix) or token != prefix[slot]:
@@ -60,7 +60,7 @@ def coupled(
 
 
 def dense(q: SparseQ, slots: int, vocab: int) -> Tensor:
-    """[slots, V] float64 of the numbers sent."""
+    """Dense q [slots, V] float64 from the numbers sent, normalised."""
     ids, weights = q.arrays()
     rows = torch.zeros(slots, vocab, dtype=torch.float64)
     rows.scatter_(

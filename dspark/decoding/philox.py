@@ -1,10 +1,9 @@
-"""Uniform draws as a pure function of who asks: Philox4x32-10, keyed by the request.
+"""Uniform draws as a pure function of their key: Philox4x32-10, seeded by the request.
 
-Invariant 4, randomness is an argument: a draw is named by (seed, choice, rule, purpose, epoch,
-anchor position, slot) and by nothing else, so batching, retries and replicas cannot change it, and
-no draw is ever used twice: an anchor position is left behind by every round, and a sequence that is
-handed over starts a new epoch. The noise of the coupled rule has names of its own, see `race`.
-Numpy only.
+Invariant 4, randomness is an argument: a draw is keyed by (seed, choice, rule, purpose, epoch,
+anchor position, slot) and by nothing else, so batching, retries and replicas cannot change it. No
+draw is ever used twice: every round moves the anchor position, and a sequence that is handed over
+starts a new epoch. The noise of the coupled rule has keys of its own, see `gumbel`. Numpy only.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 LOW = 0xFFFFFFFF
-FEW = 12  # up to here plain integers beat arrays
+FEW = 12  # up to so many draws plain integers beat arrays
 
 
 class Purpose(enum.IntEnum):
-    """What a draw decides; part of its name."""
+    """What a draw decides; part of its key."""
 
     DRAFT = 1  # the token of a slot
     ACCEPT = 2  # whether the token of a slot is kept
     EMIT = 3  # the token the target adds
-    RACE = 4  # both tokens of a position under the coupled rule, see `race`
+    RACE = 4  # both tokens of a position under the coupled rule, see `gumbel`
 
 
 def philox(counter: Words, key: tuple[int, int]) -> Words:
@@ -52,9 +51,9 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
 def philox_array(
     counter: tuple[npt.NDArray[np.uint64], ...], key: tuple[npt.NDArray[np.uint64], ...]
 ) -> tuple[npt.NDArray[np.uint64], ...]:
-    """The same on arrays of 32-bit words held in 64 bits; counter words of one shape, keys that
+    """`philox` on arrays of 32-bit words held in 64 bits; counter words of one shape, keys that
     broadcast to it."""
-    # copies, also of what was broadcast
+    # copies, as they are changed in place
     c0, c1, c2, c3 = (np.array(word, order="C") for word in counter)
     k0, k1 = key
     even, odd = np.empty_like(c0), np.empty_like(c0)
@@ -105,8 +104,8 @@ def uniforms(
 
 
 def _word(name: str, value: Integers, bits: int) -> Word:
-    """`value` as whole numbers of that many bits: a spill into a neighbour would make two names of
-    one draw."""
+    """`value` as integers of so many bits; ValueError for larger ones, which would give two draws
+    one key."""
     word: Word
     if isinstance(value, int):
         word = int(value)

@@ -1,5 +1,5 @@
-"""What the two ratio rules share: how a packed pass is judged, target probabilities, keyed coins,
-the residual.
+"""What the two ratio rules share: judging a packed pass, target probabilities, keyed coins, the
+residual.
 
 Both weigh the target's probability p of a drafted token against q, the probability it was drawn
 with. They are exact for any q, provided it is the q that the token was drawn from (invariant 3),
@@ -24,13 +24,12 @@ from dspark.decoding.slots import Floats, Ints, PackedCase, Slots, Spot, target_
 
 PIECE = 1 << 16  # probabilities a CPU works on at a time
 
-# Of p [N], the target's probability of every entry of q, and coins [S]: tokens kept of each
-# sequence, the slot after them (None where no slot was rejected), and what that slot's p is weighed
-# with [m], None for 1.
+# From p [N], the target's probability of every entry of q, and coins [S]: tokens kept of each
+# sequence, the rejected slot behind them (None without one), and the weight [m] of that slot's p
+# (None for 1).
 Decide = Callable[[Floats, Slots, Floats], tuple[list[int], list[int | None], Floats | None]]
-Note = Callable[
-    [DrawsWatch, Sequence[PackedCase], Slots, Floats, Sequence[int]], None
-]  # p [N], tokens kept
+# Records a call for the watch, with p [N] and the tokens kept.
+Note = Callable[[DrawsWatch, Sequence[PackedCase], Slots, Floats, Sequence[int]], None]
 
 
 def judge_ratio(
@@ -70,8 +69,8 @@ def slots_of(cases: Sequence[PackedCase]) -> Slots:
 
 
 def probabilities(logits: Tensor, spots: Sequence[Spot], slot: Ints, ids: Ints) -> Floats:
-    """Target probability of ids[i] at spots[slot[i]], `slot` ascending. In pieces that a CPU's
-    cache holds.
+    """Target probability of ids[i] at spots[slot[i]], `slot` ascending, in pieces that fit a CPU's
+    cache.
 
     Raises FloatingPointError when one is not a number.
     """
@@ -93,7 +92,7 @@ def probabilities(logits: Tensor, spots: Sequence[Spot], slot: Ints, ids: Ints) 
 def coins(
     purpose: Purpose, cases: Sequence[PackedCase], counts: Sequence[int], slots: Ints
 ) -> Floats:
-    """Draws for the next `counts` of `slots`, case after case."""
+    """The draws of `slots`, of which each case in turn has the next of `counts`."""
     names = [
         (
             case.params.seed,
@@ -112,20 +111,20 @@ def coins(
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """What the target adds where a drafted token was not kept: [..., V] float64; p where p never
-    exceeds q."""
+    """The distribution of the target's token at a rejected slot, norm(max(p - q, 0)): [..., V]
+    float64; p where p never exceeds q."""
     rest = (p - q).clamp_(min=0.0)
     mass = rest.sum(dim=-1, keepdim=True)
     return torch.where(mass > 0, rest / mass, p)
 
 
 def scaled(last: Tensor, alive: Floats) -> Tensor:
-    """P p, of which q is taken off: last [m, V], alive [m]."""
+    """P p, from which q is subtracted: last [m, V], alive [m]."""
     return last * torch.from_numpy(alive).to(last.device).unsqueeze(-1)
 
 
 def sent(slots: Slots, q: Floats) -> list[int]:
-    """Slots of each sequence that count.
+    """How many leading slots of each sequence count.
 
     A token that its q cannot produce was never drawn from it: its slot counts as not sent, and so
     do those after it. That keeps the distribution and keeps tokens of probability zero out, instead

@@ -1,11 +1,11 @@
 """The whole algorithm in one process, on one page: the oracle every distributed run is compared
 with.
 
-`generate` decodes with whatever target, drafter and schedule it is given; `replay` repeats a
-recorded run from its blocks and prefix lengths. Invariant 7: with the same parameters, a system
-that made the recorded choices must show these tokens. Everything that is decided is decided by
-`sampling`, `acceptance` and the keys of `philox`; nothing else is random. The rules are those of
-`paper`, slot by slot and with dense q; the deployed ones are packed and sparse.
+`generate` decodes with a given target, drafter and schedule; `replay` repeats a recorded run from
+its blocks and prefix lengths. Invariant 7: with the same parameters, a system that made the
+recorded choices must commit these tokens. Every decision is made by `sampling`, `acceptance` and
+the keys of `philox`; nothing else is random. The rules are those of `paper`, slot by slot and with
+dense q; the deployed ones are packed and sparse.
 """
 
 from __future__ import annotations
@@ -31,22 +31,17 @@ from dspark.decoding.sampling import (
 from dspark.decoding.shaping import Shaper, shaped, shaped_last
 from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
 
-Target = Callable[
-    [Sequence[int], int], Tensor
-]  # (tokens, rows) -> logits [rows, V] after each of the last `rows`
+# (tokens, rows) -> logits [rows, V] after each of the last `rows`
+Target = Callable[[Sequence[int], int], Tensor]
 Pick = Callable[[Tensor], int]  # logits [V] of the next slot -> the token drafted there
-Drafter = Callable[
-    [Sequence[int], Pick], Sequence[float]
-]  # tokens, anchor last -> confidence of every slot picked
-Schedule = Callable[
-    [int, Sequence[float]], int
-]  # (anchor position, confidences) -> slots to verify
+# (tokens, anchor last; pick) -> confidence of every slot picked
+Drafter = Callable[[Sequence[int], Pick], Sequence[float]]
+Schedule = Callable[[int, Sequence[float]], int]  # (anchor position, confidences) -> prefix
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRound:
-    """One round as it can be recorded: the choices (anchor, block, prefix) and what came of
-    them."""
+    """One recorded round: its choices (anchor, block, prefix) and its outcome."""
 
     anchor_position: int
     draft_ids: tuple[int, ...]
@@ -105,7 +100,7 @@ def replay(
     stop_ids: Collection[int] = (),
     epoch: int = 1,
 ) -> tuple[int, ...]:
-    """The answer that recorded choices must lead to. `accepted` and `next_token` of the records are
+    """The answer that the recorded choices lead to; `accepted` and `next_token` of the records are
     not read."""
     params = replace(params, prompt_len=len(prompt))
     tokens = list(prompt)
@@ -128,7 +123,7 @@ def replay(
 
 
 def _first(tokens: Sequence[int], target: Target, params: SamplingParams, epoch: int) -> int:
-    """The token a prefill of these adds."""
+    """The token that a prefill of `tokens` adds."""
     return first_token(
         target(tokens, 1)[0], params, Cursor(0, epoch, 0, len(tokens)), Shaper.of(params, tokens)
     )
@@ -137,8 +132,8 @@ def _first(tokens: Sequence[int], target: Target, params: SamplingParams, epoch:
 def _draft(
     tokens: Sequence[int], drafter: Drafter, params: SamplingParams, entries: int, epoch: int
 ) -> tuple[tuple[int, ...], SparseQ, Sequence[float]]:
-    """A block: what was picked slot by slot, from which distributions, and how sure the drafter
-    is."""
+    """A block: the tokens picked slot by slot, their distributions, and the drafter's
+    confidences."""
     picked: list[int] = []
     ids_of: list[Tensor] = []
     probs_of: list[Tensor] = []
@@ -178,8 +173,8 @@ def _verify(
     params: SamplingParams,
     epoch: int,
 ) -> tuple[int, int]:
-    """(accepted, next token): one target pass over the anchor and the prefix, then the rule asked
-    for."""
+    """(accepted, next token): one target pass over the anchor and the prefix, then the request's
+    rule."""
     logits = target([*tokens, *prefix], len(prefix) + 1)
     p = distribution(
         shaped(logits, [(0, prefix, Shaper.of(params, tokens))]), SamplingColumns.of([params])
@@ -192,7 +187,7 @@ def _verify(
             params.seed, params.choice, params.rule, purpose, epoch, len(tokens) - 1, [slot]
         ).item()
 
-    if params.rule is Rule.COUPLED:  # greedy: a draft is right or wrong, and nothing was drawn
+    if params.rule is Rule.COUPLED:  # greedy: q is one-hot, as nothing was drawn
         drawn_from = torch.nn.functional.one_hot(
             torch.tensor(prefix, dtype=torch.int64), p.shape[-1]
         ).double()

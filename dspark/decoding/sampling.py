@@ -3,7 +3,7 @@
 A row's distribution is softmax(logits / T), cut to the tokens of at least min-p times the likeliest
 one's probability, then to the top-k of them, then to the top-p of what those have together,
 renormalised, in float64: vLLM's order. A greedy row is one-hot. Ties always go to the lowest id.
-What changes logits before that is `shaping`'s. Noise is passed in. Knows nothing of sequences,
+Changes to logits before that are in `shaping`. Noise is an argument. Knows nothing of sequences,
 services or acceptance.
 
 Invariant 3, q sent is q sampled: `draw_sparse` draws from the very float32 numbers that
@@ -23,13 +23,13 @@ from torch import Tensor
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.types import Cursor, SamplingParams
 
-SHALLOW = 1024  # of the largest numbers of a row, which are found quicker than all are sorted
+SHALLOW = 1024  # largest numbers of a row that are found faster than the row is sorted
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """The sampling parameters of n rows as columns, with what can be known of them before a device
-    is asked.
+    """The sampling parameters of n rows as columns, with flags that are known without reading from
+    a device.
 
     Columns of one row stand for any number of rows under the same parameters.
     """
@@ -42,16 +42,16 @@ class SamplingColumns:
     any_greedy: bool
     any_top_k: bool
     any_top_p: bool
-    only_nucleus: Tensor  # [n, 1] bool; nothing else may cut it
-    uncut: Tensor  # [n, 1] bool; nothing does
-    min_p: Tensor | None = None  # [n, 1] float64; None where nobody asks for it
+    only_nucleus: Tensor  # [n, 1] bool; no cut but top-p
+    uncut: Tensor  # [n, 1] bool; no cut at all
+    min_p: Tensor | None = None  # [n, 1] float64; None where no row has one
     deepest: int = 0  # the largest top-k, where every row that is not greedy has one; else 0
 
     @staticmethod
     def of(
         all_params: Sequence[SamplingParams], device: torch.device | str = "cpu"
     ) -> SamplingColumns:
-        """One row for each, or a single one when all shape their rows alike."""
+        """The columns of these parameters: one row each, or a single row if all are equal."""
         shapes = tuple(
             (params.temperature, params.top_k, params.top_p, params.min_p) for params in all_params
         )
@@ -63,7 +63,7 @@ class SamplingColumns:
 def _columns(
     shapes: tuple[tuple[float, int, float, float], ...], device: torch.device | str
 ) -> SamplingColumns:
-    """Of (temperature, top_k, top_p, min_p) per row."""
+    """The columns of (temperature, top_k, top_p, min_p) per row."""
     all_params = [
         SamplingParams(temperature, top_p, top_k, min_p=min_p)
         for temperature, top_k, top_p, min_p in shapes
@@ -104,8 +104,8 @@ def _columns(
 
 
 def largest(rows: Tensor) -> Tensor:
-    """rows [n, V] -> where the largest number of each is [n], the first of equals; the first NaN
-    where there is one."""
+    """rows [n, V] -> index of each row's largest number [n], the first of equals; the first NaN if
+    there is one."""
     if rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64):
         # a vectorised search, unlike torch's on a CPU
         return torch.as_tensor(rows.detach().numpy().argmax(axis=-1))
@@ -113,8 +113,8 @@ def largest(rows: Tensor) -> Tensor:
 
 
 def best(logits: Tensor) -> Tensor:
-    """Most likely id of each row [n], the lowest of equals. A row that is not numbers is an
-    error."""
+    """Most likely id of each row [n], the lowest of equals. FloatingPointError for NaN and
+    infinity."""
     ids = largest(logits)
     if not bool(torch.isfinite(logits.gather(-1, ids.unsqueeze(-1))).all()):
         raise FloatingPointError("logits hold NaN or infinity")
@@ -122,8 +122,8 @@ def best(logits: Tensor) -> Tensor:
 
 
 def distribution(logits: Tensor, columns: SamplingColumns, *, waits: bool = True) -> Tensor:
-    """logits [n, V] -> probabilities [n, V] float64 under each row's parameters. Without waits
-    nothing looks at a number that was computed; no row may be greedy then."""
+    """logits [n, V] -> probabilities [n, V] float64 under each row's parameters. waits: if False,
+    never synchronises with the device; no row may be greedy then."""
     if columns.all_greedy:
         return _one_hot(best(logits), logits.shape[-1])
     probs = torch.softmax(logits.to(torch.float64, copy=True).div_(columns.temperature), dim=-1)
@@ -159,8 +159,8 @@ def draft_distribution(
     [n, K] float32.
 
     K is 1 if every row is greedy, else min(entries, V). Ids of a row are distinct, most likely
-    first; what is cut has probability 0. A greedy row has all its mass on entry 0, so that entry
-    alone may be sent. Without waits nothing looks at a number that was computed.
+    first; tokens that are cut have probability 0. A greedy row has all its mass on entry 0, so that
+    entry alone may be sent. waits: if False, never synchronises with the device.
     """
     top = best if waits else largest
     if columns.all_greedy:
@@ -177,11 +177,11 @@ def draft_distribution(
         probs = probs.masked_fill((columns.top_k > 0) & (rank >= columns.top_k), 0.0)
         probs = probs / probs.sum(dim=-1, keepdim=True)
     if columns.any_top_p:
-        # The nucleus of the distribution is that of the whole row; under a top-k that fits, the
-        # kept entries are the whole.
+        # Top-p counts the mass of the whole row; under a top-k that fits, the entries are the
+        # whole.
         rows = logits.double() / columns.temperature
         if columns.min_p is not None:
-            # Of the whole row and of the entries alike, only what min-p leaves.
+            # min-p cuts the whole row and the entries alike.
             least = scaled[:, :1] + columns.min_p.log()
             rows, scaled = (part.masked_fill(part < least, -torch.inf) for part in (rows, scaled))
         whole = torch.logsumexp(rows, dim=-1, keepdim=True)
@@ -228,8 +228,8 @@ def _one_hot(ids: Tensor, vocab: int) -> Tensor:
 
 
 def _truncate(probs: Tensor, columns: SamplingColumns, *, waits: bool) -> Tensor:
-    """Each row's `kept` most likely tokens, renormalised; rows without a cut as they are. How many
-    is read off sorted values, so ties cannot matter."""
+    """Each row's `_kept` most likely tokens, renormalised; uncut rows unchanged. The number comes
+    from sorted values, so ties cannot matter."""
     uncut = columns.uncut
     depth = columns.deepest if columns.deepest <= SHALLOW else 0
     first = _largest_first(probs, depth or (SHALLOW if waits and probs.device.type == "cpu" else 0))
@@ -243,7 +243,7 @@ def _truncate(probs: Tensor, columns: SamplingColumns, *, waits: bool) -> Tensor
         kept = _kept(probs, first, columns)
     least = first.gather(-1, kept - 1)
     inside = probs >= least
-    over = inside.sum(dim=-1, keepdim=True) - kept  # equals of the last one kept that are too many
+    over = inside.sum(dim=-1, keepdim=True) - kept  # surplus equals of the last one kept
     if not waits or bool((over > 0).any()):
         equal = probs == least
         room = equal.sum(dim=-1, keepdim=True) - over
@@ -253,15 +253,15 @@ def _truncate(probs: Tensor, columns: SamplingColumns, *, waits: bool) -> Tensor
 
 
 def _kept(probs: Tensor, first: Tensor, columns: SamplingColumns) -> Tensor:
-    """How many tokens are left of each row [n, 1], by its largest numbers `first`: where it is all
-    of them, the cut may lie deeper."""
+    """How many tokens each row keeps [n, 1], from its largest numbers `first`: if it keeps all of
+    them, the cut may lie deeper."""
     most, vocab = first.shape[-1], probs.shape[-1]
     kept = (
         torch.where(columns.top_k > 0, columns.top_k, most).clamp_(max=most).expand(len(probs), 1)
     )
     if columns.min_p is not None:  # equals are kept or cut together
         likely = (first >= columns.min_p * first[:, :1]).sum(dim=-1, keepdim=True)
-        # none of a row of NaN, and a card that looks there dies
+        # 0 for a row of NaN; a gather at -1 crashes a GPU
         kept = torch.minimum(kept, likely.clamp_(min=1))
     if columns.any_top_p:
         mass, cuts = first.cumsum(dim=-1), columns.top_p < 1.0
@@ -280,7 +280,7 @@ def _kept(probs: Tensor, first: Tensor, columns: SamplingColumns) -> Tensor:
 
 
 def _sums(rows: Tensor) -> Tensor:
-    """Of each row [n, 1], whoever stands beside it: torch on several threads of a CPU sums a lone
+    """The sum of each row [n, 1], the same in any batch: torch with several CPU threads sums a lone
     row in two parts."""
     if rows.device.type == "cpu":
         return torch.from_numpy(rows.numpy().sum(axis=-1, keepdims=True))
@@ -304,8 +304,8 @@ def _largest_first(probs: Tensor, most: int) -> Tensor:
 
 
 def nearest_possible(probs: Tensor, ids: Tensor) -> Tensor:
-    """Moves each id [n, 1] to the next one of positive probability, or to the last one; looks at no
-    number.
+    """Moves each id [n, 1] to the next one of positive probability, or to the last one, without
+    synchronising.
 
     Needed when a parallel cumulative sum is not monotone to the last bit, and when u * sum rounds
     up to the sum.

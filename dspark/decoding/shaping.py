@@ -1,15 +1,14 @@
-"""What a request's penalties, biases and least length make of the target's logits, before
+"""Penalties, biases and minimum length of a request, applied to the target's logits before
 temperature and truncation.
 
 For one row, in this order, which is vLLM's: ids that end the answer are excluded while it has fewer
-than `min_tokens` tokens, unless its form lets nothing else come; `logit_bias` is added; logits of
-tokens that stand in the prompt or the answer are divided by `repetition_penalty` where positive and
-multiplied by it where not; `frequency_penalty` times the token's count in the answer and, where
-that is not 0, `presence_penalty` are subtracted. The row of slot k is that of a history which
-includes the drafted tokens before slot k, so the distribution of what is emitted is that of plain
-decoding.
+than `min_tokens` tokens, unless its form allows nothing else; `logit_bias` is added; logits of
+tokens in the prompt or the answer are divided by `repetition_penalty` where positive and multiplied
+by it where not; `frequency_penalty` times the token's count in the answer and, where that is not 0,
+`presence_penalty` are subtracted. The row of slot k is that of a history which includes the drafted
+tokens before slot k, so the distribution of what is emitted is that of plain decoding.
 
-Parameters that ask for none of it cost nothing: their sequences have no `Shaper`. Knows nothing of
+Parameters without any of these cost nothing: their sequences have no `Shaper`. Knows nothing of
 services or rules. Symbols: l drafted tokens of one sequence, which owns l + 1 rows; c columns, the
 ids that may change; V vocabulary.
 """
@@ -32,18 +31,18 @@ FIRST_COLUMNS = 64
 
 
 class Changes(NamedTuple):
-    """What happens to r rows at c ids: (logit + bias), over or times the factor by its sign, minus
-    the last."""
+    """Changes to r rows at c ids: logit + bias, divided by the factor if positive, else multiplied
+    by it, minus `minus`."""
 
     ids: npt.NDArray[np.int64]  # [c], distinct
     bias: Floats  # [r, c]; minus infinity excludes
-    factor: Floats  # [r, c]; 1 leaves alone
+    factor: Floats  # [r, c]; 1 changes nothing
     minus: Floats  # [r, c]
 
 
 class Shaper:
-    """The tokens of one sequence as its penalties count them. Grows with the sequence; one thread
-    at a time."""
+    """The tokens of one sequence as its penalties count them; grows with it. For one thread at a
+    time."""
 
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
@@ -53,18 +52,19 @@ class Shaper:
 
     @staticmethod
     def of(params: SamplingParams, tokens: Sequence[int]) -> Shaper | None:
-        """After these tokens, the prompt included; None for parameters that leave logits alone."""
+        """A shaper that counted `tokens`, the prompt included; None for parameters that change no
+        logits."""
         return Shaper(params).follow(tokens) if params.shapes else None
 
     def follow(self, tokens: Sequence[int]) -> Shaper:
-        """Counts what is new in a sequence's tokens; a shorter sequence is another one and starts
-        it over."""
+        """Counts the new tokens of a sequence; a shorter sequence is another one and resets the
+        counts."""
         if len(tokens) < self.length:
             self._start_over()
         return self.extend(tokens[self.length :])
 
     def extend(self, tokens: Sequence[int] | npt.NDArray[np.int64]) -> Shaper:
-        """Counts the tokens that come next."""
+        """Counts the next tokens."""
         if self._counts_tokens and len(tokens):
             ids, place = np.unique(np.asarray(tokens, np.int64), return_inverse=True)
             columns = np.array([self._column_of(token) for token in ids.tolist()])
@@ -75,8 +75,8 @@ class Shaper:
         return self
 
     def changes(self, drafted: Sequence[int] = (), first: int = 0) -> Changes:
-        """For the rows `first` .. l after the counted tokens: row k knows the first k drafted
-        ones."""
+        """The changes of rows `first` .. l behind the counted tokens; row k includes the first k
+        drafted ones."""
         params, rows, known = self.params, len(drafted) + 1, len(self._column)
         answered = self.length - params.prompt_len
         drafts = [self._column_of(token) for token in drafted] if self._counts_tokens else []
@@ -115,7 +115,7 @@ class Shaper:
             self._end[column] = True
 
     def _column_of(self, token: int) -> int:
-        """The column of an id, made when it is new; the arrays are others then."""
+        """The column of an id, added if it is new, which may replace the arrays."""
         column = self._column.get(token)
         if column is None:
             column = self._column[token] = len(self._column)
@@ -128,14 +128,13 @@ class Shaper:
         return column
 
 
-Part = tuple[
-    int, Sequence[int], Shaper | None
-]  # first row of a sequence, its drafted tokens, its shaper
+# First row of a sequence, its drafted tokens, its shaper.
+Part = tuple[int, Sequence[int], Shaper | None]
 
 
 def shaped(logits: Tensor, parts: Iterable[Part]) -> Tensor:
-    """logits [T, V] of a packed pass with those rows changed whose parameters say so; the very
-    tensor when none does.
+    """logits [T, V] of a packed pass with the rows of `parts` changed by their shapers; the same
+    tensor if none changes.
 
     Otherwise a copy of at least float32: a penalty rounded to bfloat16 would be another penalty.
     """
@@ -146,7 +145,7 @@ def shaped(logits: Tensor, parts: Iterable[Part]) -> Tensor:
 
 
 def shaped_last(logits: Tensor, parts: Iterable[tuple[Sequence[int], Shaper | None]]) -> Tensor:
-    """The same where every sequence has one row, the one after all its drafted tokens: logits [n,
+    """`shaped` where every sequence has one row, the one after all its drafted tokens: logits [n,
     V]."""
     changes = [
         (row, shaper.changes(drafted, first=len(drafted)))
@@ -187,7 +186,7 @@ def _changed(logits: Tensor, changes: Sequence[tuple[int, Changes]]) -> Tensor:
     raw = flat[index]
     flat[index] = _shaped(raw, bias, factor, minus).to(dtype)
     if any(np.isneginf(made.bias).any() for _, made in changes):
-        # where nothing else may come, ends may
+        # where all else is excluded, ends are allowed
         nothing = torch.isneginf(out.amax(dim=-1))[index // vocab]
         ends = _shaped(raw, bias.masked_fill(torch.isneginf(bias), 0.0), factor, minus).to(dtype)
         flat[index] = torch.where(nothing, ends, flat[index])

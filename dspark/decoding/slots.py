@@ -1,9 +1,9 @@
-"""Sequences of a packed pass, what the target says at their rows, and their drafted slots side by
-side.
+"""Sequences of a packed pass, the target's distributions at their rows, and their drafted slots in
+flat arrays.
 
-Sequences differ in slots and in entries per slot, so everything lies flat and an index says what
-belongs where. Invariant 3, q sent is q sampled: the float32 numbers are divided by their float64
-sum here, as when they were drawn.
+Sequences differ in slots and in entries per slot, so arrays are flat and indices say what belongs
+together. Invariant 3, q sent is q sampled: the float32 numbers are divided by their float64 sum
+here, as when they were drawn.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from dspark.types import Cursor, SamplingParams, SparseQ
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Spot = tuple[
-    "PackedCase", int
-]  # a sequence and a slot of it, from 0; the last slot is where the target adds one token
+# A sequence and a slot of it, from 0; the last slot is where the target adds one token.
+Spot = tuple["PackedCase", int]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedCase:
-    """One sequence of a packed pass, `validate_q` passed: its rows start at `first_row`, the
-    anchor's."""
+    """One sequence of a packed pass, checked by `validate_q`; `first_row` is the row of its
+    anchor."""
 
     cursor: Cursor
     params: SamplingParams
     first_row: int
     draft_ids: Sequence[int]
     q: SparseQ
-    # where the parameters shape logits: has counted all committed tokens
+    # if the parameters shape logits: has counted all committed tokens
     shaper: Shaper | None = None
 
 
@@ -49,7 +48,7 @@ def target_probs(logits: Tensor, spots: Sequence[Spot]) -> Tensor:
 
 
 def take(logits: Tensor, rows: Sequence[int]) -> Tensor:
-    """These rows, without a copy where they follow each other."""
+    """These rows of the logits; a view if they are consecutive."""
     if rows == list(range(rows[0], rows[0] + len(rows))):
         return logits[rows[0] : rows[0] + len(rows)]
     return logits[torch.tensor(rows, device=logits.device)]
@@ -57,7 +56,7 @@ def take(logits: Tensor, rows: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """S slots in all, N entries in all; sequences and slots in order."""
+    """Drafted slots of all sequences, in order: S slots and N entries in all."""
 
     lengths: list[int]  # slots of each sequence
     within: Ints  # [S] slot number inside its sequence, from 1
@@ -73,8 +72,8 @@ class Slots:
         probs: Sequence[npt.NDArray[np.floating]],
         entries: Sequence[int],
     ) -> Slots:
-        """One item per sequence: its drafted tokens, flat ids and probabilities, and entries per
-        slot."""
+        """Arguments have one item per sequence: drafted tokens, flat ids and probabilities, entries
+        per slot."""
         lengths = [len(draft) for draft in drafts]
         total = sum(lengths)
         slot = np.repeat(np.arange(total), np.repeat(np.array(entries, np.int64), lengths))
@@ -89,8 +88,7 @@ class Slots:
         )
 
     def of_drafted(self, values: Floats | None = None) -> Floats:
-        """q of the drafted tokens, or what `values` [N] says of them: [S]; 0 where q has no such
-        entry."""
+        """q, or `values` [N], at the drafted tokens: [S]; 0 where q has no such entry."""
         own = np.where(
             self.ids == self.drafted[self.slot], self.probs if values is None else values, 0.0
         )

@@ -1,4 +1,4 @@
-"""Whether arrays that came over the wire can be the distributions of a sampled draft. No torch."""
+"""Whether a received sparse q can be the distributions of a sampled draft. No torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def validate_q(
         return f"q: {ids.shape[0]} slots of {ids.shape[1]} entries for {slots} drafted tokens"
     if ids.max() >= vocab or (ids.dtype.kind != "u" and ids.min() < 0):
         return f"q_ids: an id is not below the vocabulary size {vocab}"
-    if not probs.min() >= 0:  # NaN is not
+    if not probs.min() >= 0:  # false for NaN too
         return (
             f"q_probs: a probability is {'negative' if np.isfinite(probs).all() else 'not finite'}"
         )

@@ -28,7 +28,7 @@ def accept_probability(p: npt.ArrayLike, q: npt.ArrayLike) -> Floats:
 def note_tokens(
     watch: DrawsWatch, cases: Sequence[PackedCase], slots: Slots, p: Floats, kept: Sequence[int]
 ) -> None:
-    """See `ratio.Note`."""
+    """Records a call of the token rule, a `ratio.Note`."""
     q = slots.of_drafted()
     alive, start = accept_probability(slots.of_drafted(p), q), 0
     for length in slots.lengths:
@@ -49,7 +49,7 @@ def note_tokens(
 def leading_run(
     p: Floats, slots: Slots, accept_u: Floats
 ) -> tuple[list[int], list[int | None], None]:
-    """See `ratio.Decide`."""
+    """The token rule, a `ratio.Decide`: keeps the drafts before the first rejected one."""
     q = slots.of_drafted()
     kept = (accept_u < accept_probability(slots.of_drafted(p), q)).tolist()
     accepted: list[int] = []
