@@ -21,8 +21,7 @@ from dspark.decoding.sampling import SamplingColumns, distribution, nearest_poss
 
 
 class Given(NamedTuple):
-    """Inputs of the cases, padded: rows repeat a sequence's last, added entries have probability
-    0."""
+    """Inputs of the cases, padded: rows repeat the last one, added entries have probability 0."""
 
     rows: Tensor  # [m, L + 1] of the packed pass
     lengths: Tensor  # [m] drafted slots
@@ -133,8 +132,7 @@ def _without(last: Tensor, accepted: Tensor, stopped: Tensor, at: Given) -> Tens
 
 
 def drawn(probs: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """`sampling.draw` without synchronising: (ids [m], whether a row's mass is above 0, finite
-    [m])."""
+    """`sampling.draw` without synchronising: (ids [m], whether the row can be drawn from [m])."""
     mass = probs.cumsum(dim=-1)
     total = mass[:, -1:]
     ids = nearest_possible(probs, torch.searchsorted(mass, u.unsqueeze(-1) * total, right=True))

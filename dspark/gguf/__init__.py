@@ -1,2 +1,1 @@
-"""Targets that come as one GGUF file: read, checked, and written as an ordinary checkpoint
-folder."""
+"""Targets in a GGUF file: reading, checking, and writing them as an ordinary checkpoint folder."""

@@ -1,11 +1,11 @@
-"""What llama.cpp's files mean: per architecture, the keys of its settings and the places of its
-tensors.
+"""GGUF architectures: for each, the keys of its settings, the names of its tensors and what is
+converted.
 
-Three things are undone on the way back. Files of llama shape hold the rows of q and k in pairs, for
-a rotation of neighbours; the library rotates halves. Files of gemma shape hold norms as 1 + w; the
-library adds the 1 itself. Rotary frequencies may be stated as divisors, one per pair of a head's
-values, as Llama 3.1 and later do, where model folders state the rule that makes them: of the
-published rules the one that gives these divisors is taken, others are refused.
+Three conversions of llama.cpp are undone. Files of llama shape hold the rows of q and k in pairs,
+for a rotation of neighbours; the library rotates halves. Files of gemma shape hold norms as 1 + w;
+the library adds the 1 itself. Rotary frequencies may be stored as divisors, one per pair of a
+head's values, as for Llama 3.1 and later, where model folders state the rule that makes them: the
+published rule that gives these divisors is taken, others are refused.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import torch
 from dspark.errors import CheckpointError
 from dspark.model.config_keys import MOST_LAYERS, Keys, show
 
-# Of other architectures; no tensor would tell.
+# Scales of other architectures, which no tensor would show.
 _SCALES = ("attention.scale", "logit_scale", "residual_scale", "embedding_scale")
-# Of the largest of each family the queries are scaled by the width per head instead of by the
-# head's size; nothing in the file says so but the depth.
+# Layers of each family's largest model, whose queries are scaled by the width per head instead of
+# by the head's size; nothing in the file says so but the depth.
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 DIVISORS = "rope_freqs.weight"
 # Llama 3.1 to 3.3: bounds of wavelengths, and the context before scaling
@@ -39,7 +39,7 @@ _CLOSE = 1e-3
 
 @dataclass(frozen=True)
 class Architecture:
-    """One shape."""
+    """What one architecture is in the library, and which conversions its files need."""
 
     model_type: str
     model_class: str
@@ -57,7 +57,7 @@ ARCHITECTURES = {
 
 
 def architecture_of(settings: Mapping[str, Any]) -> Architecture:
-    """The shape a file has, if it is one that can be served."""
+    """The architecture of a file; CheckpointError for one that cannot be served."""
     name = settings.get("general.architecture")
     if str(name) not in ARCHITECTURES:
         raise CheckpointError(
@@ -133,7 +133,7 @@ def config_of(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str
 
 
 def token_id(settings: Mapping[str, Any], name: str) -> int | None:
-    """A token of the vocabulary that a file gives this part; None where it gives none."""
+    """Id of the token that a file names for a role such as `eos`; None where it names none."""
     key = f"tokenizer.ggml.{name}_token_id"
     if settings.get(key) is None:
         return None
@@ -141,14 +141,14 @@ def token_id(settings: Mapping[str, Any], name: str) -> int | None:
 
 
 def expected(config: Mapping[str, Any], architecture: str) -> dict[str, str]:
-    """Every tensor the model needs: theirs to ours."""
+    """Every tensor the model needs: its name in the file -> the library's name."""
     from gguf import MODEL_ARCH, get_tensor_name_map
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-    except Exception as error:  # what the library makes of strange settings has no type of its own
+    except Exception as error:  # of any type, for strange settings
         raise CheckpointError(f"{architecture}: {' '.join(str(error).split())}") from error
     theirs = get_tensor_name_map(MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
     names = [
@@ -156,7 +156,7 @@ def expected(config: Mapping[str, Any], architecture: str) -> dict[str, str]:
         for name in model.state_dict()
         if name != "lm_head.weight" or not config["tie_word_embeddings"]
     ]
-    # A head of its own is none of the list's for architectures that have one table.
+    # gguf's list lacks an untied head for architectures that usually tie it.
     return {
         theirs.get_name(name, (".weight", ".bias")) or name.replace("lm_head", "output"): name
         for name in names
@@ -193,8 +193,8 @@ def scaling_of(divisors: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _divisors(head_dim: int, theta: float, factor: float) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Short wavelengths stay, long ones are stretched by the factor, and between the two it
-    rises."""
+    """The divisors of the llama3 rule, [head_dim / 2]: 1 for short wavelengths, the factor for long
+    ones, and rising between the two."""
     wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     kept = np.clip((_BEFORE / wavelengths - _LOW) / (_HIGH - _LOW), 0.0, 1.0)
     return 1.0 / ((1.0 - kept) / factor + kept)

@@ -1,5 +1,4 @@
-"""What a GGUF file says of itself: settings and a table of tensors, every length checked against
-the file's size.
+"""Reads GGUF files: settings and a table of tensors, every length checked against the file's size.
 
 Little-endian files of version 2 and 3. The values of tensors are read by `gguf`'s own
 dequantization (`values`), in float32.
@@ -24,7 +23,7 @@ MAX_TENSORS = 100_000
 MAX_SETTINGS = 10_000
 MAX_ELEMENTS = 1 << 22  # of one setting; the largest vocabularies have some 500,000 merges
 MAX_DIMENSIONS = 4
-ALIGNMENT = 32  # of tensors, where the file does not say
+ALIGNMENT = 32  # of tensors, where the file names none
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
     0: "B",
@@ -53,8 +52,8 @@ class Tensor:
 
 
 class GgufFile:
-    """An open file. A context manager; `settings` are its key-value pairs, `tensors` its table by
-    name."""
+    """An open GGUF file, a context manager: `settings` are its key-value pairs, `tensors` its table
+    by name. Raises CheckpointError."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -93,7 +92,7 @@ class GgufFile:
 
 
 class _Cursor:
-    """Reads one value after another; never beyond the end."""
+    """Reads one value after another; CheckpointError beyond the end."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -130,7 +129,7 @@ class _Cursor:
 
 def _mapped(path: Path) -> mmap.mmap:
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
+        if path.exists() and not path.is_file():  # reading a pipe would block
             raise CheckpointError(f"{path}: not a regular file")
         with path.open("rb") as stream:
             if stream.read(len(MAGIC)) != MAGIC:
@@ -180,8 +179,8 @@ def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 def _placed(
     table: list[tuple[str, tuple[int, ...], int, int]], header: int, alignment: int, end: int
 ) -> dict[str, Tensor]:
-    """The table with bytes of the file: the tensors lie one behind the other, each whole inside
-    it."""
+    """The table with byte offsets; CheckpointError unless tensors lie one behind the other in the
+    file."""
     tensors: dict[str, Tensor] = {}
     start = place = -(-header // alignment) * alignment
     for name, shape, kind, offset in table:

@@ -1,8 +1,8 @@
-"""From a GGUF file to a checkpoint folder: config, bfloat16 weights, tokenizer, chat template,
+"""Converts a GGUF file to a checkpoint folder: config, bfloat16 weights, tokenizer, chat template,
 generation settings.
 
-The folder is made beside its final place and moved there when everything in it has been read back;
-whoever looks sees all of it or nothing. Tensors are read, converted and written one at a time.
+The folder is made beside its final place and moved there when everything in it has been read back,
+so a reader sees all of it or nothing. Tensors are read, converted and written one at a time.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ from dspark.model.target_check import check_target_config, check_target_headers
 from dspark.model.weights_file import SINGLE_NAME, check_finite, new_folder, read_directory
 from dspark.whole_file import flush_to_disk
 
-Progress = Callable[[int, int], None]  # tensors done, of how many
+Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
 
 _ENDS = ("eos", "eot", "eom")  # tokens that end an answer, as a file may name them
-_SPARE_BYTES = 32 << 20  # besides the weights: a tokenizer, and what a file system keeps for itself
-# Vocabularies whose merges were learned with every digit alone; the library knows no rule of
-# theirs.
+_SPARE_BYTES = 32 << 20  # besides the weights: the tokenizer, and what a file system reserves
+# Vocabularies whose merges were learned with every digit alone; the library has no rule for them.
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r")
 
 
@@ -71,7 +70,7 @@ def _fill(folder: Path, source: GgufFile, progress: Progress | None) -> None:
 
 
 def _places(source: GgufFile, config: Mapping[str, Any]) -> dict[str, str]:
-    """Theirs to ours, exactly what the model needs."""
+    """Tensor names in the file -> the library's names; refuses missing and unexpected tensors."""
     wanted = expected(config, source.settings["general.architecture"])
     complaints = {
         "missing": sorted(wanted.keys() - source.tensors.keys()),
@@ -133,7 +132,8 @@ def _put_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def save_tokenizer(file: Path, settings: Mapping[str, Any], folder: Path) -> None:
-    """Writes the tokenizer's files."""
+    """Writes the tokenizer's files to `folder`; raises CheckpointError for a vocabulary it cannot
+    read."""
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import logging
 
@@ -149,7 +149,7 @@ def save_tokenizer(file: Path, settings: Mapping[str, Any], folder: Path) -> Non
             _split_digits(folder / "tokenizer.json")
     except OSError:
         raise
-    # what the library makes of a strange vocabulary has no type of its own
+    # of any type, for a strange vocabulary
     except Exception as error:
         raise CheckpointError(f"tokenizer.ggml: {type(error).__name__}: {error}") from error
 

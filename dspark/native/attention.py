@@ -1,4 +1,4 @@
-"""Attention over pages in place, see `attention.c`. Takes fp32 on a CPU, and says so.
+"""Attention that reads pages in place, see `attention.c`; for fp32 on a CPU, others are refused.
 
 Symbols: T query tokens, N sequences, P pages of the longest, Hq and Hkv heads, D head size.
 """
@@ -16,7 +16,7 @@ from dspark.native.compiled import kernels, parallel
 
 log = structlog.get_logger("dspark.native")
 
-FEWEST = 8  # queries of a sequence that any kernel is for
+FEWEST = 8  # queries of a sequence that every kernel takes
 
 _Dims = ctypes.c_int32 * 11
 _Strides = ctypes.c_int64 * 7
@@ -24,7 +24,7 @@ _NO_MEMORY = 1
 
 
 class Tables(NamedTuple):
-    """Who is in a pass, as kernels that read pages want it."""
+    """The sequences of a pass and their pages, in the form that kernels need."""
 
     cu_q: Tensor  # int32 [N + 1]: first token of each sequence, then T
     used_k: Tensor  # int32 [N]: keys of each sequence in pages
@@ -33,7 +33,7 @@ class Tables(NamedTuple):
     max_k: int
 
     def fit(self) -> bool:
-        """Whether they are what a kernel takes their memory for. What they say it checks itself."""
+        """Whether dtypes, layouts and lengths are as a kernel assumes; it checks values itself."""
         given = (self.cu_q, self.used_k, self.blocks)
         alike = all(
             one.dtype == torch.int32 and one.is_cpu and one.is_contiguous() for one in given
@@ -42,13 +42,13 @@ class Tables(NamedTuple):
 
 
 def queries_up_to() -> int:
-    """Of one sequence: in passes with more of them, torch's own attention is faster."""
+    """Most queries of one sequence for the kernel; beyond, torch's own attention is faster."""
     built = kernels()
     return int(built.dspark_attend_most()) if built is not None else FEWEST
 
 
 class PagedAttention:
-    """The kernel with the threads that torch has now."""
+    """The compiled kernel, run on the threads that torch has when this is made."""
 
     def __init__(self, built: ctypes.CDLL) -> None:
         self._call, self._threads = built.dspark_attend, torch.get_num_threads()
@@ -56,7 +56,7 @@ class PagedAttention:
 
     @staticmethod
     def found() -> PagedAttention | None:
-        """None where there is no library for it, or torch has threads that it cannot use."""
+        """The kernel; None without a library for it, or if it cannot use torch's threads."""
         built = kernels()
         made = PagedAttention(built) if built is not None else None
         return (
@@ -65,8 +65,7 @@ class PagedAttention:
 
     @staticmethod
     def for_blocks() -> PagedAttention | None:
-        """With `own` keys and values, tried by formula before its first use: what comes out wrong
-        is not used."""
+        """The kernel for calls with `own`; None if a trial against the formula fails."""
         made = PagedAttention.found()
         if made is not None and not _sound(made):
             log.warning("native.not_used", reason="a trial of blocks came out wrong")
@@ -81,14 +80,14 @@ class PagedAttention:
         at: Tables,
         scale: float | None = None,  # None is D ** -0.5
         window: int | None = None,
-        own: tuple[Tensor, Tensor]
-        | None = None,  # keys and values [T, Hkv, D] of the queries themselves
+        # keys and values [T, Hkv, D] of the queries themselves
+        own: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """[T, Hq, D]. A query sees the keys in pages up to its own, which are the last; with `own`,
-        all in pages and all of its sequence's own.
+        """Attention of all queries, [T, Hq, D]. The last keys in pages are those of the queries,
+        and a query sees keys up to its own; with `own`, all in pages and all of its sequence's own.
 
-        Raises NotImplementedError for tensors of another form, IndexError for tables that name what
-        is not there.
+        Raises NotImplementedError for tensors of another form, IndexError for tables that name
+        missing pages, MemoryError.
         """
         tokens, heads, size = q.shape
         if (
@@ -166,7 +165,7 @@ def _fp32_on_cpu(tensor: Tensor) -> bool:
 
 @torch.inference_mode()
 def _sound(kernel: PagedAttention) -> bool:
-    """Whether blocks of two sequences, on pages out of order, see what they should."""
+    """Whether the kernel agrees with the formula, on two sequences with pages out of order."""
     draw = torch.Generator().manual_seed(5)
     used, queries, heads, kv_heads, size = (7, 0), (3, 5), 4, 2, 64
     q, *own = (

@@ -1,6 +1,6 @@
-"""The compiled kernel for CPUs, where the installation could build them.
+"""Loads the compiled kernels for CPUs, where the installation built them.
 
-They take fp32. A library counts only if it was built from sources with the same interface.
+They take fp32. A library is used only if it was built from sources with the same interface.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 P, F32 = ctypes.c_void_p, ctypes.c_float
 
-_INTERFACE = 9  # what `dspark_interface` says
+_INTERFACE = 9  # what `dspark_interface` returns
 
 _ARGUMENTS: dict[str, tuple[list[type], type | None]] = {
     "dspark_attend": ([*[P] * 11, F32, P, ctypes.c_int], ctypes.c_int),
@@ -25,7 +25,7 @@ _ARGUMENTS: dict[str, tuple[list[type], type | None]] = {
 
 @functools.cache
 def kernels() -> ctypes.CDLL | None:
-    """Their functions by name; None where they were not built."""
+    """The library; None if it is absent, of another interface or cannot be loaded."""
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_kernels{suffix}")
         if path.exists():
@@ -44,9 +44,9 @@ def kernels() -> ctypes.CDLL | None:
 
 @functools.cache
 def parallel() -> int | None:
-    """Address of what has torch's own threads run a function: `GOMP_parallel` as torch itself finds
-    it, in what the process has preloaded or in the runtime that torch is linked with. None where
-    torch uses another one."""
+    """Address of `GOMP_parallel`, which runs a function on torch's own threads, as torch itself
+    finds it: in a library that the process preloaded, or in the runtime that torch is linked with.
+    None if torch uses another runtime."""
     library = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
     for name in (None, str(library)):
         try:
