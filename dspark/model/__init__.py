@@ -1,1 +1,1 @@
-"""Networks: target with taps, context projection, block drafters and their heads."""
+"""Networks and checkpoints: targets with taps, context projections, drafters and their heads."""

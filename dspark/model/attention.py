@@ -1,5 +1,5 @@
-"""Grouped-query attention of a draft layer: over what is kept, and over the rows of the pass
-itself; and who sees whom.
+"""Grouped-query attention of a draft layer, over kept entries and over the rows of the pass itself,
+and its masks.
 
 In a mask True means visible; its last axis is [context rows ; block rows].
 
@@ -7,8 +7,7 @@ Rows may be wider than the hidden states (Eagle3 reads two at once). Gemma4 diff
 three places: values may come from the key projection, they are normed without a weight, and scores
 are not scaled.
 
-Symbols: n sequences, Q queries, S kept entries, Hq and Hkv query and key-value heads,
-hd head size.
+Symbols: n sequences, Q queries, S kept entries, Hq and Hkv query and key-value heads, hd head size.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ _GROUPS = 4
 
 
 class _Served(NamedTuple):
-    """The projections that read the same rows as one product each."""
+    """The projections of the serving path: those that read the same rows are one product."""
 
-    qkv: Product  # of rows that ask
-    kv: Product  # of rows that are only seen
+    qkv: Product  # of rows with queries
+    kv: Product  # of rows that need keys and values alone
     out: Product
     norm: Tensor  # [Hq + Hkv, hd], the weights of both norms head by head
 
 
 class Projected(NamedTuple):
-    """Rows [..., in] as attention sees them; queries and keys normed and rotated."""
+    """The queries, keys and values of rows [..., in]; queries and keys are normed and rotated."""
 
     query: Tensor  # [..., Hq, hd]
     key: Tensor  # [..., Hkv, hd]
@@ -47,7 +46,7 @@ class Projected(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Projections with a norm per head on queries and keys, and who sees whom as an argument."""
+    """Attention with a norm per head on queries and keys; the mask is an argument."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
@@ -66,7 +65,7 @@ class Attention(nn.Module):
         self._served: _Served | None = None
 
     def serve(self) -> None:
-        """From now on few, fast operations; the weights must not change any more."""
+        """Prepares few, fast operations for serving; the weights must not change any more."""
         kv = [self.k_proj] if self.v_proj is None else [self.k_proj, self.v_proj]
         self._served = _Served(
             qkv=Product([self.q_proj, *kv]),
@@ -93,7 +92,7 @@ class Attention(nn.Module):
         return rotate(self.k_norm(key), angles), self._value(value)
 
     def project(self, rows: Tensor, angles: Tensor) -> Projected:
-        """rows [..., in], angles [..., hd]: everything attention needs of them."""
+        """rows [..., in], angles [..., hd] -> their queries, keys and values."""
         if self._served is None:
             query = self.q_proj(rows).unflatten(-1, (self.heads, self.head_dim))
             return Projected(rotate(self.q_norm(query), angles), *self.keys_values(rows, angles))
@@ -110,8 +109,8 @@ class Attention(nn.Module):
         """query [n, Q, Hq, hd], key and value [n, S, Hkv, hd], mask [n, 1, 1 or Q, S] -> [n, Q,
         H]."""
         n, length, _, _ = query.shape
-        # The queries of a key-value group stand in one long row: no expanded keys, and one
-        # small product instead of several.
+        # The queries of a key-value group form one long row: no expanded keys, and one small
+        # product instead of several.
         grouped = query.transpose(1, 2).reshape(n, self.kv_heads, -1, self.head_dim)
         if mask is not None and mask.shape[2] > 1:
             mask = mask.repeat(1, 1, self.heads // self.kv_heads, 1)
@@ -130,7 +129,7 @@ class Attention(nn.Module):
         angles: Tensor,  # [A*k, hd]
         groups: Sequence[QueryGroup],
     ) -> Tensor:
-        """Many blocks of one row of tokens, each behind its own mask: [A*k, H]."""
+        """Attention of many blocks of a row of tokens, a call per group and mask: [A*k, H]."""
         query, key, value = self.project(rows, angles)
         if query.device.type == "cpu":
             # The CPU kernel's backward pass is half as fast in bf16 as in fp32.
@@ -168,9 +167,9 @@ class QueryGroup(NamedTuple):
 
 
 def for_padded_context(context_len: Tensor, rows: int, block_size: int) -> Tensor:
-    """context_len [n], S rows of which some are padding -> [n, 1, 1, S+k].
+    """Mask for S context rows, of which each sequence has context_len [n]: [n, 1, 1, S+k].
 
-    One row serves all k queries: inside a block everybody sees the same.
+    One row serves all k queries: all slots of a block see the same rows.
     """
     index = torch.arange(rows + block_size, device=context_len.device)
     visible = (index < context_len.unsqueeze(-1)) | (index >= rows)
@@ -180,7 +179,7 @@ def for_padded_context(context_len: Tensor, rows: int, block_size: int) -> Tenso
 def for_training(
     anchors: Tensor, *, block_size: int, first_rows: Tensor | None = None
 ) -> list[QueryGroup]:
-    """anchors [A], at least one -> groups that together cover all A*k queries in order.
+    """Masks of the blocks of anchors [A], at least one: groups that cover all A*k queries in order.
 
     A query sees the context rows strictly before its anchor, and its own block. `first_rows` [A]
     says where its text begins, for texts packed back to back into one row: rows before it belong to

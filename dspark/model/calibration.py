@@ -1,8 +1,8 @@
-"""What turns confidence logits into probabilities one can multiply, slot by slot.
+"""Calibration of confidence logits, slot by slot, to probabilities whose product is meaningful.
 
 c_k = sigmoid(z_k / T_k + b_k), so that the running product over a block matches how often its first
 k slots are really accepted. Temperatures and offsets belong to one (drafter, target), to the
-acceptance rule and to how the request samples, hence two buckets per rule. They live in
+acceptance rule and to how the request samples, hence two buckets per rule. They are stored in
 `calibration.json` beside the weights; without that file the raw sigmoid is used. Plain numbers, no
 torch.
 """
@@ -31,13 +31,13 @@ Wide = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SlotFit:
-    """Of every slot of a block. Increasing in the logit: no slot's ranking changes."""
+    """Temperature and offset of every slot. Increasing in the logit: no slot's ranking changes."""
 
     temperatures: tuple[float, ...]
-    offsets: tuple[float, ...] = ()  # none: all 0
+    offsets: tuple[float, ...] = ()  # empty: all 0
 
     def logits(self, raw: npt.ArrayLike) -> Wide:
-        """raw [..., k'] of slots 1..k' -> the logits of their chances [..., k']."""
+        """raw [..., k'] of slots 1..k' -> calibrated logits [..., k']."""
         wide = np.asarray(raw, dtype=np.float64)
         slots = wide.shape[-1]
         scaled: Wide = wide / np.asarray(self.temperatures[:slots])
@@ -55,8 +55,8 @@ class Calibration:
     rules: Mapping[RuleName, Buckets] = field(default_factory=dict)
 
     def fit(self, bucket: Bucket, rule: RuleName) -> SlotFit | None:
-        """That of the rule; of a rule that was not fitted, that of the first that was: nearer than
-        none."""
+        """The rule's fit of a bucket, None without one; a rule that was not fitted takes that of
+        the first one that was."""
         for name in (rule, *RULES):
             if name in self.rules:
                 return self.rules[name].get(bucket)
@@ -108,7 +108,7 @@ def parse_calibration(raw: Any, *, block_size: int) -> Calibration:
 
 
 def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
-    """What `parse_calibration` reads."""
+    """The JSON object that `parse_calibration` reads."""
     return {
         "version": VERSION,
         "top_k_cut": calibration.top_k_cut,

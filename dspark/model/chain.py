@@ -1,18 +1,18 @@
-"""Drafters that go one token at a time on the target's features: Eagle3, and a
+"""Drafters that run one token at a time on the target's features: Eagle3, and a
 multi-token-prediction module (MTP-1).
 
 Both have one layer. Index i pairs a carried row with the *embedding of token i+1*, stands at
-position i and predicts token i+2. Where the target has been, the carried row is its projected
-feature; beyond, what the drafter made itself:
+position i and predicts token i+2. For tokens that the target has run, the carried row is its
+projected feature; beyond, it is the drafter's own output:
 
     Eagle3   u = [RMSNorm_in(E[x_{i+1}]) ; RMSNorm_hidden(g_i)], attention reads u, the residual
              stream is g_i, and the layer's output, before the final norm, is the next g
     MTP-1    one ordinary layer on W_eh [RMSNorm_e(E[x_{i+1}]) ; RMSNorm_h(h_i)]; its output is the
-             next h (DeepSeek-V3; the projection has applied RMSNorm_h to what arrives)
+             next h (DeepSeek-V3; the projection has applied RMSNorm_h to its rows)
 
 In training a chain is unrolled over a whole text at once: every index carries a chain of its own
-and sees what step 0 made of all indexes up to its own, and of the later steps only what it made
-itself. That second part is a diagonal, so scores of step 0 are a matrix and the others are columns.
+and sees the entries of step 0 up to its own index, and of the later steps only its own. That second
+part is a diagonal, so scores of step 0 are a matrix and the others are columns.
 
 Keys and values depend on the pair alone, so context entries may be made in any order. Symbols:
 `family.py`.
@@ -34,19 +34,19 @@ from dspark.model.family import ContextTokens, Drafter, Entries, GrownProposal, 
 from dspark.model.layer import DraftLayer
 from dspark.model.rotary import RMSNorm
 
-# indexes whose scores are held at once; longer texts are computed twice instead of being remembered
+# indexes whose scores are in memory at once; longer texts are recomputed for the backward pass
 CHUNK = 512
 
 
 class Paired(NamedTuple):
-    """Carried rows and token embeddings, put together."""
+    """Carried rows and token embeddings, combined."""
 
     residual: Tensor  # [..., H] what the layer adds to
     rows: Tensor  # [..., in] what its attention reads
 
 
 class ChainDrafter(Drafter):
-    """What the two families share: everything but how a pair is made and what is carried on."""
+    """Common base of the two families: all but how a pair is made and what is carried on."""
 
     needs = Needs(row=True, token="next", past=False)
 
@@ -56,7 +56,7 @@ class ChainDrafter(Drafter):
 
     @abstractmethod
     def pair(self, carried: Tensor, token_ids: Tensor) -> Paired:
-        """carried [..., H], ids [...] of the token after it."""
+        """Combines carried [..., H] with ids [...] of the token after it."""
 
     @abstractmethod
     def carry(self, output: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class ChainDrafter(Drafter):
     # -- serving --------------------------------------------------------------------------
 
     def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
-        """A row and the token after it make an entry: any order, any number at once."""
+        """Entries of pairs of a row and the token after it: any order, any number at once."""
         assert tokens.rows is not None
         assert tokens.token_ids is not None
         angles = self.rotary.at(tokens.positions)
@@ -83,7 +83,7 @@ class ChainDrafter(Drafter):
         last_rows: Tensor | None = None,
         slots: int,
     ) -> ChainProposal:
-        """Every step runs the layer on one row per sequence."""
+        """Begins a block; every step runs the layer on one row per sequence."""
         assert last_rows is not None
         assert isinstance(context, Entries)
         return ChainProposal(self, context, last_rows, slots)
@@ -97,7 +97,7 @@ class ChainDrafter(Drafter):
         Step s at index i pairs the features (s = 0) or step s-1's output with token i+1+s, stands
         at position i+s and predicts token i+2+s; it sees the entries of step 0 up to i and, of the
         later steps, its own index alone. So it equals step s of a block after i+1 context tokens.
-        Past the end tokens repeat the last; rows whose token would lie there mean nothing.
+        Tokens past the end repeat the last one; rows with such a token have no meaning.
         """
         length = input_ids.shape[1]
         index = torch.arange(length, device=input_ids.device)
@@ -123,7 +123,7 @@ class ChainDrafter(Drafter):
 
 
 class Eagle3Drafter(ChainDrafter, FusedFeatures):
-    """Eagle3 with fused taps and the whole vocabulary."""
+    """Eagle3 with fused taps."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)
@@ -160,7 +160,7 @@ class MTPDrafter(ChainDrafter, LastHidden):
 
 
 class ChainProposal(GrownProposal):
-    """Every step carries on what the one before it made."""
+    """A block of a chain drafter: every step reads the row that the step before it carried on."""
 
     def __init__(
         self, drafter: ChainDrafter, context: Entries, last_rows: Tensor, slots: int
@@ -188,8 +188,8 @@ def unrolled_attention(
     """query [B, T, Hq, hd] of the newest step, keys and values [B, T, Hkv, hd] of every step so far
     -> [B, T, Hq*hd].
 
-    Scores and sums in fp32. Holds [B, Hq, T, T + s] numbers for a backward pass, or none of texts
-    past a chunk.
+    Scores and sums in fp32. Keeps [B, Hq, T, T + s] numbers for a backward pass; texts longer than
+    a chunk are recomputed instead.
     """
     length = query.shape[1]
     if length <= CHUNK:
@@ -213,8 +213,8 @@ def unrolled_attention(
 
 
 def _chunk(query: Tensor, *entries: Tensor, start: int, scale: float) -> Tensor:
-    """query [B, Q, Hq, hd] at indexes start .. start + Q - 1; keys of all steps, then values: of
-    step 0 all up to the last query, of later steps the queries' own."""
+    """Attention of query [B, Q, Hq, hd] at indexes start .. start + Q - 1. entries: keys of all
+    steps, then values; of step 0 all up to the last query, of later steps the queries' own."""
     keys, values = entries[: len(entries) // 2], entries[len(entries) // 2 :]
     batch, count, heads, size = query.shape
     seen, kv_heads = keys[0].shape[1:3]

@@ -1,7 +1,7 @@
-"""Checkpoints in and out: drafters, the projection alone, targets.
+"""Loading and saving checkpoints: drafters, the projection alone, targets.
 
-A folder either has exactly the tensors its config calls for, with those shapes and finite
-values, or it is refused with every name that is wrong. Paths may be hub ids.
+A folder either has exactly the tensors its config calls for, with those shapes and finite values,
+or it is refused with every name that is wrong. Paths may be hub ids.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from dspark.model.weights_file import (
 )
 from dspark.whole_file import placed
 
-ENDLESS = 1 << 20  # tokens of a target whose settings know no limit
-MAY_LACK = {"confidence_head.proj.bias"}  # zero where a file does not have it
+ENDLESS = 1 << 20  # tokens of a target whose settings state no limit
+MAY_LACK = {"confidence_head.proj.bias"}  # zero where a file lacks it
 _HEX = 16  # characters of a digest that are kept
 
 
@@ -61,9 +61,9 @@ def fingerprint(
     target: str | Path | None = None,
     target_revision: str | None = None,
 ) -> str:
-    """Names a checkpoint by its content: settings and every byte of its weight files.
+    """Hash of a checkpoint's content: settings and every byte of its weight files.
 
-    Of a drafter whose files leave tables to its `target`, that target's content is a part.
+    For a drafter whose files leave tables to its `target`, it covers that target's content too.
     """
     folder = locate(path, revision=revision)
     files = [folder / CONFIG_NAME, *weight_files(folder)]
@@ -90,7 +90,7 @@ def load_drafter(
     target: str | Path | None = None,
     target_revision: str | None = None,
 ) -> Drafter:
-    """A drafter of any family and format, ready to serve; its `.fingerprint` ties it to a
+    """Loads a drafter of any family and format, ready to serve; its `.fingerprint` ties it to a
     projection.
 
     `target` names the checkpoint of the target, for drafters whose files leave out the tables they
@@ -117,7 +117,7 @@ def load_projection(
     device: torch.device | str = "cpu",
     revision: str | None = None,
 ) -> Projection:
-    """Only what a verifier needs of a drafter; equal `.fingerprint`s mean equal context rows."""
+    """Loads what a verifier needs of a drafter; equal `.fingerprint`s mean equal context rows."""
     folder = locate(path, revision=revision)
     config = read_drafter_config(folder)
     with torch.device("meta"):
@@ -138,7 +138,7 @@ def _fill(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> None:
-    """Exactly these tensors, and the module's fingerprint."""
+    """Loads exactly the module's tensors from `entries`, and sets its fingerprint."""
     stored, shapes = module.stored_names(), module.state_dict()
     stored = {
         name: outer for name, outer in stored.items() if outer in entries or outer not in MAY_LACK
@@ -162,14 +162,15 @@ def _fill(
         )
     for name in MAY_LACK & shapes.keys() - stored.keys():
         tensors[name] = torch.zeros(shapes[name].shape, dtype=dtype, device=device)
-    module.load_state_dict(tensors, assign=True, strict=False)  # what is missing now is tied
+    module.load_state_dict(tensors, assign=True, strict=False)  # only tied tensors are missing now
     module.fingerprint = _projection_fingerprint(
         config, folder, [digests[name] for name in projected]
     )
 
 
 def _check_taps(folder: Path, module: Projection, entries: Mapping[str, TensorEntry]) -> None:
-    """Some settings leave out a tap that is always read: where that is, nobody here knows."""
+    """Refuses settings that lack a tap that is read, as some do: which one it is cannot be
+    known."""
     name, named = module.stored_names().get("fc.weight", ""), len(module.target_layer_ids)
     rows, *width = (entries[name].shape if name in entries else ()) or (0,)
     read, odd = divmod(sum(width), module.config.hidden_size)
@@ -180,15 +181,15 @@ def _check_taps(folder: Path, module: Projection, entries: Mapping[str, TensorEn
 
 
 def as_loaded(config: DrafterConfig) -> DrafterConfig:
-    """What a drafter is once its file is read: pairs half a head apart, and two tables."""
+    """The config of a drafter once its file is read: pairs half a head apart, and two tables."""
     tied = config.tie_word_embeddings and config.kind == "lm"
     return dataclasses.replace(config, interleaved=False, tie_word_embeddings=tied)
 
 
 def save_drafter(drafter: Drafter, folder: Path, *, dtype: torch.dtype | None = None) -> None:
-    """Write `config.json` and `model.safetensors` in the released format.
+    """Writes `config.json` and `model.safetensors` in the released format.
 
-    Both files are replaced whole, weights last, so a reader never sees half a file.
+    Both files are replaced atomically, weights last, so a reader never sees half a file.
     """
     dtype = dtype or next(drafter.parameters()).dtype
     folder.mkdir(parents=True, exist_ok=True)
@@ -230,7 +231,7 @@ def load_target(
     device: torch.device | str = "cpu",
     revision: str | None = None,
 ) -> LoadedTarget:
-    """Any eligible causal language model, refused when one weight is missing, extra or misshapen.
+    """Loads a causal language model, refused if one weight is missing, extra or misshapen.
 
     transformers would fill a missing weight with random numbers and a warning.
     """
@@ -238,7 +239,7 @@ def load_target(
     from transformers.utils import logging as transformers_logging
 
     folder = locate(path, revision=revision)
-    entries = read_directory(folder)  # duplicate names, escaping shards and pickles end here
+    entries = read_directory(folder)  # refuses duplicate names, escaping shards and pickles
     check_target_config(folder, entries)
     transformers_logging.disable_progress_bar()
     entries = check_target_headers(folder, entries)
@@ -255,7 +256,7 @@ def load_target(
             ignore_mismatched_sizes=True,
             **_straight_to(torch.device(device)),
         )
-    except Exception as error:  # what the library makes of a strange file has no type of its own
+    except Exception as error:  # of any type, for a strange file
         raise CheckpointError(f"{folder}: {type(error).__name__}: {error}") from error
     refuse(
         folder,
@@ -282,20 +283,20 @@ def load_target(
 
 
 def _straight_to(device: torch.device) -> dict[str, Any]:
-    """For the library to read weights onto a card one by one, where it can, and not all of them on
-    the host first."""
+    """Arguments with which the library reads weights onto a card one by one, if it can, and not all
+    of them to the host first."""
     if device.type == "cpu" or importlib.util.find_spec("accelerate") is None:
         return {}
     return {"device_map": {"": device}}
 
 
 def context_length(text: Any) -> int:
-    """Tokens that a target's settings allow; a pure state-space model's know no limit."""
+    """Most tokens that a target's settings allow; pure state-space models state no limit."""
     return int(getattr(text, "max_position_embeddings", None) or ENDLESS)
 
 
 def _stop_ids(model: Any, folder: Path, vocab_size: int) -> tuple[int, ...]:
-    """The generation settings win over the model's own; either may be one id, a list or nothing."""
+    """Stop ids of the generation settings, else of the model's: one id, a list or none."""
     for settings in (getattr(model, "generation_config", None), model.config.get_text_config()):
         stop = getattr(settings, "eos_token_id", None)
         if stop is not None:
@@ -305,14 +306,14 @@ def _stop_ids(model: Any, folder: Path, vocab_size: int) -> tuple[int, ...]:
                     f"{folder}: eos_token_id: expected ids of tokens, found {show(stop)}"
                 )
             if known := tuple(each for each in ids if 0 <= each < vocab_size):
-                # nobody can say the others
+                # ids outside the vocabulary cannot be drawn
                 return known
     return ()
 
 
 def _projection_fingerprint(config: DrafterConfig, folder: Path, digests: Iterable[bytes]) -> str:
-    """Of the projection's tensors as stored, of what they are applied to, and of what they are made
-    for."""
+    """Fingerprint of the projection's tensors as stored, of the sizes they are applied to, and of
+    the tokenizer."""
     taps = config.target_layer_ids
     sizes = [
         config.vocab_size,

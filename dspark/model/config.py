@@ -1,5 +1,4 @@
-"""Shape and meaning of a drafter, of any family. Plain numbers; `config_file` reads and writes
-them."""
+"""Configuration of a drafter of any family. Plain numbers; `config_file` reads and writes them."""
 
 from __future__ import annotations
 
@@ -19,9 +18,9 @@ class Yarn:
     """YaRN (arXiv 2309.00071): rotation for contexts longer than those that layers were trained on.
 
     Slow pairs, which turn less than once within the old length, turn slower by the factor; fast
-    ones, which tell neighbours apart, stay as they are; those between are mixed. Angles are told
-    longer or shorter by a number, too, so that attention is as sharp as before. Names and defaults
-    are those of transformers' `rope_parameters`.
+    ones, which tell neighbours apart, stay as they are; those between are mixed. cos and sin are
+    scaled by a number, too, so that attention is as sharp as before. Names and defaults are those
+    of transformers' `rope_parameters`.
     """
 
     factor: float
@@ -32,10 +31,10 @@ class Yarn:
     truncate: bool = True
 
     def mixed(self, head_dim: int, theta: float) -> tuple[float, float]:
-        """The pairs between which those that keep their speed give way to those that are slowed
-        down."""
+        """(low, high): pairs up to low keep their speed, those from high on are slowed down by the
+        factor."""
 
-        def pair(turns: float) -> float:  # that turns so often within the old length
+        def pair(turns: float) -> float:  # the pair that turns so often within the old length
             whole = math.log(self.original_max_position_embeddings / (turns * 2.0 * math.pi))
             return head_dim * whole / (2.0 * math.log(theta))
 
@@ -47,7 +46,7 @@ class Yarn:
 
 @dataclass(frozen=True)
 class StageShape:
-    """What a layer of DeepSeek-V4 has beyond the ordinary; such a layer is called a stage."""
+    """What a layer of DeepSeek-V4 has beyond an ordinary one; such a layer is called a stage."""
 
     q_lora_rank: int
     o_groups: int  # of heads, in the output projection
@@ -60,8 +59,8 @@ class StageShape:
     experts: int
     experts_per_token: int
     expert_size: int  # inner width of one, and of the shared one
-    expert_scale: float  # of what the chosen ones sum up to
-    gate_limit: float  # where the two inner values of an expert are cut off
+    expert_scale: float  # factor of the sum of the chosen ones
+    gate_limit: float  # limit at which the two inner values of an expert are clamped
 
 
 @dataclass(frozen=True)
@@ -79,11 +78,10 @@ class DrafterConfig:
     rope_theta: float
     max_position_embeddings: int
     block_size: int  # k, drafted tokens per round; steps of a family that drafts one by one
-    target_layer_ids: tuple[
-        int, ...
-    ]  # m taps, ascending; -1 is the embedding output; none for a language model
+    # m taps, ascending; -1 is the embedding output; none for a language model
+    target_layer_ids: tuple[int, ...]
     num_target_layers: int  # 0 where the file does not say; a language model is tied to no depth
-    draft_vocab_size: int = 0  # Vd, tokens the head can say; 0 means all V
+    draft_vocab_size: int = 0  # Vd, tokens the head can draft; 0 means all V
     # without it the anchor's slot drafts nothing, and a query is one slot longer
     sample_from_anchor: bool = True
     # fills slots 1..k-1 of the query block; -1 where there is no such block
@@ -98,7 +96,7 @@ class DrafterConfig:
     step_loss_decay: float = 0.8  # training only, of families that draft one by one
     rotary_fraction: float = 1.0  # of the pairs of a head that rotate, from the fastest on
     yarn: Yarn | None = None  # rotation of contexts longer than those the layers were trained on
-    interleaved: bool = False  # of a file alone: pairs are neighbours; loaders reorder the weights
+    interleaved: bool = False  # in files only: pairs are neighbours; loaders reorder the weights
     attention_k_eq_v: bool = False  # values come from the key projection
     logit_softcap: float | None = None  # c: logits are c tanh(z / c)
     tie_word_embeddings: bool = False  # the head is the embedding
@@ -119,12 +117,13 @@ class DrafterConfig:
 
     @property
     def head_size(self) -> int:
-        """Rows of the vocabulary head, and of a Markov head's second table."""
+        """Rows of the vocabulary head and of a Markov head's second table: Vd, or V without a draft
+        vocabulary."""
         return self.draft_vocab_size or self.vocab_size
 
     @property
     def query_size(self) -> int:
-        """Slots of a block's pass: the anchor and as many masks as are needed."""
+        """Query slots of a block's pass: the anchor and its masks."""
         return self.block_size + (not self.sample_from_anchor)
 
     @property
@@ -142,6 +141,6 @@ class DrafterConfig:
 
     @property
     def late_cast(self) -> bool:
-        """Norms of Gemma4 and DeepSeek-V4 multiply by their weight in fp32 and round once; Qwen3's
-        round before it."""
+        """Whether norms multiply by their weight in fp32 and round once (Gemma4, DeepSeek-V4);
+        Qwen3's round before it."""
         return self.model_type != "qwen3"

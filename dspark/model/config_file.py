@@ -1,6 +1,6 @@
-"""A draft checkpoint's config.json, read and written: which family it is, checked by schema.
+"""Reads and writes a draft checkpoint's config.json: which family it is, checked by schema.
 
-Knows keys and values; of tensors, names and shapes where settings leave something open. The
+Reads keys and values; of tensors, names and shapes where settings leave something open. The
 released key sets are DSpark's, DFlash's and Eagle3's over Qwen3 and Gemma4 layers. MTP-1 has no
 released form of its own: it is spelled alike, with `num_nextn_predict_layers`. A language model is
 any Qwen3 checkpoint as it was published; DeepSeek-V4's drafter is a part of its target's. Families
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 
 HEAD_TYPES = ("vanilla", "gated", "rnn")
 LANGUAGE_MODELS = ("Qwen3ForCausalLM",)
-DRAFT_TOKENS = 7  # of a language model or an MTP module whose file does not say
+DRAFT_TOKENS = 7  # of a language model or an MTP module whose file states none
 _CLASS = {
     "block": "DSparkModel",
     "eagle3": "Eagle3Model",
     "mtp": "MTPModel",
-}  # after the name of the layers' family
+}  # class names, after the name of the layers' family
 _MOST_SLOTS = 256
 
 
 def read_drafter_config(folder: Path) -> DrafterConfig:
-    """Parse `folder/config.json`; every error carries the file's path."""
+    """Parses `folder/config.json`; every error names the file's path."""
     path = folder / CONFIG_NAME
     raw = read_json(path)
     try:
         config = parse_drafter_config(_completed(folder, raw))
-        # settings may say others
+        # settings may state another number
         stages = None if config.stage is None else deepseek_v4.stages_in(_tensors(folder))
-    except CheckpointError as error:  # of a family that is not built, too
+    except CheckpointError as error:  # UnsupportedFamily, too
         raise type(error)(f"{path}: {error}") from error
     return config if stages is None else dataclasses.replace(config, num_hidden_layers=stages)
 
 
 def parse_drafter_config(raw: Any) -> DrafterConfig:
-    """Check a decoded config.json key by key."""
+    """Checks a decoded config.json key by key."""
     if not isinstance(raw, dict):
         raise CheckpointError(f"expected a JSON object, found {show(raw)}")
     if deepseek_v4.is_mine(raw):
@@ -78,7 +78,7 @@ def parse_drafter_config(raw: Any) -> DrafterConfig:
 
 
 def _completed(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
-    """With what a setting leaves out and a tensor's shape tells: what the confidence head reads."""
+    """Adds a `confidence_head_with_markov` that is left out, by the confidence head's shape."""
     if (
         raw.get("enable_confidence_head") is not True
         or raw.get("confidence_head_with_markov") is not None
@@ -99,7 +99,7 @@ def _completed(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tensors(folder: Path) -> Mapping[str, TensorEntry]:
-    """None where there are settings without weights, or without what reads them."""
+    """The folder's tensor directory; empty without weights, or without torch to read them."""
     try:
         from dspark.model.weights_file import read_directory
 
@@ -148,7 +148,7 @@ def config_to_json(config: DrafterConfig) -> dict[str, Any]:
 
 
 def _kind(raw: dict[str, Any]) -> Kind:
-    """Which family a file is of, or why it is none of ours."""
+    """The family of a file; raises CheckpointError where it is none of ours."""
     names = raw.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
     if "Eagle3" in name or "ttt_length" in raw:
@@ -205,7 +205,7 @@ def _chain(keys: Keys, kind: Kind) -> dict[str, Any]:
 
 
 def _language_model(keys: Keys, shape: dict[str, Any]) -> DrafterConfig:
-    """Published files say nothing of drafting; `block_size` may be added."""
+    """Config of a language model; `block_size` may be added to its published file."""
     return DrafterConfig(
         **shape,
         kind="lm",

@@ -1,5 +1,5 @@
-"""JSON files of checkpoints, of ordinary size and depth, every name once, and typed look-ups in
-what they hold.
+"""Reads a checkpoint's JSON files, limited in size and depth and without duplicate names, and looks
+up typed values.
 
 Every complaint names the key and shows the value.
 """
@@ -26,7 +26,7 @@ _SHOWN = 8  # names listed per complaint
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file."""
+    """The JSON object in a file; CheckpointError where there is none."""
     try:
         raw = read_json_file(path)
     except FileNotFoundError as error:
@@ -37,7 +37,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Keys:
-    """The keys of one object."""
+    """Typed look-ups in one JSON object; a missing or wrong value is a CheckpointError."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
         self.raw = raw
@@ -72,8 +72,8 @@ class Keys:
             raise CheckpointError(f"{key}: expected {show(wanted)}, found {show(value)}")
 
     def layer_ids(self, key: str, *, least: int, layers: int) -> tuple[int, ...]:
-        """Ascending layer ids from `least` to `layers` - 1; 0 layers means that the depth is not
-        known."""
+        """Ascending layer ids from `least` to `layers` - 1; 0 layers means that the depth is
+        unknown."""
         layers = layers or MOST_LAYERS
         value = self.raw.get(key)
         fits = (
@@ -104,18 +104,18 @@ class Keys:
 
 
 def text_keys(raw: dict[str, Any]) -> Keys:
-    """Of a target's settings; those of multimodal ones nest what is said of text."""
+    """The keys of a target's text settings, which multimodal configs nest in `text_config`."""
     nested = raw.get("text_config")
     return Keys(nested if isinstance(nested, dict) and nested else raw)
 
 
 def positive(key: str, value: object) -> float:
-    """A finite number above 0."""
+    """The value as a finite number above 0."""
     return _number(key, value, "positive", least=math.ulp(0.0))
 
 
 def finite(key: str, value: object) -> float:
-    """Any number but infinities and NaN."""
+    """The value as a number that is not infinite or NaN."""
     return _number(key, value, "finite", least=-sys.float_info.max)
 
 
@@ -130,17 +130,17 @@ def _number(key: str, value: object, kind: str, *, least: float) -> float:
 
 
 def show(value: object) -> str:
-    """A value in a complaint, cut where it is long."""
+    """A value as JSON for a complaint, cut to 120 characters."""
     text = json.dumps(value, default=str)
     return text if len(text) <= 120 else text[:117] + "..."
 
 
 def read_json_file(path: Path, *, most: int = MOST_SETTINGS_BYTES) -> Any:
-    """The decoded content. Raises FileNotFoundError when there is no such file, else
+    """The decoded content of a JSON file. Raises FileNotFoundError when there is no such file, else
     CheckpointError."""
     try:
         found = path.stat()
-        if not path.is_file():  # a pipe would be waited for, a device never end
+        if not path.is_file():  # a pipe would block, a device never end
             raise CheckpointError(f"{path}: not a regular file")
         if found.st_size > most:
             raise CheckpointError(f"{path}: {found.st_size} bytes, more than {most}")
@@ -152,18 +152,18 @@ def read_json_file(path: Path, *, most: int = MOST_SETTINGS_BYTES) -> Any:
 
 
 def decode(data: bytes) -> Any:
-    """One JSON text. Raises ValueError, or RecursionError where it is nested too deeply."""
+    """Decodes one JSON text. Raises ValueError, or RecursionError where it is nested too deeply."""
     return json.loads(data, object_pairs_hook=_unique)
 
 
 def listed(found: list[str]) -> str:
-    """A few names for people, and how many more there are."""
+    """The first few names for a message, and how many more there are."""
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return ", ".join(found[:_SHOWN]) + more
 
 
 def refuse(where: object, complaints: Mapping[str, list[str]]) -> None:
-    """One CheckpointError of all complaints and the names they concern, if there are any."""
+    """Raises one CheckpointError of all complaints and the names they concern, if there are any."""
     if found := [f"{what}: {listed(names)}" for what, names in complaints.items() if names]:
         raise CheckpointError(f"{where}: {'; '.join(found)}")
 

@@ -1,4 +1,4 @@
-"""The part of a config.json that says what the layers of a drafter look like: Qwen3's or Gemma4's.
+"""The part of a config.json that describes the layers of a drafter: Qwen3's or Gemma4's.
 
 Both give the same keyword arguments of `DrafterConfig`. A Gemma4 drafter always has the target's
 *global* layer shape.
@@ -13,7 +13,7 @@ from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.config import Yarn
 from dspark.model.config_keys import MOST_LAYERS, Keys, positive, show
 
-# What a setting says where pairs are neighbours; without any of them they lie half a head apart.
+# Values of settings where pairs are neighbours; without any, pairs lie half a head apart.
 NEIGHBOURS = {
     "rope_is_neox_style": False,
     "is_neox_style": False,
@@ -23,7 +23,7 @@ NEIGHBOURS = {
 
 
 def layer_shape(keys: Keys) -> dict[str, Any]:
-    """Everything that layers, norms and positions are made of."""
+    """The `DrafterConfig` fields of layers, norms and positions."""
     layers = keys.count("num_hidden_layers", most=MOST_LAYERS)
     types = keys.raw.get("layer_types")
     if types is not None and types != ["full_attention"] * layers:
@@ -53,7 +53,7 @@ def layer_shape(keys: Keys) -> dict[str, Any]:
 
 def _qwen3(keys: Keys) -> dict[str, Any]:
     keys.must_equal("model_type", "qwen3")
-    for key in ("logit_scale", "partial_rotary_factor"):  # no tensor would tell
+    for key in ("logit_scale", "partial_rotary_factor"):  # no tensor would show it
         _must_be_one(key, keys.raw.get(key))
     keys.must_equal("hidden_act", "silu", absent_is_fine=True)
     keys.must_equal("use_sliding_window", False, absent_is_fine=True)
@@ -96,7 +96,7 @@ def _gemma4(keys: Keys) -> dict[str, Any]:
 
 
 def layer_keys(raw: dict[str, Any]) -> dict[str, Any]:
-    """The released spelling of the fields above, out of all fields of a config."""
+    """The released keys of the fields above, from all fields of a config."""
     common = (
         "hidden_size",
         "intermediate_size",
@@ -141,7 +141,7 @@ def layer_keys(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _interleaved(keys: Keys) -> bool:
-    """Whether a head's pairs are neighbours, by whichever of its names the setting has."""
+    """Whether a head's pairs are neighbours, by any of the setting's names."""
     said = {
         key: keys.flag(key, default=neighbours) == neighbours
         for key, neighbours in NEIGHBOURS.items()
@@ -153,10 +153,10 @@ def _interleaved(keys: Keys) -> bool:
 
 
 def _rope(keys: Keys) -> dict[str, Any]:
-    """Current files keep RoPE in `rope_parameters`, older ones in a bare `rope_theta` with
-    `rope_scaling` beside it."""
+    """Rotation settings: in `rope_parameters` of current files, in older ones a bare `rope_theta`
+    with `rope_scaling` beside it."""
     raw = keys.raw
-    # of both the library takes the older
+    # the library prefers the older one
     where = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     parameters = raw.get(where)
     if parameters is None:
@@ -177,7 +177,7 @@ def _rope(keys: Keys) -> dict[str, Any]:
 
 
 def _yarn(keys: Keys, raw: dict[str, Any], where: str, theta: float) -> Yarn:
-    """Of the settings `where`."""
+    """YaRN from the settings `raw`, named `where` in complaints."""
 
     def number(key: str, default: float | None = None) -> float:
         return positive(f"{where}.{key}", default if raw.get(key) is None else raw[key])
@@ -215,8 +215,8 @@ def _must_be_one(key: str, value: object) -> None:
 
 
 def _proportional_rope(raw: dict[str, Any]) -> tuple[float, float]:
-    """(theta, fraction of pairs that rotate) of the global layers; what stands beside them is not
-    theirs."""
+    """(theta, fraction of pairs that rotate) of the global layers; other entries are for other
+    layers."""
     whole = raw.get("rope_scaling") or raw.get("rope_parameters")
     full = whole.get("full_attention") if isinstance(whole, dict) else None
     if not isinstance(full, dict):

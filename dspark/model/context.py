@@ -1,4 +1,4 @@
-"""From tapped target features to what a drafter is told of a context token: one row per token.
+"""Projects tapped target features to a drafter's context rows: one row per token.
 
 This is all of a drafter that a verifier needs. A row depends on its own token only, so rows may be
 computed in any order and on any machine. Families differ in how they make it:
@@ -6,7 +6,7 @@ computed in any order and on any machine. Families differ in how they make it:
     DSpark, DFlash   RMSNorm(W_fc F[p]) (eq. 2)
     Eagle3           W_fc F[p], no norm
     MTP              RMSNorm(F[p]) of a single tap
-    language model   nothing: it reads token ids, its rows have no width
+    language model   nothing: it reads token ids, its rows have width 0
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from dspark.model.rotary import RMSNorm
 
 
 class Projection(nn.Module):
-    """The interface: F [..., m*H] raw taps in ascending layer order -> rows [..., width]. A
-    language model's own."""
+    """Projects raw taps F [..., m*H], in ascending layer order, to rows [..., width]. Base class,
+    and a language model's own."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.config = config
         self.feature_size = config.feature_size  # m*H
         self.target_layer_ids = config.target_layer_ids
-        # of a row; 0 where ids are all that travels
+        # of a row; 0 where only ids are sent
         self.width = config.hidden_size if config.target_layer_ids else 0
         self.fingerprint = ""  # set by the loader; names the tensors, not the file
 
@@ -40,11 +40,11 @@ class Projection(nn.Module):
         """Makes `project` fast for features [T, m*H]; the weights must not change any more."""
 
     def wide(self, name: str) -> bool:
-        """Whether a tensor stays fp32, whatever the others are served in."""
+        """Whether a tensor stays fp32, whatever the dtype of the others."""
         return False
 
     def stored_names(self) -> dict[str, str]:
-        """Name of every tensor -> its name in a checkpoint. The released drafters' are the same."""
+        """Name of every tensor -> its name in a checkpoint, the same one for released drafters."""
         stages = None if self.config.stage is None else self.config.num_hidden_layers
         return {
             name: name if stages is None else stored_name(name, stages)
@@ -53,7 +53,7 @@ class Projection(nn.Module):
 
 
 class FusedFeatures(Projection):
-    """g[p] = W_fc F[p]: Eagle3's, which norms inside its layer."""
+    """g[p] = W_fc F[p], Eagle3's projection: its layer applies the norm."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)
@@ -62,7 +62,7 @@ class FusedFeatures(Projection):
 
     def serve_rows(self) -> None:
         self._product = Product([self.fc])
-        if self._product.copied:  # nobody reads the first copy
+        if self._product.copied:  # the original is not read any more
             self.fc.weight = nn.Parameter(self.fc.weight.new_empty(0), requires_grad=False)
 
     def project(self, features: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class ContextProjection(FusedFeatures):
 
 
 class LastHidden(Projection):
-    """RMSNorm(F[p]): a multi-token-prediction module's, which reads one tap."""
+    """RMSNorm(F[p]), the projection of a multi-token-prediction module, which reads one tap."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)
@@ -106,5 +106,5 @@ _OF_KIND: dict[Kind, type[Projection]] = {
 
 
 def build_projection(config: DrafterConfig) -> Projection:
-    """The projection alone, of the config's family."""
+    """A projection of the config's family, with uninitialised weights."""
     return _OF_KIND[config.kind](config)

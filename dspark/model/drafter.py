@@ -1,13 +1,13 @@
-"""The parallel block backbone of DSpark and DFlash.
+"""The parallel block drafter of DSpark and DFlash.
 
-One pass turns [anchor, mask x (k-1)] into k hidden states: slot j (0-based) sits at position
-a+j and predicts position a+j+1. Slots of a block see each other in both directions and every
-context row strictly before the anchor; blocks never see each other. Context keys and values
-depend on one projected row each, so a service computes them once, on arrival.
+One pass turns [anchor, mask x (k-1)] into k hidden states: slot j (0-based) sits at position a+j
+and predicts position a+j+1. Slots of a block see each other in both directions and every context
+row strictly before the anchor; blocks never see each other. Context keys and values depend on one
+projected row each, so a service computes them once, on arrival.
 
 Tensor names are the checkpoint's own: `state_dict()` is the file. Symbols: n sequences, T tokens
-and A anchors of a training row, k slots, S context rows, H hidden, V vocabulary, L draft layers,
-hd head size, Hkv key-value heads.
+and A anchors of a training row, k slots, S context rows, H hidden, V vocabulary, L draft layers, hd
+head size, Hkv key-value heads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dspark.model.family import ContextTokens, Drafter, Entries, Needs, PagedEnt
 from dspark.model.heads import ConfidenceHead, SequentialHead, build_head, sureness
 from dspark.native.attention import PagedAttention, Tables
 
-# Of one layer: its number, its attention, what the block's rows are to it -> [n, k, H].
+# Attention of one layer: (its number, its attention, the block's projected rows) -> [n, k, H].
 Attend = Callable[[int, Attention, Projected], Tensor]
 
 
@@ -49,7 +49,7 @@ class BlockDrafter(Drafter, ContextProjection):
         self.reads_pages = self._paged is not None
 
     def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
-        """A row alone makes an entry: any order, any number at once."""
+        """Entries of rows alone: any order, any number at once."""
         assert tokens.rows is not None
         angles = self.rotary.at(tokens.positions)
         pairs = [layer.self_attn.keys_values(tokens.rows, angles) for layer in self.draft_layers()]
@@ -68,17 +68,17 @@ class BlockDrafter(Drafter, ContextProjection):
         last_rows: Tensor | None = None,
         slots: int,
     ) -> BlockProposal:
-        """One pass for a block of `slots`; the steps walk the sequential head.
+        """Runs one pass for a block of `slots`; the steps walk the sequential head.
 
-        Slots see each other, so a shorter block than those of training is another one, of a little
-        another quality.
+        Slots see each other, so a block shorter than in training differs from the start of a whole
+        one, and its quality a little.
         """
         return BlockProposal(self, self._block(anchor_ids, anchor_positions, context, slots))
 
     def _block(
         self, anchor_ids: Tensor, positions: Tensor, context: Entries | PagedEntries, slots: int
     ) -> Tensor:
-        """Hidden states of one block per sequence: [n, k, H], as `BlockProposal` takes them."""
+        """Hidden states of one block per sequence: [n, k, H], the input of `BlockProposal`."""
         hidden, angles = self.block_inputs(anchor_ids, positions, self.room(slots))
         attend = (
             self._in_pages(context, hidden)
@@ -92,12 +92,12 @@ class BlockDrafter(Drafter, ContextProjection):
         return out
 
     def _padded(self, context: Entries, inputs: Tensor) -> Attend:
-        """Of inputs [n, q, H]. Their keys and values are written into the context's room if that is
-        what they need."""
+        """Attention of inputs [n, q, H] over padded entries; writes their keys and values into the
+        entries' room if that is its size."""
         keys, values, lengths, room = context
         (n, size, _), longest = inputs.shape, keys.shape[2] - room
         mask, beside = None, room == size
-        if n == 1 and lengths.device.type == "cpu":  # of a card it would be a wait
+        if n == 1 and lengths.device.type == "cpu":  # on a card it would synchronise
             rows = int(lengths[0])
             beside = beside and rows == longest
             if not beside and rows != keys.shape[2]:
@@ -121,7 +121,7 @@ class BlockDrafter(Drafter, ContextProjection):
         return attend
 
     def _in_pages(self, context: PagedEntries, inputs: Tensor) -> Attend:
-        """Of inputs [n, q, H]: where the context is kept, by the kernels for CPUs."""
+        """Attention of inputs [n, q, H] that reads the context in pages, by the CPU kernel."""
         kernel, (n, size, _) = self._paged, inputs.shape
         assert kernel is not None
         first = torch.arange(0, n * size + 1, size, dtype=torch.int32)
@@ -136,8 +136,8 @@ class BlockDrafter(Drafter, ContextProjection):
         return attend
 
     def confidence_of(self, hidden: Tensor, embedded: Tensor | None) -> Tensor | None:
-        """hidden [..., k, H], rows [..., k, r] that the sequential head has for the ids before the
-        slots, if it has a table -> logits [..., k], or None without a confidence head."""
+        """hidden [..., k, H], the sequential head's rows [..., k, r] of the ids before the slots,
+        if it has a table -> logits [..., k], or None without a confidence head."""
         head = self.confidence_head
         if head is None:
             return None
@@ -145,7 +145,7 @@ class BlockDrafter(Drafter, ContextProjection):
         return logits
 
     def headed(self, hidden: Tensor) -> Tensor:
-        """What the vocabulary head reads of hidden states [..., H]: they are normed already."""
+        """The vocabulary head's input from hidden states [..., H], which are normed already."""
         return hidden
 
     # -- training -------------------------------------------------------------------------
@@ -156,10 +156,10 @@ class BlockDrafter(Drafter, ContextProjection):
         features: Tensor,  # [T, m*H] raw taps
         input_ids: Tensor,  # [T] int64
         anchors: Tensor,  # [A] int64
-        first_rows: Tensor
-        | None = None,  # [A] where an anchor's text begins, for texts packed into one row
+        # [A] where an anchor's text begins, for texts packed into one row
+        first_rows: Tensor | None = None,
     ) -> Tensor:
-        """All blocks of a row of tokens in one pass: [A, k, H], as `propose` makes them.
+        """Hidden states of all blocks of a row of tokens in one pass: [A, k, H], as in `propose`.
 
         Equal to each anchor's block with the rows of its text before it: positions count from the
         start of the row, and only their differences matter.
@@ -202,8 +202,8 @@ class BlockDrafter(Drafter, ContextProjection):
 
 
 class BlockProposal:
-    """A block whose hidden states are there; its slots differ from the base logits by the
-    sequential head's bias."""
+    """A block with computed hidden states; a step adds the sequential head's bias to the base
+    logits."""
 
     def __init__(self, drafter: BlockDrafter, hidden: Tensor) -> None:
         self._drafter = drafter
@@ -225,8 +225,8 @@ class BlockProposal:
         return self._drafter.whole(logits)
 
     def confidence_logits(self, previous_ids: Tensor) -> Tensor:
-        """previous_ids [n, k], anchors first -> [n, k]: the head's, or else how sure the slots'
-        logits are."""
+        """previous_ids [n, k], anchors first -> [n, k]: the confidence head's logits, or else
+        `sureness` of the slots' logits."""
         if self._sureness:
             return torch.stack(self._sureness, dim=1)
         embedded = self._drafter.markov_head.embed(previous_ids)

@@ -1,4 +1,4 @@
-"""From a config to the drafter of its family, as it is before its first training step too.
+"""Builds the drafter of a config's family, also as it is before its first training step.
 
 Nothing is copied from the target's layers: only its embedding and vocabulary head, verbatim, and
 those stay frozen. A language model copies nothing at all. Everything else starts as the family's
@@ -27,12 +27,12 @@ _FAMILIES: dict[Kind, type[Drafter]] = {
 
 
 def build_drafter(config: DrafterConfig) -> Drafter:
-    """Uninitialised weights; see `fresh_drafter` and `checkpoint`."""
+    """A drafter with uninitialised weights; see `fresh_drafter` and `checkpoint`."""
     return StagedDrafter(config) if config.stage is not None else _FAMILIES[config.kind](config)
 
 
 def as_block(drafter: Drafter) -> BlockDrafter:
-    """The same drafter, where only DSpark or DFlash will do."""
+    """The drafter as a BlockDrafter; UnsupportedFamily if it is neither DSpark nor DFlash."""
     if not isinstance(drafter, BlockDrafter):
         raise UnsupportedFamily(
             f"a block drafter (dspark or dflash) is needed here, this is {drafter.config.family}"
@@ -43,12 +43,12 @@ def as_block(drafter: Drafter) -> BlockDrafter:
 def fresh_drafter(
     config: DrafterConfig,
     *,
-    embedding: Tensor
-    | None = None,  # [V, H] the target's input embedding; None for a language model
+    # [V, H] the target's input embedding; None for a language model
+    embedding: Tensor | None = None,
     lm_head: Tensor | None = None,  # [V, H] the target's output head (the same tensor where tied)
     generator: torch.Generator | None = None,
 ) -> Drafter:
-    """Matrices N(0, initializer_range), norms 1, biases 0; in training mode, fp32, on the CPU."""
+    """A drafter to train, fp32 on the CPU: matrices N(0, initializer_range), norms 1, biases 0."""
     drafter = build_drafter(config)
     with torch.no_grad():
         for module in drafter.modules():

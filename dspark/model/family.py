@@ -1,4 +1,4 @@
-"""What every drafter is, whatever its family: one small interface for serving and for evaluation.
+"""The interface of every family of drafters, small and the same for serving and for evaluation.
 
 Three questions, and each family answers them:
 
@@ -6,7 +6,7 @@ Three questions, and each family answers them:
   before it;
 * how it ingests it (`ingest`): a context token becomes one *entry*, keys and values of every draft
   layer;
-* how it proposes a block (`propose`): slot by slot, each slot told which token was drawn before it.
+* how it proposes a block (`propose`): slot by slot, each step given the token drawn before it.
 
     family           row   token   past    entry p is made of
     DSpark, DFlash   yes   none    no      row p
@@ -14,8 +14,8 @@ Three questions, and each family answers them:
     language model   no    own     yes     token p and all entries before it
 
 An entry never changes once it is made, and entries of one sequence stand at positions 0, 1, 2, ...
-without a gap. Whoever keeps them drops those of a block after the block: rolling back is holding
-fewer entries.
+without a gap. Their owner drops those of a block after the block: rolling back is keeping fewer
+entries.
 
 Symbols: n sequences, T tokens, L draft layers, S entries, k slots, H hidden, V vocabulary, Hkv
 key-value heads, hd head size.
@@ -42,21 +42,21 @@ from dspark.model.rotary import RMSNorm, RotaryTable
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What must be known of context token p before its entry can be made."""
+    """What a family needs for the entry of context token p."""
 
     row: bool  # the target's features at p, projected
     token: Literal["none", "own", "next"]  # no id, that of p, or that of p+1
-    past: bool  # the entries before p: tokens go in order then
+    past: bool  # the entries before p, so tokens are ingested in order
 
     @property
     def lag(self) -> int:
-        """Entries that a context of t tokens lacks: the last one waits for the token after it,
-        which is the anchor."""
+        """Entries that a context of t tokens lacks: the last one needs the token after it, the
+        anchor."""
         return 1 if self.token == "next" else 0
 
 
 class EntryShape(NamedTuple):
-    """One entry is keys and values of this shape each."""
+    """Shape of an entry: keys and values have this shape each."""
 
     layers: int  # L
     kv_heads: int  # Hkv
@@ -75,18 +75,18 @@ class ContextTokens(NamedTuple):
 class Entries(NamedTuple):
     """Entries of n sequences, padded to the longest; padding must be finite numbers.
 
-    A drafter with a window may be told its newest entries alone.
+    A drafter with a window may be given its newest entries alone.
     """
 
     keys: Tensor  # [L, n, S, Hkv, hd], normed and rotated
     values: Tensor  # [L, n, S, Hkv, hd]
     lengths: Tensor  # [n] int64, entries that count, of positions 0 .. lengths - 1
-    # of S, the last so many are padding of every sequence that whoever reads may write to
+    # of S: so many at the end are padding of every sequence that the reader may overwrite
     room: int = 0
 
 
 class PagedEntries(NamedTuple):
-    """Entries of n sequences where they are kept."""
+    """Entries of n sequences in their pages."""
 
     keys: Tensor  # [L, pages, page size, Hkv, hd], normed and rotated
     values: Tensor  # [L, pages, page size, Hkv, hd]
@@ -96,30 +96,30 @@ class PagedEntries(NamedTuple):
 
 
 class Proposal(Protocol):
-    """One block for each of n sequences, walked slot by slot. A drafter may compute ahead or as it
-    goes."""
+    """One block for each of n sequences, read slot by slot. A drafter may compute ahead or step by
+    step."""
 
     def step(self, previous_ids: Tensor) -> Tensor:
         """previous_ids [n] int64, the token drawn before this slot (first the anchors) -> logits
         [n, V] of the slot."""
 
     def confidence_logits(self, previous_ids: Tensor) -> Tensor:
-        """After k steps: previous_ids [n, k], anchors first -> [n, k], never made of a slot's own
-        token."""
+        """Confidence logits [n, k] after k steps, from previous_ids [n, k], anchors first; never
+        from a slot's own token."""
 
     @property
     def hidden(self) -> Tensor:
-        """[n, k, H] of the k slots stepped so far, after the final norm."""
+        """Hidden states [n, k, H] of the k slots so far, after the final norm."""
 
 
 class GrownProposal:
-    """A block that grows a token per step; its own entries stand behind those of the context."""
+    """A block that grows by a token per step; its own entries follow those of the context."""
 
     def __init__(self, context: Entries, slots: int) -> None:
         keys, values = context.keys, context.values
-        self._positions = context.lengths  # [n] of the step to come
+        self._positions = context.lengths  # [n] of the next step
         self._mask: Tensor | None = None  # [n, 1, 1, S + slots]
-        if keys.shape[1] == 1 and keys.device.type == "cpu":  # of a card it would be a wait
+        if keys.shape[1] == 1 and keys.device.type == "cpu":  # on a card it would synchronise
             rows = int(context.lengths[0])
             keys, values = keys[:, :, :rows], values[:, :, :rows]
         else:
@@ -133,8 +133,8 @@ class GrownProposal:
         self._sureness: list[Tensor] = []
 
     def _grow(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Appends [n, 1, Hkv, hd] of the step's token -> a layer's keys and values so far, and the
-        mask over them."""
+        """Appends [n, 1, Hkv, hd] of the step's token -> all keys and values of the layer so far,
+        and the mask over them."""
         self._keys[layer] = keys = torch.cat((self._keys[layer], key), dim=1)
         self._values[layer] = values = torch.cat((self._values[layer], value), dim=1)
         return keys, values, None if self._mask is None else self._mask[..., : keys.shape[1]]
@@ -148,7 +148,7 @@ class GrownProposal:
         return logits
 
     def confidence_logits(self, previous_ids: Tensor) -> Tensor:
-        """[n, k] of the k slots stepped; these families have no head that would read the ids."""
+        """`sureness` [n, k] of the k slots so far; no head of these families reads the ids."""
         return torch.stack(self._sureness, dim=1)
 
     @property
@@ -157,22 +157,21 @@ class GrownProposal:
 
 
 class Drafter(Projection, ABC):
-    """A drafter of any family; `config` says which. Projects as its `Projection` does, ingests,
+    """A drafter of any family, which `config` names: projects as its `Projection` does, ingests,
     proposes.
 
-    Token ids in, logits out: both ends are copies of the target's, frozen while a drafter is
-    trained.
+    Embedding and vocabulary head are copies of the target's, frozen while a drafter is trained.
     """
 
     needs: Needs
-    reads_pages = False  # once it serves: whether `propose` takes entries where they are kept
+    reads_pages = False  # set by `serve`: whether `propose` takes PagedEntries
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=config.late_cast)
         self.lm_head = nn.Linear(config.hidden_size, config.head_size, bias=False)
-        # of a head that says fewer tokens; the loader knows
+        # of a head of fewer tokens; set by the loader
         self.draft_vocabulary: DraftVocabulary | None = None
         self.embed_tokens.requires_grad_(False)
         self.lm_head.requires_grad_(False)
@@ -201,37 +200,36 @@ class Drafter(Projection, ABC):
 
     @property
     def entry(self) -> EntryShape:
-        """Shape of an entry."""
+        """Shape of one entry."""
         shape = self.config
         return EntryShape(shape.num_hidden_layers, shape.num_key_value_heads, shape.head_dim)
 
     @property
     def window(self) -> int | None:
-        """Entries that a block sees, the newest ones; None: all."""
+        """How many of the newest entries a block sees; None: all."""
         return None
 
     def serve(self) -> None:
-        """Makes the serving methods fast; the weights must not change any more."""
+        """Prepares fast serving; the weights must not change any more."""
         for layer in self.draft_layers():
             layer.serve()
         self._served_head = Product([self.lm_head])
 
     @abstractmethod
     def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
-        """Keys and values of the tokens' entries, [L, ..., Hkv, hd] each; `past` where needs.past
-        and there is any."""
+        """Keys and values of the tokens' entries, [L, ..., Hkv, hd] each; `past`: the entries
+        before them, where needs.past."""
 
     def ingest_into(
         self, tokens: ContextTokens, keys: Tensor, values: Tensor, slots: Tensor
     ) -> None:
-        """`ingest` of tokens [T], into slots [T] of keys and values [L, slots, Hkv, hd]."""
+        """Writes `ingest` of tokens [T] to slots [T] of keys and values [L, slots, Hkv, hd]."""
         made_keys, made_values = self.ingest(tokens)
         keys.index_copy_(1, slots, made_keys)
         values.index_copy_(1, slots, made_values)
 
     def room(self, slots: int) -> int:
-        """Padding at the end of entries that `propose` has use for, to stand its own beside them
-        without a copy."""
+        """Padding at the end of entries in which `propose` stores its own without a copy."""
         return 0
 
     @abstractmethod
@@ -265,13 +263,13 @@ class Drafter(Projection, ABC):
         return softcapped(logits, self.config.logit_softcap)
 
     def whole(self, logits: Tensor) -> Tensor:
-        """Logits of the tokens the head can say, [..., Vd] -> logits of all, [..., V]."""
+        """Logits of the tokens the head can draft, [..., Vd] -> logits of all, [..., V]."""
         return logits if self.draft_vocabulary is None else self.draft_vocabulary.spread(logits)
 
     @property
     def kept_tokens(self) -> Tensor | None:
-        """[Vd] target ids of what the head can say, in the order of its rows; None where it can say
-        everything."""
+        """[Vd] target ids of the tokens the head can draft, in the order of its rows; None if it
+        can draft all."""
         return None if self.draft_vocabulary is None else self.draft_vocabulary.target_ids
 
 
