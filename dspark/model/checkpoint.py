@@ -169,8 +169,7 @@ def _fill(
 
 
 def _check_taps(folder: Path, module: Projection, entries: Mapping[str, TensorEntry]) -> None:
-    """Refuses settings that lack a tap that is read, as some do: which one it is cannot be
-    known."""
+    """Refuses settings that leave out a tap that is read, as some do: which one is unknown."""
     name, named = module.stored_names().get("fc.weight", ""), len(module.target_layer_ids)
     rows, *width = (entries[name].shape if name in entries else ()) or (0,)
     read, odd = divmod(sum(width), module.config.hidden_size)

@@ -1,5 +1,5 @@
-"""What reads a slot's hidden state besides the vocabulary head: sequential heads and the confidence
-head.
+"""Heads that read a slot's hidden state besides the vocabulary head: sequential heads and the
+confidence head.
 
 A sequential head is a bias on slot k's logits from the token drafted before it.
 
@@ -8,10 +8,10 @@ B_k; the heads differ in B_k only (eq. 5, eq. 6; the gated form is an extension 
 checkpoints). Slot 1's previous token is the anchor. Two forms of one distribution: `bias` walks
 slot by slot on sampled tokens, `codes` takes all previous tokens at once (teacher forcing).
 
-The confidence head says how likely slot k is to be accepted, given that the slots before it were:
-z_k = w . [h_k ; W1[x_{k-1}]] + b, c_k = sigmoid(z_k) (eq. 7, plus a bias). c_k knows the tokens
-before slot k and never x_k itself, so thresholding it peeks at nothing. The second half is the
-raw embedding row, not the state of a gated or recurrent head.
+The confidence head predicts how likely slot k is to be accepted, given that the slots before it
+were: z_k = w . [h_k ; W1[x_{k-1}]] + b, c_k = sigmoid(z_k) (eq. 7, plus a bias). c_k depends on the
+tokens before slot k and never on x_k itself, so a threshold on it does not peek. The second half is
+the raw embedding row, not the state of a gated or recurrent head.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from dspark.model.products import Product
 
 
 class SequentialHead(nn.Module):
-    """The head of a drafter that has none: slots are independent. The others are what it is, and
-    more."""
+    """The base of sequential heads, and the head of a drafter without one: its slots are
+    independent."""
 
     def serve(self) -> None:
-        """Makes `bias` fast; the weights must not change any more."""
+        """Prepares a fast `bias`; the weights must not change any more."""
 
     def initial_state(self, n: int, like: Tensor) -> Tensor:
         """State before slot 1, reset for every block: [n, 0] where a head keeps none."""
@@ -45,8 +45,8 @@ class SequentialHead(nn.Module):
         return None, state
 
     def codes(self, embedded: Tensor | None, hidden: Tensor) -> Tensor | None:
-        """W1 rows [..., k, r] -> what W2 is applied to, [..., k, r]. Lets a loss expand few rows at
-        a time."""
+        """W1 rows [..., k, r] -> the input of W2, [..., k, r]. Lets a loss expand few rows at a
+        time."""
         return None
 
 
@@ -129,7 +129,7 @@ class RecurrentHead(VanillaHead):
 
 
 def build_head(config: DrafterConfig) -> SequentialHead:
-    """The head named by the config."""
+    """The sequential head that the config names."""
     heads: dict[HeadType, type[VanillaHead]] = {
         "vanilla": VanillaHead,
         "gated": GatedHead,
@@ -145,18 +145,18 @@ def build_head(config: DrafterConfig) -> SequentialHead:
 def sureness(logits: Tensor) -> Tensor:
     """logits [..., V] of slots -> [...] fp32: the log-odds of each slot's likeliest token.
 
-    The confidence of drafters without a head for it. It is made of what was drafted before the slot
-    and never of the slot's own token: that token's probability would let a draft decide whether it
+    The confidence of drafters without a head for it. It depends on what was drafted before the slot
+    and never on the slot's own token: that token's probability would let a draft decide whether it
     is verified.
     """
     wide = logits.float()
-    # at q = 1 the odds are still a number
+    # finite odds even at q = 1
     log_q = (wide.amax(dim=-1) - wide.logsumexp(dim=-1)).clamp(max=-1e-6)
     return log_q - torch.log(-torch.expm1(log_q))
 
 
 class ConfidenceHead(nn.Module):
-    """One linear output; `rank` is 0 where only the hidden state is read."""
+    """The confidence head, one linear output; `rank` is 0 where only the hidden state is read."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()

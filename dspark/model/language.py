@@ -1,8 +1,8 @@
 """An independent small language model as a drafter: a stock Qwen3 decoder over the target's
 vocabulary.
 
-It knows nothing of the target. A context token is its id; its entry depends on every token before
-it, so tokens go in order. Rolling back is keeping fewer entries. Symbols: `family.py`.
+It reads nothing of the target but token ids. A context token's entry depends on every token before
+it, so tokens are ingested in order. Rolling back is keeping fewer entries. Symbols: `family.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dspark.model.layer import DraftLayer
 
 
 class LanguageDrafter(Drafter):
-    """A causal decoder that drafts token by token. Nothing of it is the target's, so nothing is
-    frozen."""
+    """A causal decoder that drafts token by token. It shares no weights with the target, so none
+    are frozen."""
 
     needs = Needs(row=False, token="own", past=True)
 
@@ -27,7 +27,7 @@ class LanguageDrafter(Drafter):
         self.tie()
 
     def tie(self) -> None:
-        """One tensor for both ends, where the config says so; again after weights were replaced."""
+        """Ties the head to the embedding if the config does; again after weights were replaced."""
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
 
@@ -46,8 +46,8 @@ class LanguageDrafter(Drafter):
     # -- serving --------------------------------------------------------------------------
 
     def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
-        """ids and positions [n, T] that follow the past entries; padding may only stand at the end
-        of a row."""
+        """Entries of ids and positions [n, T] that follow the past entries; padding may only be at
+        the end of a row."""
         assert tokens.token_ids is not None
         ids, positions = tokens.token_ids, tokens.positions
         mask = _causal(ids, past)
@@ -56,7 +56,7 @@ class LanguageDrafter(Drafter):
         layers = self.draft_layers()
         for number, layer in enumerate(layers):
             rows = layer.input_layernorm(hidden)
-            if number + 1 == len(layers):  # nobody reads what the last layer makes of them
+            if number + 1 == len(layers):  # the last layer's output is not needed
                 key, value = layer.self_attn.keys_values(rows, angles)
             else:
                 query, key, value = layer.self_attn.project(rows, angles)
@@ -74,7 +74,7 @@ class LanguageDrafter(Drafter):
         last_rows: Tensor | None = None,
         slots: int,
     ) -> LanguageProposal:
-        """Every step runs the decoder on one token per sequence."""
+        """Begins a block; every step runs the decoder on one token per sequence."""
         assert isinstance(context, Entries)
         return LanguageProposal(self, context, slots)
 
@@ -94,7 +94,7 @@ class LanguageDrafter(Drafter):
 
 
 class LanguageProposal(GrownProposal):
-    """Every step runs all layers on the token before."""
+    """A block of a language model: every step runs all layers on the token before."""
 
     def __init__(self, drafter: LanguageDrafter, context: Entries, slots: int) -> None:
         super().__init__(context, slots)
@@ -115,8 +115,8 @@ class LanguageProposal(GrownProposal):
 
 
 def _causal(ids: Tensor, past: Entries | None) -> Tensor:
-    """[n or 1, 1, T, S + T]: all past entries that count, and of these tokens those not after
-    it."""
+    """Mask [n or 1, 1, T, S + T]: a token sees the past entries that count, and of these tokens
+    those not after it."""
     length = ids.shape[1]
     own = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()[None, None]
     if past is None:

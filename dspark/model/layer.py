@@ -1,8 +1,7 @@
 """One draft layer: attention, then a gated MLP, around a residual stream; Qwen3's norms or
 Gemma4's.
 
-Which rows attention reads and sees is the family's business: a layer only says what it makes of
-them.
+Which rows attention reads and sees is decided by the family; a layer only computes on them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class GatedMLP(nn.Module):
         self._served: tuple[Product, Product] | None = None
 
     def serve(self) -> None:
-        """From now on few, fast operations; the weights must not change any more."""
+        """Prepares few, fast operations for serving; the weights must not change any more."""
         self._served = (Product([self.gate_proj, self.up_proj]), Product([self.down_proj]))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,7 +44,7 @@ class GatedMLP(nn.Module):
 
 
 class DraftLayer(nn.Module):
-    """Pre-norm residual layer, Qwen3's."""
+    """Qwen3's layer: pre-norm, residual."""
 
     hidden_norm: RMSNorm  # Eagle3's only, of the carried rows
 
@@ -58,12 +57,12 @@ class DraftLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(size, eps, late_cast=late_cast)
 
     def serve(self) -> None:
-        """From now on few, fast operations; the weights must not change any more."""
+        """Prepares few, fast operations for serving; the weights must not change any more."""
         self.self_attn.serve()
         self.mlp.serve()
 
     def after(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """The rest of the layer: residual stream and attention's output, [..., H] each -> [...,
+        """The layer after attention: residual stream and attention's output, [..., H] each -> [...,
         H]."""
         hidden = hidden + attended
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
@@ -71,7 +70,7 @@ class DraftLayer(nn.Module):
 
 
 class SandwichLayer(DraftLayer):
-    """Gemma4's: a norm before and after both parts, and a stored factor on the whole."""
+    """Gemma4's layer: a norm before and after both parts, and a stored factor on the whole."""
 
     layer_scalar: Tensor
 

@@ -1,5 +1,5 @@
-"""From what a user typed to a folder on this machine: a path, a target that is imported, or a hub
-id and a revision."""
+"""Finds the folder of a name or path on this machine: a path, a target to import, or a hub id and
+revision."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from dspark.errors import CheckpointError
 from dspark.targets import imported, is_imported
 
-# What a loader may want: settings, tokenizer files, weights. Never code, never pickles.
+# Files that a loader may read: settings, tokenizer files, weights. Never code, never pickles.
 _WEIGHTS = "*.safetensors"
 _WANTED = ["*.json", _WEIGHTS, "*.jinja", "*.txt", "*.model"]
 
 
 def locate(name_or_path: str | Path, *, revision: str | None = None, weights: bool = True) -> Path:
-    """An existing folder wins, then a GGUF file or a known name; else it is a hub id, from the
-    cache when offline."""
+    """The folder of a name or path: an existing folder, else an imported GGUF file or known name,
+    else a hub id, from the cache when offline. Raises CheckpointError."""
     folder = Path(name_or_path).expanduser()
-    if os.path.isdir(folder):  # of a name too long for any it says no
+    if os.path.isdir(folder):  # False for a name that is too long
         return folder
     if is_imported(name_or_path):
         return imported(name_or_path)
@@ -31,7 +31,7 @@ def locate(name_or_path: str | Path, *, revision: str | None = None, weights: bo
     except HFValidationError as error:
         raise CheckpointError(f"{name_or_path}: no such folder, and no hub id either") from error
     except Exception as error:
-        # The hub client raises its own, its transport's and plain OS errors alike.
+        # The hub client raises its own, its transport's and plain OS errors.
         at = f" at revision {revision}" if revision else ""
         raise CheckpointError(
             f"{name_or_path}{at}: neither a folder nor to be had from the hub or its cache "

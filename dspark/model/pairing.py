@@ -1,8 +1,7 @@
-"""Whether a drafter was made for this target: hidden size, depth and taps, vocabulary, tokenizer.
-One sentence if not.
+"""Checks whether a drafter fits a target: hidden size, depth and taps, vocabulary, tokenizer.
 
-A drafter that does not fit would never change an answer, only accept nothing; better it says so
-before it serves.
+A drafter that does not fit would never change an answer, only accept nothing; it is refused before
+it serves.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TOKENIZER_NAME = "tokenizer.json"
 
 
 def sizes_of(target: Path) -> dict[str, int]:
-    """What `mismatch` asks of a target, by its config.json."""
+    """The sizes of a target that `mismatch` takes, from its config.json."""
     keys = text_keys(read_json(target / CONFIG_NAME))
     named = {
         "hidden_size": "hidden_size",
@@ -44,7 +43,7 @@ def mismatch(
     layers: int,
     vocab_size: int,
 ) -> str | None:
-    """None when the drafter in one folder fits the target in the other, whose sizes are given."""
+    """Why a folder's drafter does not fit a folder's target, whose sizes are given, or None."""
     if config.vocab_size != vocab_size:
         return (
             f"{drafter}: drafts from a vocabulary of {config.vocab_size}, the target {target} "
@@ -70,14 +69,14 @@ def mismatch(
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """Names what token ids mean, where the folder says so; empty where it does not."""
+    """Hash of what token ids mean; empty for a folder without a tokenizer."""
     ids = _token_ids(folder)
     return hashlib.sha256(json.dumps(ids, sort_keys=True).encode()).hexdigest()[:16] if ids else ""
 
 
 def _tokenizers_differ(drafter: Path, target: Path) -> str | None:
-    """Ids that only one side knows are no quarrel; released drafters bring no tokenizer, their ids
-    are the target's."""
+    """A sentence about the first id that the two tokenizers read differently, or None. Ids of one
+    side alone do not count; released drafters have no tokenizer, their ids are the target's."""
     mine, theirs = (
         {at: token for token, at in _token_ids(folder).items()} for folder in (drafter, target)
     )

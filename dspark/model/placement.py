@@ -1,5 +1,5 @@
-"""Where weights go and in which number format, from two words of a configuration. Pure but for
-asking about CUDA."""
+"""Picks the device and number format of weights from two settings. Pure but for queries of CUDA and
+Linux."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def pick_device(name: str, *, key: str) -> torch.device:
-    """`auto` takes CUDA where there is one. `key` names the setting in complaints."""
+    """The named device; `auto` takes CUDA if there is any. `key` names the setting in
+    complaints."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -33,7 +34,7 @@ def pick_device(name: str, *, key: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device, *, key: str) -> torch.dtype:
-    """`auto` is float32 on a CPU and bfloat16 elsewhere."""
+    """The dtype by name; `auto` is float32 on a CPU and bfloat16 elsewhere."""
     if name == "auto":
         name = "float32" if device.type == "cpu" else "bfloat16"
     if name not in _DTYPES:
@@ -42,7 +43,7 @@ def pick_dtype(name: str, device: torch.device, *, key: str) -> torch.dtype:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that could be had there now; None where nobody says."""
+    """Bytes of memory that are free on the device now; None where that is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu":
@@ -52,7 +53,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def card_memory(device: torch.device) -> tuple[int, int] | None:
-    """(free, in all) bytes of a card; None for a processor, whose memory is everybody's."""
+    """(free, in all) bytes of a card; None for a CPU, whose memory other processes use too."""
     if device.type != "cuda":
         return None
     free, whole = torch.cuda.mem_get_info(device)
@@ -60,8 +61,8 @@ def card_memory(device: torch.device) -> tuple[int, int] | None:
 
 
 def slot_bytes(layers: Iterable[Any], dtype: torch.dtype) -> int | None:
-    """Of one token's keys and values in these decoder layers; None where one of them does not
-    say."""
+    """Bytes of one token's keys and values in these decoder layers; None if a layer's sizes are
+    unknown."""
     values = 0
     for layer in layers:
         attention = getattr(layer, "self_attn", None)
@@ -73,7 +74,7 @@ def slot_bytes(layers: Iterable[Any], dtype: torch.dtype) -> int | None:
 
 
 def _available() -> int | None:
-    """Of this machine, by Linux."""
+    """Available bytes of this machine, as Linux reports them; None elsewhere."""
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -84,7 +85,7 @@ def _available() -> int | None:
 
 
 def _left_to_group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Of what this container may take; what the system can give back at once counts as left."""
+    """Bytes left of this container's limit, with reclaimable cache; None without a limit."""
     try:
         most, used = (folder / "memory.max", folder / "memory.current")
         limit = most.read_text(encoding="ascii").strip()

@@ -2,7 +2,7 @@
 fastest.
 
 A step of a server multiplies 1 to some hundred rows with every weight of a model, and with few rows
-what counts is how many bytes of weight are read. On a CPU in fp32 three forms beat the checkpoint's
+the cost is the bytes of weight that are read. On a CPU in fp32 three forms beat the checkpoint's
 [out, in]:
 
 * half: weights whose numbers fp16 holds exactly (those of a bf16 checkpoint do) are read in fp16,
@@ -10,7 +10,7 @@ what counts is how many bytes of weight are read. On a CPU in fp32 three forms b
 * packed: the library's own blocked form, for large weights;
 * columns: [in, out], for small ones.
 
-Elsewhere the checkpoint's layout stays. Which form a weight gets depends on its shape and numbers
+Elsewhere the checkpoint's layout stays. The form of a weight depends on its shape and numbers
 alone, never on a clock, so that two processes round alike.
 """
 
@@ -28,7 +28,7 @@ from torch.nn.functional import linear
 # numbers in a weight from which the packed form wins over columns, from 2 rows on
 PACK_FROM = 150_000
 PACK_FOR_ROWS = 64  # the row count the packed form is made for; it serves all others too
-HALF_ERROR = 1e-7  # change of a weight, in norm, that counts as none: one rounding of fp32
+HALF_ERROR = 1e-7  # relative change of a weight's norm that is ignored: one rounding of fp32
 COPY_AT_MOST = 64 << 20  # bytes a second copy of a tied weight may take
 
 
@@ -75,7 +75,7 @@ class Product:
         return linear(x, self._weight, self._bias)
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The product added to residual [T, out]."""
+        """The product plus residual [T, out]."""
         if self._packed is not None:
             packed: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
                 x, residual, self._packed, self._bias, "add"
@@ -88,7 +88,7 @@ class Product:
 
 @functools.cache
 def _half_product() -> Any:
-    """The operation itself where it can be had: the wrapper looks through the arguments at every
+    """The operation itself if it is accessible, as its wrapper inspects the arguments at every
     call."""
     overload = torch.ops.quantized.linear_dynamic_fp16.default
     return getattr(overload, "_op", overload)
@@ -118,8 +118,8 @@ def _choose(weight: Tensor, may_copy: bool) -> str:
 
 
 def _fits_half(weight: Tensor) -> bool:
-    """Whether fp16 changes the weight by less than fp32 sums are off anyway: denormals of a bf16
-    weight may be."""
+    """Whether fp16 changes the weight by less than the error of fp32 sums: denormals of a bf16
+    weight may change."""
     off = weight.half().float() - weight  # infinite where fp16 overflows
     return bool(off.norm() <= HALF_ERROR * weight.norm())
 
@@ -143,7 +143,7 @@ def half_works() -> bool:
 @functools.cache
 @torch.inference_mode()
 def packing_works() -> bool:
-    """Whether this build packs weights and multiplies with them rightly."""
+    """Whether this build packs weights and multiplies with them correctly."""
     x, weight, bias = _example(torch.float32)
     other = x.new_ones(x.shape[0], weight.shape[0])
     try:
@@ -165,7 +165,7 @@ def _example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def favour_few_rows(module: nn.Module) -> None:
-    """Re-lays every fp32 linear weight on the CPU.
+    """Stores every fp32 linear weight on the CPU by columns.
 
     A tied embedding reads rows, which this would scatter: the linear layer gets a copy of its own
     if it is small, and stays as it is if not.

@@ -1,4 +1,4 @@
-"""RMS norm and rotary positions, as Qwen3 and Gemma4 have them.
+"""RMS norm and rotary positions of Qwen3 and Gemma4.
 
 Both are pure functions of their inputs plus one cached table of angles.
 """
@@ -12,7 +12,7 @@ from dspark.model.config import Yarn
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last axis; the mean square is taken in fp32."""
+    """x / rms(x) * weight over the last axis; the mean square is computed in fp32."""
 
     def __init__(self, size: int, eps: float, *, late_cast: bool = False) -> None:
         super().__init__()
@@ -25,8 +25,8 @@ class RMSNorm(nn.Module):
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, late_cast: bool = False) -> Tensor:
-    """[..., d] -> [..., d] in x's dtype. Qwen3 rounds (scale, cast, weight), Gemma4 (scale, weight,
-    cast)."""
+    """RMS norm [..., d] -> [..., d] in x's dtype. Qwen3's order is (scale, cast, weight), Gemma4's
+    (scale, weight, cast)."""
     if x.dtype == torch.float32 and not torch.is_grad_enabled():  # the same in fewer operations
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         normed: Tensor = x * size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
@@ -43,8 +43,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, late_cast: bool = 
 
 
 class RotaryTable:
-    """cos and sin of positions in fp32: on a processor kept up to the longest one seen, on a card
-    computed, as looking for the longest would wait for it.
+    """cos and sin of positions in fp32: on a CPU a table up to the longest one seen, on a card
+    computed, as reading the longest would synchronise.
 
     Not a module: it holds nothing that belongs in a checkpoint. With a `fraction` below 1 only that
     share of the pairs rotates, the fastest ones; the others stand still.
@@ -67,8 +67,8 @@ class RotaryTable:
         self.table = torch.empty(0, 2 * self.half, device="cpu")  # [P, cos | sin]
 
     def at(self, positions: Tensor, *, longest: int | None = None) -> Tensor:
-        """positions [...] int64 below `longest`, where that is known -> [..., hd]: cos of hd/2
-        pairs, then sin."""
+        """positions [...] int64 below `longest`, if given -> [..., hd]: cos of hd/2 pairs, then
+        sin."""
         if positions.device.type != "cpu":
             if self.inv_freq.device != positions.device:
                 self.inv_freq = self.inv_freq.to(positions.device)
@@ -89,7 +89,7 @@ class RotaryTable:
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate pairs (i, i + hd/2) of x [..., heads, hd] by angles [..., hd] (cos | sin)."""
+    """Rotates pairs (i, i + hd/2) of x [..., heads, hd] by angles [..., hd] (cos | sin)."""
     cos, sin = angles.to(x.dtype).unsqueeze(-2).chunk(2, dim=-1)
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)

@@ -1,7 +1,7 @@
-"""Memory for results that are read once: on a CPU fresh memory of their size costs more than the
-copy into it.
+"""Reused memory for results that are read once: on a CPU fresh memory of their size costs more than
+the copy into it.
 
-Very large results, for which that is no longer so, get memory of their own.
+Very large results, for which that is not true, get memory of their own.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ KEPT_UP_TO = 64 << 20  # numbers
 
 
 class Scratch:
-    """Room by name, kept for the next result of that name, which overwrites it. For one thread."""
+    """Buffers by name; the next result of a name overwrites the one before it. For one thread."""
 
     def __init__(self) -> None:
         self._rooms: dict[str, Tensor] = {}
 
     def room(self, name: str, like: Tensor, *shape: int) -> Tensor:
-        """Uninitialised, of this shape and the device and dtype of `like`."""
+        """An uninitialised buffer of this shape, with the device and dtype of `like`."""
         count = math.prod(shape)
         if count > KEPT_UP_TO:
             return like.new_empty(*shape)

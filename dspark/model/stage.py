@@ -1,19 +1,19 @@
 """One layer of a DeepSeek-V4 drafter, a stage: attention, a mixture of experts, and
 hyper-connections around both.
 
-*Hyper-connections.* The hidden state is kept as a few streams. From all streams of a token come
-three sets of weights: how they are summed up for a part of the layer, how that part's output is
-added to each, and how they are mixed with one another. The mixing matrix is made doubly stochastic
-by a fixed number of Sinkhorn steps, so that no depth lets the streams grow. All of it in fp32.
+*Hyper-connections.* The hidden state is kept as a few streams. All streams of a token give three
+sets of weights: how they are summed up for a part of the layer, how that part's output is added to
+each, and how they are mixed with one another. The mixing matrix is made doubly stochastic by a
+fixed number of Sinkhorn steps, so that no depth lets the streams grow. All of it in fp32.
 
 *Attention.* One head of keys, which are the values too, is read by many heads of queries. The last
-values of a head rotate, in neighbouring pairs; what comes out carries the rotation of the keys and
-is turned back. A sink per head takes its share of the weights and gives nothing. The output
-projection has low rank within groups of heads.
+values of a head rotate, in neighbouring pairs; the output carries the rotation of the keys and is
+turned back. A sink per head takes its share of the weights and adds nothing. The output projection
+has low rank within groups of heads.
 
-*Mixture.* Scores are sqrt(softplus(.)); a bias moves the choice and never the weights. Both inner
-values of an expert are cut off at a limit, the gate from above only. Every token goes through one
-expert more.
+*Mixture.* Scores are sqrt(softplus(.)); a bias changes the choice and never the weights. Both inner
+values of an expert are clamped at a limit, the gate from above only. Every token also runs through
+one shared expert.
 
 Symbols: n sequences, q slots of a block, S context rows, T tokens, N streams, H hidden, Hq heads,
 hd head size, R rotating values of a head, E experts.
@@ -32,7 +32,7 @@ from dspark.model.rotary import RMSNorm, rms_norm
 
 
 class Stage(nn.Module):
-    """Tensors carry the names of the checkpoint."""
+    """One stage; tensors have the names of the checkpoint."""
 
     def __init__(self, config: DrafterConfig, shape: StageShape) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Stage(nn.Module):
         return mixing.back(self.ffn(self.ffn_norm(mixing.summed)), streams)
 
     def _mixing(self, part: str, streams: Tensor) -> Mixing:
-        """Of streams [..., N, H] before a part."""
+        """The mixing of streams [..., N, H] before a part."""
         fn, base, scale = (getattr(self, f"hc_{part}_{name}") for name in ("fn", "base", "scale"))
         n, eps = self._shape.streams, self._shape.stream_eps
         sizes = [n, n, n * n]
@@ -81,22 +81,22 @@ class Stage(nn.Module):
 
 
 class Mixing(NamedTuple):
-    """What one part of a layer gets, and how its output goes back."""
+    """The input of one part of a layer, and the weights that return its output to the streams."""
 
     summed: Tensor  # [..., H]
-    post: Tensor  # [..., N] of the part's output to each stream
-    comb: Tensor  # [..., N, N] of stream i to stream j
+    post: Tensor  # [..., N] weight of the part's output in each stream
+    comb: Tensor  # [..., N, N] weight of stream i in stream j
 
     def back(self, output: Tensor, streams: Tensor) -> Tensor:
-        """The part's output [..., H] and the streams it was made of [..., N, H] -> the streams
-        after it."""
+        """The part's output [..., H] and the streams [..., N, H] before it -> the streams after
+        it."""
         kind = streams.dtype
         mixed = torch.matmul(self.comb.to(kind).transpose(-1, -2), streams)
         return self.post.to(kind).unsqueeze(-1) * output.unsqueeze(-2) + mixed
 
 
 class LatentAttention(nn.Module):
-    """Keys of context rows come from the same projection as those of the block."""
+    """Attention of a stage; context rows and block rows share the projection of keys."""
 
     def __init__(self, config: DrafterConfig, shape: StageShape) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class LatentAttention(nn.Module):
 
 
 class Mixture(nn.Module):
-    """[..., H] -> [..., H]."""
+    """A mixture of experts, [..., H] -> [..., H]."""
 
     def __init__(self, size: int, shape: StageShape) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Mixture(nn.Module):
         counts = chosen.new_zeros(len(self.experts)).scatter_add(
             0, chosen.flatten(), torch.ones_like(order)
         )
-        sizes = counts.tolist()  # all that the host waits for
+        sizes = counts.tolist()  # the only synchronisation
         shares = weights.flatten()[order, None].to(out.dtype).split(sizes)
         for expert, rows, share in zip(
             self.experts, (order // chosen.shape[1]).split(sizes), shares, strict=True
@@ -169,7 +169,7 @@ class Mixture(nn.Module):
 
 
 class Gate(nn.Module):
-    """Which experts a token goes to, and how much of each."""
+    """Chooses the experts of a token, and their weights."""
 
     def __init__(self, size: int, shape: StageShape) -> None:
         super().__init__()

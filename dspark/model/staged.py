@@ -2,7 +2,7 @@
 architecture.
 
 Three stages of attention and mixture, with hyper-connections around both. A block sees the last
-`window` rows of its context and all of itself. Its hidden states are taken before the final norm:
+`window` rows of its context and all of itself. Its hidden states are those before the final norm:
 the confidence head reads them so, and `base_logits` norms them.
 
 Symbols: `drafter.py`, `stage.py`; W window.
@@ -22,7 +22,7 @@ from dspark.model.stage import Stage, exact, summed_up
 
 
 class StagedDrafter(BlockDrafter):
-    """Serves and trains as every block drafter does."""
+    """A drafter of stages, which serves and trains as every block drafter does."""
 
     stages: nn.ModuleList
 
@@ -51,7 +51,7 @@ class StagedDrafter(BlockDrafter):
         )
 
     def confidence_of(self, hidden: Tensor, embedded: Tensor | None) -> Tensor | None:
-        """In fp32, as it was trained."""
+        """Confidence logits in fp32, as the head was trained."""
         assert embedded is not None
         with torch.autocast(hidden.device.type, enabled=False):
             return super().confidence_of(hidden.float(), embedded.float())
@@ -70,12 +70,12 @@ class StagedDrafter(BlockDrafter):
         return 0
 
     def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
-        """Keys are the values: the same tensor twice, [L, ..., 1, hd]."""
+        """Entries of rows; keys are the values: the same tensor twice, [L, ..., 1, hd]."""
         assert tokens.rows is not None
         return (self._keys(tokens.rows, tokens.positions).unsqueeze(-2),) * 2
 
     def _keys(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """rows [..., H] at positions [...] -> [L, ..., hd]."""
+        """Keys of rows [..., H] at positions [...] -> [L, ..., hd]."""
         angles = self.rotary.at(positions)
         return torch.stack([stage.attn.keys(rows, angles) for stage in self._stages()])
 
@@ -95,8 +95,8 @@ class StagedDrafter(BlockDrafter):
     def _through(
         self, anchor_ids: Tensor, positions: Tensor, context: Tensor, visible: Tensor, size: int
     ) -> Tensor:
-        """Anchors [n], keys of each stage's context [L, n, S, hd] and which count [n, S] -> [n,
-        size, H]."""
+        """Anchors [n], keys of each stage's context [L, n, S, hd] and which count [n, S] -> hidden
+        states [n, size, H]."""
         embedded, angles = self.block_inputs(anchor_ids, positions, size)
         streams = embedded.unsqueeze(-2).expand(-1, -1, self._shape.streams, -1)
         for stage, keys in zip(self._stages(), context, strict=True):
@@ -120,8 +120,8 @@ class StagedDrafter(BlockDrafter):
         anchors: Tensor,
         first_rows: Tensor | None = None,
     ) -> Tensor:
-        """As `BlockDrafter.forward_hidden`, of hidden states before the final norm; every block
-        gathers its window."""
+        """As `BlockDrafter.forward_hidden`, but before the final norm; every block gathers its
+        window."""
         keys = self._keys(
             self.project(features), torch.arange(len(input_ids), device=input_ids.device)
         )
@@ -135,7 +135,7 @@ class StagedDrafter(BlockDrafter):
 
     @torch.no_grad()
     def start(self, generator: torch.Generator | None = None) -> None:
-        """Fresh values of what is no linear layer: matrices N(0, initializer_range), scales 1, the
+        """Initialises all but the linear layers: matrices N(0, initializer_range), scales 1, the
         others 0."""
         for name, parameter in self.named_parameters():
             last = name.rpartition(".")[2]

@@ -1,8 +1,8 @@
 """Taps on a target: the raw output of chosen decoder layers, collected while it runs.
 
 Layer id L is decoder layer L's residual stream after the layer, before any norm (the library's
-`hidden_states[L+1]`, except for the last layer, where that entry is normed already and a hook
-is the only way). Id -1 is the embedding output. The target's code is not touched.
+`hidden_states[L+1]`, except for the last layer, where that entry is normed already and a hook is
+the only way). Id -1 is the embedding output. The target's code is not changed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch.utils.hooks import RemovableHandle
 
 from dspark.errors import CheckpointError
 
-# The last reads another layer's keys, or is of a layer without attention.
+# Kinds of cache layers. The last: of a layer that reads another's keys, or has no attention.
 _KEYS_AND_VALUES = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
-_STACKS = ("layers", "h", "blocks")  # what families call their list of layers
-_CACHES = ("cache", "past_key_values", "cache_params")  # under one of these a model returns it
+_STACKS = ("layers", "h", "blocks")  # names of the list of layers in the library's models
+_CACHES = ("cache", "past_key_values", "cache_params")  # names under which models return it
 
 
 class TargetTaps:
-    """Forward hooks that remember the tapped layers of the last pass.
+    """Forward hooks that keep the outputs of the tapped layers of the last pass.
 
-    Use as a context manager, or `attach` once and `detach` at the end. One forward, then one
-    `collect`; a forward that nobody collects is overwritten by the next.
+    Use as a context manager, or `attach` once and `detach` at the end. Run one forward, then one
+    `collect`; a forward that is not collected is overwritten by the next.
     """
 
     def __init__(self, model: Any, layer_ids: tuple[int, ...]) -> None:
@@ -38,18 +38,18 @@ class TargetTaps:
             )
         self.layer_ids = layer_ids
         self._layers = layers
-        # Gemma3n's lie before all tokens, DeepSeek-V4's within each.
+        # Axis of a token's streams: Gemma3n's is before all tokens, DeepSeek-V4's within each.
         self._streams = 0 if hasattr(model.config.get_text_config(), "altup_num_inputs") else -2
         self._seen: dict[int, Tensor] = {}
         self._handles: list[RemovableHandle] = []
 
     def attach(self) -> TargetTaps:
-        """Start listening; attaching twice is harmless."""
+        """Registers the hooks; attaching twice is harmless."""
         if self._handles:
             return self
         for layer_id in self.layer_ids:
             if layer_id < 0:
-                # What enters layer 0 is the embedding output, scaling included.
+                # The input of layer 0 is the embedding output, scaling included.
                 handle = self._layers[0].register_forward_pre_hook(self._enter, with_kwargs=True)
             else:
                 handle = self._layers[layer_id].register_forward_hook(self._leave(layer_id))
@@ -57,18 +57,18 @@ class TargetTaps:
         return self
 
     def detach(self) -> None:
-        """Stop listening and let go of the last pass."""
+        """Removes the hooks and drops the outputs of the last pass."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._seen.clear()
 
     def collect(self) -> Tensor:
-        """Features of the last pass, [..., T, m*H], and forget them."""
+        """Returns and drops the features of the last pass, [..., T, m*H]."""
         missing = [i for i in self.layer_ids if i not in self._seen]
         if missing:
             raise RuntimeError(f"no forward pass has reached tapped layers {missing}")
-        # Several streams of one token are told as their mean.
+        # Several streams of one token are averaged.
         taps = [
             tap.mean(self._streams) if tap.dim() > 3 else tap
             for tap in (self._seen[i] for i in self.layer_ids)
@@ -94,15 +94,15 @@ class TargetTaps:
 
 
 def tapped(model: Any, ids: Tensor, layer_ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """One pass over ids [B, T] without the head: (features [B, T, m*H], final-normed hidden states
-    [B, T, H])."""
+    """Runs one pass over ids [B, T] without the head: (features [B, T, m*H], final-normed hidden
+    states [B, T, H])."""
     with TargetTaps(model, layer_ids) as taps:
         last: Tensor = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         return taps.collect() if layer_ids else last[..., :0], last
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:
-    """The decoder stack of a causal language model, multimodal wrappers included."""
+    """The decoder layers of a causal language model, multimodal wrappers included."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     for candidate in (
         decoder,
@@ -116,7 +116,7 @@ def decoder_layers(model: Any) -> nn.ModuleList:
 
 
 def beyond_keys(model: Any) -> str | None:
-    """The first layer whose state is more than keys and values, which can be cut, or None."""
+    """Names the first layer whose state is more than keys and values, which can be cut, or None."""
     for index, layer in enumerate(cache_layers(model)):
         if (kind := type(layer).__name__) not in _KEYS_AND_VALUES:
             return f"layer {index} keeps more than keys and values ({kind})"
@@ -131,13 +131,13 @@ def cache_layers(model: Any) -> list[Any]:
 
 
 def returned_cache(output: Any) -> Any:
-    """The cache that a call of a model gives back, or None."""
+    """The cache in a model's output, or None."""
     return next((output[name] for name in _CACHES if output.get(name) is not None), None)
 
 
 def takes_positions(model: Any) -> bool:
-    """Whether positions are told to the model: not all find them in a cache whose first layer
-    counts no tokens."""
+    """Whether the model's forward takes positions: not all derive them from a cache whose first
+    layer counts no tokens."""
     return "position_ids" in inspect.signature(model.forward).parameters
 
 

@@ -1,8 +1,7 @@
-"""What a target's files may ask for and hold, looked at before the library builds anything from
-them.
+"""Checks a target's files before the library builds anything from them.
 
 The library trusts config.json: it would make a million layers, or fetch code that the file names.
-Weights it reads and converts as a whole before it says what is wrong with them, which takes several
+It reads and converts all weights before it reports what is wrong with them, which takes several
 times their size.
 """
 
@@ -22,13 +21,13 @@ from dspark.model.formats.source import without_computed
 from dspark.model.weights_file import FLOATS, TensorEntry, misshapen, read_tensors
 
 _IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
-INTEGERS = ("I", "U", "BOOL", "C")  # how such formats begin, and complex ones
+INTEGERS = ("I", "U", "BOOL", "C")  # prefixes of such dtypes, and of complex ones
 _GENERATION = "generation_config.json"
-_ADAPTER = "adapter_config.json"  # names another checkpoint, which would be loaded in its place
+_ADAPTER = "adapter_config.json"  # names another checkpoint, which would be loaded instead
 
 
 def check_target_config(folder: Path, entries: Mapping[str, TensorEntry]) -> None:
-    """Refuses settings that do not go with the folder's own weights, by key."""
+    """Refuses settings that contradict the folder's own weights, by key."""
     if (folder / _ADAPTER).exists():
         raise CheckpointError(
             f"{folder / _ADAPTER}: adapters are not supported; merge it into its model"
@@ -36,7 +35,7 @@ def check_target_config(folder: Path, entries: Mapping[str, TensorEntry]) -> Non
     path = folder / CONFIG_NAME
     raw = read_json(path)
     if (folder / _GENERATION).exists():
-        # the library passes over one that it cannot read, and its stop ids
+        # the library ignores one that it cannot read, with its stop ids
         read_json(folder / _GENERATION)
     nested = raw.get("text_config")
     try:
@@ -53,9 +52,9 @@ def check_target_headers(
     """Refuses tensors that the library's model of this config has in another shape, does not have,
     or has as floats.
 
-    By name, without reading any. Where the library knows weights by other names than they are
-    stored under, or cannot build the model yet, what it says after loading them decides. Returns
-    those that the library does not leave alone.
+    By name, without reading any. Where the library has other names for weights than the file, or
+    cannot build the model yet, its own report after loading decides. Returns the tensors that the
+    library does not ignore.
     """
     model = _outline(folder)
     if model is None:
@@ -77,7 +76,7 @@ def check_target_headers(
             for name in shared
             if name in parameters and entries[name].dtype.startswith(INTEGERS)
         ],
-        # The library takes the bits for numbers then.
+        # The library would read the bits as numbers.
         "without a scale": [
             name
             for name, entry in entries.items()
@@ -87,7 +86,7 @@ def check_target_headers(
     }
     ties = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
     tied = (getattr(model, "_tied_weights_keys", None) or ()) if ties else ()
-    # Beside quantised weights lie scales, under names that the model itself does not have.
+    # Quantised weights have scales, under names that the model itself does not have.
     quantised = getattr(model.config, "quantization_config", None) is not None
     if not quantised and expected.keys() - set(tied) <= entries.keys():
         # so none is stored under another name
@@ -97,15 +96,15 @@ def check_target_headers(
 
 
 def _scaled(name: str, scales: Collection[str]) -> bool:
-    """Whether one of these belongs to a quantised weight: X.weight_scale_inv, X.scale, X_scales
+    """Whether one of `scales` belongs to a quantised weight: X.weight_scale_inv, X.scale, X_scales
     beside X_blocks."""
     stem = name.removesuffix("_blocks").removesuffix("weight")
     return any(scale.startswith(stem) for scale in scales)
 
 
 def check_target_values(entries: Mapping[str, TensorEntry]) -> bool:
-    """Refuses NaN and infinities, one tensor at a time. Whether that was all: there are formats it
-    cannot read."""
+    """Refuses NaN and infinities, one tensor at a time. Returns whether all were checked: some
+    formats it cannot read."""
     names = [name for name, entry in entries.items() if entry.dtype in FLOATS]
     for _ in read_tensors(entries, names):
         pass
@@ -123,7 +122,7 @@ def _outline(folder: Path) -> Any:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
     except Exception:
-        # what the library makes of a strange file has no type of its own; loading says what it is
+        # an error of any type, for a strange file; loading reports it
         return None
 
 

@@ -1,10 +1,10 @@
 """The tensor directory of a checkpoint folder, verified before any tensor is read.
 
 Only safetensors: one file, or an index and its shards. Nothing is unpickled and no code of a
-checkpoint runs. The format's own reader checks offsets and lengths but accepts duplicate
-names, NaN and any number of empty tensors; those are refused here, by name.
+checkpoint runs. The format's own reader checks offsets and lengths but accepts duplicate names, NaN
+and any number of empty tensors; those are refused here, by name.
 
-Weights stored in few bits beside their scales are read as the numbers they stand for:
+Weights stored in few bits with scales are read as the numbers they stand for:
 
     float8 e4m3    one scale per block of 128 x 128 values; blocks at an edge are short
     bytes          two e2m1 values each along the input, the low four bits first; one scale per 32
@@ -33,7 +33,7 @@ from dspark.model.config_keys import MOST_LISTING_BYTES, decode, listed, read_js
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
-MAX_ENTRIES = 100_000  # the largest mixtures of experts stay below; a flood of names does not
+MAX_ENTRIES = 100_000  # above the largest mixtures of experts; refuses a flood of names
 MAX_HEADER_BYTES = 8 << 20  # of one file; some 60,000 tensors
 FLOATS = ("F64", "F32", "F16", "BF16")
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -48,8 +48,8 @@ class TensorEntry:
     file: Path
     dtype: str  # safetensors' spelling: F32, BF16, ...
     shape: tuple[int, ...]
-    stored: str = ""  # its name in the file, where loaders know it by another
-    # int64, of the stored tensor; None: all of it
+    stored: str = ""  # its name in the file, if loaders use another
+    # int64, rows of the stored tensor to read; None: all
     rows: Tensor | None = field(default=None, compare=False)
     # of values stored in few bits; `dtype` and `shape` are then those of the values
     scale: TensorEntry | None = None
@@ -87,8 +87,8 @@ def weight_files(folder: Path) -> list[Path]:
 def check_shapes(
     folder: Path, entries: Mapping[str, TensorEntry], expected: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Exactly the expected names and shapes, all floating point; else one error with all of
-    them."""
+    """Raises one CheckpointError with all wrong names unless names and shapes are as expected and
+    all are floating point."""
     shared = sorted(expected.keys() & entries.keys())
     complaints = {
         "missing": sorted(expected.keys() - entries.keys()),
@@ -104,7 +104,7 @@ def check_shapes(
 def misshapen(
     entries: Mapping[str, TensorEntry], expected: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
-    """Tensors that are there in another shape, and what they should be."""
+    """Describes the tensors whose shape is not the expected one."""
     return [
         f"{name} {list(entries[name].shape)} instead of {list(expected[name])}"
         for name in sorted(expected.keys() & entries.keys())
@@ -115,7 +115,7 @@ def misshapen(
 def read_tensors(
     entries: Mapping[str, TensorEntry], names: Iterable[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, CPU tensor in the file's dtype), each checked to be finite."""
+    """Yields (name, CPU tensor in the file's dtype), each checked to be finite."""
     by_file: dict[Path, list[str]] = {}
     for name in names:
         by_file.setdefault(entries[name].file, []).append(name)
@@ -155,7 +155,7 @@ def read_file(file: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `out` at the end of the block and vanishes when that
+    """Yields a folder to fill, which becomes `out` after the block and is deleted if the block
     fails."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out}: there already; name a folder that is not")
@@ -176,7 +176,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
-    """Refuse NaN and infinities without a temporary of the tensor's size."""
+    """Refuses NaN and infinities without a temporary of the tensor's size."""
     if not tensor.numel() or not tensor.is_floating_point():
         return
     low, high = torch.aminmax(tensor.detach())  # NaN propagates into both
@@ -192,14 +192,14 @@ def _indexed_files(folder: Path) -> list[Path]:
             raise CheckpointError(f"{path}: {name!r} leaves the folder")
         if not name.endswith(".safetensors"):
             raise CheckpointError(f"{path}: {name!r} is not a safetensors file")
-        if not os.path.isfile(folder / name):  # of a name too long for any it says no
+        if not os.path.isfile(folder / name):  # also for a name that is too long
             raise CheckpointError(f"{path}: {name!r} is not there")
         _stays(folder, folder / name)
     return [folder / name for name in shards]
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """Tensor -> file, as the index says."""
+    """Tensor -> file, as the index lists them."""
     try:
         weight_map = read_json_file(path, most=MOST_LISTING_BYTES)["weight_map"]
         return {name: str(file) for name, file in weight_map.items()}
@@ -208,7 +208,7 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def _check_index(path: Path, entries: Mapping[str, TensorEntry]) -> None:
-    """The index and the files name the same tensors, each in the same file."""
+    """Refuses an index that names other tensors than the files, or in other files."""
     said = _read_index(path)
     placed = {name: entry.file.name for name, entry in entries.items()}
     wrong = sorted(
@@ -219,8 +219,8 @@ def _check_index(path: Path, entries: Mapping[str, TensorEntry]) -> None:
 
 
 def _stays(folder: Path, file: Path) -> None:
-    """A link may lead into the folder, or to the store of the hub cache the folder belongs to;
-    nowhere else."""
+    """Refuses links that lead out of the folder, unless to the store of the hub cache that the
+    folder belongs to."""
     home, real = folder.resolve(), file.resolve()
     stores = (home, home.parent.parent / "blobs") if home.parent.name == "snapshots" else (home,)
     if not any(real.is_relative_to(store) for store in stores):
@@ -262,7 +262,7 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
 
 
 def values(stored: Tensor, scale: Tensor) -> Tensor:
-    """The numbers, [out, in] bfloat16, of a weight as it is stored and its scale."""
+    """Values [out, in] bfloat16 of a quantised weight and its scale."""
     factors = scale.float()
     if stored.dtype in (torch.int8, torch.uint8):
         table = torch.tensor([*_E2M1, *(-value for value in _E2M1)])

@@ -1,4 +1,4 @@
-"""Checkpoint formats: whatever a drafter's folder looks like, loaders see the released format."""
+"""Checkpoint formats of drafters: each is converted to the released format, which loaders read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dspark.model.formats import nested, speculators
 
 
 def released(raw: dict[str, Any]) -> dict[str, Any]:
-    """The released key set of any config.json of a drafter. Raises CheckpointError or
+    """Converts any drafter's config.json to the released keys. Raises CheckpointError or
     UnsupportedFamily."""
     if speculators.is_speculators(raw):
         return speculators.to_released(raw)

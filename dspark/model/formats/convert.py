@@ -1,4 +1,4 @@
-"""A drafter's folder, written again in the speculators format: the same drafts from other files.
+"""Rewrites a drafter's folder in the speculators format: the same drafts from other files.
 
 Optionally the tables that are the target's are left out, or the head is cut to some tokens, which
 changes how often a draft is accepted and never what is accepted.
@@ -28,7 +28,7 @@ from dspark.model.formats.vocabulary import DraftVocabulary
 from dspark.model.location import locate
 from dspark.model.weights_file import SINGLE_NAME, read_tensors
 
-_SAID = ("lm_head.weight", "markov_head.markov_w2.weight")  # a row per token that can be drafted
+_SAID = ("lm_head.weight", "markov_head.markov_w2.weight")  # a row per draftable token
 
 
 def to_speculators(
@@ -39,8 +39,8 @@ def to_speculators(
     share_tables: bool = False,
     keep_tokens: Sequence[int] | None = None,
 ) -> None:
-    """Writes `out`. `verifier`: the target's name; `keep_tokens`: target ids of the head that
-    stays."""
+    """Writes `out`. `verifier`: the target's name; `keep_tokens`: target ids that the head is cut
+    to."""
     config = read_drafter_config(folder)
     if config.family not in speculators.FAMILIES:
         raise UnsupportedFamily(
@@ -73,8 +73,8 @@ def to_speculators(
 def without_tables(
     folder: Path, out: Path, *, target: str | Path, dtype: torch.dtype | None = None
 ) -> None:
-    """Writes `out` in the format of `folder`. CheckpointError, and nothing is written, where a
-    table is not a copy.
+    """Writes `out` in the format of `folder`, without the target's tables. CheckpointError, and
+    nothing is written, where a table is not a copy of the target's.
 
     `dtype`: what the other tensors are rounded to; None: they stay as they are.
     """
@@ -105,7 +105,7 @@ def without_tables(
 def _write(
     out: Path, settings: Mapping[str, Any], tensors: dict[str, Tensor], folder: Path
 ) -> None:
-    """With the calibration of the folder that all of it came from."""
+    """Writes config, tensors and a copy of the calibration in `folder`, the source of all of it."""
     out.mkdir(parents=True, exist_ok=True)
     (out / CONFIG_NAME).write_text(
         json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8"
@@ -116,7 +116,7 @@ def _write(
 
 
 def _without_neighbours(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Of tensors that are reordered, nested settings too."""
+    """The settings for reordered tensors: without those of neighbouring pairs, nested ones too."""
     return {
         key: _without_neighbours(value) if isinstance(value, dict) else value
         for key, value in settings.items()

@@ -1,4 +1,4 @@
-"""The DSpark module inside a DeepSeek-V4 checkpoint: its settings, and the names of its tensors.
+"""The DSpark module inside a DeepSeek-V4 checkpoint: its settings and the names of its tensors.
 Pure."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEADS = (
 _MOST_STAGES = 16
 MARKOV = "markov_head.markov_w1.weight"
 _LAST = re.compile(rf"{re.escape(PREFIX)}(\d{{1,9}})\.{re.escape(MARKOV)}")
-# Called alike in both.
+# Fields with the same name in the file.
 _SAME = (
     *(
         "hidden_size",
@@ -40,7 +40,7 @@ _SAME = (
     *("rope_theta", "max_position_embeddings", "initializer_range", "dtype"),
 )
 
-# Field of `StageShape`: its key, how it is read, and within what.
+# Field of `StageShape`: its key, how it is read, and its bounds.
 _STAGE: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "q_lora_rank": ("q_lora_rank", Keys.count, {}),
     "o_groups": ("o_groups", Keys.count, {}),
@@ -56,7 +56,7 @@ _STAGE: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "expert_scale": ("routed_scaling_factor", Keys.positive, {"default": 1.5}),
     "gate_limit": ("swiglu_limit", Keys.positive, {"default": 10.0}),
 }
-# What a file may leave out and must not say otherwise.
+# Values that a file may leave out but not change.
 _FIXED = {
     "num_key_value_heads": 1,
     "attention_bias": False,
@@ -68,8 +68,8 @@ _FIXED = {
 
 
 def is_mine(raw: Mapping[str, Any]) -> bool:
-    """Whether a decoded config.json is of this family. Raises UnsupportedFamily for its
-    relatives."""
+    """Whether a decoded config.json is of this family. Raises UnsupportedFamily for related
+    ones."""
     names = raw.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
     words = (str(raw.get("model_type", "")), name, str(raw.get("speculators_model_type", "")))
@@ -93,7 +93,7 @@ def is_mine(raw: Mapping[str, Any]) -> bool:
 
 
 def parse(raw: dict[str, Any]) -> DrafterConfig:
-    """Settings of the module; those of the target stand in the same file."""
+    """Parses the module's settings, which share a file with the target's."""
     if not any(key.startswith("dspark_") for key in raw):
         raise UnsupportedFamily(
             "no dspark_* keys: this DeepSeek-V4 checkpoint holds no DSpark module to draft with"
@@ -147,7 +147,7 @@ def parse(raw: dict[str, Any]) -> DrafterConfig:
 
 
 def to_json(config: DrafterConfig) -> dict[str, Any]:
-    """`parse` of the result gives the config back."""
+    """The config.json of a config; `parse` gives the config back."""
     stage = {key: getattr(config.stage, field) for field, (key, _, _) in _STAGE.items()}
     return (
         {key: getattr(config, key) for key in _SAME}
@@ -166,7 +166,7 @@ def to_json(config: DrafterConfig) -> dict[str, Any]:
 
 
 def stored_name(name: str, stages: int) -> str:
-    """A tensor of `StagedDrafter` -> its name in the checkpoint."""
+    """Name of a tensor of `StagedDrafter` -> its name in the checkpoint."""
     head, _, rest = name.partition(".")
     if name in ENDS:
         return ENDS[name]
@@ -178,8 +178,8 @@ def stored_name(name: str, stages: int) -> str:
 
 
 def stages_in(names: Iterable[str]) -> int | None:
-    """Stages of the module whose tensors these are: its heads are in the last; None where there are
-    none."""
+    """Number of stages of the module with these tensor names, whose heads are in the last; None
+    without heads."""
     found = [int(at[1]) for name in names if (at := _LAST.fullmatch(name))]
     if found and max(found) >= _MOST_STAGES:
         raise CheckpointError(f"{PREFIX}{max(found)}.{MARKOV}: more than {_MOST_STAGES} stages")
@@ -187,8 +187,8 @@ def stages_in(names: Iterable[str]) -> int | None:
 
 
 def _stages_of(keys: Keys, layers: int) -> int:
-    """The list of ratios has an entry per layer and per stage; where it is absent or shorter, the
-    number of modules."""
+    """Number of stages by the settings: `compress_ratios` has an entry per layer and per stage; if
+    it is absent or too short, `num_nextn_predict_layers` counts them."""
     ratios = keys.raw.get("compress_ratios")
     if isinstance(ratios, list) and len(ratios) > layers:
         return min(len(ratios) - layers, _MOST_STAGES)

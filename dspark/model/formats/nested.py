@@ -1,7 +1,7 @@
-"""The format of trainers that keep a drafter's own settings in `dflash_config`, said in the words
-of the released one.
+"""Converts configs of trainers that nest a drafter's own settings in `dflash_config` to the
+released keys.
 
-Layers are Qwen3's and stand at the top level. Tap ids are layer ids, every slot of a block drafts,
+Layers are Qwen3's, with keys at the top level. Tap ids are layer ids, every slot of a block drafts,
 and the tables are mostly left to the target. Pure: JSON objects in and out.
 """
 
@@ -30,7 +30,7 @@ def is_nested(raw: Mapping[str, Any]) -> bool:
 
 
 def to_released(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The released key set; every complaint names the key."""
+    """The released keys of such a config; every complaint names the key."""
     inner = raw[KEY]
     if not isinstance(inner, dict):
         raise CheckpointError(f"{KEY}: expected an object, found {inner!r}")

@@ -1,9 +1,9 @@
-"""The tensors of the DSpark module inside a DeepSeek-V4 checkpoint, `mtp.*`, told as the values
-they stand for.
+"""The tensors of the DSpark module inside a DeepSeek-V4 checkpoint, `mtp.*`, with quantised ones as
+their values.
 
-A scale stands under the weight's name with `.scale` for `.weight`. Other releases of the family
-have other modules under the same prefix: a classic multi-token-prediction module, or that of
-DeepSeek-V4.1. Tensors tell them apart, and both are refused by name.
+A scale has the weight's name with `.scale` for `.weight`. Other releases of the family have other
+modules under the same prefix: a classic multi-token-prediction module, or that of DeepSeek-V4.1.
+Tensors tell them apart, and both are refused by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CLASSIC, _NEXT = "enorm.weight", "markov_head.embed.weight"
 
 
 def with_scales(entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """The entries without their scales; weights that have one are told as what they stand for."""
+    """The entries without scales; those of scaled weights describe the dequantised values."""
     scales = {
         name: entry
         for name, entry in entries.items()

@@ -1,5 +1,4 @@
-"""What a drafter's folder is, in words and figures, after every tensor of it has been loaded and
-checked."""
+"""Describes a drafter's folder in words and figures, after loading and checking every tensor."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ from dspark.model.weights_file import read_directory, weight_files
 def report(
     name: str, *, revision: str | None = None, target: str | None = None
 ) -> dict[str, object]:
-    """Raises CheckpointError where a tensor is missing, unexpected, misshapen or not finite, or the
-    target another."""
+    """The description by field. Raises CheckpointError where a tensor is missing, unexpected,
+    misshapen or not finite, or the target does not fit."""
     folder = locate(name, revision=revision)
     raw, stored, shape = (
         read_json(folder / CONFIG_NAME),
@@ -67,7 +66,7 @@ def report(
 
 
 def _rotation(shape: DrafterConfig) -> str:
-    """How positions enter, and what the loader makes of it."""
+    """How positions rotate queries and keys, and what the loader changes."""
     if shape.stage is not None:
         how = f"neighbouring pairs of the last {shape.stage.rope_dim} of {shape.head_dim} values"
     elif shape.interleaved:
@@ -80,7 +79,7 @@ def _rotation(shape: DrafterConfig) -> str:
 
 
 def _tables(shape: DrafterConfig, absent: list[str], target: str | None) -> str:
-    """Where embedding and head come from."""
+    """Where embedding and head are read from."""
     whose = f"from {target}" if target else "the target's"
     said = f"{' and '.join(absent)} {whose}" if absent else "its own"
     return f"{said}, one for both" if shape.tie_word_embeddings else said

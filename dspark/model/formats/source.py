@@ -1,5 +1,5 @@
-"""The tensors of a drafter's folder under the released names, whichever format or way of saving
-stored them.
+"""Reads the tensors of a drafter's folder under the released names, from any format or way of
+saving.
 
 A draft vocabulary's two maps are taken out and checked. A file may leave out the tables that are
 verbatim copies of the target's; they are read from the target's own checkpoint, when one is named:
@@ -9,7 +9,7 @@ The library reads more than it writes: buffers of older releases, models saved w
 inside another module, one table of two tied ones under either name, or both. None of it changes a
 number. Heads whose rotating pairs are neighbours are reordered so that pairs lie half a head apart:
 value 2i of a head becomes value i, and 2i + 1 becomes i + hd/2. The scores of queries and keys stay
-what they were, and everything after the loader knows one rotation.
+the same, and everything after the loader has one rotation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dspark.model.formats.vocabulary import DRAFTABLE, OFFSETS, DraftVocabulary,
 from dspark.model.weights_file import TensorEntry, read_directory, read_tensors
 
 SHARED = ("embed_tokens.weight", "lm_head.weight")
-# Written by trainers for themselves; drafting needs none of them.
+# Tensors that only trainers use.
 _TRAINING_ONLY = ("verifier_norm.weight", "verifier_lm_head.weight", "mask_embedding")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _COMPUTED = "rotary_emb.inv_freq"  # older releases stored the frequencies of each layer
@@ -38,16 +38,16 @@ _INSIDE = "model."
 
 
 class TensorSource(NamedTuple):
-    """What a loader reads from."""
+    """The tensors that a loader reads."""
 
     entries: dict[str, TensorEntry]
-    vocabulary: DraftVocabulary | None  # of a head that speaks fewer tokens than the target
+    vocabulary: DraftVocabulary | None  # of a head of fewer tokens than the target's
 
 
 def open_source(
     folder: Path, config: DrafterConfig, *, target: Callable[[], Path] | None = None
 ) -> TensorSource:
-    """The tensor directory of a drafter. `target` finds the target's folder and is asked where
+    """The tensor directory of a drafter. `target` finds the target's folder, and is called only if
     tables are left out."""
     entries = without_computed(read_directory(folder))
     if config.stage is not None:
@@ -85,7 +85,7 @@ def left_out(folder: Path, config: DrafterConfig) -> list[str]:
 
 
 def projection_entries(folder: Path, config: DrafterConfig) -> dict[str, TensorEntry]:
-    """The tensor directory, where only what makes rows is read from it."""
+    """The tensor directory for reading the projection alone."""
     entries = read_directory(folder)
     return entries if config.stage is None else _module(folder, entries, config)
 
@@ -100,7 +100,7 @@ def _module(
 
 
 def _tied(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """One table under both names, where the file has one; two that are there must be equal."""
+    """Both names for a tied table, whichever the file has; if it has both, they must be equal."""
     here = [name for name in SHARED if name in entries]
     if len(here) == len(SHARED):
         _check_equal(folder, entries, *SHARED)
@@ -150,7 +150,7 @@ def _shared(
 
 
 def target_tables(folder: Path) -> dict[str, TensorEntry]:
-    """A target's embedding and head under the drafter's names. One that ties them stores one, under
+    """A target's embedding and head under the drafter's names; tied ones are stored once, under
     either name."""
     theirs = read_directory(folder)
     stored = {
@@ -174,7 +174,7 @@ def _one(entries: dict[str, TensorEntry], folder: Path, ending: str) -> str:
 
 
 def without_computed(entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """All but what follows from the configuration, which the library leaves alone too."""
+    """The entries without what follows from the configuration, which the library ignores too."""
     return {name: entry for name, entry in entries.items() if _COMPUTED not in name}
 
 
@@ -182,7 +182,7 @@ def _language_entries(
     folder: Path, entries: Mapping[str, TensorEntry], *, tied: bool
 ) -> dict[str, TensorEntry]:
     """Names as in `LanguageDrafter.stored_names`; a tied head that is stored beside its table must
-    be equal to it."""
+    equal it."""
     inner = [name for name in entries if name != HEAD]
     while inner and all(name.startswith(2 * _INSIDE) or name == _INSIDE + HEAD for name in inner):
         entries = {
@@ -204,7 +204,7 @@ def _language_entries(
 
 
 def _renamed(entry: TensorEntry, name: str) -> TensorEntry:
-    """The same tensor, which its file knows by this name."""
+    """The entry with `name` as its name in the file, unless it has one already."""
     return entry if entry.stored else dataclasses.replace(entry, stored=name)
 
 
@@ -219,8 +219,8 @@ def _check_equal(folder: Path, entries: Mapping[str, TensorEntry], table: str, h
 
 
 def reordered(entries: dict[str, TensorEntry], config: DrafterConfig) -> dict[str, TensorEntry]:
-    """The same entries; where pairs are neighbours, those of queries and keys with their rows in
-    the new order."""
+    """The same entries; where pairs are neighbours, those of queries and keys with reordered
+    rows."""
     if not config.interleaved:
         return entries
     one = torch.cat((torch.arange(0, config.head_dim, 2), torch.arange(1, config.head_dim, 2)))

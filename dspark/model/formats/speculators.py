@@ -1,11 +1,11 @@
-"""The speculators format, said in the words of the released one, and back. Pure: JSON objects in
+"""Converts configs of the speculators format to the released keys, and back. Pure: JSON objects in
 and out.
 
 Four things differ. Shapes of the layers are nested in `transformer_layer_config`, which may leave
 out whatever has the library's default. Tap ids count hidden states, where 0 is the embedding
 output, so layer L is L + 1. `block_size` is the length of the query; without `sample_from_anchor`
-(absent means false) its first slot drafts nothing. And the head may speak a smaller vocabulary,
-`draft_vocab_size`, which two tensors `d2t` and `t2d` tie to the target's.
+(absent means false) its first slot drafts nothing. And the head may draft from a smaller
+vocabulary, `draft_vocab_size`, which two tensors `d2t` and `t2d` map to the target's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dspark.model.config_layers import NEIGHBOURS
 
 FAMILIES = ("dspark", "dflash", "eagle3")
 _QUERY_ANCHOR = ("dspark", "dflash")  # families whose block is one pass over anchor and masks
-# What the library's Qwen3 configuration has where a file says nothing.
+# Defaults of the library's Qwen3 configuration.
 _QWEN3: dict[str, Any] = {
     "vocab_size": 151936,
     "hidden_size": 4096,
@@ -56,7 +56,7 @@ def is_speculators(raw: Mapping[str, Any]) -> bool:
 
 
 def to_released(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The released key set of a speculators config.json; every complaint names the key."""
+    """The released keys of a speculators config.json; every complaint names the key."""
     family = _family(raw)
     layer = raw.get("transformer_layer_config")
     if not isinstance(layer, dict):
@@ -80,13 +80,13 @@ def to_released(raw: Mapping[str, Any]) -> dict[str, Any]:
     said |= {
         "model_type": "qwen3",
         "target_layer_ids": _released_ids(raw),
-        "num_target_layers": 0,  # the format does not say
+        "num_target_layers": 0,  # the format does not state it
         "dtype": raw.get("dtype") or raw.get("torch_dtype") or layer.get("dtype") or "bfloat16",
     }
     narrow = raw.get("draft_vocab_size")
     if narrow is not None and narrow != said["vocab_size"]:
         said["draft_vocab_size"] = narrow
-    else:  # the tables of fewer tokens are two; what is nested is said of the target
+    else:  # a draft vocabulary has two tables; the nested value is the target's
         said["tie_word_embeddings"] = raw.get("tie_word_embeddings")
     return said | (_eagle3(raw) if family == "eagle3" else _block(raw, family))
 
@@ -94,8 +94,7 @@ def to_released(raw: Mapping[str, Any]) -> dict[str, Any]:
 def from_released(
     raw: Mapping[str, Any], *, family: str, verifier: str | None = None
 ) -> dict[str, Any]:
-    """A speculators config.json that says what a released one says. `verifier`: name or path of the
-    target."""
+    """The speculators config.json of a released one. `verifier`: name or path of the target."""
     if raw.get("model_type") != "qwen3":
         raise UnsupportedFamily(
             f"model_type: {raw.get('model_type')!r} has no form in the speculators format"
@@ -148,7 +147,7 @@ def _family(raw: Mapping[str, Any]) -> str:
 
 
 def _released_ids(raw: Mapping[str, Any]) -> list[int]:
-    """Hidden-state indices to layer ids."""
+    """Layer ids from the file's hidden-state indices."""
     for key in (
         "aux_hidden_state_layer_ids",
         "eagle_aux_hidden_state_layer_ids",

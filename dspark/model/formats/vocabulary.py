@@ -1,8 +1,8 @@
-"""A draft vocabulary smaller than the target's: logits of few tokens, told as logits of all.
+"""Draft vocabularies smaller than the target's: logits of few tokens, spread to logits of all.
 
 Files of the speculators format carry two maps: `d2t` (offsets: draft id i means target id i +
-d2t[i]) and `t2d` (True where a target id can be drafted). Acceptance rules speak target ids only,
-so draft logits are spread over the target's vocabulary before anything is drawn: what cannot be
+d2t[i]) and `t2d` (True where a target id can be drafted). Acceptance rules take target ids only, so
+draft logits are spread over the target's vocabulary before anything is drawn: what cannot be
 drafted has probability 0, which is an ordinary q.
 """
 
@@ -21,7 +21,7 @@ OFFSETS, DRAFTABLE = "d2t", "t2d"
 
 
 class DraftVocabulary(nn.Module):
-    """Target ids of Vd draft ids, ascending or not, each at most once."""
+    """Maps Vd draft ids to target ids, ascending or not, each at most once."""
 
     target_ids: Tensor  # [Vd] int64
 
@@ -32,7 +32,7 @@ class DraftVocabulary(nn.Module):
 
     @staticmethod
     def of(ids: Iterable[int], vocab_size: int) -> DraftVocabulary:
-        """Of these target ids, ascending. ConfigError where one is none."""
+        """The vocabulary of these target ids, ascending. ConfigError for ids out of range."""
         kept = sorted(set(ids))
         if not kept or kept[0] < 0 or kept[-1] >= vocab_size:
             raise ConfigError(f"keep_tokens: expected ids below {vocab_size}")
@@ -45,7 +45,7 @@ class DraftVocabulary(nn.Module):
         return whole.index_copy(-1, self.target_ids, logits)
 
     def maps(self) -> dict[str, Tensor]:
-        """The two tensors of a file."""
+        """The two maps as a file stores them."""
         ids = self.target_ids.cpu()
         draftable = torch.zeros(self.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
         return {OFFSETS: ids - torch.arange(len(ids)), DRAFTABLE: draftable}
@@ -66,7 +66,7 @@ def read_ids(path: Path) -> list[int]:
 def read_vocabulary(
     folder: Path, *, offsets: Tensor | None, draftable: Tensor | None, size: int, vocab_size: int
 ) -> DraftVocabulary:
-    """Checks the two maps against each other; the errors name the tensor."""
+    """The vocabulary of the two maps, checked against each other; the errors name the tensor."""
     if offsets is None:
         raise CheckpointError(
             f"{folder}: missing: {OFFSETS}, which a draft vocabulary of {size} needs"
