@@ -29,8 +29,8 @@ class Fingerprint(NamedTuple):
 
 
 def difference(needed: str, given: str) -> str:
-    """What differs between two fingerprints that are not equal, as the end of a sentence about the
-    first."""
+    """What differs between two fingerprints that are not equal, worded as the end of a sentence
+    about the first."""
     mine, theirs = Fingerprint.parse(needed), Fingerprint.parse(given)
     if mine is None or theirs is None or mine[:2] == theirs[:2]:
         short = [

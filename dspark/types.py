@@ -41,7 +41,7 @@ class ConstraintKind(enum.IntEnum):
     """How the form of an answer is described; the values are those of the wire."""
 
     JSON_SCHEMA = 1
-    JSON_OBJECT = 2  # any JSON object; without a text
+    JSON_OBJECT = 2  # any JSON object; `text` is empty
     REGEX = 3
     GRAMMAR = 4  # EBNF whose first rule is `root`
     CHOICE = 5  # a JSON list of strings, of which the answer is one
@@ -88,7 +88,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()  # only with min_tokens
     # likeliest tokens reported per committed token; None: no log-probabilities
     logprobs: int | None = None
-    prompt_len: int = 0  # where the answer begins; 0 where that is not known
+    prompt_len: int = 0  # tokens of the prompt, behind which the answer begins; 0 if unknown
     # tokens that break the form have probability 0; see `decoding/masking.py`
     constraint: Constraint | None = None
     # Derived once, because every round reads them. shapes: logits are changed before temperature
@@ -284,5 +284,5 @@ class Refusal:
     """One sequence was not served; its neighbours are unaffected."""
 
     reason: RefusalReason
-    message: str  # one sentence for people, without prompt text
+    message: str  # one readable sentence, without prompt text
     committed_len: int = 0  # what the worker has, for STALE_CURSOR

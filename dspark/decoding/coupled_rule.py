@@ -63,7 +63,7 @@ def first_coupled(probs: Tensor, params: SamplingParams, cursor: Cursor) -> int:
 
 
 def _race(logits: Tensor, spots: Sequence[Spot]) -> list[tuple[int, float]]:
-    """(token, its lead) at each spot."""
+    """The race at each spot: (token, its lead)."""
     positions = [case.cursor.anchor_position + 1 + slot for case, slot in spots]
     noise = times([case.params for case, _ in spots], positions, logits.shape[-1], logits.device)
     ids, leads = winners(target_probs(logits, spots), noise)

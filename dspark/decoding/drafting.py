@@ -58,7 +58,7 @@ class DraftNoise:
             self._coins = sent(coins.numpy(), device)
 
     def pick(self, slot: int, ids: Tensor, probs: Tensor) -> Tensor:
-        """Tokens of slot `slot`, from 0: ids [n, K], probs [n, K] float32 as sent -> [n]."""
+        """Draws tokens of slot `slot`, from 0: ids [n, K], probs [n, K] float32 as sent -> [n]."""
         if not self._raced_params:
             assert self._coins is not None
             return self._draw(ids, probs, self._coins[:, slot])

@@ -39,10 +39,10 @@ class _RuleCall(NamedTuple):
     lengths: list[int]  # [m] slots of each
     # [S] whether its q can produce the slot's token, and so for those before it
     counts: npt.NDArray[np.bool_]
-    place: Ints  # [S] which of `PLACES` equal parts of [0, 1) u lies in
+    place: Ints  # [S] which of `PLACES` equal parts of [0, 1) holds u
     alive: Floats  # [S]
-    expected: Floats  # [S] alive on average over q at that slot
-    variance: Floats  # [S] of alive over q at that slot
+    expected: Floats  # [S] average of alive over q at that slot
+    variance: Floats  # [S] variance of alive over q at that slot
     luck: Floats  # [m] in units of the slots that count, so within [-1, 1]
     luck_variance: Floats  # [m]
 

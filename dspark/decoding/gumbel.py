@@ -39,7 +39,7 @@ def times(
     vocab: int,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """E of every token at these absolute positions: [n, V] float64."""
+    """The times E of all tokens at these absolute positions: [n, V] float64."""
     groups = np.arange(-(-vocab // _LANES), dtype=np.uint64)[None, :]
     if torch.device(device).type == "cpu":
         lanes = _uniforms(_blocks(all_params, positions, groups), axis=-1)
@@ -51,7 +51,7 @@ def times(
 
 
 def times_of(all_params: Sequence[SamplingParams], positions: Sequence[int], ids: Tensor) -> Tensor:
-    """E of the tokens ids [n, K] alone: [n, K] float64, the very numbers of `times`."""
+    """The times E of the tokens ids [n, K] alone: [n, K] float64, equal to those of `times`."""
     if ids.device.type != "cpu":
         four = _on_device(_device_blocks(all_params, positions, ids // _LANES))
         return four.gather(-1, (ids % _LANES).unsqueeze(-1)).squeeze(-1)
@@ -76,7 +76,7 @@ def race(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     ids = largest(pace).unsqueeze(-1)
     first = pace.gather(-1, ids)
     second = pace.scatter_(-1, ids, 0.0).amax(dim=-1)
-    # a pace that is not a number fails the comparison too
+    # false for NaN too
     sound = (first > 0) & (first < torch.inf)
     return ids.squeeze(-1), torch.log(first.squeeze(-1) / second), sound.squeeze(-1)
 

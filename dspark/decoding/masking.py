@@ -97,7 +97,7 @@ def first_masked(logits: Tensor, masks: Sequence[bytes]) -> Tensor:
 
 
 def bits(masks: Masks, vocab: int, device: torch.device | str = "cpu") -> Tensor:
-    """masks [r, W] -> whether each token may come: [r, V] bool."""
+    """masks [r, W] -> whether each token is allowed: [r, V] bool."""
     device = torch.device(device)
     if device.type == "cpu":
         unpacked = np.unpackbits(masks.view(np.uint8), axis=-1, count=vocab, bitorder="little")

@@ -85,7 +85,7 @@ def uniforms(
     anchor_position: Integers,
     slots: Integers,
 ) -> npt.NDArray[np.float64]:
-    """Draws in [0, 1) with 53 bits; arguments broadcast against each other.
+    """Uniforms in [0, 1) with 53 bits; arguments broadcast against each other.
 
     Counter words: anchor position, epoch, slot | purpose << 16 | rule << 24, choice. The key is the
     64-bit seed.

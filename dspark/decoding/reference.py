@@ -56,7 +56,7 @@ class RecordedRound:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRun:
-    """The answer, without the prompt, and its rounds; the prefill's token is no round."""
+    """The answer, without the prompt, and its rounds; the prefill's token has no round."""
 
     token_ids: tuple[int, ...]
     rounds: tuple[RecordedRound, ...]
@@ -74,7 +74,7 @@ def generate(
     entries: int = 64,
     epoch: int = 1,
 ) -> ReferenceRun:
-    """Decodes until a stop token or `max_tokens`."""
+    """Decodes until a stop token or `max_tokens`, recording every round."""
     params = replace(params, prompt_len=len(prompt))
     tokens, rounds = list(prompt), list[RecordedRound]()
     tokens.append(_first(tokens, target, params, epoch))
@@ -204,6 +204,6 @@ def _stopped(answer: Sequence[int], stop_ids: Collection[int]) -> bool:
 
 
 def _cut(answer: Sequence[int], max_tokens: int, stop_ids: Collection[int]) -> tuple[int, ...]:
-    """At most `max_tokens`, and nothing after the first stop token."""
+    """The answer cut to `max_tokens` and behind its first stop token."""
     ends = [place + 1 for place, token in enumerate(answer) if token in stop_ids]
     return tuple(answer[: min([max_tokens, *ends])])

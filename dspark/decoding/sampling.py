@@ -135,8 +135,8 @@ def distribution(logits: Tensor, columns: SamplingColumns, *, waits: bool = True
 
 
 def draw(probs: Tensor, u: Tensor) -> Tensor:
-    """Inverse of the cumulative sum: probs [n, V] float64 >= 0 of any sum, u [n] in [0, 1) -> ids
-    [n].
+    """Draws by the inverse of the cumulative sum: probs [n, V] float64 >= 0 of any sum, u [n] in
+    [0, 1) -> ids [n]. FloatingPointError for a row without mass or with NaN.
 
     Divides by each row's own sum and never returns an id of probability zero.
     """
@@ -144,7 +144,7 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
     ids = torch.searchsorted(mass, u.unsqueeze(-1) * mass[:, -1:], right=True).clamp_(
         max=probs.shape[-1] - 1
     )
-    # A mass that is not a number fails the comparison too.
+    # false for NaN too
     if not bool(((probs.gather(-1, ids) > 0) & (mass[:, -1:] < torch.inf)).all()):
         ids = nearest_possible(probs, ids)
         if not bool(((probs.gather(-1, ids) > 0) & (mass[:, -1:] < torch.inf)).all()):
@@ -201,14 +201,14 @@ def draft_distribution(
 
 
 def draw_sparse(ids: Tensor, probs: Tensor, u: Tensor) -> Tensor:
-    """ids [n, K], probs [n, K] float32 as sent, u [n] float64 -> drafted ids [n]."""
+    """Draws from ids [n, K], probs [n, K] float32 as sent, by u [n] float64 -> drafted ids [n]."""
     return ids.gather(-1, draw(probs.double(), u).unsqueeze(-1)).squeeze(-1)
 
 
 def draft_uniforms(
     all_params: Sequence[SamplingParams], cursors: Sequence[Cursor], slots: int
 ) -> Tensor:
-    """The draws of a cohort's drafts: [n, slots] float64; column k - 1 belongs to slot k."""
+    """The uniforms for a cohort's drafts: [n, slots] float64; column k - 1 belongs to slot k."""
     rows = [
         (params.seed, params.choice, int(params.rule), cursor.epoch, cursor.anchor_position)
         for params, cursor in zip(all_params, cursors, strict=True)

@@ -167,7 +167,7 @@ def params_problem(params: SamplingParams, vocab: int) -> str | None:
 
 
 def _changed(logits: Tensor, changes: Sequence[tuple[int, Changes]]) -> Tensor:
-    """`changes` with the first row of each, applied in one gather and one scatter."""
+    """Applies `changes`, each with its first row, to logits in one gather and one scatter."""
     if not any(len(made.ids) for _, made in changes):
         return logits
     vocab = logits.shape[-1]
@@ -196,4 +196,4 @@ def _changed(logits: Tensor, changes: Sequence[tuple[int, Changes]]) -> Tensor:
 def _shaped(values: Tensor, bias: Tensor, factor: Tensor, minus: Tensor) -> Tensor:
     values = values + bias
     values = torch.where(values > 0, values / factor, values * factor) - minus
-    return values.clamp_(max=torch.finfo(values.dtype).max)  # a penalty next to 0 makes no infinity
+    return values.clamp_(max=torch.finfo(values.dtype).max)  # a penalty near 0 gives no infinity

@@ -41,8 +41,8 @@ class PackedCase:
 
 
 def target_probs(logits: Tensor, spots: Sequence[Spot]) -> Tensor:
-    """Target distributions at these spots of a packed pass: logits [T, V], shaped -> [len(spots),
-    V] float64."""
+    """Target distributions at these spots of a packed pass: shaped logits [T, V] -> [len(spots), V]
+    float64."""
     rows = take(logits, [case.first_row + slot for case, slot in spots])
     return distribution(rows, SamplingColumns.of([case.params for case, _ in spots], logits.device))
 

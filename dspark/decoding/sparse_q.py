@@ -39,9 +39,8 @@ def validate_q(
     ranked = np.sort(ids, axis=1)
     if (ranked[:, 1:] == ranked[:, :-1]).any():
         return "q_ids: an id appears twice in a slot"
-    drafted = np.asarray(draft_ids, np.int64).astype(ids.dtype)[
-        :, None
-    ]  # compared without a copy of all ids
+    # of the ids' dtype, so that they are compared without a copy of all ids
+    drafted = np.asarray(draft_ids, np.int64).astype(ids.dtype)[:, None]
     if np.count_nonzero((ids == drafted) & (probs > 0)) < slots:  # at most once in each
         return "draft_ids: a drafted token is outside the support of its q"
     return None

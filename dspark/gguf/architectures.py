@@ -67,7 +67,7 @@ def architecture_of(settings: Mapping[str, Any]) -> Architecture:
 
 
 def config_of(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json of a file with these settings and tensors of these names."""
+    """The config.json of a file with these settings and tensor names. Raises CheckpointError."""
     made, prefix, keys = (
         architecture_of(settings),
         settings["general.architecture"],
@@ -164,7 +164,7 @@ def expected(config: Mapping[str, Any], architecture: str) -> dict[str, str]:
 
 
 def restored(name: str, values: Any, config: Mapping[str, Any], made: Architecture) -> Any:
-    """A tensor's float32 values as the library wants them, [rows, ...]."""
+    """Converts a tensor's float32 values to the library's layout, [rows, ...]."""
     place = name.split(".")[-2]
     if made.paired_rotation and place in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if place == "attn_q" else "num_key_value_heads"]
@@ -178,7 +178,7 @@ def restored(name: str, values: Any, config: Mapping[str, Any], made: Architectu
 
 
 def scaling_of(divisors: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_scaling` of config.json for float32 divisors [head_dim / 2]."""
+    """The `rope_scaling` of config.json for float32 divisors [head_dim / 2]."""
     for factor in _FACTORS:
         wanted = _divisors(config["head_dim"], config["rope_theta"], factor)
         if divisors.shape == wanted.shape and np.allclose(divisors, wanted, rtol=_CLOSE):

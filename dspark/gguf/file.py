@@ -74,7 +74,7 @@ class GgufFile:
         self._bytes.close()
 
     def values(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """float32 values of a tensor, in its shape."""
+        """Dequantised float32 values of a tensor, in its shape."""
         from gguf import GGMLQuantizationType, dequantize
 
         tensor = self.tensors[name]

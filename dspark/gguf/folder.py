@@ -101,7 +101,7 @@ def _write_weights(
     made: Architecture,
     progress: Progress | None,
 ) -> None:
-    """A safetensors file whose values are rounded to bfloat16, in the order of the GGUF file."""
+    """Writes a safetensors file with values rounded to bfloat16, in the order of the GGUF file."""
     names = [name for name in source.tensors if name in places]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     place = 0

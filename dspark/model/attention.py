@@ -23,8 +23,8 @@ from dspark.model.config import DrafterConfig
 from dspark.model.products import Product
 from dspark.model.rotary import RMSNorm, rms_norm, rotate
 
-# Blocks in order of their anchors, a quarter at a time: early ones then skip the context rows
-# that none of them may see. More groups save little more and cost launches.
+# Groups of blocks, in order of their anchors: early groups skip the context rows that none of
+# their blocks may see. More groups save little more and cost launches.
 _GROUPS = 4
 
 
@@ -150,7 +150,7 @@ class Attention(nn.Module):
         return self.output(torch.cat(parts))
 
     def output(self, attended: Tensor) -> Tensor:
-        """[..., Hq*hd] -> [..., H]."""
+        """The output projection: [..., Hq*hd] -> [..., H]."""
         out: Tensor = self.o_proj(attended) if self._served is None else self._served.out(attended)
         return out
 

@@ -88,7 +88,7 @@ def load_calibration(folder: Path, *, block_size: int) -> Calibration:
 
 
 def parse_calibration(raw: Any, *, block_size: int) -> Calibration:
-    """Check a decoded calibration.json field by field."""
+    """Checks a decoded calibration.json field by field; errors name the field."""
     if not isinstance(raw, dict):
         raise CheckpointError(f"expected a JSON object, found {raw!r}")
     version = raw.get("version")

@@ -127,7 +127,7 @@ class Eagle3Drafter(ChainDrafter, FusedFeatures):
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)
-        # Inside the layer, as the checkpoint names it.
+        # Inside the layer, where the checkpoint has it.
         self.layer.hidden_norm = RMSNorm(
             config.hidden_size, config.rms_norm_eps, late_cast=config.late_cast
         )
@@ -197,7 +197,7 @@ def unrolled_attention(
     parts = []
     for start in range(0, length, CHUNK):
         stop = min(start + CHUNK, length)
-        # No index sees past itself, so later entries of the first step are not even passed.
+        # No index sees later ones, so later entries of the first step are not passed.
         seen = [keys[0][:, :stop], *(key[:, start:stop] for key in keys[1:])]
         told = [values[0][:, :stop], *(value[:, start:stop] for value in values[1:])]
         part = query[:, start:stop]

@@ -212,7 +212,7 @@ def save_drafter(drafter: Drafter, folder: Path, *, dtype: torch.dtype | None = 
 
 @dataclass(frozen=True)
 class LoadedTarget:
-    """A stock causal language model and the few facts a server needs about it."""
+    """A stock causal language model and what a server needs to know of it."""
 
     model: Any  # transformers.PreTrainedModel, in eval mode without gradients
     folder: Path
@@ -251,7 +251,7 @@ def load_target(
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
-            # Reported instead of raised, so that the refusal below can name them.
+            # Reported instead of raised, so that `refuse` below can name them.
             ignore_mismatched_sizes=True,
             **_straight_to(torch.device(device)),
         )

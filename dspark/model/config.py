@@ -65,7 +65,7 @@ class StageShape:
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """One drafter. `kind` says how it drafts, `model_type` what its layers look like."""
+    """One drafter: `kind` says how it drafts, `model_type` what its layers look like."""
 
     hidden_size: int  # H, equal to the target's but for a language model
     intermediate_size: int
@@ -80,9 +80,9 @@ class DrafterConfig:
     block_size: int  # k, drafted tokens per round; steps of a family that drafts one by one
     # m taps, ascending; -1 is the embedding output; none for a language model
     target_layer_ids: tuple[int, ...]
-    num_target_layers: int  # 0 where the file does not say; a language model is tied to no depth
+    num_target_layers: int  # 0 if the file does not state it; a language model fits any depth
     draft_vocab_size: int = 0  # Vd, tokens the head can draft; 0 means all V
-    # without it the anchor's slot drafts nothing, and a query is one slot longer
+    # if False, the anchor's slot drafts nothing, and a query is one slot longer
     sample_from_anchor: bool = True
     # fills slots 1..k-1 of the query block; -1 where there is no such block
     mask_token_id: int = -1
@@ -106,7 +106,7 @@ class DrafterConfig:
 
     @property
     def feature_size(self) -> int:
-        """m*H, the width of one row of concatenated taps."""
+        """m*H, width of a row of concatenated taps."""
         return len(self.target_layer_ids) * self.hidden_size
 
     @property
@@ -128,7 +128,7 @@ class DrafterConfig:
 
     @property
     def family(self) -> str:
-        """`dspark`, `dflash`, `eagle3`, `mtp` or `lm`; only the heads tell the first two apart."""
+        """`dspark`, `dflash`, `eagle3`, `mtp` or `lm`; the first two differ in heads only."""
         if self.kind != "block":
             return self.kind
         return "dspark" if self.markov_rank or self.enable_confidence_head else "dflash"

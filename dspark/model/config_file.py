@@ -109,7 +109,7 @@ def _tensors(folder: Path) -> Mapping[str, TensorEntry]:
 
 
 def config_to_json(config: DrafterConfig) -> dict[str, Any]:
-    """The released spelling of a config: `parse_drafter_config` of the result gives it back."""
+    """The released JSON of a config: `parse_drafter_config` of the result gives it back."""
     if config.stage is not None:
         return deepseek_v4.to_json(config)
     raw = dataclasses.asdict(config)
@@ -118,7 +118,7 @@ def config_to_json(config: DrafterConfig) -> dict[str, Any]:
         told["architectures"] = [LANGUAGE_MODELS[0]]
         told |= {"tie_word_embeddings": config.tie_word_embeddings, "block_size": config.block_size}
         return dict(sorted(told.items()))
-    # Both block families carry one class name; heads alone tell them apart.
+    # Both block families have one class name; only their heads differ.
     told["architectures"] = [("Gemma4" if config.gemma else "Qwen3") + _CLASS[config.kind]]
     told |= {
         "target_layer_ids": list(config.target_layer_ids),

@@ -96,7 +96,7 @@ class Keys:
         return cast(str, value)
 
     def _get(self, key: str, default: object) -> object:
-        # An explicit null counts as absent: that is how the format spells "not set".
+        # An explicit null counts as absent: that is how the format writes "not set".
         value = self.raw.get(key)
         if value is None and default is None:
             raise CheckpointError(f"{key}: missing")

@@ -37,7 +37,7 @@ class Projection(nn.Module):
         return features[..., : self.width]
 
     def serve_rows(self) -> None:
-        """Makes `project` fast for features [T, m*H]; the weights must not change any more."""
+        """Prepares a fast `project` for features [T, m*H]; the weights must not change any more."""
 
     def wide(self, name: str) -> bool:
         """Whether a tensor stays fp32, whatever the dtype of the others."""
@@ -72,7 +72,7 @@ class FusedFeatures(Projection):
 
 
 class ContextProjection(FusedFeatures):
-    """C[p] = RMSNorm(W_fc F[p]) (eq. 2). F: [..., m*H] raw taps, C: [..., H]."""
+    """C[p] = RMSNorm(W_fc F[p]) (eq. 2), of DSpark and DFlash. F: [..., m*H], C: [..., H]."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)

@@ -191,8 +191,8 @@ class BlockDrafter(Drafter, ContextProjection):
     def block_inputs(
         self, anchor_ids: Tensor, anchor_positions: Tensor, size: int, *, longest: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """[n] ids and positions -> embeddings [n, q, H] and angles [n, q, hd] of the block's `size`
-        = q query slots."""
+        """Anchors' ids and positions [n] -> embeddings [n, q, H] and angles [n, q, hd] of the
+        block's `size` = q query slots."""
         n = len(anchor_ids)
         ids = anchor_ids.new_full((n, size), self.config.mask_token_id)
         ids[:, 0] = anchor_ids

@@ -237,7 +237,7 @@ class Drafter(Projection, ABC):
         self,
         *,
         anchor_ids: Tensor,  # [n] int64
-        # [n] int64, lengths + needs.lag; a family of rows alone may lack the newest
+        # [n] int64, lengths + needs.lag; families that need rows alone may lack the newest entries
         anchor_positions: Tensor,
         context: Entries | PagedEntries,  # the latter where `reads_pages`
         last_rows: Tensor | None = None,  # [n, H] the row before the anchor, where needs.lag
@@ -248,7 +248,8 @@ class Drafter(Projection, ABC):
     # -- both ends ------------------------------------------------------------------------
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """[...] int64 -> [..., H]; Gemma4 scales by sqrt(H), rounded to the weights' dtype."""
+        """Embeds [...] int64 -> [..., H]; Gemma4 scales by sqrt(H), rounded to the weights'
+        dtype."""
         rows: Tensor = self.embed_tokens(token_ids)
         if not self.config.gemma:
             return rows
@@ -274,5 +275,5 @@ class Drafter(Projection, ABC):
 
 
 def softcapped(logits: Tensor, cap: float | None) -> Tensor:
-    """c tanh(z / c), or the logits themselves without a cap."""
+    """c tanh(z / c) of logits z and cap c; the logits themselves without a cap."""
     return logits if cap is None else torch.tanh(logits / cap) * cap

@@ -51,7 +51,7 @@ class SequentialHead(nn.Module):
 
 
 class VanillaHead(SequentialHead):
-    """B_k = W2 e (eq. 5)."""
+    """The vanilla head: B_k = W2 e (eq. 5)."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class VanillaHead(SequentialHead):
 
 
 class GatedHead(VanillaHead):
-    """B_k = W2 (g * e), g = sigmoid(W_g [h ; e] + b_g)."""
+    """The gated head: B_k = W2 (g * e), g = sigmoid(W_g [h ; e] + b_g)."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)
@@ -96,7 +96,7 @@ class GatedHead(VanillaHead):
 
 
 class RecurrentHead(VanillaHead):
-    """B_k = W2 tanh(o), s_k = f * s_{k-1} + (1 - f) * tanh(c), s_0 = 0 (eq. 6).
+    """The recurrent head: B_k = W2 tanh(o), s_k = f * s_{k-1} + (1 - f) * tanh(c), s_0 = 0 (eq. 6).
 
     [f ; c ; o] = W_j [s_{k-1} ; e ; h] + b_j, f after a sigmoid. B_k reads the old state.
     """

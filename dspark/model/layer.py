@@ -79,7 +79,7 @@ class SandwichLayer(DraftLayer):
         size, eps, late_cast = config.hidden_size, config.rms_norm_eps, config.late_cast
         self.pre_feedforward_layernorm = RMSNorm(size, eps, late_cast=late_cast)
         self.post_feedforward_layernorm = RMSNorm(size, eps, late_cast=late_cast)
-        self.register_buffer("layer_scalar", torch.ones(1))  # in the file, and never trained
+        self.register_buffer("layer_scalar", torch.ones(1))  # stored, never trained
 
     def after(self, hidden: Tensor, attended: Tensor) -> Tensor:
         hidden = hidden + self.post_attention_layernorm(attended)

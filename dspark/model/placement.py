@@ -15,8 +15,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def pick_device(name: str, *, key: str) -> torch.device:
-    """The named device; `auto` takes CUDA if there is any. `key` names the setting in
-    complaints."""
+    """The named device; `auto` is CUDA if there is any. `key` names the setting in errors."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-# numbers in a weight from which the packed form wins over columns, from 2 rows on
+# size of a weight from which the packed form is faster than columns, from 2 rows on
 PACK_FROM = 150_000
-PACK_FOR_ROWS = 64  # the row count the packed form is made for; it serves all others too
-HALF_ERROR = 1e-7  # relative change of a weight's norm that is ignored: one rounding of fp32
+PACK_FOR_ROWS = 64  # the row count the packed form is optimised for; it serves all others too
+HALF_ERROR = 1e-7  # relative change of a weight, in norm, that is ignored: one rounding of fp32
 COPY_AT_MOST = 64 << 20  # bytes a second copy of a tied weight may take
 
 

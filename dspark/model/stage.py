@@ -115,7 +115,7 @@ class LatentAttention(nn.Module):
         self.attn_sink = nn.Parameter(torch.empty(heads))
 
     def keys(self, rows: Tensor, angles: Tensor) -> Tensor:
-        """rows [..., H], angles [..., R] (cos | sin) -> [..., hd]."""
+        """Rotated keys of rows [..., H] by angles [..., R] (cos | sin) -> [..., hd]."""
         return _turn(self.kv_norm(self.wkv(rows)), angles)
 
     def forward(self, x: Tensor, context: Tensor, visible: Tensor, angles: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ class Gate(nn.Module):
         self._per_token, self._scale = shape.experts_per_token, shape.expert_scale
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [T, H] -> (weights, experts), [T, chosen] each."""
+        """Routes x [T, H] -> (weights, experts), [T, chosen] each."""
         scores = softplus(exact(x, self.weight)).sqrt()
         chosen = torch.topk(scores + self.bias.float(), self._per_token, dim=-1).indices
         weights = scores.gather(-1, chosen)
@@ -186,7 +186,7 @@ class Gate(nn.Module):
 
 
 class Expert(nn.Module):
-    """W_2(silu(min(W_1 x, c)) * clamp(W_3 x, -c, c)); [T, H] -> [T, H]."""
+    """One expert, W_2(silu(min(W_1 x, c)) * clamp(W_3 x, -c, c)): [T, H] -> [T, H]."""
 
     def __init__(self, size: int, shape: StageShape) -> None:
         super().__init__()
@@ -202,12 +202,12 @@ class Expert(nn.Module):
 
 
 def summed_up(streams: Tensor, weights: Tensor) -> Tensor:
-    """streams [..., N, H], weights [..., N] fp32 -> [..., H]."""
+    """Sums streams [..., N, H] with weights [..., N] fp32 -> [..., H]."""
     return (weights.unsqueeze(-1) * streams).sum(-2).to(streams.dtype)
 
 
 def exact(rows: Tensor, matrix: Tensor) -> Tensor:
-    """rows [..., in], matrix [out, in] -> [..., out] in fp32, in mixed precision as well."""
+    """The product rows [..., in] x matrix [out, in] -> [..., out] in fp32, also under autocast."""
     with torch.autocast(rows.device.type, enabled=False):
         return linear(rows.float(), matrix.float())
 

@@ -124,7 +124,7 @@ def beyond_keys(model: Any) -> str | None:
 
 
 def cache_layers(model: Any) -> list[Any]:
-    """The library's cache for this configuration, layer by layer."""
+    """The layers of the library's cache for this configuration."""
     from transformers import DynamicCache
 
     return list(DynamicCache(config=model.config).layers)

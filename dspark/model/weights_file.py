@@ -143,7 +143,7 @@ def _scale(entry: TensorEntry) -> Tensor:
 
 
 def tensor_names(file: Path) -> list[str]:
-    """Names in one file's header."""
+    """Names of the tensors in one file's header."""
     return list(_read_header(file))
 
 

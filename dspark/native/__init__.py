@@ -1,2 +1,2 @@
-"""Loops that torch has no single operation for on a CPU, in C: built where the installation found a
+"""Kernels in C for CPUs, where torch has no single operation: built where the installation found a
 compiler."""

@@ -28,7 +28,7 @@ class Tables(NamedTuple):
 
     cu_q: Tensor  # int32 [N + 1]: first token of each sequence, then T
     used_k: Tensor  # int32 [N]: keys of each sequence in pages
-    blocks: Tensor  # int32 [N, P]: its pages
+    blocks: Tensor  # int32 [N, P]: pages of each sequence
     max_q: int
     max_k: int
 
@@ -75,7 +75,7 @@ class PagedAttention:
     def __call__(
         self,
         q: Tensor,  # [T, Hq, D]
-        k: Tensor,  # [pages, page size, Hkv, D], and so is v; stored alike
+        k: Tensor,  # [pages, page size, Hkv, D]; v has the same shape and strides
         v: Tensor,
         at: Tables,
         scale: float | None = None,  # None is D ** -0.5

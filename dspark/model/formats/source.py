@@ -77,7 +77,7 @@ def open_source(
 
 
 def left_out(folder: Path, config: DrafterConfig) -> list[str]:
-    """The tables that a drafter's folder leaves to its target."""
+    """Names of the tables that a drafter's folder leaves to its target."""
     if config.kind == "lm" or config.stage is not None:
         return []
     absent = _absent(read_directory(folder))
@@ -120,7 +120,7 @@ def _shared(
     vocabulary: DraftVocabulary | None,
     target: Callable[[], Path] | None,
 ) -> dict[str, TensorEntry]:
-    """The target's own tables for those that the file leaves out."""
+    """Entries of the target's tables for those that the file leaves out."""
     absent = _absent(entries)
     if not absent:
         return {}
