@@ -131,7 +131,7 @@ LOADING = [
             ),
             (
                 "a negative q is weighed",
-                "    if not probs.min() >= 0:  # NaN is not\n",
+                "    if not probs.min() >= 0:  # false for NaN too\n",
                 "    if probs.min() < -1:\n",
             ),
             (
