@@ -1,10 +1,9 @@
-"""Applying reported rounds, one by one: check, commit, show, count.
+"""Applies reported rounds one by one: check, commit, show, count.
 
-Invariant 6, committed before shown: `Answer.take` appends before the output queue sees anything,
-and whoever calls makes it last (`write`) before this turn of the event loop is over, so before
-anybody can read from that queue. Nothing that a verifier says is believed before it was looked at:
-a report that no block and no answer can lead to ends the request, or the sequence goes to another
-verifier.
+Invariant 6, committed before shown: `Answer.take` appends to the log before the output queue gets
+anything, and the caller makes it durable (`write`) before this turn of the event loop is over, so
+before a client can read from that queue. Every report is checked before it is applied: one that no
+block and no answer can lead to ends the request, or the sequence goes to another verifier.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ log = structlog.get_logger("dspark.commits")
 
 
 class Commits:
-    """Of one lane."""
+    """Commits the reported rounds of one lane."""
 
     def __init__(self, owner: Owner, vocab_size: int, metrics: Metrics) -> None:
         self._owner, self._vocab_size, self._metrics = owner, vocab_size, metrics
@@ -37,7 +36,7 @@ class Commits:
     def problem(
         self, state: RequestState, said: RoundReport, logprobs: Sequence[ScoredToken]
     ) -> str | None:
-        """What is wrong with a round that is the next one; None if nothing is."""
+        """What is wrong with a round that is next in order; None if it can be committed."""
         tokens = said.tokens
         if (
             not 0 <= said.accepted <= said.verified <= len(said.confidence)
@@ -53,10 +52,10 @@ class Commits:
     def begin(
         self, state: RequestState, said: RoundReport, told: control.PassReport, at: float
     ) -> int:
-        """The commit that a prefill brings. Returns tokens committed."""
+        """Commits what a prefill drew. Returns the number of tokens committed."""
         logprobs = told.logprobs[0] if told.logprobs else ()
         if not state.answer.room:
-            # a token is drawn behind every prompt, and not said where none was asked for
+            # every prefill draws a token; it is dropped where the answer has no room for one
             said, logprobs = said._replace(tokens=()), ()
         started = told.started or control.Started()
         problem = self.problem(state, said, logprobs)
@@ -84,13 +83,14 @@ class Commits:
         why: str,
         at: float,
     ) -> int:
-        """A round's. why: it had no block, for metrics. Returns tokens committed."""
+        """Commits a judged round. why: its block was empty, for metrics. Returns tokens
+        committed."""
         problem = self.problem(state, said, logprobs)
         if problem is not None:
             return self._refuse(state, problem)
         try:
             return self._judged(state, said, logprobs, why, at)
-        except Exception as error:  # a bug: this request fails and its neighbours do not notice
+        except Exception as error:  # a bug: only this request fails
             log.error("commit.failed", sequence=said.sequence, round=said.round, exc_info=error)
             self._owner.ended(state, PeerError("a commit failed; see the coordinator's log"))
             return 0
@@ -118,7 +118,7 @@ class Commits:
     def _finish(
         self, state: RequestState, said: RoundReport, piece: CommittedTokens, at: float
     ) -> int:
-        """Hands a commit to the client; whoever does not read is cut."""
+        """Hands a commit to the client; a client that reads too slowly is cut."""
         count = len(piece.tokens)
         if count != len(said.tokens) or (piece.end is None and count != said.accepted + 1):
             return self._refuse(state, "tokens that its answer has no room for, or too few")

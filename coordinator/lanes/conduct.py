@@ -1,5 +1,4 @@
-"""How lanes behave, what those of one coordinator share, and what they tell of rounds to whoever
-watches."""
+"""Settings of lanes, what all lanes of a coordinator share, and the rounds they hand to watches."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ from dspark.runtime.telemetry import Metrics
 
 @dataclass(frozen=True, slots=True)
 class Conduct:
-    """Of every lane of a coordinator. Waits are seconds."""
+    """Settings of every lane of a coordinator. Deadlines are seconds."""
 
-    # at one time: with many streams of short answers, a handful a round would be all that enter
+    # prefills at one time; a handful would be all that many streams of short answers start a round
     max_prefills: int = 32
     prefill_deadline_s: float = 120.0
     verify_deadline_s: float = 10.0
@@ -33,34 +32,33 @@ class Conduct:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """One cohort's round, when it had been committed: references, no arithmetic. Times are clock
-    times."""
+    """One cohort's committed round: references, no arithmetic. Times are clock times."""
 
     lane: str
     ended: float
     report: PassReport
-    rounds: Sequence[RoundReport]  # [n] those that were the next ones of somebody here
+    rounds: Sequence[RoundReport]  # [n] those that were the next of a sequence of this lane
     states: Sequence[RequestState]  # [n]
-    why_empty: Sequence[str]  # [n] why it had no block, as metrics name it
+    why_empty: Sequence[str]  # [n] why its block was empty, as metrics name it
     plan: Plan  # in force; the one its orders were frozen by is the same or a little older
     name_of: Callable[[int], str]  # drafter's number -> replica
 
 
 class RoundWatch(Protocol):
-    """Hung on every lane of a coordinator."""
+    """Receives the committed rounds of every lane of a coordinator."""
 
     @property
     def watched(self) -> bool:
-        """Whether anybody looks: a round pays for this question alone where nobody does."""
+        """Whether a watch is open; without one, this check is all that a round costs."""
 
     def reported(self, round: Reported) -> None:
-        """Call it in the turn of the event loop in which the round was committed."""
+        """Takes a round. Call it in the turn of the event loop in which the round was committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneContext:
-    """Of all lanes of a coordinator. load: sequences by the drafter that drafts for them; write:
-    makes commits and epochs last before anybody is shown them, where there is a journal."""
+    """What all lanes of a coordinator share. load: sequences per drafter; write: makes commits and
+    epochs durable before a client sees them, None without a journal."""
 
     clock: Clock
     metrics: Metrics

@@ -1,10 +1,9 @@
-"""Who drafts for which sequence of a lane, from its admission to its end; plans name who that is
-where it changes.
+"""Which drafter drafts for which sequence of a lane, from admission to end; plans name its changes.
 
-A sequence goes on with empty blocks while it has nobody. It is looked at again when a report, a
-drafter or time may have changed something: its drafter left, or is about to, is distrusted, has no
-blocks of this length, or its rows never came. While a lane goes without drafts, feature rows of
-most sequences would be of no use to anybody: a part of them is enough to try drafts with.
+A sequence without a drafter runs with empty blocks. It is checked again when a report, a drafter or
+time may have changed something: its drafter left or is about to, is distrusted, has no blocks of
+this length, or its rows never arrived. While a lane runs without drafts, feature rows of most
+sequences would be of no use: a part of the sequences is enough to try drafts with.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from dspark.rounds.events import RoundReport
 from dspark.rounds.policy import Adaptive
 from dspark.runtime.telemetry import Metrics
 
-AGAIN_S = 0.5  # between two looks for a drafter for the same sequence
-# rows that have not come to a drafter in this time do not come: it has no room, or is no use
+AGAIN_S = 0.5  # between two searches for a drafter for the same sequence
+# rows missing at a drafter for this long will not arrive: it has no room, or does not work
 ROWS_S = 15.0
-KINDS = 1 << 16  # of drafters and buckets that are numbered
-# where drafts do not pay, so many of a kind have a drafter, and one sequence of so many
+KINDS = 1 << 16  # pairs of drafter and bucket that are numbered
+# where drafts do not pay: sequences of a kind that keep a drafter, and one in so many of all
 LEAST_TRYING, TRYING = (
     2,
     4,
 )
-REASONS = {  # why a round went without a block, as metrics name it
+REASONS = {  # why a block was empty, as metrics name it
     "rows missing": "features_missing",
     "rows lost": "features_missing",
     "no drafter": "no_drafter",
@@ -46,24 +45,25 @@ REASONS = {  # why a round went without a block, as metrics name it
 
 
 class DrafterAssignment:
-    """Of one lane. `named` is what the next plan has to say: drafters by sequence, 0 for nobody."""
+    """Assigns the drafters of one lane. `named`: changes for the next plan, drafter by sequence, 0
+    for none."""
 
     def __init__(
         self, drafters: LaneDrafters, plans: LanePlans, clock: Clock, metrics: Metrics
     ) -> None:
         self._drafters, self._plans, self._clock, self._metrics = drafters, plans, clock, metrics
         self.named: dict[int, int] = {}
-        self._due: dict[int, Placed] = {}  # to be looked at
+        self._due: dict[int, Placed] = {}  # to be checked
         self._trying: dict[int, int] = {}  # adaptive sequences that have a drafter -> their kind
         self._kinds: dict[Hashable, int] = {}
 
     def admitted(self, placed: Placed) -> None:
-        """The first choice, which its admission names."""
+        """Chooses the first drafter, which the admission names."""
         self._assign(placed, self._drafters.choose(placed.state) if placed.speculates else 0)
         self.named.pop(placed.number, None)
 
     def left(self, placed: Placed) -> None:
-        """The sequence is gone."""
+        """Forgets a sequence that left the lane."""
         self._due.pop(placed.number, None)
         self.named.pop(placed.number, None)
         self._detach(placed)
@@ -73,7 +73,7 @@ class DrafterAssignment:
             self._due[each.number] = each
 
     def reported(self, placed: Placed, said: RoundReport, now: float) -> None:
-        """What a round tells of its drafter."""
+        """Notes from a round whether the drafter has the sequence's rows and delivers blocks."""
         if len(said.confidence):
             placed.rows_missing_since = None
             placed.fed = placed.fed or said.drafter == placed.drafter
@@ -86,7 +86,8 @@ class DrafterAssignment:
             self._due[placed.number] = placed
 
     def why_empty(self, placed: Placed, said: RoundReport) -> str:
-        """Why a round had no block, as metrics, explanations and traces name it."""
+        """Why a round had no block, as metrics, explanations and traces name it; empty if it had
+        one."""
         if len(said.confidence):
             return ""
         if not placed.state.speculates:
@@ -100,7 +101,8 @@ class DrafterAssignment:
         return self._drafters.why_nobody(placed.state) if nobody else why
 
     def lost(self, drafter: int, placed: Iterable[Placed], why: str) -> None:
-        """The verifier lost a drafter, or, if it is full, could not open anybody new there."""
+        """Takes sequences off a drafter that the verifier lost, or off a full one those it never
+        drafted for."""
         self._drafters.lost(drafter, why)
         self._plans.drafters(self._drafters.costs())
         for each in placed:
@@ -109,7 +111,7 @@ class DrafterAssignment:
                 each.not_before = 0.0
 
     def settle(self) -> None:
-        """Whoever has no drafter gets one, and whoever's is no good another, or none."""
+        """Gives due sequences without a drafter one, and replaces or removes an unfit one."""
         due, self._due = self._due, {}
         now = self._clock.time()
         for placed in due.values():
@@ -140,7 +142,8 @@ class DrafterAssignment:
             placed.drafter = 0
 
     def _assign(self, placed: Placed, drafter: int) -> None:
-        """This one, unless drafts do not pay and there are others to try them with."""
+        """Assigns this drafter, or none where drafts do not pay and others are enough to try them
+        with."""
         before, request = placed.drafter, placed.state.request
         self._detach(placed)
         params, label = request.params, request.label
@@ -178,7 +181,7 @@ class DrafterAssignment:
             self.named[placed.number] = placed.drafter
 
     def _enough(self, placed: Placed) -> bool:
-        """Whether drafts can be tried with those that have a drafter, two of its kind among
-        them."""
+        """Whether enough sequences have a drafter to try drafts with, `LEAST_TRYING` of its kind
+        among them."""
         alike = sum(kind == placed.key for kind in self._trying.values())
         return alike >= LEAST_TRYING and len(self._trying) >= len(self._plans) / TRYING

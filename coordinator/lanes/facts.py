@@ -1,4 +1,4 @@
-"""What workers said they are, as lanes know them. No messages and no sockets here."""
+"""What workers announced about themselves, as plain data for lanes. No messages, no sockets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coordinator.planning.cost import CostCurve
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What a worker of either role said it is."""
+    """What a verifier or drafter process announced about itself."""
 
     name: str
     endpoint: str
@@ -28,7 +28,7 @@ class WorkerFacts:
 @dataclass(frozen=True, slots=True)
 class VerifierFacts(WorkerFacts):
     page_size: int  # tokens
-    pages_total: int  # 0 when it does not say
+    pages_total: int  # 0 where it announces none
     attention_path: str
     stop_token_ids: tuple[int, ...]
 
@@ -39,7 +39,7 @@ class DrafterFacts(WorkerFacts):
 
 
 class DrafterPort(Protocol):
-    """One drafter process, told apart by who it is. Verifiers speak to it, a lane only names it to
+    """One drafter process, compared by identity. Verifiers connect to it; a lane only names it to
     them."""
 
     @property

@@ -1,12 +1,12 @@
-"""A lane: one verifier, its drafters, its sequences. Admits, plans, commits what is reported, takes
+"""A lane: one verifier, its drafters, its sequences. Admits, plans, commits reported rounds, hands
 sequences back.
 
-It stands beside the rounds, which the verifier runs by itself, never on their way. Invariants,
-those of `dspark.rounds` that are a coordinator's: R6. What is decided settles: a sequence that
-moves stays here until the verifier has released it. What ended is dropped. R7. Reports are applied
-exactly in order of (epoch, round): journal and log first, then the acknowledgement, then shown. R9.
-An epoch is written before anything can be drawn under it, and never given out again. R10. What this
-process cannot reach of a drafter never stops a verifier's orders to it.
+The verifier runs the rounds by itself; the lane is beside them, never in their way. It keeps the
+coordinator's part of the invariants of `dspark.rounds`. R6: a sequence that moves stays here until
+the verifier has released it; an ended one is dropped. R7: reports are applied exactly in order of
+(epoch, round): journal and log first, then the acknowledgement, then shown. R9: an epoch is written
+before anything can be drawn under it, and never used again. R10: a drafter that this process cannot
+reach may still get the verifier's orders.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ from dspark.types import Refusal, RefusalReason
 log = structlog.get_logger("dspark.lane")
 
 MOVING_S = 1.0  # before a verifier ends, its sequences move ...
-MOVING_SHARE = 0.5  # ... but not before this share of what it gave them
+MOVING_SHARE = 0.5  # ... but not before this share of the time it gave
 
 
 class Lane:
-    """Keeps `Listener`. Holds its requests from `take` until they end, are turned away or are
-    orphaned."""
+    """Implements `Listener`. Holds its requests from `take` until they end or are handed back."""
 
     def __init__(
         self,
@@ -52,7 +51,7 @@ class Lane:
         on_lost: Callable[[str], None] = lambda why: None,
         on_draining: Callable[[float], None] = lambda finish_within_s: None,
     ) -> None:
-        """`on_lost`: the verifier is gone, and the lane closes."""
+        """on_lost: called when the verifier is gone, before the lane closes."""
         clock, metrics, waits = shared.clock, shared.metrics, shared.conduct
         self.facts, self._port, self._owner, self._waits = facts, port, owner, waits
         self._clock, self._metrics, self._shared, self._round_watch = (
@@ -74,14 +73,14 @@ class Lane:
         self._learning = RoundLearning(
             facts.name, self._plans, self._drafters, counts, monitor, metrics
         )
-        self._orders: list[Down] = []  # to be told
-        self._changed = True  # who takes part, or who drafts
+        self._orders: list[Down] = []  # to be sent
+        self._changed = True  # sequences or drafters did, since the last plan
         self._due = self._closed = False
-        self._kept: frozenset[tuple[int, int]] = frozenset()  # as the verifier was told last
+        self._kept: frozenset[tuple[int, int]] = frozenset()  # as sent to the verifier last
         self._heard = clock.time()
         self._silence = Silence(self._members, waits, self._heard)
         self._watching: Timer | None = None
-        self.draining = False  # it takes nobody new
+        self.draining = False  # no new sequence is taken
         self.rounds = self.committed_by_rounds = 0
         self._hear: dict[type, Callable[[Any], None]] = {
             PassReport: self._passed,
@@ -97,7 +96,7 @@ class Lane:
             )
         port.listen(self)
 
-    # What others ask of a lane.
+    # For the scheduler and the pools.
 
     @property
     def states(self) -> Sequence[RequestState]:
@@ -125,7 +124,7 @@ class Lane:
         return self._plans.curve
 
     def can_take(self, state: RequestState) -> bool:
-        """Whether there is room for one more, as far as is known here."""
+        """Whether the lane takes sequences and has room for this one, as far as is known here."""
         return not (self._closed or self.draining) and self._members.fits(state)
 
     def could_take(self, state: RequestState) -> bool:
@@ -133,14 +132,14 @@ class Lane:
         return not (self._closed or self.draining) and self._members.could_fit(state)
 
     def take(self, state: RequestState) -> None:
-        """Its prompt is run beside the rounds; it joins them by itself."""
+        """Takes a sequence in: its prompt is run beside the rounds, which it then joins."""
         state.sequence.apply(LifeEvent.PLACED)
         state.last_verifier = self.facts.name
         self._members.add(state)
         self._soon()
 
     def forget(self, state: RequestState) -> None:
-        """It ended, or its client left: whatever is being drawn for it is of no use to anybody."""
+        """Drops a sequence that ended or whose client left, with whatever is being drawn for it."""
         placed = self._members.get(state.sequence.number)
         if placed is not None:
             self._take_out(placed)
@@ -152,12 +151,14 @@ class Lane:
         self._drafters_changed()
 
     def drafter_left(self, drafter: DrafterPort) -> None:
-        """Whoever is with it stays: the verifier may reach it all the same."""
+        """This process lost a drafter; its sequences stay, since the verifier may still reach
+        it."""
         self._drafters.left(drafter)
         self._drafters_changed()
 
     def drafter_leaves(self, drafter: DrafterPort, leaves: bool = True) -> None:
-        """It takes nobody new; its sequences go to another one as soon as there is one."""
+        """Stops new sequences for a drafter, or allows them again; its own move as soon as another
+        fits."""
         self._drafters.leaves(drafter, leaves)
         self._drafters_changed()
 
@@ -168,15 +169,15 @@ class Lane:
         self._soon()
 
     def drain(self, finish_within_s: float) -> None:
-        """The verifier will leave: nobody new, and who has not ended shortly before goes to another
-        one."""
+        """Prepares for the verifier's end: no new sequence, and those still running shortly before
+        move."""
         self.draining = True
         within_s = max(finish_within_s - MOVING_S, MOVING_SHARE * finish_within_s)
         self._clock.call_later(within_s, self._surely, self.move_all)
 
     def move_all(self) -> None:
-        """Its sequences begin again elsewhere, oldest first in line, each once the verifier has
-        settled it."""
+        """Hands all sequences back, oldest first in the queue, each once the verifier has settled
+        it."""
         self.draining = True
         for placed in reversed(tuple(self._members)):
             if placed.leaving is not None:
@@ -189,13 +190,13 @@ class Lane:
         self._soon()
 
     async def emptied(self, longest_s: float) -> None:
-        """Until nobody is here any more, or for so long."""
+        """Waits until no sequence is left, at most `longest_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(longest_s):
                 await self._members.emptied()
 
     def _settle(self, placed: Placed, becomes: LifeEvent = LifeEvent.MOVED) -> None:
-        """It leaves once everything that was drawn for it is here."""
+        """Releases a sequence once everything that was drawn for it has been reported."""
         placed.leaving, placed.settled_by = (
             becomes,
             self._clock.time() + self._waits.verify_deadline_s,
@@ -204,8 +205,8 @@ class Lane:
         self._soon()
 
     def close(self) -> None:
-        """The verifier is gone: every sequence goes back to where it came from, oldest first in
-        line."""
+        """Closes the lane of a lost verifier: hands every sequence back, oldest first in the
+        queue."""
         if self._closed:
             return
         self._closed = True
@@ -214,12 +215,12 @@ class Lane:
         self._metrics.cost_curve_in_force.labels(lane=self.facts.name).set(0)
         self._learning.close()
         for placed in reversed(tuple(self._members)):
-            self._take_out(placed)  # if it said that it ends, whoever was there lost nothing by it
+            self._take_out(placed)  # an end that was announced is no loss to its sequences
             hand_back(
                 self._owner, placed.state, LifeEvent.MOVED if self.draining else LifeEvent.ORPHANED
             )
 
-    # What the verifier says.
+    # Messages of the verifier.
 
     def heard(self, news: Sequence[Up]) -> None:
         self._surely(self._take_in, news)
@@ -228,7 +229,7 @@ class Lane:
         self._heard = self._clock.time()
         for each in news:
             self._hear[type(each)](each)
-        # before this turn of the loop is over, so before anybody is shown what was committed in it
+        # in this turn of the event loop, so before a client can see what it committed
         self._write()
         self._tell_orders()
         self._soon()
@@ -290,7 +291,7 @@ class Lane:
             self._owner.ended(state, placed.refusal())
 
     def _refused(self, said: Refused) -> None:
-        """Its release follows."""
+        """Notes why a sequence is refused; its release follows."""
         placed = self._find(said.sequence, said.epoch, "refused")
         if placed is not None:
             self._metrics.refusals.labels(reason=said.why.name.lower()).inc()
@@ -313,8 +314,7 @@ class Lane:
         return placed
 
     def _fault(self, placed: Placed, kind: str) -> None:
-        """What a verifier says of a sequence is not what comes next: nothing more of it is
-        believed."""
+        """Drops a sequence at a verifier whose report of it is out of order, and hands it back."""
         self._metrics.dropped.labels(kind=kind, reason="out_of_order").inc()
         self.forget(placed.state)
         hand_back(self._owner, placed.state, LifeEvent.ORPHANED)
@@ -327,11 +327,11 @@ class Lane:
         self._plans.remove(placed.number)
         self._soon()
 
-    # Turns: everything that need not be done at once.
+    # Turns: work that is put off to the next turn of the event loop.
 
     def _surely(self, step: Callable[..., None], *args: object) -> None:
-        """Of a bug: its sequences get a fresh lane rather than none, and what was committed before
-        it lasts."""
+        """Runs a step. After a bug it writes what was committed and closes the port, so that the
+        sequences get another lane."""
         if self._closed:
             return
         try:
@@ -370,7 +370,7 @@ class Lane:
         self._watch()
 
     def _admit(self) -> list[Admission]:
-        """The next in line."""
+        """Admissions of the next sequences in the queue."""
         admitted = list(map(self._admission, self._members.next()))
         if admitted:
             self._write()  # epochs, before anything is drawn under them
@@ -393,15 +393,15 @@ class Lane:
         if orders and not self._closed:
             self._port.tell(orders)
 
-    # Silence.
+    # Timeouts.
 
     def _watch(self) -> None:
         if self._watching is None and (len(self) or self._kept) and not self._closed:
             self._watching = self._clock.call_later(self._silence.each_s, self._surely, self._look)
 
     def _look(self) -> None:
-        """A verifier that owes something and says nothing is lost; a sequence that it is silent
-        about moves, and one that it never settles is taken for lost."""
+        """Applies timeouts: a silent verifier is lost, a sequence that it does not report moves,
+        and one that it never settles is orphaned."""
         self._watching, now = None, self._clock.time()
         lost = self._silence.verifier_lost(self._heard, now)
         if lost is not None:

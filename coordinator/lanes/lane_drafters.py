@@ -1,11 +1,9 @@
-"""Which drafter drafts for which sequence of a lane: the least loaded one that fits, by the number
-plans name it by.
+"""The drafters of a lane, by the number that plans name; chooses the least loaded that fits.
 
 A drafter holds soft state only: losing one costs speed, never an answer. Health is per pair
-(invariant R10 of `dspark.rounds`): a drafter that this process cannot reach gets nobody new, and
-whoever is with it stays until the verifier, which speaks to it by itself, says that it is gone. A
-drafter of which the watchdog has an alarm gets nobody but one sequence at a time to be tried with,
-once its pause is over.
+(invariant R10 of `dspark.rounds`): a drafter that this process cannot reach gets no new sequence,
+and its own stay until the verifier, which has its own connection to it, reports it gone. A drafter
+with an alarm of the watchdog gets one sequence at a time as a trial, once its pause is over.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ class _Known:
         self.number, self.port, self.watch = number, port, DrafterWatch(past)
         self.there = True  # this process reaches it
         self.leaves = False
-        self.not_before = 0.0  # clock time before which the verifier is not told to use it
+        self.not_before = 0.0  # clock time before which it is not named to the verifier
         self.pause_s = AGAIN_S
         self.sequences = 0  # of this lane
         self.told: Use | None = None
@@ -50,7 +48,7 @@ class _Known:
 
 
 class LaneDrafters:
-    """Of one lane. `news` is what its verifier has to be told."""
+    """The drafters of one lane. `news` yields the changes to send to its verifier."""
 
     def __init__(self, lane: str, shared: LaneContext) -> None:
         self._lane, self._load, self._clock, self._monitor = (
@@ -60,7 +58,7 @@ class LaneDrafters:
             shared.monitor,
         )
         self._metrics, self._bypass = shared.metrics, shared.conduct.bypass
-        self._past: dict[str, BlockSums] = {}  # of versions
+        self._past: dict[str, BlockSums] = {}  # by version
         self._known: dict[tuple[str, int], _Known] = {}  # by endpoint and incarnation
         self._by_number: dict[int, _Known] = {}
         self._numbers = itertools.count(1)  # never given to another process
@@ -70,7 +68,7 @@ class LaneDrafters:
         return tuple(each.port for each in self._by_number.values() if each.there)
 
     def costs(self) -> list[DrafterCost]:
-        """What plans need to know of those that are there; who is left out for an alarm gets one
+        """Costs of the drafters within reach, for plans; one left out for an alarm gets one
         sequence at most."""
         there = [each for each in self._by_number.values() if each.there]
         return [
@@ -79,7 +77,8 @@ class LaneDrafters:
         ]
 
     def joined(self, port: DrafterPort) -> None:
-        """A process keeps its number while anybody is with it."""
+        """Adds a drafter; a process that returns keeps its number if sequences are still assigned
+        to it."""
         at = (port.facts.endpoint, port.facts.incarnation)
         known = self._known.get(at)
         if known is None:
@@ -91,20 +90,21 @@ class LaneDrafters:
         known.port, known.there, known.leaves = port, True, False
 
     def left(self, port: DrafterPort) -> None:
-        """It is out of this process's reach."""
+        """Marks a drafter that this process no longer reaches."""
         known = self._of(port)
         if known is not None:
             known.there = False
 
     def leaves(self, port: DrafterPort, leaves: bool) -> None:
-        """Whether it gets nobody new; who is with it goes to another one as soon as there is
-        one."""
+        """Sets whether a drafter gets no new sequence; its own move as soon as another drafter
+        fits."""
         known = self._of(port)
         if known is not None:
             known.leaves = leaves
 
     def lost(self, number: int, why: str) -> None:
-        """The verifier lost it, or it has no room."""
+        """Pauses a drafter that the verifier lost or that has no room; some reasons raise an
+        alarm."""
         known = self._by_number.get(number)
         if known is None:
             return
@@ -113,16 +113,16 @@ class LaneDrafters:
             self._tell(known)
         known.not_before = self._clock.time() + known.pause_s
         known.pause_s = min(2.0 * known.pause_s, LONGEST_S)
-        known.told = Use.NO_NEW  # so that it is told again
+        known.told = Use.NO_NEW  # so that it is sent again
 
     def drafted(self, number: int) -> None:
-        """A block of it came."""
+        """Resets the pause of a drafter: one of its blocks arrived."""
         if number in self._by_number:
             self._by_number[number].pause_s = AGAIN_S
 
     def observe(self, rounds: Sequence[RoundReport], formed: Sequence[bool]) -> bool:
-        """Finished rounds of a pass, for the watchdog; formed: of each, whether its answer keeps a
-        form. Returns whether there is an alarm more or less."""
+        """Gives the finished rounds of a pass to the watchdog. formed: for each, whether its answer
+        has a constraint. Returns whether an alarm was raised or cleared."""
         changed = False
         for number, seen in drafted_passes(rounds, formed).items():
             known = self._by_number.get(number)
@@ -137,7 +137,7 @@ class LaneDrafters:
         return changed
 
     def _tell(self, known: _Known) -> None:
-        """Of an alarm, or of its end."""
+        """Reports an alarm, or its end, to metrics and log."""
         facts, alarm = known.port.facts, known.watch.alarm
         self._metrics.drafters_left_out.labels(lane=self._lane).set(
             sum(each.watch.alarm is not None for each in self._by_number.values())
@@ -164,7 +164,7 @@ class LaneDrafters:
         )
 
     def why_left_out(self, port: DrafterPort) -> str:
-        """A sentence for people; empty where there is no alarm."""
+        """For people: why a drafter is left out; empty without an alarm."""
         known = self._of(port)
         if known is None or known.watch.alarm is None:
             return ""
@@ -176,7 +176,8 @@ class LaneDrafters:
         self._metrics.drafters_left_out.labels(lane=self._lane).set(0)
 
     def choose(self, state: RequestState, besides: int = 0) -> int:
-        """The least loaded drafter that may serve this sequence, but for one; 0 for nobody."""
+        """The least loaded drafter, other than `besides`, that may serve this sequence; 0 for
+        none."""
         able = [
             each
             for each in self._by_number.values()
@@ -192,13 +193,13 @@ class LaneDrafters:
         return self.may_stay(number, state) and not known.leaves
 
     def may_stay(self, number: int, state: RequestState) -> bool:
-        """The same while there is nobody else."""
+        """The same while no other drafter fits: one that will leave may stay."""
         known = self._by_number[number]
         left_out = self._heeds(known, state) and known.watch.left_out(self._clock.time())
         return self._fits(known.port, state) and not left_out
 
     def on_trial(self, number: int, state: RequestState) -> bool:
-        """Whether a sequence that is with it is there to find out whether it is of use again."""
+        """Whether a sequence of this drafter is its trial after an alarm."""
         known = self._by_number.get(number)
         return known is not None and self._heeds(known, state)
 
@@ -238,7 +239,8 @@ class LaneDrafters:
         return known.port.facts.name if known is not None else ""
 
     def news(self) -> Iterator[DrafterAt]:
-        """What changed since the last call."""
+        """Yields the drafters whose use changed since the last call, and forgets those that are
+        gone."""
         for known in list(self._by_number.values()):
             use, facts = known.use, known.port.facts
             if use is Use.GONE:
@@ -264,15 +266,16 @@ class LaneDrafters:
         return free and named and room and self._fits(known.port, state)
 
     def _heeds(self, known: _Known, state: RequestState) -> bool:
-        """Whether an alarm is anything to a sequence: who fixed its slots drafts what is no use."""
+        """Whether a drafter's alarm matters to a sequence; with fixed slots it drafts even without
+        use."""
         alarm = known.watch.alarm
         return alarm is not None and (
             alarm.useless or (self._bypass and isinstance(state.request.policy, Adaptive))
         )
 
     def _shares(self, known: _Known) -> bool:
-        """Whether adaptive sequences are with it as with others: where they may not go without
-        drafts, most alarms are nothing to them."""
+        """Whether adaptive sequences use a drafter like any other: where they may not go without
+        drafts, most alarms do not matter to them."""
         alarm = known.watch.alarm
         return alarm is None or not (alarm.useless or self._bypass)
 
@@ -286,5 +289,5 @@ _LOST_BY = {"malformed": Alarm.MALFORMED, "silent": Alarm.NOTHING_DRAFTED}
 
 
 def _reaches(port: DrafterPort, state: RequestState) -> bool:
-    """Whether it has blocks for a sequence of this length."""
+    """Whether the drafter's context has room for a sequence of this length and a block."""
     return len(state.answer.log) <= port.facts.context_length - port.facts.block_size

@@ -1,10 +1,9 @@
-"""Who is in a lane: those in line for their prefill, those being prefilled, those in rounds; and
-who is silent there.
+"""The sequences of a lane: queued for their prefill, in prefill, in rounds; and which are overdue.
 
-Sequences are taken in by what is in use of the page pool, not by the longest they may become: most
-end long before. When one that is running finds no page, its verifier takes the youngest out, and it
-begins again later, with everything it has said; so the oldest always goes on, and everybody becomes
-the oldest some day.
+Sequences are admitted by the pages in use, not by the longest they may become: most end long
+before. When a running one finds no page, its verifier takes out the youngest, which begins again
+later with its committed tokens. So the oldest always continues, and each becomes the oldest in
+time.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from coordinator.lanes.facts import VerifierFacts
 from coordinator.lanes.request_state import LifeEvent, Placed, RequestState
 from dspark.rounds.control import PassReport
 
-# tokens that each running sequence may add before a new one counts; spares most preemptions
+# tokens of growth counted for each running sequence; spares most preemptions
 GROWTH = 64
-LOOKS = 4  # in the shortest time somebody may be silent
+LOOKS = 4  # checks within the shorter deadline
 
 
 class Owner(Protocol):
-    """Whoever placed sequences in a lane and hears what becomes of them: admission, or who runs a
-    worker's first requests."""
+    """The object that placed sequences in a lane and is notified of their fate: the scheduler, or
+    the one that runs a worker's first requests."""
 
     def ended(self, state: RequestState, error: Exception | None) -> None:
-        """It is over: complete (`state.end` says how) or by an error."""
+        """The sequence ended: complete (`state.end` says how) or by an error."""
 
     def left(self, state: RequestState, event: LifeEvent) -> None:
-        """It left the lane unfinished, and the event says why."""
+        """The sequence left the lane unfinished; the event says why."""
 
 
 def hand_back(owner: Owner, state: RequestState, event: LifeEvent) -> None:
-    """It leaves a lane unfinished."""
+    """Applies `event` to a sequence that is not finished, and returns it to its owner."""
     if not state.sequence.finished:
         state.sequence.apply(event)
         state.moved = state.moved or event is LifeEvent.MOVED
@@ -44,27 +43,25 @@ def hand_back(owner: Owner, state: RequestState, event: LifeEvent) -> None:
 
 
 class Members:
-    """Answers of one request share a prompt: the first of them has it run, the others come when it
-    is in, and find all of it but the last page computed."""
+    """The sequences of one lane. Answers of one request share a prompt: it is run for the first of
+    them, and the others enter after that and find all of it but the last page computed."""
 
     def __init__(self, facts: VerifierFacts, prefills: int) -> None:
-        """prefills: at one time."""
+        """prefills: most at one time."""
         self._facts, self._prefills = facts, prefills
         self._placed: dict[int, Placed] = {}
         self._line: deque[Placed] = deque()
-        self._prompts: dict[
-            str, Placed
-        ] = {}  # by request: who has it run, where others wait for it
-        self._left = asyncio.Event()  # somebody did
-        self._longest = 0  # pages of all of them at their longest
-        self.prefilling = 0  # admitted ones whose anchor is not there
-        self._turns = self._latest = 0  # prompts asked for, and the latest of them that was run
+        self._prompts: dict[str, Placed] = {}  # by request: the prefill that its answers wait for
+        self._left = asyncio.Event()  # a sequence did
+        self._longest = 0  # pages of all sequences at their longest
+        self.prefilling = 0  # admitted, without an anchor yet
+        self._turns = self._latest = 0  # admissions, and the latest one whose prefill ended
 
     def __len__(self) -> int:
         return len(self._placed)
 
     def __iter__(self) -> Iterator[Placed]:
-        """In order of arrival."""
+        """Iterates over a copy, in order of arrival."""
         return iter(tuple(self._placed.values()))
 
     @property
@@ -73,14 +70,15 @@ class Members:
 
     @property
     def waiting(self) -> int:
-        """Those that have not joined the rounds."""
+        """Number of sequences that have not joined the rounds."""
         return sum(not placed.prefilled for placed in self._placed.values())
 
     def get(self, number: int) -> Placed | None:
         return self._placed.get(number)
 
     def find(self, number: int, epoch: int) -> Placed | None:
-        """Of whom the verifier may speak."""
+        """The admitted sequence under this epoch, the only one that a verifier may report; None if
+        unknown."""
         placed = self._placed.get(number)
         return placed if placed is not None and placed.admitted and placed.epoch == epoch else None
 
@@ -88,7 +86,7 @@ class Members:
         """Whether the page pool, as far as this coordinator filled it, has room for one more."""
         total = self._facts.pages_total
         if not total or self._longest + self._pages(state.request.longest) <= total:
-            return True  # without a look at everybody that runs, for every request
+            return True  # fits at full length: spares a sum over all sequences
         held = sum(self._soon_held(placed.state) for placed in self._placed.values())
         return bool(self._placed) and held + self._soon_held(state) <= total
 
@@ -100,7 +98,7 @@ class Members:
         )
 
     def _soon_held(self, state: RequestState) -> int:
-        """Pages of a sequence, some rounds from now."""
+        """Pages of a sequence once it has grown by `GROWTH` tokens."""
         return self._pages(min(len(state.answer.log) + GROWTH, state.request.longest))
 
     def _pages(self, tokens: int) -> int:
@@ -113,7 +111,7 @@ class Members:
         self._line.append(placed)
 
     async def emptied(self) -> None:
-        """Until nobody is there."""
+        """Waits until no sequence is left."""
         while self._placed:
             self._left.clear()
             await self._left.wait()
@@ -125,13 +123,13 @@ class Members:
         self._prompt_over(placed)
 
     def next(self) -> list[Placed]:
-        """Whose turn it is, as many as may be prefilled now; they are being prefilled from now
-        on."""
+        """Admits the next sequences of the queue, as many as may be prefilled now, and returns
+        them."""
         admitted, held = list[Placed](), list[Placed]()
         while self._line and self.prefilling < self._prefills:
             placed = self._line.popleft()
             if self._placed.get(placed.number) is not placed:
-                continue  # it ended in line
+                continue  # it ended while queued
             request = placed.state.request
             if request.id in self._prompts:
                 held.append(placed)
@@ -146,13 +144,13 @@ class Members:
         return admitted
 
     def joined(self, placed: Placed) -> None:
-        """Its prompt has been run."""
+        """Notes that its prefill ended: it joins the rounds."""
         self._prompt_over(placed)
         self._latest = max(self._latest, placed.turn)
         placed.prefilled = True
 
     def overtook(self, placed: Placed) -> bool:
-        """Whether a prompt that was asked for later has been run."""
+        """Whether the prefill of a later admission has ended."""
         return placed.turn < self._latest
 
     def _prompt_over(self, placed: Placed) -> None:
@@ -162,15 +160,14 @@ class Members:
 
 
 class Silence:
-    """Who has said nothing for too long: a verifier, or one sequence at a verifier that speaks of
-    others.
+    """Timeouts: of a silent verifier, and of one sequence at a verifier that reports others.
 
-    A verifier that owes something and says nothing at all is lost. A sequence in rounds is reported
-    every round; one whose reports stay away settles and moves, since whatever its verifier forgot,
-    it knows nothing of it. Prompts are run in their order: one that was overtaken, or that waits
-    while none gets on, is not coming. Nobody is late while the verifier has no page left, and
-    nobody stands still for the window, for reports are acknowledged in the turn in which they come.
-    Times are clock times.
+    A verifier that owes a report and sends nothing at all is lost. A sequence in rounds is reported
+    every round; one whose reports are missing is settled and moved, since its verifier may have
+    forgotten it. Prompts are run in order: one that was overtaken, or that waits while no prefill
+    progresses, is overdue. No sequence in rounds is late while the verifier has no page left, and
+    none waits for the window, since reports are acknowledged in the turn of the event loop in which
+    they arrive. Times are clock times.
     """
 
     def __init__(self, members: Members, waits: Conduct, now: float) -> None:
@@ -180,17 +177,17 @@ class Silence:
 
     @property
     def each_s(self) -> float:
-        """From one look to the next."""
+        """Seconds from one check to the next."""
         return min(self._waits.prefill_deadline_s, self._waits.verify_deadline_s) / LOOKS
 
     def reported(self, said: PassReport, now: float) -> None:
-        """It said this."""
+        """Notes a report of the verifier."""
         self._no_page = said.report.number > 0 and said.pages_free == 0
         if said.started is not None or said.prefill_tokens:
             self._prompts_got_on = now
 
     def verifier_lost(self, heard: float, now: float) -> str | None:
-        """Why, or None. heard: when it said anything last."""
+        """Why the verifier counts as lost, or None. heard: clock time of its last message."""
         since = min((placed.since for placed in self._members if placed.admitted), default=now)
         silent_s = now - max(heard, since)
         if (
@@ -203,7 +200,7 @@ class Silence:
         return None
 
     def overdue(self, now: float) -> Iterator[Placed]:
-        """Sequences that are to move; none that leaves already."""
+        """Sequences whose report or prefill is overdue, without those that are leaving already."""
         for placed in self._members:
             if not placed.admitted or placed.leaving is not None:
                 continue

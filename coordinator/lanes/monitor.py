@@ -1,18 +1,17 @@
-"""The losslessness monitor: whether drafted tokens are draws of the q they come with, told while
-serving.
+"""The losslessness monitor: tests while serving whether drafted tokens follow the q sent with them.
 
-The ratio rules keep the target's distribution only for honest drafts, and a verifier cannot see
-honesty in one block. Over many it can: per drafter version the sums that verdicts carry are tested,
-see `sequential_test`. A false alarm, ever, of a version has a chance of at most `FALSE_ALARM`,
-however long it serves and however often it is looked at: half of it for everything since the start,
-the other half for windows that begin anew, so that a lie that begins late is found as soon as one
-that was there from the start.
+The ratio rules keep the target's distribution only if drafted tokens follow their q. One block
+cannot show that, many can: the sums that verdicts carry are tested per drafter version, see
+`sequential_test`. The chance that a version ever raises a false alarm is at most `FALSE_ALARM`,
+however long it serves and however often it is tested: half of it for everything since the start,
+the other half for windows that begin anew, so that a deviation that begins late is found as soon as
+one that was there from the start.
 
-An alarm is final for the version, until the coordinator is started anew. From then on no draft of
-that version is asked for under the ratio rules: their sequences go on with another version or with
-empty blocks, which keeps the distribution of every running request. The coupled rule and
-temperature 0 cannot be hurt by any draft and keep theirs; requests that name no rule get the
-coupled one while every drafter is distrusted.
+An alarm holds for the version until the coordinator restarts. From then on no draft of that version
+is ordered under the ratio rules: their sequences continue with another version or with empty
+blocks, which keeps the distribution of every running request. The coupled rule and temperature 0
+are exact for any draft and keep their drafts. Requests that name no rule get the coupled one while
+every drafter is distrusted.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ log = structlog.get_logger("dspark.monitor")
 
 FALSE_ALARM = 1e-6
 WINDOW = 1 << 20  # draws
-LOOK_EVERY = 256  # draws between two looks: the test allows any, arithmetic costs time
-VERSIONS = 64  # that are told apart; draws of more are dropped and counted
+LOOK_EVERY = 256  # draws between two tests: any number is valid, arithmetic costs time
+VERSIONS = 64  # that are tracked; draws of more are dropped and counted
 
 
 @dataclass(slots=True)
@@ -40,13 +39,13 @@ class _Version:
     life: Draws
     window: Draws
     windows: int = 1
-    looked_at: int = 0  # draws
+    looked_at: int = 0  # draws of `life` at the last test
     why: str = ""  # the statistic that raised the alarm
     name: str = field(default="")  # in metrics
 
 
 class Monitor:
-    """Of one coordinator; drafter versions by fingerprint."""
+    """The monitor of one coordinator; a drafter version is its fingerprint."""
 
     def __init__(self, metrics: Metrics, *, false_alarm: float = FALSE_ALARM) -> None:
         self._metrics = metrics
@@ -58,7 +57,7 @@ class Monitor:
         return not self._alarm(version) or params.greedy or params.rule is Rule.COUPLED
 
     def why_not(self, version: str) -> str:
-        """A sentence about a version that is distrusted, for people; empty for the others."""
+        """For people: why a version is distrusted; empty if it is trusted."""
         why = self._alarm(version)
         return (
             f"distrusted by the monitor ({why}): drafts under coupled and at temperature 0 only"
@@ -67,16 +66,16 @@ class Monitor:
         )
 
     def distrusts_all(self, versions: Sequence[str]) -> bool:
-        """Whether there are versions, and every one has had its alarm."""
+        """Whether there are versions and every one has had an alarm."""
         return bool(versions) and all(map(self._alarm, versions))
 
     def _alarm(self, version: str) -> str:
-        """The statistic that raised it; empty for who is trusted."""
+        """The statistic that raised the version's alarm; empty without one."""
         known = self._versions.get(version)
         return known.why if known is not None else ""
 
     def observe(self, draws: Iterable[Draws]) -> None:
-        """What verdicts told."""
+        """Adds the sums that verdicts carry, and tests each version every `LOOK_EVERY` draws."""
         for each in draws:
             known = self._versions.get(each.drafter_version)
             if known is None:

@@ -1,11 +1,9 @@
-"""One running request, the life of its sequence as a table of states and events, and its stay in a
-lane.
+"""One running request, its sequence's life as a table of states and events, and its stay in a lane.
 
-What an event asks for is done by who applies it.
-
-An event the table does not list is an error, never a guess. A sequence is handed to a verifier anew
-after a loss; that raises `epoch`, which changes here and nowhere else, and makes everything older
-stale. Where it stands within an epoch its verifier knows (`dspark.rounds.state`).
+An event that the table does not list is an error; what an event requires is done by the code that
+applies it. A sequence that is handed back gets a higher `epoch`, which changes here and nowhere
+else and makes everything older stale. Its verifier keeps its place within an epoch
+(`dspark.rounds.state`).
 """
 
 from __future__ import annotations
@@ -37,12 +35,11 @@ class LifeState(enum.Enum):
 class LifeEvent(enum.Enum):
     PLACED = "placed"  # a lane takes it in
     TURNED_AWAY = "turned away"  # the verifier has no pages for it now
-    HELD_UP = "held up"  # the verifier has no time for the form of its answer now
+    HELD_UP = "held up"  # the verifier is too busy for its constraint now
     PREFILLED = "prefilled"
     JUDGED = "judged"
-    PREEMPTED = "preempted"  # another one needs its pages: it begins again with what it has said
-    # its verifier will leave: it begins again on another one, with what it has said
-    MOVED = "moved"
+    PREEMPTED = "preempted"  # another one needs its pages: it begins again with its tokens
+    MOVED = "moved"  # its verifier will leave: it begins again on another one, with its tokens
     ORPHANED = "orphaned"  # its verifier is gone or does not know it
     ENDED = "ended"  # by a stop, a limit, its client or a failure
 
@@ -68,8 +65,7 @@ NEXT: dict[tuple[LifeState, LifeEvent], LifeState] = {
 }
 
 
-# The next verifier takes it in under a higher epoch, whether anything was drawn under this one or
-# not.
+# After these the sequence has a higher epoch, whether anything was drawn under the old one or not.
 HANDED_BACK = frozenset(
     (
         LifeEvent.TURNED_AWAY,
@@ -82,20 +78,21 @@ HANDED_BACK = frozenset(
 
 
 class UnlistedLifeEvent(RuntimeError):
-    """A bug: an event arrived in a state that does not know it."""
+    """A bug: an event arrived in a state for which the table does not list it."""
 
 
 class SequenceLife:
-    """Where one sequence stands."""
+    """State, epoch and number of one sequence."""
 
     def __init__(self, number: int, *, epoch: int = 0) -> None:
         self.number = number  # never used twice by one coordinator
         self.state = LifeState.WAITING
-        self.epoch = self.born = epoch  # above 0 when it was resumed: lower ones have drawn already
+        self.epoch = self.born = epoch  # above 0 if resumed: lower ones were drawn under already
         self.turned_away = 0  # epochs under which nothing can have been drawn
 
     def apply(self, event: LifeEvent) -> None:
-        """Moves on."""
+        """Moves to the next state, and to the next epoch if handed back. Raises
+        `UnlistedLifeEvent`."""
         try:
             self.state = NEXT[self.state, event]
         except KeyError:
@@ -112,7 +109,7 @@ class SequenceLife:
 
 
 def unnoted(epoch: int) -> None:
-    """Of a request that nobody can resume."""
+    """Stands in for `note_epoch` where a request cannot be resumed: keeps nothing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,11 +124,11 @@ class RequestState:
     end: End | None = None  # set when the answer is complete
 
     drafter: DrafterPort | None = None
-    last_verifier: str = ""  # replica that had it last; empty while it never left the queue
+    last_verifier: str = ""  # replica that had it last; empty before it was placed
     last_drafter: str = ""  # likewise
     handovers: int = 0  # verifiers lost under it
-    refused: Refusal | None = None  # what a verifier said that lets it go now, and is there
-    moved: bool = False  # in order, from one that was about to leave
+    refused: Refusal | None = None  # refusal of a verifier that is up and let it go
+    moved: bool = False  # handed back in order by a verifier that was about to leave
 
     @property
     def speculates(self) -> bool:
@@ -139,8 +136,8 @@ class RequestState:
 
     @property
     def scores(self) -> int | None:
-        """Likeliest tokens that its prefill tells of the prompt: once for a request, before
-        anything is said."""
+        """Likeliest tokens per prompt position that its prefill reports; None for none. Only a
+        request's first answer has them, before its first token."""
         asked = self.request.prompt_logprobs
         return None if asked is None or self.answer.index or self.answer.log.answered else asked
 
@@ -153,35 +150,34 @@ _GONE: dict[Why | None, tuple[RefusalReason, str]] = {
 
 @dataclass(slots=True, eq=False)
 class Placed:
-    """One sequence in a lane: how far it is, and who drafts for it. From `take` until it has left
-    the lane."""
+    """One sequence in a lane, from `take` until it has left: its progress and its drafter."""
 
     state: RequestState
     number: int = field(init=False)
     epoch: int = field(init=False)
     round: int = 0  # of the next report
-    admitted: bool = False  # the verifier was told of it
+    admitted: bool = False  # sent to the verifier
     prefilled: bool = False
     speculates: bool = False
-    since: float = 0.0  # clock time: it was admitted
-    heard: float = 0.0  # clock time: its last report came
-    turn: int = 0  # among those whose prompts were asked for
-    drafter: int = 0  # whom plans name; 0: nobody
-    spared: bool = False  # it could have one, and drafts do not pay
-    fed: bool = False  # a block of it came
+    since: float = 0.0  # clock time of its admission
+    heard: float = 0.0  # clock time of its last report
+    turn: int = 0  # in the order of admissions
+    drafter: int = 0  # number that plans name; 0: none
+    spared: bool = False  # has no drafter because drafts do not pay
+    fed: bool = False  # its drafter has delivered a block
     key: int = 0  # drafter and bucket
     not_before: float = 0.0  # clock time before which no drafter is looked for again
     rows_missing_since: float | None = None
-    leaving: LifeEvent | None = None  # what becomes of it once it is settled
-    settled_by: float = 0.0  # clock time
-    refused: Refusal | None = None  # what the verifier said of it
+    leaving: LifeEvent | None = None  # event to apply once it is settled
+    settled_by: float = 0.0  # clock time by which it has to be released
+    refused: Refusal | None = None  # by the verifier
 
     def __post_init__(self) -> None:
         self.number, self.epoch = self.state.sequence.number, self.state.sequence.epoch
 
     @property
     def why_prefilled(self) -> str:
-        """What its prompt is run for, as metrics name it."""
+        """Why its prompt is run, as metrics name it."""
         state = self.state
         if state.handovers or state.moved:
             return "handover"
@@ -190,7 +186,7 @@ class Placed:
         return "resumed" if state.sequence.born else "new"
 
     def admission(self) -> Admission:
-        """What a verifier needs to run its prompt, and its rounds from then on."""
+        """The message with all that a verifier needs for its prefill and its rounds."""
         answer, request = self.state.answer, self.state.request
         ids = answer.log.ids()
         return Admission(
@@ -212,9 +208,10 @@ class Placed:
         )
 
     def fate(self, said: Released) -> LifeEvent | None:
-        """What becomes of it, now that the verifier let it go; None: it is refused for good."""
+        """The event to apply now that the verifier has released it; None if it is refused for
+        good."""
         in_order = said.rounds == self.round
-        if self.prefilled:  # else it may have been refused before anybody looked at its prompt
+        if self.prefilled:  # else it may have been refused before its prompt was read
             in_order = in_order and said.committed_len == len(self.state.answer.log)
         if in_order and said.why is None and self.leaving is not None:
             return self.leaving
@@ -234,8 +231,8 @@ class Placed:
         return LifeEvent.ORPHANED
 
     def refusal(self) -> DsparkError:
-        """Why it is refused for good: for its constraint, which is its client's, or for anything
-        else."""
+        """The error of a request refused for good: the verifier is busy, its constraint is invalid
+        or unsupported, or any other reason."""
         said = self.refused.message if self.refused is not None else ""
         if self.refused is not None and self.refused.reason is RefusalReason.BUSY:
             return Overloaded(said.removeprefix("constraint: "), retry_after_s=1.0)

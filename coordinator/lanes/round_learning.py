@@ -1,5 +1,5 @@
-"""What reported rounds leave to count and to learn, gathered while they run and done when nobody
-waits for it."""
+"""Counts and learns from reported rounds: notes them as they arrive, evaluates them in a later
+turn."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dspark.runtime.telemetry import Metrics, observe_all
 
 
 class JudgedRound(NamedTuple):
-    """One answer's. accepted: of the slots that were, those that it had room for; committed: tokens
-    that it took; why: there was no block; label: of the request."""
+    """One answer's judged round. accepted: accepted slots that the answer had room for; committed:
+    tokens added to it; why: its block was empty; label: the request's."""
 
     said: RoundReport
     accepted: int
@@ -29,7 +29,7 @@ class JudgedRound(NamedTuple):
 
 
 class RoundCounts:
-    """Counts of judged rounds that the metrics have not heard of yet."""
+    """Judged rounds that are not in the metrics yet."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -38,7 +38,7 @@ class RoundCounts:
         self._rounds: list[JudgedRound] = []
 
     def shown(self, tokens: int, gap_s: float | None) -> None:
-        """Tokens of one answer were committed, so long after those before them; None: they are its
+        """Notes tokens committed to one answer, `gap_s` seconds after those before; None for its
         first."""
         self._tokens += tokens
         if gap_s is not None:
@@ -48,7 +48,7 @@ class RoundCounts:
         self._rounds.append(round)
 
     def tell(self) -> None:
-        """To the metrics, once per kind of number."""
+        """Adds what was noted to the metrics, once per kind of number."""
         metrics = self._metrics
         if self._tokens:
             metrics.generation_tokens.inc(self._tokens)
@@ -117,7 +117,7 @@ class RoundCounts:
 
 
 class Mode(enum.Enum):
-    """How a verifier goes about its rounds, as metrics name it."""
+    """How a verifier runs its rounds, as metrics name it."""
 
     ONE = "one cohort"
     TWO = "two cohorts"
@@ -125,7 +125,7 @@ class Mode(enum.Enum):
 
 
 class RoundLearning:
-    """Of one lane."""
+    """Learns from the reported passes of one lane."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class RoundLearning:
         self._applied.append(applied)
 
     def catch_up(self) -> bool:
-        """Returns whether a plan may be another one by what was learned."""
+        """Learns from all noted passes. Returns whether the plan may change by it."""
         applied, self._applied = self._applied, []
         learned = False
         for each in applied:
@@ -176,8 +176,7 @@ class RoundLearning:
             metrics.pipeline_bubble.observe(max(timing.round_s - timing.forward_s, 0.0))
 
     def _say_mode(self) -> None:
-        """What operators see of how a verifier goes about its rounds; single plans that try
-        something are not."""
+        """Shows operators the lane's mode; single plans that try something do not change it."""
         slots, cohorts = self._plans.mode
         self._show(Mode.PLAIN if not slots else Mode.TWO if cohorts == 2 else Mode.ONE)
 

@@ -1,12 +1,12 @@
-"""Sequential tests of draws that may be looked at after every draw, for ever: wealth of bets
-against honest drafts.
+"""Sequential tests of whether draws follow their q, valid at every look: wealth of bets against
+honest drafts.
 
-A bet multiplies its wealth by a factor of mean 1 (at most) at every draw as long as tokens come
-from their q, whatever was bet on before; by Ville's inequality wealth then ever reaches 1/a with a
-chance of at most a, however often it is looked at. A mean of wealths is one of these again, so many
-bets are placed at once: whichever lie there is, some of them grow by a constant factor a draw. All
-are functions of sums (`Draws`), so sums of cohorts, lanes and verifiers add up. Ville 1939; for
-bounded differences of known variance Freedman 1975; mixtures: Robbins 1970.
+While tokens are drawn from their q, every draw multiplies a bet's wealth by a factor of mean at
+most 1, whatever was bet on before. By Ville's inequality wealth then ever reaches 1/a with a chance
+of at most a, however often it is tested. The mean of several wealths has the same property, so many
+bets are placed at once: against any deviation from q some of them grow by a constant factor a draw.
+All are functions of sums (`Draws`), so sums of cohorts, lanes and verifiers can be added. Ville
+1939; for bounded differences of known variance Freedman 1975; mixtures: Robbins 1970.
 
 Bets: on how many tokens fall into each dyadic part of [0, 1) by their place under q (Bernoulli,
 exact), on the drift of the chance to be kept, and on the luck of the rule's coins (differences
@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 LEVELS = PLACES.bit_length() - 1  # parts of 1/2, 1/4 .. 1/PLACES
 _HALF: Floats = 0.01 * np.exp2(np.arange(9.0))
-# exponents of the bets: small ones find small lies, late
+# exponents of the bets: small ones find small deviations, late
 STAKES: Floats = np.concatenate((_HALF, -_HALF))
 _COST: Floats = np.expm1(np.abs(STAKES)) - np.abs(STAKES)
 # [levels, stakes]
@@ -45,7 +45,7 @@ def log_wealth(draws: Draws) -> tuple[float, str]:
 
 
 def of_places(draws: Draws) -> float:
-    """Of the bets on where tokens fall under their q."""
+    """Log of the mean wealth of the bets on where tokens fall under their q."""
     counts = np.array(draws.places, np.float64)
     logs = []
     for level in range(1, LEVELS + 1):
@@ -56,7 +56,7 @@ def of_places(draws: Draws) -> float:
 
 
 def of_sum(total: float, variance: float) -> float:
-    """Of the bets on a sum of differences within [-1, 1] whose conditional variances sum to
-    `variance`."""
+    """Log of the mean wealth of the bets on a sum of differences within [-1, 1] whose conditional
+    variances sum to `variance`."""
     wealth = STAKES * total - _COST * variance
     return float(np.logaddexp.reduce(wealth) - np.log(len(STAKES)))
