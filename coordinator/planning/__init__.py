@@ -1,1 +1,1 @@
-"""What a lane's rounds to come shall draft and verify, made of the rounds that are over."""
+"""Plans what a lane's next rounds draft and verify, from its finished rounds."""

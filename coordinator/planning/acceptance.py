@@ -1,12 +1,11 @@
-"""How far confidence can be believed: what was accepted over what was promised, by drafter, bucket
-and slot.
+"""How reliable confidence is: tokens accepted over tokens promised, by drafter, bucket and slot.
 
-Invariant 2, no peeking: only finished rounds come in. Most slots are never verified, and those that
-were are the promising ones. What is compared is conditional, so that this does no harm: a slot
-counts iff it was verified and the slots before it were accepted (or with the chance that they were,
-where the verifier tells chances), and what it promised is its own confidence. Whether it was
-verified follows from confidences up to its own, which is what is conditioned on; so if confidence
-is calibrated, accepted and promised have the same mean whatever was verified.
+Invariant 2, no peeking: only finished rounds are used. Most slots are never verified, and those
+that are were promising. The comparison is conditional, so this selection does no harm: a slot
+counts iff it was verified and the slots before it were accepted (or with the chance of that, where
+the verifier reports chances), and it promises its own confidence. Whether it is verified follows
+from confidences up to its own, on which the comparison is conditioned; so if confidence is
+calibrated, accepted and promised have the same mean whatever is verified.
 
 Symbols: n sequences, k slots of the longest block, b slots of a whole block.
 """
@@ -19,15 +18,15 @@ import numpy as np
 
 from dspark.rounds.survival import Floats, Ints
 
-MEMORY = 1024.0  # blocks after which what was seen of a key weighs a third
+MEMORY = 1024.0  # blocks after which an observation of a key weighs a third
 STIFFNESS = 16.0  # slots that a key's mean counts for in a slot's own, and agreement in the mean
 BOUNDS = (0.001, 1.5)
-KEYS = 256  # drafters times buckets that are told apart; of more nothing is learned
-HOPEFUL = 0.8  # acceptance per slot that is expected of a drafter nobody has seen at work
+KEYS = 256  # drafters times buckets that are tracked; nothing is learned of more
+HOPEFUL = 0.8  # confidence of a slot that is assumed before any was seen
 
 
 class AcceptanceEstimator:
-    """Running sums of one lane."""
+    """Running sums of promised and accepted tokens of one lane."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -42,11 +41,10 @@ class AcceptanceEstimator:
         confidence: Floats,  # [n, k] as the drafter gave it, NaN beyond each block
         verified: Ints,  # [n] slots
         accepted: Ints,  # [n] slots
-        labels: Floats
-        # [n, k, 2] chances to get to a slot, and to keep it too; NaN where not known
-        | None = None,
+        # [n, k, 2] chances to reach a slot, and to keep it too; NaN where unknown
+        labels: Floats | None = None,
     ) -> None:
-        """One finished round."""
+        """Adds one finished round."""
         width = min(confidence.shape[1], self.slots)
         sure = confidence[:, :width]
         slots = np.arange(width)
@@ -72,8 +70,8 @@ class AcceptanceEstimator:
         _add(self._confidence, np.where(drafted, own, 0.0), drafted.astype(np.float64))
 
     def ratios(self, key: Hashable) -> Floats:
-        """[b] what a slot's confidence has to be multiplied by: the slot's own record, shrunk to
-        its key's, which is shrunk to the lane's, which is shrunk to agreement."""
+        """[b] factors for a slot's confidence: the slot's own record, shrunk to its key's, which is
+        shrunk to the lane's, which is shrunk to agreement."""
         lane = self._shrunk(self._everybody.sum(axis=1), 1.0)
         sums = self._sums.get(key)
         if sums is None:
@@ -83,8 +81,8 @@ class AcceptanceEstimator:
         return found
 
     def trust(self, key: Hashable) -> float:
-        """The same for all slots together: what a promised token of this drafter and bucket is
-        worth."""
+        """The same factor for all slots together: the worth of a promised token of this drafter and
+        bucket."""
         lane = self._shrunk(self._everybody.sum(axis=1), 1.0)
         sums = self._sums.get(key)
         return lane if sums is None else self._shrunk(sums.sum(axis=1), lane)
@@ -101,7 +99,7 @@ class AcceptanceEstimator:
 
 
 def _add(sums: Floats, first: Floats, second: Floats) -> None:
-    """Rows of both to the running sums, after what is older has faded."""
+    """Fades the running sums, then adds the rows of both."""
     sums *= np.exp(-len(first) / MEMORY)
     sums[0, : first.shape[1]] += first.sum(axis=0)
     sums[1, : first.shape[1]] += second.sum(axis=0)

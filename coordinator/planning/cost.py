@@ -1,15 +1,15 @@
-"""What steps and rounds of a lane take. Pure numbers.
+"""Expected seconds of a lane's steps and rounds. Pure numbers.
 
-A curve is what was measured: seconds by (tokens, context), and by sequences where they cost
+A curve holds measured seconds by (tokens, context), and per sequence where sequences cost
 something. Whatever was measured, a step takes a positive time that never falls with tokens, with
 context or with sequences. A measured step spreads its tokens over as few sequences as hold them; a
-cohort's step may have more, and each of those costs its attention besides. Where the curve says how
-much, a step is asked for by (tokens, sequences): tokens that are added to the same sequences are
-then cheaper than tokens that bring sequences along.
+cohort's step may have more, and each of those costs its attention besides. Where the curve has that
+cost, a step is looked up by (tokens, sequences): tokens added to the same sequences are then
+cheaper than tokens that bring new sequences.
 
-What finished steps really took corrects it, by one slow ratio of measured to expected for each
-kind: passes of plain rounds, passes of drafted rounds, drafts. What is left of a drafted round is
-the time between them. Passes with prompts in them say nothing of any.
+Finished steps correct the curve by one slow ratio of measured to expected for each kind: plain
+rounds, passes of drafted rounds, drafts. The rest of a drafted round is the time between them.
+Passes with prompt tokens correct nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ DraftSeconds = Callable[[float, int], float]  # (sequences, slots) -> seconds of
 
 LEAST_SECONDS = 1e-7  # a step is never free, so that rates stay finite
 FAR = 1 << 20  # tokens beyond the grid to which its last slope goes on
-WEIGHT = 0.05  # of one round, once there were as many as it takes to outweigh it
-OUTLIER = 1.5  # a single measurement counts as at most so many times what is expected
+WEIGHT = 0.05  # least weight of one round in a running mean
+OUTLIER = 1.5  # a single measurement counts as at most so many times the expected one
 
 
 class CostCurve:
@@ -42,10 +42,9 @@ class CostCurve:
         contexts: Sequence[int],
         seconds: Sequence[float],
         *,
-        sequence_seconds: Sequence[
-            float
-        ] = (),  # [contexts] of one more sequence in a step of as many tokens
-        # of the measured steps; 0: sequences cost nothing by themselves
+        # [contexts] of one more sequence in a step of as many tokens
+        sequence_seconds: Sequence[float] = (),
+        # in the measured steps; 0: sequences cost nothing by themselves
         tokens_per_sequence: int = 0,
         borrowed: Sequence[int] = (),  # places in `seconds` that hold a neighbour's value
     ) -> None:
@@ -73,7 +72,7 @@ class CostCurve:
             and np.isfinite(sequence_seconds).all()
         ):
             self._more = np.maximum.accumulate(np.maximum(sequence_seconds, 0.0))
-        # a plan asks for a few of them many times
+        # a plan reads the same few columns many times
         self._column = functools.lru_cache(16)(self._read)
 
     def stairs(self, context: float, sequences: float = 0.0) -> StepSeconds:
@@ -86,8 +85,8 @@ class CostCurve:
         return float(np.interp(tokens, self._tokens, self._column(context, sequences)))
 
     def _read(self, context: float, sequences: float) -> Floats:
-        """[t + 1] at one context, between two measured ones a mixture of theirs, with all that
-        sequences beyond those that the tokens fill take besides."""
+        """[t + 1] seconds at one context, interpolated between two measured ones, with the cost of
+        sequences beyond those that the tokens fill."""
         grid = self._stairs
         if sequences > 1.0 and self._more.any():
             spread = np.maximum(sequences - self._filled, 0.0)[:, None] * self._more
@@ -109,8 +108,8 @@ class CostCurve:
 
 
 def _going_on(tokens: Floats, seconds: Floats) -> Floats:
-    """[t, c] -> [t + 1, c], the last row `FAR` tokens on by the last slope, which no shorter
-    context has steeper."""
+    """[t, c] -> [t + 1, c]: adds a row `FAR` tokens on, by the last slope, that never falls with
+    context."""
     slope = (
         (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
         if len(tokens) > 1
@@ -121,7 +120,7 @@ def _going_on(tokens: Floats, seconds: Floats) -> Floats:
 
 @dataclass(slots=True)
 class RunningRatio:
-    """A slow mean that nobody can pull away at once."""
+    """A slow running mean in which the weight of single outliers is bounded."""
 
     value: float
     seen: int = 0
@@ -136,7 +135,7 @@ class RunningRatio:
 
 @dataclass(slots=True)
 class CostCorrector:
-    """Seconds of rounds, by what they hold."""
+    """Expected seconds of rounds, passes and drafts, corrected by finished rounds."""
 
     verify: CostCurve
     draft: DraftSeconds
@@ -146,7 +145,7 @@ class CostCorrector:
     drafting: RunningRatio = field(default_factory=lambda: RunningRatio(1.0))
 
     def observe_plain(self, tokens: float, context: float, sequences: int, round_s: float) -> None:
-        """A plain round, with all it took."""
+        """Learns from a plain round, by its whole duration."""
         self.plain.add(round_s / self.verify.measured(tokens, context, sequences))
 
     def observe_drafted(
@@ -161,7 +160,7 @@ class CostCorrector:
         return self.plain.value * self.verify.measured(sequences, context, sequences)
 
     def draft_s(self, sequences: float, slots: int) -> float:
-        """Of the draft alone."""
+        """Seconds of a draft pass alone."""
         return self.drafting.value * self.draft(sequences, slots)
 
     def round_s(
@@ -176,8 +175,8 @@ class CostCorrector:
         """[m] seconds in which all sequences get one round, by tokens [m] in their passes;
         `drafting` of them have `slots` drafted.
 
-        Of two cohorts one drafts while the other is verified: the longest of both passes, of both
-        drafts, and of what one of them takes by itself.
+        With two cohorts one drafts while the other is verified: the longest of both passes, of both
+        drafts, and of one cohort's round by itself.
         """
         part = sequences / cohorts
         step = self.drafted.value * self.verify.stairs(context, part)(tokens / cohorts)

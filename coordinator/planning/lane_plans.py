@@ -1,8 +1,8 @@
-"""The plan of a lane whose sequences go by several policies, and what the planner learns from
-reported passes. Pure.
+"""Plans of a lane whose sequences have several policies, and what the planner learns from reported
+passes. Pure.
 
 `off`, `fixed` and `threshold` are terms of a sequence's own. All adaptive sequences share what
-`Planner` finds; a lane whose verifier has measured no curve verifies whatever they draft.
+`Planner` finds; without a measured cost curve the verifier verifies whatever they draft.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dspark.rounds.plan import PLAIN, Plan, PlanKind, SequencePlan, Terms
 from dspark.rounds.policy import Adaptive, Fixed, Policy, Threshold
 from dspark.rounds.survival import Floats
 
-HOP_S = 2e-3  # of a drafted round, until rounds were seen
-SLOT_SHARE = 0.4  # of a draft pass, what grows with its slots
-REMEMBERED = 64  # plans that reports may still speak of
+HOP_S = 2e-3  # hop time of a drafted round, before any was measured
+SLOT_SHARE = 0.4  # share of a draft pass's time that grows with its slots
+REMEMBERED = 64  # plans that reports may still refer to
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterCost:
-    """What is known of one drafter."""
+    """Cost of one drafter, for plans."""
 
     block: int  # slots
     curve: CostCurve | None  # sequences -> seconds of whole blocks
@@ -43,25 +43,25 @@ class Member:
     number: int
     policy: Policy
     weight: float
-    key: Hashable = ""  # drafter and bucket, as acceptance is told apart
+    key: Hashable = ""  # drafter and bucket, by which acceptance is tracked
     own: Terms | None = None  # that follow from its policy; None: the planner's
-    drafted: bool = True  # somebody drafts for it
+    drafted: bool = True  # it has a drafter
     tries: bool = False  # its drafter is on trial
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A reported pass, as far as it was sound, in columns [n]."""
+    """The valid rounds of a reported pass, in columns [n]."""
 
     report: PassReport
     rounds: list[RoundReport]
     keys: list[Hashable]
     weights: list[float]
-    formed: list[bool]  # whether an answer keeps a form
+    formed: list[bool]  # whether the answer has a constraint
 
 
 class LanePlans:
-    """Of one lane. `cohorts`: 1 or 2, or 0 for whichever is faster."""
+    """The plans of one lane. cohorts: 1 or 2, or 0 for whichever is faster."""
 
     def __init__(
         self, verify: CostCurve | None, *, window: int = 2, cohorts: int = 0, bypass: bool = True
@@ -74,7 +74,7 @@ class LanePlans:
         self._planner: Planner | None = None
         self._adaptive = Plan()  # the planner's last
         self._alone: dict[int, bool] = {}  # by plan: whether one cohort was in force
-        self._verified = 0.0  # slots of a drafted block, of late
+        self._verified = 0.0  # recent mean of a drafted block's verified slots
         self._context = 1.0
         self.in_force = Plan(window=window)
 
@@ -82,10 +82,10 @@ class LanePlans:
         return len(self._members)
 
     def drafters(self, drafters: Sequence[DrafterCost]) -> None:
-        """Who drafts for this lane from now on."""
+        """Sets the drafters of this lane."""
         self._drafters, self.block = drafters, max((each.block for each in drafters), default=0)
         if not drafters:
-            return  # who drafts all the same, out of reach, does what it did
+            return  # a drafter out of reach may still draft, under the old terms
         if self._verify is not None and (self._planner is None or self.block > self._planner.block):
             cost = CostCorrector(self._verify, self._draft_s, RunningRatio(HOP_S))
             self._planner = Planner(cost, self.block, bypass=self._bypass)
@@ -102,13 +102,13 @@ class LanePlans:
         return member
 
     def drafted_by(self, number: int, key: Hashable, *, somebody: bool = True) -> None:
-        """Somebody else drafts for it, or nobody."""
+        """Changes the key of a sequence's drafter, and whether it has one (`somebody`)."""
         if number in self._members:
             self._members[number].key, self._members[number].drafted = key, somebody
 
     def tries(self, number: int, tries: bool) -> None:
-        """Whether its drafter is on trial: it drafts whole blocks then, whatever they promise, so
-        that a trial takes some rounds, also where drafting for one of many does not pay."""
+        """Sets whether a sequence's drafter is on trial: it then drafts whole blocks, whatever they
+        promise, so that a trial is short, even where drafting for one of many does not pay."""
         member = self._members.get(number)
         if member is not None and member.tries is not tries:
             member.tries = tries
@@ -132,7 +132,8 @@ class LanePlans:
         )
 
     def _draft_s(self, sequences: float, slots: int) -> float:
-        """Of a pass, if sequences are dealt out evenly among those that get any."""
+        """Seconds of a draft pass, with sequences dealt out evenly among the drafters that share
+        them."""
         shares, slowest = max(sum([each.shares for each in self._drafters]), 1), 0.0
         for each in self._drafters:
             if each.curve is not None and slots:
@@ -146,7 +147,7 @@ class LanePlans:
     # From reports.
 
     def learn(self, applied: Applied) -> None:
-        """Of a pass; a prefill tells nothing."""
+        """Learns cost and acceptance from one pass; a prefill teaches nothing."""
         report, rounds = applied.report, applied.rounds
         if not report.report.number or not rounds:
             return
@@ -179,7 +180,7 @@ class LanePlans:
     # Plans.
 
     def replan(self) -> None:
-        """What adaptive sequences do from the next plan on, by what was learned."""
+        """Plans the adaptive sequences anew, from what was learned."""
         if self._planner is None:
             return
         adaptive, others = list[Member](), list[Member]()
@@ -208,9 +209,10 @@ class LanePlans:
         )
 
     def compose(self, drafters: Mapping[int, int]) -> Plan | None:
-        """The plan for everybody, in force from now on; None if it says what the one in force says.
+        """The plan for all sequences, in force from now on; None if it does not differ from the one
+        in force.
 
-        drafters: who is to draft, of sequences for which that changes (0: nobody).
+        drafters: by sequence, for those whose drafter changes (0: none).
         """
         plan = self._adaptive
         sequences = dict(plan.sequences)
@@ -236,7 +238,7 @@ class LanePlans:
         return composed
 
     def covers(self, member: Member) -> bool:
-        """Whether the plan in force says what holds for a newcomer without naming it."""
+        """Whether the plan in force holds for a new sequence without naming it."""
         if member.own is None:
             return self._planner is None or self._adaptive.number > 0
         return member.own == self.in_force.terms
@@ -248,12 +250,13 @@ class LanePlans:
 
     @property
     def without_drafts(self) -> bool:
-        """Whether adaptive sequences go without drafts, but for trying."""
+        """Whether adaptive sequences go without drafts, except to try them."""
         return self._planner is not None and self._planner.home[0] == 0
 
     @property
     def mode(self) -> tuple[int, int]:
-        """(slots, cohorts) at home."""
+        """(slots, cohorts) of the planner's best option, or of terms of their own if no others
+        draft."""
         if self._planner is not None and any(
             each.own is None and each.drafted for each in self._members.values()
         ):
@@ -261,8 +264,7 @@ class LanePlans:
         return self._drafted_own()[1], self.in_force.cohorts
 
     def _drafted_own(self) -> tuple[int, int]:
-        """(how many have terms of their own and are drafted for, slots of the longest of their
-        blocks)."""
+        """(drafting sequences with terms of their own, slots of the longest of their blocks)."""
         count = longest = 0
         for each in self._members.values():
             if each.drafted and each.own is not None and each.own.slots:
@@ -270,7 +272,8 @@ class LanePlans:
         return count, longest
 
     def _by_themselves(self) -> tuple[float, int]:
-        """(seconds of drafts of those with terms of their own, cohorts if there is nobody else)."""
+        """(draft seconds of sequences with terms of their own, cohorts for them; 0 if the planner
+        chooses)."""
         own, longest = self._drafted_own()
         slots = min(longest, self.block)
         if not slots or self._planner is None:
@@ -290,13 +293,14 @@ class LanePlans:
 
 
 def differs(one: Plan, other: Plan) -> bool:
-    """Beside their numbers, and beyond a little in what drafts are expected to take."""
+    """Whether two plans differ in more than their numbers and a little in expected draft
+    seconds."""
     far = abs(one.draft_s - other.draft_s) > 0.2 * max(one.draft_s, other.draft_s)
     return far or replace(one, number=other.number, draft_s=other.draft_s) != other
 
 
 def _grid(blocks: Sequence[Sequence[float]]) -> Floats:
-    """[n, k], NaN beyond each block."""
+    """Confidences as [n, k], NaN beyond each block."""
     lengths = [len(each) for each in blocks]
     longest = max(lengths, default=0)
     if lengths and min(lengths) == longest:  # nearly always
@@ -308,7 +312,7 @@ def _grid(blocks: Sequence[Sequence[float]]) -> Floats:
 
 
 def _labels(report: PassReport, rounds: Sequence[RoundReport], width: int) -> Floats | None:
-    """[n, k, 2] of these rounds; None where nothing fits."""
+    """[n, k, 2] labels of these rounds; None if the report's do not fit them."""
     told = report.labels
     verified = [each.verified for each in rounds]
     if told is None or len(rounds) != len(report.report.rounds) or told.shape != (sum(verified), 2):

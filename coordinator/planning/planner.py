@@ -1,15 +1,14 @@
-"""Plans the rounds of one lane: how many slots are drafted, what one has to promise to be verified,
-how many cohorts.
+"""Plans the rounds of one lane: how many slots are drafted, the price of a slot, how many cohorts.
 
-Algorithm 1 over what recent blocks promised: their slots in descending order of what the verifier
-will compare, taken as long as expected tokens per second grow, for every length of blocks, for one
-cohort and for two. Where it stops is the price. Drafting nothing is always among the candidates: a
-draft is paid before any slot of it is judged, so nobody who looks at drafted slots could find that
-drafts do not pay. What is not done says nothing of itself, so by a keyed hash some rounds draft
-nevertheless or go without, and some draft whole blocks.
+Algorithm 1 over recent blocks: their slots in descending order of what the verifier will compare,
+cut where expected tokens per second are highest, for every length of blocks, for one cohort and for
+two. The last slot taken sets the price. Drafting nothing is always among the candidates: a draft is
+paid before any slot of it is judged, so drafted slots alone cannot show that drafts do not pay.
+What is never tried is never measured, so by a keyed hash some rounds draft nevertheless or go
+without, and some draft whole blocks.
 
-Invariant 2, no peeking: everything in a plan is older than any block that it meets. So steps may be
-measured stairs and all sizes may be searched.
+Invariant 2, no peeking: everything in a plan is older than any block that it applies to. So steps
+may be measured stairs and all sizes may be searched.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ from coordinator.planning.cost import CostCorrector
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
 from dspark.rounds.survival import Floats, Ints
 
-WINDOW = 384  # blocks that stand for those to come; a round of more counts whole
-WARM_UP = 32  # blocks before there is an opinion on whether drafts pay
+WINDOW = 384  # recent blocks that stand for the next ones; a round of more counts whole
+WARM_UP = 32  # blocks before it is decided whether drafts pay
 STAYS = 1.01  # by which another plan has to be better than the one in force ...
-BEGINS = 1.03  # ... and drafts than none: drafters have to be sent everybody's context first
-EXPLORE = 0.004  # share of tokens that trying something may cost, by what is known
-PLAINLY = 0.3  # of that, trying to go without drafts: what plain rounds take changes rarely
+BEGINS = 1.03  # ... and drafts than none: drafters have to receive every context first
+EXPLORE = 0.004  # share of expected tokens that trying an alternative may cost
+PLAINLY = 0.3  # of that, for trying plain rounds: their seconds change rarely
 MOST_EXPLORED = 1 / 16  # of plans
-# plans that try the same: what rounds of a kind take is learned behind another one alone
+# plans that try the same: a round is measured only behind another one of its kind
 IN_A_ROW = 2
-RENEWED = 0.02  # learned blocks over blocks in the window, from which on a lane is looked at anew
-PLAN = 1 / 16  # of a block, that every plan counts: what rounds take is learned too, and slowly
-CONTEXT_STEP = 128  # tokens of mean context from which on a lane is another one
-MOST_KNOWN = 64  # lanes
+RENEWED = 0.02  # new blocks over blocks in the window, from which on options are computed anew
+PLAN = 1 / 16  # of a block, that every plan counts: seconds of rounds are learned too, slowly
+CONTEXT_STEP = 128  # tokens of mean context over which a lane's options are kept
+MOST_KNOWN = 64  # lanes whose options are kept
 CURVE_POINTS = 40  # of the expected rate by slots verified, at most
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedPass:
-    """One pass, as its report says it."""
+    """One reported pass."""
 
     keys: Sequence[Hashable]  # [n] drafter and bucket of each sequence
     confidence: Floats  # [n, k] of drafted slots, NaN beyond each block; k is 0 in a plain round
@@ -53,7 +52,7 @@ class FinishedPass:
     weight: Floats  # [n] what a token of each sequence is worth
     context: float  # mean committed length
     tokens: int  # in the pass
-    prefill_tokens: int  # of them of prompts
+    prefill_tokens: int  # prompt tokens among them
     forward_s: float
     round_s: float  # from one report of these sequences to the next
     draft_s: float = 0.0  # of the drafter's pass
@@ -70,13 +69,13 @@ class _Remembered(NamedTuple):
 
 
 class Others(NamedTuple):
-    """Sequences of the same passes whose lengths are not this planner's to choose."""
+    """Sequences of the same passes whose block lengths this planner does not choose."""
 
     sequences: int = 0
     tokens: float = 0.0  # in a pass
     slots: int = 0  # of the longest blocks drafted for them
     worth: float = 0.0  # expected weighted tokens of a round
-    drafting: int = 0  # sequences of them that blocks are drafted for
+    drafting: int = 0  # sequences among them that have blocks drafted
 
 
 NOBODY = Others()
@@ -88,12 +87,13 @@ class Walk(NamedTuple):
     rates: Floats  # [m + 1] expected weighted tokens per second with so many of them
     seconds: Floats  # [m + 1]
     chosen: int
-    price: float  # what the last chosen one is compared by; infinite where none is
+    price: float  # compared value of the last chosen one; infinite without one
 
 
 def walk(compared: Floats, gained: Floats, worth: float, seconds: Floats) -> Walk:
-    """compared: [m] what the verifier will compare with the price, descending; gained: [m] expected
-    tokens of each; worth: tokens without any; seconds: [m + 1] of a round with so many."""
+    """Runs Algorithm 1. compared: [m] what the verifier will compare with the price, descending;
+    gained: [m] expected tokens of each; worth: tokens without any; seconds: [m + 1] of a round with
+    so many."""
     brought = np.zeros(len(gained) + 1)
     np.cumsum(gained, out=brought[1:])
     rates = (worth + brought) / seconds
@@ -103,7 +103,7 @@ def walk(compared: Floats, gained: Floats, worth: float, seconds: Floats) -> Wal
 
 @dataclass(frozen=True, slots=True)
 class PlannedLane:
-    """Who takes part in the rounds to come."""
+    """The adaptive sequences of the next rounds, and the others in their passes."""
 
     sequences: Sequence[int]
     keys: Sequence[Hashable]  # [n]
@@ -123,7 +123,7 @@ class _Option:
 
 
 class _Ranked(NamedTuple):
-    """Slots of recent blocks in descending order of what they are compared by, [m] each."""
+    """Slots of recent blocks in descending order of the value they are compared by, [m] each."""
 
     blocks: int
     compared: Floats
@@ -132,26 +132,26 @@ class _Ranked(NamedTuple):
 
     @staticmethod
     def of(compared: Floats, gained: Floats) -> _Ranked:
-        """[blocks, b] of both."""
+        """Ranks the slots of [blocks, b] arrays."""
         order = np.argsort(-compared, axis=None, kind="stable")
         return _Ranked(
             len(compared), compared.ravel()[order], gained.ravel()[order], order % compared.shape[1]
         )
 
     def among(self, slots: int) -> tuple[Floats, Floats]:
-        """The first so many of each block."""
+        """(compared, gained) of the first `slots` slots of each block."""
         inside = self.slot < slots
         return self.compared[inside], self.gained[inside]
 
 
 def _without_drafts(lane: PlannedLane) -> tuple[float, float]:
-    """(tokens of a pass, what they are worth), of the others' drafts all the same."""
+    """(tokens of a pass, their worth) where only the others have drafts."""
     count, others = len(lane.sequences), lane.others
     return count + others.tokens, float(lane.weight.sum()) + others.worth
 
 
 class Planner:
-    """Of one lane. Tell it of every finished pass, ask it for the next plan."""
+    """The planner of one lane: `learn` takes every finished pass, `next` returns the next plan."""
 
     def __init__(
         self, cost: CostCorrector, slots: int, *, explore: float = EXPLORE, bypass: bool = True
@@ -164,10 +164,9 @@ class Planner:
         self._number = 0
         self._last = _Option(0.0, 1.0, slots, 1, 0.0)
         self._lane: PlannedLane | None = None  # as of the last plan
-        self._known: dict[
-            tuple[object, ...], tuple[_Option, list[_Option]]
-        ] = {}  # what could be done, by what it was of
-        self._news = 0.0  # blocks since, and parts of one for plans
+        # (plain, drafted) options by properties of the lane
+        self._known: dict[tuple[object, ...], tuple[_Option, list[_Option]]] = {}
+        self._news = 0.0  # blocks since these were cleared, and parts of one for plans
         self._drafted: bool | None = None  # whether the last pass was of drafted blocks
 
     def learn(self, done: FinishedPass) -> None:
@@ -197,8 +196,8 @@ class Planner:
             )
 
     def _remember(self, keys: Sequence[Hashable], confidence: Floats, weight: Floats) -> None:
-        """Survivals of a round, of whole blocks: slots that were not drafted are taken for usual
-        ones."""
+        """Remembers a round's survivals as whole blocks: slots that were not drafted get the usual
+        confidence."""
         width = min(confidence.shape[1], self.block)
         own = np.full((len(keys), self.block), np.nan)
         own[:, :width] = confidence[:, :width]
@@ -226,8 +225,7 @@ class Planner:
         needed = BEGINS if best.slots and not kept.slots else STAYS
         self._last = kept if best.rate < needed * kept.rate else best
         chosen = self._last
-        # One plan among others fills no pipeline: what is tried keeps the cohorts that are in
-        # force.
+        # A single plan fills no pipeline: what is tried keeps the cohorts that are in force.
         tried = [each for each in drafted if each.cohorts == chosen.cohorts] or drafted
         likely = max(tried, key=lambda option: option.rate)
         whole = max(
@@ -246,20 +244,22 @@ class Planner:
         return self._plan(lane, chosen)
 
     def renew(self) -> None:
-        """What drafts take is another thing now: the next plan looks at the lane anew."""
+        """Drops kept options because seconds of drafts changed: the next plan computes them
+        anew."""
         self._known.clear()
 
     @property
     def home(self) -> tuple[int, int]:
-        """(slots, cohorts) of what is thought best; single plans try something else."""
+        """(slots, cohorts) of the option thought best; single plans try another one."""
         return self._last.slots, self._last.cohorts
 
     def _drawn(self, sequence: int) -> float:
-        """[0, 1), keyed: whether this plan tries something."""
+        """A keyed number in [0, 1): decides whether this plan tries an alternative."""
         return keyed(sequence, self._number // IN_A_ROW)
 
     def _share(self, option: _Option) -> float:
-        """Of plans that try this one instead: what is nearly as good costs little to try."""
+        """Share of plans that try this option instead: one that is nearly as good costs little to
+        try."""
         lost = (1.0 - option.rate / self._last.rate) * option.seconds / self._last.seconds
         if MOST_EXPLORED * lost <= self._explore:
             return MOST_EXPLORED if self._explore > 0.0 else 0.0
@@ -269,8 +269,8 @@ class Planner:
         return (option.slots, option.cohorts) == (self._last.slots, self._last.cohorts)
 
     def _renewed(self, lane: PlannedLane) -> tuple[_Option, list[_Option]]:
-        """`_options`, not asked every time: on a small machine what plans take is missing where
-        passes are computed. A lane where one comes and one goes is the same again."""
+        """`_options`, computed only when needed: on a small machine planning takes time from
+        passes. A lane where one sequence comes and one goes has the same options again."""
         near, worth = lane.context // CONTEXT_STEP, float(lane.weight.sum())
         of = (frozenset(lane.keys), len(lane.sequences), worth, near, lane.cohorts, lane.others)
         self._news += PLAN
@@ -296,7 +296,7 @@ class Planner:
         return plain, drafted
 
     def _walk(self, lane: PlannedLane, ranked: _Ranked, slots: int, cohorts: int) -> Walk:
-        """Over blocks of so many slots."""
+        """Algorithm 1 over blocks of `slots` slots, in `cohorts` cohorts."""
         tokens, worth = _without_drafts(lane)
         scale = len(lane.sequences) / ranked.blocks
         compared, gained = ranked.among(slots)
@@ -313,8 +313,8 @@ class Planner:
 
     @property
     def curve(self) -> tuple[list[tuple[float, float]], float] | None:
-        """((slots verified, expected tokens per second) thinned out, slots chosen), of the lengths
-        of blocks in force; None before there was a plan with drafts."""
+        """((slots verified, expected tokens per second) thinned out, slots chosen), for blocks of
+        the length in force; None without drafts in force."""
         if self._lane is None or not self._last.slots:
             return None
         ranked = _Ranked.of(*self._past(self._lane))
@@ -325,7 +325,7 @@ class Planner:
         return [(scale * size, float(found.rates[size])) for size in shown], scale * found.chosen
 
     def _plain_s(self, tokens: float, lane: PlannedLane) -> float:
-        """Of a round in which nothing is drafted but for the others."""
+        """Seconds of a round in which blocks are drafted for the others only."""
         others, together = lane.others, len(lane.sequences) + lane.others.sequences
         if not others.slots:
             return self.cost.plain_s(together, lane.context)
@@ -335,8 +335,8 @@ class Planner:
         return float(seconds[0])
 
     def _past(self, lane: PlannedLane) -> tuple[Floats, Floats]:
-        """What recent blocks of these kinds, or of all while they are few, would be compared by and
-        worth, [m, b]; of a lane without a past what is hoped for."""
+        """(compared, worth), [m, b] each, of recent blocks of the lane's keys, or of all while
+        those are few; assumed values before the first block."""
         if not self._recent:
             usual = self.acceptance.usual()
             hoped: Floats = float(lane.weight.mean()) * np.cumprod(usual, dtype=np.float64)[None, :]
@@ -368,7 +368,7 @@ _MIX, _MASK = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB), (1 <
 
 
 def keyed(sequence: int, number: int) -> float:
-    """[0, 1), a function of both alone: splitmix64."""
+    """A number in [0, 1), a function of both arguments alone: splitmix64."""
     mixed = (sequence * _MIX[0] + number * _MIX[1] + _MIX[2]) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * _MIX[1]) & _MASK
     mixed = ((mixed ^ (mixed >> 27)) * _MIX[2]) & _MASK

@@ -1,15 +1,14 @@
-"""Whether a drafter still drafts as it did. An alarm leaves it out, and after a while it is tried
-again. Pure.
+"""Watches whether a drafter drafts as well as before. An alarm leaves it out for a while. Pure.
 
-Nothing here can hurt an answer: what a drafter spoils is speed. Four things are told apart: blocks
-that cannot have been drafted (ids that are none, confidences that are no numbers), blocks that do
-not come or are empty, blocks of which far less is accepted than their confidences promise, and
-blocks that are worth next to nothing beside those that this version made before. The planner learns
-of the last two by itself, but slowly, since it must not follow every passage of a text; a watchdog
-may be quick, since all it asks for is a factor.
+A bad drafter costs speed, never an answer. Four faults are distinguished: blocks that cannot have
+been drafted (invalid ids, confidences that are not numbers), blocks that are missing or empty,
+blocks of which far less is accepted than their confidences promise, and blocks that are worth next
+to nothing beside earlier ones of this version. The planner learns of the last two by itself, but
+slowly, since it must not follow every passage of a text; a watchdog may be quick, since it looks
+for large factors only.
 
-Sums fade by blocks, and what is usual is only learned while all is well. Whom an alarm is of is
-left out for a pause; then it is on trial with one sequence, which ends well, or in a pause that is
+Sums fade by blocks, and the usual is only learned without an alarm. A drafter with an alarm is left
+out for a pause; then it is on trial with one sequence, which clears the alarm or begins a pause
 twice as long.
 """
 
@@ -24,29 +23,29 @@ from operator import mul
 
 from dspark.rounds.events import RoundReport
 
-RECENT = 40.0  # blocks after which what was seen weighs a third
-PAST = 2048.0  # the same of what is usual
-SHARE = 0.35  # of what is usually kept of a promise; less is a collapse
+RECENT = 40.0  # blocks after which an observation weighs a third
+PAST = 2048.0  # the same for the usual
+SHARE = 0.35  # of the usual ratio of accepted to promised; less is a collapse
 LITTLE = 0.15  # of the usual worth of a block
-NONE = 24.0  # first slots that were promised in a row, in vain: a chance of at most exp(-24)
+NONE = 24.0  # first slots promised in a row with none accepted: a chance of at most exp(-24)
 CERTAIN = 4.0  # standard deviations by which less than usual is accepted
-# tokens that agreement counts for; variance of what is accepted, by its mean
+# tokens that prior agreement counts for; prior variance of accepted tokens over their mean
 PRIOR, SPREAD = (
     16.0,
     2.0,
 )
-SETTLED = 256  # blocks that make a past
+SETTLED = 256  # blocks after which the usual is known
 BAD_MEMORY = 64.0  # passes
-ON_TRIAL = 0.8  # of what is too much, to begin with: who had an alarm has less credit
-TRIAL = 32  # blocks, of which as much as HELD of the usual is accepted
+ON_TRIAL = 0.8  # of each limit in `BAD`, where a trial starts: less is tolerated after an alarm
+TRIAL = 32  # blocks of a trial, which needs `HELD` of the usual acceptance
 LONGEST_TRIAL = 4 * TRIAL  # where blocks promise so little that fewer tell nothing
 HELD = 0.5
 PAUSE_S, LONGEST_S = 10.0, 160.0
-COST = 8.0  # times what a trial took: the pause behind it is no shorter, as far as LONGEST_S allows
+COST = 8.0  # of a failed trial's duration, the least pause after it, up to `LONGEST_S`
 
 
 class Alarm(enum.Enum):
-    """As metrics name it."""
+    """Why a drafter is left out, as metrics name it."""
 
     MALFORMED = "malformed"
     NOTHING_DRAFTED = "nothing drafted"
@@ -55,14 +54,13 @@ class Alarm(enum.Enum):
 
     @property
     def useless(self) -> bool:
-        """Whether there are no blocks at all, so that leaving the drafter out is nobody's
-        choice."""
+        """Whether there are no valid blocks at all, so that the drafter is left out under every
+        policy."""
         return self in (Alarm.MALFORMED, Alarm.NOTHING_DRAFTED)
 
 
-# Share of blocks that are none; what no healthy drafter sends is borne less often than what comes
-# late. A faded share reaches what it fades to only in the end: half of all blocks passes a third
-# within a hundred passes.
+# Limits of the faded shares of bad blocks, lower for those that no healthy drafter sends. A faded
+# share lags: with half of all blocks bad it passes a third within a hundred passes.
 BAD = {Alarm.MALFORMED: 0.2, Alarm.NOTHING_DRAFTED: 0.34}
 _EMPTY = {
     "invalid": Alarm.MALFORMED,
@@ -76,14 +74,14 @@ _EMPTY = {
 
 @dataclass(slots=True)
 class BlockSums:
-    """Of sound blocks, fading."""
+    """Fading sums over valid blocks."""
 
     blocks: float = 0.0
     promised: float = 0.0  # tokens, of the slots that were verified
     accepted: float = 0.0
     squared: float = 0.0  # sum of (accepted - promised)^2
-    worth: float = 0.0  # accepted tokens, and what was promised behind them where nobody looked
-    slots: float = 0.0  # that were drafted
+    worth: float = 0.0  # accepted tokens, and the promise of unverified slots behind a whole prefix
+    slots: float = 0.0  # drafted
 
     def add(self, seen: BlockSums, memory: float) -> None:
         kept = math.exp(-seen.blocks / memory)
@@ -92,12 +90,12 @@ class BlockSums:
 
     @property
     def ratio(self) -> float:
-        """Accepted over promised, shrunk to agreement."""
+        """Accepted tokens over promised ones, shrunk to agreement."""
         return (self.accepted + PRIOR) / (self.promised + PRIOR)
 
     @property
     def spread(self) -> float:
-        """Variance of what a block has accepted over its mean."""
+        """Variance of a block's accepted tokens over their mean."""
         return (self.squared + SPREAD * PRIOR) / (self.promised * self.ratio + PRIOR)
 
     @property
@@ -111,19 +109,18 @@ class BlockSums:
 
 @dataclass(slots=True)
 class DraftedPass(BlockSums):
-    """What the rounds of one pass say of one drafter."""
+    """Sums over the rounds of one pass that one drafter drafted for."""
 
     malformed: int = 0
     missing: int = 0
-    # sound ones whose answer keeps a form, which drafters know nothing of: what is kept says
-    # nothing
+    # valid blocks of constrained answers: drafters ignore constraints, so acceptance says nothing
     formed: int = 0
-    first: float = 0.0  # promised of the first slots that were verified
+    first: float = 0.0  # promised tokens of first slots that were verified
 
 
 def drafted_passes(rounds: Sequence[RoundReport], formed: Sequence[bool]) -> dict[int, DraftedPass]:
-    """By drafter's number. A round without a block that is not its drafter's fault says nothing.
-    formed: of each round, whether its answer keeps a form."""
+    """Sums by drafter's number, without rounds whose missing block is not the drafter's fault.
+    formed: for each round, whether its answer has a constraint."""
     found: dict[int, DraftedPass] = {}
     for each, form in zip(rounds, formed, strict=True):
         fault = None if len(each.confidence) else _EMPTY.get(each.why_empty)
@@ -157,22 +154,22 @@ def _survivals(confidence: Sequence[float]) -> float:
 
 
 class DrafterWatch:
-    """Of one drafter process, as one verifier finds it. past: of its version, shared by its
-    processes."""
+    """Watches one drafter process at one verifier. past: usual sums of its version, which its
+    processes share."""
 
     def __init__(self, past: BlockSums) -> None:
         self.past, self.recent = past, BlockSums()
-        # of the weights of recent blocks: the first ones hold all of their variance
+        # sum of the squared weights of recent blocks, for their variance
         self._squares = 0.0
-        self.alarm: Alarm | None = None  # None: all is well
-        self._in_vain = 0.0  # first slots that were promised since one was accepted
+        self.alarm: Alarm | None = None  # None without one
+        self._in_vain = 0.0  # first slots promised since a token was accepted
         self._bad = dict.fromkeys(BAD, 0.0)
-        self._until = self._began = 0.0  # of the pause, of the trial behind it
-        self._trial = 0.0  # blocks that were seen in it
+        self._until = self._began = 0.0  # end of the pause, begin of the trial behind it
+        self._trial = 0.0  # blocks seen in the trial
         self._pause_s = PAUSE_S
 
     def left_out(self, now: float) -> bool:
-        """Whether nobody shall be with it."""
+        """Whether the drafter is in its pause and gets no sequence."""
         return self.alarm is not None and now < self._until
 
     def pause_left_s(self, now: float) -> float:
@@ -180,12 +177,12 @@ class DrafterWatch:
 
     @property
     def accepted_length(self) -> float:
-        """Mean tokens of a round with a block, of late, the target's own among them; 0 before there
-        were any."""
+        """Recent mean tokens of a round with a block, the target's own included; 0 before the
+        first."""
         return 1.0 + self.recent.accepted / self.recent.blocks if self.recent.blocks else 0.0
 
     def observe(self, seen: DraftedPass, now: float) -> bool:
-        """Returns whether there is an alarm now, or none any more, that was not before."""
+        """Learns from one pass. Returns whether an alarm was raised or cleared."""
         if self.left_out(now):
             return False
         if self.alarm is not None and not self._began:
@@ -214,8 +211,8 @@ class DrafterWatch:
         return False
 
     def raised(self, alarm: Alarm, now: float) -> bool:
-        """It is left out from now on, unless it is already. Returns whether there is something to
-        tell."""
+        """Raises an alarm: the drafter is left out from now on. Returns False if it is left out
+        already."""
         if self.left_out(now):
             return False
         trial_s = now - self._began if self._began else 0.0
@@ -244,19 +241,18 @@ class DrafterWatch:
         usual = min(self.past.mean_worth, self.recent.mean_slots)
         poor = self.past.blocks >= SETTLED and self.recent.mean_worth < LITTLE * usual
         if self.alarm is None and poor and self.recent.blocks > RECENT / 2:
-            self.past.blocks = self.past.worth = 0.0  # once: from now on this may be what is usual
+            self.past.blocks = self.past.worth = 0.0  # once: this worth may be the new usual
             return Alarm.NOTHING_ACCEPTED
         return None
 
     @property
     def _usual(self) -> float:
-        """Accepted over promised; a version that never kept half of it has no past to be measured
-        by."""
+        """Usual ratio of accepted to promised, at least `HELD`: a version that never reached it has
+        no past to be measured by."""
         return min(max(self.past.ratio, HELD), 1.0)
 
     def _expected(self) -> tuple[float, float]:
-        """(tokens that are usually accepted of what was promised, by how many fewer may be
-        chance)."""
+        """(tokens usually accepted of the recent promise, how many fewer may be chance)."""
         usual = self._usual * self.recent.promised
         return usual, CERTAIN * math.sqrt(
             self.past.spread * usual * self._squares / max(self.recent.blocks, 1.0)
@@ -264,12 +260,11 @@ class DrafterWatch:
 
     @property
     def _tells(self) -> bool:
-        """Whether to accept nothing at all would be no chance."""
+        """Whether so much was promised that accepting nothing at all could not be chance."""
         usual, noise = self._expected()
         return usual >= noise
 
     def _kept(self, share: float) -> bool:
-        """Whether at least this share of the usual was accepted of what was promised, as far as
-        anybody can tell."""
+        """Whether at least this share of the usual was accepted, or the shortfall may be chance."""
         usual, noise = self._expected()
         return self.recent.accepted >= min(share * usual, usual - noise)

@@ -1,1 +1,1 @@
-"""Who waits for a lane, and in which order they enter."""
+"""Sequences that wait for a lane, and the order in which they enter."""

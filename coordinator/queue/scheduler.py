@@ -1,11 +1,9 @@
-"""Who is taken in, in which order, by which lane; and what becomes of sequences that lose their
-place.
+"""Admits requests, places their sequences in lanes, and queues those that lose their lane.
 
 The queue is bounded, in number and in time, and fair: the tenant that was given least is next, see
-`waiting_queue`, and among a tenant's own it is first come, first served; whoever lost a place
-through no fault of their own gets back before everybody younger. What cannot be served in time is
-refused with the time it would take, measured. The owner of every request from `submit` to its end;
-ends are idempotent.
+`waiting_queue`, and a tenant's own sequences are served in order of arrival; one that lost its lane
+is ahead of all younger ones again. What cannot be served in time is refused with a retry hint from
+measured times. The scheduler owns every request from `submit` to its end; ends are idempotent.
 """
 
 from __future__ import annotations
@@ -33,14 +31,14 @@ from dspark.types import Refusal, RefusalReason
 
 log = structlog.get_logger("dspark.admission")
 
-# a lane that turned somebody away is asked again after this, or when something in it ended
+# a lane that turned a sequence away is tried again after this, or when one in it ended
 PAGES_RETRY_S = 0.5
-FORM_RETRY_S = 0.5  # who was held up for the form of its answer asks again after this
-LEAST_HINT_S, MOST_HINT_S = 0.1, 30.0  # when to try again
-# how often a verifier that runs its first requests is looked at by those who wait for it
+FORM_RETRY_S = 0.5  # a sequence held up for its constraint is queued again after this
+LEAST_HINT_S, MOST_HINT_S = 0.1, 30.0  # bounds of a retry hint
+# between two checks whether a verifier still runs its first requests
 WARM_LOOK_S = 0.25
-NEWCOMERS = 8  # one place more for every so many, for tenants with nobody running
-LOOKS = 20  # at who has waited too long, in the time one may wait
+NEWCOMERS = 8  # one place more for every so many, for tenants with no sequence running
+LOOKS = 20  # checks for overdue sequences, within the longest wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class QueueBounds:
     verifier_wait_s: float = 20.0
     max_handovers: int = 4
     queue_deadline_s: float = 60.0  # longest wait for a first place
-    # longest time for which a verifier that is there may run its first requests
+    # longest time for a connected verifier to run its first requests
     warm_s: float = 0.0
 
 
@@ -59,12 +57,11 @@ class Scheduler:
 
     def __init__(self, bounds: QueueBounds, clock: Clock, metrics: Metrics) -> None:
         self._bounds, self._clock, self._metrics = bounds, clock, metrics
-        self._requests: dict[
-            str, list[RequestState]
-        ] = {}  # answers that have not ended, by the request's id
+        # answers that have not ended, by the request's id
+        self._requests: dict[str, list[RequestState]] = {}
         self._line = WaitingQueue()
         self._shares = TenantShares()
-        self._overdue: Timer | None = None  # the next look at who has waited too long
+        self._overdue: Timer | None = None  # the next check for overdue sequences
         self._homes: dict[RequestState, Lane] = {}
         self._lanes: list[Lane] = []
         self._full: set[Lane] = set()
@@ -73,7 +70,7 @@ class Scheduler:
         self._empty = asyncio.Event()
         self._outage: Timer | None = None  # runs from the last loss of a verifier ...
         self._lost_at = 0.0  # ... at this clock time
-        # whether one is there and runs its first requests
+        # whether a connected verifier runs its first requests
         self.verifier_warms: Callable[[], bool] = lambda: False
         self.draining = False
         self.tracing: Tracing | None = None
@@ -98,8 +95,8 @@ class Scheduler:
         return next(iter(self._requests.get(request_id, ())), None)
 
     def check_capacity(self, answers: int = 1, tenant: str = "") -> None:
-        """Raises when a request could not even wait. Cheap, so it comes before anything is
-        parsed."""
+        """Raises `Unavailable` or `Overloaded` when a request could not even wait. Cheap, so it is
+        called before anything is parsed."""
         if self.draining:
             raise self._refuse(
                 "draining", Unavailable("the coordinator is draining; try another one")
@@ -113,7 +110,7 @@ class Scheduler:
             )
 
     def check(self, request: Request) -> None:
-        """Raises when a request cannot be taken in."""
+        """Raises when a request cannot be admitted."""
         self.check_capacity(request.choices, request.tenant)
         if request.id in self._requests:
             raise InvalidRequest("request_id", "a running request has this id")
@@ -131,8 +128,7 @@ class Scheduler:
         )
 
     def submit(self, *states: RequestState) -> None:
-        """Takes responsibility for all answers of a request that `check` passed in this turn of the
-        event loop."""
+        """Queues all answers of a request that `check` passed in this turn of the event loop."""
         state = states[0]
         tenant = state.request.tenant
         if self._lacks_room(len(states)):
@@ -158,7 +154,8 @@ class Scheduler:
         self._place()
 
     def abort(self, request_id: str) -> bool:
-        """Ends a running request in good order; what it said so far stands."""
+        """Ends a running request in order; its committed tokens stand. Returns whether it was
+        found."""
         states = tuple(self._requests.get(request_id, ()))
         for state in states:
             state.end = End(Reason.ABORT)
@@ -167,28 +164,29 @@ class Scheduler:
         return bool(states)
 
     def finish(self, state: RequestState) -> None:
-        """Its text ended an answer. The front end found it, so nothing is told."""
+        """Ends an answer whose text is complete. The front end found that, so no message is
+        sent."""
         if not state.sequence.finished:
             state.end = End(Reason.STOP)
             self.ended(state, None)
 
     async def emptied(self, longest_s: float) -> None:
-        """Until no request is left, or for so long."""
+        """Waits until no request is left, at most `longest_s` seconds."""
         if self._requests:
             self._empty.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), longest_s)
 
     def cut_all(self) -> None:
-        """Ends every request, saying where its answer stands."""
+        """Ends every request with an error that names its answer's offset."""
         for state in [each for states in self._requests.values() for each in states]:
             self.ended(state, Unavailable(f"the coordinator stops; {_said(state)}"))
 
-    # What lanes report.
+    # Reports of lanes.
 
     def ended(self, state: RequestState, error: Exception | None) -> None:
-        """Frees everything an answer held, at once; the first end counts. An error ends its
-        siblings too."""
+        """Frees everything an answer held, at once; only its first end counts. An error ends the
+        request's other answers too."""
         if state.sequence.finished:
             return
         state.sequence.apply(LifeEvent.ENDED)
@@ -219,16 +217,16 @@ class Scheduler:
         self._place()
 
     def left(self, state: RequestState, event: LifeEvent) -> None:
-        """It left its lane unfinished, and waits in the order of arrival for one with room for all
-        that it has said."""
+        """Queues a sequence that left its lane unfinished, by order of arrival, for a lane with
+        room for all of its tokens."""
         lane = self._homes.pop(state, None)
-        if event is LifeEvent.HELD_UP:  # nobody else is
+        if event is LifeEvent.HELD_UP:  # its lane may take others
             self._clock.call_later(FORM_RETRY_S, self._again, state)
             self._soon()
             return
         self._line.add(state)
         if event is LifeEvent.TURNED_AWAY and lane is not None:
-            # a page pool is not asked again for nothing
+            # a full page pool is not tried again at once
             self._full.add(lane)
             self._clock.call_later(PAGES_RETRY_S, self._retry, lane)
         elif event is LifeEvent.PREEMPTED:
@@ -237,7 +235,7 @@ class Scheduler:
         elif event is LifeEvent.MOVED:  # planned, so it does not count as a loss
             self._metrics.handovers.labels(reason="drained").inc()
         elif event is LifeEvent.ORPHANED:
-            # its verifier is gone or lost it: a bounded number of times
+            # its verifier is gone or lost it; allowed a bounded number of times
             state.handovers += 1
             self._metrics.handovers.labels(reason="lost").inc()
             log.warning("sequence.orphaned", **_place_of(state))
@@ -254,8 +252,8 @@ class Scheduler:
         self._place()
 
     def lane_left(self, lane: Lane) -> None:
-        """Call it after `lane.close()`. Whoever waits gets a bounded time for another verifier to
-        come, and to run its first requests once it is there."""
+        """Removes a lane; call it after `lane.close()`. Queued sequences wait a bounded time for
+        another verifier to connect, and to run its first requests once it is connected."""
         self._full.discard(lane)
         if lane not in self._lanes:
             return  # its loss was noticed before
@@ -266,8 +264,7 @@ class Scheduler:
         self._outage = self._clock.call_later(self._bounds.verifier_wait_s, self._waited)
 
     def _waited(self) -> None:
-        """Whoever still needs a verifier that is not there has waited long enough, unless one is
-        about to serve."""
+        """Ends the sequences that no lane could take, unless a verifier is about to serve."""
         waited = self._clock.time() - self._lost_at
         left = self._bounds.verifier_wait_s + self._bounds.warm_s - waited
         if left > 0 and self.verifier_warms():
@@ -299,11 +296,10 @@ class Scheduler:
         self._metrics.num_requests_waiting.set(self._line.count)
 
     def _next(self) -> RequestState | None:
-        """The oldest of the tenant that was given least; None when nobody waits or there is no
-        place.
+        """The oldest of the tenant that was given least; None if none waits or no place is free.
 
-        A tenant that has nobody running need not wait for one of others to end: some places are for
-        such alone.
+        Some places are only for tenants with no sequence running, which so need not wait for others
+        to end.
         """
         tenants, most = self._line.tenants, self._bounds.max_running
         if len(self._homes) >= most:
@@ -320,7 +316,7 @@ class Scheduler:
         return min(firsts, key=lambda state: (given[state.request.tenant], state.sequence.number))
 
     def given(self) -> dict[str, float]:
-        """Weighted tokens that each tenant with somebody in line was given, see `TenantShares`."""
+        """Weighted tokens that each tenant in the queue was given, see `TenantShares`."""
         return self._shares.given(self._line.tenants, self._alive())
 
     def _alive(self) -> Iterable[RequestState]:
@@ -341,11 +337,11 @@ class Scheduler:
         self._line.add(state)
         self._place()
         if not self._lanes and self._outage is None:
-            # whoever waited for a verifier was told meanwhile
+            # the wait for a verifier ended meanwhile
             self._waited()
 
     def _soon(self) -> None:
-        """After whoever reports has reported everything, so that the order of the queue is
+        """Places after all reports of this turn of the event loop, when the order of the queue is
         settled."""
         asyncio.get_running_loop().call_soon(self._place)
 
@@ -368,11 +364,11 @@ class Scheduler:
         self._look_after_the_line()
 
     def _give_up(self, state: RequestState, reason: str, why: str) -> None:
-        """Refuses somebody who waited."""
+        """Refuses a queued sequence."""
         if not state.sequence.finished:
             self.ended(state, self._refuse(reason, Overloaded(why, self._hint_s())))
 
-    # Numbers.
+    # Metrics.
 
     def _refuse(self, reason: str, error: DsparkError) -> DsparkError:
         self._metrics.admission_rejections.labels(reason=reason).inc()
@@ -380,7 +376,7 @@ class Scheduler:
 
 
 def _place_of(state: RequestState) -> dict[str, Any]:
-    """For logs."""
+    """Fields of log events."""
     at = state.sequence
     return {
         "request": state.request.id,
@@ -391,8 +387,8 @@ def _place_of(state: RequestState) -> dict[str, Any]:
 
 
 def _given_up(state: RequestState, refused: Refusal | None) -> DsparkError:
-    """Why nobody is asked any more: verifiers are gone, or the last one is there and says why it
-    cannot go on. A bug of its own is no reason for a client to try again."""
+    """The error after too many handovers: verifiers were lost, or the last one is up and says why
+    it refused. A bug of the verifier's is no reason for a client to try again."""
     if refused is None:
         return Unavailable(f"{state.handovers} verifiers were lost; {_said(state)}")
     why = refused.message or refused.reason.name.lower()

@@ -1,15 +1,15 @@
-"""Who waits for a place, by tenant: first come, first served among one's own, fair among tenants,
-bounded in all.
+"""Queued sequences by tenant: in order of arrival within a tenant, fair among tenants, bounded in
+all.
 
-When the line is full a newcomer of a tenant that waits with fewer takes the place of the newest one
-of the tenant that waits with most: a flood is refused where it comes from. Whoever has had a place
+When the queue is full, a new sequence of a tenant with fewer queued takes the place of the newest
+one of the tenant with most: a flood is refused at its source. A sequence that has had a place
 before cannot lose it that way.
 
-Whose turn it is among tenants is counted in weighted tokens, a virtual token counter (Sheng et al.,
-OSDI 2024): whoever has been given least is served next, so two tenants that both wait are never
-further apart than one bound, and no place is left empty for it. A tenant that comes back after a
-while starts level with those that wait: idleness is no credit. Tokens of prompts cost `PROMPT`,
-those of answers `ANSWER`, when the sequence is placed and as they are said.
+Among tenants the order follows weighted tokens, a virtual token counter (Sheng et al., OSDI 2024):
+the tenant that was given least is served next, so two tenants that both wait are never further
+apart than one bound, and no place is left empty for it. A tenant that comes back after a while
+starts level with those that wait: idleness is no credit. Tokens of prompts cost `PROMPT`, those of
+answers `ANSWER`, when the sequence is placed and as they are committed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from coordinator.lanes.request_state import RequestState
 
 CLIP = 3.0  # an observation counts as at most this many times what was expected
-WEIGHT = 0.2  # of one
+WEIGHT = 0.2  # of one observation
 
 
 @dataclass(slots=True)
@@ -44,15 +44,16 @@ MOST_TENANTS = 4096  # remembered without having a request; beyond, those given 
 
 
 class TenantShares:
-    """Tokens of sequences that have not ended are read off them, so that no round has anything to
-    tell."""
+    """Weighted tokens given to each tenant. Those of running sequences are read off them, so that
+    no round has anything to report."""
 
     def __init__(self) -> None:
         self._settled: dict[str, float] = {}
         self._last = ""  # tenant that got a place last
 
     def given(self, tenants: Iterable[str], alive: Iterable[RequestState]) -> dict[str, float]:
-        """To each of `tenants`, with what their sequences among `alive` have had so far."""
+        """Weighted tokens given to each of `tenants`, with those of their sequences among `alive`
+        so far."""
         sums = {tenant: self._settled.get(tenant, 0.0) for tenant in tenants}
         for state in alive:
             if state.request.tenant in sums:
@@ -60,8 +61,8 @@ class TenantShares:
         return sums
 
     def arrives(self, tenant: str, waiting: Iterable[str], alive: Iterable[RequestState]) -> None:
-        """Call it before a tenant that has nobody waiting lines up: it starts level with those that
-        do."""
+        """Lifts a tenant to the least given of those that wait. Call it before its first sequence
+        is queued."""
         others = [other for other in dict.fromkeys(waiting) if other != tenant] or [self._last]
         if others == [tenant]:
             return  # it is alone, and level with itself
@@ -72,16 +73,16 @@ class TenantShares:
             self._forget({tenant, self._last, *others, *(state.request.tenant for state in alive)})
 
     def placed(self, tenant: str) -> None:
-        """One of its sequences got a place."""
+        """Notes that a sequence of the tenant was placed."""
         self._last = tenant
 
     def ended(self, state: RequestState) -> None:
-        """It is over; what it had is settled."""
+        """Adds the cost of a sequence that ended to its tenant."""
         tenant = state.request.tenant
         self._settled[tenant] = self._settled.get(tenant, 0.0) + cost(state)
 
     def _forget(self, kept: set[str]) -> None:
-        """Who comes back is lifted to the others anyway, so the least given to lose nothing."""
+        """Forgets the tenants given least: one that comes back is lifted to the others anyway."""
         able = sorted(
             (given, tenant) for tenant, given in self._settled.items() if tenant not in kept
         )
@@ -90,18 +91,18 @@ class TenantShares:
 
 
 def cost(state: RequestState) -> float:
-    """Weighted tokens a sequence has been given; none before it was placed first."""
+    """Weighted tokens that a sequence was given; 0 before it was first placed."""
     if state.stats.placed is None:
         return 0.0
     return PROMPT * len(state.request.prompt) + ANSWER * state.answer.log.answered
 
 
 class WaitingQueue:
-    """Requests in line. Ask `TenantShares` whose turn it is."""
+    """Queued sequences by tenant; `TenantShares` gives the order among tenants."""
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[RequestState]] = {}  # none of them empty
-        self.count = 0  # that wait
+        self.count = 0  # of sequences
 
     def __iter__(self) -> Iterator[RequestState]:
         for line in self._lines.values():
@@ -112,19 +113,20 @@ class WaitingQueue:
 
     @property
     def tenants(self) -> tuple[str, ...]:
-        """Those with somebody in line."""
+        """Tenants with a queued sequence."""
         return tuple(self._lines)
 
     def of(self, tenant: str) -> int:
-        """How many of a tenant wait."""
+        """Number of a tenant's queued sequences."""
         return len(self._lines.get(tenant, ()))
 
     def first(self, tenant: str) -> RequestState:
-        """Whose turn it is among a tenant's own."""
+        """A tenant's oldest queued sequence."""
         return self._lines[tenant][0]
 
     def add(self, state: RequestState) -> None:
-        """By arrival: who lost a place stands before everybody of its tenant who came later."""
+        """Queues by arrival: a sequence that lost its place is ahead of all later ones of its
+        tenant."""
         line = self._lines.setdefault(state.request.tenant, deque())
         number = state.sequence.number
         place = len(line)
@@ -142,8 +144,8 @@ class WaitingQueue:
             del self._lines[tenant]
 
     def displaced_by(self, tenant: str, answers: int) -> list[RequestState]:
-        """Who has to leave a full line for a newcomer of `tenant` with so many answers; nobody if
-        that is unfair."""
+        """Sequences to take out of a full queue for a request of `tenant` with so many answers;
+        none if that is unfair."""
         longest = max(self._lines, key=lambda each: len(self._lines[each]), default=tenant)
         if self.of(longest) - answers < self.of(tenant) + answers:
             return []
@@ -151,7 +153,7 @@ class WaitingQueue:
         return fresh[:answers] if len(fresh) >= answers else []
 
     def overdue(self, before: float) -> list[RequestState]:
-        """Those that came before this clock time and never had a place."""
+        """Sequences that arrived before this clock time and were never placed."""
         late = []
         for line in self._lines.values():
             for state in line:

@@ -1,2 +1,1 @@
-"""The lane and scheduler code of a coordinator against simulated workers, in time that costs
-nothing to wait for."""
+"""Runs the coordinator's own lanes and scheduler with simulated workers, in simulated time."""

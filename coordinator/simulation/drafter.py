@@ -1,5 +1,4 @@
-"""A drafter without messages: as soon as it is free it takes all orders that wait, of any verifier,
-into one pass."""
+"""A simulated drafter: when free it takes all waiting orders, of any verifier, into one pass."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ Key = tuple[str, int, int]  # verifier, sequence, epoch
 
 
 class Answered(NamedTuple):
-    """An order's blocks, a row for each of the order's; a row without a context is empty."""
+    """An order's blocks, one per row of the order; a row without a context gets an empty one."""
 
     blocks: Sequence[SimulatedBlock]
     watermarks: Sequence[int]
@@ -32,7 +31,7 @@ class _Waiting(NamedTuple):
 
 
 class SimulatedDrafter(SimulatedWorker):
-    """One drafter process. `rows` of contexts are counted, not kept."""
+    """One drafter process. `rows`: feature rows of each context, counted and not kept."""
 
     def __init__(self, world: World, name: str, incarnation: int) -> None:
         super().__init__(world)
@@ -52,12 +51,12 @@ class SimulatedDrafter(SimulatedWorker):
             cost=curve_of(spec.draft),
         )
         self.rows: dict[Key, int] = {}
-        self.users: dict[str, Callable[[], object]] = {}  # told of its loss, by verifier
+        self.users: dict[str, Callable[[], object]] = {}  # called when it is lost, by verifier
         self.silent = False  # takes orders and answers none
-        self.full = False  # has room for nobody
+        self.full = False  # has no room for another context
         self._waiting: deque[_Waiting] = deque()
         self._passing: list[_Waiting] = []
-        self._asked = False  # whether the device has been told that somebody waits
+        self._asked = False  # whether a pass for the waiting orders is submitted
 
     def open(self, key: Key) -> None:
         self.rows[key] = 0
@@ -66,13 +65,14 @@ class SimulatedDrafter(SimulatedWorker):
         self.rows.pop(key, None)
 
     def forget_all(self, verifier: str) -> None:
-        """Its stream ended."""
+        """Drops the contexts of a verifier whose stream ended."""
         self.users.pop(verifier, None)
         for key in [each for each in self.rows if each[0] == verifier]:
             del self.rows[key]
 
     def take(self, key: Key, start: int, stop: int) -> int | None:
-        """Rows that came; returns how many there are without a gap, None for nobody's."""
+        """Adds rows [start, stop). Returns how many there are without a gap, None without a
+        context."""
         if key not in self.rows:
             return None
         if start <= self.rows[key]:
@@ -86,7 +86,8 @@ class SimulatedDrafter(SimulatedWorker):
         held: Sequence[SimulatedContext | None],
         answer: Callable[[Answered], object],
     ) -> None:
-        """Called by a verifier; `answer` follows on the drafter's side, when the block is there."""
+        """Takes a verifier's order; `answer` is called on the drafter's side when its blocks are
+        drafted."""
         for row in order.rows:
             self.take((verifier, row.sequence, row.epoch), row.first_row, row.committed_len - 1)
         self.command(len(order.rows), lambda: self._queue(_Waiting(verifier, order, held, answer)))
@@ -100,7 +101,7 @@ class SimulatedDrafter(SimulatedWorker):
             self.device.submit(self._begin, self._over, urgent=True)
 
     def _begin(self) -> float:
-        """The device is free: everybody who waits goes into one pass."""
+        """Takes all waiting orders into one pass. Returns its seconds."""
         self._asked = False
         self._passing = list(self._waiting)
         self._waiting.clear()
@@ -136,7 +137,7 @@ class SimulatedDrafter(SimulatedWorker):
             )
 
     def lose(self) -> None:
-        """As a killed process: every verifier's stream to it breaks."""
+        """Ends like a killed process: every verifier's stream to it breaks."""
         self.closed = True
         self.rows.clear()
         users, self.users = self.users, {}

@@ -1,8 +1,8 @@
-"""Who asks, when and for what: keyed by the scenario's seed, so that a run repeats; and what they
-would have seen.
+"""Simulated clients: requests keyed by the scenario's seed, so that a run repeats, and what their
+clients measure.
 
 Request n has the first token n modulo the number of domains and the seed `scenario.seed + n`, as
-`dspark.loadgen` sends them, at the moments of its schedule: the same requests to real services get
+`dspark.loadgen` sends them, at the times of its schedule: the same requests to real services get
 the same drafts and verdicts.
 """
 
@@ -24,8 +24,8 @@ from dspark.types import SamplingParams
 
 
 class Recorder:
-    """Of one simulation. first, token, whole: seconds to a first token, of a token behind it, of a
-    whole answer."""
+    """Counts and times of one simulation. first, token, whole: seconds to a first token, of a token
+    behind it, of a whole answer."""
 
     def __init__(self, opens: float, closes: float) -> None:
         self.opens, self.closes = opens, closes
@@ -37,7 +37,7 @@ class Recorder:
 
 
 class Tap:
-    """Where one request's pieces go: nobody reads them, they are only timed."""
+    """The output sink of one request: pieces are timed and dropped."""
 
     def __init__(self, recorder: Recorder, ended: Callable[[], object]) -> None:
         self._recorder, self._ended = recorder, ended
@@ -81,7 +81,7 @@ def _length(span: Span, number: int, purpose: int, seed: int) -> int:
 
 
 def _draw(number: int, purpose: int, seed: int) -> float:
-    """[0, 1)"""
+    """A keyed number in [0, 1)."""
     return (mix_one(mix_one((seed << 40) + number * 4 + purpose + 1)) >> 11) * 2.0**-53
 
 
@@ -96,7 +96,7 @@ class SimulatedLoad:
         self.refused = 0
 
     async def run(self) -> None:
-        """Asks until the window closes."""
+        """Sends requests until the window closes."""
         scenario = self._scenario
         if scenario.concurrency:
             for _ in range(scenario.concurrency):
@@ -128,6 +128,6 @@ class SimulatedLoad:
             self.refused += self._recorder.inside(self._loop.time())
 
     def _ended(self) -> None:
-        """A user of a closed loop asks again; nobody does in an open one."""
+        """In a closed loop the user sends the next request; in an open one nothing follows."""
         if self._scenario.concurrency and self._loop.time() < self._recorder.closes:
             self._loop.call_later(2 * self._scenario.hops.hop_s, self._ask)

@@ -1,4 +1,4 @@
-"""What a target and its drafter say, as simulated workers ask for it."""
+"""Tokens and confidences of a simulated target and its drafter."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class SimulatedContext:
 
     def __init__(self, admission: Admission) -> None:
         self.admission = admission
-        self.tokens = list(admission.token_ids)  # with everything that was drawn
-        self.key = self.domain = 0  # whatever its pair keeps of it
+        self.tokens = list(admission.token_ids)  # with all that were drawn
+        self.key = self.domain = 0  # for its pair
 
 
 class SimulatedBlock(NamedTuple):
@@ -28,25 +28,27 @@ class SimulatedBlock(NamedTuple):
 
 
 class SimulatedPair(Protocol):
-    """Pure, and asked for many sequences at once. Whoever asks holds the sequences."""
+    """A target and its drafter. Pure, for many sequences at once; the caller keeps the
+    sequences."""
 
     def admitted(self, held: SimulatedContext) -> None:
-        """A sequence came."""
+        """Prepares a new sequence."""
 
     def first(self, held: SimulatedContext) -> int:
         """The token behind a prompt."""
 
     def draft(self, asked: Sequence[tuple[SimulatedContext, int]]) -> Sequence[SimulatedBlock]:
-        """Blocks of so many slots, behind the newest token of each."""
+        """Blocks of so many slots, behind the newest token of each sequence."""
 
     def judge(
         self, asked: Sequence[tuple[SimulatedContext, Sequence[int]]]
     ) -> Sequence[tuple[int, ...]]:
-        """Of each prefix what is kept, and the target's own token."""
+        """For each prefix: the accepted tokens, and the target's own behind them."""
 
 
 class SyntheticPair:
-    """By the file of a synthetic pair: everything is a hash of (seed, sequence, position, slot)."""
+    """The pair that a synthetic file describes: all is a hash of (seed, sequence, position,
+    slot)."""
 
     def __init__(self, oracle: SyntheticOracle) -> None:
         self._oracle = oracle

@@ -1,5 +1,5 @@
-"""One simulation: the coordinator's own admission and lanes, simulated workers, virtual time; and
-what came of it."""
+"""Runs one simulation: the coordinator's own scheduler and lanes, simulated workers, virtual
+time."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PAGE_SIZE = 16
 
 
 def simulate(scenario: Scenario) -> dict[str, Any]:
-    """The numbers of one scenario; a pure function of it, but for `wall_s`. Runs in a loop of its
-    own."""
+    """The numbers of one scenario; a pure function of it, except `wall_s`. Runs in an event loop of
+    its own."""
     began = time.perf_counter()
     found = run_virtual(_run(scenario))
     return {**found, "wall_s": round(time.perf_counter() - began, 2)}
@@ -49,7 +49,7 @@ class _Marks(NamedTuple):
 
 
 class _Cell:
-    """Built inside the loop it runs in."""
+    """One simulated cell, built inside the event loop that it runs in."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario, self._clock, self._metrics = scenario, asyncio.get_running_loop(), Metrics()
@@ -102,7 +102,7 @@ class _Cell:
         await asyncio.sleep(recorder.closes - clock.time())
         after = self._marks()
         if len(self._lost) > len(scenario.verifiers_lost_s):
-            # a bug, and nothing that was measured counts
+            # a bug: what was measured does not count
             raise RuntimeError(f"a lane ended before the simulation did: {self._lost}")
         asking.cancel()
         return self._said(recorder, users, before, after)
@@ -129,7 +129,7 @@ class _Cell:
     def _said(
         self, recorder: Recorder, users: SimulatedLoad, before: _Marks, after: _Marks
     ) -> dict[str, Any]:
-        """The keys are those of `dspark bench` where they mean the same."""
+        """The numbers of a run. The keys are those of `dspark bench` where they mean the same."""
         scenario, window = self._scenario, self._scenario.window_s
         rounds, committed, verified, cohorts = (
             late - early for early, late in zip(before[1:], after[1:], strict=True)
@@ -167,14 +167,16 @@ class _Cell:
 
 
 def _lose_verifier(admission: Scheduler, lane: Lane, verifier: SimulatedVerifier) -> None:
-    """As the coordinator takes it: its sequences go elsewhere, with all they have said."""
+    """Loses a verifier as the coordinator handles it: its sequences move with their committed
+    tokens."""
     verifier.close("lost")
     lane.close()
     admission.lane_left(lane)
 
 
 def _shares(before: list[float], after: list[float], window: float) -> dict[str, float] | None:
-    """Of the window that devices were at work: mean and extremes over the pool."""
+    """Share of the window in which devices were busy: mean and extremes over the pool; None without
+    any."""
     shares = [(late - early) / window for early, late in zip(before, after, strict=True)]
     if not shares:
         return None

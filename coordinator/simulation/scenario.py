@@ -1,5 +1,4 @@
-"""What is simulated: pools, load, policy, and the constants of what lies between. Checked by field
-name."""
+"""What is simulated: pools, load, policy and the constants of hops. Errors name the field."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ Span = tuple[int, int]  # least and most, both included
 
 @dataclass(frozen=True)
 class Scenario:
-    """Exactly one of `concurrency` (users, each asking again when answered) and `rate` (Poisson
-    arrivals) is set.
+    """One simulation. Exactly one of `concurrency` (users, each sending again when answered) and
+    `rate` (Poisson arrivals) is set.
 
     The window opens after `warmup_s` and lasts `window_s`, both in simulated seconds.
     """
@@ -45,9 +44,8 @@ class Scenario:
     conduct: Conduct = field(default_factory=Conduct)
     prefill_chunk: int = 256
     kv_tokens: int = 0  # per verifier; 0: no limit
-    verifiers_lost_s: tuple[
-        float, ...
-    ] = ()  # when the first, the second, ... of the pool is lost for good
+    # when the first, the second, ... of the pool is lost for good
+    verifiers_lost_s: tuple[float, ...] = ()
     drafters_lost_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:

@@ -1,9 +1,8 @@
-"""A verifier without messages, around the `RoundLoop` that real ones run; what it carries out takes
-simulated time.
+"""A simulated verifier: the `RoundLoop` of real ones, with actions that take simulated time.
 
-It does what a verifier's driver does: one packed pass at a time, in which prompts ride; prompts by
-themselves where no round has come for a moment; rows and orders to drafters, blocks back; reports
-up. What is said comes from its `SimulatedPair`.
+It acts as a verifier's driver does: one packed pass at a time, which prompt tokens join; prompts by
+themselves after a moment without rounds; rows and orders to drafters, blocks back; reports to the
+coordinator. Its tokens come from its `SimulatedPair`.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ IDLE_S = 0.02  # without a pass, after which prompts run by themselves
 
 @dataclass(slots=True)
 class _SimulatedPrompt:
-    """One on its way in."""
+    """A prompt in its prefill."""
 
     held: SimulatedContext
-    run: int = 0  # tokens
+    run: int = 0  # tokens so far
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
 class _Cohort:
-    """What a round of one has taken so far."""
+    """Times of a cohort's round so far."""
 
     ordered_at: float | None = None
     block_at: float = 0.0
@@ -58,7 +57,7 @@ class _Cohort:
 
 
 class SimulatedVerifier(SimulatedWorker):
-    """Keeps `RoundsPort`."""
+    """Implements `RoundsPort` without messages."""
 
     def __init__(
         self,
@@ -80,10 +79,9 @@ class SimulatedVerifier(SimulatedWorker):
         self._blocks: dict[tuple[int, int], Sequence[int]] = {}  # the newest of each sequence
         self._spans = RoundSpans()
         self._cohorts = (_Cohort(), _Cohort())
-        self._passes: dict[
-            int, tuple[float, int, int, float]
-        ] = {}  # seconds, tokens, of prompts, context
-        self._prompts: dict[tuple[int, int], float] = {}  # seconds of those that are being told of
+        # seconds, tokens, prompt tokens among them, mean context
+        self._passes: dict[int, tuple[float, int, int, float]] = {}
+        self._prompts: dict[tuple[int, int], float] = {}  # seconds of prefills being reported
         self._running = 0
         self._last_pass = -IDLE_S
         self._pumping = False
@@ -130,7 +128,7 @@ class SimulatedVerifier(SimulatedWorker):
             self.command(0, partial(self._told, tuple(orders)))
 
     def close(self, why: str) -> None:
-        """Everything that was held here is gone."""
+        """Closes the verifier: everything it held is gone."""
         if self.closed:
             return
         self.closed = True
@@ -198,7 +196,8 @@ class SimulatedVerifier(SimulatedWorker):
         return self.facts.name, sequence, epoch
 
     def _there(self, drafter: int) -> SimulatedDrafter | None:
-        """None, and the loop hears of it, when there is nobody."""
+        """The drafter of this number. Without one returns None and feeds a `DrafterLost` to the
+        loop."""
         drafts = self._numbered.get(drafter)
         if drafts is None or drafts.closed:
             self.world.loop.call_soon(self._feed, events.DrafterLost(drafter))
@@ -206,8 +205,8 @@ class SimulatedVerifier(SimulatedWorker):
         return drafts
 
     def _drafter_event(self, event: events.DrafterEvent) -> None:
-        """The stream to a drafter that was given up is ended, and what was opened there goes with
-        it."""
+        """Reports an event of a drafter; unless it was only late, its contexts of this verifier are
+        dropped."""
         if event.what != "late" and event.drafter in self._numbered:
             self._numbered[event.drafter].forget_all(self.facts.name)
         self._news.append(event)
@@ -271,7 +270,8 @@ class SimulatedVerifier(SimulatedWorker):
         self._pump()
 
     def _call_back(self, action: events.CallBackPrefill) -> None:
-        """Of a prompt that is in a pass its first token is as good as drawn."""
+        """Refuses a prompt that is still in line; one whose last pass has begun is not called
+        back."""
         for prompt in self._line:
             admit = prompt.held.admission.admit
             if (admit.sequence, admit.epoch) == (action.sequence, action.epoch):
@@ -282,8 +282,8 @@ class SimulatedVerifier(SimulatedWorker):
                 return
 
     def _ride(self, budget: int, most: int) -> tuple[list[_SimulatedPrompt], float, int]:
-        """The next tokens of prompts in line, first come, first served: the prompts they complete,
-        their seconds, and how many they are."""
+        """Runs the next tokens of prompts in line, in order of arrival: (prompts completed,
+        seconds, tokens)."""
         done: list[_SimulatedPrompt] = []
         seconds, taken, tokens = 0.0, 0, 0
         while self._line and budget > 0 and taken < most:
@@ -319,7 +319,7 @@ class SimulatedVerifier(SimulatedWorker):
         return told
 
     def _pump(self) -> None:
-        """Prompts by themselves, while no pass is here and none has been for a moment."""
+        """Runs prompts by themselves, while no pass runs and none has for `IDLE_S`."""
         if not self._line or self._pumping or self.closed:
             return
         self._pumping = True
@@ -378,7 +378,7 @@ class SimulatedVerifier(SimulatedWorker):
             held.tokens.extend(tokens)
         return [events.Drawn(tokens) for tokens in drawn]
 
-    # Up.
+    # Reports.
 
     def _report(self, report: events.Report) -> None:
         first = report.rounds[0]

@@ -1,6 +1,7 @@
-"""An asyncio event loop whose time is simulated: when nobody can run, time jumps to the next timer.
+"""An asyncio event loop with simulated time: when no callback is ready, time jumps to the next
+timer.
 
-Everything that asks the running loop for timers and the time (`asyncio.sleep`, `asyncio.timeout`,
+Everything that uses the running loop for timers and the time (`asyncio.sleep`, `asyncio.timeout`,
 the coordinator's `Clock`) then lives in simulated seconds. Nothing else may wait: no sockets, no
 threads. Callbacks run in the order in which they became due, so a run is a pure function of its
 inputs.
@@ -21,11 +22,11 @@ Ts = TypeVarTuple("Ts")
 
 
 class Deadlock(RuntimeError):
-    """Somebody waits for what nobody will do."""
+    """A task waits for something that never happens."""
 
 
 class _Jumping(selectors.SelectSelector):
-    """Turns waiting into passing of time."""
+    """A selector that advances the time instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,8 +41,8 @@ class _Jumping(selectors.SelectSelector):
 
 
 class _InTurn(asyncio.TimerHandle):
-    """Of timers that are due at the same moment the one that was set first comes first: a stream
-    keeps its order."""
+    """A timer. Of two that are due at the same moment the one set first runs first: a stream keeps
+    its order."""
 
     order = 0
 
@@ -51,7 +52,7 @@ class _InTurn(asyncio.TimerHandle):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Begins at 0 seconds."""
+    """An event loop whose time begins at 0 seconds."""
 
     def __init__(self) -> None:
         self._jumping, self._timers = _Jumping(), itertools.count()
@@ -75,7 +76,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
-    """What `main` returns, run to its end in simulated time; cancels what it leaves behind."""
+    """Runs `main` to its end in simulated time and returns its result; cancels what it leaves
+    behind."""
     loop = VirtualLoop()
     try:
         asyncio.set_event_loop(loop)

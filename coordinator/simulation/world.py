@@ -1,9 +1,9 @@
-"""What simulated workers share: the constants of what lies between, processors that take their
-time, counted pages.
+"""What simulated workers share: the constants of hops, devices with simulated pass times, counted
+pages.
 
 A message costs processor time in two processes, its worker's and its coordinator's, and each of
 these does one thing at a time. So lanes of one coordinator, and lanes that share a drafter, wait
-for each other there; only the way between is free of queues.
+for each other there; only the network between them has no queue.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dspark.synthetic.steps import StepTable
 
 
 class Pages:
-    """Keeps `KVCache`: pages are handed out as sequences grow."""
+    """Implements `KVCache`: pages are handed out as sequences grow."""
 
     def __init__(
         self, total: int, page_size: int, freed: Callable[[tuple[int, int]], object]
     ) -> None:
-        """total: 0 for no limit. freed: told of (sequence, epoch) that are gone."""
+        """total: 0 for no limit. freed: called with each (sequence, epoch) that is freed."""
         self.total, self.page_size, self._freed = total, page_size, freed
         self.held: dict[tuple[int, int], int] = {}
         self._taken = 0
@@ -54,8 +54,8 @@ class Pages:
         return self.total - self._taken
 
 
-Work = Callable[[], float]  # begins a pass: says how many seconds it takes
-Done = Callable[[float], None]  # gets those seconds when they are over
+Work = Callable[[], float]  # begins a pass and returns its seconds
+Done = Callable[[float], None]  # called with those seconds when they are over
 
 
 class Cores:
@@ -67,7 +67,7 @@ class Cores:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def take(self, then: Callable[[], None]) -> None:
-        """`then` is called with a core in hand, now or later."""
+        """Calls `then` with a core in hand, now or later."""
         if self._free:
             self._free -= 1
             then()
@@ -82,10 +82,9 @@ class Cores:
 
 
 class Device:
-    """A pass at a time. What starts is finished; what waits is taken in order of arrival, urgent
-    passes before ordinary ones. With `cores` it is a process that needs one of them for every pass.
-    Counts the seconds it was at work.
-    """
+    """Runs one pass at a time, to its end. Waiting passes are taken in order of arrival, urgent
+    ones before ordinary ones. With `cores` it is a process that needs one of them for every pass.
+    Counts the seconds that it was busy."""
 
     def __init__(self, cores: Cores | None = None) -> None:
         self.busy_s = 0.0
@@ -100,11 +99,11 @@ class Device:
 
     @property
     def busy_until_now_s(self) -> float:
-        """Seconds at work so far, without what is left of a running pass."""
+        """Busy seconds so far, without what is left of a running pass."""
         return self.busy_s - max(self._free_at - self._loop.time(), 0.0)
 
     def submit(self, work: Work, done: Done, *, urgent: bool) -> None:
-        """`work` is called when the device turns to it."""
+        """Queues a pass; `work` is called when the pass begins."""
         self._waiting[0 if urgent else 1].append((work, done))
         if not self._running:
             self._next()
@@ -132,33 +131,32 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Hops:
-    """What lies between a command and its device and back, in seconds: the constants of the
-    simulator.
+    """Seconds between a command and its device and back: the constants of the simulator.
 
     A reply is a block of drafts or a verdict; `round_` is what one takes of its coordinator's
     processor (scheduling, settling, commits, clients, the next command), `worker_` what a command
-    and its reply take of their worker's. As much again follows a reply and nobody waits for it
+    and its reply take of their worker's. As much again follows a reply, and nothing waits for it
     (rows, clients' streams).
     """
 
-    hop_s: float = 150e-6  # one way: the wire, and waking who waits
+    hop_s: float = 150e-6  # one way: the network, and waking the receiver
     worker_s: float = 600e-6
     worker_sequence_s: float = 40e-6  # more for each sequence
     round_s: float = 600e-6
     round_sequence_s: float = 40e-6  # more for each sequence
 
     def serving(self, sequences: int) -> float:
-        """A worker's processor, for one command and its reply."""
+        """Seconds of a worker's processor for one command and its reply."""
         return self.worker_s + sequences * self.worker_sequence_s
 
     def settling(self, sequences: int) -> float:
-        """The coordinator's, for one reply."""
+        """Seconds of the coordinator's processor for one reply."""
         return self.round_s + sequences * self.round_sequence_s
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """Of a verifier's pool. pages: 0 for no limit; prefill_chunk: prompt tokens of a pass without
+    """A verifier's page pool. pages: 0 for no limit; prefill_chunk: prompt tokens of a pass without
     rounds."""
 
     pages: int
@@ -177,7 +175,7 @@ class World:
         self.loop = asyncio.get_running_loop()
 
     def trail(self, processor: Device, seconds: float) -> None:
-        """Work that a process does when nobody waits for it."""
+        """Queues work of a process that nothing waits for."""
         if seconds:
             processor.submit(lambda: seconds, lambda _: None, urgent=False)
 
@@ -189,11 +187,11 @@ class SimulatedWorker:
         self.world = world
         self.device = Device()
         self.host = Device(world.cores)
-        self.closed = False  # nothing is asked of it any more
+        self.closed = False  # takes no more work
 
     def command(self, sequences: int, then: Callable[[], object]) -> None:
-        """Sends a command on its way; `then` follows when the host has read it. Half of its time is
-        for the reply."""
+        """Sends a command; `then` is called when the host has read it, in half of the time that
+        `Hops.serving` gives. The other half is for the reply."""
 
         def arrived() -> None:
             self.serve(sequences, then)
@@ -201,7 +199,7 @@ class SimulatedWorker:
         self.world.loop.call_later(self.world.hops.hop_s, arrived)
 
     def serve(self, sequences: int, then: Callable[[], object]) -> None:
-        """Half a command on the host, and what follows."""
+        """Half of a command's time on the host, then calls `then`."""
         seconds = 0.5 * self.world.hops.serving(sequences)
 
         def served(_: float) -> None:
@@ -212,6 +210,6 @@ class SimulatedWorker:
 
 
 def curve_of(table: StepTable) -> CostCurve:
-    """What the worker would announce."""
+    """The cost curve that a worker with these step times would announce."""
     sizes, contexts, seconds = table.announced()
     return CostCurve(sizes, contexts, [value for row in seconds for value in row])

@@ -1,1 +1,1 @@
-"""What rounds and requests tell of themselves to whoever looks."""
+"""What rounds and requests report of themselves: explanations, traces and the last endings."""

@@ -1,8 +1,8 @@
-"""The last answers that ended, in numbers: a bounded ring that is always kept, for who asks what
-became of a request.
+"""The last answers that ended, in numbers: a bounded ring, always kept, that shows how a request
+ended.
 
-It holds no token and no text. Rounds one by one are told while an answer runs (`explaining`), to
-whoever watches it.
+It holds no token and no text. Single rounds are reported to a request's watches while it runs
+(`explaining`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ KEPT = 256  # answers
 
 
 class Endings:
-    """Tells metrics and log of every answer that ends, and keeps the last ones."""
+    """Counts and logs every answer that ends, and keeps the last ones."""
 
     def __init__(self, metrics: Metrics, most: int = KEPT) -> None:
         self._metrics = metrics
-        # with the time of arrival
+        # (time of arrival, answer)
         self._ring: deque[tuple[float, EndedAnswer]] = deque(maxlen=most)
 
     @property
@@ -35,7 +35,7 @@ class Endings:
         return self._ring.maxlen or 0
 
     def add(self, state: RequestState, error: Exception | None) -> str:
-        """Call it once the stats have their end. Returns the outcome."""
+        """Records an answer, once its stats have their end. Returns the outcome."""
         outcome = outcome_of(state, error)
         self._count(state, outcome)
         log.info(
@@ -70,8 +70,8 @@ class Endings:
         return outcome
 
     def of(self, request_id: str) -> list[EndedAnswer]:
-        """The answers of the newest request with this id, in their order; empty when it is not
-        known any more."""
+        """The answers of the newest request with this id, in their order; empty when none is
+        kept."""
         told = [each for each in self._ring if each[1].request_id == request_id]
         return sorted(
             (answer for arrived, answer in told if arrived == told[-1][0]),
@@ -79,7 +79,7 @@ class Endings:
         )
 
     def last(self, count: int) -> list[EndedAnswer]:
-        """The newest first."""
+        """The last `count` answers that ended, newest first."""
         return [answer for _, answer in itertools.islice(reversed(self._ring), count)]
 
     def _count(self, state: RequestState, outcome: str) -> None:

@@ -1,8 +1,7 @@
-"""Why a reported round went as it did, as the message that tells it. Pure; made when somebody asks,
-never on the way.
+"""Explains reported rounds as messages. Pure; made when a watch is read, never while a round runs.
 
-A slot's `gain` is what the verifier compared with the plan's price: survival times weight, which
-holds the request's weight and what promises of its drafter have been worth.
+A slot's `gain` is what the verifier compared with the plan's price: survival times weight, the
+request's weight times the measured worth of its drafter's promises.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from dspark.wire.v1 import control_pb2 as wire
 
 
 def origins(accepted: int, judged: int, kept: int) -> list[wire.Origin]:
-    """Of the tokens a round committed: `accepted` of `judged` drafted ones and the target's own,
-    the first `kept`."""
+    """Origins of the tokens that a round committed: `accepted` of `judged` drafted ones and the
+    target's own, the first `kept`."""
     last = (
         wire.ORIGIN_PLAIN
         if not judged
@@ -41,7 +40,7 @@ def fate_of(slot: int, said: RoundReport, kept: int) -> wire.Fate:
 
 
 def step_of(made: Reported) -> wire.RoundExplanation:
-    """What is the same for all answers of a cohort."""
+    """The fields that are the same for all answers of a cohort."""
     rounds, report = made.rounds, made.report
     timing = report.timing
     late = {each.drafter for each in rounds if each.why_empty in ("late", "drafter lost")}
@@ -64,13 +63,13 @@ def step_of(made: Reported) -> wire.RoundExplanation:
 
 
 def price(made: Reported) -> float | None:
-    """Gain from which on a slot was verified."""
+    """The gain from which on a slot was verified; None without a finite price."""
     terms = made.plan.terms
     return terms.price if terms.kind is PlanKind.PRICE and np.isfinite(terms.price) else None
 
 
 def told(part: RoundPart) -> wire.RoundExplanation:
-    """An answer's part in its round."""
+    """The explanation of one answer's part in its round."""
     made, at, kept = part.round, part.at, part.kept
     said, state = made.rounds[at], made.states[at]
     terms = made.plan.terms_of(said.sequence)

@@ -1,13 +1,13 @@
 """OpenTelemetry spans of requests: admission, prefill, and every round with its draft and its
 verification.
 
-A request is traced when its caller says so (W3C trace context, its sampled flag), and otherwise by
-a share drawn at its start. What happened is noted as it happens, by the same means that explain
-rounds; spans are made of it when the request has ended, so that a round pays for nothing but a look
-at a list. Names of attributes follow the semantic conventions for generative AI where there are
-any, and begin with `dspark.` where there are none.
+A request is traced when its caller's W3C trace context has the sampled flag, and without a context
+by a random share. Its rounds are noted by a watch, the same that explains rounds; spans are made
+when the request has ended, so that a round costs only a look at a list. Names of attributes follow
+the semantic conventions for generative AI where there are any, and begin with `dspark.` where there
+are none.
 
-Needs the extra `otel`; nothing is imported before somebody names a collector.
+Needs the extra `otel`; nothing is imported before a collector is configured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("dspark.tracing")
 
-MOST_TRACED = 32  # requests at one time; what is beyond goes untraced and is counted
+MOST_TRACED = 32  # requests at one time; more are not traced, and are counted
 
 
 class _Open(NamedTuple):
@@ -38,8 +38,8 @@ class _Open(NamedTuple):
 
 
 class Tracing:
-    """Holds what is known of traced requests until they end. share: of requests without a caller's
-    word."""
+    """Holds the watches of traced requests until they end. share: of requests without a trace
+    context."""
 
     def __init__(
         self, tracer: Any, share: float, explain: Explain, clock: Clock, metrics: Metrics
@@ -50,11 +50,11 @@ class Tracing:
         self._draw = random.Random()
 
     def begun(self, request_id: str, traceparent: str) -> None:
-        """A request was taken in."""
+        """Starts the trace of an accepted request, if its caller's flag or the share says so."""
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        # None for none, and for one that is malformed: a trace is never worth a refused request.
+        # Without a header, and for a malformed one, an invalid context: never a refused request.
         caller = TraceContextTextMapPropagator().extract({"traceparent": traceparent})
         said = trace.get_current_span(caller).get_span_context()
         if not (said.trace_flags.sampled if said.is_valid else self._draw.random() < self._share):
@@ -67,8 +67,8 @@ class Tracing:
             self._metrics.dropped.labels(kind="trace", reason="full").inc()
 
     def ended(self, state: RequestState, outcome: str) -> None:
-        """The last answer of a request has ended: told when the round that ended it has been noted
-        too."""
+        """Ends the trace of a request in the next turn of the event loop, when its last round is
+        noted too."""
         opened = self._open.pop(state.request.id, None)
         if opened is not None:
             asyncio.get_running_loop().call_soon(self._finish, state, outcome, opened)
@@ -78,7 +78,7 @@ class Tracing:
         opened.watch.__exit__(None, None, None)
         try:
             self._tell(state, outcome, opened.caller, parts)
-        except Exception:  # a trace that cannot be told harms nobody
+        except Exception:  # a failed trace fails no request
             log.exception("trace.failed", request=state.request.id)
 
     def _tell(self, state: RequestState, outcome: str, caller: Any, parts: list[RoundPart]) -> None:
@@ -155,7 +155,7 @@ class Tracing:
 
     @staticmethod
     def _wall(now: float) -> Any:
-        """From the event loop's clock to nanoseconds since 1970."""
+        """Converts times of the event loop's clock to nanoseconds since 1970."""
         wall = time.time_ns()
         return lambda moment: wall - round((now - moment) * 1e9)
 

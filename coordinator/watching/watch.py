@@ -1,8 +1,8 @@
-"""Reported rounds, kept only while somebody watches.
+"""Reported rounds, kept only while a watch is open.
 
-A lane hands each round over as it is: references, no arithmetic, and nothing at all while nobody
-watches, so that a round pays for one look at a flag. What is kept is bounded and falls out at the
-old end; `explaining` makes words and numbers of it when it is read.
+A lane hands each round over by reference, without arithmetic, and none at all without a watch, so
+that a round costs one look at a flag. What is kept is bounded and drops its oldest rounds;
+`explaining` makes messages of it when it is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dspark.errors import Overloaded
 
 T = TypeVar("T")
 
-LANE_ROUNDS = 512  # of all lanes together, between two looks of whoever watches the cell
+LANE_ROUNDS = 512  # of all lanes together, between two reads of a cell's watch
 REQUEST_ROUNDS = 1024  # of one request
 MAX_WATCHES = 256  # at one time; one more is refused
 
@@ -36,8 +36,7 @@ class RoundPart:
 
 
 class Watch(Generic[T]):
-    """What somebody watches. Close it by leaving the context. parts: those of a round that are of
-    interest."""
+    """One open watch; leaving its context closes it. parts: what is kept of a round."""
 
     def __init__(
         self, owner: Explain, parts: Callable[[Reported], Iterable[T]], limit: int
@@ -47,14 +46,14 @@ class Watch(Generic[T]):
         self._kept: deque[T] = deque(maxlen=limit)
 
     def taken(self) -> list[T]:
-        """Those since the last call."""
+        """The parts kept since the last call."""
         taken = list(self._kept)
         self._kept.clear()
         return taken
 
     def put(self, round: Reported) -> None:
         for part in self._parts(round):
-            if len(self._kept) == self._limit:  # the oldest goes, and is counted
+            if len(self._kept) == self._limit:  # the oldest is dropped, and counted
                 self._owner.lost()
             self._kept.append(part)
             self.wakeup.set()
@@ -67,7 +66,7 @@ class Watch(Generic[T]):
 
 
 def parts_of(round: Reported, request_id: str) -> Iterator[RoundPart]:
-    """Of all answers of one request."""
+    """The parts of a round that all answers of one request have."""
     for at, (state, said) in enumerate(zip(round.states, round.rounds, strict=True)):
         if state.request.id == request_id:
             log, before = state.answer.log, said.committed_before
@@ -76,8 +75,8 @@ def parts_of(round: Reported, request_id: str) -> Iterator[RoundPart]:
 
 
 class Explain:
-    """Keeps `RoundWatch`, for all lanes of a coordinator. lost: called for every round that was not
-    read in time."""
+    """Implements `RoundWatch` for all lanes of a coordinator. lost: called for every round that was
+    not read in time."""
 
     def __init__(self, lost: Callable[[], None] = lambda: None) -> None:
         self.lost = lost
@@ -85,11 +84,11 @@ class Explain:
         self._watches: list[Watch[Any]] = []
 
     def cell(self) -> Watch[Reported]:
-        """Every round of every lane from now on."""
+        """Opens a watch of every round of every lane from now on."""
         return self._open(lambda round: (round,), LANE_ROUNDS)
 
     def request(self, request_id: str) -> Watch[RoundPart]:
-        """The rounds of one request from now on; it need not run yet."""
+        """Opens a watch of one request's rounds from now on; the request need not run yet."""
         return self._open(partial(parts_of, request_id=request_id), REQUEST_ROUNDS)
 
     def _open(self, parts: Callable[[Reported], Iterable[T]], limit: int) -> Watch[T]:
@@ -106,6 +105,7 @@ class Explain:
         self.watched = bool(self._watches)
 
     def reported(self, round: Reported) -> None:
-        """Call it in the turn of the event loop in which the round was committed."""
+        """Hands a round to all watches. Call it in the turn of the event loop in which it was
+        committed."""
         for watch in self._watches:
             watch.put(round)
