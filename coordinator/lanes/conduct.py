@@ -21,7 +21,7 @@ from dspark.runtime.telemetry import Metrics
 class Conduct:
     """Settings of every lane of a coordinator. Deadlines are seconds."""
 
-    # prefills at one time; a handful would be all that many streams of short answers start a round
+    # prefills at one time: many streams of short answers need more than a handful a round
     max_prefills: int = 32
     prefill_deadline_s: float = 120.0
     verify_deadline_s: float = 10.0
@@ -37,7 +37,7 @@ class Reported:
     lane: str
     ended: float
     report: PassReport
-    rounds: Sequence[RoundReport]  # [n] those that were the next of a sequence of this lane
+    rounds: Sequence[RoundReport]  # [n] those applied: each the next of its sequence
     states: Sequence[RequestState]  # [n]
     why_empty: Sequence[str]  # [n] why its block was empty, as metrics name it
     plan: Plan  # in force; the one its orders were frozen by is the same or a little older

@@ -1,4 +1,4 @@
-"""Which drafter drafts for which sequence of a lane, from admission to end; plans name its changes.
+"""Which drafter drafts for which sequence of a lane, from admission to end; plans name the changes.
 
 A sequence without a drafter runs with empty blocks. It is checked again when a report, a drafter or
 time may have changed something: its drafter left or is about to, is distrusted, has no blocks of

@@ -1,12 +1,12 @@
 """A lane: one verifier, its drafters, its sequences. Admits, plans, commits reported rounds, hands
 sequences back.
 
-The verifier runs the rounds by itself; the lane is beside them, never in their way. It keeps the
-coordinator's part of the invariants of `dspark.rounds`. R6: a sequence that moves stays here until
-the verifier has released it; an ended one is dropped. R7: reports are applied exactly in order of
-(epoch, round): journal and log first, then the acknowledgement, then shown. R9: an epoch is written
-before anything can be drawn under it, and never used again. R10: a drafter that this process cannot
-reach may still get the verifier's orders.
+The verifier runs the rounds by itself; the lane sends it plans and receives its reports. It keeps
+the coordinator's part of the invariants of `dspark.rounds`. R6: a sequence that moves stays here
+until the verifier has released it; an ended one is dropped. R7: reports are applied exactly in
+order of (epoch, round): journal and log first, then the acknowledgement, then shown. R9: an epoch
+is written before anything can be drawn under it, and never used again. R10: a drafter that this
+process cannot reach may still get the verifier's orders.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class Lane:
             facts.name, self._plans, self._drafters, counts, monitor, metrics
         )
         self._orders: list[Down] = []  # to be sent
-        self._changed = True  # sequences or drafters did, since the last plan
+        self._changed = True  # whether sequences or drafters did, since the last plan
         self._due = self._closed = False
-        self._kept: frozenset[tuple[int, int]] = frozenset()  # as sent to the verifier last
+        self._kept: frozenset[tuple[int, int]] = frozenset()  # of the last `Keep`
         self._heard = clock.time()
         self._silence = Silence(self._members, waits, self._heard)
         self._watching: Timer | None = None
@@ -104,7 +104,7 @@ class Lane:
 
     @property
     def waiting(self) -> int:
-        """Sequences that have not joined the rounds."""
+        """Number of sequences that have not joined the rounds."""
         return self._members.waiting
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class Lane:
     @property
     def expected_rates(self) -> tuple[list[tuple[float, float]], float] | None:
         """((slots verified in a round, expected tokens per second), slots chosen) of the plan in
-        force, where there is a choice."""
+        force; None where there is no choice."""
         return self._plans.curve
 
     def can_take(self, state: RequestState) -> bool:
@@ -157,7 +157,7 @@ class Lane:
         self._drafters_changed()
 
     def drafter_leaves(self, drafter: DrafterPort, leaves: bool = True) -> None:
-        """Stops new sequences for a drafter, or allows them again; its own move as soon as another
+        """Sets whether a drafter gets no new sequence; its sequences move once another drafter
         fits."""
         self._drafters.leaves(drafter, leaves)
         self._drafters_changed()

@@ -96,7 +96,7 @@ class LaneDrafters:
             known.there = False
 
     def leaves(self, port: DrafterPort, leaves: bool) -> None:
-        """Sets whether a drafter gets no new sequence; its own move as soon as another drafter
+        """Sets whether a drafter gets no new sequence; its sequences move once another drafter
         fits."""
         known = self._of(port)
         if known is not None:
@@ -266,8 +266,7 @@ class LaneDrafters:
         return free and named and room and self._fits(known.port, state)
 
     def _heeds(self, known: _Known, state: RequestState) -> bool:
-        """Whether a drafter's alarm matters to a sequence; with fixed slots it drafts even without
-        use."""
+        """Whether a drafter's alarm matters to a sequence; with fixed slots drafts need not pay."""
         alarm = known.watch.alarm
         return alarm is not None and (
             alarm.useless or (self._bypass and isinstance(state.request.policy, Adaptive))

@@ -52,7 +52,7 @@ class Members:
         self._placed: dict[int, Placed] = {}
         self._line: deque[Placed] = deque()
         self._prompts: dict[str, Placed] = {}  # by request: the prefill that its answers wait for
-        self._left = asyncio.Event()  # a sequence did
+        self._left = asyncio.Event()  # set when a sequence leaves
         self._longest = 0  # pages of all sequences at their longest
         self.prefilling = 0  # admitted, without an anchor yet
         self._turns = self._latest = 0  # admissions, and the latest one whose prefill ended

@@ -65,7 +65,7 @@ NEXT: dict[tuple[LifeState, LifeEvent], LifeState] = {
 }
 
 
-# After these the sequence has a higher epoch, whether anything was drawn under the old one or not.
+# After these events the epoch is higher, whether anything was drawn under the old one or not.
 HANDED_BACK = frozenset(
     (
         LifeEvent.TURNED_AWAY,
@@ -166,7 +166,7 @@ class Placed:
     spared: bool = False  # has no drafter because drafts do not pay
     fed: bool = False  # its drafter has delivered a block
     key: int = 0  # drafter and bucket
-    not_before: float = 0.0  # clock time before which no drafter is looked for again
+    not_before: float = 0.0  # clock time before which no drafter is searched again
     rows_missing_since: float | None = None
     leaving: LifeEvent | None = None  # event to apply once it is settled
     settled_by: float = 0.0  # clock time by which it has to be released

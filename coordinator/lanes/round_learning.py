@@ -19,7 +19,7 @@ from dspark.runtime.telemetry import Metrics, observe_all
 
 class JudgedRound(NamedTuple):
     """One answer's judged round. accepted: accepted slots that the answer had room for; committed:
-    tokens added to it; why: its block was empty; label: the request's."""
+    tokens added to it; why: reason for an empty block; label: the request's."""
 
     said: RoundReport
     accepted: int

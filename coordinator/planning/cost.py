@@ -120,7 +120,7 @@ def _going_on(tokens: Floats, seconds: Floats) -> Floats:
 
 @dataclass(slots=True)
 class RunningRatio:
-    """A slow running mean in which the weight of single outliers is bounded."""
+    """A slow running mean of positive ratios; single outliers are bounded."""
 
     value: float
     seen: int = 0

@@ -212,7 +212,7 @@ class LanePlans:
         """The plan for all sequences, in force from now on; None if it does not differ from the one
         in force.
 
-        drafters: by sequence, for those whose drafter changes (0: none).
+        drafters: number by sequence, where a sequence's drafter changes (0: none).
         """
         plan = self._adaptive
         sequences = dict(plan.sequences)
@@ -255,8 +255,8 @@ class LanePlans:
 
     @property
     def mode(self) -> tuple[int, int]:
-        """(slots, cohorts) of the planner's best option, or of terms of their own if no others
-        draft."""
+        """(slots, cohorts) of the planner's best option; of the plan in force if no adaptive
+        sequence drafts."""
         if self._planner is not None and any(
             each.own is None and each.drafted for each in self._members.values()
         ):

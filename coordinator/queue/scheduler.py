@@ -122,7 +122,8 @@ class Scheduler:
         return self._line.count + answers > max(bounds.max_queued, answers, 1)
 
     def _hint_s(self) -> float:
-        """Seconds until all who wait now would be served, by the time between the last ends."""
+        """Seconds until all that is queued would be served, by the time between the last ends,
+        bounded."""
         return min(
             max(self._between_ends.seconds * max(self._line.count, 1), LEAST_HINT_S), MOST_HINT_S
         )

@@ -86,7 +86,7 @@ def _draw(number: int, purpose: int, seed: int) -> float:
 
 
 class SimulatedLoad:
-    """Makes requests and hands them to admission."""
+    """Makes requests and submits them to the scheduler."""
 
     def __init__(self, scenario: Scenario, admission: Scheduler, recorder: Recorder) -> None:
         self._scenario, self._admission, self._recorder = scenario, admission, recorder
