@@ -83,7 +83,7 @@ class Commits:
         why: str,
         at: float,
     ) -> int:
-        """Commits a judged round. why: reason for an empty block, for metrics. Returns tokens
+        """Commits a judged round. why: reason for an empty block. Returns the number of tokens
         committed."""
         problem = self.problem(state, said, logprobs)
         if problem is not None:

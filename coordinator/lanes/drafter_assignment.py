@@ -45,8 +45,7 @@ REASONS = {  # why a block was empty, as metrics name it
 
 
 class DrafterAssignment:
-    """Assigns the drafters of one lane. `named`: changes for the next plan, drafter by sequence, 0
-    for none."""
+    """Drafters of one lane. `named`: changes for the next plan, drafter by sequence, 0 for none."""
 
     def __init__(
         self, drafters: LaneDrafters, plans: LanePlans, clock: Clock, metrics: Metrics
@@ -86,8 +85,7 @@ class DrafterAssignment:
             self._due[placed.number] = placed
 
     def why_empty(self, placed: Placed, said: RoundReport) -> str:
-        """Why a round had no block, as metrics, explanations and traces name it; empty if it had
-        one."""
+        """Why a round had no block, as metrics, explanations and traces name it; else empty."""
         if len(said.confidence):
             return ""
         if not placed.state.speculates:
@@ -101,8 +99,7 @@ class DrafterAssignment:
         return self._drafters.why_nobody(placed.state) if nobody else why
 
     def lost(self, drafter: int, placed: Iterable[Placed], why: str) -> None:
-        """Takes sequences off a drafter that the verifier lost, or off a full one those it never
-        drafted for."""
+        """Takes sequences off a lost drafter; off a full one, those that it never drafted for."""
         self._drafters.lost(drafter, why)
         self._plans.drafters(self._drafters.costs())
         for each in placed:
@@ -142,8 +139,7 @@ class DrafterAssignment:
             placed.drafter = 0
 
     def _assign(self, placed: Placed, drafter: int) -> None:
-        """Assigns this drafter, or none where drafts do not pay and others are enough to try them
-        with."""
+        """Assigns this drafter, or none where drafts do not pay and enough others try them."""
         before, request = placed.drafter, placed.state.request
         self._detach(placed)
         params, label = request.params, request.label
@@ -181,7 +177,6 @@ class DrafterAssignment:
             self.named[placed.number] = placed.drafter
 
     def _enough(self, placed: Placed) -> bool:
-        """Whether enough sequences have a drafter to try drafts with, `LEAST_TRYING` of its kind
-        among them."""
+        """Whether enough sequences have a drafter to try drafts with, in all and of this kind."""
         alike = sum(kind == placed.key for kind in self._trying.values())
         return alike >= LEAST_TRYING and len(self._trying) >= len(self._plans) / TRYING

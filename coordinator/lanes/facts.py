@@ -39,8 +39,8 @@ class DrafterFacts(WorkerFacts):
 
 
 class DrafterPort(Protocol):
-    """One drafter process, compared by identity. Verifiers connect to it; a lane only names it to
-    them."""
+    """One drafter process, compared by identity. A lane only names it to verifiers, which
+    connect."""
 
     @property
     def facts(self) -> DrafterFacts: ...

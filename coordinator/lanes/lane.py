@@ -151,14 +151,12 @@ class Lane:
         self._drafters_changed()
 
     def drafter_left(self, drafter: DrafterPort) -> None:
-        """This process lost a drafter; its sequences stay, since the verifier may still reach
-        it."""
+        """This process lost a drafter; its sequences stay, as the verifier may still reach it."""
         self._drafters.left(drafter)
         self._drafters_changed()
 
     def drafter_leaves(self, drafter: DrafterPort, leaves: bool = True) -> None:
-        """Sets whether a drafter gets no new sequence; its sequences move once another drafter
-        fits."""
+        """Sets whether a drafter gets no new sequence; its own move once another drafter fits."""
         self._drafters.leaves(drafter, leaves)
         self._drafters_changed()
 
@@ -169,15 +167,13 @@ class Lane:
         self._soon()
 
     def drain(self, finish_within_s: float) -> None:
-        """Prepares for the verifier's end: no new sequence, and those still running shortly before
-        move."""
+        """The verifier will leave: no new sequence, and those that run shortly before then move."""
         self.draining = True
         within_s = max(finish_within_s - MOVING_S, MOVING_SHARE * finish_within_s)
         self._clock.call_later(within_s, self._surely, self.move_all)
 
     def move_all(self) -> None:
-        """Hands all sequences back, oldest first in the queue, each once the verifier has settled
-        it."""
+        """Hands all sequences back, oldest first in the queue, each once it is settled."""
         self.draining = True
         for placed in reversed(tuple(self._members)):
             if placed.leaving is not None:
@@ -205,8 +201,7 @@ class Lane:
         self._soon()
 
     def close(self) -> None:
-        """Closes the lane of a lost verifier: hands every sequence back, oldest first in the
-        queue."""
+        """The verifier is gone: hands every sequence back, oldest first in the queue."""
         if self._closed:
             return
         self._closed = True

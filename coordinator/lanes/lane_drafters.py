@@ -77,8 +77,7 @@ class LaneDrafters:
         ]
 
     def joined(self, port: DrafterPort) -> None:
-        """Adds a drafter; a process that returns keeps its number if sequences are still assigned
-        to it."""
+        """Adds a drafter; one that returns keeps its number while sequences are assigned to it."""
         at = (port.facts.endpoint, port.facts.incarnation)
         known = self._known.get(at)
         if known is None:
@@ -96,15 +95,13 @@ class LaneDrafters:
             known.there = False
 
     def leaves(self, port: DrafterPort, leaves: bool) -> None:
-        """Sets whether a drafter gets no new sequence; its sequences move once another drafter
-        fits."""
+        """Sets whether a drafter gets no new sequence; its own move once another drafter fits."""
         known = self._of(port)
         if known is not None:
             known.leaves = leaves
 
     def lost(self, number: int, why: str) -> None:
-        """Pauses a drafter that the verifier lost or that has no room; some reasons raise an
-        alarm."""
+        """Pauses a drafter that was lost or has no room; some reasons raise an alarm."""
         known = self._by_number.get(number)
         if known is None:
             return
@@ -176,8 +173,7 @@ class LaneDrafters:
         self._metrics.drafters_left_out.labels(lane=self._lane).set(0)
 
     def choose(self, state: RequestState, besides: int = 0) -> int:
-        """The least loaded drafter, other than `besides`, that may serve this sequence; 0 for
-        none."""
+        """The least loaded drafter, except `besides`, that may serve this sequence; 0 for none."""
         able = [
             each
             for each in self._by_number.values()
@@ -239,8 +235,7 @@ class LaneDrafters:
         return known.port.facts.name if known is not None else ""
 
     def news(self) -> Iterator[DrafterAt]:
-        """Yields the drafters whose use changed since the last call, and forgets those that are
-        gone."""
+        """Yields drafters whose use changed since the last call; forgets those that are gone."""
         for known in list(self._by_number.values()):
             use, facts = known.use, known.port.facts
             if use is Use.GONE:

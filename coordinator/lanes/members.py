@@ -77,7 +77,7 @@ class Members:
         return self._placed.get(number)
 
     def find(self, number: int, epoch: int) -> Placed | None:
-        """The admitted sequence under this epoch, the only one that a verifier may report; None if
+        """The admitted sequence of this epoch, the only one a verifier may report; None if
         unknown."""
         placed = self._placed.get(number)
         return placed if placed is not None and placed.admitted and placed.epoch == epoch else None
@@ -123,8 +123,7 @@ class Members:
         self._prompt_over(placed)
 
     def next(self) -> list[Placed]:
-        """Admits the next sequences of the queue, as many as may be prefilled now, and returns
-        them."""
+        """Admits and returns the next queued sequences, as many as may be prefilled now."""
         admitted, held = list[Placed](), list[Placed]()
         while self._line and self.prefilling < self._prefills:
             placed = self._line.popleft()

@@ -208,7 +208,7 @@ class Placed:
         )
 
     def fate(self, said: Released) -> LifeEvent | None:
-        """The event to apply now that the verifier has released it; None if it is refused for
+        """The event to apply now that the verifier has released it; None: it is refused for
         good."""
         in_order = said.rounds == self.round
         if self.prefilled:  # else it may have been refused before its prompt was read

@@ -1,5 +1,4 @@
-"""Counts and learns from reported rounds: notes them as they arrive, evaluates them in a later
-turn."""
+"""Counts and learns from reported rounds: notes them on arrival, evaluates them in a later turn."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ class RoundCounts:
         self._rounds: list[JudgedRound] = []
 
     def shown(self, tokens: int, gap_s: float | None) -> None:
-        """Notes tokens committed to one answer, `gap_s` seconds after those before; None for its
+        """Notes tokens committed to one answer, `gap_s` seconds after the last; None for its
         first."""
         self._tokens += tokens
         if gap_s is not None:

@@ -81,8 +81,7 @@ class AcceptanceEstimator:
         return found
 
     def trust(self, key: Hashable) -> float:
-        """The same factor for all slots together: the worth of a promised token of this drafter and
-        bucket."""
+        """One such factor for all slots together: the worth of a promised token under this key."""
         lane = self._shrunk(self._everybody.sum(axis=1), 1.0)
         sums = self._sums.get(key)
         return lane if sums is None else self._shrunk(sums.sum(axis=1), lane)

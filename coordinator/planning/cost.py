@@ -33,8 +33,8 @@ OUTLIER = 1.5  # a single measurement counts as at most so many times the expect
 
 
 class CostCurve:
-    """Seconds of one step on a grid, interpolated; beyond the most tokens the last slope goes
-    on."""
+    """Seconds of a step on a grid, interpolated; beyond the most tokens the last slope
+    continues."""
 
     def __init__(
         self,
@@ -108,8 +108,7 @@ class CostCurve:
 
 
 def _going_on(tokens: Floats, seconds: Floats) -> Floats:
-    """[t, c] -> [t + 1, c]: adds a row `FAR` tokens on, by the last slope, that never falls with
-    context."""
+    """[t, c] -> [t + 1, c]: a row `FAR` tokens on by the last slope, never falling with context."""
     slope = (
         (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
         if len(tokens) > 1

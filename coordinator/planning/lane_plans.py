@@ -132,8 +132,7 @@ class LanePlans:
         )
 
     def _draft_s(self, sequences: float, slots: int) -> float:
-        """Seconds of a draft pass, with sequences dealt out evenly among the drafters that share
-        them."""
+        """Seconds of a draft pass, sequences dealt out evenly to the drafters that share them."""
         shares, slowest = max(sum([each.shares for each in self._drafters]), 1), 0.0
         for each in self._drafters:
             if each.curve is not None and slots:
@@ -209,8 +208,7 @@ class LanePlans:
         )
 
     def compose(self, drafters: Mapping[int, int]) -> Plan | None:
-        """The plan for all sequences, in force from now on; None if it does not differ from the one
-        in force.
+        """The plan for all sequences, in force from now on; None if the one in force says the same.
 
         drafters: number by sequence, where a sequence's drafter changes (0: none).
         """
@@ -255,8 +253,7 @@ class LanePlans:
 
     @property
     def mode(self) -> tuple[int, int]:
-        """(slots, cohorts) of the planner's best option; of the plan in force if no adaptive
-        sequence drafts."""
+        """(slots, cohorts) of the planner's best option, or in force if no adaptive one drafts."""
         if self._planner is not None and any(
             each.own is None and each.drafted for each in self._members.values()
         ):
@@ -272,8 +269,7 @@ class LanePlans:
         return count, longest
 
     def _by_themselves(self) -> tuple[float, int]:
-        """(draft seconds of sequences with terms of their own, cohorts for them; 0 if the planner
-        chooses)."""
+        """(draft seconds of sequences with own terms, their cohorts; 0 if the planner chooses)."""
         own, longest = self._drafted_own()
         slots = min(longest, self.block)
         if not slots or self._planner is None:
@@ -293,8 +289,7 @@ class LanePlans:
 
 
 def differs(one: Plan, other: Plan) -> bool:
-    """Whether two plans differ in more than their numbers and a little in expected draft
-    seconds."""
+    """Whether plans differ in more than their number and a little in expected draft seconds."""
     far = abs(one.draft_s - other.draft_s) > 0.2 * max(one.draft_s, other.draft_s)
     return far or replace(one, number=other.number, draft_s=other.draft_s) != other
 

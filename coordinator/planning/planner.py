@@ -196,7 +196,7 @@ class Planner:
             )
 
     def _remember(self, keys: Sequence[Hashable], confidence: Floats, weight: Floats) -> None:
-        """Remembers a round's survivals as whole blocks: slots that were not drafted get the usual
+        """Remembers a round's survivals as whole blocks; slots not drafted get the usual
         confidence."""
         width = min(confidence.shape[1], self.block)
         own = np.full((len(keys), self.block), np.nan)
@@ -244,8 +244,7 @@ class Planner:
         return self._plan(lane, chosen)
 
     def renew(self) -> None:
-        """Drops kept options because seconds of drafts changed: the next plan computes them
-        anew."""
+        """Drops kept options: seconds of drafts changed, so the next plan computes them anew."""
         self._known.clear()
 
     @property
@@ -258,8 +257,7 @@ class Planner:
         return keyed(sequence, self._number // IN_A_ROW)
 
     def _share(self, option: _Option) -> float:
-        """Share of plans that try this option instead: one that is nearly as good costs little to
-        try."""
+        """Share of plans that try this option instead: more for one that is nearly as good."""
         lost = (1.0 - option.rate / self._last.rate) * option.seconds / self._last.seconds
         if MOST_EXPLORED * lost <= self._explore:
             return MOST_EXPLORED if self._explore > 0.0 else 0.0

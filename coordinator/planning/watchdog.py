@@ -54,7 +54,7 @@ class Alarm(enum.Enum):
 
     @property
     def useless(self) -> bool:
-        """Whether there are no valid blocks at all, so that the drafter is left out under every
+        """Whether there are no valid blocks at all: the drafter is then left out under any
         policy."""
         return self in (Alarm.MALFORMED, Alarm.NOTHING_DRAFTED)
 
@@ -177,8 +177,7 @@ class DrafterWatch:
 
     @property
     def accepted_length(self) -> float:
-        """Recent mean tokens of a round with a block, the target's own included; 0 before the
-        first."""
+        """Recent mean tokens of a round with a block, the target's own included; 0 at first."""
         return 1.0 + self.recent.accepted / self.recent.blocks if self.recent.blocks else 0.0
 
     def observe(self, seen: DraftedPass, now: float) -> bool:
@@ -211,8 +210,7 @@ class DrafterWatch:
         return False
 
     def raised(self, alarm: Alarm, now: float) -> bool:
-        """Raises an alarm: the drafter is left out from now on. Returns False if it is left out
-        already."""
+        """Leaves the drafter out from now on. Returns False if it is left out already."""
         if self.left_out(now):
             return False
         trial_s = now - self._began if self._began else 0.0

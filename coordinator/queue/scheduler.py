@@ -122,8 +122,7 @@ class Scheduler:
         return self._line.count + answers > max(bounds.max_queued, answers, 1)
 
     def _hint_s(self) -> float:
-        """Seconds until all that is queued would be served, by the time between the last ends,
-        bounded."""
+        """Seconds until the whole queue would be served, by the time between the last ends."""
         return min(
             max(self._between_ends.seconds * max(self._line.count, 1), LEAST_HINT_S), MOST_HINT_S
         )
@@ -155,8 +154,7 @@ class Scheduler:
         self._place()
 
     def abort(self, request_id: str) -> bool:
-        """Ends a running request in order; its committed tokens stand. Returns whether it was
-        found."""
+        """Ends a running request in order; its tokens stand. Returns whether it was found."""
         states = tuple(self._requests.get(request_id, ()))
         for state in states:
             state.end = End(Reason.ABORT)
@@ -165,8 +163,7 @@ class Scheduler:
         return bool(states)
 
     def finish(self, state: RequestState) -> None:
-        """Ends an answer whose text is complete. The front end found that, so no message is
-        sent."""
+        """Ends an answer whose text is complete, as found by the front end; sends no message."""
         if not state.sequence.finished:
             state.end = End(Reason.STOP)
             self.ended(state, None)
@@ -342,7 +339,7 @@ class Scheduler:
             self._waited()
 
     def _soon(self) -> None:
-        """Places after all reports of this turn of the event loop, when the order of the queue is
+        """Places once all reports of this turn of the event loop are in and the queue's order
         settled."""
         asyncio.get_running_loop().call_soon(self._place)
 

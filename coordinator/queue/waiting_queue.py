@@ -52,8 +52,7 @@ class TenantShares:
         self._last = ""  # tenant that got a place last
 
     def given(self, tenants: Iterable[str], alive: Iterable[RequestState]) -> dict[str, float]:
-        """Weighted tokens given to each of `tenants`, with those of their sequences among `alive`
-        so far."""
+        """Weighted tokens given to each of `tenants`, those of sequences in `alive` included."""
         sums = {tenant: self._settled.get(tenant, 0.0) for tenant in tenants}
         for state in alive:
             if state.request.tenant in sums:
@@ -61,8 +60,8 @@ class TenantShares:
         return sums
 
     def arrives(self, tenant: str, waiting: Iterable[str], alive: Iterable[RequestState]) -> None:
-        """Lifts a tenant to the least given of those that wait. Call it before its first sequence
-        is queued."""
+        """Lifts a tenant to the least given of those that wait; call it before it is queued
+        first."""
         others = [other for other in dict.fromkeys(waiting) if other != tenant] or [self._last]
         if others == [tenant]:
             return  # it is alone, and level with itself
@@ -125,8 +124,7 @@ class WaitingQueue:
         return self._lines[tenant][0]
 
     def add(self, state: RequestState) -> None:
-        """Queues by arrival: a sequence that lost its place is ahead of all later ones of its
-        tenant."""
+        """Queues by arrival: one that lost its place is ahead of all later ones of its tenant."""
         line = self._lines.setdefault(state.request.tenant, deque())
         number = state.sequence.number
         place = len(line)

@@ -71,8 +71,7 @@ class SimulatedDrafter(SimulatedWorker):
             del self.rows[key]
 
     def take(self, key: Key, start: int, stop: int) -> int | None:
-        """Adds rows [start, stop). Returns how many there are without a gap, None without a
-        context."""
+        """Adds rows [start, stop). Returns how many there are without a gap; None: no context."""
         if key not in self.rows:
             return None
         if start <= self.rows[key]:
@@ -86,8 +85,7 @@ class SimulatedDrafter(SimulatedWorker):
         held: Sequence[SimulatedContext | None],
         answer: Callable[[Answered], object],
     ) -> None:
-        """Takes a verifier's order; `answer` is called on the drafter's side when its blocks are
-        drafted."""
+        """Takes a verifier's order; `answer` is called on the drafter's side with the blocks."""
         for row in order.rows:
             self.take((verifier, row.sequence, row.epoch), row.first_row, row.committed_len - 1)
         self.command(len(order.rows), lambda: self._queue(_Waiting(verifier, order, held, answer)))

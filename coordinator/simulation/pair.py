@@ -28,8 +28,7 @@ class SimulatedBlock(NamedTuple):
 
 
 class SimulatedPair(Protocol):
-    """A target and its drafter. Pure, for many sequences at once; the caller keeps the
-    sequences."""
+    """A target and its drafter. Pure, for many sequences at once; callers keep the sequences."""
 
     def admitted(self, held: SimulatedContext) -> None:
         """Prepares a new sequence."""
@@ -47,8 +46,7 @@ class SimulatedPair(Protocol):
 
 
 class SyntheticPair:
-    """The pair that a synthetic file describes: all is a hash of (seed, sequence, position,
-    slot)."""
+    """The pair of a synthetic file: all is a hash of (seed, sequence, position, slot)."""
 
     def __init__(self, oracle: SyntheticOracle) -> None:
         self._oracle = oracle

@@ -1,5 +1,4 @@
-"""Runs one simulation: the coordinator's own scheduler and lanes, simulated workers, virtual
-time."""
+"""Runs one simulation: the coordinator's own scheduler and lanes, simulated workers and time."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ PAGE_SIZE = 16
 
 
 def simulate(scenario: Scenario) -> dict[str, Any]:
-    """The numbers of one scenario; a pure function of it, except `wall_s`. Runs in an event loop of
-    its own."""
+    """The numbers of one scenario, a pure function of it except `wall_s`; has its own event
+    loop."""
     began = time.perf_counter()
     found = run_virtual(_run(scenario))
     return {**found, "wall_s": round(time.perf_counter() - began, 2)}
@@ -167,16 +166,14 @@ class _Cell:
 
 
 def _lose_verifier(admission: Scheduler, lane: Lane, verifier: SimulatedVerifier) -> None:
-    """Loses a verifier as the coordinator handles it: its sequences move with their committed
-    tokens."""
+    """Loses a verifier as the coordinator does: its sequences move with their committed tokens."""
     verifier.close("lost")
     lane.close()
     admission.lane_left(lane)
 
 
 def _shares(before: list[float], after: list[float], window: float) -> dict[str, float] | None:
-    """Share of the window in which devices were busy: mean and extremes over the pool; None without
-    any."""
+    """Share of the window in which devices were busy: mean, extremes; None for an empty pool."""
     shares = [(late - early) / window for early, late in zip(before, after, strict=True)]
     if not shares:
         return None

@@ -196,8 +196,7 @@ class SimulatedVerifier(SimulatedWorker):
         return self.facts.name, sequence, epoch
 
     def _there(self, drafter: int) -> SimulatedDrafter | None:
-        """The drafter of this number. Without one returns None and feeds a `DrafterLost` to the
-        loop."""
+        """The drafter of this number; without one None, and the loop gets a `DrafterLost`."""
         drafts = self._numbered.get(drafter)
         if drafts is None or drafts.closed:
             self.world.loop.call_soon(self._feed, events.DrafterLost(drafter))
@@ -205,8 +204,7 @@ class SimulatedVerifier(SimulatedWorker):
         return drafts
 
     def _drafter_event(self, event: events.DrafterEvent) -> None:
-        """Reports an event of a drafter; unless it was only late, its contexts of this verifier are
-        dropped."""
+        """Reports a drafter's event; unless it was only late, its contexts here are dropped."""
         if event.what != "late" and event.drafter in self._numbered:
             self._numbered[event.drafter].forget_all(self.facts.name)
         self._news.append(event)
@@ -270,8 +268,7 @@ class SimulatedVerifier(SimulatedWorker):
         self._pump()
 
     def _call_back(self, action: events.CallBackPrefill) -> None:
-        """Refuses a prompt that is still in line; one whose last pass has begun is not called
-        back."""
+        """Refuses a prompt that is still in line; in its last pass it is not called back."""
         for prompt in self._line:
             admit = prompt.held.admission.admit
             if (admit.sequence, admit.epoch) == (action.sequence, action.epoch):

@@ -1,5 +1,4 @@
-"""An asyncio event loop with simulated time: when no callback is ready, time jumps to the next
-timer.
+"""An asyncio event loop with simulated time: when no callback is ready it jumps to the next timer.
 
 Everything that uses the running loop for timers and the time (`asyncio.sleep`, `asyncio.timeout`,
 the coordinator's `Clock`) then lives in simulated seconds. Nothing else may wait: no sockets, no
@@ -41,8 +40,7 @@ class _Jumping(selectors.SelectSelector):
 
 
 class _InTurn(asyncio.TimerHandle):
-    """A timer. Of two that are due at the same moment the one set first runs first: a stream keeps
-    its order."""
+    """A timer; of two due at the same moment the one set first runs first: a stream keeps order."""
 
     order = 0
 
@@ -76,8 +74,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
-    """Runs `main` to its end in simulated time and returns its result; cancels what it leaves
-    behind."""
+    """Runs `main` to its end in simulated time, returns its result, cancels what is left."""
     loop = VirtualLoop()
     try:
         asyncio.set_event_loop(loop)

@@ -59,8 +59,7 @@ Done = Callable[[float], None]  # called with those seconds when they are over
 
 
 class Cores:
-    """Cores of a machine that several processes share: as many work at a time, the others wait in
-    order."""
+    """Cores of a machine that processes share: so many work at a time, others wait in order."""
 
     def __init__(self, count: int) -> None:
         self._free = count

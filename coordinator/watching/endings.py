@@ -70,8 +70,7 @@ class Endings:
         return outcome
 
     def of(self, request_id: str) -> list[EndedAnswer]:
-        """The answers of the newest request with this id, in their order; empty when none is
-        kept."""
+        """The answers of the newest request with this id, in their order; empty if none is kept."""
         told = [each for each in self._ring if each[1].request_id == request_id]
         return sorted(
             (answer for arrived, answer in told if arrived == told[-1][0]),

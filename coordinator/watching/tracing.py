@@ -38,8 +38,7 @@ class _Open(NamedTuple):
 
 
 class Tracing:
-    """Holds the watches of traced requests until they end. share: of requests without a trace
-    context."""
+    """Holds the watches of traced requests. share: of requests without a trace context."""
 
     def __init__(
         self, tracer: Any, share: float, explain: Explain, clock: Clock, metrics: Metrics
@@ -67,8 +66,8 @@ class Tracing:
             self._metrics.dropped.labels(kind="trace", reason="full").inc()
 
     def ended(self, state: RequestState, outcome: str) -> None:
-        """Ends the trace of a request in the next turn of the event loop, when its last round is
-        noted too."""
+        """Ends a request's trace in the next turn of the event loop, when its last round is
+        noted."""
         opened = self._open.pop(state.request.id, None)
         if opened is not None:
             asyncio.get_running_loop().call_soon(self._finish, state, outcome, opened)

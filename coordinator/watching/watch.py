@@ -105,7 +105,6 @@ class Explain:
         self.watched = bool(self._watches)
 
     def reported(self, round: Reported) -> None:
-        """Hands a round to all watches. Call it in the turn of the event loop in which it was
-        committed."""
+        """Hands a round to all watches. Call it in the event loop's turn that committed it."""
         for watch in self._watches:
             watch.put(round)
