@@ -1,2 +1,2 @@
-"""The room that conducts: admission, lanes, scheduling of verification, streams to clients. No
-torch, no Ray."""
+"""The coordinator: admission, lanes, scheduling of verification, streams to clients. Imports
+neither torch nor Ray."""

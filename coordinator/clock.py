@@ -1,5 +1,5 @@
-"""The event loop, as the coordinator's parts see it: its time, which a test turns by hand; what
-others on it must not wait for, and what must leave first."""
+"""The coordinator's view of the event loop: its clock, which tests replace, and helpers that send
+queued messages first or run long work beside the loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# of the event loop, from an order to its bytes: the sender wakes, serialises, hands over
+# Turns of the event loop until a queued message is sent: the sender wakes, serialises, writes.
 TURNS_TO_SEND = 2
 
 
@@ -25,13 +25,12 @@ class Clock(Protocol):
 
 
 async def let_orders_leave() -> None:
-    """Lets messages that were ordered in this turn of the loop leave before whatever the caller
-    does next."""
+    """Yields to the event loop until the messages queued in this turn have been sent."""
     for _ in range(TURNS_TO_SEND):
         await asyncio.sleep(0)
 
 
 async def beside(long: bool, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """What `work` returns, from beside the event loop where it is `long`; what is not takes less
-    time than a thread."""
+    """Returns the result of `work`. Runs it in a thread when `long`; short work takes less time
+    than starting a thread."""
     return await asyncio.to_thread(work, *args, **options) if long else work(*args, **options)

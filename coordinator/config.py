@@ -1,4 +1,4 @@
-"""What a coordinator and a front end can be told. Light: the deployment reads it too."""
+"""Settings of a coordinator and of a front end. Cheap to import: the deployment reads them too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dspark.runtime.listen_config import PublicConfig
 from dspark.runtime.setting import setting
 
-SYNCS = ("always", "interval")  # of the journal
+SYNCS = ("always", "interval")  # values of `journal_sync`
 TOOL_FORMATS = (
     "hermes",
     "llama_json",
@@ -22,13 +22,13 @@ HTTP_LIBRARIES = ("fastapi", "uvicorn", "httptools", "jinja2")
 
 
 def http_missing() -> list[str]:
-    """What the HTTP front needs and is not installed."""
+    """Names of the libraries that the HTTP front needs and that are not installed."""
     return [name for name in HTTP_LIBRARIES if importlib.util.find_spec(name) is None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientsConfig(PublicConfig):
-    """The keys of any process that clients talk to."""
+    """Settings of every process that serves clients: a coordinator or a front end."""
 
     target: str | None = setting(None, "Folder or hub id whose tokenizer is used; absent: ids.")
     target_revision: str | None = setting(None, "Hub revision of the target.")
@@ -58,7 +58,7 @@ class ClientsConfig(PublicConfig):
 
 @dataclass(frozen=True)
 class CoordinatorConfig(ClientsConfig):
-    """One coordinator process."""
+    """Settings of one coordinator process."""
 
     verify: tuple[str, ...] = setting((), "host:port of verifiers known from the start.")
     draft: tuple[str, ...] = setting((), "host:port of drafters known from the start.")
@@ -142,7 +142,7 @@ class CoordinatorConfig(ClientsConfig):
 
 @dataclass(frozen=True)
 class FrontendConfig(ClientsConfig):
-    """One front end process."""
+    """Settings of one front end process."""
 
     coordinator: str = setting("", "host:port of the coordinator; required.")
     max_streams: int = setting(4096, "Requests at one time; more are refused.", least=1)

@@ -1,4 +1,4 @@
-"""A coordinator process, from configuration to SERVING and back."""
+"""A coordinator process: built from its configuration, started, and closed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("dspark.coordinator")
 
 CONTROL = "dspark.wire.v1.Control"
-# of one connection, for calls that are being refused: beyond, gRPC refuses without a hint
+# Streams per connection for calls that are being refused; beyond them gRPC refuses without a hint.
 SPARE_STREAMS = 256
 
 
@@ -69,18 +69,18 @@ class CoordinatorProcess(ClientsProcess[LocalCell]):
     async def _close(self, grace_s: float) -> None:
         await super()._close(grace_s)
         if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.shutdown)  # sends what it still holds
+            await asyncio.to_thread(self._tracing.shutdown)  # exports the spans still held
 
 
 async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> CoordinatorProcess:
-    """Serves at once, or as soon as the workers it knows from the start have run their first
-    requests; lanes open as workers are found."""
+    """Starts a coordinator and returns it serving. Waits a bounded time for the configured workers
+    to run their first requests; lanes open as workers connect. Raises ConfigError."""
     policy, rule = check(config)
     shell = Shell("coordinator", config, lambda: config.target or served(cell), config.http)
     tokenizer = find_tokenizer(config.target, config.target_revision)
     clock, metrics = asyncio.get_running_loop(), shell.metrics
     metrics.policy_info.labels(policy=str(policy)).set(1)
-    # plain requests, then drafted ones
+    # twice `warm_up_s`: for plain requests, then for drafted ones
     bounds = copied(QueueBounds, config, warm_s=2 * config.warm_up_s)
     admission = Scheduler(bounds, clock, metrics)
     journal = _journal(config, metrics)
@@ -140,7 +140,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
 def _live(
     config: CoordinatorConfig, api: Api, membership: Membership, admission: Scheduler
 ) -> tuple[APIRouter, ...]:
-    """The live page, where it is wanted. Called once the HTTP libraries are known to be there."""
+    """Routes of the live page; none when it is off. Called with the HTTP libraries present."""
     if not config.live_page:
         return ()
     from coordinator.live.routes import live_routes
@@ -149,8 +149,8 @@ def _live(
 
 
 def _health(server: GrpcServer, admission: Scheduler) -> Callable[[bool], None]:
-    """Clients hear NOT_SERVING while no verifier is there; workers and operators find the process
-    all the same."""
+    """Returns a callback that reports NOT_SERVING for the clients' service while the cell is not
+    ready. Workers and operators still reach the process."""
     said = True
 
     def change(serving: bool) -> None:
@@ -163,8 +163,8 @@ def _health(server: GrpcServer, admission: Scheduler) -> Callable[[bool], None]:
 
 
 def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
-    """Refuses what cannot work, by name, before anything is opened; returns the default policy and
-    rule."""
+    """Checks every setting before anything is opened; returns the default policy and rule. Raises
+    ConfigError, which names the setting."""
     check_settings(config, "coordinator")
     if config.otel_endpoint is not None:
         split_endpoint(config.otel_endpoint, "coordinator.otel_endpoint")
@@ -197,7 +197,7 @@ def _traced(
     clock: Clock,
     metrics: Metrics,
 ) -> Any:
-    """Lets requests be traced; what sends the spans, or None."""
+    """Turns on tracing of requests; returns the provider of spans, None without an endpoint."""
     if config.otel_endpoint is None:
         return None
     tracer, provider = open_tracer(
@@ -208,7 +208,7 @@ def _traced(
 
 
 def _journal(config: CoordinatorConfig, metrics: Metrics) -> Journal | None:
-    """What earlier coordinators of this folder left is read here, before anything is served."""
+    """Opens the journal, None without a folder. Reads the records of earlier coordinators now."""
     if config.journal is None:
         return None
     file = JournalFile(

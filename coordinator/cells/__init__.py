@@ -1,1 +1,1 @@
-"""A coordinator as front ends see it: orders in, commits out, and the journal of both."""
+"""The coordinator's interface to front ends: requests in, commits out, and the journal of both."""

@@ -1,5 +1,5 @@
-"""What a front end needs of a coordinator, in the same process or across a wire: tokens, never
-text."""
+"""The interface of a coordinator to a front end, in one process or over gRPC. It carries tokens,
+never text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dspark.wire.v1 import generate_pb2
 
 @dataclass(frozen=True, slots=True)
 class CellTerms:
-    """What is served, under which limits."""
+    """The model and drafter that a cell serves, and the limits of a request."""
 
     model: str
     drafter: str  # empty without one
@@ -28,29 +28,29 @@ class CellTerms:
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
-    """A request that passed every check."""
+    """A request that passed every check, as a front end submits it."""
 
     message: generate_pb2.GenerateRequest  # as the client wrote it
     request: Request
     arrived: float  # clock time
-    lasts_s: float  # how long it may take from now on
+    lasts_s: float  # seconds until it expires
 
 
 class RequestHandle(Protocol):
-    """A request that was taken in. Both may come too late, and do nothing then."""
+    """A submitted request. Both methods do nothing to answers that have already ended."""
 
     def finish(self, index: int) -> None:
-        """Its text ended an answer; what is committed from now on was never said."""
+        """Ends answer `index`: its text is complete, tokens committed later are not part of it."""
 
     def cut(self, error: Exception) -> None:
-        """Nobody waits for what has not ended yet; frees it at once."""
+        """Ends every unfinished answer with `error` and frees what it holds at once."""
 
 
 class CellPort(Protocol):
-    """A coordinator and its workers. Errors say whose fault it is, and mean that nothing was taken
-    in."""
+    """A coordinator and its workers. The type of an error tells whose fault it is; a request that
+    raised one was not admitted."""
 
-    draining: bool  # it takes nobody new because it is about to end
+    draining: bool  # refuses new requests because it is about to end
 
     def terms(self) -> CellTerms: ...
 
@@ -61,21 +61,21 @@ class CellPort(Protocol):
     def submit(self, order: SubmitRequest, sink: OutputSink) -> RequestHandle: ...
 
     async def abort(self, request_ids: Sequence[str]) -> list[str]:
-        """Ends running requests in good order, whoever asked for them; returns those that were
-        running."""
+        """Ends running requests of any client with the reason ABORT; returns the ids of those that
+        were running."""
 
     async def emptied(self, longest_s: float) -> None:
-        """Until no request is open, or for so long."""
+        """Waits until no request is open, for at most `longest_s` seconds."""
 
     def cut_all(self) -> None:
-        """Ends every request, saying where its answer stands."""
+        """Ends every request with an error that states how far its answer is."""
 
     async def close(self) -> None:
-        """Lets everything go that it holds."""
+        """Releases everything the cell holds."""
 
 
 def served(cell: CellPort | None) -> str:
-    """The target as workers name it; empty while nobody has."""
+    """The target's name as verifiers report it; empty while none is connected."""
     try:
         return cell.terms().model if cell is not None else ""
     except Unavailable:

@@ -1,7 +1,7 @@
-"""Commits, errors and terms between a coordinator and a front end, there and back. Pure.
+"""Writes and reads the commits, errors and terms that a coordinator and a front end exchange. Pure.
 
-Commits travel as columns: building and reading them costs half a microsecond a commit, a message
-each would cost ten.
+Commits travel as columns: writing and reading them takes half a microsecond per commit; one message
+per commit would take ten.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _MOST_MS = 2**32 - 1
 
 
 class InOrder:
-    """Numbers of the messages of one stream: none is heard twice, and none is missing."""
+    """Checks the message numbers of one stream: skips repeated messages, refuses gaps."""
 
     def __init__(self, heard: int = 0) -> None:
         self._heard = heard
 
     def takes(self, number: int) -> bool:
-        """Whether this message is news; 0 is not counted. Raises PeerError when one before it never
-        came."""
+        """Whether message `number` is new; 0 is not counted. Raises PeerError when an earlier
+        message is missing."""
         if number == 0:
             return True
         if number > self._heard + 1:
@@ -55,7 +55,7 @@ class InOrder:
 def write_commits(
     batch: frontend_pb2.CellBatch, said: Sequence[tuple[int, CommittedTokens]]
 ) -> None:
-    """Adds (call, piece) in order."""
+    """Appends pairs of (call number, piece) to the columns of `batch`, in order."""
     commits = [(call, piece) for call, piece in said if piece.tokens]
     rounds = [piece.round or _NO_ROUND for _, piece in commits]
     batch.calls.extend([call for call, _ in commits])
@@ -93,7 +93,7 @@ _NO_ROUND = Round(0, 0, 0)
 
 
 def read_commits(batch: frontend_pb2.CellBatch) -> Iterator[tuple[int, CommittedTokens]]:
-    """(call, piece) in order of commit."""
+    """Yields pairs of (call number, piece) in order of commit. Raises PeerError."""
     calls, lengths, tokens = list(batch.calls), list(batch.lengths), list(batch.token_ids)
     count = len(calls)
     indices = list(batch.indices) or [0] * count
@@ -130,7 +130,7 @@ def read_commits(batch: frontend_pb2.CellBatch) -> Iterator[tuple[int, Committed
             ),
         )
         start = stop
-    for (call, index), end in ends.items():  # by something else than a commit
+    for (call, index), end in ends.items():  # answers that ended without a commit
         yield call, CommittedTokens((), end, index, started=started.pop((call, index), None))
 
 
@@ -165,8 +165,7 @@ _FAILURES: tuple[
 
 
 def write_failure(call: int, error: Exception) -> frontend_pb2.Failed:
-    """What the other side needs to take an error for its own: a client's status, or what became of
-    a request."""
+    """Encodes the error of a call, so that the other side can raise the same error."""
     kind = next(kind for kind, errors in _FAILURES if isinstance(error, errors))
     failed = frontend_pb2.Failed(call=call, kind=kind, message=str(error))
     if isinstance(error, InvalidRequest):

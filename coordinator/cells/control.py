@@ -1,5 +1,5 @@
-"""For operators and the deployment: who the workers are, and the whole cell as this coordinator
-sees it."""
+"""The service for operators and the deployment: announces workers, reports the state of the cell,
+explains requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, draft_pb2, types_pb2, verify_pb2
 
 LOOK_S = 0.25  # longest time until the end of an explained request is noticed
-DESCRIBE_S = 0.5  # a worker that takes longer to say what it holds is shown without
+DESCRIBE_S = 0.5  # a worker that takes longer to describe itself is shown without its load
 MAX_WORKERS = 4096
 LATENCIES = (
     "dspark_time_to_first_token_seconds",
@@ -41,7 +41,7 @@ _ROLES = {control_pb2.ROLE_VERIFY: WorkerRole.VERIFY, control_pb2.ROLE_DRAFT: Wo
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
-    """Announce, GetStatus, Explain, GetEnded."""
+    """gRPC servicer of Announce, GetStatus, Explain and GetEnded."""
 
     def __init__(self, cell: LocalCell, frontends: CellService, shell: Shell, name: str) -> None:
         self._cell, self._frontends, self._shell, self._name = cell, frontends, shell, name
@@ -87,7 +87,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def Explain(
         self, request: control_pb2.ExplainRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[control_pb2.RoundExplanation]:
-        """Until the request ends, or so many rounds were told."""
+        """Streams the rounds of a request until it ends or `rounds` were sent; 0 sends all."""
         admission, name, left = self._cell.admission, request.request_id, request.rounds or -1
         if admission.find(name) is None:
             raise InvalidRequest("request_id", "no running request has this id")
@@ -222,8 +222,8 @@ def _cost(curve: CostCurve | None) -> types_pb2.CostCurve | None:
 
 
 def write_totals(metrics: Metrics, reply: control_pb2.GetStatusReply) -> None:
-    """What the metrics count: counters summed over labels, latencies bucket by bucket; a counter
-    nobody touched is left out."""
+    """Adds the metrics to `reply`: counters summed over labels, those at zero left out, and the
+    latency histograms bucket by bucket."""
     for family in metrics.registry.collect():
         if family.type == "counter":
             total = sum(sample.value for sample in family.samples if sample.name.endswith("_total"))

@@ -1,9 +1,8 @@
-"""Front ends that are attached: one stream each, for everything they ask and everything they are
-told.
+"""The coordinator's side of attached front ends: one bidirectional stream each.
 
-Everything it asked for goes when it goes. A lane never waits for a front end: what is committed
-piles up until the stream takes it, in one message; one that lets too much pile up is let go. A
-request of many that fails, by whatever bug, leaves its neighbours alone.
+When the stream ends, the requests of its front end are cancelled. A lane never waits for a front
+end: commits collect until the stream sends them in one message, and a front end that leaves too
+many unread is disconnected. A request that fails, even by a bug, leaves the others unaffected.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc
 
 log = structlog.get_logger("dspark.cell")
 
-# parts of messages that wait for one front end to read: seconds of all a coordinator can commit
+# Parts of messages that may wait for one front end: seconds of all a coordinator can commit.
 MAX_UNSENT = 65_536
 MAX_ABORTS = 1024
-TERMS_S = 0.25  # how old the terms that a front end knows may be
-# how much later than the front end the coordinator ends a request whose time is up
+TERMS_S = 0.25  # longest age of the terms that a front end holds
+# How much later than the front end the coordinator ends a request at its deadline.
 BACKSTOP_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class _Relay:
-    """The sink of one request."""
+    """The sink of one request: passes its pieces and its end to the front end's connection."""
 
     number: int
     to: FrontendConnection
@@ -63,7 +62,7 @@ class _Relay:
 
 
 class FrontendConnection:
-    """`hello` says who it is."""
+    """One attached front end with its requests and unsent messages. `hello` identifies it."""
 
     def __init__(
         self, cell: LocalCell, hello: frontend_pb2.FrontendHello, clock: Clock, metrics: Metrics
@@ -85,16 +84,17 @@ class FrontendConnection:
         return len(self._calls)
 
     async def next(self) -> frontend_pb2.CellBatch | None:
-        """One message for all that happened since the last one was taken; None at the end."""
+        """Returns one message of everything since the last call; None at the end of the stream.
+        Raises Overloaded when the front end does not read."""
         await self._news.wait()
         self._news.clear()
-        await let_orders_leave()  # the next round's, before front ends are told of the last one
+        await let_orders_leave()  # the next round's orders are sent before the last one's commits
         if self._overran:
             raise Overloaded("the front end does not read", retry_after_s=1.0)
         return None if self._ended else self._collect()
 
     def heard(self, batch: frontend_pb2.FrontendBatch) -> None:
-        """Carries out one message. Raises when the front end broke the protocol."""
+        """Handles one message. Raises PeerError when it breaks the protocol."""
         if self._ended or self._overran:
             return
         if not self._in_order.takes(batch.number):
@@ -117,12 +117,12 @@ class FrontendConnection:
             self._told()
 
     def end(self) -> None:
-        """The front end has said its last word."""
+        """Ends the stream: the front end sends no more messages."""
         self._ended = True
         self._news.set()
 
     def close(self) -> None:
-        """Frees everything it asked for. Idempotent."""
+        """Cancels all its requests. Idempotent."""
         self.end()
         if self._refresh is not None:
             self._refresh.cancel()
@@ -130,20 +130,20 @@ class FrontendConnection:
         for relay in relays:
             self._cut(relay, RequestCancelled("its front end is gone"))
 
-    # What relays report.
+    # Called by relays.
 
     def said(self, number: int, piece: CommittedTokens) -> None:
         self._commits.append((number, piece))
         self._told()
 
     def over(self, relay: _Relay, error: Exception | None) -> None:
-        """A request has ended."""
+        """Removes a request that has ended; `error` is sent to the front end."""
         if relay.timer is not None:
             relay.timer.cancel()
         if self._calls.pop(relay.number, None) is not None and error is not None:
             self._fail(relay.number, error)
 
-    # What front ends ask for.
+    # Requests of the front end.
 
     def _submit(self, submit: frontend_pb2.Submit) -> None:
         number = submit.call
@@ -170,7 +170,7 @@ class FrontendConnection:
         relay.timer = self._clock.call_later(order.lasts_s + BACKSTOP_S, relay.call.cut, late)
 
     def _order(self, submit: frontend_pb2.Submit) -> SubmitRequest:
-        """Checked like any other request: nothing is taken in on a front end's word."""
+        """Reads and checks a submitted request like any other; the front end is not trusted."""
         message = submit.request
         if not message.request_id:
             raise InvalidRequest("request_id", "a front end has to give one")
@@ -201,14 +201,14 @@ class FrontendConnection:
         if relay.call is not None:
             relay.call.cut(error)
 
-    # What front ends are told.
+    # Messages to the front end.
 
     def _fail(self, number: int, error: Exception) -> None:
         self._unsent.failed.append(cell_wire.write_failure(number, error))
         self._told()
 
     def _told(self) -> None:
-        """Something more waits; whoever does not read it is let go."""
+        """Wakes the sender of messages; disconnects a front end that leaves too many unread."""
         self._news.set()
         unsent, commits = self._unsent, self._commits
         if (
@@ -222,7 +222,7 @@ class FrontendConnection:
             self._clock.call_later(0.0, self.close)  # not now: a lane is in the middle of a verdict
 
     def _tell_terms(self) -> None:
-        """Now, and whenever they have changed."""
+        """Queues the terms if they have changed; calls itself again after TERMS_S."""
         try:
             if self._cell.admission.draining:
                 raise Unavailable("the coordinator is draining; try another one")
@@ -246,12 +246,12 @@ class FrontendConnection:
 
 
 CELL = "dspark.wire.v1.Cell"
-HELLO_S = 5.0  # for a front end to say who it is
+HELLO_S = 5.0  # longest wait for a front end's first message
 MAX_FRONTENDS = 256
 
 
 class CellService(frontend_pb2_grpc.CellServicer):
-    """Attach."""
+    """gRPC servicer of Attach."""
 
     def __init__(self, cell: LocalCell, clock: Clock, metrics: Metrics) -> None:
         self._cell, self._clock, self._metrics = cell, clock, metrics

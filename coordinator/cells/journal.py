@@ -1,11 +1,10 @@
-"""What clients may resume: which tokens were committed for which request, here and after this
-process.
+"""The journal: the committed tokens of each request, from which clients resume, also after a
+restart.
 
-Invariant 6, committed before shown, beyond the process: what `write` returned from is read again by
-the next coordinator. Knows requests by digest, not by prompt. An answer stays resumable while it
-runs, and for a while after its client went away or its end was told: the end may not have arrived.
-A journal that cannot be written any more says so once, by log and metric, and answers go on without
-it.
+It extends invariant 6, committed before shown, beyond the process: what `write` has written is read
+by the next coordinator. A request is compared by digest, not by prompt. An answer stays resumable
+while it runs, and for a while after its end or the loss of its client, because the end may not have
+arrived. A journal that can no longer be written logs this once, sets a metric, and requests go on.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ from dspark.wire.v1 import journal_pb2
 
 log = structlog.get_logger("dspark.journal")
 
-MAX_KEPT = 4096  # requests that nobody runs; the oldest goes first
-KEPT_SHARE = 0.5  # of a segment, for the tokens of those: the rest of it is for what is committed
+MAX_KEPT = 4096  # requests that no longer run; the oldest is dropped first
+KEPT_SHARE = 0.5  # share of a segment for their tokens; the rest is for new commits
 
 
 @dataclass(slots=True)
 class Said:
-    """One answer as far as it is committed."""
+    """The committed part of one answer."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[ScoredToken] = field(default_factory=list)
-    # the highest that committed; of verifiers that run their rounds, the highest that was given out
+    # the highest that `Journal.begins` noted: tokens may have been drawn under it
     epoch: int = 0
     end: End | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One request."""
+    """One request in the journal."""
 
     number: int
     request_id: str
@@ -58,12 +57,12 @@ class Entry:
     answers: list[Said]
     running: bool = False
     touched: float = 0.0  # unix seconds
-    size: int = 0  # bytes that its answers take in a segment, about; of one that nobody runs
+    size: int = 0  # approximate bytes of its answers in a segment; set when it no longer runs
 
 
 def digest(request: Request) -> bytes:
-    """Equal for equal prompts under equal sampling parameters and limits. Draws' key aside: the
-    journal knows the one in use."""
+    """SHA-256 of the prompt, sampling parameters and limits. The seed is left out: the entry holds
+    the one in use."""
     params = codec.write_sampling(replace(request.params, seed=0, choice=0)).SerializeToString(
         deterministic=True
     )
@@ -74,7 +73,8 @@ def digest(request: Request) -> bytes:
 
 
 class Journal:
-    """`file` None: in memory, for clients that lost their connection or their front end."""
+    """Entries by request id. Without a `file` they live in memory only, for clients that lost
+    their connection or their front end."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Journal:
         self._unwritten = journal_pb2.JournalBatch()
         self._said: list[
             tuple[int, CommittedTokens]
-        ] = []  # by requests' numbers, what is not written yet
+        ] = []  # (request number, piece), not yet written
         self._numbers = 0
         if file is not None:
             self._read(file)
@@ -103,7 +103,7 @@ class Journal:
         return self._entries.get(request_id)
 
     def open(self, request: Request, known: Entry | None = None) -> Entry:
-        """A request is taken in, anew or to go on with what is known of it."""
+        """Adds an entry for an admitted request; a resumed one continues the answers of `known`."""
         self._expire()
         self._numbers += 1
         answers = known.answers if known is not None else [Said() for _ in range(request.choices)]
@@ -124,15 +124,15 @@ class Journal:
         return entry
 
     def begins(self, entry: Entry, index: int, epoch: int) -> None:
-        """Something may be drawn under this epoch once it was written, and is drawn under a higher
-        one afterwards."""
+        """Notes an epoch of an answer, which `write` stores before tokens are drawn under it. A
+        resumed answer is drawn under a higher one."""
         said = entry.answers[index]
         said.epoch = max(said.epoch, epoch)
         self._unwritten.epochs.add(number=entry.number, index=index, epoch=epoch)
 
     def committed(self, entry: Entry, piece: CommittedTokens) -> None:
-        """Notes what was committed, under an epoch that `begins` noted, and what ended; `write`
-        makes it last."""
+        """Notes committed tokens, under an epoch that `begins` noted, and the end; `write` stores
+        them."""
         said = entry.answers[piece.index]
         end = piece.end if said.end is None else None
         if piece.tokens or end is not None:
@@ -144,11 +144,11 @@ class Journal:
             )
 
     def left(self, entry: Entry) -> None:
-        """Nobody works on it any more; it can be resumed for a while."""
+        """Marks the request as no longer running; it can be resumed for a while."""
         entry.running, entry.touched, entry.size = False, self._now(), _size(entry)
 
     def write(self) -> None:
-        """Everything noted is with the operating system afterwards."""
+        """Writes everything noted to the operating system; gives up the file if that fails."""
         batch, said = self._unwritten, self._said
         if not (batch.requests or batch.epochs or said):
             return
@@ -185,7 +185,7 @@ class Journal:
         for entry in idle:
             late = entry.touched + self._keep_s < self._now()
             if not late and count <= MAX_KEPT and size <= room:
-                break  # so do all that were touched after it
+                break  # the later ones stay as well
             del self._entries[entry.request_id]
             if not late:
                 why = "too_many" if count > MAX_KEPT else "too_large"
@@ -193,7 +193,7 @@ class Journal:
             count, size = count - 1, size - entry.size
 
     def _snapshot(self) -> Iterator[bytes]:
-        """Everything that may still be resumed, a record for each request."""
+        """Yields one record for each request that may still be resumed."""
         for entry in self._entries.values():
             when = self._now() if entry.running else entry.touched
             batch = journal_pb2.JournalBatch(
@@ -254,7 +254,7 @@ def _epochs(entry: Entry) -> list[journal_pb2.JournalEpoch]:
 
 
 def _pieces(entry: Entry) -> Iterator[tuple[int, CommittedTokens]]:
-    """All that was said so far, a piece of each answer."""
+    """Yields (request number, piece) for each answer, with all its committed tokens."""
     for index, said in enumerate(entry.answers):
         yield (
             entry.number,
@@ -263,8 +263,8 @@ def _pieces(entry: Entry) -> Iterator[tuple[int, CommittedTokens]]:
 
 
 def _size(entry: Entry) -> int:
-    """Of what was said: three bytes for a token, five for each of its log-probabilities and as many
-    ids."""
+    """Approximate bytes of the answers: three for a token, eight for each log-probability with its
+    id."""
     return sum(
         3 * len(said.tokens) + sum(8 + 8 * len(one.top_ids) for one in said.logprobs)
         for said in entry.answers

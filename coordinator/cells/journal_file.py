@@ -1,14 +1,13 @@
-"""The journal's bytes on disk: append-only segments, one written at a time, bounded by starting
-over.
+"""The journal's files: append-only segments, one written at a time, of bounded size.
 
-A record is written to the operating system before `append` returns, so it survives the end of this
-process however that comes. Against the end of the machine `sync` says when it reaches the disk:
-"always" before `append` returns, "interval" within `sync_s`, from a thread of its own. When a
-segment is full the next one begins with all that is still of use, is put in place whole or not at
-all, and takes the old one's place; so the folder never holds more than two segments. Where that is
-most of a segment already, the next may grow to twice of it: else it would be full at once, and
-everything be written again with every record. Files of another format, which another version of the
-software may want again, are told of and left. One process writes a folder at a time. See ADR 23.
+A record is written to the operating system before `append` returns, so it survives any end of this
+process. `sync` sets when it reaches the disk and survives the end of the machine: "always" before
+`append` returns, "interval" within `sync_s`, from a thread. When a segment is full, the next one
+begins with the records still in use, is put in place whole or not at all, and replaces the old one,
+so a folder never holds more than two segments. A segment may grow to twice the size it began with:
+one that began nearly full would otherwise be rewritten with every record. Files of another format,
+which another version of the software may need, are logged and left. One process writes a folder at
+a time. See ADR 23.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _HEAD = struct.Struct("<II")
 
 
 class JournalFile:
-    """Records of bytes in `folder`. `read` once, then `begin`, then `append`. Raises ConfigError,
-    later OSError."""
+    """Records of bytes in `folder`: call `read` once, then `begin`, then `append`. The constructor
+    raises ConfigError, the methods raise OSError."""
 
     def __init__(self, folder: Path, *, sync: str, sync_s: float, segment_bytes: int) -> None:
         self._folder, self._sync, self.segment_bytes = folder, sync, segment_bytes
@@ -59,11 +58,11 @@ class JournalFile:
 
     @property
     def full(self) -> bool:
-        """Whether the segment has reached its size, and twice of what it began with."""
+        """Whether the segment has reached `segment_bytes`, and twice the size it began with."""
         return self._size >= max(self.segment_bytes, 2 * self._begun)
 
     def read(self) -> Iterator[bytes]:
-        """Every whole record of earlier processes, oldest first."""
+        """Yields every whole record of earlier processes, oldest first."""
         for path in self._segments():
             self._number = max(self._number, int(path.stem.split("-")[1]))
             if _is_segment(path):
@@ -72,7 +71,7 @@ class JournalFile:
                 log.warning("journal.other_format", file=path.name)
 
     def begin(self, records: Sequence[bytes]) -> None:
-        """Starts a segment with these; older ones go once it is on the disk."""
+        """Starts a segment with these records; deletes older segments once it is on the disk."""
         old = [path for path in self._segments() if _is_segment(path)]
         self._number += 1
         path = self._folder / f"journal-{self._number:012d}.log"
@@ -104,7 +103,7 @@ class JournalFile:
             self._unsynced = True
 
     def close(self) -> None:
-        """What was appended is on the disk afterwards."""
+        """Writes everything appended to the disk and closes the files."""
         self._ending.set()
         if self._syncing.is_alive():
             self._syncing.join(timeout=5)

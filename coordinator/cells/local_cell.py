@@ -1,5 +1,5 @@
-"""The coordinator as front ends see it: makes request states of orders and hands them to admission.
-Holds none."""
+"""The coordinator's `CellPort`: makes request states of submitted requests and hands them to
+admission. Keeps none of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dspark.types import Rule
 
 @dataclass(frozen=True, slots=True)
 class LocalHandle:
-    """The states of one request by answer, but for those that were complete when it was resumed."""
+    """The states of one request by answer, without those that were complete when it was resumed."""
 
     admission: Scheduler
     states: dict[int, RequestState]
@@ -45,7 +45,7 @@ class LocalHandle:
 
 
 class LocalCell:
-    """The one way in, whatever the front end. policy, rule: of requests that name none."""
+    """The coordinator that every front end submits to. policy, rule: defaults of a request."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class LocalCell:
             rule,
         )
         self.journal = journal
-        # Drafters may serve several coordinators, so numbers of two of them must not meet.
+        # Drafters may serve several coordinators, so their sequence numbers must not collide.
         self._numbers = itertools.count(secrets.randbits(47) << 16)
 
     @property
@@ -85,14 +85,14 @@ class LocalCell:
             self.journal.close()
 
     def terms(self) -> CellTerms:
-        """By what the connected workers said of themselves."""
+        """Terms from the descriptions of the workers. Raises Unavailable without a verifier."""
         verifiers, drafters = self.membership.verifiers, self.membership.drafters
         if not verifiers:
             raise Unavailable("no verifier is connected")
         capacities = [
             facts.page_size * facts.pages_total for facts in verifiers
-        ]  # 0 of one that does not say
-        # Requests that name no rule keep being drafted for, by a rule that no draft can hurt.
+        ]  # 0 for a verifier that does not report it
+        # With no trusted drafter the default rule is one that no draft can bias.
         distrusted = self.membership.monitor.distrusts_all(
             [facts.fingerprint for facts in drafters]
         )
@@ -118,8 +118,8 @@ class LocalCell:
         self.admission.check_capacity(tenant=tenant)
 
     def submit(self, order: SubmitRequest, sink: OutputSink) -> LocalHandle:
-        """A state per answer, with one sink for all; of a resumed request, per answer that is not
-        complete."""
+        """Submits a state per answer, with one sink for all; for a resumed request, a state per
+        answer that is not complete."""
         order = replace(order, request=owned(order.request))
         request, known = order.request, None
         if order.message.HasField("resume"):
@@ -149,7 +149,7 @@ class LocalCell:
         return LocalHandle(self.admission, states, kept)
 
     def _take_over(self, request_id: str) -> None:
-        """Whoever reads its answers now, the client that resumes them comes first."""
+        """Ends the request if it runs: the client that resumes it replaces its earlier reader."""
         while (state := self.admission.find(request_id)) is not None:
             self.admission.ended(state, RequestCancelled("its client resumed it elsewhere"))
 

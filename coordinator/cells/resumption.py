@@ -1,9 +1,9 @@
-"""Going on with a request that a client has lost sight of: what was committed of it, and what its
-answers still lack.
+"""Resumes a request whose stream the client lost: sends again what was committed, and continues its
+answers from there.
 
-Invariant 6: what a client is told again is what was committed, and what follows is drawn under a
-higher epoch, so that no draw is used twice. Where the parameters fix the ids (temperature 0, or
-coupled under a seed of the client's) an answer can also be computed anew, and needs no journal.
+Invariant 6: a client is sent exactly what was committed, and what follows is drawn under a higher
+epoch, so that no draw is used twice. Where the parameters fix the ids (temperature 0, or coupled
+with a seed of the client), an answer can also be computed again and needs no journal.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from dspark.types import Rule
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Where a request goes on."""
+    """What is known of a request to resume: its answers so far."""
 
-    request: Request  # under the seed it was begun with
+    request: Request  # with the seed it began with
     answers: Sequence[Said]
     entry: Entry | None = None
 
 
 def look_up(order: SubmitRequest, journal: Journal | None) -> Known:
-    """What is known of the request of an order that asks for the rest of its answers. Raises
-    InvalidRequest."""
+    """Finds what is known of the request that `order` resumes. Raises InvalidRequest when it cannot
+    be resumed."""
     request, held = order.request, tuple(order.message.resume.offsets)
     entry = journal.find(request.id) if journal is not None else None
     if entry is not None and entry.digest != digest(request):
@@ -53,14 +53,14 @@ def look_up(order: SubmitRequest, journal: Journal | None) -> Known:
 
 
 def _repeatable(order: SubmitRequest, entry: Entry | None) -> bool:
-    """Whether the same ids come when they are computed again."""
+    """Whether computing the answers again gives the same ids."""
     params = order.request.params
     seeded = entry is not None or order.message.sampling_params.HasField("seed")
     return params.temperature == 0 or (params.rule is Rule.COUPLED and seeded)
 
 
 class Journaled:
-    """The sink of a request whose commits are kept."""
+    """Sink that notes a request's commits in the journal and passes them on to another sink."""
 
     def __init__(self, journal: Journal, entry: Entry, to: OutputSink) -> None:
         self._journal, self._entry, self._to = journal, entry, to
@@ -74,22 +74,22 @@ class Journaled:
         self._to.close(error)
 
     def note_epoch(self, index: int, epoch: int) -> None:
-        """Something may be drawn for an answer under this epoch from now on."""
+        """Notes in the journal that an answer may be drawn under this epoch from now on."""
         self._journal.begins(self._entry, index, epoch)
 
     def finished(self, index: int) -> None:
-        """Its text ended an answer."""
+        """Notes in the journal that the text of an answer ended it."""
         self._journal.committed(self._entry, CommittedTokens((), End(Reason.STOP), index))
 
 
 def tell_again(sink: OutputSink, known: Known) -> None:
-    """What was committed goes to the client's side first, each answer in one piece."""
+    """Pushes everything committed before to `sink`, each answer in one piece."""
     for index, said in enumerate(known.answers):
         told = CommittedTokens(tuple(said.tokens), said.end, index, tuple(said.logprobs))
         if said.tokens:
             sink.push(told if not aborted(said.end) else replace(told, end=None))
         if said.end is not None and (aborted(said.end) or not said.tokens):
-            # it came by itself, behind the last token
+            # the end follows the last token in a piece of its own
             sink.push(CommittedTokens((), said.end, index))
 
 
