@@ -1,1 +1,1 @@
-"""What is asked: its fields checked, how it is sampled, whose it is."""
+"""A client's request: its checked fields, its sampling parameters, its tenant."""

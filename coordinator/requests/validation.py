@@ -1,12 +1,11 @@
-"""The one check every request passes, whichever way it came in. Errors name the field.
+"""Validation of requests, the same for every entry. Errors name the field.
 
-What is understood and not built is refused by name, never ignored. Nothing is allocated for a
+What is known but not supported is refused by name, never ignored. Nothing is allocated for a
 refused request.
 
-The acceptance rule that is named wins. A request that brings a seed and names none wants its answer
-again, which the coupled rule alone promises whatever the load, the drafter or the schedule.
-Everything else runs under the deployment's rule. Draws are keyed by the request's seed, or by one
-drawn here.
+A request gets the acceptance rule that it names. With a seed and no rule it gets `coupled`, which
+alone repeats an answer whatever the load, the drafter or the schedule. Otherwise it gets the
+deployment's rule. Draws are keyed by the request's seed, or by the one that the caller passes.
 
 Comparisons are written so that they refuse NaN.
 """
@@ -40,7 +39,7 @@ from dspark.wire.v1 import generate_pb2, types_pb2
 
 
 def parse_rule(text: str, *, field: str = "rule") -> Rule:
-    """`token`, `block` or `coupled`."""
+    """The rule called `token`, `block` or `coupled`; InvalidRequest names `field`."""
     try:
         return Rule[text.upper()]
     except KeyError:
@@ -65,7 +64,7 @@ _PARAMS = "sampling_params"
 _PENALTY = (0.0, lambda p: abs(p) <= MAX_PENALTY, f"in [{-MAX_PENALTY:g}, {MAX_PENALTY:g}]")
 _NUMBERS: dict[
     str, tuple[float, Callable[[float], bool], str]
-] = {  # default, what fits, and how errors say it
+] = {  # default, check, and the range as errors state it
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
     "temperature": (1.0, lambda t: math.isfinite(t) and t >= 0, "finite and not negative"),
@@ -77,7 +76,7 @@ _NUMBERS: dict[
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the target and the deployment allow."""
+    """Limits that the target and the deployment set for a request."""
 
     vocab_size: int
     context_length: int
@@ -93,7 +92,7 @@ class Limits:
 
 
 def check_head(message: generate_pb2.GenerateRequest, has_tokenizer: bool) -> None:
-    """Everything that can be refused before the prompt is looked at."""
+    """Checks names, label, kind of input and rule, before the prompt. Raises InvalidRequest."""
     names = {"request_id": message.request_id, "cache_salt": message.cache_salt}
     for field, name in (names | {"speculation.drafter": message.speculation.drafter}).items():
         if len(name) > MAX_ID:
@@ -120,8 +119,8 @@ def read_request(
     seed: int,
     has_tokenizer: bool = False,
 ) -> Request:
-    """A request that can be served, or an error that names the field. name, seed: of one that
-    brings none. has_tokenizer: whether text is understood here."""
+    """Checks a message and returns its request; InvalidRequest names the field. name, seed: for a
+    message without its own. has_tokenizer: whether text can be tokenized."""
     check_head(message, has_tokenizer)
     field = "text" if message.WhichOneof("input") == "text" else "tokenized.input_ids"
     _check_prompt(prompt, field, limits)
@@ -170,7 +169,7 @@ def read_request(
 
 
 def read_resume(message: generate_pb2.GenerateRequest, choices: int) -> tuple[int, ...]:
-    """Tokens of each answer that the client holds; empty for a new request."""
+    """How many tokens of each answer the client has; empty for a new request."""
     if not message.HasField("resume"):
         return ()
     if not message.request_id:
@@ -270,7 +269,7 @@ def _read_max_tokens(params: generate_pb2.SamplingParams, prompt_len: int, limit
 
 
 def _whole(params: generate_pb2.SamplingParams, name: str, least: int, most: int) -> int | None:
-    """A whole number within bounds; None where it is not given."""
+    """A whole number within bounds; None when the field is not set."""
     if not params.HasField(name):
         return None
     value: int = getattr(params, name)
@@ -280,7 +279,7 @@ def _whole(params: generate_pb2.SamplingParams, name: str, least: int, most: int
 
 
 def _numbers(params: generate_pb2.SamplingParams) -> dict[str, Any]:
-    """Every field of `_NUMBERS`."""
+    """The value of every field of `_NUMBERS`, or its default."""
     found = {}
     for name, (default, fits, range_) in _NUMBERS.items():
         found[name] = default

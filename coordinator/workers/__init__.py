@@ -1,1 +1,1 @@
-"""The other pools: who is there, in which state, and the streams to them."""
+"""The workers of the other pools: their membership, their states, and the streams to them."""

@@ -1,9 +1,8 @@
-"""Streams to workers, over gRPC: a worker is lost in the moment its stream ends, and let go by
-ending it.
+"""gRPC streams to workers: a worker is lost when its stream ends, and dropped by ending its stream.
 
-A verifier is held by the control stream of its lane and more of them, a drafter by a stream that
-tells of its end. Nothing is decided here. A verifier that takes no more orders is let go, and so is
-a worker that breaks the protocol.
+A verifier has the control stream of its lane, and may have more of them; a drafter has a stream on
+which it announces its end. Nothing is decided here. A verifier that reads no more orders is
+dropped, and so is a worker that breaks the protocol.
 """
 
 from __future__ import annotations
@@ -29,18 +28,19 @@ from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2, verify_pb2, ver
 log = structlog.get_logger("dspark.clients")
 
 MAX_UNSENT = 65_536  # orders that wait to be sent
-SIGNS = 4  # of life in a lease
+SIGNS = 4  # messages per lease that keep it alive
 
 
 class WorkerStream(ABC):
-    """Lost once, whether it ends, breaks or is let go. Lives on the event loop."""
+    """A stream to a worker. Calls `_lost` once, whether it ends, breaks or is closed. Needs the
+    running event loop."""
 
     def __init__(self, name: str, call: Any) -> None:
         self._name, self._call, self._closed = name, call, False
         self._listening = asyncio.get_running_loop().create_task(self._listen())
 
     def close(self, why: str) -> None:
-        """It is lost, or let go."""
+        """Ends the stream and reports it as lost because of `why`. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -49,7 +49,7 @@ class WorkerStream(ABC):
         self._lost(f"{self._name}: {why}")
 
     async def ended(self) -> None:
-        """Waits until the stream is gone for good."""
+        """Waits until the task that reads the stream has ended."""
         with contextlib.suppress(asyncio.CancelledError):
             await self._listening
 
@@ -62,7 +62,7 @@ class WorkerStream(ABC):
             why = f"{error.code().name.lower()}: {error.details()}"
         except PeerError as error:
             why = f"broke the protocol: {error}"
-        # a bug: it costs this worker, and whoever holds it knows at once
+        # a bug: this worker is lost, and its owner is notified at once
         except Exception as error:
             log.error("control.failed", worker=self._name, exc_info=error)
             why = "what it said could not be read; see the coordinator's log"
@@ -71,16 +71,16 @@ class WorkerStream(ABC):
 
     @abstractmethod
     def _hear(self, message: Any) -> None:
-        """What it says; PeerError where that breaks the protocol."""
+        """Handles one message; raises PeerError when it breaks the protocol."""
 
     @abstractmethod
     def _lost(self, why: str) -> None:
-        """Called once."""
+        """Reports the loss; called once."""
 
 
 class ControlClient(WorkerStream):
-    """Keeps `RoundsPort`. Orders that are told together travel together. incarnation: of the
-    verifier process meant."""
+    """A control stream to a verifier; implements `RoundsPort`. Orders of one call are sent in one
+    message. incarnation: the verifier process that is expected."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ControlClient(WorkerStream):
         self._listener: Listener | None = None
         self._unsent: list[Down] = []
         self._more = asyncio.Event()
-        self._lease_s: float | None = None  # known once the verifier has spoken
+        self._lease_s: float | None = None  # known once the verifier has sent it
         stub = verify_pb2_grpc.VerifyStub(channel)  # type: ignore[no-untyped-call]
         super().__init__(
             name, ending_as_told(stub.Control(self._messages(), metadata=auth_metadata(token)))
@@ -113,7 +113,7 @@ class ControlClient(WorkerStream):
 
     async def _messages(self) -> AsyncIterator[verify_pb2.ControlDown]:
         while not self._closed:
-            with contextlib.suppress(TimeoutError):  # nothing to say is a sign of life
+            with contextlib.suppress(TimeoutError):  # an empty message keeps the lease alive
                 async with asyncio.timeout(
                     None if self._lease_s is None else self._lease_s / SIGNS
                 ):
@@ -142,8 +142,8 @@ class ControlClient(WorkerStream):
 
 
 class VerifierClient(ControlClient):
-    """A verifier by the stream of its lane. Until there is one, whoever took the verifier in hears
-    that it is lost or leaves."""
+    """A verifier and the control stream of its lane. Until a lane listens, `on_lost` and
+    `on_draining` are called."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class VerifierClient(ControlClient):
         self.listen(self)
 
     def open(self) -> ControlClient:
-        """A stream of its own: what comes through it is freed when it ends."""
+        """Opens another control stream; sequences opened through it are freed when it ends."""
         facts = self.facts
         return ControlClient(
             self._channel, name=facts.name, incarnation=facts.incarnation, token=self._token
@@ -175,7 +175,7 @@ class VerifierClient(ControlClient):
 
 
 class DrafterClient(WorkerStream):
-    """Keeps `facts.DrafterPort`; what is drafted, verifiers ask for."""
+    """A drafter; implements `facts.DrafterPort`. Verifiers, not the coordinator, order drafts."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class DrafterClient(WorkerStream):
         on_lost: Callable[[str], None],
         on_draining: Callable[[float], None],
     ) -> None:
-        """on_draining: gets the seconds that are left. on_lost: called once."""
+        """on_draining: called with the seconds until the drafter ends. on_lost: called once."""
         self.facts, self._on_lost, self._on_draining = facts, on_lost, on_draining
         stub = draft_pb2_grpc.DraftStub(channel)  # type: ignore[no-untyped-call]
         call = stub.Watch(

@@ -1,4 +1,4 @@
-"""What workers say of themselves, as lanes know them, and whether they fit together."""
+"""Workers' descriptions as the facts that lanes use, and checks whether workers fit together."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def _cost(message: types_pb2.CostCurve) -> CostCurve | None:
     )
 
 
-_LEAST = {"vocab_size": 1, "context_length": 2, "block_size": 1}  # a token, and one more behind it
+_LEAST = {"vocab_size": 1, "context_length": 2, "block_size": 1}  # 2: a prompt token and one more
 
 
 def senseless(facts: WorkerFacts) -> str | None:
-    """None when a worker can be what it says it is; else which field no worker has."""
+    """None when the facts are possible; else a sentence that names the impossible field."""
     for name, least in _LEAST.items():
         if (value := getattr(facts, name, least)) < least:
             return f"{facts.name} says {name}: {value}, and at least {least} is wanted"
@@ -48,7 +48,7 @@ def senseless(facts: WorkerFacts) -> str | None:
 
 
 def drafter_mismatch(verifier: VerifierFacts, drafter: DrafterFacts) -> str | None:
-    """None when the drafter can draft for this verifier's sequences."""
+    """None when the drafter can draft for this verifier's sequences; else a sentence why not."""
     if not verifier.projection:
         return f"{verifier.name} projects no features, so no drafter can serve it"
     if drafter.vocab_size != verifier.vocab_size:
@@ -70,7 +70,7 @@ def drafter_mismatch(verifier: VerifierFacts, drafter: DrafterFacts) -> str | No
 
 
 def verifier_mismatch(first: VerifierFacts, other: VerifierFacts) -> str | None:
-    """None when the other verifier continues what the first one began."""
+    """None when the other verifier can continue sequences of the first; else a sentence why not."""
     if other.vocab_size != first.vocab_size:
         return (
             f"{other.name} has a vocabulary of {other.vocab_size}, {first.name} one of "

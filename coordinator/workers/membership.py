@@ -1,10 +1,9 @@
-"""Who is there: keeps a connection to every announced worker, checks that they fit, and makes lanes
-of them.
+"""Membership of the cell: keeps a connection to every announced worker, checks that workers fit,
+and makes lanes of them.
 
-One lane per verifier; every drafter that fits feeds every lane. The announced set is the whole
-truth: whoever is missing is let go. A worker that breaks is tried again with a capped back-off, and
-counts as lost in the moment its stream ends. A worker is taken in when its first requests have run,
-see `warming`.
+One lane per verifier; every drafter feeds every lane that it fits. An announcement replaces the set
+of workers: those it does not name are dropped. A worker is lost when its stream ends, and is tried
+again with a capped back-off. A worker serves once its first requests have run, see `warming`.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ from dspark.wire.v1 import draft_pb2, verify_pb2
 
 log = structlog.get_logger("dspark.membership")
 
-# for the sequences of a verifier that is let go; what has not settled by then is lost with it
+# Longest wait for the sequences of a dropped verifier to settle; the others are lost with it.
 SETTLE_S = 2.0
-ANNOUNCE_WAIT_S = 1.0  # an announcement is answered when all are connected, or after this
+ANNOUNCE_WAIT_S = 1.0  # longest wait of an announcement for first attempts to connect
 
 
 class Membership:
-    """Workers by address, lanes by verifier."""
+    """The announced workers by address, and the lanes by verifier."""
 
     def __init__(
         self,
@@ -56,16 +55,16 @@ class Membership:
         warm_up_s: float = 0.0,
         rule: Rule = Rule.BLOCK,
     ) -> None:
-        """explain: the watch of these lanes. `warm_up_s` bounds the first requests of a worker,
-        which go by `rule`, and how long the cell is not ready for want of a drafter; 0: there are
-        none."""
+        """explain: keeps the rounds of these lanes for explanations. warm_up_s: longest time for
+        each first request of a worker, under `rule`, and for a drafter to connect before the cell
+        is ready without one; 0: no first requests."""
         self._warm_up_s, self._rule = warm_up_s, rule
         self._shared, self._access = shared, access
         self._ready = False
         self._patience: Timer | None = None
         self._draining: frozenset[Address] = frozenset()
         self.explain, self.monitor = explain or Explain(), shared.monitor
-        # told whether anybody can be taken in
+        # called with whether the cell is ready
         self.on_serving: Callable[[bool], None] = lambda serving: None
         self._admission, self._clock, self._metrics = admission, shared.clock, shared.metrics
         admission.verifier_warms = self._verifier_warms
@@ -91,7 +90,7 @@ class Membership:
         return tuple([client.facts for client in self._drafters])
 
     def why_not(self, port: WorkerPort) -> str:
-        """What speaks against a worker that is there, for people; empty where nothing does."""
+        """Why a connected worker is not used, as a sentence for people; empty when it is used."""
         found = self.monitor.why_not(port.facts.fingerprint)
         if found or not isinstance(port, DrafterClient):
             return found
@@ -99,8 +98,8 @@ class Membership:
 
     @property
     def ready(self) -> bool:
-        """Whether a request of every kind has run: there is a lane, and where drafters were
-        announced one was there, or time enough for one."""
+        """Whether the cell is warm: there is a lane, and if drafters were announced, one has
+        connected or `warm_up_s` has passed."""
         return self._ready and any(not lane.draining for lane in self._lanes.values())
 
     async def announce(
@@ -110,8 +109,8 @@ class Membership:
         *,
         wait_s: float = ANNOUNCE_WAIT_S,
     ) -> int:
-        """Replaces the set of workers; returns how many are connected. Those that drain get nobody
-        new."""
+        """Replaces the set of workers; returns how many are connected. Those in `draining` get no
+        new sequences."""
         wanted = dict.fromkeys(addresses)
         self._draining = frozenset(draining)
         for address in [known for known in self._workers if known not in wanted]:
@@ -133,7 +132,7 @@ class Membership:
         return sum(worker.connected for worker in self._workers.values())
 
     def idle(self) -> tuple[str, ...]:
-        """Names of workers that were announced as draining and that no sequence needs any more."""
+        """Names of workers that were announced as draining and hold no sequence any more."""
         return tuple(
             worker.address.name
             for worker in self._workers.values()
@@ -141,7 +140,7 @@ class Membership:
         )
 
     def _alone(self, worker: WorkerConnection) -> bool:
-        """Whether nobody else of its role is connected."""
+        """Whether no other worker of its role is connected, warm and staying."""
         role = worker.address.role
         return not any(
             other.warm and not other.leaving
@@ -156,7 +155,7 @@ class Membership:
         return self._shared.load[worker.port] if isinstance(worker.port, DrafterClient) else 0
 
     def _drain(self, worker: WorkerConnection, drains: bool) -> None:
-        """By the operator's word: nobody new, and who is there finishes."""
+        """Applies the operator's draining to a worker: no new sequences, running ones finish."""
         if isinstance(worker.port, VerifierClient):
             if worker.port in self._lanes:
                 self._lanes[worker.port].draining = drains or worker.leaving
@@ -165,7 +164,7 @@ class Membership:
                 lane.drafter_leaves(worker.port, drains or worker.leaving)
 
     def _leaves(self, worker: WorkerConnection, finish_within_s: float) -> None:
-        """By the worker's own word: it ends in so many seconds."""
+        """Drains a worker that announced its own end in `finish_within_s` seconds."""
         log.info(
             "worker.draining", worker=worker.address.name, finish_within_s=round(finish_within_s, 1)
         )
@@ -195,7 +194,7 @@ class Membership:
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
 
-    # One worker came or went. Each changes lanes and drafters between two turns of the event loop.
+    # Workers that join or are lost. Lanes and drafters change within one turn of the event loop.
 
     async def _join(
         self,
@@ -203,7 +202,7 @@ class Membership:
         said: verify_pb2.VerifierDescription | draft_pb2.DrafterDescription,
         channel: grpc.aio.Channel,
     ) -> str | None:
-        """Takes a described worker in; or says in a sentence why not."""
+        """Adds a described worker and returns None, or returns a sentence why not."""
         name, endpoint, worker.has_run = worker.address.name, worker.address.endpoint, said.warm
         if isinstance(said, verify_pb2.VerifierDescription):
             return await self._verifier_came(worker, verifier_facts(name, endpoint, said), channel)
@@ -292,7 +291,7 @@ class Membership:
         )
 
     def _fitting(self, client: WorkerPort) -> list[tuple[VerifierClient, DrafterClient]]:
-        """The worker with everybody of the other role that it fits to."""
+        """Pairs of the worker with each connected worker of the other role that it fits."""
         pairs = [
             (verifier, drafter)
             for verifier in (self._lanes if isinstance(client, DrafterClient) else (client,))
@@ -301,7 +300,8 @@ class Membership:
         return [pair for pair in pairs if drafter_mismatch(pair[0].facts, pair[1].facts) is None]
 
     async def _warm(self, worker: WorkerConnection, client: WorkerPort) -> str | None:
-        """Why it cannot serve. That drafted steps of two workers do not run is no reason."""
+        """Runs a worker's first requests; returns why it cannot serve, or None. A drafted request
+        that fails is no reason."""
         warmed = list[tuple[VerifierClient, DrafterClient]]()
         first = self._warm_up_s > 0 and not worker.has_run
         if (
@@ -325,7 +325,7 @@ class Membership:
     async def _first_request(
         self, verifier: VerifierClient, drafter: DrafterClient | None = None
     ) -> str | None:
-        """Drafted for, or a plain one. Why it did not run to its end."""
+        """Runs one request, drafted or plain; returns why it did not complete, or None."""
         problem = None
         try:
             async with asyncio.timeout(self._warm_up_s):
@@ -346,7 +346,7 @@ class Membership:
         return problem
 
     def _await_drafters(self) -> None:
-        """The cell is ready without one when none has come for so long."""
+        """Makes the cell ready after `warm_up_s`, even without a drafter."""
         if self._ready or self._patience is not None:
             return
 
@@ -367,8 +367,8 @@ class Membership:
         self.on_serving(self.ready)
 
     def _note_fits(self) -> None:
-        """A drafter that came before any verifier learns here whether it fits; the next one may be
-        the right one."""
+        """Updates whether each drafter fits any verifier, which changes as verifiers come and go;
+        then readiness and the pool metrics."""
         for drafter, worker in self._drafters.items():
             problems = [drafter_mismatch(verifier, drafter.facts) for verifier in self.verifiers]
             problem = next(filter(None, problems), "") if all(problems) else ""
@@ -388,7 +388,7 @@ class Membership:
 
     def _gone(self, worker: WorkerConnection, why: str) -> None:
         if self._workers.get(worker.address) is worker and not worker.leaving:
-            # otherwise it was let go
+            # otherwise it was dropped, or had announced its end
             self._metrics.worker_losses.labels(pool=worker.address.role.value).inc()
             log.warning("worker.lost", worker=worker.address.name, why=why)
         worker.lost(why)
@@ -396,7 +396,7 @@ class Membership:
 
 
 async def _close(worker: WorkerConnection, lane: Lane | None, why: str) -> None:
-    """Its sequences settle first, for as long as that may take."""
+    """Closes a worker after the sequences of its lane have settled, at most SETTLE_S."""
     if lane is not None:
         await lane.emptied(SETTLE_S)
     await worker.close(why)

@@ -1,9 +1,9 @@
-"""The first requests of a worker, before anybody's: a prompt and plain steps, then drafted steps by
-each drafter.
+"""Warm-up: the first requests of a worker, before any client's. A prompt and plain steps, then
+drafted steps with each drafter.
 
-What runs for the first time pays for memory, kernels and connections; whoever is taken in has paid.
-They go through a lane like all others, but one that nobody else sees: nothing counts them, and no
-estimate learns from them.
+The first run of a step pays for memory, kernels and connections; the warm-up pays before the
+worker serves. Its requests run in a lane of their own: no metric counts them, and no estimate
+learns from them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DRAFTED_STEPS = 2
 
 
 class Unwarmed(DsparkError):
-    """The first requests did not run to their end; says why."""
+    """A first request did not complete; the message says why."""
 
 
 async def warm(
@@ -46,8 +46,8 @@ async def warm(
     waits: Conduct,
     clock: Clock,
 ) -> None:
-    """Runs one, drafted for by this drafter, or plain; Unwarmed if it fails or nothing is drafted.
-    Bound it from outside."""
+    """Runs one request, drafted by `drafter` or plain. Raises Unwarmed if it fails or nothing is
+    drafted. Has no timeout: the caller sets one."""
     owner, waits = _Owner(), replace(waits, bypass=False, cohorts=1)
     async with _lane(verifier, owner, waits, clock) as lane:
         if drafter is None:
@@ -72,7 +72,7 @@ async def warm(
 async def _lane(
     verifier: VerifierClient, owner: _Owner, waits: Conduct, clock: Clock
 ) -> AsyncGenerator[Lane]:
-    """One that nobody else sees, over a stream of its own, which ends with the first requests."""
+    """A lane of its own over a control stream of its own, which is closed on exit."""
     stream, facts = verifier.open(), replace(verifier.facts, cost=None)
     metrics = Metrics()
 
@@ -97,7 +97,7 @@ _WHY_LEFT = {
 
 
 class _Owner:
-    """Of the lane: whatever becomes of its request but a good end is a failure."""
+    """Owner of the warm-up lane: any end of its request but a normal one is a failure."""
 
     def __init__(self) -> None:
         self.why_lost = "the verifier was lost"
@@ -105,8 +105,8 @@ class _Owner:
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, lane: Lane, state: RequestState) -> None:
-        """Until it has ended; what is left of it at an error or a cancellation is freed by the
-        lane's end."""
+        """Runs the request to its end or raises Unwarmed. After an error or a cancellation, the end
+        of the lane's stream frees it."""
         self._lane = lane
         lane.take(state)
         await self._over
@@ -132,7 +132,7 @@ class _Owner:
 
 
 class _Unread:
-    """Nobody waits for what they say."""
+    """A sink that discards its pieces."""
 
     def push(self, piece: CommittedTokens) -> None:
         pass
@@ -149,7 +149,7 @@ def _state(
     clock: Clock,
     drafter: DrafterFacts | None = None,
 ) -> RequestState:
-    """A request of its own key, as long as the verifier's context and pool allow."""
+    """A request for `tokens` tokens, fewer where context or page pool are smaller; random seed."""
     room = min(
         verifier.context_length,
         verifier.page_size * verifier.pages_total or verifier.context_length,
@@ -161,10 +161,10 @@ def _state(
         params=SamplingParams(seed=secrets.randbits(64), rule=rule),
         max_tokens=max(min(tokens, room - length), 1),
         policy=policy,
-        cache_salt=f"warm-up {secrets.token_hex(8)}",  # nobody's prompt is found computed
+        cache_salt=f"warm-up {secrets.token_hex(8)}",  # no cached prefix is found
         drafter=drafter.name if drafter else "",
     )
     committed = CommitLog(request.prompt)
-    number = secrets.randbits(62)  # those of requests are counted up, from elsewhere
+    number = secrets.randbits(62)  # clients' requests count up from another random number
     answer = Answer(committed, max_tokens=request.max_tokens)
     return RequestState(request, Life(number), answer, RequestStats(clock.time()), _Unread())

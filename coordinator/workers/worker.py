@@ -1,6 +1,6 @@
-"""One announced address: connect, ask what it is, hand it over, and begin again when it is lost.
+"""The connection to one announced worker: requests its description, and reconnects when it is lost.
 
-Knows nothing of lanes; whether the worker is wanted is decided by `join`.
+Knows nothing of lanes; `join` decides whether the worker is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger("dspark.worker")
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
-LOOK_S = 0.1  # how often a worker that is held off looks whether it is needed
+LOOK_S = 0.1  # how often the connection checks whether a worker that is held off is needed
 
 Description = verify_pb2.VerifierDescription | draft_pb2.DrafterDescription
 
@@ -39,8 +39,8 @@ class WorkerRole(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a worker was announced, and which process was meant; incarnation 0 accepts whoever
-    answers."""
+    """Where a worker was announced, and which process is expected there; incarnation 0 accepts
+    any."""
 
     role: WorkerRole
     endpoint: str
@@ -50,7 +50,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAccess:
-    """How workers are spoken to. describe_s: longest wait for one to say what it is."""
+    """How workers are called. describe_s: longest wait for a worker's description."""
 
     describe_s: float = 5.0
     token: str | None = None
@@ -69,14 +69,14 @@ class WorkerConnection:
         access: WorkerAccess,
         metrics: Metrics,
     ) -> None:
-        """alone: whether it is the last of its role."""
+        """alone: whether it is the last worker of its role."""
         self.address = address
         self.state = "connecting"
         self.detail = ""
-        self.leaving = False  # it said that it will end
-        # it said that it served before, so that nothing runs for the first time
+        self.leaving = False  # it announced its end, or was retired
+        # it reported that it served before, so it needs no warm-up
         self.has_run = False
-        self.settled = asyncio.Event()  # the first attempt is over, one way or the other
+        self.settled = asyncio.Event()  # the first attempt to connect succeeded or failed
         self.port: WorkerPort | None = None
         self._held: WorkerPort | None = None  # the last one, whose stream may still be ending
         self._join, self._access, self._metrics = join, access, metrics
@@ -95,18 +95,18 @@ class WorkerConnection:
         return self.connected and self.state != "warming"
 
     def hold(self, port: WorkerPort) -> None:
-        """The worker was taken in."""
+        """Keeps the client of a worker that connected, and is warming now."""
         self.port = self._held = port
         self.state, self.detail, self.leaving = "warming", "", False
         self._released.clear()
 
     def serves(self) -> None:
-        """Its first requests have run."""
+        """Marks the worker as serving: its first requests have run."""
         if self.state == "warming":
             self.state, self.detail = "serving", ""
 
     def lost(self, why: str) -> None:
-        """Its stream ended."""
+        """Marks the worker as lost: its stream ended."""
         self.port = None
         self.state, self.detail = "lost", why
         if not self.leaving and self._breaker.lost(time.monotonic()):
@@ -120,7 +120,7 @@ class WorkerConnection:
             self.port.close(why)
 
     async def describe(self, timeout_s: float) -> Description:
-        """What the worker says it is; raises grpc.aio.AioRpcError."""
+        """Requests the worker's description; raises grpc.aio.AioRpcError."""
         stub: Any = (
             verify_pb2_grpc.VerifyStub(self._channel)  # type: ignore[no-untyped-call]
             if self.address.role is WorkerRole.VERIFY
@@ -135,7 +135,7 @@ class WorkerConnection:
         return said
 
     def retire(self) -> None:
-        """It is not tried again once it is lost; what it does goes on."""
+        """Stops reconnecting; the present connection stays."""
         self.leaving = True
         self._keeping.cancel()
 
@@ -168,13 +168,13 @@ class WorkerConnection:
         return round(self._breaker.left_s(time.monotonic()), 1)
 
     async def _hold_off(self) -> None:
-        """While it is doubted and there are others."""
+        """Waits while the breaker is open and another worker of its role is connected."""
         while self._held_off_s and not self._alone(self):
             self.detail = f"lost too often; tried again in {self._held_off_s:g} s"
             await asyncio.sleep(min(self._held_off_s, LOOK_S))
 
     async def _connect(self) -> str | None:
-        """None once taken in; else why not, and nothing is held."""
+        """Connects and joins the worker: returns None, or why not, with its stream closed."""
         try:
             said = await self.describe(self._access.describe_s)
         except grpc.aio.AioRpcError as error:
@@ -190,7 +190,7 @@ class WorkerConnection:
             )
         try:
             problem = await self._join(self, said, self._channel)
-        # a bug, or a description nobody foresaw: this worker stays out, the others serve
+        # a bug, or an unforeseen description: this worker stays out, the others serve
         except Exception as error:
             log.error("worker.not_understood", worker=self.address.name, exc_info=error)
             problem = "what it says about itself is not understood; see the coordinator's log"
