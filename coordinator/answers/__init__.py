@@ -1,1 +1,1 @@
-"""What was committed, and its way to whoever reads it."""
+"""Committed tokens of answers, and the queue that passes them to their reader."""

@@ -1,13 +1,11 @@
-"""One sequence's answer: what of a verdict is committed, and what of it is passed on to whoever
-reads.
+"""The answer of one sequence: which tokens of a verdict are committed and passed on to the reader.
 
 Invariant 6, committed before shown: `take` appends to the log before it returns anything to show.
-Every way to end that tokens tell is decided here, in one place: stop tokens and the length. What a
-verdict holds behind the end was never said: it is not committed, not shown and not counted. Knows
-nothing of text, see `reception/output_processor.py`.
+Both ends that depend on tokens, stop tokens and length, are decided here. Tokens of a verdict after
+the end are not committed, shown or counted. Text is no concern of this module, see
+`reception/output_processor.py`.
 
-The commit log says which token stands at which position: append-only, and the truth about an
-answer.
+The commit log holds the token at each position: append-only, and the truth about an answer.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from dspark.types import ScoredPrompt, ScoredToken
 
 
 class Reason(enum.Enum):
-    """How an answer ends in good order."""
+    """How an answer ends without an error."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -32,7 +30,7 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Why the answer is over, and what matched."""
+    """Why an answer ended, and which stop token or stop string matched."""
 
     reason: Reason
     token_id: int | None = None
@@ -40,7 +38,7 @@ class End:
 
 
 class CommitLog:
-    """Prompt and answer, position by position."""
+    """Committed token ids of prompt and answer by position; append-only."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self._ids = list(prompt)
@@ -57,11 +55,11 @@ class CommitLog:
 
     @property
     def answered(self) -> int:
-        """Tokens of the answer."""
+        """Number of tokens of the answer."""
         return len(self._ids) - self.prompt_len
 
     def ids(self) -> tuple[int, ...]:
-        """Prompt and answer: what another verifier has to take in."""
+        """Ids of prompt and answer: what another verifier must prefill."""
         return tuple(self._ids)
 
     def answer(self) -> tuple[int, ...]:
@@ -74,8 +72,7 @@ class CommitLog:
 def cut(
     tokens: Sequence[int], room: int, stop_ids: frozenset[int]
 ) -> tuple[tuple[int, ...], End | None]:
-    """The leading tokens an answer with `room` tokens left may commit, and its end if they end
-    it."""
+    """(the leading tokens that an answer with `room` tokens left may commit, its end or None)."""
     count, ended = kept(tokens, room, stop_ids)
     said = tuple(tokens[:count])
     if not ended:
@@ -86,7 +83,7 @@ def cut(
 
 
 class Round(NamedTuple):
-    """The verification behind a commit, in tokens."""
+    """The round that made a commit: numbers of tokens drafted, verified and accepted."""
 
     drafted: int
     verified: int
@@ -95,27 +92,27 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FirstCommit:
-    """How an answer's first commit came about."""
+    """What is known with an answer's first commit: its wait, cached tokens, scored prompt."""
 
     queue_s: float  # arrival to prefill
-    cached_tokens: int = 0  # prompt tokens whose prefill was spared
-    prompt_logprobs: ScoredPrompt | None = None  # with answer 0, where asked for
+    cached_tokens: int = 0  # prompt tokens that needed no prefill
+    prompt_logprobs: ScoredPrompt | None = None  # with answer 0, if requested
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedTokens:
-    """What one commit passes on. Pieces follow each other without gaps, so nothing says where one
-    stands."""
+    """The piece of an answer that one commit adds. Pieces follow without gaps, so they carry no
+    position."""
 
     tokens: tuple[int, ...]
     end: End | None
     index: int = 0  # which of a request's answers
-    logprobs: tuple[ScoredToken, ...] = ()  # one per token, where asked for
+    logprobs: tuple[ScoredToken, ...] = ()  # one per token, if requested
     round: Round | None = None  # None after a prefill
     started: FirstCommit | None = None  # with an answer's first commit
 
     def part(self, start: int, stop: int | None) -> CommittedTokens:
-        """Some of its tokens; the end stays with the last of them."""
+        """The piece with tokens start to stop; end and round stay with the last tokens (None)."""
         last = stop is None
         return replace(
             self,
@@ -127,7 +124,7 @@ class CommittedTokens:
 
 
 class Answer:
-    """Grows by commits until something ends it."""
+    """An answer that grows by commits until it ends."""
 
     def __init__(
         self,
@@ -139,7 +136,7 @@ class Answer:
     ) -> None:
         self.log = log
         self.index = index
-        # tokens it may still grow by; rounds ask for it again and again
+        # tokens it may still grow by; stored, because every round reads it
         self.room = max_tokens - log.answered
         self._stop_ids = stop_ids
 
@@ -151,7 +148,8 @@ class Answer:
         round: Round | None = None,
         started: FirstCommit | None = None,
     ) -> CommittedTokens:
-        """Commits what belongs to the answer; `logprobs` has one item per token, or none."""
+        """Commits the tokens that belong to the answer and returns them as a piece. `logprobs` has
+        one item per token, or none."""
         kept, end = cut(tokens, self.room, self._stop_ids)
         self.log.append(kept)
         self.room -= len(kept)
@@ -160,13 +158,13 @@ class Answer:
         )
 
     def stopped(self, end: End) -> CommittedTokens:
-        """Something else than a commit ends it."""
+        """The piece that ends the answer without a commit."""
         return CommittedTokens((), end, self.index)
 
 
 @dataclass(slots=True)
 class RequestStats:
-    """What happened to one answer, in numbers: the statistics and timings of its last message.
+    """Statistics and clock times of one answer, for its last message.
 
     Invariant: the acceptance histogram sums to `rounds`, and weighted by its index to `accepted`.
     """
@@ -183,7 +181,7 @@ class RequestStats:
 
     @staticmethod
     def together(stats: Sequence[RequestStats]) -> RequestStats:
-        """Of several answers: counts add up, and the first start and the last end count."""
+        """Statistics of several answers as one: sums of counts, the first starts, the last end."""
         if len(stats) == 1:
             return stats[0]
         return RequestStats(
@@ -198,7 +196,7 @@ class RequestStats:
         )
 
     def round(self, *, verified: int, accepted: int, committed: int) -> None:
-        """A judged round: slots verified, drafted tokens committed, tokens committed in all."""
+        """Counts a round: slots verified, drafted tokens committed, tokens committed in all."""
         _count(self.verified_histogram, verified)
         _count(self.acceptance_histogram, accepted)
         self.committed_by_rounds += committed
@@ -217,7 +215,7 @@ class RequestStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """tau: the target's own token counts."""
+        """tau: tokens committed per round, the target's own included."""
         return self.committed_by_rounds / self.rounds if self.rounds else 0.0
 
     def queue_s(self) -> float:
@@ -227,7 +225,7 @@ class RequestStats:
         return (self.first if self.first is not None else self._end()) - self.arrived
 
     def per_token_s(self, tokens: int) -> float:
-        """Mean time per token after the first."""
+        """Mean seconds per token after the first."""
         if self.first is None or tokens < 2:
             return 0.0
         return (self._end() - self.first) / (tokens - 1)

@@ -1,10 +1,10 @@
-"""What lanes put out for one client: a bounded queue with an end. One writer per answer, one
-reader.
+"""The queue from lanes to the reader of one request: bounded, with an end. One writer per answer,
+one reader.
 
-A lane never waits for a client: a reader that falls too far behind is told so by `Overfull`, and is
-cut. Readers of a round are woken a few at a time, so that what workers say meanwhile is heard in
-between: a verdict wakes the streams of a whole cohort at once, and a message to a client takes some
-0.2 ms of this process.
+A lane never waits for a client: `push` raises `Overfull` for a reader that falls too far behind,
+and its request is ended. A report wakes the streams of a whole cohort, and a message to a client
+takes some 0.2 ms of this process. So readers are woken a few at a time, and messages of workers are
+handled in between.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ AT_A_TIME = 8  # streams for each turn of the event loop: a millisecond or two
 
 
 class WakeUpLimit:
-    """Of one process. Readers pass in the order in which they came."""
+    """Limits how many readers of one process wake per turn of the event loop, in FIFO order."""
 
     def __init__(self, at_a_time: int = AT_A_TIME) -> None:
         self._at_a_time = at_a_time
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._turns = 0  # of the event loop until somebody passes; 0 while nobody waits
+        self._turns = 0  # turns of the event loop until readers pass; 0 while none waits
 
     async def passed(self) -> None:
-        """Returns when it is the caller's turn: after the orders of the next round have left."""
+        """Waits for the caller's turn, after the orders of the next round have been sent."""
         loop = asyncio.get_running_loop()
         mine: asyncio.Future[None] = loop.create_future()
         self._waiting.append(mine)
@@ -56,20 +56,20 @@ class Overfull(RuntimeError):
 
 
 class OutputSink(Protocol):
-    """Where the pieces of a request's answers go, wherever its client is."""
+    """Receives the pieces of a request's answers."""
 
     def push(self, piece: CommittedTokens) -> None:
-        """Never waits; raises `Overfull` when nobody takes what is there."""
+        """Adds a piece without waiting; raises `Overfull` when too many are unread."""
 
     def close(self, error: Exception | None = None) -> None:
-        """All of them have ended, in good order or by an error. Called once."""
+        """Ends the request: all its answers have ended, or `error` ended them. Called once."""
 
 
 class OutputQueue:
     """Pieces in order, then an end: None when all answers are complete, or the error that ended
     them.
 
-    wake_ups: what its reader shares with those of other clients.
+    limit: most unread pieces. wake_ups: the limit that its reader shares with other readers.
     """
 
     def __init__(self, limit: int, wake_ups: WakeUpLimit | None = None) -> None:
@@ -94,8 +94,8 @@ class OutputQueue:
         self._wake()
 
     async def take(self) -> list[tuple[CommittedTokens, float]] | None:
-        """All that waits, with the clock times it came at; None behind the last piece. Raises the
-        error at the end."""
+        """Waits for pieces and returns all, with the clock times of their arrival; None after the
+        last one. Raises the error that ended the request."""
         while not self._waiting:
             if self._closed:
                 if self._error is not None:

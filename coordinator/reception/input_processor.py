@@ -1,7 +1,7 @@
-"""Between the client's interface and the cell: checks a request, tokenizes it, and prepares what
-reads its answers.
+"""Accepts requests: checks and tokenizes a request, submits it to the cell, and returns the stream
+of its answers.
 
-The one way in, whatever the entry: everything that serves clients goes through `accept`.
+Every entry that serves clients, gRPC or HTTP, calls `accept`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dspark.runtime.wire_limits import MAX_REQUEST, request_bytes
 from dspark.wire.v1 import generate_pb2
 
 LONG_TEXT = 4096  # characters above which text is tokenized beside the event loop
-LONG_IDS = 1024  # the same of ids
-# By which the gRPC of a client, which rounds what it says is left, may end a call sooner than the
-# timer here does.
+LONG_IDS = 1024  # ids above which they are decoded beside the event loop
+# How much sooner a client's gRPC may end a call than the timer here: seconds, and a share of the
+# deadline, because gRPC rounds the remaining time that it sends.
 TOGETHER_S, ROUNDED = 0.05, 0.01
 
 
 def prompt_bytes(cell: CellPort) -> int:
-    """Of a request that the cell could take; while nobody is there to say, of any."""
+    """Most bytes of a request that the cell can take; without a verifier, of any request."""
     try:
         return request_bytes(cell.terms().limits.context_length)
     except Unavailable:
@@ -41,7 +41,7 @@ def prompt_bytes(cell: CellPort) -> int:
 async def encoded(
     tokenizer: Tokenizer, text: str, field: str, *, add_special: bool = True
 ) -> tuple[int, ...]:
-    """Text as token ids; errors name `field`."""
+    """Text as token ids; InvalidRequest names `field`. Long text is tokenized in a thread."""
     return await beside(
         len(text) > LONG_TEXT, encoded_now, tokenizer, text, field, add_special=add_special
     )
@@ -50,7 +50,7 @@ async def encoded(
 def encoded_now(
     tokenizer: Tokenizer, text: str, field: str, *, add_special: bool = True
 ) -> tuple[int, ...]:
-    """The same on the thread that calls."""
+    """Like `encoded`, on the calling thread."""
     if len(text) > MAX_TEXT:
         raise InvalidRequest(field, f"{len(text)} characters, at most {MAX_TEXT} are allowed")
     try:
@@ -60,7 +60,7 @@ def encoded_now(
 
 
 async def decoded(tokenizer: Tokenizer, ids: Sequence[int], field: str, context_length: int) -> str:
-    """Token ids as text, special tokens shown; errors name `field`."""
+    """Token ids as text, special tokens shown; InvalidRequest names `field`."""
     if len(ids) > context_length:
         raise InvalidRequest(
             field, f"{len(ids)} ids are more than the context of {context_length} tokens"
@@ -73,8 +73,8 @@ async def decoded(tokenizer: Tokenizer, ids: Sequence[int], field: str, context_
 
 
 class InputProcessor:
-    """Holds no request. `max_unread`: commits a client may leave unread. longest_s: longest life of
-    a request."""
+    """Accepts requests and keeps none. max_unread: commits that a client may leave unread, per
+    answer. longest_s: longest life of a request."""
 
     def __init__(
         self,
@@ -96,9 +96,9 @@ class InputProcessor:
         remaining_s: float | None = None,
         usual: int | None = None,
     ) -> ResponseStream:
-        """Submits a request, or raises an error that says whose fault it is. remaining_s: time its
-        client gives it. usual: tokens of an answer that sets no limit, where the context leaves so
-        many."""
+        """Submits a request, or raises an error whose type tells whose fault it is. remaining_s:
+        the client's deadline in seconds. usual: `max_tokens` of a request that sets none, cut to
+        what the context leaves."""
         arrived = self.clock.time()
         lasts_s = self._longest_s if remaining_s is None else min(remaining_s, self._longest_s)
         has_tokenizer = self.tokenizer is not None

@@ -1,13 +1,13 @@
-"""What clients are shown of what was committed: text, stop strings, and the numbers of the last
-message. Pure.
+"""Turns committed tokens into what a client is shown: text, stop strings, and the statistics of the
+last message. Pure.
 
-The front end's half of an answer; `answers/answer.py` is the lane's. A stop string ends the answer
-with the token that completes it: tokens behind it may have been committed by then, and are neither
-shown nor counted. Every number is derived from the pieces themselves, so it does not matter where
-they were committed.
+This is the front end's part of an answer; `answers/answer.py` is the lane's. A stop string ends the
+answer with the token that completes it: tokens after it may already be committed, and are neither
+shown nor counted. All statistics come from the pieces, so it does not matter where they were
+committed.
 
-Text that may yet turn out to begin a stop string is held back: never more than the longest one less
-a character.
+Text that may be the beginning of a stop string is held back: at most the longest one less a
+character.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dspark.types import ScoredPrompt, ScoredToken
 
 
 class StopStrings:
-    """Decides what may be shown."""
+    """Finds stop strings in a text that arrives in pieces, and decides what may be shown."""
 
     def __init__(self, stops: Sequence[str], *, show_match: bool = False) -> None:
         self._stops = tuple(stops)
@@ -30,10 +30,10 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str, *, may_end: bool = True) -> tuple[str, str | None]:
-        """(text that may be shown, the stop string that ends the answer).
+        """Adds text; returns (text to show, the stop string that ends the answer or None).
 
-        The earliest match that this text completes counts, and none where the answer may not end
-        yet.
+        Of several matches that this text completes the earliest counts. There is no match while
+        `may_end` is False.
         """
         if not self._stops:
             return text, None
@@ -54,13 +54,13 @@ class StopStrings:
         return shown, None
 
     def flush(self) -> str:
-        """What was held back; the answer is over and it was no stop string."""
+        """Returns the text held back, at the end of an answer without a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def overlap(text: str, mark: str) -> int:
-    """Length of the longest end of `text` that begins `mark` and is not all of it."""
+    """Length of the longest end of `text` that is a proper prefix of `mark`."""
     return next(
         (
             size
@@ -73,18 +73,18 @@ def overlap(text: str, mark: str) -> int:
 
 @dataclass(slots=True)
 class OutputChunk:
-    """What one message shows of one answer."""
+    """New tokens and text of one answer for one message."""
 
     index: int
     offset: int  # index in the answer of the first of `tokens`
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)  # of each token whose text is shown
     logprobs: list[ScoredToken] = field(default_factory=list)
-    ended: bool = False  # it is the answer's last
+    ended: bool = False  # this is the last chunk of the answer
 
     @property
     def says(self) -> bool:
-        """Whether it shows anything."""
+        """Whether it has tokens or text to show."""
         return bool(self.tokens or self.text)
 
     @property
@@ -93,7 +93,7 @@ class OutputChunk:
 
 
 class AnswerOutput:
-    """One answer as its pieces come in."""
+    """What was shown of one answer so far, and its end and statistics."""
 
     def __init__(
         self,
@@ -105,8 +105,8 @@ class AnswerOutput:
     ) -> None:
         self.index = index
         self.held = held  # leading tokens that the client has: read, and not shown again
-        self.answered = 0  # tokens shown
-        self.unsaid = 0  # tokens that came behind a stop string
+        self.answered = 0  # tokens of the answer so far, those held included
+        self.unsaid = 0  # tokens committed after a stop string
         self.end: End | None = None
         self.cached_tokens = 0
         self.prompt_logprobs: ScoredPrompt | None = None
@@ -120,14 +120,14 @@ class AnswerOutput:
         self._show_stop, self._min_tokens = request.show_stop, request.params.min_tokens
 
     def read(self, piece: CommittedTokens, at: float, shown: OutputChunk) -> bool:
-        """Adds a piece that came at clock time `at` to what is shown; returns whether it ended the
-        answer."""
+        """Adds a piece, received at clock time `at`, to the chunk `shown`; returns whether it ended
+        the answer."""
         if self.end is not None:
             self.unsaid += len(piece.tokens)
             return False
         had = min(max(self.held - self.answered, 0), len(piece.tokens))
         if 0 < had < len(piece.tokens):
-            # text is made token by token, so it can be parted where the tokens are
+            # text is made token by token, so the piece can be split between tokens
             ended = self.read(piece.part(0, had), at, OutputChunk(self.index, 0))
             return self.read(piece.part(had, None), at, shown) or ended
         kept, end, texts = self._read(piece.tokens, piece.end)
@@ -146,15 +146,15 @@ class AnswerOutput:
     def _read(
         self, tokens: tuple[int, ...], end: End | None
     ) -> tuple[tuple[int, ...], End | None, list[str]]:
-        """(tokens that belong to the answer, its end, texts to show; what was held back is the last
-        one's)."""
+        """(tokens that belong to the answer, its end, texts to show). At the end, the last text
+        includes what was held back."""
         if self._text is None:
             return tokens, end, []
         shown: list[str] = []
         for index, token in enumerate(tokens):
             last = index == len(tokens) - 1
-            # A stop token ends the answer and is not part of its text. An end without one is that
-            # of a stop string, noted before and told again: its last token completes the string.
+            # A stop token ends the answer and is not part of its text. A stop without a token is
+            # that of a stop string, from the journal: the last token completes the string.
             if last and end is not None and end.token_id is not None and not self._show_stop:
                 break
             # A stop string counts when the token that completes it may end the answer.
@@ -189,8 +189,8 @@ class AnswerOutput:
 
 
 class OutputProcessor:
-    """All answers of one request; `held`: tokens of each that its client has, when it resumes
-    them."""
+    """What is shown of all answers of one request. held: how many tokens of each answer the client
+    has, for a resumed request."""
 
     def __init__(
         self,
@@ -213,21 +213,20 @@ class OutputProcessor:
 
     @property
     def prompt_logprobs(self) -> ScoredPrompt | None:
-        """Where asked for, as soon as answer 0 has begun."""
+        """Log-probabilities of the prompt, if requested, after the first commit of answer 0."""
         return self.answers[0].prompt_logprobs
 
     @property
     def unsaid(self) -> int:
-        """Tokens that came behind stop strings."""
+        """Tokens that were committed after stop strings."""
         return sum(answer.unsaid for answer in self.answers)
 
     def read(
         self, waiting: Iterable[tuple[CommittedTokens, float]], finish: Callable[[int], None]
     ) -> list[OutputChunk]:
-        """What to show of pieces and the clock times they came at: one item per answer, whatever
-        was waiting.
+        """Reads (piece, clock time of arrival) pairs and returns one chunk per answer to show.
 
-        `finish(index)` is called when its text ends an answer.
+        Calls `finish(index)` when a stop string ends an answer.
         """
         shown: dict[int, OutputChunk] = {}
         for piece, at in waiting:
@@ -243,7 +242,7 @@ class OutputProcessor:
 
 
 def per_token_s(answers: Iterable[AnswerOutput]) -> float:
-    """Mean time per token after the first of each answer."""
+    """Mean seconds per token over all answers, without the first token of each."""
     told = [(answer.stats.per_token_s(answer.answered), answer.answered - 1) for answer in answers]
     tokens = sum(count for _, count in told if count > 0)
     return sum(each * count for each, count in told if count > 0) / tokens if tokens else 0.0

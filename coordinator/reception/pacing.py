@@ -1,10 +1,10 @@
-"""Answers whose messages tell an eavesdropper nothing: one size, one rhythm, one length, whatever
-is in them.
+"""Paced answers: messages of equal size at a fixed interval, so that encrypted packets reveal
+nothing of their content.
 
-How many tokens a round commits follows what is said, and shows in the sizes and times of encrypted
-packets. Under a pace a client hears a message of equal size every interval from the beginning, for
-as long as the longest answer it allows would take at an assumed speed. What the answer needs
-longer, it gets in as many whole terms.
+How many tokens a round commits depends on the text, and shows in the sizes and times of packets.
+Under a pace a client is sent a message of equal size every interval from the beginning, for one
+term: the time that `max_tokens` would take at an assumed speed. An answer that takes longer ends
+after further whole terms.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _FIELD = 3  # bytes before the padding: one of its number, two of its length
 
 @dataclass(frozen=True)
 class PacketPace:
-    """interval_s: between messages. frame: bytes of a message; one that does not fit takes a
+    """interval_s: seconds between messages. frame: bytes of a message; a larger one is padded to a
     multiple.
 
-    tokens_per_s: the speed answers are made to look like; below the true one, or their ends tell
-    it.
+    tokens_per_s: the speed that answers appear to have. It must be below the true one: otherwise
+    the end of an answer reveals its length.
     """
 
     interval_s: float
@@ -40,12 +40,12 @@ class PacketPace:
     tokens_per_s: float
 
     def ticks(self, max_tokens: int) -> int:
-        """Messages of a whole answer, per choice."""
+        """Intervals of one term: messages per choice for an answer of `max_tokens` tokens."""
         return max(math.ceil(max_tokens / self.tokens_per_s / self.interval_s), 1)
 
 
 def read_pace(config: ClientsConfig) -> PacketPace | None:
-    """From configuration; None where it is off. Raises ConfigError naming the key."""
+    """The pace that `config` sets; None when it is off. Raises ConfigError naming the key."""
     if not config.pace_interval_ms:
         return None
     if config.http is not None and getattr(config, "live_page", False):
@@ -56,7 +56,7 @@ def read_pace(config: ClientsConfig) -> PacketPace | None:
 
 
 async def beats(pace: PacketPace, max_tokens: int) -> AsyncGenerator[bool]:
-    """Every interval, for ever: whether a term ends with it."""
+    """Yields at every interval, without end, whether a term ends with it."""
     loop = asyncio.get_running_loop()
     began, term = loop.time(), pace.ticks(max_tokens)
     for ticks in itertools.count(1):
@@ -67,7 +67,7 @@ async def beats(pace: PacketPace, max_tokens: int) -> AsyncGenerator[bool]:
 async def paced(
     stream: ResponseStream, pace: PacketPace
 ) -> AsyncGenerator[generate_pb2.GenerateResponse]:
-    """The whole answer, its last message at the end of a term."""
+    """Yields the padded messages of a request, the last one at the end of a term."""
     request = stream.request
     reading: asyncio.Task[list[OutputChunk]] | None = asyncio.create_task(stream.parts())
     waiting: list[generate_pb2.GenerateResponse] = []
@@ -92,7 +92,7 @@ async def paced(
 
 
 def padded(message: generate_pb2.GenerateResponse, frame: int) -> generate_pb2.GenerateResponse:
-    """The message, filled up to the least multiple of `frame` bytes that holds it."""
+    """Pads the message, in place, to the least multiple of `frame` bytes that holds it."""
     size = message.ByteSize() + _FIELD
     whole = frame * math.ceil((size + _LEAST_PADDING) / frame)
     message.padding = bytes(whole - size)

@@ -1,8 +1,8 @@
-"""A request between the cell and whoever reads its answers, the same for every entry, and its
-messages over gRPC.
+"""The stream of a request's answers from the cell to a reader, the same for every entry, and its
+gRPC messages.
 
-Whoever leaves, by `leave` in any case, frees what has not ended in both pools at once. What waits
-for a reader that is slower than the cell comes in one part.
+Every reader calls `leave` in the end, which frees unfinished sequences in both pools at once. What
+waits for a reader slower than the cell is returned in one part.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dspark.wire.v1 import generate_pb2, types_pb2
 
 
 class ResponseStream:
-    """A request that was taken in, between the queue of what is committed and what of it is shown.
+    """A submitted request: reads its committed pieces from a queue and returns what to show.
 
-    timer: ends the request when its time is up; why_left: what ends it when its client has gone.
+    timer: ends the request at its deadline. why_left: the error that ends it when its reader left.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class ResponseStream:
         )
         self.pieces: list[
             tuple[CommittedTokens, float]
-        ] = []  # what the newest parts were read from, with clock times
-        self.scored: ScoredPrompt | None = None  # what came of the prompt with them
+        ] = []  # the pieces of the newest parts, with clock times
+        self.scored: ScoredPrompt | None = None  # the prompt's log-probabilities, if among them
         metrics.client_streams.inc()
 
     @property
@@ -58,8 +58,8 @@ class ResponseStream:
         return self.output.done
 
     async def parts(self) -> list[OutputChunk]:
-        """Waits for something new and returns all of it: one part per answer, none where nothing
-        can be shown yet."""
+        """Waits for new pieces and returns all there are: one chunk per answer, none for an answer
+        that cannot show anything yet. Raises the error that ended the request."""
         waiting = await self._sink.take()
         if waiting is None:
             raise PeerError("the cell closed a request whose answers have not ended")
@@ -71,11 +71,11 @@ class ResponseStream:
         return shown
 
     def cut(self, error: Exception) -> None:
-        """Ends what has not ended yet; whoever waits for parts hears the error."""
+        """Ends every unfinished answer; `parts` raises the error."""
         self._call.cut(error)
 
     def leave(self) -> None:
-        """Nobody reads any more."""
+        """Ends the stream, because its reader is done or gone. Call it exactly once."""
         self._timer.cancel()
         self._metrics.client_streams.dec()
         if unsaid := self.output.unsaid:
@@ -97,7 +97,7 @@ def _write_chunk(request_id: str, shown: OutputChunk) -> generate_pb2.GenerateRe
 def write_parts(
     request_id: str, shown: Iterable[OutputChunk], scored: ScoredPrompt | None
 ) -> Iterator[generate_pb2.GenerateResponse]:
-    """What came together, the prompt's first."""
+    """Messages of the parts, after one of the prompt's log-probabilities if there are any."""
     if scored is not None:
         told = codec.write_prompt_logprobs(scored)
         yield generate_pb2.GenerateResponse(request_id=request_id, prompt_logprobs=told)
@@ -106,7 +106,7 @@ def write_parts(
 
 
 def write_complete(output: OutputProcessor) -> generate_pb2.GenerateResponse:
-    """The last message of a request, whose answers have all ended."""
+    """The last message of a request whose answers have all ended."""
     request, answers = output.request, output.answers
     stats = RequestStats.together([answer.stats for answer in answers])
     message = generate_pb2.GenerateComplete(

@@ -1,13 +1,13 @@
-"""The public interface: one call per request, its answers as chunks and then one `complete`.
+"""The public gRPC service: one call per request, its answers as chunks and then one `complete`.
 
-A client that cancels, vanishes or runs out of time frees its sequences in both pools at once. What
-waits for a client that is slower than the cell goes out in one chunk. The same code serves in the
-coordinator and in front ends of their own; only the cell behind the processor differs.
+When a client cancels, disconnects or reaches its deadline, its sequences in both pools are freed at
+once. What waits for a client slower than the cell is sent in one chunk. The same code serves in the
+coordinator and in separate front ends; only the cell behind the processor differs.
 
-The transport takes a few megabytes for a client that has stopped reading before anybody notices;
-from the first message that it does not take any more, time runs. Lanes never wait for clients, see
-`answers/output_queue.py`; what such a client still holds is freed: its sequences, its place among
-the streams, and what was written for it.
+The transport buffers a few megabytes for a client that has stopped reading. The timeout runs from
+the first message that it no longer takes; then everything that the client holds is freed: its
+sequences, its stream, and its unsent messages. Lanes never wait for clients, see
+`answers/output_queue.py`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ MAX_ABORTS = 1024
 
 
 class GenerationService(generate_pb2_grpc.GenerationServicer):
-    """Generate, Abort, GetModelInfo.
+    """gRPC servicer of Generate, Abort and GetModelInfo.
 
-    interval_s: least time between the chunks of one client. unread_s: how long it may leave one
-    untaken. pace: hides what packets tell of answers.
+    interval_s: least time between chunks to one client. unread_s: timeout of writing one message.
+    pace: hides what the sizes and times of packets reveal of answers.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
     async def Generate(
         self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        """Writes by itself, so that every write has an end."""
+        """Streams the answers of a request. Writes each message itself, to set a timeout on it."""
         if not request.traceparent:
             metadata = dict(context.invocation_metadata() or ())
             request.traceparent = str(metadata.get("traceparent", ""))[:64]
@@ -89,7 +89,7 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
             why = Overloaded(f"the client took nothing for {self._unread_s:g} s", retry_after_s=1.0)
             self._processor.metrics.slow_readers_cut.inc()
             stream.cut(why)
-            raise why from None  # said when it reads on; what it held is free already
+            raise why from None  # sent when the client reads on; its sequences are free already
 
     async def _as_they_come(
         self, stream: ResponseStream
@@ -98,7 +98,7 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
             for message in write_parts(stream.request.id, await stream.parts(), stream.scored):
                 yield message
             if self._interval_s and not stream.done:
-                await asyncio.sleep(self._interval_s)  # what comes meanwhile goes out together
+                await asyncio.sleep(self._interval_s)  # what is committed meanwhile is one chunk
         yield write_complete(stream.output)
 
     async def Abort(
@@ -109,7 +109,7 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
                 "request_ids", f"{len(request.request_ids)} ids, at most {MAX_ABORTS} are allowed"
             )
         caller = current_caller()
-        if Role.OPERATOR in caller.roles:  # of any tenant, under the cell's own names
+        if Role.OPERATOR in caller.roles:  # may end any tenant's requests, by the cell's names
             return generate_pb2.AbortReply(
                 aborted=await self._processor.cell.abort(request.request_ids)
             )

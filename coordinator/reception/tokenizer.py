@@ -1,7 +1,7 @@
-"""Text to ids and back, incremental and safe where a character takes several tokens. On
-`tokenizers` alone.
+"""Tokenizer: text to ids and back, incrementally, also where a character takes several tokens.
+Needs only the library `tokenizers`.
 
-Without a tokenizer there is no text: ids in, ids out.
+Without a tokenizer, requests and answers are ids only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dspark.errors import ConfigError
 from dspark.targets import imported, is_imported
 from dspark.token_bytes import CONFIG, FILE, special_tokens, spelling
 
-_WINDOW = 4  # prompt tokens the stream needs to know how the answer's first piece joins on
+_WINDOW = 4  # last prompt tokens, on which the text of the answer's first token depends
 
 
 class Tokenizer:
@@ -52,17 +52,17 @@ class Tokenizer:
         return name
 
     def bytes_of(self, token: int) -> bytes:
-        """The very bytes it stands for; none for an unknown id."""
+        """The bytes that the token stands for; empty for an unknown id."""
         name = self.name_of(token)
         return b"" if name is None else self._spelled(name)
 
     def id_of(self, text: str) -> int | None:
-        """The token that is written so."""
+        """The id of the token written `text`; None for none."""
         token: int | None = self._backend.token_to_id(text)
         return token
 
     def special_ids(self) -> dict[str, int]:
-        """Tokens that are no text, by how they are written."""
+        """Ids of the special tokens, which are no text, by how they are written."""
         return {
             each.content: token
             for token, each in self._backend.get_added_tokens_decoder().items()
@@ -70,7 +70,7 @@ class Tokenizer:
         }
 
     def encode(self, text: str, *, add_special: bool = True) -> tuple[int, ...]:
-        """add_special: let the tokenizer put its own tokens around the text."""
+        """Ids of `text`. add_special: let the tokenizer put its own tokens around the text."""
         return tuple(self._backend.encode(text, add_special_tokens=add_special).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
@@ -87,18 +87,18 @@ def find_tokenizer(target: str | None, revision: str | None) -> Tokenizer | None
     if path is None:
         return None
     with contextlib.suppress(ConfigError):
-        # not in an offline cache; where it is, it comes to lie beside the other
+        # may be missing in an offline cache; if found, it is in the folder of the other file
         find_file(target, CONFIG, revision)
     return Tokenizer.load(path.parent)
 
 
 def _for_serving(backend: Any, config: Path) -> None:
-    """Takes off what a file keeps of its training, and makes special what the configuration calls
-    so.
+    """Removes the training settings of a tokenizer file, and marks as special the tokens that the
+    file `config` lists.
 
-    Truncation and padding are those of training batches; a dropout of merges, and sampling among
-    pieces, would make two prompts of one text. The post-processor stays: it is how the library puts
-    its own tokens around a text.
+    Truncation and padding are for training batches; dropout of merges and sampling among pieces
+    would give one text different ids. The post-processor stays: with it the library puts its own
+    tokens around a text.
     """
     backend.no_truncation()
     backend.no_padding()
@@ -162,7 +162,7 @@ class TextStream:
         self._pending: list[int] = []  # ids since then
 
     def push(self, token: int) -> str:
-        """Text that became complete with this token; often empty in the middle of a character."""
+        """Adds a token; returns the text it completes, often none in the middle of a character."""
         self._pending.append(token)
         piece = self._step(token)
         if not piece:
@@ -175,7 +175,7 @@ class TextStream:
         try:
             piece: str | None = self._stream.step(self._backend, token)
         except Exception:
-            # the library gives up on some malformed byte sequences; the text goes on behind them
+            # the library fails on some malformed byte sequences; the text continues after them
             flushed = list(self._pending)
             piece = self.flush()
             self._stream = DecodeStream(flushed[-_WINDOW:], self._skip_special)
@@ -183,8 +183,8 @@ class TextStream:
         return piece
 
     def flush(self) -> str:
-        """What dangles at the end, replacement characters included: a stream never gives it by
-        itself."""
+        """Returns the text of the pending ids, replacement characters included; `push` never
+        returns it."""
         if not self._pending:
             return ""
         before = self._tokenizer.decode(self._before, skip_special=self._skip_special)
@@ -193,5 +193,5 @@ class TextStream:
         )
         alone = self._tokenizer.decode(self._pending, skip_special=self._skip_special)
         self._pending = []
-        # Bytes that are no character can spoil how the bytes before them are read.
+        # Bytes that are no character can change how the bytes before them are decoded.
         return whole[len(before) :] if whole.startswith(before) else alone
