@@ -4,9 +4,9 @@
         for event in client.generate("Explain CRDTs", max_tokens=64, temperature=0.7):
             print(event.text, end="", flush=True)
 
-`generate` gives `Chunk` events and one `Finished`. Leaving the loop ends the request and frees
-everything it held. `AsyncClient` is the same with `async for`. Statuses arrive as exceptions, see
-`dspark.client.errors`.
+`generate` yields `Chunk` events and one `Finished`. Leaving the loop ends the request and frees
+everything it held. `AsyncClient` is the same with `async for`. Error statuses are raised as
+exceptions, see `dspark.client.errors`.
 """
 
 from dspark.client.asynchronous import AsyncClient, AsyncStream

@@ -1,4 +1,4 @@
-"""The asyncio client: the same words as the blocking one. Belongs to the event loop it was made
+"""The asyncio client, with the methods of the blocking one. Use it on the event loop it was made
 on."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dspark.wire.v1 import control_pb2, generate_pb2
 
 
 class AsyncStream(AnswerCall, AsyncIterator[Event]):
-    """Events of one answer."""
+    """The events of one request, in order."""
 
     _messages: Any = None
 
@@ -64,7 +64,7 @@ class AsyncClient(BaseClient[AsyncStream]):
         resume_s: float = 0.0,
         **options: Unpack[Options],
     ) -> Completion:
-        """The whole answer at once."""
+        """Waits for the whole answer and returns it. Arguments as for `generate`."""
         async with self.generate(prompt, timeout=timeout, resume_s=resume_s, **options) as stream:
             events = [event async for event in stream]
         return self._whole(events)
@@ -77,13 +77,13 @@ class AsyncClient(BaseClient[AsyncStream]):
         return tuple((await self._once(self._generation.Abort, message, timeout)).aborted)
 
     async def model_info(self, *, timeout: float = 5.0) -> ModelInfo:
-        """What is served."""
+        """The model and drafter that the cell serves, and its limits."""
         message = generate_pb2.GetModelInfoRequest()
         return read_model_info(await self._once(self._generation.GetModelInfo, message, timeout))
 
     async def status(self, *, timeout: float = 5.0) -> CellStatus:
-        """The whole cell as its coordinator sees it; needs the operator's token where there is
-        one."""
+        """The state of the whole cell, from its coordinator. Needs the operator's token if the cell
+        has one."""
         return read_status(
             await self._once(self._control.GetStatus, control_pb2.GetStatusRequest(), timeout)
         )
@@ -91,8 +91,8 @@ class AsyncClient(BaseClient[AsyncStream]):
     async def explain(
         self, request_id: str, *, rounds: int = 0, timeout: float | None = None
     ) -> AsyncIterator[RoundExplanation]:
-        """The rounds of a running request as they are settled, at most so many; needs the
-        operator's token where there is one."""
+        """Yields the rounds of a running request as they are settled, at most `rounds` (0: all).
+        Needs the operator's token if the cell has one."""
         message = control_pb2.ExplainRequest(request_id=request_id, rounds=rounds)
         call = self._control.Explain(message, timeout=timeout, metadata=self._metadata)
         try:
@@ -106,13 +106,13 @@ class AsyncClient(BaseClient[AsyncStream]):
     async def ended(
         self, request_id: str = "", *, most: int = 0, timeout: float = 5.0
     ) -> tuple[EndedAnswer, ...]:
-        """The last answers that ended: of one request, or the newest of all, at most so many (0:
-        all that are kept). Needs the operator's token where there is one."""
+        """Answers that ended: those of one request, or else the newest, at most `most` (0: all that
+        are kept). Needs the operator's token if the cell has one."""
         message = control_pb2.GetEndedRequest(request_id=request_id, most=most)
         return read_ended(await self._once(self._control.GetEnded, message, timeout))
 
     async def close(self) -> None:
-        """Ends every running stream."""
+        """Closes the connections, which ends every running stream."""
         await self._channel.close()
         await self._operator.close()
 

@@ -1,4 +1,4 @@
-"""What both clients are: whom they call, and how an answer is asked for."""
+"""The common part of both clients: the endpoints they call, and the request for an answer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ S = TypeVar("S", bound=AnswerCall)
 
 
 class BaseClient(Generic[S]):
-    """Talks to one coordinator or front end. Without an endpoint, to the cell this user brought up
-    on this machine.
+    """Client of one coordinator or front end. Without an endpoint, of the cell that this user
+    started on this machine.
 
-    `token`: secret of a client or an operator. `tls`: whom to believe and what to show; without it,
-    plaintext.
+    `token`: secret of a client or an operator. `tls`: certificates to trust and to present; without
+    it, plaintext.
     """
 
     _open: ClassVar[Callable[..., Any]]  # makes channels
@@ -35,7 +35,7 @@ class BaseClient(Generic[S]):
         self._metadata = auth_metadata(token)
         self._channel = self._open(self.endpoint, tls=tls, service_config=SERVICE_CONFIG)
         self._generation = generate_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
-        # Front ends know no cell: operators' calls go to the coordinator.
+        # Front ends do not serve operators' calls: these go to the coordinator.
         self._operator = (
             self._channel if operator == self.endpoint else self._open(operator, tls=tls)
         )
@@ -51,11 +51,11 @@ class BaseClient(Generic[S]):
         **options: Unpack[Options],
     ) -> S:
         """Streams the answer to a text or to token ids. `options`: see `Options`; `timeout`: the
-        deadline.
+        deadline in seconds.
 
-        `resume_s`: how many seconds to go on asking for the rest when the stream breaks because a
-        process of the cell is gone. Needs the coordinator's journal, unless the parameters repeat
-        the ids: temperature 0, or coupled with a seed.
+        `resume_s`: for how many seconds to try to resume when the stream breaks because a process
+        of the cell is lost. Needs the coordinator's journal, unless the parameters repeat the ids:
+        temperature 0, or coupled with a seed.
         """
         request = write_request(prompt, options)
 

@@ -1,7 +1,7 @@
-"""Where the user's running cell is: one small file in the state folder, written by `dspark up`,
-read by everybody.
+"""The state file of the user's running cell, in the state folder: written by `dspark up`, read by
+clients and commands.
 
-Holds addresses and process ids, never a secret: tokens lie beside it in files of their own.
+It holds addresses and process ids, never a secret: tokens are in files of their own beside it.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ FILE = "cell.json"
 
 
 class NoCell(DsparkError):
-    """No cell was brought up here, or its state cannot be read."""
+    """No cell is running here, or its state file cannot be read."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell that was brought up.
+    """A cell that `dspark up` started.
 
     endpoint: host:port of the coordinator. cell_id: marks every process of the cell in its
     environment. token_file: secret of operators and workers. ray_address: GCS host:port. ray_pid:
     leader of the Ray processes this cell started; 0 when the Ray cluster was there before. ray_dir:
     their folder. target, drafter: what is served. frontends: host:port of front ends, separated by
     commas; without any, the coordinator serves clients itself. http: URL of the coordinator's HTTP
-    front; empty without one. name: what keeps it apart from other cells of its Ray cluster.
-    dashboard: URL of Ray's dashboard, where this cell started it. tls_*: PEM files for calls to its
-    processes, and the name expected in their certificates; empty: plaintext.
+    front; empty without one. name: distinguishes it from other cells of its Ray cluster. dashboard:
+    URL of Ray's dashboard, if this cell started it. tls_*: PEM files for calls to its processes,
+    and the name expected in their certificates; empty: plaintext.
     """
 
     endpoint: str
@@ -62,8 +62,8 @@ class Cell:
 
     @property
     def for_clients(self) -> str:
-        """gRPC target that answers clients: the coordinator, or all front ends in an order of this
-        client's own."""
+        """gRPC target for clients: the coordinator, or the front ends in random order; one of them
+        where any address is not a plain IPv4 address."""
         if not self.frontends:
             return self.endpoint
         fronts = self.frontends.split(",")
@@ -72,11 +72,11 @@ class Cell:
         return "ipv4:" + ",".join(fronts) if plain and len(fronts) > 1 else fronts[0]
 
     def token(self) -> str | None:
-        """The operator's secret."""
+        """The operator's secret; None without one."""
         return read_token(self.token_file)
 
     def tls(self) -> Tls | None:
-        """How calls to it are encrypted."""
+        """The TLS settings for calls to the cell; None for plaintext."""
         return Tls.of(self)
 
 
@@ -86,7 +86,7 @@ def cell_file() -> Path:
 
 
 def find_cell() -> Cell:
-    """The running cell; NoCell says in one sentence why there is none."""
+    """Reads the running cell from the state file; raises NoCell with a sentence why not."""
     path = cell_file()
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -99,7 +99,7 @@ def find_cell() -> Cell:
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise NoCell(f"{path} was written by another version of dspark; `dspark down` clears it")
     absent = {field.name: field.default for field in fields(Cell) if isinstance(field.default, str)}
-    content = {**absent, **content}  # cells of earlier versions had fewer
+    content = {**absent, **content}  # files of earlier versions have fewer fields
     wanted = {field.name: field.type for field in fields(Cell)}
     for name, kind in wanted.items():
         value: Any = content.get(name)
@@ -116,8 +116,8 @@ def find_cell() -> Cell:
 def whom_to_call(
     endpoint: str | None, token: str | None, tls: Tls | None
 ) -> tuple[str, str, str | None, Tls | None]:
-    """(where clients are answered, where operators are, token, TLS); without an endpoint, those of
-    the running cell."""
+    """(endpoint for clients, endpoint for operators, token, TLS); without an `endpoint`, those of
+    the running cell. Raises NoCell."""
     if endpoint is not None:
         return endpoint, endpoint, token, tls
     cell = find_cell()
@@ -125,7 +125,7 @@ def whom_to_call(
 
 
 def write_cell(cell: Cell) -> None:
-    """Puts the state file in place, whole or not at all, readable by its owner only."""
+    """Writes the state file, whole or not at all, readable by its owner only. Raises NoState."""
     path = cell_file()
     try:
         with placed(path, mode=0o600) as file:
@@ -135,7 +135,7 @@ def write_cell(cell: Cell) -> None:
 
 
 def remove_cell() -> None:
-    """Forgets the cell."""
+    """Deletes the state file. Raises NoState."""
     path = cell_file()
     try:
         path.unlink(missing_ok=True)
@@ -144,13 +144,12 @@ def remove_cell() -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs on this machine; one that has ended and waits to be reaped does
-    not."""
+    """Whether a process runs on this machine; one that has ended and was not reaped does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # not ours to signal: it is there
+    except OSError:  # the process runs, but this user may not signal it
         return True
     try:
         state = (

@@ -1,11 +1,11 @@
-"""Statuses become exceptions here and nowhere else. The tree is that of `dspark.errors`, seen from
-the client.
+"""The client's exceptions. gRPC statuses become exceptions here and nowhere else; most classes are
+those of `dspark.errors`.
 
 DsparkError
 |-- InvalidRequest    `field` names what is wrong; do not try again
 |   `-- Unsupported   understood by the server, not built
 |-- Overloaded        a bound was reached; wait `retry_after_s`
-|-- Unavailable       nobody serves this now; trying again is safe
+|-- Unavailable       no process serves this now; trying again is safe
 |-- DeadlineExceeded  the request's time ran out
 |-- Denied            the token is missing or wrong
 |-- Cancelled         the call was ended by this side
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 RETRY_AFTER_S = 1.0  # for a server that gives no hint
-# as gRPC puts it for its own side
+# gRPC's details for calls that this side ended
 ENDED_HERE = (
     "Locally cancelled by application!",
     "Channel closed!",
@@ -47,7 +47,7 @@ class Cancelled(DsparkError):
 
 
 class ServerError(DsparkError):
-    """The server failed in a way it did not foresee."""
+    """The server failed unexpectedly."""
 
 
 def read_error(error: Any, endpoint: str) -> DsparkError:
@@ -62,7 +62,7 @@ def read_error(error: Any, endpoint: str) -> DsparkError:
         name = str(field or "request")
         return kind(name, details.removeprefix(f"{name}: "))
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
-        # as gRPC says it, and no overload
+        # gRPC's status for a message that is too large; not an overload
         return InvalidRequest("request", details.partition(": ")[2] or details)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         hint = str(trailing.get("retry-after-ms", ""))
@@ -76,6 +76,6 @@ def read_error(error: Any, endpoint: str) -> DsparkError:
     if code is grpc.StatusCode.CANCELLED:
         if any(words in details for words in ENDED_HERE):
             return Cancelled("the call was cancelled")
-        # what a server that stops does to calls it has not yet read
+        # a server that stops cancels the calls that it has not read yet
         return Unavailable(f"{endpoint} ended the call")
     return ServerError(f"{endpoint} failed: {details or code.name}")

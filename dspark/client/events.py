@@ -1,8 +1,8 @@
-"""What a client gets to see: typed, frozen, without protobuf.
+"""The client's events and results: typed, frozen, without protobuf.
 
-Every token is in exactly one `Chunk`, in order; `Finished` comes once and last. Text may lag behind
-the ids at byte boundaries and stop strings, so the text of an answer is the concatenation of all
-its chunks. Chunks of several answers to one prompt are told apart by `index`.
+Every token is in exactly one `Chunk`, in order; `Finished` is sent once and last. Text may lag
+behind the ids at byte boundaries and stop strings, so the text of an answer is the concatenation of
+all its chunks. The `index` of a chunk tells which of several answers it belongs to.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Chunk:
     token_ids: tuple[int, ...]
     offset: int  # index in the answer of the first of token_ids
     index: int = 0  # which of the n answers
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, where asked for
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if requested
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens counted."""
+    """Numbers of tokens of a request; `cached_tokens` of the prompt needed no prefill."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -49,8 +49,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What drafting did for one answer; histograms count rounds by accepted and by verified
-    tokens."""
+    """Statistics of drafting over a request's answers; the histograms count rounds by accepted and
+    by verified tokens."""
 
     rounds: int
     draft_tokens: int
@@ -65,7 +65,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Measured by the coordinator, from arrival."""
+    """Times of a request in milliseconds, measured by the server from its arrival."""
 
     queue_ms: float
     ttft_ms: float
@@ -84,7 +84,7 @@ class ChoiceEnd:
 
 
 class _WithoutTokens:
-    """Has no text of its own, so that a loop may print the text of every event."""
+    """An event without text: `text` is empty, so that a loop may print the text of every event."""
 
     __slots__ = ()
 
@@ -99,7 +99,7 @@ class _WithoutTokens:
 
 @dataclass(frozen=True, slots=True)
 class Finished(_WithoutTokens):
-    """The end of a request: why its first answer ended, and what all of them took."""
+    """The last event of a request: why its first answer ended, and statistics of all answers."""
 
     finish_reason: str  # "stop", "length" or "abort"
     matched_stop: int | str | None
@@ -108,7 +108,7 @@ class Finished(_WithoutTokens):
     timings: Timings
     choices: tuple[
         ChoiceEnd, ...
-    ] = ()  # one per answer, by index; empty from servers that only give one
+    ] = ()  # one per answer, by index; empty from servers that support one answer only
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +154,11 @@ class Completion:
     token_ids: tuple[int, ...]
     end: Finished
     choices: tuple[Choice, ...] = ()
-    prompt_logprobs: PromptLogprobs | None = None  # where asked for
+    prompt_logprobs: PromptLogprobs | None = None  # if requested
 
     @staticmethod
     def of(events: Sequence[Event]) -> Completion:
-        """From all events of a request, `Finished` last."""
+        """The completion made of all events of a request, `Finished` last."""
         end = events[-1]
         assert isinstance(end, Finished)
         ends = end.choices or (
@@ -169,7 +169,7 @@ class Completion:
         return Completion(choices[0].text, choices[0].token_ids, end, choices, scored)
 
     def as_json(self) -> dict[str, Any]:
-        """The stable shape `dspark generate --json` prints."""
+        """The stable JSON object that `dspark generate --json` prints."""
         spec, times = asdict(self.end.speculation), asdict(self.end.timings)
         del spec["rule"], times["queue_ms"]
         return {
@@ -186,8 +186,7 @@ class Completion:
         }
 
     def _more(self) -> dict[str, Any]:
-        """`choices`, where there is more to tell than the first answer; what was asked of the
-        prompt."""
+        """`choices`, if there are several or log-probabilities; `prompt_logprobs`, if requested."""
         more: dict[str, Any] = {}
         if len(self.choices) > 1 or any(choice.logprobs for choice in self.choices):
             more["choices"] = [choice.as_json() for choice in self.choices]
@@ -199,7 +198,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a cell serves."""
+    """The model and drafter that a cell serves, its limits and its defaults."""
 
     model: str
     drafter: str
@@ -247,7 +246,7 @@ def read_event(message: generate_pb2.GenerateResponse) -> Event | None:
 
 
 def read_model_info(message: generate_pb2.GetModelInfoReply) -> ModelInfo:
-    """What `GetModelInfo` says."""
+    """The `ModelInfo` of a reply to GetModelInfo."""
     return copied(ModelInfo, message, rule=_RULE.get(message.rule, ""))
 
 

@@ -1,5 +1,5 @@
-"""The rounds of a running request, told one by one, and answers that ended: typed, frozen, without
-protobuf."""
+"""Explanations of the rounds of a running request, and of answers that ended: typed, frozen,
+without protobuf."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dspark.wire.v1 import control_pb2
 class SlotExplanation:
     """A drafted token and what became of it."""
 
-    token_id: int | None  # None where it was not accepted: nobody tells of those
+    token_id: int | None  # None if not accepted: such ids are not reported
     confidence: float  # calibrated, given that all slots before it are accepted
     survival: float  # running product of confidences
     gain: float  # tokens it was expected to bring
@@ -30,14 +30,14 @@ class RoundExplanation:
     round: int
     offset: int  # index in the answer of the first token committed
     policy: str
-    drafter: str  # replica that was asked; empty when nobody was
+    drafter: str  # replica that was asked to draft; empty when none was
     empty_because: str  # why there was no block
     asked: int  # slots asked of the drafter
     slots: tuple[SlotExplanation, ...]  # the block
     prefix: int  # slots sent to verification
     accepted: int  # of those, accepted and committed
     token_ids: tuple[int, ...]  # committed
-    origins: tuple[str, ...]  # of them: "drafted", "corrected", "bonus" or "plain"
+    origins: tuple[str, ...]  # of each token: "drafted", "corrected", "bonus" or "plain"
     why: str  # what ended the prefix: "no_draft", "whole", "room", "fixed", "threshold" or "price"
     price: float | None  # gain from which on a slot is verified; None where the plan has none
     sequences: int  # in the step
@@ -45,19 +45,19 @@ class RoundExplanation:
     step_verified: int
     step_tokens: int
     step_committed: int
-    plain: bool  # drafts do not pay now: the lane goes without
+    plain: bool  # drafts do not pay now: the lane decodes without them
     round_ms: float
-    draft_ms: float  # waited for drafts
+    draft_ms: float  # wait for drafts
     draft_pass_ms: float  # device time of the slowest drafter that replied
-    verify_ms: float  # waited for verdicts
+    verify_ms: float  # wait for verdicts
     verify_pass_ms: float  # device time
-    late: tuple[str, ...]  # drafters that were not waited for any longer, or lost
-    forced: tuple[bool, ...]  # of token_ids: whether the form of the answer left nothing else
+    late: tuple[str, ...]  # drafters that replied too late, or were lost
+    forced: tuple[bool, ...]  # of each token: whether the answer's form allowed no other
 
 
 @dataclass(frozen=True, slots=True)
 class EndedAnswer:
-    """What became of an answer. Spans are milliseconds."""
+    """An answer that ended: its outcome and statistics. Spans are milliseconds."""
 
     request_id: str  # a tenant's as TENANT/ID
     index: int  # which of the n answers
@@ -79,12 +79,12 @@ class EndedAnswer:
 
 
 def read_ended(reply: control_pb2.GetEndedReply) -> tuple[EndedAnswer, ...]:
-    """What `GetEnded` says."""
+    """The answers of a reply to GetEnded."""
     return tuple(copied(EndedAnswer, one) for one in reply.answers)
 
 
 def read_explanation(told: control_pb2.RoundExplanation) -> RoundExplanation:
-    """One message of `Explain`."""
+    """The `RoundExplanation` of one message of Explain."""
     return copied(
         RoundExplanation,
         told,

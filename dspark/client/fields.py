@@ -1,5 +1,5 @@
-"""How each option becomes a field of the message, or why it cannot: a sentence under the field's
-name. And back."""
+"""Converts options to message fields, and messages to dataclasses. An option that cannot be
+converted raises InvalidRequest, which names the field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Read = Callable[[str, Any], Any]  # (field, value) -> what the message takes
 
 
 def _named(read: Callable[[object], Any]) -> Read:
-    """The same, whose errors name the field."""
+    """Wraps `read`: its ValueError becomes an InvalidRequest that names the field."""
 
     def named(field: str, value: object) -> Any:
         try:
@@ -35,7 +35,7 @@ _number, _truth, _whole_number = _named(number), _named(truth), _named(whole)
 
 
 def _whole(least: int, most: int = MOST_ID, *, words: str = "") -> Read:
-    """words: what the server says to values below the least; by default the range."""
+    """Reads whole numbers in a range. words: the server's own for too small values, if not that."""
 
     def read(field: str, value: object) -> int:
         made: int = _whole_number(field, value)
@@ -52,7 +52,7 @@ def _whole(least: int, most: int = MOST_ID, *, words: str = "") -> Read:
 
 def _top_k(field: str, value: object) -> int:
     made: int = _whole(-1)(field, value)
-    return max(made, 0)  # -1 keeps everything, as elsewhere
+    return max(made, 0)  # -1 keeps everything, like 0
 
 
 def _bias(field: str, value: object) -> dict[int, float]:
@@ -71,18 +71,18 @@ def _id(field: str, value: object) -> int:
 
 
 def ids_of(field: str, values: object) -> list[int]:
-    """Token ids, each as it is."""
+    """Checks token ids and returns them as a list; raises InvalidRequest."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise InvalidRequest(field, f"must be a list of token ids, got {shown(values)}")
     ids = list(values)
     if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MOST_ID:
-        # nearly always, and it may be many
+        # a fast path for nearly all lists, which may be long
         return ids
     return [_id(field, value) for value in ids]
 
 
 def text_of(field: str, value: object) -> str:
-    """A text that can be sent."""
+    """Checks that a value is a text that can be encoded in UTF-8; raises InvalidRequest."""
     if not isinstance(value, str):
         raise InvalidRequest(field, f"must be a text, got {shown(value)}")
     try:
@@ -93,7 +93,7 @@ def text_of(field: str, value: object) -> str:
 
 
 def texts_of(field: str, value: object) -> list[str]:
-    """One text, or several."""
+    """Checks one text, or several, and returns them as a list; raises InvalidRequest."""
     if isinstance(value, str):
         return [text_of(field, value)]
     if isinstance(value, bytes) or not isinstance(value, Iterable):
@@ -101,8 +101,8 @@ def texts_of(field: str, value: object) -> list[str]:
     return [text_of(field, one) for one in value]
 
 
-# By the name of the option, which is that of the field. Ranges that a request can be in are the
-# server's to judge.
+# Readers by the name of the option, which is also that of the field. The server checks whether
+# values are in range.
 SAMPLING: Mapping[str, Read] = {
     "max_tokens": _whole(0, words="at least 1"),
     "min_tokens": _whole(0, words="at least 0"),
@@ -124,12 +124,12 @@ SAMPLING: Mapping[str, Read] = {
     "prompt_logprobs": _whole(-MOST_INT - 1, MOST_INT, words="in 0..20"),
     "seed": _whole(0, MOST_SEED),
 }
-# How the answer is sped up, likewise; the rule is looked up.
+# The same for options of speculation, without the rule, which `request.RULES` reads.
 SPECULATION: Mapping[str, Read] = {"policy": text_of, "weight": _number, "drafter": text_of}
 
 
 def constraint_of(field: str, value: Mapping[str, Any]) -> types_pb2.Constraint:
-    """The form of an answer, by its one name."""
+    """The message of a constraint, a mapping of one kind to its form; raises InvalidRequest."""
     forms = types_pb2.Constraint.DESCRIPTOR.oneofs_by_name["form"].fields
     if (
         not isinstance(value, Mapping)
@@ -162,15 +162,15 @@ def _json(field: str, value: Any) -> str:
 
 
 def words(kind: Any, prefix: str) -> dict[int, str]:
-    """Of an enumeration of the wire: FATE_ACCEPTED is "accepted". What says nothing has no word."""
+    """Words of a wire enumeration by number: FATE_ACCEPTED is "accepted". 0 has no word."""
     return {
         number: str(name).removeprefix(prefix).lower() for name, number in kind.items() if number
     }
 
 
 def copied(kind: type[T], message: Any, **more: Any) -> T:
-    """A dataclass whose fields are called as the message's; repeated ones become tuples. `more`:
-    those that are said in other words."""
+    """A dataclass from the message's fields of the same names; repeated fields become tuples.
+    `more`: values of fields that are not copied."""
     names = [field.name for field in fields(kind) if field.name not in more]  # type: ignore[arg-type]
     said = {name: getattr(message, name) for name in names}
     plain = {

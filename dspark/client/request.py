@@ -1,7 +1,7 @@
-"""Keyword arguments to messages, and the call options every client uses.
+"""Makes request messages of keyword arguments; holds the call options of every client.
 
-Checks here only what the wire cannot carry, and that no number becomes another one on its way;
-every other judgement on values is the server's, so that all clients hear the same sentence.
+Checks only what the wire cannot carry, and that no number changes when it is converted. The server
+checks all other values, so that every client gets the same error message.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dspark.wire.v1 import generate_pb2, types_pb2
 
 M = TypeVar("M", bound=Callable[..., Any])
 
-# A stream is tried again only before its first message, so no token can come twice. Whoever fails
-# for all must not be asked ever more often for it: a failure costs a token, an answer brings a
-# tenth of one, and below half of them nothing is tried again. A server's pushback says when.
+# A stream is retried only before its first message, so no token is received twice. A server that
+# always fails must not be called ever more often: a failure costs a retry token, a success adds a
+# tenth of one, and below half of them nothing is retried. A server's pushback sets the delay.
 SERVICE_CONFIG: dict[str, object] = {
     "retryThrottling": {"maxTokens": 4, "tokenRatio": 0.1},
     "methodConfig": [
@@ -40,24 +40,24 @@ RULES = {"": 0} | {word: number for number, word in words(types_pb2.Rule, "RULE_
 
 
 class Options(TypedDict, total=False):
-    """Options of one request; what is left out or None is the deployment's choice.
+    """Options of one request; for those left out or None the deployment's defaults hold.
 
     temperature: 0 is greedy. top_k: 0 and -1 keep everything. top_p: nucleus mass in (0, 1]. min_p:
     least probability kept, as a share of the likeliest one. repetition_penalty: over prompt and
     answer, above 1 discourages. presence_penalty, frequency_penalty: over the answer, above 0
     discourages. logit_bias: added to the logits of ids. max_tokens: longest answer. min_tokens:
-    nothing ends it before. stop, stop_token_ids: what ends it. include_stop_str_in_output: keep
-    what ended it in the text. ignore_eos: do not end at the target's stop tokens. logprobs: tell
-    each token's log-probability and so many likeliest ones. prompt_logprobs: the same of the
-    prompt, and with max_tokens 0 of nothing else. n: answers to the same prompt. seed: key of the
-    draws. policy: "off", "fixed:k", "threshold:t" or "adaptive". rule: "token", "block" or
-    "coupled". weight: what a token of this answer is worth to the scheduler beside those of others.
-    drafter: replica that is to draft, e.g. "draft/1"; empty takes the least loaded one. cache_salt:
-    computed prefixes are shared with requests of the same salt only. constraint: the form of the
-    answer, one of {"json_schema": SCHEMA}, {"json_object": True}, {"regex": TEXT}, {"grammar":
-    EBNF}, {"choice": [TEXT, ...]}, {"structural_tag": TAG}; schemas and tags as mappings or as
-    JSON. label: acceptance is counted under it in the coordinator's metrics; letters, digits and
-    ._- up to 32. request_id: its name, at most 128 characters; made up when empty.
+    shortest answer. stop, stop_token_ids: what ends it. include_stop_str_in_output: keep what ended
+    it in the text. ignore_eos: do not end at the target's stop tokens. logprobs: report each
+    token's log-probability and so many likeliest ones. prompt_logprobs: the same for the prompt,
+    and with max_tokens 0 nothing else. n: answers to the same prompt. seed: key of the draws.
+    policy: "off", "fixed:k", "threshold:t" or "adaptive". rule: "token", "block" or "coupled".
+    weight: worth of this answer's tokens to the scheduler, relative to others. drafter: replica
+    that is to draft, e.g. "draft/1"; empty takes the least loaded one. cache_salt: cached prefixes
+    are shared with requests of the same salt only. constraint: the form of the answer, one of
+    {"json_schema": SCHEMA}, {"json_object": True}, {"regex": TEXT}, {"grammar": EBNF}, {"choice":
+    [TEXT, ...]}, {"structural_tag": TAG}; schemas and tags as mappings or as JSON. label:
+    acceptance is counted under it in the coordinator's metrics; letters, digits and ._- up to 32.
+    request_id: at most 128 characters; generated when empty.
     """
 
     max_tokens: int | None
@@ -90,7 +90,7 @@ class Options(TypedDict, total=False):
 
 
 def spelled_out(method: M) -> M:
-    """Shows every option wherever Python is asked for the signature, as `help` does."""
+    """Decorator that puts every option into the method's signature, as `help` shows it."""
     signature = inspect.signature(method)
     own = [
         one
@@ -110,7 +110,7 @@ def spelled_out(method: M) -> M:
 def write_request(
     prompt: str | Sequence[int], options: Mapping[str, Any]
 ) -> generate_pb2.GenerateRequest:
-    """The message that asks for one answer to a text or to token ids. options: see `Options`."""
+    """The message of a request. options: see `Options`. Raises InvalidRequest and TypeError."""
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := options.keys() - Options.__annotations__:
         raise TypeError(f"{min(unknown)!r} is no option of a request")

@@ -1,5 +1,5 @@
-"""The stream of one answer, and going on with it where it broke: how long, and what is asked for
-then."""
+"""The call of one request, and how it is resumed when its stream breaks: for how long, and with
+which message."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
 
 
 class Resuming:
-    """One request over all streams it takes.
+    """The progress of one request over all streams that it takes.
 
-    resume_s: seconds without any news to go on trying for; 0: not at all. timeout: seconds for
-    everything together.
+    resume_s: for how many seconds without an event to try to resume; 0: not at all. timeout:
+    seconds for the whole request.
     """
 
     def __init__(
@@ -30,32 +30,32 @@ class Resuming:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.request, self._resume_s, self._clock = request, resume_s, clock
-        # asked for anew, not resumed
+        # such a request is not resumed
         self._scores = request.sampling_params.HasField("prompt_logprobs")
         self._offsets = [0] * max(request.sampling_params.n, 1)
         self._deadline = None if timeout is None else clock() + timeout
         self._pause_s = FIRST_PAUSE_S
         self._broken_at: float | None = None
-        self.times = 0  # that it was asked for again
+        self.times = 0  # how often it was resumed
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the deadline of the request."""
+        """Seconds until the deadline of the request, at least 0.001; None without a deadline."""
         return None if self._deadline is None else max(self._deadline - self._clock(), 0.001)
 
     def note(self, event: Event) -> None:
-        """An event came."""
+        """Notes a received event: a resumption continues after its tokens."""
         self._broken_at, self._pause_s = None, FIRST_PAUSE_S
         if isinstance(event, Chunk) and event.index < len(self._offsets):
             self._offsets[event.index] = event.offset + len(event.token_ids)
 
     def pause(self, error: DsparkError) -> float | None:
-        """Seconds to wait before it is asked for again; None when the error is the client's to
-        see."""
+        """Seconds to wait before the request is resumed after `error`; None when it is not, and the
+        error is to be raised."""
         if not isinstance(error, Unavailable | Overloaded) or not self._resume_s or self._scores:
             return None
         if isinstance(error, Overloaded) and self._broken_at is None:
-            # it was refused, or cut for reading too slowly; only who comes back goes on asking
+            # it was refused, or cut for reading too slowly; only a resumed one is tried again
             return None
         now = self._clock()
         if self._broken_at is None:
@@ -70,7 +70,7 @@ class Resuming:
         return pause if now + pause <= last else None
 
     def again(self) -> generate_pb2.GenerateRequest:
-        """The message that asks for what is missing."""
+        """Counts a resumption and returns its message, which requests the missing tokens."""
         self.times += 1
         request = generate_pb2.GenerateRequest()
         request.CopyFrom(self.request)
@@ -79,10 +79,10 @@ class Resuming:
 
 
 class AnswerCall:
-    """The call of one answer, whichever client reads it. Dropped or closed before its end, it
+    """The call of one request, common to both clients. Deleting or closing it before its end
     cancels the call.
 
-    ask: makes a call of a message and a deadline in seconds.
+    ask: starts a call with a message and a deadline in seconds.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class AnswerCall:
 
     @property
     def resumed(self) -> int:
-        """How often the rest was asked for after its stream broke."""
+        """How often the request was resumed after its stream broke."""
         return self._resuming.times
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class AnswerCall:
             self._call.cancel()
 
     def _pause(self, error: DsparkError) -> float:
-        """Seconds until the rest is asked for; raises what ended the answer."""
+        """Seconds until the request is resumed; raises `error` when it is not."""
         if (pause := self._resuming.pause(error)) is None:
             raise error from None
         return pause

@@ -1,4 +1,4 @@
-"""A cell as its coordinator sees it: typed, frozen, without protobuf."""
+"""The state of a cell as its coordinator reports it: typed, frozen, without protobuf."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ProcessStatus:
     endpoint: str = ""  # host:port
     pid: int = 0
     incarnation: int = 0  # drawn at process start
-    state: str = ""  # "serving", "connecting", "draining" or "lost"
+    state: str = ""  # "serving", "warming", "connecting", "draining" or "lost"
     sequences: int = 0  # with state in the process
     pages_held: int = 0
     pages_total: int = 0
@@ -29,11 +29,11 @@ class ProcessStatus:
     metrics_port: int = 0  # 0 when it is off
     busy_s: float = 0.0  # of a worker: seconds its device worked since it started
     wait_s: float = 0.0  # of a drafter: seconds cohorts waited for it to be free, all together
-    waits: int = 0  # of a drafter: cohorts that came to it
+    waits: int = 0  # of a drafter: cohorts that it received
 
     @property
     def condition(self) -> str:
-        """Its state, and why it is not serving."""
+        """The state, followed by the detail in parentheses if there is one."""
         return f"{self.state} ({self.detail})" if self.detail else self.state
 
 
@@ -47,7 +47,7 @@ class MeasuredCost:
     source: str = ""
     borrowed: tuple[
         int, ...
-    ] = ()  # places in the rows, one after the other, that were not measured: a neighbour's value
+    ] = ()  # indices into the flattened `seconds` that hold a neighbour's value, not a measured one
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class LaneStatus:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A histogram of the coordinator since it started; of two readings, the difference is what
-    happened in between."""
+    """A histogram of the coordinator since it started; the difference of two readings covers the
+    time between them."""
 
     name: str  # of the metric
     bounds: tuple[float, ...]  # upper ones, ascending; the last bucket has none
@@ -80,7 +80,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class CellStatus:
-    """The whole cell."""
+    """The state of the whole cell."""
 
     processes: tuple[ProcessStatus, ...] = ()  # the coordinator first
     lanes: tuple[LaneStatus, ...] = ()  # one per verifier
@@ -93,7 +93,7 @@ class CellStatus:
 
 
 def read_status(message: control_pb2.GetStatusReply) -> CellStatus:
-    """What `GetStatus` says."""
+    """The `CellStatus` of a reply to GetStatus."""
     return copied(
         CellStatus,
         message,
@@ -116,7 +116,7 @@ def read_status(message: control_pb2.GetStatusReply) -> CellStatus:
 
 
 def _cost(curve: types_pb2.CostCurve) -> MeasuredCost | None:
-    """None when nothing was measured."""
+    """The curve with its flat seconds as rows by tokens; None when nothing was measured."""
     if not curve.seconds:
         return None
     width = max(len(curve.contexts), 1)

@@ -1,7 +1,7 @@
 """The blocking client.
 
-A stream belongs to its call: leaving the loop, closing the stream or closing the client cancels the
-call, and the server frees what it held.
+Leaving the loop over a stream, closing the stream or closing the client cancels the call, and the
+server frees what the request held.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dspark.wire.v1 import control_pb2, generate_pb2
 
 
 class Stream(AnswerCall, Iterator[Event]):
-    """Events of one answer."""
+    """The events of one request, in order."""
 
     def __next__(self) -> Event:
         while True:
@@ -60,7 +60,7 @@ class Client(BaseClient[Stream]):
         resume_s: float = 0.0,
         **options: Unpack[Options],
     ) -> Completion:
-        """The whole answer at once."""
+        """Waits for the whole answer and returns it. Arguments as for `generate`."""
         with self.generate(prompt, timeout=timeout, resume_s=resume_s, **options) as stream:
             events = list(stream)
         return self._whole(events)
@@ -71,14 +71,14 @@ class Client(BaseClient[Stream]):
         return tuple(self._once(self._generation.Abort, message, timeout).aborted)
 
     def model_info(self, *, timeout: float = 5.0) -> ModelInfo:
-        """What is served."""
+        """The model and drafter that the cell serves, and its limits."""
         return read_model_info(
             self._once(self._generation.GetModelInfo, generate_pb2.GetModelInfoRequest(), timeout)
         )
 
     def status(self, *, timeout: float = 5.0) -> CellStatus:
-        """The whole cell as its coordinator sees it; needs the operator's token where there is
-        one."""
+        """The state of the whole cell, from its coordinator. Needs the operator's token if the cell
+        has one."""
         return read_status(
             self._once(self._control.GetStatus, control_pb2.GetStatusRequest(), timeout)
         )
@@ -86,8 +86,8 @@ class Client(BaseClient[Stream]):
     def explain(
         self, request_id: str, *, rounds: int = 0, timeout: float | None = None
     ) -> Iterator[RoundExplanation]:
-        """The rounds of a running request as they are settled, at most so many; needs the
-        operator's token where there is one."""
+        """Yields the rounds of a running request as they are settled, at most `rounds` (0: all).
+        Needs the operator's token if the cell has one."""
         message = control_pb2.ExplainRequest(request_id=request_id, rounds=rounds)
         call = self._control.Explain(message, timeout=timeout, metadata=self._metadata)
         try:
@@ -101,13 +101,13 @@ class Client(BaseClient[Stream]):
     def ended(
         self, request_id: str = "", *, most: int = 0, timeout: float = 5.0
     ) -> tuple[EndedAnswer, ...]:
-        """The last answers that ended: of one request, or the newest of all, at most so many (0:
-        all that are kept). Needs the operator's token where there is one."""
+        """Answers that ended: those of one request, or else the newest, at most `most` (0: all that
+        are kept). Needs the operator's token if the cell has one."""
         message = control_pb2.GetEndedRequest(request_id=request_id, most=most)
         return read_ended(self._once(self._control.GetEnded, message, timeout))
 
     def close(self) -> None:
-        """Ends every running stream."""
+        """Closes the connections, which ends every running stream."""
         self._channel.close()
         self._operator.close()
 
