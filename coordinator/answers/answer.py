@@ -112,7 +112,7 @@ class CommittedTokens:
     started: FirstCommit | None = None  # with an answer's first commit
 
     def part(self, start: int, stop: int | None) -> CommittedTokens:
-        """The piece with tokens start to stop; end and round stay with the last tokens (None)."""
+        """The piece of tokens `start` to `stop`; keeps end and round only where `stop` is None."""
         last = stop is None
         return replace(
             self,

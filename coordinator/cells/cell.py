@@ -47,8 +47,8 @@ class RequestHandle(Protocol):
 
 
 class CellPort(Protocol):
-    """A coordinator and its workers. The type of an error tells whose fault it is; a request that
-    raised one was not admitted."""
+    """A coordinator and its workers. An error's type shows whether client or server is at fault; a
+    request that raised one was not admitted."""
 
     draining: bool  # refuses new requests because it is about to end
 

@@ -96,9 +96,9 @@ class InputProcessor:
         remaining_s: float | None = None,
         usual: int | None = None,
     ) -> ResponseStream:
-        """Submits a request, or raises an error whose type tells whose fault it is. remaining_s:
-        the client's deadline in seconds. usual: `max_tokens` of a request that sets none, cut to
-        what the context leaves."""
+        """Submits a request; raises a DsparkError, whose type shows whether the client is at fault.
+        remaining_s: the client's deadline in seconds. usual: `max_tokens` of a request that sets
+        none, cut to what the context leaves."""
         arrived = self.clock.time()
         lasts_s = self._longest_s if remaining_s is None else min(remaining_s, self._longest_s)
         has_tokenizer = self.tokenizer is not None

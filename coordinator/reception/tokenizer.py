@@ -130,7 +130,7 @@ def find_file(target: str | None, name: str, revision: str | None) -> Path | Non
     if os.path.isdir(target):
         path = Path(target) / name
         return path if path.is_file() else None
-    # comes with `tokenizers`; most deployments name a folder
+    # comes with `tokenizers`; imported here, since most deployments name a folder
     from huggingface_hub import (
         hf_hub_download,
     )

@@ -32,7 +32,7 @@ class RoundExplanation:
     policy: str
     drafter: str  # replica that was asked to draft; empty when none was
     empty_because: str  # why there was no block
-    asked: int  # slots asked of the drafter
+    asked: int  # slots requested of the drafter
     slots: tuple[SlotExplanation, ...]  # the block
     prefix: int  # slots sent to verification
     accepted: int  # of those, accepted and committed
@@ -61,7 +61,7 @@ class EndedAnswer:
 
     request_id: str  # a tenant's as TENANT/ID
     index: int  # which of the n answers
-    outcome: str  # finish reason, or what went wrong, in one word
+    outcome: str  # finish reason, or the kind of error, in one word
     error: str  # the same in a sentence; empty when it ended well
     policy: str
     rule: str
