@@ -28,8 +28,8 @@ _FIELD = 3  # bytes before the padding: one of its number, two of its length
 
 @dataclass(frozen=True)
 class PacketPace:
-    """interval_s: seconds between messages. frame: bytes of a message; a larger one is padded to a
-    multiple.
+    """Interval, size and apparent speed of paced messages. interval_s: seconds between messages.
+    frame: bytes of a message; a larger one is padded to a multiple.
 
     tokens_per_s: the speed that answers appear to have. It must be below the true one: otherwise
     the end of an answer reveals its length.
