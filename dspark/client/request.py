@@ -45,20 +45,19 @@ class Options(TypedDict, total=False):
     temperature: 0 is greedy. top_k: 0 and -1 keep everything. top_p: nucleus mass in (0, 1]. min_p:
     least probability kept, as a share of the likeliest one. repetition_penalty: over prompt and
     answer, above 1 discourages. presence_penalty, frequency_penalty: over the answer, above 0
-    discourages. logit_bias: added to the logits of ids. max_tokens: longest answer. min_tokens:
+    discourages. logit_bias: added to logits, by id. max_tokens: longest answer. min_tokens:
     shortest answer. stop, stop_token_ids: what ends it. include_stop_str_in_output: keep what ended
-    it in the text. skip_special_tokens: leave special tokens out of the text (default). ignore_eos:
-    do not end at the target's stop tokens. logprobs: report each token's log-probability and so
-    many likeliest ones. prompt_logprobs: the same for the prompt, and with max_tokens 0 nothing
-    else. n: answers to the same prompt. seed: key of the draws. policy: "off", "fixed:k",
-    "threshold:t" or "adaptive". rule: "token", "block" or "coupled". weight: worth of this answer's
-    tokens to the scheduler, relative to others. drafter: replica that is to draft, e.g. "draft/1";
-    empty takes the least loaded one. cache_salt: cached prefixes are shared with requests of the
-    same salt only. constraint: the form of the answer, one of {"json_schema": SCHEMA},
-    {"json_object": True}, {"regex": TEXT}, {"grammar": EBNF}, {"choice": [TEXT, ...]},
-    {"structural_tag": TAG}; schemas and tags as mappings or as JSON. label: acceptance is counted
-    under it in the coordinator's metrics; letters, digits and ._- up to 32. request_id: at most 128
-    characters; generated when empty.
+    it in the text. skip_special_tokens: leave special tokens out of the text. ignore_eos: do not
+    end at the target's stop tokens. logprobs: report each token's log-probability and so many
+    likeliest ones. prompt_logprobs: the same for the prompt, and with max_tokens 0 nothing else. n:
+    answers to the same prompt. seed: key of the draws. policy: "off", "fixed:k", "threshold:t" or
+    "adaptive". rule: "token", "block" or "coupled". weight: worth of this answer's tokens, relative
+    to others. drafter: replica that drafts, e.g. "draft/1"; empty takes the least loaded one.
+    cache_salt: cached prefixes are shared with requests of the same salt only. constraint: the form
+    of the answer, one of {"json_schema": SCHEMA}, {"json_object": True}, {"regex": TEXT},
+    {"grammar": EBNF}, {"choice": [TEXT, ...]}, {"structural_tag": TAG}; schemas and tags as
+    mappings or as JSON. label: acceptance is counted under it in the coordinator's metrics;
+    letters, digits and ._- up to 32. request_id: at most 128 characters; generated when empty.
     """
 
     max_tokens: int | None
