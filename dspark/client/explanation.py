@@ -30,7 +30,7 @@ class RoundExplanation:
     round: int
     offset: int  # index in the answer of the first token committed
     policy: str
-    drafter: str  # replica that was asked to draft; empty when none was
+    drafter: str  # replica that received the order; empty when none did
     empty_because: str  # why there was no block
     asked: int  # slots requested of the drafter
     slots: tuple[SlotExplanation, ...]  # the block

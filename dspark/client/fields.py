@@ -35,7 +35,7 @@ _number, _truth, _whole_number = _named(number), _named(truth), _named(whole)
 
 
 def _whole(least: int, most: int = MOST_ID, *, words: str = "") -> Read:
-    """Reads whole numbers in a range. words: the server's own for too small values, if not that."""
+    """Reader of whole numbers in least..most. words: the server's text for values below `least`."""
 
     def read(field: str, value: object) -> int:
         made: int = _whole_number(field, value)
