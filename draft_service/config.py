@@ -1,4 +1,4 @@
-"""What a drafter process can be told. Torch-free: the deployment reads it too."""
+"""Settings of a drafter process. Without torch, because the deployment reads them too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dspark.runtime.setting import setting
 
 @dataclass(frozen=True)
 class DraftConfig(ListenConfig):
-    """One drafter process."""
+    """Settings of one drafter process."""
 
     drafter: str = setting("", "Folder or hub id of the drafter.")
     target: str = setting(

@@ -1,10 +1,10 @@
-"""Which sequences have room here and which of their rows have come. No tensors, so engines without
-weights use it too.
+"""Which sequences have context here, and which of their rows arrived. Without tensors, so that
+engines without weights use it too.
 
-Rows may come in any order and more than once; what counts is the watermark, the length of the run
-without a gap from position 0. Rows belong to an epoch: a higher one starts the context over, a
-lower one is refused. A sequence that nobody opened has no room and gets none. Room belongs to the
-epoch under which it was opened, whatever rows came: who opened it can release it, or open it again.
+Rows may arrive in any order and more than once. The watermark is the number of rows without a gap
+from position 0. Rows belong to an epoch: a higher one starts the context over, a lower one is
+refused. Only opening a sequence reserves room for it. Room belongs to the epoch under which it was
+opened, whatever rows arrived: its owner can release it or open it again.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dspark.types import Cursor, Refusal, RefusalReason
 
 @dataclass(slots=True)
 class Context:
-    """Rows of one sequence."""
+    """Which rows of one sequence are here, and the room reserved for them."""
 
     sequence: int
     epoch: int
     owner: int  # the stream that opened it
     capacity: int
-    opened: int  # the epoch under which it was
+    opened: int  # the epoch under which it was opened
     watermark: int = 0
-    ahead: list[tuple[int, int]] = field(default_factory=list)  # runs past a gap, ascending, apart
+    ahead: list[tuple[int, int]] = field(default_factory=list)  # disjoint runs past a gap, sorted
 
     def covers(self, start: int, stop: int) -> bool:
         return stop <= self.watermark or any(
@@ -35,8 +35,8 @@ class Context:
         )
 
     def add(self, start: int, stop: int) -> None:
-        """Rows start .. stop - 1 are there now."""
-        if start <= self.watermark and not self.ahead:  # nearly always
+        """Notes that rows start .. stop - 1 are here."""
+        if start <= self.watermark and not self.ahead:  # the common case
             self.watermark = max(self.watermark, stop)
             return
         runs = sorted([(0, self.watermark), *self.ahead, (start, stop)])
@@ -56,8 +56,7 @@ C = TypeVar("C", bound=Context)
 
 
 class ContextTable(Generic[C]):
-    """All contexts of one drafter and the pages they hold. Used on the device thread, read from
-    anywhere."""
+    """All contexts of one drafter and their pages; changed on the device thread, read on any."""
 
     def __init__(self, kind: type[C], *, tokens: int, page_size: int, max_sequences: int) -> None:
         self.pages = KVBlockPool(tokens // page_size, page_size)
@@ -86,8 +85,8 @@ class ContextTable(Generic[C]):
         )
 
     def open(self, cursor: Cursor, reserve_tokens: int, owner: int) -> Refusal | None:
-        """Reserves rows for the sequence's whole life. Opening it again keeps its rows; a higher
-        epoch does not."""
+        """Reserves rows for the sequence's whole life, or returns why not. Opening it again keeps
+        its rows, unless the epoch differs or more room is needed."""
         context = self._contexts.get(cursor.sequence)
         if context is not None:
             if cursor.epoch < context.opened:
@@ -120,8 +119,8 @@ class ContextTable(Generic[C]):
         return None
 
     def admit(self, chunk: Rows) -> C | Refusal:
-        """The context that a chunk's rows belong to, started over by a higher epoch; or why they
-        are dropped."""
+        """The context that a chunk's rows belong to, started over by a higher epoch; or why the
+        rows are refused."""
         context = self._contexts.get(chunk.sequence)
         if context is None:
             return Refusal(
@@ -143,8 +142,8 @@ class ContextTable(Generic[C]):
         return context
 
     def release(self, sequence: int, epoch: int) -> bool:
-        """Frees a context that was opened under this epoch or a lower one; an unknown one is
-        fine."""
+        """Frees a context that was opened under this epoch or a lower one; returns whether one
+        was."""
         context = self._contexts.get(sequence)
         if context is None or context.opened > epoch:
             return False

@@ -1,10 +1,10 @@
-"""Context of every sequence: entries of all draft layers, in a paged pool, made of rows and token
-ids as they arrive.
+"""The context of every sequence: entries of all draft layers in a paged pool, made from rows and
+token ids as they arrive.
 
-What an entry is made of is the drafter's business (`dspark.model.family`). Where a row alone makes
-one, entries are made as rows come, in whatever order. Where the token after it is needed, or all
-entries before it, rows and ids are kept and entries follow in order, up to the watermark less the
-drafter's lag: the last row waits for the anchor.
+The drafter decides what an entry is made from (`dspark.model.family`). If a row is enough, entries
+are made as rows arrive, in any order. If the token after it or all earlier entries are needed, rows
+and ids are kept, and entries are made in order, up to the watermark less the drafter's lag: the
+last row waits for the anchor.
 
 Symbols: L draft layers, S entries, n sequences, T tokens, Hkv key-value heads, hd head size.
 """
@@ -26,15 +26,15 @@ from dspark.model.scratch import Scratch
 from dspark.pages import Slots, together
 from dspark.types import Refusal, SamplingParams
 
-PASS_TOKENS = 256  # of one sequence in one pass of a drafter whose entries depend on those before
+PASS_TOKENS = 256  # tokens of a sequence in one pass, where entries depend on earlier ones
 
 
 @dataclass(slots=True)
 class DraftContext(Context):
-    """Rows of one sequence, and what has been made of them."""
+    """Rows of one sequence, and the entries made from them."""
 
-    made: int = 0  # entries 0 .. made - 1 are there; for drafters that make them in order
-    # made where parameters ask for it; counts rows below the watermark
+    made: int = 0  # entries 0 .. made - 1 are here; for drafters that make them in order
+    # only where sampling parameters need one; counts token ids below the watermark
     shaper: Shaper | None = None
 
     def start_over(self, epoch: int) -> None:
@@ -57,8 +57,8 @@ class ContextStore(ContextTable[DraftContext]):
         self._device, self._dtype = weight.device, weight.dtype
         slots = self.pages.total * page_size
         layers, kv_heads, head_dim = drafter.entry
-        # Asked for whole, touched only where entries are written. Padding is read from one slot
-        # more than anybody has.
+        # Allocated whole; memory is touched only where entries are written. Padding is read from
+        # one extra slot that no sequence holds.
         self._spare = slots
         size = (layers, slots + 1, kv_heads, head_dim)
         self._keys = torch.empty(size, dtype=self._dtype, device=self._device)
@@ -73,7 +73,8 @@ class ContextStore(ContextTable[DraftContext]):
 
     @torch.inference_mode()
     def ingest(self, chunks: Sequence[Rows]) -> list[int | Refusal]:
-        """All chunks in one go; the watermark of each chunk's sequence afterwards, or why not."""
+        """Ingests all chunks in one pass; returns each sequence's watermark afterwards, or why
+        not."""
         admitted = [self.admit(chunk) for chunk in chunks]
         fresh: list[tuple[DraftContext, Rows]] = []
         slots, positions, token_ids = list[Slots](), list[range](), list[int]()
@@ -115,15 +116,14 @@ class ContextStore(ContextTable[DraftContext]):
 
     @torch.inference_mode()
     def catch_up(self, contexts: Iterable[DraftContext]) -> None:
-        """Makes what entries can be made of the rows that are there, for drafters that make them in
-        order."""
+        """Makes all entries that the rows here allow, for drafters that make them in order."""
         behind = [
             context for context in contexts if context.made < context.watermark - self._needs.lag
         ]
         if behind and not self._needs.past:
             self._make_pairs(behind)
         while behind and self._needs.past:
-            # Those that begin have no past to pad; a long text goes in pieces, by itself.
+            # A new context has no past to pad; a long text runs alone, in pieces.
             lone = next(
                 (
                     one
@@ -136,7 +136,7 @@ class ContextStore(ContextTable[DraftContext]):
             behind = [context for context in behind if context.made < context.watermark]
 
     def paged(self, members: Sequence[tuple[int, int]]) -> PagedEntries:
-        """(sequence, entries) of n members, where they are kept."""
+        """Entries of n members (sequence, number of entries), in the pages that hold them."""
         longest = max(count for _, count in members)
         blocks = np.zeros((len(members), max(self.pages.pages_for(longest), 1)), np.int32)
         for row, (sequence, count) in zip(blocks, members, strict=True):
@@ -148,12 +148,10 @@ class ContextStore(ContextTable[DraftContext]):
         )
 
     def entries(self, members: Sequence[tuple[int, int]], room: int = 0) -> Entries:
-        """(sequence, entries) of n members, padded to the longest and by `room` more; a lone run is
-        a view without.
+        """Entries of n members (sequence, number of entries), padded to the longest and by `room`.
 
-        Of a drafter with a window the newest entries alone.
-
-        What is no view is overwritten by the next call.
+        A drafter with a window gets the newest entries alone. A single member with contiguous slots
+        gets a view without padding. Entries that are no view are overwritten by the next call.
         """
         spans = [
             (sequence, max(count - (self._drafter.window or count), 0), count)
@@ -187,14 +185,13 @@ class ContextStore(ContextTable[DraftContext]):
         return torch.index_select(pool, 1, index, out=room)
 
     def rows_at(self, members: Sequence[tuple[int, int]]) -> Tensor:
-        """Kept rows at one (sequence, position) each -> [n, H]."""
+        """The kept row at each (sequence, position): [n, H]."""
         slots = together(self.pages.slots(sequence, at, at + 1) for sequence, at in members)
         return self._rows.index_select(0, torch.from_numpy(slots).to(self._device))
 
     def shaper(self, sequence: int, params: SamplingParams, through: int) -> Shaper:
-        """What the parameters make of logits after the rows below `through`. A token id that was
-        not told or cannot be one makes a draft less like the target's distribution, and nothing
-        else."""
+        """The logits shaper of a sequence, having counted token ids below `through`. A missing or
+        invalid id makes drafts less like the target's distribution, and does no other harm."""
         context = self[sequence]
         if (
             context.shaper is None
@@ -211,7 +208,7 @@ class ContextStore(ContextTable[DraftContext]):
         return np.minimum(self._token_ids[slots], self._drafter.config.vocab_size - 1)
 
     def _make_pairs(self, behind: list[DraftContext]) -> None:
-        """Entries of a row and the token after it, of all contexts at once."""
+        """Makes entries from rows and the token after each, for all contexts at once."""
         lag = self._needs.lag
         slots, positions, ids = list[Slots](), list[range](), []
         for context in behind:
@@ -229,8 +226,8 @@ class ContextStore(ContextTable[DraftContext]):
             context.made = context.watermark - lag
 
     def _make_next(self, behind: list[DraftContext]) -> None:
-        """The next entries of some contexts, which depend on those before; all of them have a past,
-        or a lone one."""
+        """Makes the next entries, which depend on earlier ones. Several contexts together must all
+        have some already."""
         counts = [min(context.watermark - context.made, PASS_TOKENS) for context in behind]
         ids = np.zeros((len(behind), max(counts)), np.int64)
         slots: list[Slots] = []

@@ -1,8 +1,8 @@
-"""Orders that wait for the device, merged: a drafter that is free takes what waits, of any
-verifier, in one pass.
+"""Merges orders that wait for the device: an idle drafter takes orders of all verifiers into one
+pass.
 
-It never waits for more to come. Verifiers take turns, an order each, until a pass is full, so that
-one with many sequences cannot keep another waiting for more than a pass. On the device thread.
+It never waits for more orders. Verifiers take turns, an order each, until the pass is full, so that
+one with many sequences delays another by at most one pass. Runs on the device thread.
 
 Invariant R5: when an answer leaves depends on what was ordered, never on what was drawn.
 """
@@ -21,8 +21,7 @@ from dspark.types import Block
 
 
 class Drafted(NamedTuple):
-    """Blocks in the order of the items, the device time of their pass, how long they waited for
-    it."""
+    """Blocks in the order of the items, the device time of their pass, and their wait for it."""
 
     blocks: Sequence[Block] | None  # None: the pass failed
     forward_ns: int
@@ -35,31 +34,29 @@ Answer = Callable[[Drafted], None]
 class _Asked(NamedTuple):
     items: Sequence[DraftItem]
     answer: Answer
-    came: float  # monotonic seconds
+    came: float  # arrival, in monotonic seconds
 
 
 class Drafting:
-    """post: makes the device thread run a pass, after what it was asked before."""
+    """The waiting orders of one drafter. post: queues a job behind others of the device thread."""
 
     def __init__(
         self, engine: DraftEngineCore, metrics: Metrics, post: Callable[[Callable[[], None]], None]
     ) -> None:
         self._engine, self._metrics, self._post = engine, metrics, post
-        self._waiting: dict[
-            int, deque[_Asked]
-        ] = {}  # by verifier's stream; whose turn it is comes first
+        self._waiting: dict[int, deque[_Asked]] = {}  # by verifier's stream, next in turn first
         self._posted = False
-        self.wait_s = 0.0  # orders waited for a busy device, all together
-        self.waits = 0  # orders that came to the device
+        self.wait_s = 0.0  # seconds that orders waited for the device, in all
+        self.waits = 0  # orders that reached the device
 
     def ask(self, owner: int, items: Sequence[DraftItem], answer: Answer) -> None:
-        """A block for each item, soon. answer: called once, unless the stream is forgotten
+        """Queues items for a block each. answer: called once, unless the stream is forgotten
         before."""
         self._waiting.setdefault(owner, deque()).append(_Asked(items, answer, time.monotonic()))
         self._wake()
 
     def forget(self, owner: int) -> None:
-        """Nobody waits for what this stream asked."""
+        """Drops the waiting orders of this stream."""
         self._waiting.pop(owner, None)
 
     def _wake(self) -> None:
@@ -68,7 +65,7 @@ class Drafting:
             self._post(self.timed_draft)
 
     def timed_draft(self) -> None:
-        """A pass, as a job. Raises what it raised, once everybody in it knows."""
+        """Runs one pass, as a device job. Raises its error once every order in it is answered."""
         self._posted = False
         taken = self._take()
         if not taken:
@@ -91,8 +88,8 @@ class Drafting:
         self._note(taken, now, forward_ns)
 
     def _take(self) -> list[_Asked]:
-        """Round robin, while there is room in the pass; an order that is larger than a pass has one
-        of its own."""
+        """Takes orders round robin while the pass has room; an order larger than a pass runs
+        alone."""
         taken: list[_Asked] = []
         room = self._engine.config.max_batch_sequences
         while self._waiting:

@@ -1,9 +1,9 @@
-"""The device side of a drafter: contexts in, blocks out, for whole cohorts at once.
+"""The engine of a drafter with weights: takes feature rows, drafts blocks for whole cohorts.
 
 Synchronous and free of gRPC; everything runs on the one thread that owns the device. An item that
 cannot be drafted gets an empty block that says why; an empty block is an ordinary block. Rows at
-and past `features_through` are never looked at, whatever has arrived meanwhile: what a drafter saw
-is then a function of the command.
+and past `features_through` are never read, whatever has arrived meanwhile: what a draft is made
+from is then a function of the order alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = structlog.get_logger("dspark.draft")
 
 
 class DraftEngine(DraftEngineCore):
-    """A drafter that runs."""
+    """A drafter with weights, on its device."""
 
     _contexts: ContextStore
 
@@ -83,17 +83,17 @@ class DraftEngine(DraftEngineCore):
     # -- contexts ---------------------------------------------------------------------------
 
     def read_rows(self, chunk: types_pb2.TensorChunk, max_rows: int) -> torch.Tensor:
-        """[rows, width] of a message; raises PeerError naming the field that is wrong."""
+        """Reads rows [rows, width] from a message; raises PeerError naming the wrong field."""
         return tensors.read_tensor(chunk, width=self.drafter.width, max_rows=max_rows)
 
     def ingest(
         self, sequence: int, epoch: int, start: int, token_ids: Sequence[int], rows: torch.Tensor
     ) -> int | Refusal:
-        """Feature rows [rows, H] of consecutive positions; the watermark afterwards."""
+        """Ingests rows [rows, H] of consecutive positions; the watermark afterwards, or why not."""
         return self.ingest_many([Rows(sequence, epoch, start, rows, token_ids)])[0]
 
     def ingest_many(self, chunks: Sequence[Rows]) -> list[int | Refusal]:
-        """Several chunks in one pass."""
+        """Ingests several chunks in one pass; each sequence's watermark afterwards, or why not."""
         return self._contexts.ingest(chunks)
 
     # -- rounds -----------------------------------------------------------------------------
@@ -112,15 +112,15 @@ class DraftEngine(DraftEngineCore):
     def _sound(self, item: DraftItem) -> bool:
         position = item.cursor.anchor_position
         if self._contexts.in_order and not self._lag <= item.features_through == position:
-            return False  # the anchor continues the context, or nothing does
+            return False  # the anchor must directly follow the context
         return (
             not item.params.shapes
             or params_problem(item.params, self.drafter.config.vocab_size) is None
         )
 
     def _groups(self, items: Sequence[DraftItem], runnable: list[int]) -> list[list[int]]:
-        """Batches: of like context lengths where those are padded, so that padding costs at most
-        about as much as the work itself."""
+        """Splits items into batches, of similar context lengths where those are padded: padding
+        then costs at most about as much as the work itself."""
         in_place = self.drafter.reads_pages
         order = sorted(runnable, key=lambda index: items[index].features_through)
         groups: list[list[int]] = []
@@ -141,10 +141,10 @@ class DraftEngine(DraftEngineCore):
         return [*groups, current] if current else groups
 
     def _draft_sound(self, items: list[DraftItem]) -> list[Block]:
-        """Blocks of a batch; where rows that are not numbers or a bug spoil it, only their own
-        sequences pay.
+        """Drafts a batch; if NaN rows or a bug spoil it, only the sequences at fault get empty
+        blocks.
 
-        Raises what fails for everybody.
+        Raises the error if every item fails with one.
         """
         try:
             return self._draft_group(items)
@@ -200,9 +200,9 @@ class DraftEngine(DraftEngineCore):
 
     @torch.inference_mode()
     def propose(self, items: Sequence[DraftItem], slots: int) -> tuple[Proposal, torch.Tensor]:
-        """The blocks of items that can be drafted, before anything is drawn, and their anchors
-        [n]."""
-        if self._contexts.in_order:  # what an earlier failure left undone
+        """Runs the block pass over items that can be drafted: the proposal to draw from, and the
+        anchors [n]."""
+        if self._contexts.in_order:  # entries that an earlier failure left out
             self._contexts.catch_up([self._contexts[item.cursor.sequence] for item in items])
         members = [(item.cursor.sequence, item.features_through - self._lag) for item in items]
         # Row 0: anchors, row 1: their positions.
@@ -223,8 +223,8 @@ class DraftEngine(DraftEngineCore):
         return proposal, anchors
 
     def _shapers(self, items: list[DraftItem]) -> list[Shaper | None] | None:
-        """What the parameters make of logits after the rows that count, without the anchor; None
-        when nothing."""
+        """The logits shaper of each item, which counted its rows but not the anchor; None where
+        parameters need none."""
         if not any(item.params.shapes for item in items):
             return None
         return [
@@ -237,7 +237,7 @@ class DraftEngine(DraftEngineCore):
     # -- for timing -------------------------------------------------------------------------
 
     def pretend(self, cursor: Cursor, rows: int) -> Refusal | None:
-        """Opens a sequence and fills its context with ordinary numbers. For timing only."""
+        """Opens a sequence and fills its context with rows of ones. For timing only."""
         if (problem := self.open(cursor, rows + 1)) is not None:
             return problem
         self.ingest(

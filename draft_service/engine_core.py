@@ -1,10 +1,10 @@
-"""What the services ask of a draft engine: contexts, rows into them, blocks, and which items can be
-drafted. No torch.
+"""The interface of draft engines: contexts, the rows they hold, blocks, and the check of which
+items can be drafted. Without torch.
 
-Two engines keep it: `engine.DraftEngine`, which runs a drafter, and
+Two engines implement it: `engine.DraftEngine`, which runs a drafter, and
 `synthetic.SyntheticDraftEngine`, which sleeps. Every method runs on the thread that owns the
-device; `watermark`, `read_rows` and attributes may be used from anywhere. An item that cannot be
-drafted gets an empty block that says why; an empty block is an ordinary block.
+device; `watermark`, `read_rows` and attributes may be used on any. An item that cannot be drafted
+gets an empty block that says why; an empty block is an ordinary block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dspark.wire.v1 import types_pb2
 
 
 class DraftEngineCore(ABC):
-    """One drafter, one pool of context, the sequences that live in it."""
+    """One drafter, its pool of context rows, and the sequences that hold some."""
 
     projection: str  # fingerprint of the projection that rows must come from
     calibrated: bool
@@ -37,15 +37,15 @@ class DraftEngineCore(ABC):
         shape: DrafterShape,
         longest: int,
     ) -> None:
-        """longest: tokens that the drafter itself can reach."""
+        """longest: the drafter's own limit of context length, in tokens."""
         self.config, self.fingerprint, self.shape, self._contexts = config, version, shape, contexts
         own = config.context_length
-        # blocks beyond it are empty
+        # blocks past it are empty
         self.context_length = longest if own is None else min(longest, own)
 
     @property
     def q_entries(self) -> int:
-        """Of a draft distribution, that are sent."""
+        """Number of entries sent of each draft distribution."""
         return int(min(self.config.q_entries, self.shape.vocab_size))
 
     @property
@@ -54,8 +54,8 @@ class DraftEngineCore(ABC):
         return Held(len(self._contexts), pages.total - pages.free, pages.total)
 
     def open(self, cursor: Cursor, reserve_tokens: int, *, owner: int = 0) -> Refusal | None:
-        """Makes room for a sequence, as far as blocks can reach: rows past that length are of no
-        use here."""
+        """Reserves rows for a sequence, or returns why not. Rows past `context_length` are not
+        reserved, because no block needs them."""
         return self._contexts.open(cursor, min(reserve_tokens, self.context_length), owner)
 
     def watermark(self, sequence: int, epoch: int | None = None) -> int:
@@ -70,24 +70,23 @@ class DraftEngineCore(ABC):
 
     @abstractmethod
     def read_rows(self, chunk: types_pb2.TensorChunk, max_rows: int) -> Any:
-        """[rows, width] of a message in the engine's own form; raises PeerError naming the field
-        that is wrong."""
+        """Reads rows [rows, width] from a message, in the engine's own form; raises PeerError
+        naming the wrong field."""
 
     @abstractmethod
     def ingest_many(self, chunks: Sequence[Rows]) -> list[int | Refusal]:
-        """Several chunks in one pass; the watermark of each one's sequence afterwards, or why
-        not."""
+        """Ingests several chunks in one pass; each sequence's watermark afterwards, or why not."""
 
     @abstractmethod
     def draft(self, items: Sequence[DraftItem]) -> list[Block]:
         """One block per item, in order."""
 
     def _sound(self, item: DraftItem) -> bool:
-        """Whether this drafter can draft it at all, rows and room apart."""
+        """Whether this drafter can draft the item at all, rows and room apart."""
         return True
 
     def spoilt(self, cursor: Cursor) -> Block:
-        """The block of an item that met a bug, or rows that are not numbers."""
+        """The empty block of an item that failed by a bug or by NaN rows."""
         watermark = self.watermark(cursor.sequence, cursor.epoch)
         return Block(cursor, empty_reason=EmptyReason.INVALID, watermark=watermark)
 

@@ -1,7 +1,7 @@
-"""Feature rows that come in bulk, on their way into contexts.
+"""The queue of feature rows between the bulk streams and the device.
 
-Chunks that arrive while the device is busy go in together, in one job; rounds go before them. Lives
-on the event loop.
+Chunks that arrive while the device is busy are ingested together, in one job; rounds have priority
+over them. Used on the event loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Settle = Callable[[Sequence[Outcome]], None]
 
 
 class FeatureReceiver:
-    """Between the streams that bring rows and the device."""
+    """Queues the rows that streams receive, and ingests them on the device thread."""
 
     def __init__(self, engine: DraftEngineCore, device: DeviceWorker) -> None:
         self._engine = engine
@@ -37,7 +37,7 @@ class FeatureReceiver:
         self._work: asyncio.Task[None] | None = None
 
     def put(self, runs: Sequence[Rows], settle: Settle) -> None:
-        """Queues the runs of one chunk. settle: is told once what became of each."""
+        """Queues the runs of one chunk. settle: called once, with the outcome of each run."""
         count = _count(runs)
         if self._rows + count > QUEUE_ROWS:
             full = Refusal(RefusalReason.NO_PAGES, f"{self._rows} feature rows wait for the device")
@@ -49,7 +49,7 @@ class FeatureReceiver:
             self._work = asyncio.create_task(self._ingest())
 
     async def close(self) -> None:
-        """Stops; the streams are over, and nobody is there to be told."""
+        """Stops ingesting. All streams have ended, so outcomes are not reported."""
         if self._work is not None:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
@@ -68,7 +68,7 @@ class FeatureReceiver:
                 outcomes = await self._outcomes([run for runs, _ in chunks for run in runs])
                 soon = asyncio.get_running_loop().call_soon
                 for runs, settle in chunks:
-                    soon(settle, outcomes[: len(runs)])  # one that fails leaves the others
+                    soon(settle, outcomes[: len(runs)])  # an error in one leaves the others
                     outcomes = outcomes[len(runs) :]
         finally:
             self._work = None

@@ -1,7 +1,7 @@
-"""The Features servicer: checks what verifiers send, hands rows on, acknowledges now and then.
+"""The Features servicer: checks chunks of rows, queues them for the device, acknowledges them.
 
-A chunk of another process, projection or shape is refused and counted, and the stream goes on. Rows
-of sequences that were never opened are dropped and counted too: room is given by Open alone.
+A chunk for another process, or of another projection or shape, is refused and counted, and the
+stream goes on. Rows of sequences that were never opened are dropped and counted too.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ BOUNDS = Bounds(
 
 @dataclass(slots=True)
 class _Taken:
-    """What became of the chunks of one stream."""
+    """The outcomes of one stream's chunks: how many were read, done and acknowledged."""
 
     read: int = 0
     done: int = 0
     told: int = 0
     refused: list[features_pb2.FeatureRefusal] = field(default_factory=list)
-    # by sequence and epoch, of what is not told
+    # by sequence and epoch, not yet acknowledged
     watermarks: dict[tuple[int, int], int] = field(default_factory=dict)
-    # something is done, or nothing more comes
+    # set when a chunk is done, or the stream has ended
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def finish(self, refusals: list[features_pb2.FeatureRefusal]) -> None:
@@ -64,7 +64,7 @@ class _Taken:
 
 
 class FeatureSink(features_pb2_grpc.FeaturesServicer):
-    """Accepts pushed rows."""
+    """Takes feature rows over bulk streams."""
 
     def __init__(self, worker: Worker[DraftEngineCore], arrivals: FeatureReceiver) -> None:
         self._worker, self._metrics, self._arrivals = worker, worker.metrics, arrivals
@@ -95,10 +95,10 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
         self, chunk: features_pb2.FeatureChunk, too_large: InvalidRequest | None, taken: _Taken
     ) -> None:
         taken.read += 1
-        if too_large is None and len(chunk.runs) > MAX_ROWS:  # empty ones: every run has a row
+        if too_large is None and len(chunk.runs) > MAX_ROWS:  # a valid run has a row
             too_large = InvalidRequest("runs", f"more than {MAX_ROWS}")
         if too_large is not None:
-            # nobody is told of each of so many runs; those left out count as one
+            # One refusal for so many runs; runs that the bounds cut out count as one.
             self._metrics.dropped.labels(kind="feature_runs", reason="too_many").inc(
                 max(len(chunk.runs), 1)
             )
@@ -116,7 +116,7 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
     def _settle(
         self, chunk: features_pb2.FeatureChunk, outcomes: Sequence[Outcome], taken: _Taken
     ) -> list[features_pb2.FeatureRefusal]:
-        """Counts what became of each run and notes the watermarks; says what was refused."""
+        """Counts the outcome of each run, notes watermarks, and returns the refusals."""
         refusals: list[features_pb2.FeatureRefusal] = []
         received = 0
         for run, outcome in zip(chunk.runs or [features_pb2.FeatureRun()], outcomes, strict=True):

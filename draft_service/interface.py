@@ -1,4 +1,4 @@
-"""The nouns between the services of a drafter and its engine. No torch."""
+"""The types that a drafter's services and its engine exchange. Without torch."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from dspark.types import Cursor, SamplingParams
 
 
 class DraftItem(NamedTuple):
-    """One sequence of a cohort: propose a block after this anchor."""
+    """One sequence of an order: the block to draft, after this anchor."""
 
     cursor: Cursor
     anchor: int
     features_through: int
     params: SamplingParams
     max_slots: int = 0  # 0 means a full block
-    mask: bytes = b""  # what may come in the first slot, see `first_masked`; empty: anything
+    mask: bytes = b""  # tokens allowed in the first slot, see `first_masked`; empty: all
 
 
 class Rows(NamedTuple):
-    """Feature rows of one chunk."""
+    """Feature rows of one sequence, at consecutive positions."""
 
     sequence: int
     epoch: int
     start: int
-    rows: Any  # [rows, H] on the CPU, as the engine's own `read_rows` gave them
+    rows: Any  # [rows, H] on the CPU, as the engine's own `read_rows` returns them
     token_ids: Sequence[int]  # the token at each position
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterShape:
-    """What is announced of a drafter."""
+    """The sizes of a drafter that its description announces."""
 
     vocab_size: int
     hidden_size: int
@@ -40,6 +40,6 @@ class DrafterShape:
 
 
 def number_here(verifier: int, sequence: int) -> int:
-    """Under which a verifier's sequence is known here: several verifiers may give one number to
-    different sequences."""
+    """The drafter's own number for a verifier's sequence, because verifiers may use the same
+    numbers."""
     return verifier << 64 | sequence

@@ -1,4 +1,4 @@
-"""A drafter process: its engine and its two services, in the shell of all workers."""
+"""Starts a drafter process: its engine and its two services, in the shell of all workers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _services(worker: Worker[DraftEngineCore]) -> Services:
         worker.device.post(job, loop, computes=computes)
 
     drafting = Drafting(worker.engine, worker.metrics, partial(post, computes=True))
-    # What takes orders goes well on a broken device, too.
+    # Taking orders succeeds on a broken device too, so it must not count as a sign of health.
     open_rounds = partial(Rounds, worker, drafting, partial(post, computes=False))
     read_rounds = reading(draft_pb2.RoundsCommand.FromString, rounds.BOUNDS)
     own_port: RoundsServer | None = None
@@ -77,7 +77,7 @@ def _services(worker: Worker[DraftEngineCore]) -> Services:
 
 
 def _load(config: DraftConfig) -> tuple[DraftEngineCore, Curve | None]:
-    """The engine and what its passes cost; a synthetic one is loaded without torch."""
+    """Loads the engine and its cost curve; a synthetic engine is loaded without torch."""
     if config.engine == "synthetic":
         from draft_service.synthetic import SyntheticDraftEngine
 
@@ -91,7 +91,7 @@ def _load(config: DraftConfig) -> tuple[DraftEngineCore, Curve | None]:
 
 
 def check(config: DraftConfig) -> None:
-    """Refuses numbers that cannot work, by name, before anything is loaded."""
+    """Raises ConfigError naming a setting that cannot work, before anything is loaded."""
     if config.engine == "real" and not config.synthetic and config.drafter in ("", "none"):
         raise ConfigError("draft.drafter: required and not given")
     check_worker("draft", config)

@@ -1,9 +1,8 @@
-"""How long one draft pass takes, measured on this device: sequences in the pass against context
-length.
+"""Measures the cost curve of a drafter: seconds of a draft pass by sequences and context length.
 
 A pass is what a round costs: the block forward, the sequential walk, the confidence. Points are
-visited in turns, so that a busy moment of the machine spoils one sample of many points and not one
-point; medians are reported.
+measured in turns, so that a busy moment of the machine spoils one sample of many points and not all
+samples of one; medians are reported.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ def cost_curve(engine: DraftEngine) -> Curve | None:
 
 
 def measure(engine: DraftEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
-    """Times every point several times within the budget. Only while nobody is served."""
+    """Times every point several times within the budget, before the process serves. None where no
+    point fits the pool."""
     size = engine.config.page_size
     room = engine.held.pages_total // 2
     block = engine.drafter.config.block_size
@@ -69,7 +69,7 @@ def measure(engine: DraftEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
 
 
 def _pages(context: int, page_size: int) -> int:
-    """Of one sequence that is timed at this context."""
+    """Number of pages of one sequence that is timed at this context."""
     return -(-(context + 1) // page_size)
 
 

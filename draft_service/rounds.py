@@ -1,12 +1,11 @@
-"""Rounds with one verifier: contexts opened, orders taken with their rows, blocks sent back, in one
-stream.
+"""Rounds with one verifier over one stream: opens contexts, takes orders with their rows, sends
+blocks.
 
-All of it happens on the thread that owns the device; who reads the stream only hands on what came.
-Rows are taken in as they come, so that the context of a large order is under way before its last
-part is here, and nothing waits for a watermark. A message that does not fit breaks the protocol:
-the stream ends with the field's name, and the verifier, who loses drafts and nothing else, begins
-anew. The stream is the lease of its contexts: when it ends, or nothing comes for too long, they are
-freed.
+Commands are handled on the thread that owns the device; the stream's reader only queues them. Rows
+are ingested as they arrive, so that most of a large order's context is done before its last part is
+here, and nothing waits for a watermark. An invalid message breaks the protocol: the stream ends
+with the field's name, and the verifier, which loses drafts and nothing else, opens a new one. The
+stream is the lease of its contexts: when it ends, or is silent for too long, they are freed.
 """
 
 from __future__ import annotations
@@ -58,22 +57,22 @@ BOUNDS = Bounds(
         5: Bounds({2: ("rows.features", MAX_MESSAGE)}),
     },
 )
-LEAST_LEASE_S = 30.0  # a verifier with nothing else to say lists its contexts every ten seconds
+LEAST_LEASE_S = 30.0  # an idle verifier lists its contexts every ten seconds
 MAX_OPEN_ORDERS = 64  # of one stream; a verifier has one or two
 
 
 class _Arriving:
-    """An order whose rows are on their way."""
+    """An order whose feature rows have not all arrived."""
 
     def __init__(self, order: orders.Order, numbers: Sequence[int]) -> None:
         self.order = order
-        self.numbers = numbers  # of the contexts here
-        self._row = self._within = 0  # the sequence whose rows come next, and how many of its came
+        self.numbers = numbers  # of its sequences, at this drafter
+        self._row = self._within = 0  # next sequence to fill, and its rows so far
         self.missing = sum(order.rows)
 
     def take(self, rows: Any) -> list[RowRun]:
-        """The next rows [r, H] of the order, cut by sequence. Raises PeerError for more than there
-        are to come."""
+        """Splits the next rows [r, H] of the order by sequence. Raises PeerError for more rows than
+        are missing."""
         order, row, within, count = self.order, self._row, self._within, len(rows)
         if count > self.missing:
             raise PeerError(f"rows.features: {count} rows where {self.missing} are to come")
@@ -94,8 +93,8 @@ class _Arriving:
 
 
 class Rounds:
-    """One stream. post: makes the device thread run something; say: takes events to the verifier;
-    failed: is told why the stream ends."""
+    """Rounds over one stream. post: queues a job for the device thread; say: sends an event to the
+    verifier; failed: ends the stream with an error."""
 
     def __init__(
         self,
@@ -109,20 +108,21 @@ class Rounds:
         self._drafting, self._post, self._say, self._failed = drafting, post, say, failed
         self._rows_received = worker.metrics.feature_rows.labels(direction="received")
         self._owner = new_owner()
-        self._inbox: deque[tuple[draft_pb2.RoundsCommand, int]] = deque()  # and their bytes
+        self._inbox: deque[tuple[draft_pb2.RoundsCommand, int]] = deque()  # and its size in bytes
         self._backlog = Backlog()
         self._posted = self._over = False
         self._heard_at = time.monotonic()
         self._verifier: int | None = None
         self._sequences: dict[tuple[int, int], SamplingParams] = {}  # by sequence and epoch
         self._arriving: _Arriving | None = None
-        self._last = self._open = 0  # order
+        self._last = self._open = 0  # number of the last order; orders without an answer
         worker.draining.listen(self._say_draining)
 
-    # From the threads of a stream.
+    # Called on the threads of a stream.
 
     def hear(self, read: Read[draft_pb2.RoundsCommand]) -> None:
-        """The next command. Raises what is wrong with it, as far as its size says so."""
+        """Queues the next command. Raises InvalidRequest for one that is too large, Overloaded
+        where too many wait."""
         self._heard_at = time.monotonic()
         command, too_large, size = read
         if too_large is not None:
@@ -134,8 +134,8 @@ class Rounds:
             self._post(self._turn)
 
     def left_s(self) -> float:
-        """Seconds until its lease ends, if nothing comes. Raises Unavailable when it has ended: a
-        verifier that hangs with its connection up may not hold its contexts for ever."""
+        """Seconds until the lease ends if no command arrives. Raises Unavailable when it has ended:
+        a verifier that hangs with an open connection must not hold its contexts for ever."""
         lease_s = max(self._engine.config.lease_s, LEAST_LEASE_S)
         left = self._heard_at + lease_s - time.monotonic()
         if left > 0:
@@ -145,7 +145,7 @@ class Rounds:
         raise Unavailable(f"lease: nothing came for {lease_s:g} s")
 
     def close(self) -> None:
-        """The stream is over, and so is everything that was opened through it."""
+        """Ends the stream; frees everything that was opened through it."""
         self._worker.draining.leave(self._say_draining)
         self._post(self._free)
 
@@ -164,7 +164,7 @@ class Rounds:
         log.info("rounds.ended", sequences=freed)
 
     def _turn(self) -> None:
-        """Everything that came."""
+        """Handles all queued commands; an error ends the stream."""
         self._posted = False
         try:
             while self._inbox and not self._over:
@@ -206,7 +206,7 @@ class Rounds:
                 self._close_contexts([(ref.sequence, ref.epoch) for ref in command.close.sequences])
             case "keep":
                 wanted = {(ref.sequence, ref.epoch) for ref in command.keep.sequences}
-                # a word of it got lost
+                # a message that closes them was lost
                 self._close_contexts([at for at in self._sequences if at not in wanted])
             case _:
                 raise PeerError("command: is empty")
@@ -283,21 +283,21 @@ class Rounds:
         self._rows_came(message.features)
 
     def _rows_came(self, features: types_pb2.TensorChunk) -> None:
-        """Rows that cannot be taken in leave blocks empty, by the watermarks that they leave
-        behind."""
+        """Ingests rows of the order that is arriving. Rows that fail leave the watermark behind,
+        and so the block empty."""
         arriving = self._arriving
         assert arriving is not None
         runs = arriving.take(self._engine.read_rows(features, max(arriving.missing, 1)))
         try:
             self._engine.ingest_many(runs)
-        # of one order, perhaps of one sequence, and the others need none of it
+        # Concerns one order, perhaps one sequence; the others go on.
         except Exception as error:
             log.error("rows.failed", exc_info=error)
         if not arriving.missing:
             self._complete(arriving)
 
     def _complete(self, arriving: _Arriving) -> None:
-        """All of it is there."""
+        """Asks for the blocks of an order whose rows are all here."""
         self._arriving = None
         order = arriving.order
         asked: list[DraftItem | Block] = []
@@ -321,7 +321,7 @@ class Rounds:
         if self._over:
             return
         if drafted.blocks is None:
-            # Failing is a matter of speed, never of the answer: empty blocks, and a loud log.
+            # A failed pass costs speed, never the answer: blocks are empty, the error is logged.
             self._metrics.refusals.labels(reason="internal").inc(len(asked))
             made = [self._engine.spoilt(each.cursor) for each in asked]
         else:

@@ -1,5 +1,4 @@
-"""A port of its own for rounds, whose messages pass no event loop: a stream is two threads that
-block.
+"""The server of the rounds port: a stream is served by two blocking threads, without an event loop.
 
 Access, TLS, bounds and statuses are those of `GrpcServer`.
 """
@@ -43,8 +42,8 @@ Event = draft_pb2.RoundsEvent
 
 
 class RoundsServer:
-    """open_rounds: makes a stream, given what takes its events to the verifier and what ends it,
-    both to be called on any thread. Listens from the start."""
+    """Serves rounds from its construction on. open_rounds: makes the `Rounds` of a stream from two
+    callbacks, one for its events and one for the error that ends it; any thread may call them."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class RoundsServer:
         self._server.start()
 
     def close(self) -> None:
-        """Ends every stream; waits a little for their threads."""
+        """Ends every stream; waits up to START_STOP_S for their threads."""
         self._server.stop(0).wait(START_STOP_S)
 
     def _answer(self, commands: Iterator[Command], context: Any) -> Iterator[Event]:
@@ -80,7 +79,7 @@ class RoundsServer:
             yield from self._events(commands, context)
         except Exception as error:
             if not context.is_active():
-                return  # nobody is there to be told
+                return  # the caller has left
             code, details, trailing = status_of(METHOD, error)
             context.set_trailing_metadata(trailing)
             context.abort(code, details)

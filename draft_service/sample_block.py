@@ -1,10 +1,10 @@
-"""The sequential walk over a block: slot by slot, each told the token drawn before it, then the
-confidence.
+"""The sequential walk over a block: draws slot by slot, each given the token before it, then reads
+the confidence.
 
 Invariant 3, q sent is q sampled: a slot's token is drawn from the very float32 numbers that go into
 the block, cut to the most likely entries and renormalised. Greedy sequences send one entry, coupled
-ones none. Confidence of slot k knows the tokens before slot k and never its own, and leaves here
-calibrated.
+ones none. The confidence of slot k depends on the tokens before slot k and never on its own; it is
+calibrated here.
 
 Symbols: n sequences, k slots, V vocabulary, K entries.
 """
@@ -32,7 +32,7 @@ NAMES: dict[Rule, RuleName] = {Rule.TOKEN: "token", Rule.BLOCK: "block", Rule.CO
 
 
 class SampledBlock(NamedTuple):
-    """What was drawn for every slot of every sequence."""
+    """The tokens drawn for every sequence, what they were drawn from, and their confidence."""
 
     token_ids: npt.NDArray[np.int64]  # [n, k]
     q_ids: npt.NDArray[np.uint32]  # [n, k, K]
@@ -50,13 +50,12 @@ def sample_block(
     *,
     slots: int,
     entries: int,
-    shapers: Sequence[Shaper | None]
-    | None = None,  # [n], have counted what comes before the anchors
-    masks: Sequence[bytes] = (),  # [n] of first slots, see `first_masked`; or none
+    shapers: Sequence[Shaper | None] | None = None,  # [n], counted up to the anchors
+    masks: Sequence[bytes] = (),  # [n] for first slots, see `first_masked`; or none
     waits: bool | None = None,
 ) -> SampledBlock:
-    """Draws k tokens for each of n sequences. Without waits, as on a card, only the end of it waits
-    for the device."""
+    """Draws k tokens for each of n sequences. Without `waits`, as on a GPU, only the final copy
+    waits for the device. Raises FloatingPointError where numbers are not finite."""
     device = anchor_ids.device
     waits = device.type == "cpu" if waits is None else waits
     columns = SamplingColumns.of(all_params, device)
@@ -99,7 +98,7 @@ def sample_block(
 def _calibrated(
     logits: npt.NDArray[np.float32], calibration: Calibration, all_params: Sequence[SamplingParams]
 ) -> npt.NDArray[np.float32]:
-    """[n, k] -> [n, k] in [0, 1]."""
+    """Calibrated confidences [n, k] in [0, 1] of logits [n, k]."""
     fits: list[tuple[Bucket, RuleName]] = [
         ("greedy" if params.greedy else "sampled", NAMES[params.rule]) for params in all_params
     ]

@@ -1,4 +1,4 @@
-"""The Draft servicer: what this drafter is, when it leaves, rounds with every verifier."""
+"""The Draft servicer: describes the drafter, announces its leaving, runs rounds with verifiers."""
 
 from __future__ import annotations
 
@@ -77,14 +77,13 @@ class DraftService(draft_pb2_grpc.DraftServicer):
         request_iterator: AsyncIterator[Read[draft_pb2.RoundsCommand]],
         context: grpc.aio.ServicerContext,
     ) -> AsyncGenerator[draft_pb2.RoundsEvent, None]:
-        """On the port that everything else is on: for verifiers that cannot reach the rounds'
-        own."""
+        """Serves rounds on the main port, for verifiers that cannot reach the rounds port."""
         loop = asyncio.get_running_loop()
         outbox: Outbox[draft_pb2.RoundsEvent] = Outbox(self._worker.metrics)
 
         def soon(what: Callable[[Any], None], said: object) -> None:
             with contextlib.suppress(RuntimeError):
-                # the loop has closed, and nobody waits any more
+                # the loop has closed, and the stream with it
                 loop.call_soon_threadsafe(what, said)
 
         rounds = self._open_rounds(partial(soon, outbox.put), partial(soon, outbox.fail))

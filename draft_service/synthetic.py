@@ -1,8 +1,8 @@
-"""A drafter without weights: the services of a real one around an engine that sleeps.
+"""The draft engine without weights, which sleeps for as long as a pass takes.
 
-What a block says, how sure it claims to be and how long a pass takes come from a file
-(`dspark.synthetic`). Contexts are opened, filled by feature rows and waited for as real ones are;
-what a row says of its sequence is all the drafter knows of it. No torch.
+Tokens and confidences of blocks and the time of a pass come from a file (`dspark.synthetic`).
+Contexts are opened and filled by feature rows as real ones are, and their rows are all that the
+drafter knows of a sequence. Without torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dspark.wire.v1 import types_pb2
 
 @dataclasses.dataclass(slots=True)
 class _Context(Context):
-    """Rows of one sequence, as far as anybody can tell from their bounds."""
+    """Which rows of one sequence are here, and the first token that they carry."""
 
     first_token: int | None = None
 
@@ -40,7 +40,7 @@ class _Context(Context):
 
 
 class SyntheticDraftEngine(DraftEngineCore):
-    """A drafter that sleeps."""
+    """A draft engine that sleeps instead of computing."""
 
     _contexts: ContextTable[_Context]
     calibrated = True
@@ -67,11 +67,11 @@ class SyntheticDraftEngine(DraftEngineCore):
 
     @staticmethod
     def load(config: DraftConfig) -> SyntheticDraftEngine:
-        """Reads the file."""
+        """Makes the engine of the file that the configuration names."""
         return SyntheticDraftEngine(load_spec(config.synthetic or ""), config)
 
     def cost_curve(self) -> Curve:
-        """What a profiler would have measured."""
+        """The cost curve that a profiler would have measured."""
         sizes, contexts, seconds = self.spec.draft.announced()
         return Curve(np.array(sizes), np.array(contexts), np.array(seconds), "synthetic")
 
@@ -87,7 +87,7 @@ class SyntheticDraftEngine(DraftEngineCore):
         context = self._contexts.admit(chunk)
         if isinstance(context, Refusal):
             return context
-        if context.first_token is None:  # every row of a sequence says the same
+        if context.first_token is None:  # every row of a sequence carries the same
             try:
                 context.first_token = first_token(chunk.rows)
             except PeerError as error:
@@ -98,7 +98,7 @@ class SyntheticDraftEngine(DraftEngineCore):
     # -- rounds -----------------------------------------------------------------------------
 
     def draft(self, items: Sequence[DraftItem]) -> list[Block]:
-        """Blocks, after the time that passes over these sequences take."""
+        """One block per item, in order, after the time that passes over them take."""
         began = time.perf_counter_ns()
         blocks = [self._empty(item) for item in items]
         runnable = [index for index, block in enumerate(blocks) if block is None]
