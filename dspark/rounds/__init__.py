@@ -1,2 +1,2 @@
-"""How much of a block is verified, and the round between a verifier and its drafters: pure, time is
-passed in."""
+"""Verification policies, and the rounds between a verifier and its drafters: pure, time is passed
+in."""

@@ -1,7 +1,6 @@
-"""How much of a round belongs to an answer.
+"""Cuts the tokens of a round where its answer ends.
 
-Pure. The verifier and the coordinator both cut a round where the answer ends, and must agree, so
-there is one function.
+Pure. The verifier and the coordinator both make this cut and must agree, so there is one function.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ def kept(tokens: Sequence[int], room: int, stop_ids: frozenset[int]) -> tuple[in
     """How many of these leading tokens an answer with `room` tokens left may commit, and whether
     they end it.
 
-    A stop token inside an accepted prefix ends the answer there; what was accepted behind it was
-    never said.
+    A stop token inside an accepted prefix ends the answer there; tokens accepted behind it are
+    dropped.
     """
-    if len(tokens) < room and (not stop_ids or stop_ids.isdisjoint(tokens)):  # nearly always
+    if len(tokens) < room and (not stop_ids or stop_ids.isdisjoint(tokens)):  # the common case
         return len(tokens), False
     for index, token in enumerate(tokens[:room]):
         if token in stop_ids:

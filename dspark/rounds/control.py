@@ -1,9 +1,9 @@
-"""What a coordinator and the rounds of one verifier tell each other, in plain nouns.
+"""The messages between a coordinator and the rounds of one verifier, as plain types.
 
-Down go sequences with all that an engine needs of them, the drafters that may be asked, plans,
-acknowledgements and releases; up come reports of passes, sequences that are gone, and how drafters
-are found. The loop itself sees the parts of this that are numbers (`events`, `plan`). Services
-carry it over a stream, a simulator by a call.
+The coordinator sends sequences with all that an engine needs of them, drafters, plans,
+acknowledgements and releases. The verifier sends reports of passes, sequences that are gone, and
+the health of drafters. The loop itself uses the parts that are numbers (`events`, `plan`). Services
+carry the messages over a stream, a simulator by calls.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from dspark.types import Draws, RefusalReason, SamplingParams, ScoredPrompt, Sco
 
 
 class Admission(NamedTuple):
-    """A sequence, new or moved here from elsewhere."""
+    """A sequence for this verifier, new or moved from another one."""
 
     admit: Admit  # prompt_len is the number of token_ids
-    token_ids: Sequence[int]  # the prompt, and whatever of the answer was committed before
+    token_ids: Sequence[int]  # the prompt, and the tokens of the answer committed before
     params: SamplingParams
     longest: int  # tokens it will reach at most, prompt included
     keep_rows: bool  # keep projected feature rows for drafters to come
     cache_salt: str = ""  # prefixes are shared among equals
-    # likeliest tokens told at every position; None tells nothing
+    # number of likeliest tokens to report at every position; None: no report
     prompt_logprobs: int | None = None
-    # its client can have the same draws again: `PassReport.draws` leave them out
+    # its client can repeat its draws, so `PassReport.draws` leave them out
     repeatable: bool = False
 
 
@@ -39,12 +39,12 @@ class Use(enum.IntEnum):
     """What a verifier may do with a drafter."""
 
     YES = 0
-    NO_NEW = 1  # it will leave: nobody is opened there any more
+    NO_NEW = 1  # it will leave: no sequence is opened there any more
     GONE = 2
 
 
 class DrafterAt(NamedTuple):
-    """A drafter by the number that plans name it by. A number is never given to another process."""
+    """A drafter, by the number that plans use for it. No other process ever gets that number."""
 
     drafter: int  # from 1 on
     endpoint: str
@@ -53,7 +53,7 @@ class DrafterAt(NamedTuple):
 
 
 class Started(NamedTuple):
-    """What is told of a prefill, beside its anchor."""
+    """What a prefill reports beside its anchor."""
 
     forward_s: float = 0.0  # from taking it in to the end of its last chunk
     cached_tokens: int = 0  # leading tokens that needed no pass
@@ -61,7 +61,7 @@ class Started(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Of one pass, in seconds by the verifier's clock."""
+    """Times of one pass, in seconds by the verifier's clock."""
 
     forward_s: float = 0.0  # device time of the pass, rule included
     round_s: float = 0.0  # see `RoundSpans`
@@ -76,11 +76,11 @@ class PassReport(NamedTuple):
     timing: Timing = Timing()
     context: float = 0.0  # mean committed length
     tokens: int = 0  # in the packed pass
-    prefill_tokens: int = 0  # of them those of prompts that rode along
-    started: Started | None = None  # of a prefill
+    prefill_tokens: int = 0  # of these, tokens of prompts in the same pass
+    started: Started | None = None  # for a prefill
     logprobs: Sequence[Sequence[ScoredToken]] = ()  # one per token of each round, where asked for
-    # [verified slots of all rounds, 2] chance to get to a slot, and to keep it too; NaN where
-    # outcomes alone are known
+    # [verified slots of all rounds, 2] chance that a slot is reached, and that it is accepted too;
+    # NaN where outcomes alone are known
     labels: npt.NDArray[np.float32] | None = None
     draws: tuple[Draws, ...] = ()  # what the rule saw of the drafted tokens, by drafter version
     pages_free: int = 0
@@ -106,22 +106,22 @@ Up = PassReport | Released | Refused | DrafterEvent | Draining
 
 
 class Listener(Protocol):
-    """Whoever hears a verifier; called on the event loop, in the order in which things happened."""
+    """Receives a verifier's news, on the event loop, in the order in which things happened."""
 
     def heard(self, news: Sequence[Up]) -> None: ...
 
     def lost(self, why: str) -> None:
-        """Nothing more will come, and nothing that is told arrives. Once."""
+        """Called once, when the verifier is lost: no news follow, and orders no longer arrive."""
 
 
 class RoundsPort(Protocol):
     """The rounds of one verifier process. Never blocks."""
 
     def tell(self, orders: Sequence[Down]) -> None:
-        """In this order, before anything that is told later. After `lost` it goes nowhere."""
+        """Sends orders, in this order and before all later ones. After `lost` they are dropped."""
 
     def listen(self, listener: Listener) -> None:
-        """Before anything is told."""
+        """Sets the listener, before the first `tell`."""
 
     def close(self, why: str) -> None:
-        """Lets the verifier go; all its sequences are freed there. The listener is told `lost`."""
+        """Ends the session: the verifier frees all its sequences, and the listener gets `lost`."""

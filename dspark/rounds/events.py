@@ -1,8 +1,8 @@
-"""What `RoundLoop` is told and what it asks for: plain tuples, without tensors, streams or tokens
-of a block.
+"""The events that `RoundLoop` takes and the actions it returns: plain tuples, without tensors,
+streams or tokens of a block.
 
-Ids, probabilities and rows of a block stay with whoever drives the loop, who finds them by order
-and sequence. Orders and passes have numbers that are never used twice by one loop.
+Token ids, probabilities and rows of a block stay with the loop's driver, which finds them by order
+and sequence. A loop never uses the number of an order or a pass twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 class How(enum.Enum):
     """How a sequence is released."""
 
-    SETTLE = "settle"  # what was drawn is reported first: for everything that is decided
+    SETTLE = "settle"  # after a report of what was drawn: for every decision to take it out
     DROP = "drop"  # at once: after its end, or when its client left
 
 
@@ -23,9 +23,9 @@ class Why(enum.Enum):
     """Why a sequence is gone that the coordinator did not release."""
 
     NO_PAGES = "no pages"  # its prompt did not fit
-    OUT_OF_PAGES = "out of pages"  # the youngest makes room
-    FAILED = "failed"  # its pass did, or it could not be in one
-    # admitted under an epoch that is not above all seen, or beside itself
+    OUT_OF_PAGES = "out of pages"  # the youngest sequence makes room
+    FAILED = "failed"  # its pass failed, or it could not be put into one
+    # admitted under an epoch that is not above all seen, or while it is still here
     STALE_EPOCH = "stale epoch"
 
 
@@ -33,14 +33,14 @@ class Why(enum.Enum):
 
 
 class Admit(NamedTuple):
-    """A sequence arrives; its tokens are the driver's."""
+    """A sequence arrives; the driver keeps its tokens."""
 
     sequence: int
     epoch: int
     prompt_len: int
     room: int  # tokens the answer may grow by
     stop_ids: frozenset[int] = frozenset()
-    drafter: int = 0  # 0: nobody drafts for it yet
+    drafter: int = 0  # 0: none yet
 
 
 class Prefilled(NamedTuple):
@@ -50,7 +50,7 @@ class Prefilled(NamedTuple):
 
 
 class PrefillRefused(NamedTuple):
-    """Its prompt found no pages, or was called back before its first token was drawn."""
+    """A prompt found no pages, or was called back before its first token was drawn."""
 
     sequence: int
     epoch: int
@@ -71,7 +71,7 @@ class Release(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """Everything that is wanted, now and then: a word of what else was dropped got lost."""
+    """Lists all wanted sequences, now and then: for any other here, a release was lost."""
 
     wanted: frozenset[tuple[int, int]]  # sequence, epoch
 
@@ -86,14 +86,14 @@ class BlocksCame(NamedTuple):
 
 
 class DrafterLost(NamedTuple):
-    """Its stream broke, or somebody else answers there now."""
+    """A drafter's stream broke, or another process answers at its address."""
 
     drafter: int
     why: str = "lost"
 
 
 class DrafterReady(NamedTuple):
-    """So many rows of a sequence have come to a drafter over the bulk stream."""
+    """A drafter holds rows of a sequence up to a watermark, received over the bulk stream."""
 
     drafter: int
     sequence: int
@@ -120,10 +120,10 @@ class PassEnded(NamedTuple):
 
 
 class SessionLost(NamedTuple):
-    """The coordinator is gone; so is everything that was held for it."""
+    """The coordinator is gone; every sequence that was held for it is dropped."""
 
 
-# Actions out. They are to be carried out in order.
+# Actions out, to be carried out in order.
 
 
 class Prefill(NamedTuple):
@@ -132,8 +132,8 @@ class Prefill(NamedTuple):
 
 
 class CallBackPrefill(NamedTuple):
-    """To be answered by Prefilled where the first token is drawn already, and by PrefillRefused
-    where it is not."""
+    """Cancels a prefill. The driver answers with Prefilled where the first token is drawn already,
+    else with PrefillRefused."""
 
     sequence: int
     epoch: int
@@ -152,9 +152,9 @@ class CloseAtDrafter(NamedTuple):
 
 
 class SendRows(NamedTuple):
-    """Feature rows start .. stop - 1, over the bulk stream, those that are not on their way: rows
-    of a prompt may go to its drafter as they are made. To be answered by DrafterReady when they
-    have come."""
+    """Sends feature rows start .. stop - 1 over the bulk stream, but for those already on their
+    way: rows of a prompt may be sent as they are made. The driver answers with DrafterReady when
+    they have arrived."""
 
     drafter: int
     sequence: int
@@ -182,7 +182,7 @@ class SendOrder(NamedTuple):
 
 
 class PassRow(NamedTuple):
-    """The anchor and the first `prefix` slots of the block that order `order` brought."""
+    """A sequence in a pass: its anchor, and the first `prefix` slots of the block of `order`."""
 
     sequence: int
     epoch: int
@@ -211,9 +211,7 @@ class RoundReport(NamedTuple):
     confidence: Sequence[float] = ()  # of the drafted slots
     why_empty: str = ""
     drafter: int = 0
-    forced: tuple[
-        bool, ...
-    ] = ()  # of each token, whether its form left nothing else; empty where all had a choice
+    forced: tuple[bool, ...] = ()  # by token, whether its form allowed no other; empty: none
     forbidden: bool = False  # whether a form forbids the drafted token behind the accepted ones
 
 
@@ -226,17 +224,17 @@ class Report(NamedTuple):
 
 
 class Released(NamedTuple):
-    """It is gone, and nothing that was drawn for it is still to come."""
+    """A sequence is gone, and no report of it follows."""
 
     sequence: int
     epoch: int
     rounds: int  # reported
     committed_len: int
-    why: Why | None = None  # None: as the coordinator wished
+    why: Why | None = None  # None: the coordinator released it
 
 
 class DrafterEvent(NamedTuple):
-    """How the verifier finds a drafter; health is per pair."""
+    """The health of a drafter as this verifier sees it; health is per pair."""
 
     drafter: int
     what: str  # late, full, silent, or lost or malformed and why

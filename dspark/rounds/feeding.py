@@ -1,4 +1,4 @@
-"""Which drafter holds the context of a sequence, and which feature rows it still needs. Pure.
+"""Decides which drafter holds a sequence's context, and which feature rows it is sent. Pure.
 
 A drafter's state is soft (invariant R10): losing it costs drafts, and nothing else. Invariant R11:
 rows travel without a gap, a few with the order and many over the bulk stream; while some are
@@ -17,7 +17,7 @@ Ask = Callable[[Action], object]
 
 
 def feed_by(sequence: SequenceState, drafter: int, most: int, ask: Ask) -> None:
-    """Prepares another drafter, or none for 0."""
+    """Prepares another drafter for a sequence; 0 closes it at every drafter."""
     if drafter == sequence.drafter:
         _stop_feeding(sequence, ask)
     elif drafter == 0:
@@ -31,8 +31,8 @@ def feed_by(sequence: SequenceState, drafter: int, most: int, ask: Ask) -> None:
 
 
 def send_rows(sequence: SequenceState, start: int, most: int, ask: Ask) -> None:
-    """To whoever is being fed: with the next order, if they are at most `most`, else over the bulk
-    stream."""
+    """Sends rows from `start` on to the drafter being fed: with the next order, if they are at most
+    `most`, else over the bulk stream."""
     stop = sequence.committed_len - 1
     if stop - start > most:
         ask(SendRows(sequence.feeding, sequence.number, sequence.epoch, start, stop))
@@ -41,8 +41,8 @@ def send_rows(sequence: SequenceState, start: int, most: int, ask: Ask) -> None:
 
 
 def came(sequence: SequenceState, event: DrafterReady) -> bool:
-    """Rows arrived; False when they are of no use any more. Whoever they came to is taken over
-    between rounds."""
+    """Notes that rows arrived at a drafter, which takes over between rounds; False when they are of
+    no use any more."""
     wanted = sequence.state is not PREFILL and event.drafter == sequence.feeding
     if not wanted or not 0 <= event.watermark < sequence.committed_len:
         return False
@@ -51,8 +51,8 @@ def came(sequence: SequenceState, event: DrafterReady) -> bool:
 
 
 def take_over(sequence: SequenceState, most: int, ask: Ask) -> None:
-    """Between rounds: a drafter whose rows came drafts from now on, if at most `most` are missing
-    by now."""
+    """Lets a drafter whose rows arrived draft from now on, if at most `most` are missing by now;
+    else sends these. Called between rounds."""
     if sequence.ready is None:
         return
     drafter, rows = sequence.ready
@@ -66,7 +66,7 @@ def take_over(sequence: SequenceState, most: int, ask: Ask) -> None:
 
 
 def resend(sequence: SequenceState, start: int, most: int, ask: Ask) -> None:
-    """Its drafter lacks rows from `start` on: no drafts until they were sent."""
+    """Sends its drafter the rows it lacks, from `start` on; there are no drafts until then."""
     drafter, sequence.drafter = sequence.drafter, 0
     _stop_feeding(sequence, ask)
     sequence.feeding = drafter
@@ -74,13 +74,13 @@ def resend(sequence: SequenceState, start: int, most: int, ask: Ask) -> None:
 
 
 def reopen(sequence: SequenceState, most: int, ask: Ask) -> None:
-    """Its drafter has forgotten it: all over again."""
+    """Opens the sequence anew at its drafter, which has forgotten it, and sends all rows."""
     drafter, sequence.drafter = sequence.drafter, 0
     feed_by(sequence, drafter, most, ask)
 
 
 def lost(sequence: SequenceState, drafter: int) -> None:
-    """That drafter is gone; there is nobody left to tell."""
+    """Forgets a drafter that is gone, without a message to it."""
     if sequence.drafter == drafter:
         sequence.drafter = 0
     if sequence.feeding == drafter:
@@ -88,7 +88,7 @@ def lost(sequence: SequenceState, drafter: int) -> None:
 
 
 def close(sequence: SequenceState, ask: Ask) -> None:
-    """No drafter any more."""
+    """Closes the sequence at its drafter and at the one being fed."""
     if sequence.drafter:
         ask(CloseAtDrafter(sequence.drafter, sequence.number, sequence.epoch))
         sequence.drafter = 0

@@ -1,7 +1,7 @@
-"""How sequences leave a verifier, and who leaves when pages run out. Pure.
+"""How sequences leave a verifier, and which one leaves when pages run out. Pure.
 
-Invariant R6: whoever settles has everything that was drawn for it reported first. Its pages come
-free at once where it is in no pass, else when the pass has ended.
+Invariant R6: a sequence that settles leaves after everything drawn for it is reported. Its pages
+are freed at once where it is in no pass, else when the pass has ended.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Leaving:
         ask: Callable[[Action], object],
     ) -> None:
         self._live, self._cache, self._passes, self._ask = live, cache, passes, ask
-        self.given_back = False  # pages came free
+        self.given_back = False  # pages were freed
 
     def settle(self, sequence: SequenceState) -> None:
-        """It leaves once everything that is being drawn for it has been reported."""
+        """Lets a sequence leave once everything that is being drawn for it is reported."""
         calling_back = sequence.state is PREFILL
         sequence.apply(SETTLE)
         if calling_back:
@@ -46,7 +46,7 @@ class Leaving:
             self.gone(sequence, sequence.leaving)
 
     def settled(self, sequence: SequenceState) -> None:
-        """What was being drawn has been reported, or will not be drawn."""
+        """Ends a settling sequence: what was being drawn is reported, or will not be drawn."""
         sequence.apply(SETTLED)
         self.gone(sequence, sequence.leaving)
 
@@ -57,8 +57,8 @@ class Leaving:
         self._ask(Released(number, epoch, sequence.round, sequence.committed_len, why))
 
     def drop(self, sequence: SequenceState) -> None:
-        """At once, whatever is being drawn: it ended, its client left, or nobody is there to be
-        told."""
+        """Ends a sequence at once, whatever is being drawn: it has ended, or neither its client nor
+        its coordinator wants it any more."""
         if sequence.state is PREFILL:
             self._ask(CallBackPrefill(sequence.number, sequence.epoch))
         sequence.apply(DROPPED)
@@ -67,17 +67,17 @@ class Leaving:
             self.free(sequence)
 
     def free(self, sequence: SequenceState) -> None:
-        """Gives back its pages; whoever waits for some may ask again."""
+        """Frees a sequence's pages; sequences that wait for some may ask again."""
         self._cache.free(sequence.number, sequence.epoch)
         self.given_back = True
         for each in self._live.values():
             each.starved = False
 
     def make_room(self, sequence: SequenceState) -> bool:
-        """A sequence found no page: the youngest of all settles. Whether to ask again at once.
+        """Lets the youngest of all settle, as a sequence found no page. Whether to ask again at
+        once.
 
-        Who that is has nothing to do with what was drawn. One at a time: while one is on its way
-        out the others wait.
+        The choice does not depend on what was drawn. One leaves at a time; the others wait.
         """
         staying = [each for each in self._live.values() if each.state is not SETTLING]
         if len(staying) == len(self._live):

@@ -1,16 +1,15 @@
-"""The rounds of one verifier: what it is told goes in, what is to be done comes out. Pure: no IO,
-time is passed in.
+"""The rounds of one verifier: takes events, returns actions. Pure: no IO, time is passed in.
 
 A round: an order for a block leaves with the rows of what was committed, the block comes back, its
 prefix is fixed by the terms that were frozen with the order, a pass judges it, the verdict is
-reported, and the next order leaves. The coordinator is not on that way: it plans rounds to come,
-acknowledges what it has committed, and takes sequences back.
+reported, and the next order leaves. The coordinator has no part in this: it plans rounds to come,
+acknowledges what it has committed, and releases sequences.
 
 Invariants, beside those of `plan`, `orders`, `passes`, `feeding` and `bounds`:
 R1. Nothing that follows from a block leaves before its prefix is fixed.
 R4. A sequence asks for one block per anchor. An empty one uses the anchor up, whatever made it
     empty.
-R6. What was drawn is reported, or lost with its session. Everything that is decided settles; DROP
+R6. What was drawn is reported, or lost with its session. Sequences that are taken out settle; DROP
     is for sequences that ended and clients that left.
 R8. No round begins while more than `window` rounds are reported and not acknowledged.
 """
@@ -70,29 +69,27 @@ from dspark.rounds.state import (
     SequenceState,
 )
 
-BETWEEN = (IDLE, HELD)  # rounds
-# by a drafter: all of its context, or rows that were sent
+BETWEEN = (IDLE, HELD)  # states between rounds
+# Why a block is empty: its drafter forgot the whole context, or lost rows that were sent.
 FORGOTTEN, LOST = (
     "unknown sequence",
     "rows lost",
 )
-REMEMBERED = 1 << 16  # sequences whose last epoch is known after they are gone
+REMEMBERED = 1 << 16  # sequences whose last epoch is remembered after they are gone
 
 
 class RoundLoop:
-    """Feed it what happened; carry out what it returns, in order."""
+    """One verifier's loop: `feed_all` takes events and returns actions to carry out in order."""
 
     def __init__(self, cache: KVCache, waits: Waits | None = None) -> None:
         self.plan = Plan()
-        self.counts: Counter[str] = Counter()  # of everything that came and was of no use
+        self.counts: Counter[str] = Counter()  # events that were of no use, by kind
         self._waits = waits or Waits()
         self._live: dict[int, SequenceState] = {}
-        self._epochs: dict[
-            int, int
-        ] = {}  # the highest that was seen of each sequence, the latest ones last
+        self._epochs: dict[int, int] = {}  # the highest seen of each sequence, latest last
         self._orders, self._passes = Orders(self._waits), Passes(cache)
         self._out: list[Action] = []
-        # when a cohort goes on without those that are not acknowledged
+        # when a cohort goes on without sequences that wait for an acknowledgement
         self._patient_until: float | None = None
         self._leaving = Leaving(self._live, cache, self._passes, self._ask)
         self._handlers: dict[type, Callable[[Any, float], None]] = {
@@ -111,8 +108,8 @@ class RoundLoop:
         }
 
     def feed_all(self, told: Sequence[Told | Plan], now: float) -> list[Action]:
-        """Everything that came together, if anything did, so that what it sets free goes on
-        together. now: seconds, never falling."""
+        """Handles events that arrived together, or none, so that sequences they set free go on
+        together; returns the actions. now: seconds, never falling."""
         self._out = []
         for each in told:
             self._handlers[type(each)](each, now)
@@ -124,7 +121,7 @@ class RoundLoop:
         self._out.append(action)
 
     def next_at(self) -> float | None:
-        """When it is to be fed again, if nothing comes before."""
+        """When to call `feed_all` again, if no event arrives before; None: never."""
         due = [at for at in (self._orders.next_at(), self._patient_until) if at is not None]
         return min(due, default=None)
 
@@ -132,7 +129,7 @@ class RoundLoop:
         return len(self._live)
 
     def sequence(self, number: int) -> SequenceState | None:
-        """To look at; it changes here only."""
+        """The state of a sequence, to read only; None where it is not here."""
         return self._live.get(number)
 
     # From the coordinator.
@@ -140,7 +137,7 @@ class RoundLoop:
     def _admit(self, told: Admit, now: float) -> None:
         number, epoch = told.sequence, told.epoch
         if (live := self._live.get(number)) is not None and live.epoch == epoch:
-            # what runs goes on: its coordinator would think it gone
+            # what runs goes on: a `Released` would tell its coordinator that it is gone
             self.counts["admission of who is here"] += 1
             return
         if number in self._live or epoch <= self._epochs.get(number, -1):
@@ -193,7 +190,7 @@ class RoundLoop:
     def _session_lost(self, told: SessionLost, now: float) -> None:
         for sequence in list(self._live.values()):
             self._leaving.drop(sequence)
-        self._epochs.clear()  # another coordinator counts anew
+        self._epochs.clear()  # another coordinator numbers epochs anew
         self.plan = Plan()
 
     # From the engine.
@@ -329,14 +326,14 @@ class RoundLoop:
     # Rounds.
 
     def _go_on(self, now: float) -> None:
-        """Whoever may begin a round does, and cohorts that are complete are judged."""
+        """Begins the rounds that may begin, and the passes of cohorts that are complete."""
         again = True
         while again:
             self._leaving.given_back, self._patient_until = False, None
             self._step(now)
             for cohort in range(self.plan.cohorts):
                 self._begin(cohort, now)
-            again = self._leaving.given_back  # whoever starved can ask again
+            again = self._leaving.given_back  # sequences without pages can ask again
 
     def _step(self, now: float) -> None:
         plan, asked = self.plan, dict[int, list[tuple[SequenceState, Terms]]]()
@@ -363,7 +360,7 @@ class RoundLoop:
             self._ask(self._orders.send(drafter, rows, until))
 
     def _why_plain(self, sequence: SequenceState, terms: Terms) -> str:
-        """Why no block is asked for, or nothing."""
+        """Why no block is ordered, "" if one is. Resends rows that are too many for an order."""
         if sequence.ordered_len == sequence.committed_len:
             return sequence.why_empty or "anchor used"
         if terms.kind is OFF or terms.slots < 1:
@@ -380,7 +377,7 @@ class RoundLoop:
         return ""
 
     def _begin(self, cohort: int, now: float) -> None:
-        """Runs a pass of a cohort that has nobody to wait for: neither a block nor an
+        """Begins the pass of a cohort that has nothing to wait for: no pass, block or
         acknowledgement."""
         if self._passes.busy(cohort, self.plan.cohorts):
             return
@@ -393,7 +390,7 @@ class RoundLoop:
             elif sequence.state is ORDERED:
                 return
             elif sequence.state is HELD and not sequence.full:
-                # by the window alone: waited for as long as for a block
+                # held by the window alone: waited for as long as for a block
                 until = max(until, sequence.held_at + self._waits.deadline_s)
         if ready and until > now:
             self._patient_until = min(until, self._patient_until or until)

@@ -1,9 +1,9 @@
-"""Orders that are out at drafters: their deadlines, what came back, what is still owed. Pure; time
+"""Orders sent to drafters: their deadlines, and which replies arrived or are still owed. Pure; time
 is passed in.
 
-Invariant R5: a deadline is fixed when its order is sent and depends on nothing that comes back, so
-that being late says nothing of a block. A drafter that owes a reply is asked nothing more until it
-came, so a hung one costs a single deadline; one that stays silent is given up.
+Invariant R5: a deadline is fixed when its order is sent and depends on no reply, so that being late
+tells nothing about a block. A drafter that owes a reply gets no order until it arrives, so a hung
+one costs a single deadline; one that stays silent is given up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SLACK = 3.0  # expected drafts after which one is late
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long, and for what, drafters are waited for."""
+    """How long drafters are waited for, and how many rows travel with an order."""
 
     deadline_s: float = 0.5  # of an order, or SLACK times what the plan expects, if that is longer
     patience_s: float = 5.0  # a drafter that owes a reply for longer is given up
@@ -39,7 +39,7 @@ class _Order:
 
 
 class Orders:
-    """Of one verifier, to all its drafters."""
+    """The orders of one verifier to all its drafters."""
 
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
@@ -53,7 +53,7 @@ class Orders:
     def send(
         self, drafter: int, asked: Sequence[tuple[SequenceState, Terms]], until: float
     ) -> SendOrder:
-        """One order for several sequences. Invariant R2: their terms are frozen here."""
+        """Makes one order for several sequences. Invariant R2: their terms are frozen here."""
         self._last += 1
         rows = []
         for sequence, terms in asked:
@@ -95,7 +95,7 @@ class Orders:
         return [(number, order.drafter, order.rows) for number, order in late]
 
     def silent(self, now: float) -> set[int]:
-        """Drafters to give up."""
+        """Drafters that owed a reply for too long, to be given up."""
         return {order.drafter for order in self._owed.values() if now >= order.until}
 
     def lost(self, drafter: int) -> list[tuple[int, Sequence[SequenceState]]]:
@@ -111,7 +111,7 @@ class Orders:
         return gone
 
     def next_at(self) -> float | None:
-        """When to look again, if nothing happens before."""
+        """When the next deadline or patience ends; None without any."""
         return min(
             (order.until for order in (*self._open.values(), *self._owed.values())), default=None
         )

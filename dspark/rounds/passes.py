@@ -1,4 +1,4 @@
-"""Packed passes: whose turn it is, how much of each block is in, and what became of it. Pure.
+"""Packed passes: which cohort may run one, and which prefix of each block is in it. Pure.
 
 Invariant R3, no peeking: prefixes follow from frozen terms (`plan.prefixes`), and pages are asked
 for oldest first, so a prefix is cut to the pages there are, whatever its own total. Invariant R6: a
@@ -19,32 +19,30 @@ class KVCache(Protocol):
     """The verifier's cache, as rounds see it."""
 
     def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
-        """Makes room for an anchor, which stands at committed_len - 1, and as many of `slots` more
-        tokens as there are pages for: how many, or None when there is none for the anchor."""
+        """Makes room for an anchor, which stands at committed_len - 1, and up to `slots` more
+        tokens. Returns how many of those have pages; None when the anchor has none."""
         ...
 
     def free(self, sequence: int, epoch: int) -> None:
-        """Takes everything back. Never called while the sequence is in a pass."""
+        """Frees all pages of a sequence. Never called while the sequence is in a pass."""
         ...
 
 
-# Lets the youngest go, for a sequence that found no page: whether to ask again at once.
+# Takes out the youngest, for a sequence that found no page; returns whether to ask again at once.
 MakeRoom = Callable[[SequenceState], bool]
 
 
 class Passes:
-    """Passes that are asked for and not ended, one of each cohort at most."""
+    """Passes that have begun and not ended, one of each cohort at most."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
-        self._running: dict[
-            int, tuple[int, Sequence[SequenceState]]
-        ] = {}  # (cohort, rows) by number
+        self._running: dict[int, tuple[int, Sequence[SequenceState]]] = {}  # number: cohort, rows
         self._last = 0
 
     def busy(self, cohort: int, cohorts: int) -> bool:
-        """Whether a cohort has to wait for a pass to end. With two, one is queued while the other
-        is run."""
+        """Whether a cohort has to wait for a pass to end. With two cohorts, the pass of one is
+        queued while that of the other runs."""
         if cohorts == 1:
             return bool(self._running)
         return any(its == cohort for its, _ in self._running.values())
@@ -52,7 +50,7 @@ class Passes:
     def begin(
         self, cohort: int, ready: Sequence[SequenceState], make_room: MakeRoom
     ) -> RunPass | None:
-        """Fixes the prefixes of these sequences, and what is run; None when nobody found a page."""
+        """Fixes the prefixes of these sequences and begins a pass; None when none found a page."""
         rows = sorted(ready, key=lambda sequence: sequence.number)
         wanted = prefixes([each.block for each in rows], [each.terms for each in rows])
         taken = []
@@ -84,9 +82,9 @@ class Passes:
         return False
 
     def hold(self, sequence: SequenceState) -> bool:
-        """Whether a pass that has not ended holds it."""
+        """Whether the sequence is in a pass that has not ended."""
         return any(sequence in rows for _, rows in self._running.values())
 
     def ended(self, number: int) -> Sequence[SequenceState]:
-        """The rows of a pass, in their order."""
+        """Removes a pass that has ended; returns its rows, in their order."""
         return self._running.pop(number)[1]

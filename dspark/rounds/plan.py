@@ -1,11 +1,10 @@
-"""What the coordinator plans for the rounds to come, and the prefixes that follow from it. Pure
-numbers.
+"""The coordinator's plan for the rounds to come, and the prefixes that follow from it. Pure.
 
-A plan is made of finished rounds and meets the next order, never one that is out (invariant R2):
-its terms are frozen when the order of a block leaves, so they know nothing of that block. Invariant
-R3, no peeking: slot j is verified as long as every slot up to it reaches the price, which looks at
-confidences up to j alone; then the pass is cut by rank to a cap that was frozen, too. It is never
-cut down to a number that is a function of its own total.
+A plan is made from finished rounds and applies to the next order, never to one already sent
+(invariant R2): its terms are frozen when the order of a block is sent, so they do not depend on
+that block. Invariant R3, no peeking: slot j is verified if every slot up to it reaches the price,
+which depends on confidences up to j alone; then the pass is cut by rank to a cap that is frozen
+too. It is never cut to a number that is a function of its own total.
 
 Symbols: n sequences.
 """
@@ -34,7 +33,7 @@ OFF, FIXED, THRESHOLD, PRICE = PlanKind  # by name, as those of `state`
 
 
 class Terms(NamedTuple):
-    """What holds for one block; frozen when its order is sent."""
+    """The terms of one block, frozen when its order is sent."""
 
     kind: PlanKind
     slots: int = 0  # drafted
@@ -47,16 +46,16 @@ PLAIN = Terms(OFF)
 
 
 class SequencePlan(NamedTuple):
-    """What differs for one sequence."""
+    """The part of a plan that differs for one sequence."""
 
     terms: Terms | None = None  # instead of the plan's
-    drafter: int | None = None  # who shall draft for it: 0 nobody, None whoever does
+    drafter: int | None = None  # the drafter to use; 0: none, None: no change
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """For all rounds that begin while it is in force. It takes the place of the one before, in
-    whole, and has no expiry but the session's lease."""
+    """The plan of all rounds that begin while it is in force. It replaces the one before as a
+    whole, and expires with the session's lease alone."""
 
     number: int = 0
     terms: Terms = PLAIN
@@ -75,7 +74,7 @@ class Plan:
         return self.sequences.get(sequence, EVERYBODY)
 
     def terms_of(self, sequence: int) -> Terms:
-        """For the next order of this sequence."""
+        """Terms of the next order of this sequence."""
         return self.of(sequence).terms or self.terms
 
     def cohort(self, sequence: int) -> int:
@@ -88,8 +87,8 @@ EVERYBODY = SequencePlan()
 def prefixes(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[int]:
     """[n] slots to verify of each block, given the confidences of its slots; blocks may be empty.
 
-    Without arrays: a pass has a few hundred slots at most, and a core that has waited for it is
-    slow to wake them up.
+    Without arrays: a pass has a few hundred slots at most, and numpy is slow to start on a core
+    that was idle.
     """
     chosen = [_chosen(block, own) for block, own in zip(blocks, terms, strict=True)]
     cap = min((own.cap for own in terms), default=NO_CAP)
@@ -106,7 +105,7 @@ def prefixes(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[
 
 
 def _alive(block: Sequence[float]) -> Iterator[float]:
-    """Chance that each slot is still alive: what `survival` says of one block."""
+    """Chance that each slot of one block is still alive; see `survival`."""
     alive = 1.0
     for confidence in block:
         alive *= min(confidence, 1.0) if confidence > 0.0 else 0.0  # NaN is not above 0
@@ -129,11 +128,11 @@ def _chosen(block: Sequence[float], terms: Terms) -> int:
 
 
 def _capped(worth: Sequence[Sequence[float]], cap: int) -> list[int]:
-    """[n] of these slots the `cap` that rank first: by worth, then the earlier slot, then the lower
-    row.
+    """[n] slots left of each row when the `cap` that rank first stay: by worth, then the earlier
+    slot, then the lower row.
 
-    Along a row worth never rises, so what is left of it is a prefix; whether a slot is left depends
-    on what ranks before it alone, and nothing behind it in its own row does.
+    Worth never rises along a row, so the slots left are a prefix. Whether a slot is left depends on
+    the slots that rank before it alone, and no later slot of its row does.
     """
     ranked = sorted(
         (-each, slot, row) for row, own in enumerate(worth) for slot, each in enumerate(own)

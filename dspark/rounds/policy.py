@@ -1,5 +1,5 @@
-"""How much of a block is verified: the names users meet, as frozen types. Knows nothing of numbers
-drafted."""
+"""The policies that decide how much of a block is verified, by the names users give, as frozen
+types."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """As the coordinator plans: how much is drafted, and what a slot has to promise to be
+    """The coordinator's plan decides how many slots are drafted, and from which worth on a slot is
     verified."""
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""How long rounds take, from one report of a cohort to the next. Pure; time is passed in."""
+"""Measures how long rounds take, from pass to pass of a cohort. Pure; time is passed in."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from collections.abc import Iterable
 
 
 class RoundSpans:
-    """Of one verifier."""
+    """The round times of one verifier."""
 
     def __init__(self) -> None:
-        self._last: dict[
-            int, tuple[float, frozenset[int]]
-        ] = {}  # by cohort: when its last pass ended, whose it was
+        # by cohort: when its last pass ended, and the sequences in it
+        self._last: dict[int, tuple[float, frozenset[int]]] = {}
 
     def ended(self, cohort: int, sequences: Iterable[int], now: float, pass_s: float) -> float:
-        """Seconds of a round whose pass, of these sequences and so many seconds, has just ended:
-        since the cohort's last pass, or the pass alone where none of them was in that. A cohort
-        that stood still, or waited for prompts, says nothing of rounds."""
+        """Seconds of the round whose pass, of these sequences and `pass_s` long, has just ended:
+        since the cohort's last pass, or `pass_s` where none of them was in that. A cohort that
+        stood still, or waited for prompts, tells nothing about rounds."""
         before, others = self._last.get(cohort, (0.0, frozenset()))
         own = frozenset(sequences)
         self._last[cohort] = now, own

@@ -1,5 +1,4 @@
-"""One sequence at the verifier: its states and events as a table, and what is known of it between
-them.
+"""The state machine of one sequence at the verifier: a table of states and events, and its data.
 
 An event that the table does not list is an error, never a guess. Invariant 1, one cursor: `epoch`,
 `round` and `committed_len` change here and nowhere else.
@@ -17,7 +16,7 @@ from dspark.rounds.plan import PLAIN, Terms
 
 
 class State(enum.Enum):
-    PREFILL = "prefill"  # its prompt is on its way in
+    PREFILL = "prefill"  # its prompt is being computed
     IDLE = "idle"  # between rounds
     ORDERED = "ordered"  # a drafter was asked for its block
     READY = "ready"  # its block is here, or stays empty
@@ -49,8 +48,7 @@ class Event(enum.Enum):
     __hash__ = object.__hash__
 
 
-# By name: to look one up in its class takes longer than what is done with it, and a round does it
-# often.
+# By name: looking a member up in its class takes longer than its use, and rounds do so often.
 PREFILL, IDLE, ORDERED, READY, RUNNING, HELD, SETTLING, GONE = State
 (
     PREFILLED, REFUSED, HELD_BACK, LET_GO_ON, ORDER_SENT, LEFT_PLAIN, BLOCK_CAME, BLOCK_LOST,
@@ -89,7 +87,7 @@ class UnlistedEvent(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """Where one sequence stands at its verifier."""
+    """The state, cursor and next round of one sequence at its verifier."""
 
     number: int
     epoch: int
@@ -102,24 +100,24 @@ class SequenceState:
     anchor: int = -1
     full: bool = False  # a stop token or the length ended it
     held_at: float = 0.0  # when it was last held
-    drafter: int = 0  # who holds its context; 0: nobody
+    drafter: int = 0  # the one that holds its context; 0: none
     rows_sent: int = 0  # feature rows that drafter has, without a gap
-    feeding: int = 0  # who is being sent its context
-    # (drafter, rows) that came in full, taken over between rounds
+    feeding: int = 0  # the drafter that is being sent its context; 0: none
+    # (drafter, rows that arrived), to take over between rounds
     ready: tuple[int, int] | None = None
     ordered_len: int = -1  # `committed_len` of the last round that asked for a block, or might have
-    starved: bool = False  # waits for somebody to give back pages
+    starved: bool = False  # waits for pages to be freed
     leaving: Why | None = None  # why it settles, if the coordinator did not ask for it
-    # Of the round that comes next:
-    order: int = 0  # that is open
-    asked: int = 0  # who was asked for its block; 0: nobody
+    # The next round:
+    order: int = 0  # number of its order; 0: none
+    asked: int = 0  # the drafter its block was ordered from; 0: none
     terms: Terms = PLAIN  # frozen when the order is sent
     block: Sequence[float] = ()  # confidences of the drafted slots that may count
     why_empty: str = ""
     prefix: int = 0
 
     def apply(self, event: Event) -> None:
-        """Moves on."""
+        """Moves to the state that the table lists; raises UnlistedEvent where it lists none."""
         try:
             self.state = NEXT[self.state, event]
         except KeyError:
@@ -128,7 +126,7 @@ class SequenceState:
             ) from None
 
     def lists(self, event: Event) -> bool:
-        """Whether its state knows this event."""
+        """Whether the table lists this event for its state."""
         return (self.state, event) in NEXT
 
     @property
@@ -137,14 +135,14 @@ class SequenceState:
         return self.round - self.acked
 
     def left_empty(self, why: str) -> None:
-        """Its block is empty. An empty block is an ordinary block, and uses up the anchor as any
-        other."""
+        """Makes its block empty. An empty block is an ordinary block, and uses up the anchor like
+        any other."""
         self.why_empty, self.ordered_len = why, self.committed_len
         self.block, self.order, self.prefix = (), 0, 0
 
     def commit(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Moves the cursor over what a round or the prefill drew; what lies behind the end was
-        never said."""
+        """Moves the cursor past the tokens that a round or the prefill drew; returns those up to
+        the end of the answer."""
         count, self.full = kept(tokens, self.room, self.stop_ids)
         said = tuple(tokens[:count])
         self.committed_len += count

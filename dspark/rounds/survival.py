@@ -1,4 +1,4 @@
-"""What confidences of a block say about its slots. Pure.
+"""The survival of slots, from the confidences of a block. Pure.
 
 Shapes: n sequences, k slots of the longest block.
 """
