@@ -1,14 +1,14 @@
-"""What synthetic workers say: every token, chance and coin is a hash of (file seed, sequence,
-position, slot).
+"""The tokens and chances of synthetic workers: every token, chance and coin is a hash of (file
+seed, sequence, position, slot).
 
 The target's token at a position is a hash of the sequence's key and that position, so the answer is
-the same whatever is drafted, verified or preempted. A drafter says the target's token where its
+the same whatever is drafted, verified or preempted. A drafter proposes the target's token where its
 keyed coin falls below the slot's true chance, and the next id where it does not: acceptance follows
 the true chances exactly, and a verdict is a comparison.
 
 The true chance of a slot is drawn anew for every (anchor position, slot) from a Beta distribution
-whose mean is the domain's figure, so blocks differ and confidence has something to tell. Confidence
-is the true chance, moved in logits by the file's bias and noise: with both 0 it is calibrated.
+whose mean is the domain's figure, so blocks differ and confidence is informative. Confidence is the
+true chance, moved in logits by the file's bias and noise: with both 0 it is calibrated.
 
 Symbols: n sequences, k slots.
 """
@@ -37,7 +37,7 @@ _S11, _S27, _S30, _S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(
 
 
 class KeyPurpose(enum.IntEnum):
-    """No hash is used for two things."""
+    """What a hash is used for; no hash serves two purposes."""
 
     SEQUENCE = 1
     TOKEN = 2
@@ -64,14 +64,14 @@ def mix_one(value: int) -> int:
 
 
 def keyed(keys: Keys, purpose: KeyPurpose, a: Ints, b: Ints | None = None) -> Keys:
-    """Hashes of (key, purpose, a, b), arrays that broadcast; distinct arguments, distinct steps of
-    splitmix64."""
+    """Hashes of (key, purpose, a, b), arrays that broadcast; distinct arguments take distinct steps
+    of splitmix64."""
     step = keys + a.astype(np.uint64) * _A + np.uint64((int(purpose) << 48) & _MASK)
     return mix(step if b is None else step + b.astype(np.uint64) * _B)
 
 
 def uniform(hashes: Keys) -> Floats:
-    """[0, 1), 53 bits."""
+    """Uniform numbers in [0, 1), of 53 bits, from hashes."""
     share: Floats = (hashes >> _S11).astype(np.float64) * 2.0**-53
     return share
 
@@ -98,7 +98,7 @@ def beta_quantiles(mean: float, concentration: float | None) -> Floats:
 
 
 class SyntheticOracle:
-    """The file's words made numbers."""
+    """Tokens, chances and confidences of the pair that a file describes."""
 
     def __init__(self, spec: SyntheticSpec) -> None:
         self.spec = spec
@@ -110,11 +110,11 @@ class SyntheticOracle:
         self._vocabulary = np.uint64(spec.vocabulary)
 
     def domain(self, first_token: int) -> int:
-        """Which domain a prompt belongs to: its first id, counted round."""
+        """Index of a prompt's domain: its first id modulo the number of domains."""
         return first_token % len(self.spec.domains)
 
     def key(self, first_token: int, seed: int, choice: int) -> int:
-        """Of a sequence: what all its hashes begin with."""
+        """The key of a sequence, from which all its hashes are made."""
         key = mix_one(
             (self._seed + int(KeyPurpose.SEQUENCE) + first_token * 0x9E3779B97F4A7C15) & _MASK
         )
@@ -128,8 +128,8 @@ class SyntheticOracle:
     def judge(
         self, keys: Keys, lengths: Ints, prefixes: Sequence[Sequence[int]]
     ) -> list[tuple[int, ...]]:
-        """Of each prefix what is kept, and the target's own token. lengths: committed tokens before
-        it."""
+        """For each prefix the drafted tokens kept, and the target's token behind them. lengths:
+        committed tokens before each."""
         widest = 1 + max(map(len, prefixes))
         said = self.target(keys[:, None], lengths[:, None] + np.arange(widest)).tolist()
         drawn = []
@@ -154,7 +154,7 @@ class SyntheticOracle:
         return said, chances
 
     def confidences(self, keys: Keys, anchors: Ints, chances: Floats) -> Floats:
-        """[n, k] what the drafter believes of its slots; the chances themselves without noise and
+        """[n, k] the drafter's confidence in its slots; the chances themselves without noise and
         bias."""
         if not self.spec.noise and not self.spec.bias:
             return chances

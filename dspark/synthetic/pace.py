@@ -1,5 +1,5 @@
-"""Time that passes on the device thread: sleeping until a pass is over, however long its
-bookkeeping took."""
+"""Times of synthetic passes: their jitter, and the device thread's sleep until a pass is over,
+however long its bookkeeping took."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from dspark.synthetic.oracle import KeyPurpose, keyed, mix, uniform
 
-# the last stretch is watched, because a sleep ends late by nearly this much, be it for nothing
+# seconds that are spun at the end, because even the shortest sleep ends late by nearly this much
 SPIN_S = 0.0001
 
 
@@ -37,9 +37,9 @@ class Pace:
 
     @staticmethod
     def sleep_until(ends_ns: int) -> None:
-        """ends_ns: of `perf_counter_ns`."""
+        """Sleeps until `ends_ns`, by the clock of `perf_counter_ns`."""
         left_s = (ends_ns - time.perf_counter_ns()) * 1e-9
         if left_s > SPIN_S:
             time.sleep(left_s - SPIN_S)
         while time.perf_counter_ns() < ends_ns:
-            select.select((), (), (), 0)  # lets other threads in, and is no sleep
+            select.select((), (), (), 0)  # lets other threads run, without a sleep

@@ -2,8 +2,8 @@
 name the sequence.
 
 A row carries the first prompt id of its sequence in three values of eight bits, which bfloat16
-holds exactly; from it a drafter learns what its tokens hang on, as a real one does from hidden
-states. No torch.
+holds exactly. It is all that a drafter needs to compute the sequence's tokens, as hidden states are
+for a real one. Without torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dspark.wire.v1 import types_pb2
 
 DTYPE = "bfloat16"
 
-Values = npt.NDArray[np.uint16]  # bits of bfloat16: nobody computes with them
+Values = npt.NDArray[np.uint16]  # bits of bfloat16, never computed with
 
 
 def row_values(first_tokens: Ints, width: int) -> Values:
@@ -32,7 +32,7 @@ def row_values(first_tokens: Ints, width: int) -> Values:
 
 
 def read_rows(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> Values:
-    """[rows, width] as they came; raises PeerError naming the field that is wrong."""
+    """Reads rows [rows, width] of a message, unchanged; raises PeerError naming the wrong field."""
     data = rows_in(chunk, width, max_rows, {DTYPE: 2 * width})
     values: Values = np.frombuffer(data, "<u2").reshape(-1, width)
     if not finite(DTYPE, values):
@@ -41,7 +41,7 @@ def read_rows(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> Val
 
 
 def first_token(values: Values) -> int:
-    """What the first row says of its sequence; raises PeerError when it is no synthetic row."""
+    """The first prompt id that the first row carries; raises PeerError for no synthetic row."""
     high, middle, low = (values[0, :3].astype(np.uint32) << 16).view(np.float32).tolist()
     if not all(value.is_integer() and 0 <= value < 256 for value in (high, middle, low)):
         raise PeerError("rows.data: not rows of a synthetic verifier")

@@ -1,4 +1,4 @@
-"""What a synthetic pair is: a YAML file, read once, every mistake named by its field.
+"""The description of a synthetic pair, read from a YAML file; errors name the field.
 
 One file describes both workers, so that a verifier and a drafter started with it fit together.
 `docs/simulator.md` explains the keys; `benchmarks/synthetic/` holds examples.
@@ -26,17 +26,17 @@ LEAST_WIDTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """How one kind of text is drafted."""
+    """The acceptance of drafts for one kind of text."""
 
     name: str
     accept: tuple[float, ...]  # [slots] mean chance that a slot is kept once the ones before it are
-    # of the Beta distribution around each mean; None: every block is as likely as the mean
+    # of the Beta distribution around each mean; None: every chance is the mean
     concentration: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticSpec:
-    """Both workers of a pair."""
+    """The description of both workers of a pair."""
 
     verify: StepTable  # tokens in the pass, context length
     draft: StepTable  # sequences in the pass, context length
@@ -58,7 +58,7 @@ class SyntheticSpec:
         return len(self.domains[0].accept)
 
     def prefill_seconds(self, tokens: int, context: float) -> float:
-        """Of one chunk of a prompt that ends at this context."""
+        """Seconds of one chunk of a prompt that ends at this context."""
         return (
             self.verify.seconds(tokens, context)
             if self.prefill_token_s is None
@@ -76,7 +76,7 @@ def load_spec(path: str | Path) -> SyntheticSpec:
 
 
 def read_spec(document: object) -> SyntheticSpec:
-    """The pair described by plain values."""
+    """The pair described by plain values; raises ConfigError naming the field."""
     top = _Fields(document, "synthetic")
     verify, draft, confidence = (
         top.fields("verify"),
@@ -156,7 +156,7 @@ def _table(fields: _Fields, first: str) -> StepTable:
 
 
 class _Fields:
-    """One mapping of the file; what nobody asked for is an error."""
+    """One mapping of the file; keys that are never taken are errors."""
 
     def __init__(self, content: object, name: str) -> None:
         if not isinstance(content, Mapping):

@@ -1,8 +1,8 @@
 """Step times from a table: seconds of one pass by its size and the context length.
 
-Between the listed sizes time runs on a line, or, with stairs, stays at the next listed size, as
-padded graph captures do. Between contexts it runs on a line; past the last size the last slope goes
-on, past the ends of the contexts the end holds.
+Between listed sizes time is interpolated, or, with stairs, is that of the next listed size, as with
+padded graph captures. Between contexts it is interpolated. Past the last size the last slope
+continues; past the ends of the contexts the end value holds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LEAST_SECONDS = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """Seconds of a pass."""
+    """A table of the seconds of a pass, by size and context."""
 
     sizes: tuple[int, ...]  # [t] tokens or sequences, ascending
     contexts: tuple[int, ...]  # [c] ascending
@@ -23,7 +23,7 @@ class StepTable:
     stairs: bool = False
 
     def seconds(self, size: float, context: float) -> float:
-        """Of one pass of `size` at this context."""
+        """Seconds of one pass of `size` at this context."""
         at = bisect_left(self.sizes, size)
         if at < len(self.sizes) and (self.stairs or self.sizes[at] == size or at == 0):
             return self._at(at, context)
@@ -35,7 +35,7 @@ class StepTable:
         return max(before + (after - before) * (size - low) / (high - low), LEAST_SECONDS)
 
     def announced(self) -> tuple[list[int], list[int], list[list[float]]]:
-        """(sizes, contexts, seconds) of an honest measurement: stairs show both of their edges."""
+        """(sizes, contexts, seconds) as measured: stairs have a point at both of their edges."""
         sizes = (
             sorted({*self.sizes, *(size + 1 for size in self.sizes[:-1])})
             if self.stairs

@@ -1,2 +1,1 @@
-"""What processes say to each other: generated messages in `v1`, and the codec between them and our
-nouns."""
+"""The wire protocol: generated messages in `v1`, and the codecs between them and our own types."""

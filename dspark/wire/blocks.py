@@ -1,9 +1,9 @@
-"""The blocks of an order to messages and back: columns, a row for each sequence of the order. No
+"""Codec of the blocks of an order: columns, with a row for each sequence of the order. Without
 torch.
 
-What belongs to slots lies row behind row; q is a slice of opaque bytes. Columns that do not fit
-each other spoil the whole message and raise PeerError with the field's name; a value that is no
-value spoils its own row alone.
+Values of slots are stored row after row; q is a slice of opaque bytes. Columns of wrong lengths
+spoil the whole message and raise PeerError with the field's name; an invalid value spoils its own
+row alone.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _REASONS = {int(reason): reason for reason in EmptyReason}
 
 @dataclass(slots=True)
 class Blocks:
-    """What came for an order. Columns of n rows, and of all their slots where it says so."""
+    """The blocks of an order. Columns of n rows, or of all their slots where it says so."""
 
-    lengths: list[int]  # slots of each row that may be looked at; 0: an empty block
+    lengths: list[int]  # valid slots of each row; 0: an empty block
     empty_reasons: list[EmptyReason]
     watermarks: list[int]  # contiguous feature rows that the drafter holds
     starts: list[int]  # where the slots of each row begin
@@ -44,12 +44,12 @@ class Blocks:
     spoilt: list[int] = field(default_factory=list)  # rows that cannot have been drafted, each once
 
     def confidences(self) -> list[tuple[float, ...]]:
-        """Of each row's slots."""
+        """The confidences of each row's slots."""
         slots = zip(self.starts, self.lengths, strict=True)
         return [self.confidence[start : start + length] for start, length in slots]
 
     def drafted(self, row: int, slots: int) -> tuple[tuple[int, ...], SparseQ]:
-        """The first tokens of a row, and what they were drawn from."""
+        """The first `slots` tokens of a row, and the q they were drawn from."""
         start, first, entries = self.starts[row], self.q_starts[row], self.entries[row]
         last = first + slots * entries * _WORD
         return self.token_ids[start : start + slots], SparseQ(
@@ -57,7 +57,7 @@ class Blocks:
         )
 
     def spoil(self, rows: Iterable[int]) -> None:
-        """Leaves them empty, for EmptyReason.INVALID."""
+        """Makes these rows empty, for EmptyReason.INVALID."""
         for row in rows:
             self.lengths[row], self.empty_reasons[row] = 0, EmptyReason.INVALID
             self.spoilt.append(row)
@@ -66,8 +66,8 @@ class Blocks:
 def write_blocks(
     blocks: Sequence[Block], order: int, *, forward_ns: int = 0, wait_ns: int = 0
 ) -> dict[str, Any]:
-    """The fields of a draft_pb2.Blocks, for whoever makes the event: a message inside another is
-    copied, q and all."""
+    """The fields of a draft_pb2.Blocks, to be put into an event: a finished message would be copied
+    into it, q and all."""
     return {
         "lengths": [len(block.token_ids) for block in blocks],
         "token_ids": chain.from_iterable([block.token_ids for block in blocks]),
@@ -84,8 +84,8 @@ def write_blocks(
 
 
 def read_blocks(count: int, message: draft_pb2.Blocks, vocab_size: int) -> Blocks:
-    """A drafter's answer to an order of `count` rows. A row with an id or a confidence that is none
-    is spoilt."""
+    """Reads the blocks of an order of `count` rows. A row with an invalid id or confidence is
+    spoilt."""
     lengths, reasons, marks, entries = (
         message.lengths[:], message.empty_reasons[:], message.watermarks[:], message.q_entries[:],
     )  # fmt: skip
@@ -124,7 +124,7 @@ def read_blocks(count: int, message: draft_pb2.Blocks, vocab_size: int) -> Block
 
 
 def _sound(ids: Sequence[int], confidence: Sequence[float], vocab_size: int) -> bool:
-    """Whether every value is one: at the speed of C, and without numpy, which small cohorts would
-    wait for."""
+    """Whether every id and confidence is valid. Uses loops in C, but not numpy, which is slow to
+    start for small cohorts."""
     known = not math.isnan(sum(confidence))  # which min and max would not notice
     return known and min(confidence) >= 0.0 and max(confidence) <= 1.0 and max(ids) < vocab_size

@@ -1,7 +1,7 @@
-"""Single nouns to messages and back; `cohorts.py` has those of a cohort, `tensors.py` those of
-rows. No torch.
+"""Codecs of single values; `cohorts.py` has those of a cohort, `tensors.py` those of rows. Without
+torch.
 
-Reading validates: a malformed field raises PeerError with the field's name, and harms nobody else.
+Reading validates: a malformed field raises PeerError with the field's name.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def write_sampling(params: SamplingParams) -> types_pb2.SequenceSampling:
 
 
 def _write_rest(params: SamplingParams, message: types_pb2.SequenceSampling) -> None:
-    """The fields that most requests do without."""
+    """Writes the fields that most requests leave at their defaults."""
     message.min_p = params.min_p
     if params.repetition_penalty != 1.0:
         message.repetition_penalty = params.repetition_penalty
@@ -84,7 +84,7 @@ def write_constraint(constraint: Constraint) -> types_pb2.Constraint:
 
 
 def read_constraint(message: types_pb2.Constraint) -> Constraint | None:
-    """What can be a constraint, by its looks; None where the message is empty."""
+    """The constraint of a message, checked but not compiled; None where the message is empty."""
     name = message.WhichOneof("form")
     if name is None:
         return None
@@ -211,7 +211,7 @@ def write_refusal(refusal: Refusal) -> types_pb2.Refusal:
 
 
 def read_refusal(message: types_pb2.Refusal) -> Refusal:
-    """A reason nobody knows is INTERNAL."""
+    """Reads a refusal; an unknown reason becomes INTERNAL."""
     try:
         reason = RefusalReason(message.reason)
     except ValueError:
@@ -222,8 +222,8 @@ def read_refusal(message: types_pb2.Refusal) -> Refusal:
 def write_load(
     held: Held, queued: int, busy_s: float = 0.0, wait_s: float = 0.0, waits: int = 0
 ) -> types_pb2.Load:
-    """What a worker holds, how many jobs wait for its device, and how long it worked and cohorts
-    waited so far."""
+    """The load of a worker: what it holds, the jobs that wait for its device, the seconds it worked
+    and cohorts waited so far, and the number of waits."""
     return types_pb2.Load(
         sequences=held.sequences,
         pages_held=held.pages_held,

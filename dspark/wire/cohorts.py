@@ -1,7 +1,7 @@
-"""What columns of a cohort have in common: one per field, one row per sequence, never a message per
-sequence. No torch.
+"""Helpers for a cohort's columns: one column per field, one row per sequence, never a message per
+sequence. Without torch.
 
-Columns that do not fit each other raise PeerError with the field's name.
+Columns of wrong lengths raise PeerError with the field's name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dspark.types import PLACES, Draws
 from dspark.wire.v1 import verify_pb2
 
 MAX_ROWS = 1 << 16  # sequences of one cohort
-MAX_SLOTS = 64  # longest block anybody may send
+MAX_SLOTS = 64  # longest block that may be sent
 ROUNDING = 1e-6  # by which a sum of chances may miss its bounds
 
 Part = TypeVar("Part", tuple[int, ...], tuple[float, ...], tuple[bool, ...])
@@ -32,28 +32,28 @@ class _Column(Protocol):
 
 
 def fit(count: int, *, of: str = "", **columns: _Column) -> None:
-    """Raises PeerError naming a column that has not `count` values."""
+    """Raises PeerError naming a column that does not have `count` values."""
     for name, column in columns.items():
         if len(column) != count:
             raise PeerError(f"{of}{name}: {len(column)} values, expected {count}")
 
 
 def bounds(sizes: Iterable[int]) -> list[int]:
-    """[n + 1] where each sequence's part of something ragged begins; the last is where everything
-    ends."""
+    """[n + 1] offsets at which each sequence's part of a ragged column begins; the last is its
+    end."""
     return list(accumulate(sizes, initial=0))
 
 
 def parts(whole: Part, ends: Sequence[int]) -> list[Part]:
-    """What `bounds` cuts something ragged into."""
+    """Splits a ragged column at the offsets that `bounds` returns."""
     return [whole[start:end] for start, end in pairwise(ends)]
 
 
 def labels_in(data: bytes, slots: int) -> npt.NDArray[np.float32] | None:
-    """[slots, 2] of a pass, one sequence after the other; None when there are none. Each is NaN or
-    in [0, 1].
+    """Reads labels [slots, 2] of a pass, one sequence after the other; None when there are none.
+    Each is NaN or in [0, 1].
 
-    A label that is none spoils all: they are one process's arithmetic.
+    One invalid label raises PeerError for all, because one process computed them together.
     """
     if not data:
         return None
@@ -71,7 +71,7 @@ def write_draws(of: Draws) -> verify_pb2.Draws:
 
 
 def read_draws(messages: Iterable[verify_pb2.Draws]) -> tuple[Draws, ...]:
-    """Sums that can be sums; anything else breaks the protocol, as it would count for ever."""
+    """Reads sums of draws; impossible ones raise PeerError, because they would count for ever."""
     return tuple(map(_one_draws, messages))
 
 

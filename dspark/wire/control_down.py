@@ -1,9 +1,8 @@
-"""What a coordinator tells the rounds of a verifier (`dspark.rounds.control`), to messages and
-back. No torch.
+"""Codec of what a coordinator sends to the rounds of a verifier (`dspark.rounds.control`). Without
+torch.
 
-Orders keep their sequence; those of a kind that stand together share columns. A sequence that
-cannot be taken is refused by itself; columns that do not fit each other break the protocol:
-PeerError names the field.
+Orders keep their sequence; adjacent ones of a kind share columns. An invalid admission is refused
+by itself; any other invalid field breaks the protocol: PeerError names it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _Order = verify_pb2.ControlDown.Order
 
 
 def write_down(incarnation: int, orders: Sequence[Down]) -> verify_pb2.ControlDown:
-    """incarnation: the verifier process meant."""
+    """Writes orders. incarnation: the verifier process they are meant for."""
     written: list[verify_pb2.ControlDown.Order] = []
     for kind, alike in groupby(orders, type):
         if kind is Acknowledged:
@@ -43,8 +42,7 @@ def write_down(incarnation: int, orders: Sequence[Down]) -> verify_pb2.ControlDo
 
 
 def read_down(message: verify_pb2.ControlDown) -> list[Down | Refused]:
-    """The orders, in their sequence; a sequence that cannot be taken as it is told stands as
-    Refused."""
+    """Reads the orders, in their sequence; an invalid admission becomes a Refused."""
     told: list[Down | Refused] = []
     for order in message.orders:
         match order.WhichOneof("order"):

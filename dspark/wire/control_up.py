@@ -1,8 +1,8 @@
-"""What the rounds of a verifier tell their coordinator (`dspark.rounds.control`), to messages and
-back. No torch.
+"""Codec of what the rounds of a verifier report to their coordinator (`dspark.rounds.control`).
+Without torch.
 
-Columns, a row for each sequence of a pass. Whatever does not fit breaks the protocol: PeerError
-names the field.
+A report is columns, with a row for each sequence of a pass. An invalid field breaks the protocol:
+PeerError names it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dspark.wire.cohorts import (
 from dspark.wire.v1 import types_pb2, verify_pb2
 
 _News = verify_pb2.ControlUp.News
-# by their values on the wire
+# by their numbers on the wire
 _WHYS = (
     None,
     Why.NO_PAGES,
@@ -41,14 +41,14 @@ _WHYS = (
 
 
 def write_up(incarnation: int, news: Sequence[Up], lease_ms: int = 0) -> verify_pb2.ControlUp:
-    """incarnation: the process that speaks. lease_ms: in the first message."""
+    """Writes news. incarnation: the sending process. lease_ms: set in the first message."""
     return verify_pb2.ControlUp(
         incarnation=incarnation, lease_ms=lease_ms, news=[_WRITE[type(each)](each) for each in news]
     )
 
 
 def read_up(message: verify_pb2.ControlUp) -> list[Up]:
-    """The news, in their sequence."""
+    """Reads the news, in their sequence."""
     told: list[Up] = []
     for news in message.news:
         match news.WhichOneof("news"):
@@ -117,7 +117,7 @@ def _report(told: PassReport) -> verify_pb2.ControlUp.News:
         if any(each.forbidden for each in rounds)
         else (),
     )
-    setattr(message, "pass", told.report.number)  # a word of Python's
+    setattr(message, "pass", told.report.number)  # a keyword of Python
     return _News(report=message)
 
 

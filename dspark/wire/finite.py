@@ -1,5 +1,5 @@
-"""Rows that came, looked at as they travel: their shape and size, and whether values are numbers,
-by their bits and without a copy of them. No torch."""
+"""Checks of received rows: their shape and size, and whether values are finite, by their bits and
+without a copy of them. Without torch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ EXPONENT = {
     "bfloat16": 0x7F80,
     "float16": 0x7C00,
     "float32": 0x7F800000,
-}  # all bits of it: infinity and NaN have them
+}  # all its bits, which infinity and NaN have set
 
 
 def finite(dtype: str, bits: npt.NDArray[np.unsignedinteger]) -> bool:
-    """Whether none of these is infinite or NaN; bits: unsigned integers of the dtype's size.
+    """Whether no value is infinite or NaN; bits: the values as unsigned integers of their size.
 
-    As signed integers the positive ones of those are the largest there are, as unsigned ones the
-    negative ones.
+    Read as signed integers, positive infinity and NaN are the largest values; read as unsigned
+    ones, the negative ones are.
     """
     exponent, sign = EXPONENT[dtype], 1 << (8 * bits.itemsize - 1)
     signed = bits.view(f"<i{bits.itemsize}")
@@ -32,8 +32,8 @@ def finite(dtype: str, bits: npt.NDArray[np.unsignedinteger]) -> bool:
 def rows_in(
     chunk: types_pb2.TensorChunk, width: int, max_rows: int, sizes: Mapping[str, int]
 ) -> bytes:
-    """The bytes of 1 to max_rows rows; sizes: of a row, by dtype. Raises PeerError naming the field
-    that is wrong."""
+    """The bytes of a chunk of 1 to max_rows rows. sizes: bytes of a row, by dtype. Raises PeerError
+    naming the wrong field."""
     if chunk.dtype not in sizes:
         raise PeerError(f"rows.dtype: {chunk.dtype[:32]!r} is not one of {', '.join(sizes)}")
     shape = tuple(chunk.shape)
@@ -41,7 +41,7 @@ def rows_in(
         raise PeerError(f"rows.shape: {shape[:4]} is not [rows, {width}]")
     if not 0 < shape[0] <= max_rows:
         raise PeerError(f"rows.shape: {shape[0]} rows are not in 1..{max_rows}")
-    # data: a copy, each time it is asked for
+    # reading `chunk.data` copies it each time
     data, expected = (
         chunk.data,
         shape[0] * sizes[chunk.dtype],

@@ -1,7 +1,7 @@
-"""Orders of a verifier for blocks, with the feature rows that go with them, to messages and back.
-No torch.
+"""Codec of a verifier's orders for blocks, with the feature rows that travel with them. Without
+torch.
 
-Columns, and whatever does not fit breaks the protocol: PeerError names the field, and the stream
+Orders are columns. Anything invalid breaks the protocol: PeerError names the field, and the stream
 ends with it.
 """
 
@@ -17,7 +17,7 @@ from dspark.rounds.events import OrderRow
 from dspark.wire.cohorts import MAX_ROWS, MAX_SLOTS, bounds, fit
 from dspark.wire.v1 import draft_pb2
 
-# Fields of the message, in the order of those of an `OrderRow`, whose last one is told by the
+# Fields of the message, in the order of those of an `OrderRow`, whose last one follows from the
 # number of rows.
 _COLUMNS = ("sequence", "epoch", "round", "committed_len", "anchors", "slots")
 PART = 256 << 10  # bytes of rows in one message, unless one row has more
@@ -34,7 +34,7 @@ class PackedRows(NamedTuple):
     data: bytes | memoryview  # of bytes; copied once, into messages
 
     def chunk(self, first: int = 0, rows: int | None = None) -> dict[str, Any]:
-        """The fields of a `TensorChunk` of so many rows, or of all."""
+        """The fields of a `TensorChunk` of `rows` rows from `first` on, or of all the rest."""
         each, count = (
             len(self.data) // max(self.rows, 1),
             self.rows - first if rows is None else rows,
@@ -44,7 +44,7 @@ class PackedRows(NamedTuple):
 
 
 class Order(NamedTuple):
-    """One round of a cohort. Columns of n values but for `token_ids`."""
+    """An order for the blocks of a cohort. Columns of n values but for `token_ids`."""
 
     number: int
     sequences: list[int]
@@ -53,9 +53,9 @@ class Order(NamedTuple):
     committed_lens: list[int]
     anchors: list[int]
     slots: list[int]
-    rows: list[int]  # feature rows that come along, the last at position committed_len - 2
+    rows: list[int]  # feature rows that travel with it, the last at position committed_len - 2
     token_ids: list[int]  # of all those rows
-    masks: list[bytes]  # what may come in the first slot, see `first_masked`; empty: anything
+    masks: list[bytes]  # tokens allowed in the first slot, see `first_masked`; empty: all
 
 
 def write_order(
@@ -66,10 +66,10 @@ def write_order(
     features: PackedRows | None,
     masks: Sequence[bytes] = (),
 ) -> Iterator[draft_pb2.RoundsCommand]:
-    """The order, and messages with the rows that do not fit into it. features: all of `rows`.
-    masks: of each, or none.
+    """Yields the order, then messages with the rows that do not fit into it. features: all of
+    `rows`. masks: one per sequence, or none; left out where they exceed MAX_MASKS bytes.
 
-    Built from plain values: a message that is put into another one is copied, rows and all.
+    Built from plain values, because a message that is put into another one is copied, rows and all.
     """
     first, *rest = _parts(features)
     columns = dict(zip(_COLUMNS, zip(*asked, strict=True), strict=False))
@@ -96,7 +96,7 @@ def _parts(features: PackedRows | None) -> list[dict[str, Any] | None]:
 
 
 def read_order(message: draft_pb2.Order) -> Order:
-    """Raises PeerError naming the field that is wrong."""
+    """Reads an order; raises PeerError naming the wrong field."""
     count = len(message.sequence)
     if not 0 < count <= MAX_ROWS:
         raise PeerError(f"order.sequence: {count} are not in 1..{MAX_ROWS}")
@@ -119,7 +119,7 @@ def read_order(message: draft_pb2.Order) -> Order:
     sizes = message.mask_bytes[:]
     if sizes:
         fit(count, of="order.", mask_bytes=sizes)
-    packed = message.masks  # copied whole whenever it is asked for
+    packed = message.masks  # each read copies it whole
     if sum(sizes) != len(packed) or any(size % 4 for size in sizes):
         raise PeerError(f"order.masks: {len(packed)} bytes, expected {sum(sizes)} in words of 4")
     masks = (

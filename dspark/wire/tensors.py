@@ -1,8 +1,7 @@
-"""Torch tensors to chunks and back: a declared dtype, an exact shape, a byte count, finite values.
-Nothing else.
+"""Codec of torch tensors as chunks: a declared dtype, an exact shape, a byte count, finite values.
 
-`float8_e4m3` is for rows whose rounding harms nobody: each row travels as its float32 scale, then a
-byte per value, and comes back as float32.
+`float8_e4m3` is for rows that may be rounded: each row is sent as its float32 scale, then a byte
+per value, and read as float32.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ _SCALE = 4  # bytes
 
 
 def write_rows(rows: torch.Tensor, form: str) -> types_pb2.TensorChunk:
-    """Rows [n, H] as bfloat16, float16, float32 or FP8; rows without values have no scale to
-    send."""
+    """A chunk of rows [n, H] as bfloat16, float16, float32 or FP8; rows of width 0 are never FP8,
+    as they have no scale."""
     dtype, data = pack_rows(rows, form)
     return types_pb2.TensorChunk(dtype=dtype, shape=list(rows.shape), data=bytes(data))
 
 
 def pack_rows(rows: torch.Tensor, form: str) -> tuple[str, memoryview]:
-    """The same as (dtype, data) of a chunk. Rows that need no change are not copied: they must stay
-    as they are."""
+    """The (dtype, data) of such a chunk. Rows that need no conversion are not copied, and must not
+    change while the data is in use."""
     if form != FP8 or not rows.shape[-1]:
         kind = _DTYPES.get(form, torch.bfloat16)
         return _NAMES[kind], _bytes_of(rows.to(kind))
@@ -48,8 +47,8 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def read_tensor(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> torch.Tensor:
-    """[rows, width] on the CPU, owning its memory. Raises PeerError naming the field that is
-    wrong."""
+    """Reads rows [rows, width] to the CPU, into memory of their own. Raises PeerError naming the
+    wrong field."""
     sizes = {name: width * dtype.itemsize for name, dtype in _DTYPES.items()} | {
         FP8: width + _SCALE
     }
