@@ -1,2 +1,2 @@
-"""How any process of the system lives: configuration, logs, metrics, gRPC server and channels,
+"""What every process of the system needs: configuration, logs, metrics, gRPC server and channels,
 device thread."""

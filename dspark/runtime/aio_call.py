@@ -1,4 +1,4 @@
-"""Streams of grpc.aio that end as their peer says."""
+"""A correction to grpc.aio: streams that end with the status that their peer sent."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ C = TypeVar("C")
 
 
 class _Unshaken:
-    """Everything of the library's own call but its word for a write that met the end of the
-    call."""
+    """The library's own call, without its error for a write to a call that has ended."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -18,15 +17,15 @@ class _Unshaken:
         return getattr(self._call, name)
 
     def set_internal_error(self, text: str) -> None:
-        """The peer's status is on its way, and whoever writes waits for that."""
+        """Does nothing: the peer's status is on its way, and the writer waits for that."""
 
 
 def ending_as_told(call: C) -> C:
-    """The same call, at its beginning. A write that meets a call which has ended makes it
-    `INTERNAL: Internal error from Core` in grpc.aio where the status is not there yet: who was
-    refused would never learn why. Somebody has to read meanwhile, for a status comes behind
-    everything else that the peer said."""
+    """Changes a call that has just begun, so that it ends with its peer's status; returns it. In
+    grpc.aio a write to a call that has ended makes it `INTERNAL: Internal error from Core` where
+    the status has not arrived yet, which hides why a call was refused. The stream must be read
+    meanwhile, because the status arrives behind all messages of the peer."""
     inner = getattr(call, "_cython_call", None)
-    if inner is not None:  # else it is another version's, and no worse than without this
+    if inner is not None:  # else another version of grpc, left as it is
         call._cython_call = _Unshaken(inner)  # type: ignore[attr-defined]
     return call

@@ -1,5 +1,4 @@
-"""What a stream has read and the device thread has not looked at: a bounded number of messages and
-of bytes."""
+"""Bounds the messages and bytes that a stream has read and the device thread has not handled."""
 
 from __future__ import annotations
 
@@ -9,15 +8,15 @@ MESSAGES, BYTES = 4096, 64 << 20
 
 
 class Backlog:
-    """One thread reads and another one looks: each counts for itself, so nothing is locked."""
+    """Counts for one reading and one handling thread; each has its own count, so without a lock."""
 
     def __init__(self) -> None:
-        self._read = (0, 0)  # messages and bytes so far; written by whoever reads alone
-        self._seen = (0, 0)  # so too, by whoever looks
+        self._read = (0, 0)  # messages and bytes so far; written by the reading thread alone
+        self._seen = (0, 0)  # likewise, by the handling thread
 
     def read(self, size: int) -> None:
-        """Before a message is handed on. Raises Overloaded where it does not fit; by itself any
-        message does."""
+        """Counts a message, before it is queued. Raises Overloaded where it does not fit; into an
+        empty backlog any message does."""
         messages, total = (read - seen for read, seen in zip(self._read, self._seen, strict=True))
         if messages >= MESSAGES or (messages and total + size > BYTES):
             raise Overloaded(
@@ -26,5 +25,5 @@ class Backlog:
         self._read = (self._read[0] + 1, self._read[1] + size)
 
     def seen(self, size: int) -> None:
-        """A message has been taken up."""
+        """Counts a message as handled."""
         self._seen = (self._seen[0] + 1, self._seen[1] + size)

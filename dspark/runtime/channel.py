@@ -1,5 +1,4 @@
-"""Client side of gRPC: channels with bounds and a quick eye for dead peers, and whether a process
-serves."""
+"""Client side of gRPC: channels with bounds, which notice dead peers quickly, and health checks."""
 
 from __future__ import annotations
 
@@ -11,14 +10,13 @@ import grpc
 from dspark.runtime.tls import Tls
 
 MAX_MESSAGE = 256 * 1024 * 1024
-# bytes of a stream that may travel unasked: a cohort's q needs no round trip for its rest
+# bytes that a stream may send unasked, so that a cohort's q needs no further round trip
 LOOKAHEAD = 4 * 1024 * 1024
 
-# After so much silence a peer is asked whether it is there. Processes of a cell watch each other
-# closely; a listener that strangers reach welcomes no ping more often than
-# `server.LEAST_PUBLIC_PING_MS`.
+# Silence after which a peer is pinged. Processes of a cell watch each other closely; a listener
+# that strangers can reach accepts no ping more often than `server.LEAST_PUBLIC_PING_MS`.
 CLIENT_WATCH_MS, FRONT_WATCH_MS, WORKER_WATCH_MS = 10_000, 2_000, 1_000
-# of a peer in a cell to answer; with WORKER_WATCH_MS a hung one is noticed within 3 s
+# time for a peer in a cell to answer; with WORKER_WATCH_MS a hung one is noticed within 3 s
 ANSWER_MS = 1_800
 CLIENT_ANSWER_MS = 3_000
 
@@ -36,7 +34,7 @@ _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.enable_http_proxy", 0),
 ]
 READY = "dspark.ready"  # health name of every process: all its services serve
-CALL_S = 2.0  # of one question
+CALL_S = 2.0  # timeout of one health check
 REPLY_BYTE = b"\x08"  # field 1, a number
 STATES = ("unknown", "serving", "not_serving", "service_unknown")
 
@@ -51,7 +49,7 @@ def open_channel(
     """An asyncio channel to `host:port`; belongs to the running event loop. Without `tls` it is
     plaintext.
 
-    `watch_ms`: silence after which the peer is asked whether it is there.
+    `watch_ms`: silence after which the peer is pinged.
     """
     return _opened(grpc.aio, endpoint, tls, service_config, watch_ms)
 
@@ -63,7 +61,7 @@ def sync_channel(
     service_config: dict[str, object] | None = None,
     watch_ms: int = CLIENT_WATCH_MS,
 ) -> grpc.Channel:
-    """A blocking channel, likewise."""
+    """A blocking channel; arguments as in `open_channel`."""
     return _opened(grpc, endpoint, tls, service_config, watch_ms)
 
 
@@ -98,10 +96,10 @@ def auth_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def health_of(channel: grpc.Channel, service: str, timeout_s: float = CALL_S) -> str:
-    """One of `STATES`; raises grpc.RpcError. service: "" asks whether the process lives.
+    """The health of a service, one of `STATES`; raises grpc.RpcError. service: "" stands for the
+    process.
 
-    By hand: messages of gRPC's health protocol are a few bytes, and clients have no package for
-    them.
+    Messages are built by hand: they are a few bytes, and clients have no package for them.
     """
     name = service.encode()
     request = b"\x0a" + bytes([len(name)]) + name if name else b""

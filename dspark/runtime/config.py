@@ -1,8 +1,7 @@
 """Configuration: one frozen dataclass per process, filled from YAML, environment and flags, in that
 order of override.
 
-Values are scalars or tuples of strings. Nothing else reads the environment. Errors name the key and
-where it came from.
+Values are scalars or tuples of strings. Errors name the key and where it came from.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dspark.runtime.setting import check_settings
 
 T = TypeVar("T")
 
-# of one file for all processes
+# sections of the one file for all processes
 SECTIONS = (
     "cluster",
     "autoscale",
@@ -161,7 +160,7 @@ def _convert(value: object, hint: Any, key: str, source: str) -> object:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what YAML leaves to the last one who says it."""
+    """Refuses duplicate keys, of which YAML would keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[Any, int] = {}
@@ -179,7 +178,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(file: str | Path) -> Any:
-    """What the file holds; ConfigError says why it cannot be read."""
+    """The content of a YAML file; raises ConfigError with the reason if it cannot be read."""
     try:
         return _Loader(Path(file).read_text(encoding="utf-8")).get_single_data()
     except yaml.MarkedYAMLError as error:

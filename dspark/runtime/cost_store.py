@@ -1,8 +1,7 @@
-"""Measured cost curves, and how they last between process starts: a JSON file per (what, on what,
-with what).
+"""Measured cost curves, and their storage between process starts: a JSON file per key.
 
-A curve that another machine, device, number format or library version measured is another curve;
-the key says all of it. A file that cannot be read is as good as none.
+A key names machine, device, number format and library version, because a curve holds for these
+alone. A file that cannot be read counts as absent.
 """
 
 from __future__ import annotations
@@ -37,9 +36,8 @@ class Curve:
     contexts: npt.NDArray[np.int64]  # [c] ascending
     seconds: Floats  # [t, c] above 0, non-decreasing in both
     source: str  # "measured" or "stored"
-    sequence_seconds: tuple[
-        float, ...
-    ] = ()  # [c] of a sequence beyond those that the tokens fill; empty: unknown
+    # [c] of a sequence beyond those that the tokens fill; empty: unknown
+    sequence_seconds: tuple[float, ...] = ()
     tokens_per_sequence: int = 0  # most tokens of a sequence in the measured steps
     borrowed: tuple[int, ...] = ()  # places in `seconds`, row-major, that hold a neighbour's value
 
@@ -71,7 +69,7 @@ def processor() -> dict[str, object]:
 
 
 def load_curve(key: Mapping[str, object]) -> Curve | None:
-    """The curve an earlier process stored under the same key."""
+    """The curve an earlier process stored under the same key; None without a valid one."""
     try:
         raw = json.loads(_path(key).read_bytes())
         tokens = np.array(raw["tokens"], dtype=np.int64)
@@ -98,8 +96,8 @@ def load_curve(key: Mapping[str, object]) -> Curve | None:
 
 
 def store_curve(key: Mapping[str, object], curve: Curve) -> Path | None:
-    """Writes the curve for later processes; replaced whole, so a reader never sees half of it. None
-    where it cannot be written: the next process measures again."""
+    """Writes the curve for later processes, atomically, and returns its path. None where it cannot
+    be written: the next process measures again."""
     text = json.dumps(
         {
             "key": dict(key),
@@ -130,13 +128,13 @@ def _path(key: Mapping[str, object]) -> Path:
 
 
 def curve_of(samples: Mapping[tuple[int, int], Sequence[float]]) -> Curve | None:
-    """From seconds by (tokens, context), any of which may be missing; medians count. None without
-    any that a clock can have said.
+    """The curve of medians of samples, seconds by (tokens, context); points may be missing. None
+    without any finite sample above 0.
 
-    What comes out cannot be nonsense. A larger step and a longer context cannot take less time:
-    where medians say so it is noise, and what was measured is bent as little from above as from
-    below. A point that nobody measured takes the value of its neighbour and is marked as borrowed;
-    it bends nothing that was measured.
+    A larger step or a longer context cannot take less time: where medians fall it is noise, and
+    measured points are moved midway between the least and the most values that keep the order. A
+    point that was not measured takes a neighbour's value and is marked as borrowed; it moves no
+    measured point.
     """
     medians = {
         point: float(np.median(sound))
@@ -153,8 +151,8 @@ def curve_of(samples: Mapping[tuple[int, int], Sequence[float]]) -> Curve | None
 
 
 def never_falling(seconds: Floats) -> Floats:
-    """The measured points [t, c] between the least and the most that keeps them in order; NaN stays
-    NaN."""
+    """The measured points [t, c], midway between the least and the most that keep them in order;
+    NaN stays NaN."""
     least = np.fmax.accumulate(np.fmax.accumulate(seconds, axis=0), axis=1)
     most = _from_above(seconds)
     between: Floats = np.where(np.isnan(seconds), np.nan, least + (most - least) / 2.0)
@@ -162,8 +160,8 @@ def never_falling(seconds: Floats) -> Floats:
 
 
 def completed(seconds: Floats) -> Floats:
-    """Every NaN of [t, c] as the dearest smaller point, or, where there is none, the cheapest
-    larger one."""
+    """Fills every NaN of [t, c] with the dearest smaller point, or, where there is none, the
+    cheapest larger one."""
     from_below = np.fmax.accumulate(np.fmax.accumulate(seconds, axis=0), axis=1)
     filled = np.where(np.isnan(seconds), from_below, seconds)
     whole: Floats = np.where(np.isnan(filled), _from_above(filled), filled)
@@ -171,7 +169,7 @@ def completed(seconds: Floats) -> Floats:
 
 
 def _from_above(seconds: Floats) -> Floats:
-    """The cheapest of all points that are at least as large."""
+    """For each point the cheapest of all points that are at least as large."""
     turned = np.fmin.accumulate(np.fmin.accumulate(seconds[::-1, ::-1], axis=0), axis=1)
     back: Floats = turned[::-1, ::-1]
     return back

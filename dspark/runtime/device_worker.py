@@ -1,9 +1,9 @@
-"""One thread that owns the device; async callers await it, so the event loop never waits for a
-forward pass.
+"""The thread that owns the device; async callers await its jobs, so the event loop never waits for
+a forward pass.
 
-Rounds are urgent and go before prompt chunks, but for those that have waited long, so that rounds
-without a pause do not keep rows waiting for ever. The queue is bounded: a full one is an overload,
-not a wait.
+Jobs of rounds are urgent and run before prompt chunks, except for chunks that have waited long, so
+that rounds without a pause do not starve them. The queue is bounded: a full one is an overload, not
+a wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger("dspark.device")
 T = TypeVar("T")
 
 BROKEN = 3  # failures in a row
-LATER_S = 0.25  # an urgent job that comes so much later than an ordinary one goes behind it
+LATER_S = 0.25  # an urgent job that is queued so much later than an ordinary one runs after it
 
 
 class DeviceWorker:
@@ -39,14 +39,13 @@ class DeviceWorker:
         # A heap for the order and a queue for waking: together they wake the thread 50 us sooner
         # than a PriorityQueue, which waits in Python. Pushes and pops of numbered tuples are
         # atomic, as nothing in them compares in Python.
-        self._jobs: list[tuple[float, int, Any]] = []  # by when they may go at the latest
+        self._jobs: list[tuple[float, int, Any]] = []  # by their latest start
         self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._turn = threading.Lock()  # whose job is run
+        self._turn = threading.Lock()  # held while a job runs
         self._closed = False
         self.busy_s = 0.0  # worked so far; written by the device thread alone
         # Called on the event loop with False when several jobs in a row have failed, and with True
-        # once one did not: a device that has broken fails at everything, while a bad job fails
-        # alone.
+        # once one succeeds: a broken device fails every job, while a bad job fails alone.
         self.on_health: Callable[[bool], None] = lambda healthy: None
         self._failures = 0  # in a row
         self._thread = threading.Thread(target=self._work, name=f"device-{name}", daemon=True)
@@ -80,11 +79,11 @@ class DeviceWorker:
         return await self.submit(function, *args, urgent=urgent)
 
     async def run_surely(self, function: Callable[..., T], *args: Any) -> T:
-        """An urgent job that must not be left out, such as giving memory back: waits until the
+        """Runs an urgent job that must not be skipped, such as freeing memory: waits until the
         queue has room.
 
-        Without a deadline, as giving up would lose the memory: it ends with the job, or with
-        Unavailable after `close`. A caller that is cancelled meanwhile takes no job with it.
+        There is no deadline, as giving up would lose the memory: it ends with the job, or with
+        Unavailable after `close`. Cancelling the caller does not cancel a queued job.
         """
         while True:
             try:
@@ -99,15 +98,15 @@ class DeviceWorker:
         *,
         computes: bool = True,
     ) -> None:
-        """An urgent job that nobody waits for; any thread may post it, and after `close` it is left
-        out. What it raises is logged. loop: where `on_health` is called. computes: whether it says
-        anything of the device's health."""
+        """Queues an urgent job without a result, from any thread; after `close` it is dropped. Its
+        errors are logged. loop: where `on_health` is called. computes: whether its outcome counts
+        for the device's health."""
         if not self._closed:
             self._put(0.0, (loop, None, function, (), computes))
 
     def here(self, function: Callable[[], object]) -> None:
-        """The same at once, in the calling thread, between two jobs of the device's own: for
-        threads that may wait, and would only hand on what they have."""
+        """Runs such a job at once in the calling thread, between two jobs of the device's own: for
+        threads that may block, and would only queue it."""
         with self._turn:
             if self._closed:
                 return
@@ -145,17 +144,17 @@ class DeviceWorker:
             self.busy_s += time.monotonic() - began
             changed = self._judge(error) if computes else None
             try:
-                if changed is not None:  # known before anybody acts on the result
+                if changed is not None:  # reported before the result is
                     loop.call_soon_threadsafe(self.on_health, changed)
                 if future is not None:
                     loop.call_soon_threadsafe(_settle, future, result, error)
                 elif error is not None:
                     log.error("device.failed", exc_info=error)
-            except RuntimeError:  # the caller's loop has closed; nobody waits any more
+            except RuntimeError:  # the caller's loop has closed
                 continue
 
     def _judge(self, error: BaseException | None) -> bool | None:
-        """Whether the device is well, when that has just changed."""
+        """Whether the device is healthy, if that has just changed; else None."""
         before = self._failures
         self._failures = (
             before + 1 if error is not None and not isinstance(error, DsparkError) else 0

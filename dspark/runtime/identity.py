@@ -1,4 +1,4 @@
-"""Who a process is, and where a user's state lives."""
+"""The identity of a process, and the folder that holds a user's state and tokens."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def new_incarnation() -> int:
 
 
 def model_name(model: str | None, served: str | None = None) -> str:
-    """What clients call a model: the name that was given, the folder's, or the hub id; empty where
-    there is none."""
+    """The name of a model for clients: the served name, the folder's name, or the hub id; empty
+    where there is none."""
     if served or not model:
         return served or ""
     path = Path(model)
@@ -28,7 +28,7 @@ def model_name(model: str | None, served: str | None = None) -> str:
 
 
 class NoState(ConfigError):
-    """The state folder cannot be written. What is kept there for convenience does without it."""
+    """The state folder cannot be written. Callers that only cache there go on without it."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(
@@ -78,7 +78,7 @@ def write_token(path: Path) -> str:
 
 
 def put_token(path: Path, token: str) -> None:
-    """Writes a secret that was drawn elsewhere, whole at once: others may be reading the file."""
+    """Writes a given secret atomically, because other processes may be reading the file."""
     try:
         with placed(path, mode=0o600) as file:
             file.write_text(token + "\n", encoding="ascii")

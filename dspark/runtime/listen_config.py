@@ -1,5 +1,5 @@
-"""What every process that listens can be told about who gets in. Light: the deployment reads it
-too."""
+"""Settings of every process that listens: where it listens, and which callers it admits. Light,
+because the deployment reads them too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True)
 class ListenConfig:
-    """Where a process listens, and to whom. Every process has these keys."""
+    """Where a process listens, and which callers it admits. Every process has these keys."""
 
     bind: str = setting("127.0.0.1:0", "host:port of the gRPC server; port 0 takes any.")
     metrics_port: int | None = setting(
@@ -63,7 +63,7 @@ class ListenConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicConfig(ListenConfig):
-    """The same for processes that clients call."""
+    """Where a process that clients call listens, and which callers it admits."""
 
     client_token_file: str | None = setting(
         None,

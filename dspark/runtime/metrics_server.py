@@ -1,8 +1,7 @@
-"""`/metrics` over HTTP, in the exposition formats of Prometheus: the process's one listener that is
-not gRPC.
+"""Serves `/metrics` over HTTP, in the exposition formats of Prometheus.
 
-It asks like all others do: TLS where the process has certificates, then a token or a certificate's
-name.
+Access is that of all listeners: TLS where the process has certificates, then a token or a
+certificate's name.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ PATIENCE_S = 5.0  # for a handshake, and for a request
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Serves `/metrics` until closed, on the host of `bind`, or on loopback where nobody would be
-    asked; port 0 takes any."""
+    """Serves `/metrics` until closed, on the host of `bind`, or on loopback where readers need no
+    credentials; port 0 takes any."""
 
     daemon_threads = True
     allow_reuse_port = False  # a second process must not share the port unseen
@@ -47,8 +46,8 @@ class MetricsServer(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
-        """Ends it in the background: the server looks up twice a second, and an event loop must not
-        wait for that."""
+        """Ends the server in the background: it notices within half a second, and an event loop
+        must not wait for that."""
         threading.Thread(target=self._end, name="metrics-end", daemon=True).start()
 
     def _end(self) -> None:
@@ -67,8 +66,7 @@ class MetricsServer(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """On the connection's own thread: whoever dawdles over the handshake holds up nobody
-        else."""
+        """Serves a connection on its own thread, so that a slow handshake delays no other one."""
         try:
             request.settimeout(PATIENCE_S)
             if self._context is not None:
@@ -80,7 +78,7 @@ class MetricsServer(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Readers that go away are no event."""
+        """Logs nothing: readers that disconnect are ordinary."""
 
 
 class _Page(BaseHTTPRequestHandler):
@@ -101,7 +99,7 @@ class _Page(BaseHTTPRequestHandler):
         self._answer(200, encoder(self.server.exposed), kind)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged: their paths are a stranger's words."""
+        """Logs nothing: paths of requests are untrusted text."""
 
     def _answer(self, status: int, body: bytes, kind: str) -> None:
         self.send_response(status)

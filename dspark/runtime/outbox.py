@@ -1,4 +1,4 @@
-"""Messages on their way to one peer, through one bounded queue: whoever makes them never waits.
+"""The bounded queue of messages to one peer. Its writers never wait.
 
 A peer that does not read loses its stream.
 """
@@ -22,7 +22,7 @@ MAX_EVENTS = 4096  # that wait for the peer to read
 
 
 class Outbox(Generic[E]):
-    """Lives on the event loop."""
+    """The messages of one stream to its peer. Used on the event loop."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -31,8 +31,8 @@ class Outbox(Generic[E]):
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def until(self, *ends: asyncio.Future[None]) -> AsyncGenerator[E, None]:
-        """Messages until one of these is over, whose error is raised, or until `fail`; the others
-        are cancelled. Raises Overloaded where the peer did not read."""
+        """Yields messages until one of `ends` is done, whose error is raised, or until `fail`; the
+        others are cancelled. Raises Overloaded where the peer did not read."""
         ends = (*ends, self._failure)
         for each in ends:
             each.add_done_callback(lambda _: self.put(None))
@@ -48,12 +48,12 @@ class Outbox(Generic[E]):
                 each.cancel()
 
     def fail(self, error: Exception) -> None:
-        """There are no more, and this is why."""
+        """Ends the stream with this error."""
         if not self._failure.done():
             self._failure.set_exception(error)
 
     def put(self, event: E | None) -> None:
-        """The next message; None: there is none."""
+        """Queues a message; None ends the stream. A full queue ends it too, as overrun."""
         try:
             self._events.put_nowait(event)
         except asyncio.QueueFull:

@@ -13,19 +13,19 @@ from dspark.errors import ConfigError
 
 MOST_PROCESSORS = 4096  # no machine has a processor of a higher number
 SPINS = 50_000  # some tenths of a millisecond
-MOST_THREADS = 16  # products of a pass hardly gain by more
+MOST_THREADS = 16  # matrix products of a pass hardly gain by more
 TASKS = Path("/proc/self/task")
 # microseconds of processor time, and of the period they are for
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-LOOK_S = 0.5  # between looks at who the parent is
-GRACE_S = 20.0  # for an orderly end after SIGTERM
+LOOK_S = 0.5  # seconds between checks of the parent
+GRACE_S = 20.0  # seconds for an orderly end after SIGTERM
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
 
 
 def keep_freed_memory() -> None:
-    """What this process frees it is about to ask for again: rows of the next round, messages around
-    them. Memory that went back to the system in between comes anew as pages of zeros, a fault each.
-    glibc learns to keep some of it from single large pieces, up to these bounds, and nothing from
+    """Makes glibc keep freed memory instead of returning it to the system. It is needed again soon,
+    for rows and messages of the next round, and returned memory costs a page fault per page. By
+    itself glibc raises its thresholds after single large pieces, up to these bounds, and not after
     many smaller ones."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     if mallopt is not None:
@@ -34,9 +34,9 @@ def keep_freed_memory() -> None:
 
 
 def wait_briefly() -> None:
-    """Before torch is loaded: threads of OpenMP that wait for their next product spin for some
-    milliseconds, which in a lane are those of the drafter, or of the verifier, whose turn it is.
-    Within a pass they wait for less than this."""
+    """Shortens the spinning of idle OpenMP threads; call it before torch is loaded. They spin for
+    some milliseconds, which in a lane are taken from the other process, drafter or verifier, whose
+    turn it is. Within a pass they wait for less than this."""
     os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
 
 
@@ -47,8 +47,8 @@ def usable() -> tuple[int, ...]:
 
 
 def threads_for(*, verifies: bool, alike: int = 1, processors: int = 0) -> int:
-    """Threads that one of `alike` workers of a machine computes with where nobody says: what
-    OMP_NUM_THREADS says, or its part of the processors (0: those that this process may use).
+    """Default number of threads of one of `alike` workers of a machine: OMP_NUM_THREADS, or its
+    part of the processors (0: those that this process may use).
 
     A quarter of them drafts, the others verify. Of two, both verify and one drafts as well: in a
     lane the two work by turns, and the larger model gains more (ADR 31).
@@ -63,8 +63,8 @@ def threads_for(*, verifies: bool, alike: int = 1, processors: int = 0) -> int:
 
 
 def _processors() -> int:
-    """How many this process may use: a container's quota allows less time than there are
-    processors."""
+    """Number of processors that this process may use: a container's quota may allow less time than
+    all of them have."""
     count = len(usable()) or os.cpu_count() or 1
     try:
         quota, _, period = CPU_QUOTA.read_text(encoding="ascii").partition(" ")
@@ -74,7 +74,7 @@ def _processors() -> int:
 
 
 def parse_cpus(text: str, key: str) -> frozenset[int]:
-    """What `0-3,8` names. Raises ConfigError that names `key` for a text that is no list."""
+    """The processors of a list like `0-3,8`. Raises ConfigError naming `key` for any other text."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -90,11 +90,11 @@ def parse_cpus(text: str, key: str) -> frozenset[int]:
 
 
 def keep_to(text: str, key: str) -> None:
-    """Keeps this process, with the threads it has and will have, to processors; an empty text
-    changes nothing.
+    """Pins this process, with the threads it has and will have, to a list of processors; an empty
+    text changes nothing.
 
-    Raises ConfigError that names `key` for a text that is no list, for processors that this process
-    may not use, and where the platform knows no such thing.
+    Raises ConfigError naming `key` for a text that is no list, for processors that this process may
+    not use, and where the platform cannot pin.
     """
     if not text:
         return
@@ -117,8 +117,8 @@ def _listed(numbers: tuple[int, ...]) -> str:
 
 
 def end_with(parent: int) -> None:
-    """From now on this process ends soon after `parent`, a process id, is no longer its parent,
-    whatever ended it."""
+    """Makes this process end soon after `parent`, a process id, is no longer its parent, whatever
+    ended that."""
 
     def watch() -> None:
         while os.getppid() == parent:

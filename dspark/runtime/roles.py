@@ -1,8 +1,8 @@
-"""Who may call what: every method of every service, one line each. What is not listed here nobody
-may call.
+"""The roles that may call each method of every service, one line each. An unlisted method is closed
+to all.
 
-A test holds this table against the protocol's own descriptors, so that a new method is closed until
-it is decided.
+A test compares this table with the protocol's own descriptors, so that a new method is closed until
+its roles are decided.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ PACKAGE = "dspark.wire.v1"
 
 
 class Role(enum.StrEnum):
-    """What a caller is let in as."""
+    """The role in which a caller is admitted."""
 
     CLIENT = "client"  # asks for answers
-    WORKER = "worker"  # a process of the cell, on its way to another one
+    WORKER = "worker"  # a process of the cell that calls another one
     OPERATOR = "operator"  # runs the cell; may do what clients may
     MONITOR = "monitor"  # reads metrics, and nothing else
 
@@ -29,7 +29,7 @@ _OPERATORS: Roles = frozenset({Role.OPERATOR})
 
 METRICS: Roles = frozenset({Role.MONITOR, Role.OPERATOR})  # GET /metrics
 
-# Who is alive may be asked without showing anything: load balancers and orchestrators do.
+# Health may be checked without credentials: load balancers and orchestrators do.
 FREE_SERVICE = "grpc.health.v1.Health"
 
 METHODS: Mapping[str, Roles] = {
@@ -47,14 +47,14 @@ METHODS: Mapping[str, Roles] = {
     f"/{PACKAGE}.Draft/Watch": _WORKERS,
     f"/{PACKAGE}.Draft/Rounds": _WORKERS,
     f"/{PACKAGE}.Features/Push": _WORKERS,
-    # The protocol's descriptions, for tools: no secret, but none of a stranger's business either.
+    # The protocol's descriptions, for tools: no secret, but not for strangers either.
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _CLIENTS | _WORKERS,
 }
 
 
 def allowed(method: str) -> Roles | None:
-    """Roles that may call a full method name; None when it is free, an empty set when nobody
-    may."""
+    """Roles that may call a full method name; None when it is free, an empty set when it is
+    closed."""
     if method.split("/")[1] == FREE_SERVICE:
         return None
     return METHODS.get(method, frozenset())

@@ -1,11 +1,11 @@
-"""Who may listen where, and who may call what.
+"""Access: on which addresses a process may listen, and which callers it admits.
 
-Loopback needs nothing. Anything wider needs a token, certificates, or the operator's explicit
-`insecure`. A caller is who its token says; without a token, who its certificate says; else nobody.
-What nobody may call is in `roles.py`.
+Loopback needs no credentials. A wider address needs a token, certificates, or the operator's
+explicit `insecure`. A caller has the role of its token; without a token, that of its certificate;
+else none. The roles that each method needs are in `roles.py`.
 
-Clients' tokens are a file of many, each with its tenant, looked at again when it changes. Whether a
-process can listen where it is told to is asked before it loads anything.
+Clients' tokens are in one file, each with its tenant, which is read again when it changes. Whether
+a process can listen on its addresses is tried before it loads anything.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dspark.runtime.tls import OfFiles, Tls
 PUBLIC_STREAMS = 100
 SCHEME = "dspark://"  # in a certificate's alternative names: dspark://ROLE/NAME
 MOST_TOKENS = 1024
-LOOK_S = 1.0  # between looks at the file
+LOOK_S = 1.0  # seconds between checks of the file
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _WHY = {
     errno.EADDRINUSE: "somebody listens there (`ss -ltnp 'sport = :{port}'` says who); name "
@@ -68,11 +68,11 @@ def is_loopback(host: str) -> bool:
 
 
 def streams_per_connection(config: PublicConfig, room: int) -> int:
-    """How many calls a connection of a client's may have open. room: how many the process takes in
-    all.
+    """Number of calls that a client's connection may have open. room: calls that the process takes
+    in all.
 
-    What a peer has cancelled stands before everybody else's calls until it was looked at, one after
-    the other.
+    The bound matters because cancelled calls of one peer delay those of all others: they are
+    handled one after the other.
     """
     near = is_loopback(split_endpoint(config.bind)[0])
     return config.max_streams_per_connection or (room if near else PUBLIC_STREAMS)
@@ -80,8 +80,8 @@ def streams_per_connection(config: PublicConfig, room: int) -> int:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls. roles: as what it was let in; empty where nobody was asked. tenant: its name, ""
-    if it has none."""
+    """An admitted caller. roles: its roles; empty where no credentials were needed. tenant: its
+    name, "" if it has none."""
 
     roles: Roles = frozenset()
     tenant: str = ""
@@ -92,23 +92,23 @@ _caller: contextvars.ContextVar[Caller] = contextvars.ContextVar("dspark_caller"
 
 
 def current_caller() -> Caller:
-    """Who made the call that is being handled."""
+    """The caller of the call that is being handled."""
     return _caller.get()
 
 
 def set_caller(caller: Caller) -> None:
-    """For whoever lets callers in, before it hands them on; holds for the running task."""
+    """Sets the caller of the running task; called where callers are admitted."""
     _caller.set(caller)
 
 
 @dataclass(frozen=True)
 class Access:
-    """Says who a caller is and whether that is enough.
+    """Decides who a caller is, and whether its role suffices.
 
-    worker, operator, monitor: secrets of these roles; None gives nobody that role by token, except
-    that an absent operator's secret is the worker's. clients: those of clients, with their tenants.
-    certificates: whether callers have shown one, whose names may say a role. open_to: roles that
-    anybody has.
+    worker, operator, monitor: secrets of these roles; None gives no token that role, except that an
+    absent operator's secret is the worker's. clients: secrets of clients, with their tenants.
+    certificates: whether callers have shown one, whose names may give a role. open_to: roles that
+    every caller has.
     """
 
     worker: str | None = field(default=None, repr=False)
@@ -120,7 +120,7 @@ class Access:
 
     @property
     def asks(self) -> bool:
-        """Whether anybody is asked anything; a process without secrets and certificates is open."""
+        """Whether callers need credentials; without a worker's secret and certificates, none do."""
         return self.worker is not None or self.certificates
 
     def admit(
@@ -131,17 +131,16 @@ class Access:
         authorization: str | None = None,
         names: Iterable[str] = (),
     ) -> Caller:
-        """The caller, if it has one of `roles` (None: free). `what` is what it wants, for the
-        error.
+        """The caller, if it has one of `roles` (None: free). `what` names the call in errors.
 
         authorization: "Bearer TOKEN". names: alternative names of a certificate that was verified.
-        Raises Denied for a caller that is nobody, Forbidden for one that is somebody else.
+        Raises Denied for a caller without valid credentials, Forbidden for one with other roles.
         """
         if roles is None or not self.asks:
             return _NOBODY
         found: Caller | None
         if authorization is not None:
-            # a wrong token is never made good by anything else
+            # nothing else makes up for a wrong token
             found = self._by_token(authorization)
             if found is None:
                 raise Denied(f"{what}: the token is not valid")
@@ -178,7 +177,7 @@ class Access:
 
 
 def _by_names(names: Iterable[str]) -> Caller | None:
-    """Roles named by a certificate; several are possible."""
+    """The caller with the roles that a certificate's names give, one or more; None without any."""
     roles, tenant = set(), ""
     for name in names:
         if not name.startswith(SCHEME):
@@ -193,7 +192,7 @@ def _by_names(names: Iterable[str]) -> Caller | None:
 
 @dataclass(frozen=True)
 class Security:
-    """Everything one process knows about trust. token: what it shows to other processes."""
+    """Access and credentials of one process. token: the one it shows to other processes."""
 
     access: Access = field(default_factory=Access)
     token: str | None = field(default=None, repr=False)
@@ -202,7 +201,8 @@ class Security:
 
     @classmethod
     def of(cls, config: ListenConfig) -> Security:
-        """From a process's configuration; files are read, and refused by key, at once."""
+        """Builds it from a process's configuration; reads all files at once, and raises ConfigError
+        by key."""
         token = read_token(config.token_file, "token_file")
         client_file: str | None = getattr(config, "client_token_file", None)
         if (tls := Tls.of(config)) is not None:
@@ -221,7 +221,7 @@ class Security:
         near = is_loopback(split_endpoint(config.bind)[0])
         if (near or config.insecure) and not ask_peers:
             if not client_file and isinstance(config, PublicConfig):
-                # workers have nothing for clients
+                # workers serve no clients
                 open_to.add(Role.CLIENT)
             if not config.metrics_token_file:
                 open_to.add(Role.MONITOR)
@@ -236,7 +236,7 @@ class Security:
         return cls(access, token, tls, config.insecure)
 
     def check_bind(self, endpoint: str) -> None:
-        """Refuses an endpoint that strangers could reach without showing anything."""
+        """Raises ConfigError for an endpoint that strangers could reach without credentials."""
         host, _ = split_endpoint(endpoint)
         if not is_loopback(host) and not self.access.asks and not self.insecure:
             raise ConfigError(
@@ -247,8 +247,8 @@ class Security:
             )
 
     def metrics_host(self, bind: str) -> str:
-        """Where `/metrics` listens for a server bound to `bind`: near, unless readers are asked or
-        it is told."""
+        """The host on which `/metrics` listens for a server bound to `bind`: loopback, unless
+        readers need credentials or `insecure` is set."""
         host, _ = split_endpoint(bind)
         wide = self.insecure or self.access.monitor is not None or self.access.certificates
         return host if wide or is_loopback(host) else "127.0.0.1"
@@ -270,7 +270,7 @@ class Security:
         ]
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        """For gRPC listeners; None: plaintext."""
+        """TLS credentials of gRPC listeners; None: plaintext."""
         return (
             self.tls.server_credentials(ask_peers=self.access.certificates)
             if self.tls is not None
@@ -278,7 +278,7 @@ class Security:
         )
 
     def server_context(self) -> ssl.SSLContext | None:
-        """The same for other listeners."""
+        """TLS context of other listeners; None: plaintext."""
         return (
             self.tls.server_context(ask_peers=self.access.certificates)
             if self.tls is not None
@@ -288,7 +288,7 @@ class Security:
 
 def read_client_tokens(path: str | Path) -> tuple[tuple[str, str], ...]:
     """(tenant, token) of every line `TOKEN` or `TENANT TOKEN`; empty lines and those that begin
-    with # say nothing."""
+    with # are skipped. Raises ConfigError for an invalid file."""
     try:
         lines = Path(path).read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -299,7 +299,7 @@ def read_client_tokens(path: str | Path) -> tuple[tuple[str, str], ...]:
         if not words or words[0].startswith("#"):
             continue
         tenant, token = ("", words[0]) if len(words) == 1 else (words[0], words[-1])
-        # A complaint names the line and never shows it.
+        # Errors name the line and never show it.
         if len(words) > 2 or (tenant and not TENANT.fullmatch(tenant)):
             raise ConfigError(
                 f"client_token_file: line {number} of {path} is not TOKEN or TENANT TOKEN"
@@ -322,7 +322,7 @@ def read_client_tokens(path: str | Path) -> tuple[tuple[str, str], ...]:
 
 
 class ClientTokens:
-    """The tokens of one file. A file that becomes unreadable leaves the tokens that were known in
+    """The client tokens of one file. If the file becomes unreadable, the known tokens stay in
     force."""
 
     def __init__(self, path: str | Path) -> None:
@@ -332,7 +332,7 @@ class ClientTokens:
         self._known = OfFiles([str(path)], digests, look_s=LOOK_S)
 
     def tenant(self, given: str) -> str | None:
-        """Whose token this is; None: nobody's."""
+        """The tenant of a token; None for an unknown token."""
         digest = _digest(given)
         # All are compared: the time taken says nothing about which one was close.
         matches = [
@@ -346,9 +346,9 @@ def _digest(text: str) -> bytes:
 
 
 def check_listeners(wanted: Iterable[tuple[str, str | None]]) -> None:
-    """wanted: (setting, host:port) of everything the process will listen on; None is off.
-    ConfigError by the setting that cannot be had, or of two that want the same. Where it may be
-    taken is tried, and given back."""
+    """Tries to open every address the process will listen on, and closes it again. wanted:
+    (setting, host:port); None is off. Raises ConfigError naming the setting whose address cannot be
+    opened, or is that of another one."""
     taken: dict[tuple[str, int], str] = {}
     for key, endpoint in wanted:
         if endpoint is None:

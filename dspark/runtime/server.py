@@ -62,11 +62,11 @@ _STATUS: list[tuple[type[DsparkError], grpc.StatusCode]] = [
     (Denied, grpc.StatusCode.UNAUTHENTICATED),
 ]
 
-# Call metadata: a peer learns the first bound, what is beyond the second is refused before anybody
-# looks at it.
+# Bytes of call metadata: peers are sent the first bound; above the second gRPC refuses a call
+# itself.
 METADATA_SOFT, METADATA_HARD = 8 * 1024, 16 * 1024
-# Between two pings of one peer. Processes of a cell watch each other; strangers reach public
-# listeners only.
+# Least time between two pings of one peer. Processes of a cell watch each other; strangers reach
+# public listeners only.
 LEAST_PING_MS, LEAST_PUBLIC_PING_MS = 900, 1_500
 PING_STRIKES = 10
 PUBLIC_LOOKAHEAD = 64 * 1024  # bytes that a stranger's stream may send unasked
@@ -76,7 +76,7 @@ CONNECTIONS_FULL = 4  # connections with as many streams as they may have, befor
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What peers of a listener may do."""
+    """Limits on what the peers of a listener may do."""
 
     max_concurrent_streams: int = 256
     per_connection: int | None = None  # streams; None: all of them
@@ -86,7 +86,7 @@ class ServerLimits:
 
 
 def server_options(limits: ServerLimits) -> list[tuple[str, int]]:
-    """Of every listener."""
+    """gRPC options of every listener."""
     most = limits.max_concurrent_streams
     return [
         ("grpc.so_reuseport", 0),
@@ -95,18 +95,16 @@ def server_options(limits: ServerLimits) -> list[tuple[str, int]]:
         ("grpc.http2.lookahead_bytes", limits.lookahead),
         ("grpc.max_metadata_size", METADATA_SOFT),
         ("grpc.absolute_max_metadata_size", METADATA_HARD),
-        # Whoever connects and says nothing holds a socket no longer than this.
+        # A connection without a handshake holds its socket no longer than this.
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
         # Bounds what one peer can do to the others by opening and cancelling calls.
         ("grpc.max_concurrent_streams", limits.per_connection or most),
-        # Calls that Python has not looked at yet: beyond 1,000 gRPC would cancel some without a
-        # word.
+        # Calls that Python has not taken up yet: above 1,000 gRPC would cancel some silently.
         ("grpc.server.max_pending_requests", max(most, 1000)),
         ("grpc.server.max_pending_requests_hard_limit", max(2 * most, 3000)),
-        # Peers may ask so often whether this process is there, however long it has nothing to say.
-        # Whoever asks more often is cut; not at once, as a starved process reads several pings at a
-        # time.
+        # Peers may ping so often, however long this process has nothing to send. A peer that pings
+        # more often is cut; not at once, as a starved process reads several pings at a time.
         ("grpc.http2.min_ping_interval_without_data_ms", limits.least_ping_ms),
         ("grpc.http2.max_ping_strikes", PING_STRIKES),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -135,8 +133,8 @@ BY_CERTIFICATE = Caller()  # stands for a caller that is not known yet
 
 
 class GrpcServer:
-    """Add services, start, serve until drained. prompt_bytes: of a client's prompt, at most, as
-    things are now."""
+    """The gRPC server of a process: add services, start, serve until drained. prompt_bytes: returns
+    the current limit of a client's prompt, in bytes."""
 
     def __init__(
         self,
@@ -170,9 +168,9 @@ class GrpcServer:
         name: str,
         readers: Mapping[str, Callable[[bytes], Any]] | None = None,
     ) -> None:
-        """Adds a service. name: its full name, which is also its health name. readers: for methods
-        that take streams, by their names, what makes messages of bytes, in place of the parser
-        alone."""
+        """Adds a service. name: its full name, which is also its health name. readers: by the names
+        of methods that take streams, functions that parse a message's bytes, in place of the
+        generated parser."""
         register(servicer, self._server)
         self._names.append(name)
         self._readers.update(
@@ -194,8 +192,8 @@ class GrpcServer:
         return join_endpoint(split_endpoint(self._bind)[0], port)
 
     async def set_serving(self, serving: bool, *names: str) -> None:
-        """Readiness of these services, or of all; `READY` is that of all together, and the empty
-        name (liveness) is SERVING from the start."""
+        """Sets the readiness of these services, or of all. `READY` is that of all together, and the
+        empty name (liveness) is SERVING from the start."""
         status = SERVING if serving else NOT_SERVING
         await self._health.set("", SERVING)
         for name in names or self._names:
@@ -205,7 +203,7 @@ class GrpcServer:
         await self._health.set(READY, SERVING if ready else NOT_SERVING)
 
     def say_serving(self, serving: bool, *names: str) -> None:
-        """The same from where nobody can wait; nothing once the server drains."""
+        """Sets readiness from code that cannot await; has no effect once the server drains."""
         log.warning(
             "server.serving" if serving else "server.not_serving", services=names or self._names
         )
@@ -238,8 +236,8 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return None
         method = details.method
         authorization = authorization_in(details.invocation_metadata or ())
-        # Certificates are known to the call alone; all others are let in or sent off before a
-        # request is read.
+        # Certificates are known to the call alone; all other callers are admitted or refused before
+        # a request is read.
         if self._access.certificates and authorization is None:
             set_caller(BY_CERTIFICATE)
         else:
@@ -260,7 +258,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         inner, parse = getattr(handler, kind), handler.request_deserializer
 
         def read(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            """Who calls, if only the certificate says it, and then what for."""
+            """Admits a caller that is known by its certificate alone, then parses its request."""
             if current_caller() is BY_CERTIFICATE:
                 set_caller(
                     self._access.admit(method, roles.allowed(method), names=names_in(context))
@@ -298,7 +296,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         build = getattr(grpc, f"{kind}_rpc_method_handler")
         return build(
             answer_stream if handler.response_streaming else answer_once,
-            # Of a single request once it is known to be small.
+            # A single request is parsed in `read`, once its size is checked.
             request_deserializer=self._readers.get(method, parse)
             if handler.request_streaming
             else None,
@@ -307,7 +305,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _refusal(method: str, error: Denied) -> Any:
-    """A handler of any kind of method that reads nothing and says why."""
+    """A handler for any kind of method, which reads nothing and ends the call with the error."""
 
     async def refuse(_: object, context: grpc.aio.ServicerContext) -> None:
         await _abort(context, method, error)
@@ -316,7 +314,7 @@ def _refusal(method: str, error: Denied) -> Any:
 
 
 def authorization_in(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-    """What the call shows; of several, nothing that counts."""
+    """The authorization of a call; "", which is never valid, of several; None without any."""
     shown = [value for key, value in metadata if key == "authorization" and isinstance(value, str)]
     return shown[0] if len(shown) == 1 else "" if shown else None
 
@@ -328,8 +326,8 @@ def names_in(context: Any) -> list[str]:
 
 
 def _retry_hint(error: Overloaded) -> list[tuple[str, str | bytes]]:
-    """When to come back, three times: for people and this project's client, for gRPC's own retries,
-    as RetryInfo."""
+    """Metadata that says when to retry, in three forms: for people and this project's client, for
+    gRPC's own retries, as RetryInfo."""
     hint = int(error.retry_after_s * 1000)
     status = status_pb2.Status(code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], message=str(error))
     info = error_details_pb2.RetryInfo()
@@ -346,8 +344,8 @@ Status = tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]
 
 
 def status_of(method: str, error: Exception) -> Status:
-    """What a caller is told of it: code, details, trailing metadata. A bug is logged under a
-    reference."""
+    """The status that a caller gets for an error: code, details, trailing metadata. A bug is logged
+    under a reference, which is all that its details hold."""
     trailing: list[tuple[str, str | bytes]] = []
     if isinstance(error, InvalidRequest):
         trailing.append(("bad-field", error.field))

@@ -1,8 +1,7 @@
-"""One setting of a configuration: its default, a sentence for people, and what it may be, declared
-in one place.
+"""Declares one setting of a configuration in one place: its default, description and bounds.
 
-The sentence is the help of its flag and its line in the reference; the bounds are what is refused.
-Light: it knows no files and needs nothing but Python.
+The description is the help of its flag and its line in the reference; values out of bounds are
+refused. Light: it reads no files and needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ T = TypeVar("T")
 
 
 class SettingBounds(NamedTuple):
-    """What a value may be; None and "" bound nothing."""
+    """The bounds of a value; None and an empty tuple bound nothing."""
 
     least: float | None = None
     above: float | None = None
@@ -25,7 +24,7 @@ class SettingBounds(NamedTuple):
     one_of: tuple[object, ...] = ()
 
     def problem(self, value: Any) -> str:
-        """Empty for a value that will do."""
+        """Why a value is out of bounds; empty for one that is not."""
         least, above, most, one_of = self
         if one_of:
             return (
@@ -62,13 +61,13 @@ def setting(
     most: float | None = None,
     one_of: Sequence[object] = (),
 ) -> T:
-    """A field of a dataclass. A default of None is no value, and is not checked."""
+    """A field of a dataclass, with its description and bounds. A value of None is not checked."""
     bounds = SettingBounds(least, above, most, tuple(one_of))
     return dataclasses.field(default=default, metadata={"doc": doc, "bounds": bounds})
 
 
 def check_settings(config: Any, section: str = "") -> None:
-    """Raises ConfigError for the first value out of its bounds, by section and name."""
+    """Raises ConfigError for the first value out of its bounds, naming section and key."""
     for field in dataclasses.fields(config):
         value, bounds = getattr(config, field.name), field.metadata.get("bounds")
         if bounds is not None and value is not None and (problem := bounds.problem(value)):

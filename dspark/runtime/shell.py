@@ -1,9 +1,9 @@
-"""The shell that every process has around its own part: identity, metrics, listeners, and the order
-of their ends.
+"""The part that all serving processes share: identity, metrics, listeners, and an orderly stop.
 
-A process checks where it is to listen, loads, listens, says that it serves. It leaves in the same
-way whatever it is: nobody new is taken, health says so, who is there may finish within the grace,
-then the last words, then everything closes. Each role fills in its own part of these steps.
+A process checks its addresses, loads, listens, and reports that it serves. Every role stops in the
+same steps: it takes no new work, health reports so, present work may finish within the grace,
+streams send their last messages, then everything closes. Each role implements its own part of these
+steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger("dspark.process")
 
 
 class Servicer(NamedTuple):
-    """As `GrpcServer.add` takes it."""
+    """A service, as the arguments of `GrpcServer.add`."""
 
     register: Callable[[Any, Any], None]
     servicer: object
@@ -36,9 +36,9 @@ class Servicer(NamedTuple):
 
 
 class Shell:
-    """role: section of the configuration. model: what is served, as far as that is known. http:
-    another listener that the process will open. Raises ConfigError for a listener that cannot be
-    had."""
+    """Identity, metrics and listeners of one process. role: section of the configuration. model:
+    returns the served model, if known. http: address of another listener that the process will
+    open. Raises ConfigError for an address that is not free."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class Shell:
             self.metrics_port = self._metrics_server.server_port
 
     async def abandon(self) -> None:
-        """What was opened of a process that cannot start."""
+        """Closes what was opened by a process that cannot start."""
         if self._server is not None:
             await self._server.drain(0.0)
         self.close()
 
     def close(self) -> None:
-        """Behind the last word."""
+        """Closes `/metrics`, after the last message of the process."""
         if self._metrics_server is not None:
             self._metrics_server.close()
             self._metrics_server = None
@@ -94,7 +94,7 @@ class Shell:
 class ShellProcess(ABC):
     """A serving process of any role."""
 
-    last_s: ClassVar[float]  # for what streams still have to say after everybody has left
+    last_s: ClassVar[float]  # for the last messages of streams, after all work has ended
     http_url: str | None = None  # of its HTTP front, if it has one
 
     def __init__(self, shell: Shell) -> None:
@@ -115,8 +115,8 @@ class ShellProcess(ABC):
         return self.shell.metrics
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Takes nobody new, lets who is there finish within the grace, frees everything. May be
-        called again with less patience while it runs."""
+        """Takes no new work, lets present work finish within the grace, frees everything. May be
+        called again with a shorter grace while it runs."""
         self._leave(grace_s)
         await self.shell.server.set_serving(False)
         await self._empty(grace_s)
@@ -126,15 +126,15 @@ class ShellProcess(ABC):
 
     @abstractmethod
     def _leave(self, grace_s: float) -> None:
-        """Nobody new is taken from now on."""
+        """Takes no new work from now on."""
 
     @abstractmethod
     async def _empty(self, grace_s: float) -> None:
-        """Until nobody is left, or for so long."""
+        """Waits until no work is left, for `grace_s` at most."""
 
     @abstractmethod
     async def _close(self, grace_s: float) -> None:
-        """What is left of the role's own part, behind the last call."""
+        """Closes the rest of the role's own part, after the last call."""
 
 
 async def run_until_signal(
@@ -157,7 +157,7 @@ async def run_until_signal(
     starting = asyncio.ensure_future(start())
     asking = asyncio.ensure_future(asked.wait())
     await asyncio.wait({starting, asking}, return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():  # told to go while still loading
+    if not starting.done():  # stopped while still loading
         starting.cancel()
         log.info("process.stopped", before="serving")
         return

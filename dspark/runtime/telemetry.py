@@ -1,12 +1,12 @@
-"""Logs and metrics, set up once per process; the names of all metrics stand in this file.
+"""Logs and metrics, set up once per process; all metrics are declared in this file.
 
-Logs never carry prompt text or tokens; numbers go to metrics. Counters of drops say what was lost
-and why.
+Logs never carry prompt text or tokens; numbers are metrics. Counters of drops say what was lost and
+why.
 
-Of exceptions logs say where they came from, and what they say if that cannot be a client's words.
-Messages of the language's own errors quote values: `int("...")` quotes a text, a missing key is its
-own message. So only errors whose messages are written here, by the operating system or by the
-numeric libraries are quoted.
+Logs show where an exception was raised, and its message if that cannot contain a client's text.
+Messages of Python's own errors quote values: `int("...")` quotes a text, a missing key is its own
+message. So only messages written in this project, by the operating system or by the numeric
+libraries are logged.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MOST_LABELS = 32  # every label is a handful of time series
 _LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 ENDS = ("stop", "length", "abort")  # how answers end well, in the words of finish reasons
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-UNKNOWN = "unknown"  # an empty label would be none
+UNKNOWN = "unknown"  # an empty value would be no label
 QUOTED = (DsparkError, OSError, MemoryError, RuntimeError)
 MOST = 16  # errors of one chain or group
 _Info = tuple[type[BaseException], BaseException, TracebackType | None]
@@ -63,8 +63,8 @@ def configure_logging(*, role: str, name: str, fmt: str = "auto", level: str = "
     """
 
     def signed(_: object, __: str, line: dict[str, Any]) -> dict[str, Any]:
-        # By the process and not by a context: threads and tasks that others began have contexts of
-        # their own.
+        # Added here and not by a context: threads and tasks of libraries have contexts of their
+        # own.
         return {"role": role, "process": name} | line
 
     shared: list[Any] = [
@@ -101,7 +101,7 @@ def configure_logging(*, role: str, name: str, fmt: str = "auto", level: str = "
 
 
 def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
-    """As `observe` for each of them, at the price of a few: a bucket is counted up once."""
+    """Observes all values, at a lower cost than one by one: a bucket is incremented once."""
     if not values:
         return
     places = Counts(bisect_left(histogram._upper_bounds, value) for value in values)
@@ -111,7 +111,7 @@ def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
 
 
 class DeclaredMetric(NamedTuple):
-    """A metric of every instance of `Metrics`. name: where it is not that of the attribute."""
+    """A metric of every instance of `Metrics`. name: its name, unless it is the attribute's."""
 
     kind: Callable[..., Any]
     text: str
@@ -150,9 +150,9 @@ class Metrics:
     """Every metric of the system on a registry of its own, so that two services fit into one
     process.
 
-    A process shows all names; those it has no part in stay at zero. Where the meaning is that of
-    one of vLLM's metrics, so is the name, with `dspark_` in front. `exposed` is what is shown:
-    there every sample has the labels `model_name` and `cell` besides its own.
+    A process exposes all names; those of other roles stay at zero. A metric that means the same as
+    one of vLLM's has its name, with `dspark_` in front. `exposed` is the registry to scrape: there
+    every sample has the labels `model_name` and `cell` besides its own.
     """
 
     # Requests (coordinator).
@@ -299,17 +299,16 @@ class Metrics:
         for reason in ENDS:
             # shown from the start, so that a rate sees the first
             self.request_success.labels(finished_reason=reason)
-        self._labels: set[str] = set()  # of requests, as far as they are told apart
+        self._labels: set[str] = set()  # of requests, as far as they are kept apart
 
     def note_load(self, sequences: int, pages: int, of: int) -> None:
-        """What a worker holds now."""
+        """Sets the gauges of what a worker holds."""
         self.sequences.set(sequences)
         self.pages_held.set(pages)
         self.kv_cache_usage.set(pages / of if of else 0.0)
 
     def bounded_label(self, label: str) -> str:
-        """The label of a request, or "other" when more than `MOST_LABELS` different ones have
-        come."""
+        """The label of a request, or "other" for a new one after `MOST_LABELS` different ones."""
         if label not in self._labels:
             if len(self._labels) >= MOST_LABELS:
                 return "other"
@@ -322,7 +321,7 @@ class Metrics:
 
 
 class Exposed:
-    """A registry with labels of the process on every sample; they are asked for at every scrape."""
+    """A registry with labels of the process on every sample; they are read at every scrape."""
 
     def __init__(
         self, registry: CollectorRegistry, labels: Callable[[], Mapping[str, str]]
@@ -342,7 +341,7 @@ class Exposed:
 
 
 def as_data(exc_info: _Info) -> list[dict[str, Any]]:
-    """For JSON: the error first, then what it came from."""
+    """An exception for JSON logs: the error first, then its causes."""
     return [
         {
             "type": type(error).__name__,
@@ -357,7 +356,7 @@ def as_data(exc_info: _Info) -> list[dict[str, Any]]:
 
 
 def as_text(out: TextIO, info: _Info) -> None:
-    """For people: the way tracebacks usually look, what they came from first."""
+    """An exception for people, like a usual traceback: its causes first."""
     for error in reversed(list(_chain(info[1]))):
         out.write("\nTraceback (most recent call last):\n")
         out.writelines(traceback.format_tb(error.__traceback__))

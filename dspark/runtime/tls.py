@@ -1,8 +1,8 @@
-"""Certificates of one process: what it shows as a server and as a client, and whom it believes.
+"""Certificates of one process: those it shows as a server and as a client, and those it trusts.
 
-Files are PEM. A server looks at its files at every handshake, so that renewed ones take force
-without a restart; files that do not belong together are ignored until they do. A client reads them
-when it opens a channel.
+Files are PEM. A server checks its files at every handshake, so that renewed ones take effect
+without a restart; files that do not match are ignored until they do. A client reads them when it
+opens a channel.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Tls:
     """Paths of PEM files.
 
     cert, key: this process's certificate chain and private key; servers need them, clients where
-    servers ask for one. ca: certificates that peers' chains must end at; absent, a client believes
-    the system's and a server asks nobody. server_name: the name looked for in servers'
+    servers require one. ca: certificates that peers' chains must end at; absent, a client trusts
+    the system's and a server requires none. server_name: the name expected in servers'
     certificates, where their addresses change; absent, the address.
     """
 
@@ -46,13 +46,13 @@ class Tls:
 
     @classmethod
     def of(cls, told: object) -> Tls | None:
-        """By what a configuration, a state file or a command line says as `tls_*`; None:
+        """Builds it from the `tls_*` values of a configuration, state file or command line; None:
         plaintext."""
         made = cls(*(getattr(told, f"tls_{field.name}") or None for field in fields(cls)))
         return made if made != cls() else None
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For channels to TLS servers, with the files as they are now."""
+        """Credentials for channels to TLS servers, from the files as they are now."""
         self.check()
         return grpc.ssl_channel_credentials(
             root_certificates=_read("tls_ca", self.ca) if self.ca else None,
@@ -61,7 +61,7 @@ class Tls:
         )
 
     def server_credentials(self, *, ask_peers: bool) -> grpc.ServerCredentials:
-        """For a listener. `ask_peers`: whether callers must show a certificate of `ca`."""
+        """Credentials of a gRPC listener. ask_peers: callers must show a certificate of `ca`."""
 
         def configuration() -> grpc.ServerCertificateConfiguration:
             self.check(server=True)
@@ -72,7 +72,7 @@ class Tls:
             return grpc.ssl_server_certificate_configuration([pair], root_certificates=believed)
 
         def changed() -> grpc.ServerCertificateConfiguration | None:
-            """None: they are the same. Runs on a thread of gRPC's."""
+            """The new configuration, or None for the same. Runs on a thread of gRPC's."""
             last = kept.value
             return None if (fresh := kept.now()) is last else fresh
 
@@ -82,20 +82,20 @@ class Tls:
         )
 
     def server_context(self, *, ask_peers: bool) -> ssl.SSLContext:
-        """The same for listeners that are not gRPC's."""
+        """A TLS context for listeners that are not gRPC's; it follows the files as they change."""
         kept = OfFiles(self.paths, lambda: self._context(ask_peers))
 
         def greeted(
             connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, first: ssl.SSLContext
         ) -> None:
-            """At every handshake, whether or not a name was given."""
+            """Runs at every handshake, whether or not a name was given."""
             connection.context = kept.now()
 
         kept.value.sni_callback = greeted
         return kept.value
 
     def _context(self, ask_peers: bool) -> ssl.SSLContext:
-        """With the files as they are now."""
+        """A TLS context with the files as they are now."""
         self.check(server=True)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         assert self.cert is not None
@@ -110,7 +110,7 @@ class Tls:
         return [path for path in (self.cert, self.key, self.ca) if path]
 
     def check(self, *, server: bool = False) -> None:
-        """Refuses files that cannot be read, do not fit each other or are out of date, by key."""
+        """Raises ConfigError by key for files that cannot be read, do not match or are expired."""
         if server and not self.cert:
             raise ConfigError("tls_cert, tls_key: a listener cannot do TLS without them")
         for key, path in (("tls_cert", self.cert), ("tls_key", self.key), ("tls_ca", self.ca)):
@@ -126,7 +126,7 @@ class Tls:
                 ) from error
         if self.cert and self.key:
             try:
-                # A password is never asked for: nobody may be there to give it.
+                # Never ask for a password: a service has no user to give one.
                 probe.load_cert_chain(self.cert, self.key, password=lambda: b"")
             except (ssl.SSLError, ValueError) as error:
                 reason = getattr(error, "reason", None) or error
@@ -138,18 +138,18 @@ class Tls:
 
 
 class OfFiles(Generic[T]):
-    """What is made of files, and made again when one of them has changed; where that fails the last
+    """A value made from files, and made again when one of them has changed; if that fails, the last
     one stays."""
 
     def __init__(self, paths: Sequence[str], make: Callable[[], T], *, look_s: float = 0.0) -> None:
-        """look_s: between two looks."""
+        """look_s: least seconds between two checks of the files."""
         self._paths, self._make, self._look_s = paths, make, look_s
         self._stamps, self._looked = self._stamped(), time.monotonic()
         self._warned_of = self._stamps
         self.value = make()
 
     def now(self) -> T:
-        """By the files as they are. Threads may ask."""
+        """The value of the files as they are now. Any thread may call."""
         if (at := time.monotonic()) - self._looked >= self._look_s:
             self._looked = at
             if (stamps := self._stamped()) != self._stamps:
@@ -157,7 +157,7 @@ class OfFiles(Generic[T]):
                     self.value, self._stamps = self._make(), stamps
                     log.info("files.taken: %s", ", ".join(self._paths))
                 except (OSError, ConfigError) as error:
-                    if stamps != self._warned_of:  # once, however many come
+                    if stamps != self._warned_of:  # once per change, however many handshakes
                         log.warning("files.not_taken: %s", error)
                     self._warned_of = stamps
         return self.value
@@ -165,13 +165,13 @@ class OfFiles(Generic[T]):
     def _stamped(self) -> list[tuple[int, int]]:
         found = []
         for path in self._paths:
-            with contextlib.suppress(OSError):  # what is made of them says it
+            with contextlib.suppress(OSError):  # `make` reports it
                 found.append(Path(path).stat())
         return [(one.st_mtime_ns, one.st_ino) for one in found]
 
 
 def _check_time(key: str, path: str) -> None:
-    """Peers would refuse it one by one, each with a failed handshake."""
+    """Raises ConfigError for a certificate that is out of date: every handshake would fail."""
     told = ssl._ssl._test_decode_cert(path)  # type: ignore[attr-defined]  # no public function reads one
     begins, ends = told["notBefore"], told["notAfter"]
     if not ssl.cert_time_to_seconds(begins) <= time.time() <= ssl.cert_time_to_seconds(ends):

@@ -1,9 +1,9 @@
-"""How large requests and commands may be, looked at before anything is made of them.
+"""Limits on the size of requests and commands, checked before they are parsed.
 
-A parser needs many times the bytes and the time of a message that is made of a million small parts.
-So the whole of a small request is bounded, and of a request for an answer each part, the prompt by
-what the cell could take; what is too large in a command between services is left out of it, and the
-command refused. Checks by field come after that.
+Parsing a message of a million small parts takes many times its bytes and time. So small requests
+are bounded as a whole, and a request for an answer by its parts, the prompt by what the cell could
+take. Parts that are too large in a command between services are cut out, and the command is
+refused. Checks by field follow after that.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Generic, NamedTuple, TypeVar
 from dspark.errors import InvalidRequest
 
 KIB, MIB = 1 << 10, 1 << 20
-MAX_REQUEST = 4 * MIB  # bytes of one message from anybody
+MAX_REQUEST = 4 * MIB  # bytes of one message from any caller
 MOST_PARTS = 64  # of a request for an answer: fields that come again replace each other
-MAX_FORM = 512 * KIB  # of a description of an answer's form
-LOOKED_AT = 64 * KIB  # bytes of a command from which on it is looked at
+MAX_FORM = 512 * KIB  # bytes of a description of an answer's form
+LOOKED_AT = 64 * KIB  # bytes of a command above which it is checked
 
 _SMALL = 4 * KIB
-# Bytes of the whole message, by the method's last word.
+# Bytes of the whole message, by the last part of the method's name.
 WHOLE: Mapping[str, int] = {
     "Abort": 256 * KIB,  # a thousand ids of 128 characters
     "GetModelInfo": _SMALL,
@@ -48,7 +48,7 @@ PARTS: Mapping[int, tuple[str, int]] = {
     10: ("constraint", MAX_FORM),
 }
 _PROMPT = {number: PARTS[number] for number in (2, 3)}
-# bytes: of all that is no prompt; of a prompt's token, in ids or text, at most
+# bytes: of everything beside the prompt; of one prompt token as id or text, at most
 _BESIDE, _PER_TOKEN = (
     256 * KIB,
     64,
@@ -59,16 +59,16 @@ _FIXED = {1: 8, 5: 4}  # and their bytes
 
 
 def request_bytes(context_length: int) -> int:
-    """The most a prompt takes, where it and its answer have so many tokens at most; the rest of a
-    request beside it."""
+    """Most bytes of a prompt, where it and its answer have so many tokens at most. Leaves room for
+    the rest of a request."""
     return min(_BESIDE + _PER_TOKEN * context_length, MAX_REQUEST - _BESIDE)
 
 
 def check_size(method: str, data: bytes, prompt: int = MAX_REQUEST) -> None:
-    """Raises InvalidRequest naming the part that is too large; a message that is none is left to
-    the parser.
+    """Raises InvalidRequest naming the part that is too large; a malformed message is left to the
+    parser.
 
-    prompt: bytes of a prompt, at most.
+    prompt: most bytes of a prompt.
     """
     most = WHOLE.get(method.rpartition("/")[2])
     if most is not None and len(data) > most:
@@ -84,8 +84,8 @@ def check_size(method: str, data: bytes, prompt: int = MAX_REQUEST) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of a message. parts: a name for the error and bytes, by field number; inner: parts that are
-    looked into."""
+    """Size limits of a message. parts: a name for errors and most bytes, by field number; inner:
+    limits within parts."""
 
     parts: Mapping[int, tuple[str, int]]
     most: int = MOST_PARTS  # parts, repeated ones each
@@ -96,15 +96,15 @@ M = TypeVar("M")
 
 
 class Read(NamedTuple, Generic[M]):
-    """A command as it came, without what was too large."""
+    """A received command, without the parts that were too large."""
 
     message: M
     too_large: InvalidRequest | None
-    size: int  # bytes, as it came
+    size: int  # bytes, as received
 
 
 def reading(parse: Callable[[bytes], M], bounds: Bounds) -> Callable[[bytes], Read[M]]:
-    """A parser of commands that looks at their size first."""
+    """A parser of commands that checks their size first."""
 
     def read(data: bytes) -> Read[M]:
         kept, too_large = trimmed(data, bounds)
@@ -114,8 +114,8 @@ def reading(parse: Callable[[bytes], M], bounds: Bounds) -> Callable[[bytes], Re
 
 
 def trimmed(data: bytes, bounds: Bounds) -> tuple[bytes, InvalidRequest | None]:
-    """The message without what is too large, and what that was; small messages are not looked
-    at."""
+    """The message without the parts that are too large, and the error that names one; small
+    messages are not checked."""
     if len(data) <= LOOKED_AT:
         return data, None
     kept, why = _trimmed(memoryview(data), bounds)
@@ -151,7 +151,7 @@ def _trimmed(
 
 
 class _Part(NamedTuple):
-    """Where a field of a message stands in its bytes: its tag, the length of a value that has one,
+    """Offsets of a field in the bytes of its message: its tag, the length of a value that has one,
     the value."""
 
     number: int
@@ -166,7 +166,7 @@ class _Part(NamedTuple):
 
 
 def _parts(data: memoryview) -> Iterator[_Part]:
-    """In their order, up to what no parser would take."""
+    """The fields of a message in order, up to bytes that no parser would accept."""
     at = 0
     most = len(data)
     while at < most:
@@ -186,14 +186,14 @@ def _parts(data: memoryview) -> Iterator[_Part]:
             end = _varint(data, at)[1]
         elif kind in _FIXED:
             end = at + _FIXED[kind]
-        else:  # a group, or nothing at all
+        else:  # a group, or no field at all
             return
         yield _Part(tag >> 3, begin, length, at, end)
         at = end
 
 
 def _written(value: int) -> bytes:
-    """As a varint."""
+    """The bytes of a number as a varint."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -202,7 +202,7 @@ def _written(value: int) -> bytes:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """(value, where it ends); what is cut short ends with the data."""
+    """(value, offset behind it) of a varint; one that is cut short ends with the data."""
     value = shift = 0
     while at < len(data):
         byte = data[at]

@@ -1,8 +1,7 @@
-"""A worker process of either pool, from configuration to SERVING and back, and what its services
-share.
+"""A worker process of either pool, from its start to its end, and what its services share.
 
-A room brings its engine, its servicers and what has to be closed with them; everything else is the
-same for both.
+A room provides its engine, its servicers and the function that closes them; everything else is the
+same for both pools.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from dspark.wire import codec
 log = structlog.get_logger("dspark.process")
 
 _owners = itertools.count(1)
-_LOOK_S = 0.05  # between looks at what is still held
+_LOOK_S = 0.05  # seconds between checks of what is still held
 
 
 class WorkerEngine(Protocol):
-    """What every engine of a worker has. Methods run on the thread that owns the device."""
+    """The attributes of every worker's engine. Methods run on the thread that owns the device."""
 
     @property
     def config(self) -> Any: ...
@@ -62,14 +61,14 @@ E = TypeVar("E", bound=WorkerEngine)
 
 
 def new_owner() -> int:
-    """Names a stream among all of this process: what an engine opens belongs to one, and is freed
-    with it."""
+    """A number for a stream, unique in this process. What an engine opens belongs to a stream, and
+    is freed with it."""
     return next(_owners)
 
 
 class Farewell:
-    """Whether a worker is about to leave, and who has to hear of it at once. Begins once and never
-    ends."""
+    """Whether a worker is draining, and the callbacks for when that begins. It begins once and
+    never ends."""
 
     def __init__(self) -> None:
         self._until: float | None = None  # monotonic
@@ -80,32 +79,32 @@ class Farewell:
 
     @property
     def left_ms(self) -> int:
-        """Milliseconds until whatever is still here ends."""
+        """Milliseconds until work that is left is ended; 0 before draining begins."""
         return (
             max(int((self._until - time.monotonic()) * 1000), 0) if self._until is not None else 0
         )
 
     def begin(self, grace_s: float) -> None:
-        """Takes nobody new from now on, and ends the others after `grace_s`."""
+        """Begins draining, with `grace_s` for present work, and calls the listeners."""
         if self._until is None:
             self._until = time.monotonic() + grace_s
             for tell in list(self._listeners):
                 tell()
 
     def listen(self, tell: Callable[[], None]) -> None:
-        """`tell` is called when it begins, until it leaves; at once if it has begun. From any
-        thread."""
+        """Registers `tell`, to be called when draining begins; at once if it has begun. Any thread
+        may call."""
         self._listeners.append(tell)
         if self._until is not None:
             tell()
 
     def leave(self, tell: Callable[[], None]) -> None:
-        """It is called no more."""
+        """Removes a registered `tell`."""
         self._listeners.remove(tell)
 
     @contextlib.contextmanager
     def telling(self, tell: Callable[[], None]) -> Iterator[None]:
-        """Inside, `tell` listens."""
+        """Registers `tell` within a `with` block."""
         self.listen(tell)
         try:
             yield
@@ -117,8 +116,8 @@ class Farewell:
 class Worker(Generic[E]):
     """What the services of one worker share. role: verify or draft.
 
-    device: the thread that owns the engine. passes: one that computes what the other has prepared,
-    where that pays.
+    device: the thread that owns the engine. passes: a second one that computes what the first has
+    prepared, where that pays.
     """
 
     role: str
@@ -143,7 +142,7 @@ class Worker(Generic[E]):
 
     @property
     def threads(self) -> list[DeviceWorker]:
-        """In the order in which they end."""
+        """The device threads, in the order in which they are closed."""
         return [each for each in (self.passes, self.device) if each is not None]
 
     def described(self) -> dict[str, Any]:
@@ -162,7 +161,7 @@ class Worker(Generic[E]):
         }
 
     def note_load(self) -> None:
-        """What is held, to the metrics."""
+        """Sets the metrics of what the engine holds."""
         held = self.engine.held
         self.metrics.note_load(held.sequences, held.pages_held, held.pages_total)
 
@@ -172,7 +171,7 @@ class Worker(Generic[E]):
 
 
 class Services(NamedTuple):
-    """What a room makes of a worker: its servicers, and what ends behind the last call."""
+    """A room's servicers, and the function that closes their parts after the last call."""
 
     servicers: Sequence[Servicer]
     close: Callable[[], Awaitable[None]]
@@ -193,12 +192,12 @@ class WorkerProcess(ShellProcess, Generic[E]):
 
     def _leave(self, grace_s: float) -> None:
         for each in self.worker.threads:
-            each.on_health = lambda healthy: None  # it serves no more, however well it is
+            each.on_health = lambda healthy: None  # it serves no more, healthy or not
         self.worker.draining.begin(grace_s)
 
     async def _empty(self, grace_s: float) -> None:
-        # Sessions stay open as long as their coordinator lives; what is waited for is the sequences
-        # in them.
+        # Sessions stay open as long as their coordinator lives, so this waits for the sequences in
+        # them.
         await emptied(self.worker.device, lambda: self.engine.held.sequences, grace_s)
 
     async def _close(self, grace_s: float) -> None:
@@ -217,8 +216,8 @@ async def start_worker(
     services: Callable[[Worker[E]], Services],
     passes: bool = False,
 ) -> WorkerProcess[E]:
-    """Serves what `load` gives, which runs on the thread that computes: it may take minutes.
-    passes: whether that is another one than the device's."""
+    """Starts a worker and serves the engine that `load` returns. `load` runs on the thread that
+    computes, and may take minutes. passes: whether that is a second one beside the device's."""
     keep_freed_memory()
     wait_briefly()
     shell = Shell(role, config, lambda: model or config.engine)
@@ -256,7 +255,7 @@ async def start_worker(
 
 
 def check_worker(role: str, config: Any) -> None:
-    """Refuses an engine that is none, and numbers out of their bounds, by name."""
+    """Raises ConfigError by name for settings out of bounds, or that do not suit the engine."""
     check_settings(config, role)
     if config.engine == "synthetic" and not config.synthetic:
         raise ConfigError(f"{role}.synthetic: required with the synthetic engine and not given")
@@ -265,15 +264,15 @@ def check_worker(role: str, config: Any) -> None:
 
 
 async def emptied(device: DeviceWorker, held: Callable[[], int], longest_s: float) -> None:
-    """Until nothing is held any more, or for so long.
+    """Waits until nothing is held any more, for `longest_s` at most.
 
-    The device thread is who looks, after whatever it was asked before: a sequence may have been let
-    in that it has not taken up yet.
+    The device thread runs `held` after the jobs it already has, because one of them may still open
+    a sequence.
     """
     with contextlib.suppress(TimeoutError, Unavailable):
         async with asyncio.timeout(longest_s):
             while True:
-                with contextlib.suppress(Overloaded):  # so many jobs are something to wait for
+                with contextlib.suppress(Overloaded):  # a full queue is work to wait for
                     if not await device.run(held):
                         return
                 await asyncio.sleep(_LOOK_S)
