@@ -108,7 +108,7 @@ class Rounds:
         self._drafting, self._post, self._say, self._failed = drafting, post, say, failed
         self._rows_received = worker.metrics.feature_rows.labels(direction="received")
         self._owner = new_owner()
-        self._inbox: deque[tuple[draft_pb2.RoundsCommand, int]] = deque()  # and its size in bytes
+        self._inbox: deque[tuple[draft_pb2.RoundsCommand, int]] = deque()  # command, size in bytes
         self._backlog = Backlog()
         self._posted = self._over = False
         self._heard_at = time.monotonic()

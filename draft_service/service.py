@@ -1,4 +1,4 @@
-"""The Draft servicer: describes the drafter, announces its leaving, runs rounds with verifiers."""
+"""The Draft servicer: describes the drafter, announces draining, runs rounds with verifiers."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Refused(NamedTuple):
 
 
 class Draining(NamedTuple):
-    """The verifier will leave."""
+    """The verifier will leave, within so many seconds."""
 
     finish_within_s: float
 

@@ -77,7 +77,7 @@ class Keep(NamedTuple):
 
 
 class BlocksCame(NamedTuple):
-    """A drafter's answer to an order, a row for each of the order's."""
+    """The blocks of an order have arrived, one for each row of the order."""
 
     order: int
     confidence: Sequence[Sequence[float]]  # of the drafted slots; an empty row is an empty block
@@ -116,7 +116,7 @@ class Drawn(NamedTuple):
 
 class PassEnded(NamedTuple):
     number: int
-    drawn: Sequence[Drawn]  # a row for each of the pass's
+    drawn: Sequence[Drawn]  # one for each row of the pass
 
 
 class SessionLost(NamedTuple):

@@ -225,7 +225,7 @@ class RoundLoop:
                 self.counts["verdict of who was dropped"] += 1
                 self._leaving.free(sequence)
                 continue
-            if not drawn.tokens:  # nothing was drawn for it, though others were
+            if not drawn.tokens:  # nothing was drawn for it, though for others
                 if sequence.state is RUNNING:
                     sequence.apply(FAILED)
                     sequence.leaving = Why.FAILED

@@ -15,7 +15,7 @@ from dspark.rounds.events import OrderRow, SendOrder
 from dspark.rounds.plan import Terms
 from dspark.rounds.state import ORDER_SENT, SequenceState
 
-SLACK = 3.0  # expected drafts after which one is late
+SLACK = 3.0  # times the expected draft, after which one is late
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dspark.rounds.plan import PLAIN, Terms
 class State(enum.Enum):
     PREFILL = "prefill"  # its prompt is being computed
     IDLE = "idle"  # between rounds
-    ORDERED = "ordered"  # a drafter was asked for its block
+    ORDERED = "ordered"  # its block is ordered from a drafter
     READY = "ready"  # its block is here, or stays empty
     RUNNING = "running"  # its prefix is fixed and in a pass
     HELD = "held"  # too far ahead, or its answer is full
@@ -82,7 +82,7 @@ NEXT: dict[tuple[State, Event], State] = {
 
 
 class UnlistedEvent(RuntimeError):
-    """A bug: an event arrived in a state that does not know it."""
+    """A bug: an event arrived in a state for which the table does not list it."""
 
 
 @dataclass(slots=True, eq=False)

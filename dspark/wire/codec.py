@@ -184,7 +184,7 @@ def write_prompt_logprobs(told: ScoredPrompt) -> types_pb2.PromptLogprobs:
 
 
 def read_prompt_logprobs(message: types_pb2.PromptLogprobs) -> ScoredPrompt:
-    """Raises PeerError when its columns do not fit each other."""
+    """Reads logprobs of a prompt; raises PeerError when columns have wrong lengths."""
     rows, top = len(message.logprobs), message.top
     if [len(each) for each in (message.ranks, message.top_ids, message.top_logprobs)] != [
         rows,
