@@ -29,7 +29,7 @@ def cost_curve(engine: DraftEngine) -> Curve | None:
 
 def measure(engine: DraftEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
     """Times every point several times within the budget, before the process serves. None where no
-    point fits the pool."""
+    point fits."""
     size = engine.config.page_size
     room = engine.held.pages_total // 2
     block = engine.drafter.config.block_size

@@ -1,8 +1,8 @@
 """The draft engine without weights, which sleeps for as long as a pass takes.
 
 Tokens and confidences of blocks and the time of a pass come from a file (`dspark.synthetic`).
-Contexts are opened and filled by feature rows as real ones are, and their rows are all that the
-drafter knows of a sequence. Without torch.
+Contexts are opened and filled by feature rows as real ones are; the prompt's first token, on which
+a sequence's tokens depend, is known from its rows alone. Without torch.
 """
 
 from __future__ import annotations

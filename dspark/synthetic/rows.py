@@ -2,8 +2,8 @@
 name the sequence.
 
 A row carries the first prompt id of its sequence in three values of eight bits, which bfloat16
-holds exactly. It is all that a drafter needs to compute the sequence's tokens, as hidden states are
-for a real one. Without torch.
+holds exactly. From it a drafter computes the sequence's tokens, as a real one does from hidden
+states. Without torch.
 """
 
 from __future__ import annotations
