@@ -1,7 +1,7 @@
-"""What services, an engine and what runs its batches tell each other. No torch.
+"""Types shared by the services, an engine and the runner of its batches. No torch.
 
-Batches are prepared where sequences and KV blocks live, executed on any thread, committed. Two run
-them: `packed_step.PackedStep`, which runs a target, and `synthetic.SyntheticStep`, which sleeps.
+The thread that owns sequences and KV blocks prepares and commits a batch; any thread executes it.
+Two runners exist: `packed_step.PackedStep` runs a target, `synthetic.SyntheticStep` sleeps.
 """
 
 from __future__ import annotations
@@ -34,63 +34,62 @@ class FeatureRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptPrefill:
-    """One prompt on its way in."""
+    """A prompt whose prefill is not finished."""
 
     sequence: int
     epoch: int
     token_ids: Sequence[int]
-    owner: int = 0  # who takes its news
+    owner: int = 0  # the control stream that takes its progress
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What one chunk of a prompt brought."""
+    """Result of one prefill chunk."""
 
     prefill: PromptPrefill
     tokens: int = 0
     done: bool = False  # all of the prompt has run
-    problem: Refusal | None = None  # set when it cannot go on
+    problem: Refusal | None = None  # why the prefill cannot continue
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Outcomes in the order of the items."""
+    """Result of verifying a cohort, outcomes in the order of the items."""
 
     outcomes: list[Verdict | Refusal]
     tokens: int  # of the items, in the packed passes
     forward_ns: int
-    # of prompts that rode along; what came of them is `PromptLine.take_news`
+    # of prompt chunks in the same passes; `PromptLine.take_news` has their progress
     prefill_tokens: int = 0
-    near_ties: int = 0  # positions of coupled sequences that rounding could decide otherwise
-    # By sequence, [slots, 2] float32: the chance to get to each slot judged, and to keep it too;
-    # and what the rule saw of the drafted tokens. See `dspark/decoding/draws.py`.
+    near_ties: int = 0  # positions of coupled sequences where rounding could change the token
+    # labels: by sequence, [slots, 2] float32: probability that the rule reaches a slot, and that it
+    # accepts it too. draws: statistics by drafter version. See `dspark/decoding/draws.py`.
     labels: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)
     draws: Sequence[Draws] = ()
 
 
 class KeptRows(NamedTuple):
-    """What travels with an order: feature rows, those of one sequence after those of the other, and
-    masks."""
+    """Sent with an order: feature rows, concatenated sequence by sequence, and grammar masks."""
 
     counts: list[int]  # of each sequence; 0 where none are kept
-    token_ids: list[int]  # at each position
-    features: PackedRows | None  # None where there are none
+    token_ids: list[int]  # one per row
+    features: PackedRows | None  # None without rows
     masks: Sequence[
         bytes
-    ] = ()  # what each answer's form lets come next, see `first_masked`; none has a form: none
+    ] = ()  # allowed next tokens per sequence, see `first_masked`; () if no sequence has a grammar
 
 
 class TooSlow(Exception):
-    """Finding out what may come next takes longer than anybody waits for."""
+    """A grammar takes too long to compute the allowed next tokens."""
 
 
 Grammar = Callable[
     [], "Matcher"
-]  # a form of answers, compiled: makes a matcher at the beginning of one
+]  # a compiled grammar: makes a matcher at the start of an answer
 
 
 class TargetFacts(Protocol):
-    """What is served."""
+    """Facts about the served target."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -103,39 +102,38 @@ class TargetFacts(Protocol):
 
 
 class PromptChunk(NamedTuple):
-    """The next tokens of a prompt."""
+    """The next tokens of a prompt to run in one pass."""
 
     state: CachedSequence
     token_ids: Sequence[int]
     next_ids: Sequence[
         int
-    ] = ()  # where the prompt is scored: the token behind each of them, but the prompt's last
+    ] = ()  # for a scored prompt: the token after each of these, except the prompt's last
 
 
-Rider = tuple[PromptPrefill, PromptChunk]  # a prompt in a pass
+Rider = tuple[PromptPrefill, PromptChunk]  # a prompt and its chunk in a pass
 
 
 class PreparedBatch(Protocol):
-    """What a batch is run on; all of it stays as it is until the batch has ended."""
+    """Inputs of one batch, unchanged until the batch has ended."""
 
     @property
     def states(self) -> Sequence[CachedSequence]:
-        """Of the items."""
+        """Sequences of the verified items, without prompt chunks."""
 
     @property
     def chunks(self) -> Sequence[PromptChunk]: ...
 
     @property
     def tokens(self) -> int:
-        """Of the items."""
+        """Tokens of the verified items, without prompt chunks."""
 
     def part(self, places: Sequence[int]) -> PreparedBatch:
-        """Some of its items alone, by their places. Reads no sequence: some may have left
-        meanwhile."""
+        """A batch of the items at these indices. Reads no sequence: some may be gone by now."""
 
 
 class RuleSaw(NamedTuple):
-    """What the rule saw of one batch, see `Judged`."""
+    """Statistics of the acceptance rule for one batch, see `Judged`."""
 
     near_ties: int = 0
     labels: Mapping[int, npt.NDArray[np.float32]] = MappingProxyType({})
@@ -143,7 +141,7 @@ class RuleSaw(NamedTuple):
 
 
 class ExecutedBatch(Protocol):
-    """What a batch brought, and nobody knows yet."""
+    """Result of a batch before it is committed."""
 
     @property
     def prepared(self) -> PreparedBatch: ...
@@ -153,22 +151,22 @@ class ExecutedBatch(Protocol):
 
 
 class BatchRunner(Protocol):
-    """Of one engine. `execute` may run on any thread, everything else on the one that owns the
-    sequences."""
+    """Runs the batches of one engine. `execute` may run on any thread, all else on the one that
+    owns the sequences."""
 
     def forget(self, sequence: int) -> None:
-        """It was dropped, and so is what is held for it beside its KV blocks."""
+        """Frees what is held for a dropped sequence beside its KV blocks."""
 
     def unready(self, state: CachedSequence) -> Refusal | None:
-        """Why a sequence cannot be judged, found out before anybody else is in a batch with it."""
+        """Why a sequence cannot be judged, or None; called before it shares a batch."""
 
     def prepare(
         self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]
     ) -> PreparedBatch: ...
 
     def execute(self, prepared: Any) -> ExecutedBatch:
-        """Blocks that cannot have been drafted count as empty. Whatever it raises, nothing is
-        committed: the same, or a part of it, may be run again."""
+        """Runs a batch. Blocks that cannot have been drafted count as empty. If it raises, nothing
+        is committed, and the batch or a part of it may be run again."""
 
     def commit(self, executed: Any) -> Sequence[Verdict | Refusal]:
-        """What became of each item."""
+        """Commits a batch; returns the outcome of each item."""

@@ -1,4 +1,4 @@
-"""What a verifier process can be told. Torch-free: the deployment reads it too."""
+"""Configuration of a verifier process. Torch-free: the deployment reads it too."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from dspark.runtime.listen_config import DTYPES, ENGINES, ListenConfig
 from dspark.runtime.setting import setting
 
-KV_TOKENS = 65536  # where nobody says how many, and no card does
+KV_TOKENS = 65536  # default on a CPU, where no GPU memory decides
 FEATURE_DTYPES = ("bfloat16", "float8_e4m3")
 ATTENTIONS = ("auto", "stateful")
 
 
 @dataclass(frozen=True)
 class VerifyConfig(ListenConfig):
-    """One verifier process."""
+    """Settings of one verifier process."""
 
     target: str = setting("", "Folder or hub id of the target.")
     engine: str = setting(

@@ -1,9 +1,8 @@
-"""A coordinator's control stream: plans in, reports out, and everything that came through it freed
-when it ends.
+"""A coordinator's control stream: plans in, reports out. Its end frees all that it opened.
 
-A message that does not fit breaks the protocol, and the stream ends with the field's name. The
-stream is the lease of all its sequences: it ends, too, when the coordinator has said nothing for
-too long, who may hang with its connection alive.
+A malformed message ends the stream with an error that names the field. The stream is the lease of
+all its sequences: it also ends when the coordinator sends nothing for `lease_s`, because a
+coordinator may hang while its connection stays up.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from verify_service.round_driver import RoundDriver
 
 log = structlog.get_logger("dspark.rounds")
 
-MAX_ORDERS = 1 << 16  # of one message
+MAX_ORDERS = 1 << 16  # per message
 
 
 def control_bounds(context_length: int) -> Bounds:
-    """Of messages on a control stream to a verifier of so many tokens of context."""
+    """Size bounds of control messages to a verifier with this context length (tokens)."""
     column = 5 * cohorts.MAX_ROWS
     admission = {
         3: ("token_ids", 5 * context_length),
@@ -66,7 +65,7 @@ def control_bounds(context_length: int) -> Bounds:
 
 
 class ControlStream:
-    """One stream. Lives on the event loop."""
+    """One control stream of a coordinator. Lives on the event loop."""
 
     def __init__(self, worker: Worker[EngineCore], push: FeaturePush) -> None:
         self._worker = worker
@@ -78,7 +77,8 @@ class ControlStream:
     async def run(
         self, requests: AsyncIterator[Read[verify_pb2.ControlDown]]
     ) -> AsyncGenerator[verify_pb2.ControlUp, None]:
-        """News until the coordinator ends the stream, breaks the protocol or falls silent."""
+        """Yields reports until the coordinator ends the stream, breaks the protocol or is silent
+        for a lease."""
         lease_s = self._worker.engine.config.lease_s
         self._outbox.put(write_up(self._worker.incarnation, (), int(1e3 * lease_s)))
         reading = asyncio.create_task(self._read(requests))
@@ -90,7 +90,7 @@ class ControlStream:
                         yield event
         finally:
             with contextlib.suppress(Unavailable):
-                # else the process is ending, and its memory with it
+                # Unavailable: the process is ending, and its memory with it
                 await self._driver.end()
                 self._worker.note_load()
             log.info("control.ended")

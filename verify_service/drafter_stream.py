@@ -1,9 +1,8 @@
-"""The stream to one drafter: orders out, blocks in. Blocking gRPC, so that rounds pass no event
-loop.
+"""The stream to one drafter: orders out, blocks in.
 
-The device thread writes; a thread of the stream finds the drafter's port for rounds, reads, and
-only hands on. A stream that breaks, or was never answered, says so once; whoever owns it opens
-another one later.
+It uses blocking gRPC so that rounds pass no event loop. The device thread writes. A thread of the
+stream finds the drafter's port for rounds, reads events, and hands them on. A stream that breaks or
+is never answered calls `lost` once; its owner opens another one later.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 
 log = structlog.get_logger("dspark.rounds")
 
-MAX_UNSENT = 4096  # messages; a drafter that takes no more is let go
-DESCRIBE_S = 2.0  # for a drafter to say which port its rounds have
-REACH_S = 1.0  # to reach it, before rounds go where everything else goes
-IDLE_S = 0.004  # without a message to send, after which nothing more is on its way
+MAX_UNSENT = 4096  # messages; beyond that the stream is closed
+DESCRIBE_S = 2.0  # timeout of the request for the port of rounds
+REACH_S = 1.0  # timeout to connect to it, before rounds use the main port
+IDLE_S = 0.004  # time without a message to send, after which `idle` is called
 
 
 class DrafterStream:
-    """came: every event; lost: why nothing more comes, once. Both are called on a thread of the
-    stream."""
+    """came: called with every event; lost: called once, with the reason why the stream ended. Both
+    run on a thread of the stream."""
 
     def __init__(
         self,
@@ -46,17 +45,17 @@ class DrafterStream:
     ) -> None:
         self._endpoint, self._metadata, self._tls = endpoint, auth_metadata(token), tls
         self._came, self._lost = came, lost
-        # called on another one, IDLE_S after the last message has left
+        # called on a gRPC thread, IDLE_S after the last message was sent
         self.idle: Callable[[], None] = lambda: None
         self._unsent: queue.SimpleQueue[draft_pb2.RoundsCommand | None] = queue.SimpleQueue()
-        self._put = self._left = 0  # messages
+        self._put = self._left = 0  # messages queued, messages sent
         self._closed = False
-        self._call: Any = None  # once the drafter was found
+        self._call: Any = None  # the RPC, once the drafter was found
         self.send(draft_pb2.RoundsCommand(hello=hello))
         threading.Thread(target=self._run, name=f"rounds-{endpoint}", daemon=True).start()
 
     def send(self, command: draft_pb2.RoundsCommand) -> None:
-        """Never waits. What a broken stream is given is lost with it."""
+        """Queues a message; never waits. A closed or broken stream drops it."""
         if self._unsent.qsize() >= MAX_UNSENT:
             self.close()
         elif not self._closed:
@@ -65,7 +64,7 @@ class DrafterStream:
 
     @property
     def leaving(self) -> bool:
-        """Whether a message is still on its way out of this process."""
+        """Whether a queued message has not been sent yet."""
         return self._left < self._put and not self._closed
 
     def _messages(self) -> Iterator[draft_pb2.RoundsCommand]:
@@ -80,7 +79,7 @@ class DrafterStream:
             if command is None:
                 break
             yield command
-            self._left += 1  # gRPC comes for the next one when this one has left
+            self._left += 1  # gRPC asks for the next message once this one is sent
             wait_s = IDLE_S
 
     def close(self) -> None:
@@ -88,7 +87,7 @@ class DrafterStream:
         if not self._closed:
             self._closed = True
             self._unsent.put(None)
-            if self._call is not None:  # else its thread sees it as soon as there is one
+            if self._call is not None:  # else `_run` cancels it once it exists
                 self._call.cancel()
 
     def _run(self) -> None:
@@ -106,18 +105,18 @@ class DrafterStream:
         except grpc.RpcError as error:
             why = f"{error.code().name.lower()}: {error.details()}"
             del error
-        # certificates that cannot be read, or a bug; no reason to stop rounds
+        # unreadable certificates, or a bug; rounds go on without this drafter
         except Exception as error:
             log.error("drafter_stream.failed", drafter=self._endpoint, exc_info=error)
             why = f"failed: {error}"
         finally:
             self._closed = True
-            self._unsent.put(None)  # whoever waits for something to send
+            self._unsent.put(None)  # ends `_messages`
             self._lost(why)
 
     def _found(self, channels: contextlib.ExitStack) -> Any:
-        """The drafter at its port for rounds, or where that cannot be reached, or is none, at its
-        own."""
+        """A stub at the drafter's port for rounds; at its main port if there is none, or none that
+        connects."""
         main = channels.enter_context(_open(self._endpoint, self._tls))
         stub = draft_pb2_grpc.DraftStub(main)  # type: ignore[no-untyped-call]
         port = self._rounds_port(stub)
@@ -135,7 +134,7 @@ class DrafterStream:
         return draft_pb2_grpc.DraftStub(own)  # type: ignore[no-untyped-call]
 
     def _rounds_port(self, stub: Any) -> int:
-        """0: none."""
+        """The drafter's port for rounds; 0: none."""
         try:
             described = stub.Describe(
                 types_pb2.DescribeRequest(), metadata=self._metadata, timeout=DESCRIBE_S

@@ -1,8 +1,7 @@
-"""The drafters of one control stream: streams to them, orders that are out, blocks that came. On
-the device thread.
+"""The drafters of one control stream: their streams, outstanding orders and received blocks.
 
-Nothing of a drafter can stop the verifier: sending never waits, and a stream that breaks, is not
-answered or breaks the protocol is a lost drafter, tried again after a pause.
+Runs on the device thread. A drafter cannot stop the verifier: sending never waits, and a stream
+that breaks, is not answered or breaks the protocol is a lost drafter, tried again after a pause.
 """
 
 from __future__ import annotations
@@ -30,28 +29,28 @@ from verify_service.row_feeds import RowFeeds
 
 log = structlog.get_logger("dspark.rounds")
 
-PAUSE_S = 1.0  # after a stream broke, before the same drafter is tried again
-KEEP_S = 10.0  # between two lists of the contexts that are wanted
-GREETING_S = 5.0  # a drafter that has not answered by then is lost
-MOST_ORDERS = 256  # that are out, or whose times are remembered
-# in a row, after which a drafter is let go; its coordinator says when it is tried again
+PAUSE_S = 1.0  # after a stream broke, before the drafter is tried again
+KEEP_S = 10.0  # between two KeepContexts messages
+GREETING_S = 5.0  # timeout for the welcome of a drafter
+MOST_ORDERS = 256  # outstanding, or answered and kept for their times
+# in a row, after which a drafter is lost
 MALFORMED_ORDERS = 3
 MAX_VERSION = 256  # characters
 
 
 class OutstandingOrder(NamedTuple):
-    """One that is out, or whose blocks came."""
+    """An order that was sent; its times once its blocks came."""
 
     drafter: int
     rows: Sequence[OrderRow]
     sent: float  # monotonic seconds
-    came: float = 0.0
+    came: float = 0.0  # monotonic seconds; 0: not answered
     draft_s: float = 0.0  # device time of the drafter's pass
     version: str = ""  # of the drafter
 
 
 class HeldBlock(NamedTuple):
-    """One sequence's block: a row of what came for an order."""
+    """One sequence's block: a row of the answer to an order."""
 
     order: int
     row: int
@@ -63,18 +62,18 @@ class _KnownPeer:
     sink: Sink
     use: Use = Use.YES
     stream: DrafterStream | None = None
-    begun: float = 0.0  # when its stream was
-    version: str = ""  # once it has answered
+    begun: float = 0.0  # when its stream was opened
+    version: str = ""  # set by its welcome
     broke: float = -PAUSE_S
-    # contexts there, by sequence and epoch
+    # open contexts, as (sequence, epoch)
     wanted: set[tuple[int, int]] = field(default_factory=set)
-    kept: float = 0.0  # when they were listed last
-    malformed: int = 0  # orders in a row without one block that can have been drafted
+    kept: float = 0.0  # when KeepContexts was last sent
+    malformed: int = 0  # answered orders in a row without a sound block
 
 
 class Drafters:
-    """tell: runs something in a turn of the device, whose result is fed to the loop, and
-    `tell_here` on the calling thread; admitted: by sequence."""
+    """tell: runs a function in a turn of the device thread and feeds its result to the round loop;
+    `tell_here` does so on the calling thread. admitted: by sequence."""
 
     def __init__(
         self,
@@ -93,12 +92,12 @@ class Drafters:
         self._bytes_sent = worker.metrics.bytes.labels(direction="sent", kind="features")
         self._known: dict[int, _KnownPeer] = {}
         self.orders: dict[int, OutstandingOrder] = {}  # the latest ones
-        self.blocks: dict[int, HeldBlock] = {}  # by sequence: what came last
+        self.blocks: dict[int, HeldBlock] = {}  # newest, by sequence
 
-    # From the coordinator.
+    # Called for the coordinator.
 
     def told_of(self, at: DrafterAt) -> list[Told]:
-        # which stays
+        # keeps a known drafter
         known = self._known.setdefault(at.drafter, _KnownPeer(Sink(at.endpoint, at.incarnation)))
         known.use = at.use
         if at.use is not Use.GONE:
@@ -106,7 +105,7 @@ class Drafters:
         del self._known[at.drafter]
         return self._lose(at.drafter, known, "lost: gone") if known.stream is not None else []
 
-    # From the loop.
+    # Called by the round loop.
 
     def open(self, drafter: int, sequence: int, epoch: int) -> list[Told]:
         admission = self._admitted[sequence]
@@ -120,7 +119,7 @@ class Drafters:
             reserve_tokens=admission.longest,
             sampling=codec.write_sampling(
                 replace(admission.params, constraint=None)
-            ),  # forms are kept at the target
+            ),  # only the target applies grammars
         )
         stream.send(draft_pb2.RoundsCommand(open=told))
         known.wanted.add((sequence, epoch))
@@ -137,7 +136,7 @@ class Drafters:
             )
 
     def sink(self, drafter: int) -> Sink | None:
-        """Where its rows go."""
+        """The sink of this drafter's feature rows; None without a stream."""
         known = self._known.get(drafter)
         return None if known is None or known.stream is None else known.sink
 
@@ -155,17 +154,17 @@ class Drafters:
         return []
 
     def leaving(self) -> bool:
-        """Whether an order is still on its way out of this process."""
+        """Whether a message to any drafter has not been sent yet."""
         return any(each.stream is not None and each.stream.leaving for each in self._known.values())
 
     def let_go(self, drafter: int) -> None:
-        """The loop has given it up."""
+        """Closes the stream of a drafter that the loop has given up."""
         known = self._known.get(drafter)
         if known is not None and known.stream is not None:
             self._lose(drafter, known, "lost: given up")
 
     def end(self) -> None:
-        """Everything is over."""
+        """Closes every stream."""
         for drafter, known in self._known.items():
             if known.stream is not None:
                 try:
@@ -176,7 +175,7 @@ class Drafters:
     # Time.
 
     def next_at(self) -> float | None:
-        """When somebody has to be told something, or given up."""
+        """Earliest time when `overdue` has work, in monotonic seconds; None: never."""
         due = [
             known.kept + KEEP_S if known.version else known.begun + GREETING_S
             for known in self._known.values()
@@ -185,8 +184,7 @@ class Drafters:
         return min(due, default=None)
 
     def overdue(self, now: float) -> list[Told]:
-        """Lists the contexts that are wanted where it is time; drafters that do not answer are
-        lost."""
+        """Sends KeepContexts where it is due; drafters without a welcome by now are lost."""
         lost: list[Told] = []
         for drafter, known in list(self._known.items()):
             if known.stream is None:
@@ -204,7 +202,7 @@ class Drafters:
     # Streams.
 
     def _stream(self, drafter: int) -> DrafterStream | None:
-        """Opens one where there is none and may be one."""
+        """The drafter's stream, opened if it has none and may have one."""
         known = self._known.get(drafter)
         if known is None or not self._engine.projection:
             return None
@@ -216,7 +214,7 @@ class Drafters:
                 verifier_incarnation=self._incarnation,
                 projection=self._engine.projection,
             )
-            mine: list[DrafterStream] = []  # whose events those are, once it is there
+            mine: list[DrafterStream] = []  # filled below; the callbacks run later
 
             def came(event: draft_pb2.RoundsEvent) -> None:
                 self._tell_here(lambda: self._came(drafter, mine[0], event))
@@ -237,7 +235,7 @@ class Drafters:
                     )
                 )
                 mine[0].idle = self._news.orders_left
-            # a file of certificates that cannot be read, no thread: it is tried again
+            # unreadable certificates, no thread: tried again after PAUSE_S
             except Exception as error:
                 log.warning(
                     "drafter.unreachable", drafter=drafter, endpoint=endpoint, exc_info=error
@@ -251,7 +249,7 @@ class Drafters:
     def _broke(self, drafter: int, stream: DrafterStream, why: str) -> list[Told]:
         known = self._known.get(drafter)
         if known is None or known.stream is not stream:
-            return []  # it was let go before
+            return []  # this stream was replaced or closed before
         return self._lose(drafter, known, f"lost: {why}")
 
     def _lose(self, drafter: int, known: _KnownPeer, why: str) -> list[Told]:
@@ -281,7 +279,7 @@ class Drafters:
                 case "blocks":
                     return [self._blocks(drafter, known, event.blocks)]
                 case "draining":
-                    pass  # its coordinator hears of it, too, and plans
+                    pass  # the coordinator learns of it and plans without it
                 case _:
                     raise PeerError("event: is empty")
         except PeerError as error:
@@ -291,7 +289,7 @@ class Drafters:
 
     def _context(self, drafter: int, known: _KnownPeer, opened: draft_pb2.ContextOpened) -> None:
         key = (opened.sequence, opened.epoch)
-        if key not in known.wanted:  # it was closed in the meantime, or nobody asked
+        if key not in known.wanted:  # closed in the meantime, or never opened
             self._metrics.dropped.labels(kind="context", reason="stale").inc()
             return
         if not opened.HasField("refusal"):
@@ -309,8 +307,8 @@ class Drafters:
         if order.came:
             raise PeerError(f"blocks.order: {message.order} was answered")
         blocks = read_blocks(len(order.rows), message, self._engine.target.vocab_size)
-        # Beside those whose values are none. What was drafted decides nothing of it: no honest one
-        # is among them.
+        # Blocks longer than ordered are spoilt, like those with invalid values. An honest drafter
+        # sends neither, so no drafted token decides it.
         blocks.spoil(
             [row for row, asked in enumerate(order.rows) if blocks.lengths[row] > asked.slots]
         )
@@ -329,9 +327,9 @@ class Drafters:
     def judged(
         self, orders: Mapping[int, OutstandingOrder], spoilt: Sequence[HeldBlock], sound: Set[int]
     ) -> list[Told]:
-        """Blocks of these orders were in a pass, in which it was found out that some cannot have
-        been drafted. sound: orders of which it judged another one. Blocks without a slot to judge
-        say nothing of their drafter."""
+        """Counts orders whose blocks were in a pass; drafters with too many bad ones are lost.
+        spoilt: blocks that the pass found unsound; sound: orders with a block that it judged.
+        Blocks without a slot to judge count for neither."""
         lost: list[Told] = []
         for held in spoilt:
             held.blocks.spoil([held.row])
@@ -350,12 +348,12 @@ class Drafters:
         return lost
 
     def _waits(self, asked: OrderRow) -> bool:
-        """Whether whose row that was is here still."""
+        """Whether the sequence of this order row is still here, under the same epoch."""
         admission = self._admitted.get(asked.sequence)
         return admission is not None and admission.admit.epoch == asked.epoch
 
     def _answered(self, number: int, order: OutstandingOrder, draft_s: float, version: str) -> None:
-        """Its times are told with the pass that its blocks are in, which comes soon or never."""
+        """Keeps the times of an answered order for the report of the pass with its blocks."""
         self.orders[number] = order._replace(
             rows=(), came=time.monotonic(), draft_s=draft_s, version=version
         )
@@ -370,8 +368,8 @@ _WHY = {
 
 
 def _count(known: _KnownPeer, whole: bool) -> None:
-    """An order that was answered. whole: by nothing that can have been drafted. Raises PeerError
-    for too many such."""
+    """Counts an answered order. whole: it has no sound block. Raises PeerError after
+    MALFORMED_ORDERS of those in a row."""
     known.malformed = known.malformed + 1 if whole else 0
     if known.malformed >= MALFORMED_ORDERS:
         raise PeerError(

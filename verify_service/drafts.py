@@ -1,8 +1,8 @@
-"""Whether drafted tokens can have been drawn from the distributions that came with them. No torch.
+"""Checks that drafted tokens can have been drawn from the distributions sent with them. No torch.
 
-Found out while a pass runs, which needs the tokens alone: what turns out unsound counts as an empty
-block, and nothing of it is judged. No honest drafter's is, so nothing that was drafted decides
-whether it is used.
+The check runs while a pass runs, because the pass needs the tokens alone. An unsound block counts
+as empty and none of it is judged. An honest drafter's block is never unsound, so a drafted token
+never decides whether it is used.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from verify_service.sequences import VerifyItem
 def unsound(
     items: Sequence[VerifyItem], params: Sequence[SamplingParams], vocab_size: int
 ) -> list[int]:
-    """Places of items that cannot: also of those with distributions that need none, and the other
-    way round. All of a kind are looked at together; only where some are bad, one by one."""
+    """Indices of unsound items, with those that carry distributions under `coupled` or none under
+    another rule. Items with equal `entries` are checked together, one by one if that fails."""
     bad: list[int] = []
     by_entries: dict[int, list[int]] = {}
     for place, (item, own) in enumerate(zip(items, params, strict=True)):

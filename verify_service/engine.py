@@ -1,5 +1,4 @@
-"""The device side of a verifier: prefill in chunks, one packed pass per cohort, the acceptance
-rule, kept features."""
+"""The verify engine with a real target: sampling, grammars, feature rows, and hooks for timing."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from verify_service.stateful import StatefulRunner
 
 
 class VerifyEngine(EngineCore):
-    """An engine with a target that runs."""
+    """An engine that runs a target model."""
 
     def __init__(self, parts: VerifierParts, sampler: Sampler = judge_each) -> None:
         target, runner, projection, config = (
@@ -46,9 +45,9 @@ class VerifyEngine(EngineCore):
         store = None
         if projection is not None:
             store = FeatureStore(pages * config.page_size, projection, config.feature_dtype)
-        # Whether a prompt goes on behind what was computed for another that begins alike.
+        # Whether a prompt reuses KV pages of an earlier prompt with the same beginning.
         self.shares_prefixes = config.prefix_cache and runner.shares_prefixes
-        # a full pool has no row for who comes
+        # such a runner needs free rows: half of the pages are not kept for prefixes
         scarce = isinstance(runner, ModelRunner) and runner.likes_rows
         holdings = KVCacheManager(
             pages=pages,
@@ -70,11 +69,11 @@ class VerifyEngine(EngineCore):
         device."""
         return VerifyEngine(load_parts(config), sampler)
 
-    # -- what it is -------------------------------------------------------------------------
+    # -- facts -------------------------------------------------------------------------
 
     @property
     def make(self) -> str:
-        """What else decides how long a pass takes: lean layers, weight forms, kernels."""
+        """Names what else determines the time of a pass: lean layers, weight forms, kernels."""
         return self._runner.make
 
     # -- life of a sequence -----------------------------------------------------------------
@@ -84,7 +83,7 @@ class VerifyEngine(EngineCore):
 
     def _salted(self, salt: str, prompt_len: int) -> str:
         rotation = self._runner.rotation
-        # keys turned otherwise are of no use
+        # keys under another rotation cannot be reused
         return salt if rotation is None else f"{salt}\0{rotation.of(prompt_len)}"
 
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
@@ -128,7 +127,7 @@ class VerifyEngine(EngineCore):
     def pretend(
         self, cursor: Cursor, params: SamplingParams, reserve_tokens: int
     ) -> Refusal | None:
-        """Opens a sequence as if cursor.committed_len tokens had been run and an anchor drawn. For
+        """Opens a sequence as if cursor.committed_len tokens had run and an anchor were drawn; for
         timing only."""
         prompt = [0] * cursor.committed_len
         problem = self.open(
@@ -146,8 +145,7 @@ class VerifyEngine(EngineCore):
         return None
 
     def rewind(self, sequence: int, cached: int) -> None:
-        """Takes committed tokens back, so that the same step can be timed again. For timing
-        only."""
+        """Cuts a sequence back to `cached` tokens, to time the same step again; for timing only."""
         state = self._holdings.states[sequence]
         state.cached = cached
         state.token_ids = [0] * (cached + 1)
@@ -161,7 +159,6 @@ class VerifyEngine(EngineCore):
         self._runner.reset()
 
     def record(self) -> None:
-        """Passes of the sizes that rounds will have, where a card replays them: before the first
-        request."""
+        """Records GPU graphs for the pass sizes of rounds; called before the first request."""
         if isinstance(self._runner, ModelRunner):
             self._runner.record(self.config.max_sequences, self.config.max_batch_tokens)

@@ -1,15 +1,13 @@
-"""What the services ask of a verify engine: sequences with their KV blocks, prompts in line, rounds
-in packed passes.
+"""The core of a verify engine: sequences with their KV blocks, queued prompts, rounds in packed
+passes. No torch.
 
-Two engines are made of it and a `BatchRunner`: `engine.VerifyEngine`, whose target runs, and
-`synthetic.SyntheticVerifyEngine`, which sleeps. No torch. Everything happens on the one thread that
-owns the device, but for `run` of a step under way (see `under_way` for what that may count on);
-properties may be read from anywhere.
+Two engines extend it with a `BatchRunner`: `engine.VerifyEngine` runs a target, and
+`synthetic.SyntheticVerifyEngine` sleeps. All methods run on the one thread that owns the device;
+only `run` of a step may run elsewhere (see `under_way`), and any thread may read properties.
 
-A command about one sequence is checked before anything is computed, so a bad row never touches its
-neighbours. A step first asks for the pages of everybody in it, the oldest sequence first, then
-acts; who gets none is refused and stays where it stood. A sequence, or a prompt (see
-`prompt_line`), is in one pass at a time.
+A command about one sequence is checked before anything is computed, so a bad row never affects
+other sequences. A step first reserves pages for all its sequences, oldest first. A sequence that
+gets none is refused and keeps its state. A sequence or a prompt is in one pass at a time.
 """
 
 from __future__ import annotations
@@ -62,18 +60,18 @@ from verify_service.under_way import Batch, UnderWay, halves
 RIDE_ALONG = {
     "cpu": 64,
     "cuda": 512,
-}  # prompt tokens in a round, where the configuration leaves it to the device
+}  # prompt tokens per round if `step_prefill_tokens` is 0
 
 
 class EngineCore(ABC):
-    """One target, one pool of KV blocks, the sequences that live in it."""
+    """One target, one pool of KV blocks, and the sequences in it."""
 
     target: TargetFacts
-    projection: str  # fingerprint of what feature rows are made with; empty: none are made
+    projection: str  # fingerprint of the feature projection; empty: no rows are made
     device: Any
     dtype: str
     attention_path: str
-    attention_reason: str  # why the path is not paged; empty where it is
+    attention_reason: str  # why the path is not paged; empty if it is
 
     def __init__(
         self, config: VerifyConfig, version: str, holdings: KVCacheManager, step: BatchRunner
@@ -81,7 +79,7 @@ class EngineCore(ABC):
         self.config, self.fingerprint = config, version
         self._holdings, self._step = holdings, step
         self.line = PromptLine(holdings)
-        # sequences in steps under way; of a number that left nobody else begins meanwhile
+        # sequences in unfinished steps; until their end, none is opened under the same number
         self._busy: set[int] = set()
         self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(
             str(self.device).partition(":")[0], 512
@@ -89,18 +87,18 @@ class EngineCore(ABC):
 
     @abstractmethod
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
-        """Soon, and on another thread: the grammar, or why there is none.
+        """Compiles a grammar on another thread; the future holds it, or why there is none.
 
-        salt: it is given again among equals, as computed prefixes are. TENANT/WORD, or without a
-        tenant any word.
+        salt: requests with an equal salt share compiled grammars, as they share prefixes. TENANT/WORD,
+        or any word without a tenant.
         """
 
     @abstractmethod
     def first_token(
         self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None
     ) -> int | Refusal:
-        """Draws the anchor that follows a finished prefill. grammar: of the form that is asked
-        for."""
+        """Draws the anchor after a finished prefill. grammar: compiled from the request's
+        constraint."""
 
     @property
     def feature_width(self) -> int:
@@ -112,12 +110,12 @@ class EngineCore(ABC):
         return self._holdings.held
 
     def _unserved(self, params: SamplingParams, scores: int | None) -> Refusal | None:
-        """Why nobody here can draw by these parameters, or tell so many of a prompt's likeliest
-        tokens."""
+        """Why this engine cannot serve these parameters, or `scores` top tokens per prompt token;
+        None if it can."""
         return None
 
     def _salted(self, salt: str, prompt_len: int) -> str:
-        """What prefixes must have in common besides their tokens."""
+        """The salt under which a prompt of this length shares prefixes."""
         return salt
 
     def open(
@@ -132,10 +130,10 @@ class EngineCore(ABC):
         salt: str | None = "",
         scores: int | None = None,
     ) -> Refusal | None:
-        """Makes room for the prompt, whose chunks will follow, less what is `spared`.
+        """Opens a sequence with pages for its prompt, less the cached prefix (see `spared`).
 
-        A higher epoch takes the place of a lower one. salt: of computed prefixes; None: it neither
-        uses nor leaves any.
+        A higher epoch replaces a lower one. salt: of the prefix cache; None: the sequence neither
+        uses nor fills the cache. scores: top tokens to report per prompt token; None: no scoring.
         """
         state = self._holdings.states.get(cursor.sequence)
         if state is not None and cursor.epoch <= state.epoch:
@@ -173,27 +171,27 @@ class EngineCore(ABC):
         return self._holdings.admit(opened, reserve_tokens, token_ids)
 
     def _find(self, sequence: int, epoch: int) -> CachedSequence | None:
-        """What is held under this epoch."""
+        """The sequence under this epoch, or None."""
         state = self._holdings.states.get(sequence)
         return None if state is None or state.epoch != epoch else state
 
     def busy(self, sequence: int) -> bool:
-        """Whether a pass that has not ended holds what has, or had, this number: it cannot be
-        opened until then."""
+        """Whether an unfinished pass holds a sequence of this number, perhaps a dropped one; none
+        can be opened under it until then."""
         return sequence in self._busy
 
     def spared(self, sequence: int, epoch: int) -> int:
-        """Leading tokens of the prompt that were found computed."""
+        """Leading prompt tokens found in the prefix cache."""
         state = self._find(sequence, epoch)
         return 0 if state is None else state.spared
 
     def anchor_logprobs(self, sequence: int) -> tuple[ScoredToken, ...]:
-        """Of the token that `first_token` drew; empty when none are asked for."""
+        """Log-probabilities of the token that `first_token` drew; empty if not requested."""
         state = self._holdings.states.get(sequence)
         return state.anchor_logprobs if state is not None else ()
 
     def prompt_logprobs(self, sequence: int) -> ScoredPrompt | None:
-        """Of a prompt that has run, once; None when nobody asked for them."""
+        """Log-probabilities of a finished prompt, returned once; None if not requested."""
         state = self._holdings.states.get(sequence)
         if state is None or state.scores is None:
             return None
@@ -201,7 +199,7 @@ class EngineCore(ABC):
         return told
 
     def release(self, sequence: int, epoch: int) -> bool:
-        """Frees a sequence held under this epoch or a lower one; an unknown one is fine."""
+        """Frees a sequence held under this epoch or a lower one; returns whether there was one."""
         state = self._holdings.states.get(sequence)
         if state is None or state.epoch > epoch:
             return False
@@ -209,7 +207,7 @@ class EngineCore(ABC):
         return True
 
     def release_owner(self, owner: int) -> int:
-        """Frees everything a stream opened; returns how many."""
+        """Frees all sequences that a stream opened; returns their number."""
         mine = [state.sequence for state in self._holdings.states.values() if state.owner == owner]
         for sequence in mine:
             self._drop(sequence)
@@ -217,28 +215,28 @@ class EngineCore(ABC):
         return len(mine)
 
     def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
-        """Pages for an anchor and as many of `slots` more tokens as there are any for; how many."""
+        """Reserves pages for an anchor and up to `slots` more tokens; returns how many of these."""
         state = self._find(sequence, epoch)
         return None if state is None else self._holdings.grow_within(state, committed_len, slots)
 
     def kept_rows(self, asked: Sequence[OrderRow]) -> KeptRows:
-        """Rows that travel with an order, in one piece, and masks."""
+        """Feature rows and grammar masks to send with an order."""
         kept = self._holdings.kept_rows(asked)
         masks = [self._first_mask(row.sequence, row.epoch) for row in asked]
         return kept._replace(masks=masks) if any(masks) else kept
 
     def _first_mask(self, sequence: int, epoch: int) -> bytes:
-        """What the form of its answer lets come next; empty where it has none."""
+        """Mask of the allowed next tokens; empty without a grammar."""
         state = self._find(sequence, epoch)
         if state is None or state.matcher is None or state.matcher.too_slow:
             return b""
         try:
             return state.matcher.masks(())[:1].tobytes()
-        except Exception:  # its next pass meets the same, and says so
+        except Exception:  # its next pass meets the same error and reports it
             return b""
 
     def features(self, cursor: Cursor, start: int) -> FeatureRun | Refusal:
-        """Kept rows of positions start .. committed_len - 2, to fill a drafter with."""
+        """Kept rows of positions start .. committed_len - 2, to fill a drafter's context."""
         state = self._find(cursor.sequence, cursor.epoch)
         if state is None:
             return unknown(cursor)
@@ -249,7 +247,7 @@ class EngineCore(ABC):
                 state,
                 f"committed_len {cursor.committed_len} was claimed, {state.committed_len} is here",
             )
-        # A round may have finished since the command was sent; what it added travels on its own.
+        # A round may have ended since the command was sent; its new rows are sent on their own.
         stop = max(cursor.committed_len - 1, 0)
         return (
             self._holdings.rows(state, start, stop)
@@ -260,8 +258,8 @@ class EngineCore(ABC):
     # -- passes -----------------------------------------------------------------------------
 
     def prefill_next(self, *, owner: int = 0) -> Progress | None:
-        """A chunk of the owner's first prompt in line, in a pass of its own; what it brought,
-        unless older news wait. None when there are none."""
+        """Runs a chunk of the owner's first queued prompt in a pass of its own. Returns the
+        owner's oldest unread progress, or None. Raises what the pass raised."""
         step = self.begin_prefill(owner=owner)
         if step is not None:
             step.run()
@@ -271,8 +269,8 @@ class EngineCore(ABC):
         return self.line.take_news(owner)
 
     def begin_prefill(self, *, short: bool = False, owner: int = 0) -> UnderWay | None:
-        """The same as a step under way, a short one where a round may come; what it brings is
-        news."""
+        """Prepares the pass of `prefill_next`; None without one. short: as few tokens as ride in a
+        round. `PromptLine.take_news` has the progress after `end`."""
         began = time.perf_counter_ns()
         most = self._ride_along if short else self.config.prefill_chunk
         riders = self.line.riders(most, self._busy, alone=owner)
@@ -282,17 +280,17 @@ class EngineCore(ABC):
         return self._under_way(UnderWay(self._step, (), {}, [Batch((), prepared)], riders, began))
 
     def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged:
-        """One packed pass over every item that fits, then the rule. Bad rows are refused, the
-        others do not notice."""
+        """Verifies a cohort in packed passes of at most `max_batch_tokens`. Bad items are refused
+        without effect on others."""
         step = self.begin(items)
         step.run()
         judged = self.end(step)
         if step.failure is not None:
-            raise step.failure  # rather the device than one of them
+            raise step.failure  # every pass failed: more likely the device than an item
         return judged
 
     def begin(self, items: Sequence[VerifyItem]) -> UnderWay:
-        """The same in three parts: this one, `run` of what it gives, on any thread, and `end`."""
+        """Prepares a cohort's step: then call its `run` on any thread, then `end` here."""
         began = time.perf_counter_ns()
         outcomes: dict[int, Verdict | Refusal] = {}
         runnable: list[int] = []
@@ -322,7 +320,7 @@ class EngineCore(ABC):
                 riding = self.line.riders(self._ride_along, self._busy)
             try:
                 prepared, riding = self._prepare([given[index] for index in indices], riding)
-            # of somebody in it, who is told once alone; the others go on
+            # caused by one item: halve the batch until it is alone and refused
             except Exception as error:
                 if len(indices) == 1:
                     outcomes[indices[0]] = failed(given[indices[0]].cursor.sequence, error)
@@ -333,13 +331,13 @@ class EngineCore(ABC):
         return self._under_way(UnderWay(self._step, items, outcomes, batches, riders, began))
 
     def end(self, step: UnderWay) -> Judged:
-        """What came of a step that has run; of prompts in it, as news."""
+        """Commits a step that has run; queues the progress of its prompts as news."""
         judged, progress = step.end()
         for each in progress:
             self.line.tell(each)
         for state in step.states:
             self._busy.remove(state.sequence)
-            if self._holdings.states.get(state.sequence) is not state:  # it has left meanwhile
+            if self._holdings.states.get(state.sequence) is not state:  # dropped meanwhile
                 self._free(state)
         return judged
 
@@ -348,7 +346,7 @@ class EngineCore(ABC):
         return step
 
     def _drop(self, sequence: int) -> None:
-        """Lets go of it: of what it holds once no pass under way does."""
+        """Drops a sequence; its pages are freed once no unfinished pass holds them."""
         if sequence in self._busy:
             del self._holdings.states[sequence]
         else:
@@ -364,13 +362,11 @@ class EngineCore(ABC):
         runnable: Sequence[int],
         outcomes: dict[int, Verdict | Refusal],
     ) -> dict[int, VerifyItem]:
-        """Pages for everybody, the oldest sequence first; those who get them by index, in the order
-        of the items.
+        """Reserves pages, oldest sequence first; returns the items that got some by index, in order.
 
-        Invariant 2, no peeking: a prefix that finds too few pages is cut to those there are, and
-        only an anchor without one is refused. Refusing for the length of the prefix, which depends
-        on its own tokens by way of later confidences, would make what is drawn instead depend on
-        them too.
+        Invariant 2, no peeking: a prefix without enough pages is cut to what fits, and only an
+        anchor without a page is refused. The length of a prefix depends on its own tokens through
+        later confidences. A refusal for that length would make the next draw depend on them too.
         """
         given: dict[int, VerifyItem] = {}
         for index in sorted(runnable, key=lambda i: items[i].cursor.sequence):
@@ -386,7 +382,7 @@ class EngineCore(ABC):
         return dict(sorted(given.items()))
 
     def _batches(self, items: Mapping[int, VerifyItem]) -> list[list[int]]:
-        """Indices of items by pass."""
+        """Item indices per pass, each of at most `max_batch_tokens` tokens."""
         batches: list[list[int]] = []
         size = 0
         for index, item in items.items():
@@ -401,9 +397,9 @@ class EngineCore(ABC):
     def _prepare(
         self, items: Sequence[VerifyItem], riders: list[Rider]
     ) -> tuple[PreparedBatch, list[Rider]]:
-        """A pass, and the prompts that are in it. One that cannot be prepared goes no further and
-        takes nobody along; of several, those behind the first wait for a later pass. Raises what is
-        no prompt's fault."""
+        """Prepares a pass; returns it with the prompts in it. If prompts fail, only the first is
+        retried and the rest wait. A prompt that fails alone is reported and left out. Raises if
+        the items alone fail."""
         try:
             return self._step.prepare(items, [chunk for _, chunk in riders]), riders
         except Exception as error:

@@ -1,9 +1,9 @@
-"""Feature rows on their way to drafters, straight from the verifier.
+"""Sends feature rows from the verifier straight to drafters.
 
-Per drafter one stream, beside that of its rounds, so that a long prompt never delays a round.
-Queues are bounded and nobody waits for them: what does not fit, and what a broken stream leaves
-behind, is dropped and counted, and whoever sent it hears so. A broken drafter is tried again after
-a pause, by then usually under a new incarnation.
+Each drafter has one stream for rows beside that of its rounds, so a long prompt never delays a
+round. Queues are bounded and senders never wait: rows that do not fit, or that a broken stream
+leaves behind, are dropped and counted, and listeners are notified. After a pause a broken stream is
+opened again, usually to a new incarnation of the drafter.
 """
 
 from __future__ import annotations
@@ -28,41 +28,39 @@ from verify_service.engine_core import EngineCore
 
 log = structlog.get_logger("dspark.feature_push")
 
-PAUSE_S = 1.0  # after a broken stream, before the same drafter is tried again
-IDLE_S = 300.0  # a drafter nobody names any more is let go
+PAUSE_S = 1.0  # after a stream broke, before the drafter is tried again
+IDLE_S = 300.0  # without new rows, after which a stream is closed
 BULK_ROWS = 512  # rows of one bulk message
 MAX_ENDPOINT = 256
-# A name or an address and a port: nothing that gRPC would resolve in another way, such as files or
-# other schemes.
+# Host name or address and port: nothing that gRPC resolves as a file or by another scheme.
 _ENDPOINT = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """A drafter process."""
+    """Address and incarnation of a drafter process that receives feature rows."""
 
     endpoint: str
     incarnation: int
 
     @property
     def sound(self) -> bool:
-        """Whether it can be an address."""
+        """Whether the endpoint is a valid host and port."""
         fits = len(self.endpoint) <= MAX_ENDPOINT and _ENDPOINT.fullmatch(self.endpoint)
         return bool(fits) and int(self.endpoint.rpartition(":")[2]) <= 65535
 
 
 class PushListener(Protocol):
-    """Whoever wants to know what became of rows, its own among others'; called on the event
-    loop."""
+    """Notified on the event loop about rows of all senders."""
 
     def rows_came(self, sink: Sink, ack: features_pb2.FeatureAck) -> None: ...
 
     def rows_lost(self, sink: Sink, why: str) -> None:
-        """What was on its way to this process and is not acknowledged will not be."""
+        """Rows sent to this sink and not acknowledged are lost."""
 
 
 class FeaturePush:
-    """All drafters this verifier feeds. Lives on the event loop."""
+    """Streams of feature rows to all drafters of this verifier. Lives on the event loop."""
 
     def __init__(self, worker: Worker[EngineCore]) -> None:
         self._worker, self._metrics = worker, worker.metrics
@@ -71,7 +69,7 @@ class FeaturePush:
         self.listeners: list[PushListener] = []
 
     def push(self, sink: Sink, run: FeatureRun) -> None:
-        """Hands rows to the sender at once."""
+        """Queues rows for a sink without waiting; rows that cannot be queued are reported lost."""
         link, count = self._link(sink), len(run.token_ids)
         if link is not None and link.offer(self._chunk(sink, run), count):
             return
@@ -103,7 +101,7 @@ class FeaturePush:
         )
 
     async def close(self) -> None:
-        """Ends every stream; what still waits is dropped and counted."""
+        """Ends every stream; queued rows are dropped and counted."""
         links, self._links = list(self._links.values()), {}
         await asyncio.gather(*(link.close() for link in links), *self._closing)
 
@@ -133,7 +131,7 @@ class FeaturePush:
 
 
 class _Link:
-    """The stream to one drafter."""
+    """The stream of feature rows to one drafter."""
 
     def __init__(self, push: FeaturePush, sink: Sink, channel: grpc.aio.Channel) -> None:
         self._came, self._lost = push._came, push._lost
@@ -143,9 +141,9 @@ class _Link:
         self._metadata = auth_metadata(push._worker.security.token)
         self._queue_rows = push._worker.engine.config.push_queue_rows
         self._metrics, self._channel = push._metrics, channel
-        # with the rows of each
+        # (chunk, its number of rows)
         self._waiting: deque[tuple[features_pb2.FeatureChunk, int]] = deque()
-        self._rows = 0  # of all that wait
+        self._rows = 0  # rows in all queued chunks
         self._more = asyncio.Event()
         self._task = asyncio.create_task(self._stream())
 
@@ -166,7 +164,7 @@ class _Link:
 
     async def _stream(self) -> None:
         stub = features_pb2_grpc.FeaturesStub(self._channel)  # type: ignore[no-untyped-call]
-        travelling: deque[int] = deque()  # rows of the chunks that no acknowledgement has come for
+        travelling: deque[int] = deque()  # rows of each unacknowledged chunk
 
         async def chunks() -> AsyncIterator[features_pb2.FeatureChunk]:
             while True:
@@ -184,7 +182,7 @@ class _Link:
 
         acknowledged = 0
         try:
-            await self._more.wait()  # no stream before there is something to send
+            await self._more.wait()  # opens no stream before there are rows
             async for ack in ending_as_told(
                 stub.Push(chunks(), metadata=self._metadata, wait_for_ready=False)
             ):
@@ -197,7 +195,7 @@ class _Link:
                     )
                 self._came(self._sink, ack)
             raise ConnectionError("the drafter ended the stream")
-        except Exception as error:  # also of a bug: the next rows get a stream of their own
+        except Exception as error:  # also a bug: the next rows open a new stream
             reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else str(error)
             bug = None if isinstance(error, (grpc.aio.AioRpcError, ConnectionError)) else error
             self.broken_at = time.monotonic()

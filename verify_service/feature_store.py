@@ -1,10 +1,10 @@
-"""Projected feature rows, kept in host memory beside the key-value pages, at the same slots.
+"""Projected feature rows, kept in host memory beside the KV pages, at the same slots.
 
-With them a lost, new or moved drafter is filled by sending again; without them the whole prefix
-would have to be prefilled once more. Rows belong to one projection, named by its fingerprint.
+The kept rows are sent again to fill a new, moved or restarted drafter. Without them the whole
+prefix would have to be prefilled again. Rows belong to one projection, named by its fingerprint.
 
-Rows that nobody waits for are owed: their taps lie by, and are projected many at a time, or when
-somebody asks. A projection of sixteen rows reads as many weights as one of hundreds.
+Rows that are not needed at once are owed: their taps are kept and projected many at a time, or when
+one of the rows is read. Projecting sixteen rows reads as many weights as projecting hundreds.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from dspark.wire import tensors
 from dspark.wire.orders import PackedRows
 
 ROW_DTYPE = torch.bfloat16  # precision of features cannot change the distribution of the output
-OWED = 256  # rows at most: a few milliseconds of a projection, and megabytes of taps
+OWED = 256  # most owed rows: a few milliseconds of projection, megabytes of taps
 
 
 class FeatureStore:
-    """[num_slots, H]; memory is touched only where rows are written."""
+    """Feature rows [num_slots, H]; memory is touched only where rows are written."""
 
     def __init__(self, num_slots: int, projection: Projection, form: str = "bfloat16") -> None:
-        self.form = form  # in which rows leave; kept ones are bfloat16
+        self.form = form  # dtype of rows on the wire; kept rows are bfloat16
         self._projection = projection
         self._rows = torch.empty(num_slots, projection.width, dtype=ROW_DTYPE)
-        self._taps: Tensor | None = None  # [OWED, m*H] of owed rows, made when the first one is
-        self._slots = np.zeros(OWED, np.int64)  # theirs
+        self._taps: Tensor | None = None  # [OWED, m*H], made for the first owed row
+        self._slots = np.zeros(OWED, np.int64)  # slots of the owed rows
         self._owed = 0
-        self._place = np.full(num_slots, -1, np.int32)  # among the owed rows, by slot
+        self._place = np.full(num_slots, -1, np.int32)  # index among the owed rows by slot, or -1
 
     @property
     def width(self) -> int:
-        """Of a row."""
+        """Width H of a row."""
         return self._projection.width
 
     @torch.inference_mode()
     def project(self, taps: Tensor | None, count: int) -> Tensor:
-        """taps [count, m*H] -> rows [count, H] bfloat16 on the CPU. No taps: rows without a width,
-        for token ids."""
+        """Projects taps [count, m*H] to rows [count, H] bfloat16 on the CPU. Without taps: rows
+        [count, 0], for drafters that need token ids only."""
         if taps is None:
             return torch.empty(count, 0, dtype=ROW_DTYPE)
         return self._projection.project(taps).to("cpu", ROW_DTYPE)
 
     @torch.inference_mode()
     def under_way(self, taps: Tensor) -> Tensor:
-        """The same rows on their way to the host: they are there once the device has been waited
-        for."""
+        """Projects taps like `project`, with an asynchronous copy: synchronize the device before
+        reading the rows."""
         made = self._projection.project(taps)
         if made.device.type != "cuda":
             return made.to("cpu", ROW_DTYPE)
@@ -69,7 +69,7 @@ class FeatureStore:
 
     @torch.inference_mode()
     def put_later(self, slots: Slots | Sequence[int], taps: Tensor | None) -> None:
-        """Owes the rows of taps [n, m*H], which are copied."""
+        """Copies taps [n, m*H] and owes their rows; more than OWED are projected at once."""
         count = len(slots)
         if taps is None or count > OWED:
             self.put(slots, self.project(taps, count))
@@ -92,13 +92,12 @@ class FeatureStore:
         return self._rows[index].clone() if isinstance(index, slice) else self._rows[index]
 
     def packed(self, slots: Slots | Sequence[int]) -> PackedRows:
-        """The rows at these slots, as they travel."""
+        """The rows at these slots, packed for the wire."""
         dtype, data = tensors.pack_rows(self.get(slots), self.form)
         return PackedRows(dtype, len(slots), self.width, data)
 
     def _pay(self) -> None:
-        """Projects what is owed, but for slots that were written since. If that fails, it is owed
-        still."""
+        """Projects owed rows, except at slots written since. If it raises, they stay owed."""
         assert self._taps is not None
         slots, taps = self._slots[: self._owed], self._taps[: self._owed]
         due = np.flatnonzero(self._place[slots] == np.arange(self._owed))
@@ -106,7 +105,7 @@ class FeatureStore:
             slots, taps = slots[due], taps[torch.from_numpy(due).to(taps.device)]
         if len(due):
             self._rows[torch.from_numpy(slots)] = self.project(taps, len(due))
-        self._place[slots] = -1  # the others have been written and say so
+        self._place[slots] = -1  # all other slots have been written since
         self._owed = 0
 
 

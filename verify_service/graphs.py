@@ -1,9 +1,9 @@
-"""Recorded passes on a GPU: one per size of step, replayed with new numbers in the same memory.
+"""CUDA graphs of passes: one recording per step size, replayed with new inputs in the same memory.
 
-A step's tokens, sequences and pages are rounded up to tiers; what is left over is a sequence of its
-own that reads and writes a page nobody owns. Launching a pass is then one call, whatever the number
-of layers. What cannot be recorded runs as it always did: long prompts, models that copy to the
-host, builds that refuse.
+A step's tokens, sequences and pages are rounded up to tiers. The padding is a sequence of its own
+that reads and writes a spare page. Launching a pass is then one call, whatever the number of
+layers. Passes that cannot be recorded run directly: long prompts, models that copy to the host,
+builds that refuse.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ log = structlog.get_logger("dspark.verify")
 TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 SEQUENCES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
 PAGES = (4, 8, 16, 32, 64, 128, 256, 512)
-QUERIES = (1, 8, 16, 72)  # of one sequence
-MOST_GRAPHS = 64  # they share one pool of memory
-AT_START = 40  # of them, so that contexts that grow find room
-BLOCK = 8  # tokens of a sequence with a whole block
+QUERIES = (1, 8, 16, 72)  # per sequence
+MOST_GRAPHS = 64  # all in one memory pool
+AT_START = 40  # of them recorded at start; the rest is room for longer contexts
+BLOCK = 8  # tokens of a sequence that verifies a whole block
 
 
 def tier(count: int, tiers: Sequence[int]) -> int | None:
-    """The smallest tier that holds so many; None beyond the last."""
+    """The smallest tier that is at least `count`; None beyond the last."""
     return next((each for each in tiers if each >= count), None)
 
 
 def shape_of(segments: Sequence[Segment], page_size: int) -> PlanShape | None:
-    """The recording that serves these, or None."""
+    """The shape of the recording for these segments, or None if they exceed the tiers."""
     tokens = sum(len(segment.token_ids) for segment in segments)
     pages = max(-(-segment.length // page_size) for segment in segments)
     most = max(len(segment.token_ids) for segment in segments)
     token_tier = tier(tokens, TOKENS)
-    # Tokens left over need a sequence of their own.
+    # Padding tokens need a sequence of their own.
     spare = 1 if token_tier is not None and token_tier > tokens else 0
     tiers = (
         token_tier,
@@ -55,8 +55,8 @@ def shape_of(segments: Sequence[Segment], page_size: int) -> PlanShape | None:
 
 
 def shapes_at_start(sequences: int, tokens: int, page_size: int) -> list[PlanShape]:
-    """What rounds of up to so many sequences will ask for, smallest first: plain ones and whole
-    blocks, in contexts of up to a thousand tokens or so."""
+    """Shapes of rounds of up to this many sequences and tokens, smallest first: plain rounds and
+    whole blocks, in contexts of up to about a thousand tokens."""
     few = tier(-(-1024 // page_size), PAGES) or PAGES[-1]
     pages = [each for each in PAGES if each <= few][-2:]
     found: dict[PlanShape, None] = {}
@@ -90,7 +90,7 @@ class _Recording:
         )
 
     def fill(self, made: Arrays) -> None:
-        """New numbers; the copies wait for nobody."""
+        """Copies the inputs of a pass to the device without waiting."""
         small = np.concatenate((made.cu_q, made.used_k)).astype(np.int32)
         for target, source in (
             (self.rows, made.rows),
@@ -101,7 +101,7 @@ class _Recording:
 
 
 class Graphs:
-    """Recordings by shape, the least recently made ones let go."""
+    """Recordings by shape; the oldest is dropped beyond MOST_GRAPHS."""
 
     def __init__(
         self,
@@ -114,11 +114,11 @@ class Graphs:
         self._forward, self._kernel, self._page_size = forward, kernel, page_size
         self._spare_page, self._device = spare_page, device
         self._made: dict[PlanShape, _Recording] = {}
-        self._pool: Any = None  # of memory, that all recordings share: one is replayed at a time
+        self._pool: Any = None  # memory shared by all recordings, as one is replayed at a time
         self._refused = False
 
     def run(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor | None] | None:
-        """Logits [T, V] and taps of every token, valid until the next call; None where nothing can
+        """Logits [T, V] and taps of every token, valid until the next call; None if the pass cannot
         be replayed."""
         shape = None if self._refused else shape_of(segments, self._page_size)
         if shape is None:
@@ -133,7 +133,7 @@ class Graphs:
         return logits[:tokens], taps[:tokens] if taps is not None else None
 
     def prepare(self, sequences: int, tokens: int) -> None:
-        """Records what rounds of up to so many will ask for, in the page that nobody owns."""
+        """Records `shapes_at_start` for this many sequences and tokens, on the spare page."""
         first = self._spare_page * self._page_size
         nobody = [Segment(0, 0, [0], range(first, first + 1))]
         for shape in shapes_at_start(sequences, tokens, self._page_size):
@@ -142,9 +142,9 @@ class Graphs:
         log.info("graphs.recorded", shapes=len(self._made))
 
     def forget(self) -> None:
-        """Their memory is about to go."""
+        """Drops all recordings before the memory they use is freed."""
         self._made.clear()
-        # without a recording the library knows the old one no more, and refuses its name
+        # without recordings the library refuses the handle of the old pool
         self._pool = None
 
     def _record(self, shape: PlanShape, segments: Sequence[Segment]) -> _Recording | None:
@@ -155,10 +155,10 @@ class Graphs:
         try:
             side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(side):  # kernels choose and allocate before the recording
+            with torch.cuda.stream(side):  # kernels tune and allocate before the recording
                 self._forward(recording.plan(shape, self._kernel, self._page_size))
             torch.cuda.current_stream(self._device).wait_stream(side)
-            # The thread that owns sequences calls the device meanwhile.
+            # "thread_local": the thread that owns sequences uses the device meanwhile.
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             with torch.cuda.graph(
                 recording.graph, pool=self._pool, capture_error_mode="thread_local"

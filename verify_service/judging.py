@@ -1,5 +1,5 @@
-"""The acceptance rule as a verifier uses it: which sampling parameters it can judge by, and a bad
-case spoiling nobody else's verdict."""
+"""The acceptance rule as a verifier applies it: checks of sampling parameters, shaping, masks, and
+judging so that a bad case does not affect other verdicts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SLOW = invalid("constraint: finding out what may come next takes too long")
 
 
 def rule_problem(params: SamplingParams, vocab_size: int) -> Refusal | None:
-    """Whether these parameters can be used on this vocabulary; every rule can."""
+    """Why these parameters cannot be used with this vocabulary, or None."""
     problem = params_problem(params, vocab_size)
     return None if problem is None else invalid(f"sampling.{problem}")
 
 
 def shaper_of(state: CachedSequence) -> Shaper | None:
-    """What the parameters make of logits after the committed tokens; None when they leave them
-    alone."""
+    """The sequence's logit shaper, advanced to its committed tokens; None if its parameters do not
+    change logits."""
     if not state.params.shapes:
         return None
     if state.shaper is None:
@@ -37,7 +37,7 @@ def shaper_of(state: CachedSequence) -> Shaper | None:
 
 
 def matcher_of(state: CachedSequence, grammar: Grammar | None) -> Matcher | Refusal | None:
-    """Behind what was committed of the answer; None where no form is asked for."""
+    """A matcher advanced past the committed answer; None without a constraint."""
     if state.params.constraint is None:
         return None
     if grammar is None:
@@ -51,8 +51,7 @@ def matcher_of(state: CachedSequence, grammar: Grammar | None) -> Matcher | Refu
 
 
 def unready(state: CachedSequence) -> Refusal | None:
-    """Why a sequence cannot be judged, found out before anybody else is in a pass with it; None
-    when it can."""
+    """Why a sequence cannot be judged, or None; called before it shares a pass."""
     if state.matcher is not None and state.matcher.too_slow:
         return _SLOW
     try:
@@ -65,8 +64,8 @@ def unready(state: CachedSequence) -> Refusal | None:
 def told(
     params: SamplingParams, logits: Tensor, token_ids: Sequence[int]
 ) -> tuple[ScoredToken, ...]:
-    """Log-probabilities of tokens that come next, from the leading rows of logits [m or more, V],
-    where asked for."""
+    """Log-probabilities of m next tokens from the leading rows of logits [m or more, V]; empty if
+    not requested."""
     return (
         ()
         if params.logprobs is None
@@ -75,7 +74,7 @@ def told(
 
 
 def masks_of(state: CachedSequence, item: VerifyItem) -> Masks | Refusal | None:
-    """What may follow the first 0, 1, ... drafted tokens; None where anything may."""
+    """Masks of allowed tokens after the first 0, 1, ... drafted ones; None without a grammar."""
     if state.matcher is None:
         return None
     try:
@@ -86,10 +85,10 @@ def masks_of(state: CachedSequence, item: VerifyItem) -> Masks | Refusal | None:
         return failed(state.sequence, error)
 
 
-Decided = tuple[int, int] | Refusal  # drafted tokens accepted, the token behind them
+Decided = tuple[int, int] | Refusal  # number of accepted drafted tokens, the next token
 
-# Of the logits [T, V] of a packed pass and its cases; counts near-ties by sequence, lets the watch
-# see what was drawn.
+# Decides the cases of a packed pass from its logits [T, V]; counts near-ties by sequence and passes
+# draws to the watch.
 Sampler = Callable[
     [Tensor, list[PackedCase], Counter[int] | None, DrawsWatch | None], list[Decided]
 ]
@@ -101,13 +100,13 @@ def judge_each(
     near_ties: Counter[int] | None = None,
     watch: DrawsWatch | None = None,
 ) -> list[Decided]:
-    """The rule on all cases at once, or one by one when some cannot be judged.
+    """Applies the rule to all cases at once, or one by one if that raises.
 
-    Counts near-ties by sequence, and tells `watch` of the draws, unless it has to go one by one.
+    Counts near-ties by sequence and passes draws to `watch`, except when cases run one by one.
     """
     try:
         return list(judge(logits, cases, near_ties, watch))
-    except Exception:  # not numbers, or a bug: whose it is shows one by one
+    except Exception:  # NaN logits, or a bug: run one by one to find its case
         decided: list[Decided] = []
         for case in cases:
             try:

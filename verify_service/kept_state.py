@@ -1,9 +1,9 @@
-"""The library's cache of one sequence, brought back to any length since the pass before.
+"""The library's cache of one sequence, which can return to any length since the previous pass.
 
-Keys and values alone are cut. Where a layer keeps more (states of linear attention and state
-spaces, convolutions, compressed windows), the cache is copied before a pass, and tokens that stay
-after a rejected draft run once more in front of the next ones. What grows with the context is
-shared between the copies: the library makes new tensors of it and never writes into the old ones.
+A cache of keys and values alone is cut. If a layer keeps more (states of linear attention or state
+spaces, convolutions, compressed windows), the cache is copied before a pass, and accepted tokens
+before a rejected draft run again in front of the next ones. Copies share the tensors that grow with
+the context: the library replaces these and never writes into them.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from torch import Tensor
 
 from dspark.errors import CheckpointError
 
-REPLAYED_AT_MOST = 16  # tokens in front of a pass; more run by themselves, once
+REPLAYED_AT_MOST = 16  # tokens replayed in front of a pass; more get a pass of their own
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.device)
 _GROWING = {
     "keys",
     "values",
     "compressed_kv",
     "indexer_keys",
-}  # attributes that are replaced, never written into
+}  # attributes that the library replaces and never writes into
 
 
 class KeptState:
-    """Used on the device thread only. `cache` is None before the first pass: most models make their
-    own."""
+    """The cache of one sequence, used on the device thread only. `cache` may be None before the
+    first pass: most models make their own."""
 
     def __init__(self, make: Callable[[], Any], *, cut: bool, length: int = 0) -> None:
         self.cache: Any = make()
-        self.length = length  # tokens in it
-        self._cut = cut  # whether taking tokens back is cutting
+        self.length = length  # tokens in the cache
+        self._cut = cut  # whether the cache can be cropped
         self._before: Any = copied(self.cache)
         self._start = length  # tokens in the copy
         self._since: list[
             int
-        ] = []  # tokens behind the copy: those that ran, and those that have to run again
-        self._sound = True  # no pass has failed half-way
+        ] = []  # tokens after the copy: those that ran, and those that have to run again
+        self._sound = True  # False during a pass and after a failed one
 
     def reach(self, start: int) -> list[int]:
-        """Brings the cache to `start` tokens or some before; returns those that have to run again
-        to be at `start`.
+        """Rolls the cache back to `start` tokens or fewer; returns those to run again before
+        `start`. Raises CheckpointError if `start` cannot be reached.
 
-        They are kept until `hold`: the pass that runs them may fail, and be run again.
+        The tokens are kept until `hold`, as the pass that runs them may fail and be repeated.
         """
         if not self._sound:
             self._restore()
@@ -64,18 +64,18 @@ class KeptState:
         return list(self._since)
 
     def hold(self) -> None:
-        """What comes from now on may be taken back to here."""
+        """Copies the cache, so that later passes can be rolled back to here."""
         self._before, self._start, self._since = copied(self.cache), self.length, []
 
     def running(self) -> None:
-        """A pass begins; if it does not end the cache is of no use."""
+        """Marks the begin of a pass; if `ran` does not follow, the cache is restored."""
         self._sound = False
 
     def ran(self, token_ids: Sequence[int], cache: Any) -> None:
-        """It has ended with this cache."""
+        """Records the tokens of a pass that has ended, and its cache."""
         self.cache, self._sound = cache, True
         at = self.length - self._start
-        # behind them, what has to run again and has not yet
+        # the tokens after these still have to run again
         self._since[at : at + len(token_ids)] = token_ids
         self.length += len(token_ids)
 
@@ -84,7 +84,7 @@ class KeptState:
 
 
 def copied(cache: Any, *, apart: bool = False) -> Any:
-    """A cache that changes apart from the other; with `apart` it shares no memory with anything
+    """A copy that changes independently of the original; with `apart` it shares no memory with it
     either."""
     if cache is None:
         return None
@@ -101,7 +101,7 @@ def copied(cache: Any, *, apart: bool = False) -> Any:
 
 
 def size(cache: Any) -> int:
-    """Bytes of the tensors in it."""
+    """Bytes of the tensors in a cache."""
     return sum(
         sum(map(size, value)) if name == "layers" else _bytes(value)
         for name, value in vars(cache).items()
@@ -109,9 +109,9 @@ def size(cache: Any) -> int:
 
 
 def form(cache: Any) -> Any:
-    """What caches have in common that can be joined: hashable; None where this one cannot be. Every
-    tensor has the sequence for its first axis then, or is one number, and everything else is
-    equal."""
+    """A hashable key: caches with equal keys can be joined; None if this one cannot be.
+
+    The first axis of each tensor is then the sequence, or it is a scalar; all else is equal."""
     if cache is None:
         return None
     try:
@@ -140,12 +140,12 @@ def _form(name: str, value: Any) -> Any:
 
 
 def joined(caches: Sequence[Any]) -> Any:
-    """One cache of several sequences, of caches of one form."""
+    """One cache of several sequences, joined from caches of equal `form`."""
     return _woven(caches, torch.cat)
 
 
 def parted(cache: Any, count: int) -> list[Any]:
-    """Each sequence's own again. Raises CheckpointError where that is not what the cache holds."""
+    """Splits a joined cache by sequence. Raises CheckpointError if it does not hold `count`."""
 
     def row(number: int) -> Any:
         def pick(tensors: list[Tensor]) -> Tensor:
@@ -161,7 +161,7 @@ def parted(cache: Any, count: int) -> list[Any]:
 
 
 def _woven(caches: Sequence[Any], weave: Callable[[list[Tensor]], Tensor]) -> Any:
-    """A cache like the first one, with tensors made of those at the same place."""
+    """A cache like the first one; `weave` makes each tensor from those at the same place."""
     made = copy.copy(caches[0])
     for name in vars(made):
         parts = [getattr(cache, name) for cache in caches]
@@ -175,7 +175,7 @@ def _woven(caches: Sequence[Any], weave: Callable[[list[Tensor]], Tensor]) -> An
 def _woven_value(values: list[Any], weave: Callable[[list[Tensor]], Tensor]) -> Any:
     first = values[0]
     if isinstance(first, Tensor):
-        return weave(values) if first.dim() else first.clone()  # whoever counts in it counts alone
+        return weave(values) if first.dim() else first.clone()  # each copy counts on its own
     if isinstance(first, dict):
         return {key: _woven_value([value[key] for value in values], weave) for key in first}
     if isinstance(first, list | tuple):

@@ -1,12 +1,11 @@
-"""Which attention kernel reads the pages in place here, if any: tried before it is used.
+"""Finds the attention kernel that reads KV pages in place on this device, if there is one.
 
-On a GPU, in order: torch's own `varlen_attn` where it takes a block table, flash-attn where it is
-installed. On a CPU the project's own, for steps of few queries: prompts go through torch's own
-attention, whose products are faster with many. Without any, keys are gathered, see
-`paged_attention`, and every sequence is padded to the longest of its group, which is half of
-attention's time on a CPU with sixteen sequences of 260 tokens. Some builds want pages of 256 slots:
-a kernel counts only if a small case on this device, in this number format, with this page size,
-comes out right.
+On a GPU, in order: torch's `varlen_attn` if it takes a block table, flash-attn if it is installed.
+On a CPU the project's own kernel, for steps of few queries; prompts use torch's attention, whose
+products are faster with many. Without a kernel keys are gathered (see `paged_attention`) and each
+sequence is padded to the longest of its group. That padding takes half of attention's time on a CPU
+with sixteen sequences of 260 tokens. Some builds need pages of 256 slots, so a kernel is used only
+if a small case with this device, dtype and page size gives the right result.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 
 
 def find(device: torch.device, dtype: torch.dtype, page_size: int) -> tuple[str, Kernel] | None:
-    """The first kernel that works here, with its name."""
+    """Name and function of the first kernel that works here, or None."""
     for name, make in MAKERS.get((device.type, dtype), {}).items():
         kernel = make()
         if kernel is None:
@@ -58,8 +57,8 @@ def find(device: torch.device, dtype: torch.dtype, page_size: int) -> tuple[str,
 
 @torch.inference_mode()
 def problem(kernel: Kernel, device: torch.device, dtype: torch.dtype, page_size: int) -> str | None:
-    """Why a kernel must not be used, or None: two sequences with grouped heads on pages out of
-    order, by formula."""
+    """Why a kernel must not be used, or None. The test case is two sequences with grouped heads on
+    pages in reverse order, compared with `reference`."""
     draw = torch.Generator().manual_seed(7)
     lengths, counts, heads, kv_heads, size = (page_size + 3, 5), (4, 1), 4, 2, 64
     pages = -(-max(lengths) // page_size)
@@ -79,7 +78,7 @@ def problem(kernel: Kernel, device: torch.device, dtype: torch.dtype, page_size:
         made = kernel(q, k, v, tables, size**-0.5, None)
         expected = reference(q, k, v, tables, size**-0.5, None)
         off = float((made.float() - expected.float()).abs().max())
-    except Exception as error:  # whatever a build lacks is said in its own way
+    except Exception as error:  # builds report what they lack in different ways
         return f"{type(error).__name__}: {error}"[:200]
     return None if off <= _TOLERANCE[dtype] else f"outputs differ by {off:.3g}"
 
@@ -87,7 +86,7 @@ def problem(kernel: Kernel, device: torch.device, dtype: torch.dtype, page_size:
 def reference(
     q: Tensor, k: Tensor, v: Tensor, at: Tables, scale: float | None, window: int | None
 ) -> Tensor:
-    """The same by formula, one sequence after the other: what kernels are held against."""
+    """Attention by its formula, one sequence after the other, to compare kernels with."""
     out = torch.empty(q.shape[0], q.shape[1], v.shape[-1], dtype=q.dtype, device=q.device)
     ratio = q.shape[1] // k.shape[2]
     for n, (first, stop) in enumerate(zip(at.cu_q.tolist(), at.cu_q.tolist()[1:], strict=False)):

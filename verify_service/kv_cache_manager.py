@@ -1,8 +1,8 @@
-"""Everything a verifier holds for its sequences: states, pages, feature rows beside them, and
-prefixes kept for later.
+"""Memory that a verifier holds for its sequences: KV pages, feature rows at the same slots, cached
+prefixes.
 
-Invariant: a sequence has pages for every token that is cached; what it is given for the tokens of a
-step it asked for before the step began.
+Invariant: a sequence has pages for every cached token. Pages for the tokens of a step are reserved
+before the step begins.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from verify_service.sequences import CachedSequence
 
 
 class RowStore(Protocol):
-    """Feature rows beside the KV blocks, at the same slots; what a row is nobody here knows."""
+    """Feature rows beside the KV blocks, at the same slots; their content is opaque here."""
 
     @property
     def width(self) -> int: ...
 
     def packed(self, slots: Slots | Sequence[int]) -> PackedRows:
-        """The rows at these slots, as they travel."""
+        """The rows at these slots, packed for the wire."""
 
 
 class KVCacheManager:
-    """The memory of one engine."""
+    """Sequences, KV pages, feature rows and cached prefixes of one engine."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class KVCacheManager:
         store: RowStore | None,
         kept: int,
     ) -> None:
-        """kept: pages of prefixes at most; 0: none are."""
+        """most: sequences at a time; kept: most pages of cached prefixes, 0: none are cached."""
         self.states: dict[int, CachedSequence] = {}
         self.store = store
         self._most = most
@@ -56,8 +56,8 @@ class KVCacheManager:
     def admit(
         self, state: CachedSequence, longest: int, token_ids: Sequence[int]
     ) -> Refusal | None:
-        """Pages for its prompt, as far as they are not kept from before; one more page stays free
-        per sequence. Whose prompt is to be scored runs all of it."""
+        """Adds a sequence with pages for its prompt, reusing cached ones unless the prompt is
+        scored. One page per held sequence stays free, so that each can grow."""
         if len(self.states) >= self._most:
             return Refusal(
                 RefusalReason.NO_PAGES, f"{len(self.states)} sequences are held, the limit"
@@ -67,7 +67,7 @@ class KVCacheManager:
         shared: list[int] = []
         if salt is not None and state.scores is None:
             shared = self.prefixes.match(token_ids, salt, needs_rows=keep_features)
-        self.pool.retain(shared)  # ours before anything is given back to make room
+        self.pool.retain(shared)  # before `_make_free` may reclaim them
         wanted = self.pool.pages_for(state.prompt_len) - len(shared)
         opened = self._make_free(wanted + len(self.states)) and self.pool.open(
             state.sequence, state.prompt_len, longest, shared
@@ -90,7 +90,7 @@ class KVCacheManager:
             name = self.prefixes.name(state.token_ids, salt or "")
             assert name is not None
             if not kept.begin(state.sequence, name):
-                # nothing is kept any more: the next try runs all of it
+                # the kept state is dropped: the next attempt runs the whole prompt
                 self.drop(state)
                 return Refusal(
                     RefusalReason.NO_PAGES,
@@ -99,19 +99,19 @@ class KVCacheManager:
         return None
 
     def grow(self, state: CachedSequence, tokens: int) -> bool:
-        """Room for so many tokens in all, or nothing changes."""
+        """Grows a sequence to `tokens` in all; returns False and changes nothing without pages."""
         missing = self.pool.missing(state.sequence, tokens)
         return not missing or (self._make_free(missing) and self.pool.grow(state.sequence, tokens))
 
     def grow_within(self, state: CachedSequence, least: int, more: int) -> int | None:
-        """Room for `least` tokens and as many of `more` as there are pages for; how many of those,
-        None without any."""
+        """Grows to `least` tokens and as many of `more` as pages allow; returns how many of
+        `more`, or None if even `least` does not fit."""
         if self.pool.room(state.sequence) >= least + more or self.grow(state, least + more):
             return more
         size = self.pool.page_size
         missing = self.pool.missing(state.sequence, least + more)
         held = self.pool.pages_for(least + more) - missing
-        room = (held + self.pool.free) * size  # prefixes have given way already
+        room = (held + self.pool.free) * size  # `grow` has reclaimed prefixes already
         if room < least or not self.grow(state, room):
             return None
         return min(room - least, more)
@@ -120,7 +120,7 @@ class KVCacheManager:
         return self.pool.slots(state.sequence, start, stop)
 
     def keep_prefix(self, state: CachedSequence) -> None:
-        """Its full pages can be found by others from now on."""
+        """Enters the full pages of a sequence into the prefix cache, unless it has no salt."""
         if state.salt is not None:
             rows = state.keep_features
             self.prefixes.enter(
@@ -131,9 +131,9 @@ class KVCacheManager:
             )
 
     def keep_state(self, state: CachedSequence) -> None:
-        """So can what the target made of its prompt so far: at its last whole page, and where a
-        prompt before it went another way; between them where it is twice as long as the last one
-        kept, so that a long prompt keeps few."""
+        """Keeps the target's state of the prompt so far: at its last whole page, and where an
+        earlier prompt diverged. Between those only when the length has doubled since the last kept
+        state, so that a long prompt keeps few."""
         kept, size = self.prefixes.states, self.pool.page_size
         if kept is None or state.salt is None or state.cached % size:
             return
@@ -145,7 +145,7 @@ class KVCacheManager:
             kept.keep(state.sequence, name)
 
     def chunk_end(self, state: CachedSequence, most: int) -> int:
-        """Where the next chunk of its prompt, of up to `most` tokens, stops: where a page ends, if
+        """End position of the next prompt chunk, of up to `most` tokens; at the end of a page if
         states are kept."""
         start, size = state.cached, self.pool.page_size
         stop = min(start + most, state.prompt_len)
@@ -157,25 +157,25 @@ class KVCacheManager:
         return whole if whole > start else stop
 
     def drop(self, state: CachedSequence) -> None:
-        """Lets go of all of it; what is worth keeping stays with the prefixes."""
+        """Drops a sequence; its full pages stay in the prefix cache if it has a salt."""
         self.states.pop(state.sequence, None)
         if state.sequence in self.pool:
             self.keep_prefix(state)
             self.pool.release(state.sequence)
 
     def where(self, runs: Sequence[tuple[CachedSequence, int, int]]) -> Slots:
-        """The slots of runs of (sequence, first position, tokens), one after the other."""
+        """Slots of runs of (sequence, first position, number of tokens), concatenated."""
         found = [self.slots(state, start, start + count) for state, start, count in runs]
         return found[0] if len(found) == 1 else together(found)
 
     def rows(self, state: CachedSequence, start: int, stop: int) -> FeatureRun:
-        """Kept rows of positions start .. stop - 1."""
+        """Kept feature rows of positions start .. stop - 1."""
         assert self.store is not None
         rows = self.store.packed(self.slots(state, start, stop))
         return FeatureRun(state.sequence, state.epoch, start, state.token_ids[start:stop], rows)
 
     def kept_rows(self, asked: Sequence[OrderRow]) -> KeptRows:
-        """Kept rows of several sequences, gathered at once."""
+        """Kept feature rows for several order rows, gathered at once."""
         counts, token_ids, runs = [], list[int](), []
         for sequence, epoch, _, committed_len, _, _, start in asked:
             state, count = self.states.get(sequence), 0
@@ -195,7 +195,7 @@ class KVCacheManager:
         return KeptRows(counts, token_ids, self.store.packed(self.where(runs)))
 
     def _make_free(self, pages: int) -> bool:
-        """Whether so many pages are free, after kept prefixes have given way."""
+        """Reclaims cached prefixes if needed; returns whether `pages` pages are free."""
         if pages > self.pool.free:
             self.prefixes.reclaim(pages - self.pool.free)
         return pages <= self.pool.free
