@@ -89,8 +89,8 @@ class EngineCore(ABC):
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
         """Compiles a grammar on another thread; the future holds it, or why there is none.
 
-        salt: requests with an equal salt share compiled grammars, as they share prefixes. TENANT/WORD,
-        or any word without a tenant.
+        salt: requests with an equal one share compiled grammars, as they share prefixes.
+        TENANT/WORD, or any word without a tenant.
         """
 
     @abstractmethod
@@ -362,7 +362,7 @@ class EngineCore(ABC):
         runnable: Sequence[int],
         outcomes: dict[int, Verdict | Refusal],
     ) -> dict[int, VerifyItem]:
-        """Reserves pages, oldest sequence first; returns the items that got some by index, in order.
+        """Reserves pages, oldest sequence first; returns items that got some by index, in order.
 
         Invariant 2, no peeking: a prefix without enough pages is cut to what fits, and only an
         anchor without a page is refused. The length of a prefix depends on its own tokens through

@@ -68,7 +68,7 @@ class KeptState:
         self._before, self._start, self._since = copied(self.cache), self.length, []
 
     def running(self) -> None:
-        """Marks the begin of a pass; if `ran` does not follow, the cache is restored."""
+        """Marks the start of a pass; if `ran` does not follow, the next `reach` restores."""
         self._sound = False
 
     def ran(self, token_ids: Sequence[int], cache: Any) -> None:
@@ -111,7 +111,8 @@ def size(cache: Any) -> int:
 def form(cache: Any) -> Any:
     """A hashable key: caches with equal keys can be joined; None if this one cannot be.
 
-    The first axis of each tensor is then the sequence, or it is a scalar; all else is equal."""
+    The first axis of each tensor is then the sequence, or it is a scalar; all else is equal.
+    """
     if cache is None:
         return None
     try:

@@ -35,7 +35,7 @@ class KeyValuePool:
 
     def gather(self, which: str, rows: Tensor, index: Tensor, members: int) -> Tensor:
         """Gathers rows [num_slots, Hkv, D] at index [n * S] for n members; returns [n, Hkv, S, D].
-        On a CPU the next call with the same `which` overwrites it."""
+        The next call with the same `which` may overwrite it."""
         heads, size = rows.shape[1:]
         if self._by_head:
             out = self._scratch.room(which, rows, heads, len(index), size)

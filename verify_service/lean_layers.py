@@ -1,10 +1,10 @@
-"""The same decoder layers in fewer operations: joined projections, short norms, one rotation for
-queries and keys.
+"""Decoder layers in fewer operations: joined projections, short norms, one rotation for queries and
+keys.
 
-A stock layer of this shape is some seventy small operations, and on a CPU, or with few rows, their
-overhead is half of a step. Layers are recognised by the names of their parts; each is replaced only
-if, on the inputs of a trial pass, it gives what the stock layer gives. Hooks stay where they are,
-and calls without a plan go to the stock code.
+A stock layer of this shape has about seventy small operations. On a CPU, or with few rows, their
+overhead is half of a step. Layers are recognised by the names of their parts. Each is replaced only
+if it matches the stock layer on the inputs of a trial pass. Hooks stay in place, and calls without
+a plan run the stock code.
 
 Symbols: T tokens of the pass, H hidden size, Hq and Hkv heads, D head size.
 """
@@ -29,8 +29,7 @@ _MLP = {"gate_proj", "up_proj", "down_proj"}
 
 
 class Norm:
-    """x / rms(x) * weight over the last axis, in four operations where the stock module takes
-    seven."""
+    """x / rms(x) * weight over the last axis, in four operations; the stock module takes seven."""
 
     def __init__(self, module: Any) -> None:
         self.weight: Tensor = module.weight.detach()
@@ -45,7 +44,7 @@ class Norm:
 
 
 class LeanLayer:
-    """Stands in for one decoder layer's `forward`."""
+    """Replacement for the `forward` of one decoder layer."""
 
     def __init__(self, layer: Any, call: AttentionCall, *, may_copy: bool) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -91,7 +90,7 @@ class LeanLayer:
     def _attend(
         self, x: Tensor, plan: PassPlan, pool: KeyValuePool, rotation: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """x [T, H] with attention's contribution added."""
+        """Returns x [T, H] plus the output of attention."""
         heads, both = self._heads, self._heads + self._kv_heads
         qkv = self._qkv(self._first(x)).view(x.shape[0], both + self._kv_heads, self._head_dim)
         qk = qkv[:, :both]
@@ -112,10 +111,10 @@ def scale_to_one(x: Tensor, eps: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], plan: PassPlan) -> Tensor:
-    """x [T, heads, D] with pairs (i, i + D/2) turned by angles whose cos and sin are [1, T, D].
+    """Rotates pairs (i, i + D/2) of x [T, heads, D] by angles whose cos and sin are [1, T, D].
 
-    In fp32 as complex numbers: pairs then lie side by side in the result. Queries and keys change
-    places alike, so their products stay what they were.
+    In fp32 it multiplies complex numbers, so pairs are adjacent in the result. Queries and keys are
+    permuted alike, which leaves their products unchanged.
     """
     cos, sin = rotation
     half = x.shape[-1] // 2
@@ -159,7 +158,7 @@ def fits(layer: Any) -> bool:
 
 
 def _epsilon(module: Any) -> float:
-    """0 when the module is no norm of this kind."""
+    """Epsilon of an RMS norm without bias; 0 for other modules."""
     if (
         not isinstance(getattr(module, "weight", None), Tensor)
         or getattr(module, "bias", None) is not None

@@ -1,8 +1,7 @@
-"""Puts lean layers into a stock model: tried on a pass of the model's own, kept only where they
-give the same.
+"""Replaces layers of a stock model by lean ones that give the same output in a trial pass.
 
-What is no layer of the known shape stays as it is, so a mixture keeps its expert layers and gains
-in the others.
+Layers of another shape stay, so a mixture-of-experts model keeps its expert layers and is faster in
+the others.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from verify_service.lean_layers import LeanLayer, Norm, fits
 from verify_service.paged_attention import AttentionCall, packed_pass
 from verify_service.plan import Segment, build_plan
 
-COPY_AT_MOST = 2 << 30  # bytes of weights that may be held twice
+COPY_AT_MOST = 2 << 30  # bytes of weights that may be copied
 _TOLERANCE = {
     torch.float32: 1e-4,
     torch.float16: 1e-2,
     torch.bfloat16: 4e-2,
-}  # of the largest value compared
+}  # relative to the largest value compared
 _DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _TRIAL = 24  # tokens of the longer of two trial sequences
 
 
 @dataclass
 class Lean:
-    """What was replaced; `undo` brings the stock code back."""
+    """Record of the replaced modules; `undo` restores the stock code."""
 
     layers: int = 0
     forms: set[str] = field(default_factory=set)  # of their products
@@ -52,7 +51,7 @@ class Lean:
 
 @dataclass
 class _Seen:
-    """One layer's trial call."""
+    """Inputs and output of one module in the trial pass."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -61,8 +60,8 @@ class _Seen:
 
 @torch.inference_mode()
 def make_lean(model: Any) -> Lean:
-    """Replaces what can be; the model must already use the paged attention. Raises nothing: trials
-    that fail leave the stock code."""
+    """Replaces layers, ends and the decoder loop of a model that uses the paged attention. A part
+    that fails its trial keeps the stock code."""
     lean = Lean()
     layers = [layer for layer in decoder_layers(model) if fits(layer)]
     if not layers:
@@ -89,8 +88,8 @@ def make_lean(model: Any) -> Lean:
 
 
 def _trial(model: Any, modules: list[Any]) -> tuple[dict[Any, _Seen], dict[int, AttentionCall]]:
-    """Inputs and outputs of modules in one packed pass of two random prompts; what layers say of
-    their attention."""
+    """Runs two random prompts in one packed pass; returns the calls of `modules`, and of attention
+    by module id."""
     draw = torch.Generator().manual_seed(5)
     device = next(model.parameters()).device
     ids = torch.randint(
@@ -103,7 +102,7 @@ def _trial(model: Any, modules: list[Any]) -> tuple[dict[Any, _Seen], dict[int, 
     seen: dict[Any, _Seen] = {}
     calls: list[tuple[int, AttentionCall]] = []
     plan = build_plan(segments, device)
-    # Far from the start, where whatever depends on the position shows.
+    # Near the longest position, to expose dependence on positions.
     longest = int(
         getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2 * _TRIAL
     )
@@ -132,9 +131,9 @@ def _same(made: LeanLayer, seen: _Seen) -> bool:
     if not isinstance(seen.output, Tensor):
         return False
     try:
-        # A pool of its own: a lean layer stores its keys in another order.
+        # A separate pool, as a lean layer stores its keys in another order.
         output = made(*seen.args, **(seen.kwargs | {"dspark_pool": KeyValuePool(64)}))
-    except Exception:  # whatever a foreign layer's inputs raise here means "not this shape"
+    except Exception:  # any error of an unknown layer means "not this shape"
         return False
     return _close(output, seen.output)
 
@@ -147,7 +146,7 @@ def _close(made: Tensor, stock: Tensor) -> bool:
 
 
 def _replace_ends(model: Any, lean: Lean, budget: int) -> None:
-    """The last norm and the head, where they are the ordinary ones."""
+    """Replaces the last norm and the output head if they are ordinary ones."""
     decoder = model.get_decoder()
     norm, head = getattr(decoder, "norm", None), model.get_output_embeddings()
     if norm is not None and getattr(norm, "weight", None) is not None:
@@ -163,7 +162,7 @@ def _replace_ends(model: Any, lean: Lean, budget: int) -> None:
         product, width = Product([head], may_copy=budget > 0), head.out_features
 
         def forward(x: Tensor) -> Tensor:
-            if not x.shape[-2]:  # a chunk that is not the last: no row's logits are wanted
+            if not x.shape[-2]:  # a chunk that does not end its prompt needs no logits
                 return x.new_empty(*x.shape[:-1], width)
             return product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], width)
 
@@ -172,8 +171,8 @@ def _replace_ends(model: Any, lean: Lean, budget: int) -> None:
 
 
 def _straighten(decoder: Any, lean: Lean, seen: _Seen) -> None:
-    """The way through the layers without the library's masks and decorators, where there is nothing
-    else to it."""
+    """Replaces the decoder's `forward` by a plain loop over its layers, without the library's masks
+    and decorators, if the decoder has no other parts."""
     if {name for name, _ in decoder.named_children()} != _DECODER:
         return
     stock = decoder.forward
@@ -189,7 +188,7 @@ def _straighten(decoder: Any, lean: Lean, seen: _Seen) -> None:
         return BaseModelOutputWithPast(last_hidden_state=decoder.norm(x))
 
     with contextlib.suppress(Exception):
-        # whatever a foreign decoder lacks means that its own code stays
+        # any error of an unknown decoder keeps its own code
         made = forward(*seen.args, **(seen.kwargs | {"dspark_pool": KeyValuePool(64)}))
         if not seen.args and _close(made.last_hidden_state, seen.output.last_hidden_state):
             decoder.forward = forward

@@ -1,8 +1,8 @@
-"""From a configuration to weights on a device and a way to run them.
+"""Loads a verifier from its configuration: weights on a device, projection, pool size and runner.
 
-Decides three things once: device and number format, which context projection belongs to the target,
-and whether the packed attention path is right for this model. What cannot serve is refused here, by
-name.
+It decides three things once: device and dtype, which context projection belongs to the target, and
+whether the packed attention path is right for this model. A model that cannot be served is refused
+here, with the reason.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from verify_service.varlen import Kernel
 
 log = structlog.get_logger("dspark.verify")
 
-WIDEST = 1024  # tokens of a pass that are all judged
+WIDEST = 1024  # most tokens of a pass with logits for each, for the memory estimate
 
 
 class VerifierParts(NamedTuple):
-    """What an engine is made of."""
+    """Parts of a loaded engine."""
 
     target: LoadedTarget
     runner: Runner
     projection: Projection | None
     fingerprint: str
-    config: VerifyConfig  # with the slots of the pool that there is room for
+    config: VerifyConfig  # with `kv_tokens` set to the size of the pool
 
 
 def load_parts(config: VerifyConfig) -> VerifierParts:
-    """Everything on the device; call it on the thread that will own it."""
+    """Loads all parts onto the device; call it on the thread that will own the device."""
     torch.set_num_threads(config.threads or threads_for(verifies=True))
     device = pick_device(config.device, key="verify.device")
     dtype = pick_dtype(config.dtype, device, key="verify.dtype")
@@ -73,8 +73,7 @@ def load_parts(config: VerifyConfig) -> VerifierParts:
         taps = TargetTaps(target.model, projection.target_layer_ids).attach()
     runner = choose_runner(config, target, taps)
     if not asked.kv_tokens and runner.path == "stateful" and card_memory(device) is not None:
-        # A pass makes all its keys and values anew, and those of before are kept until the next
-        # one.
+        # A pass copies all its keys and values and keeps the old ones until the next pass: halve.
         kept = config.state_cache_mb << 20 if config.prefix_cache and runner.shares_prefixes else 0
         config = sized(asked, target, device, dtype, beside=kept)
         config = replace(
@@ -92,8 +91,8 @@ def sized(
     *,
     beside: int = 0,
 ) -> VerifyConfig:
-    """With a pool of the size that memory has room for beside so many bytes, where none was asked
-    for."""
+    """The configuration with `kv_tokens` from free GPU memory less `beside` bytes, if not set.
+    Raises ConfigError if no page fits."""
     if config.kv_tokens:
         return config
     each, memory = _slot_bytes(target, dtype), card_memory(device)
@@ -122,7 +121,7 @@ def sized(
 
 
 def _slot_bytes(target: LoadedTarget, dtype: torch.dtype) -> int | None:
-    """None for layers of another name: the self-test says whether they can be run."""
+    """Bytes per token slot; None for unknown layers, which the self-test judges."""
     try:
         return slot_bytes(decoder_layers(target.model), dtype)
     except CheckpointError:
@@ -130,8 +129,8 @@ def _slot_bytes(target: LoadedTarget, dtype: torch.dtype) -> int | None:
 
 
 def pass_bytes(config: VerifyConfig, target: LoadedTarget, dtype: torch.dtype) -> int:
-    """What the largest pass takes beside its keys and values: logits, what the rule makes of them,
-    rows of layers."""
+    """Bytes that the largest pass needs beside keys and values: logits, the rule's tensors,
+    activations."""
     tokens = min(config.max_batch_tokens, WIDEST)
     return tokens * (
         target.vocab_size * (dtype.itemsize + 4 * 8) + 16 * target.hidden_size * dtype.itemsize
@@ -141,8 +140,7 @@ def pass_bytes(config: VerifyConfig, target: LoadedTarget, dtype: torch.dtype) -
 def check_room(
     config: VerifyConfig, target: LoadedTarget, device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Refuses a pool that the memory left beside the weights cannot hold, before anything is
-    run."""
+    """Raises ConfigError if the pool does not fit into the memory left beside the weights."""
     each, there = _slot_bytes(target, dtype), free_bytes(device)
     if not each or there is None or config.kv_tokens * each <= there:
         return
@@ -154,11 +152,12 @@ def check_room(
 
 
 def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps | None) -> Runner:
-    """Paged if that is right, else a state per sequence, else the target is not eligible."""
+    """The paged runner if it is right for the target, else a stateful one. Raises CheckpointError
+    if none is."""
     try:
         cases = self_test.expected(target)
         forgets = self_test.forgets(target, cases)
-    except Exception as error:  # whatever a foreign model raises here means that nobody can run it
+    except Exception as error:  # any error here means that the library cannot run it
         raise CheckpointError(
             f"{config.target}: not eligible as a target: the library itself cannot run it "
             f"({type(error).__name__}: {error})"
@@ -196,7 +195,7 @@ def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps |
 def _packed(
     config: VerifyConfig, target: LoadedTarget, taps: TargetTaps | None, cases: list[self_test.Case]
 ) -> ModelRunner | str:
-    """The fastest packed runner that is right for this model, or why none is."""
+    """The fastest packed runner that passes the self-test, or why none does."""
     model = target.model
     turned = rotation.find(model)
     if turned is not None and turned.switches_at is not None:

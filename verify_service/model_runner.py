@@ -1,9 +1,8 @@
-"""Runs the target over the new tokens of several sequences: one packed pass, or one pass each where
-packing fails.
+"""Runs the target over the new tokens of several sequences in one packed pass.
 
-Both runners take the same segments and give the same rows back; `path` says which one is at work.
-Rolling back is saying a smaller start next time. Knows no cursors, rules or features beyond the
-taps it was given.
+`ModelRunner` is the paged runner, `stateful.StatefulRunner` the fallback if packing is wrong for
+the model. Both take the same segments and return the same rows; `path` names the runner. To roll a
+sequence back, pass a smaller start next time.
 """
 
 from __future__ import annotations
@@ -30,42 +29,42 @@ from verify_service.varlen import Kernel
 class Pass(NamedTuple):
     """Rows of one pass in the order of the segments' tokens."""
 
-    logits: Tensor  # [R, V] of the rows asked for
+    logits: Tensor  # [R, V] of the requested rows
     taps: Tensor | None  # [T, m*H] of every token, None without taps
 
 
 class Runner(Protocol):
-    """How the engine reaches the target."""
+    """Interface of the engine to the target."""
 
     path: str  # "paged" or "stateful"
-    reason: str  # it is not paged; empty where it is
+    reason: str  # why the path is not paged; empty if it is
     device: torch.device
-    rotation: LengthRotation | None  # of the few models whose rotation depends on length
+    rotation: LengthRotation | None  # only if the model's rotation depends on length
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether a prompt can go on behind what was computed for another that begins alike."""
+        """Whether a prompt can reuse what was computed for an earlier one with the same start."""
 
     @property
     def make(self) -> str:
-        """How its passes are made, as far as that decides how long they take."""
+        """Names the implementation details that determine the time of a pass."""
 
     def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
-        """New tokens through the target; `rows` are the tokens whose logits are wanted, None means
-        all."""
+        """Runs new tokens through the target. rows: indices of the tokens whose logits are
+        returned; None: all."""
 
     def release(self, key: int) -> None:
-        """Forgets a sequence."""
+        """Drops the state of a sequence."""
 
     def fill(self, key: int, slots: Slots | Sequence[int], length: int) -> None:
-        """Pretends that `length` tokens of a sequence were run, for timing only."""
+        """Sets a sequence up as if `length` tokens had run; for timing only."""
 
     def reset(self) -> None:
-        """Lets go of all memory; only when nobody holds any."""
+        """Frees all memory; only when no sequence holds any."""
 
 
 class ModelRunner:
-    """All segments in one row of tokens over a paged pool."""
+    """Runs all segments as one row of tokens over a paged KV pool."""
 
     path = "paged"
     reason = ""
@@ -84,11 +83,11 @@ class ModelRunner:
         paged_attention.use_in(model)
         self.lean = make_lean(model) if lean else Lean()
         self.device: torch.device = next(model.parameters()).device
-        self.slot_page = page_size if kernel is not None else 1  # slots that must lie in a row
+        self.slot_page = page_size if kernel is not None else 1  # slots that are contiguous
         self._model, self._taps, self._kernel = model, taps, kernel
         self.rotation = rotation.find(model)
         self._queries = queries_up_to()
-        # One page more than anybody is given: what is left over in a recorded pass goes there.
+        # One page beyond those of sequences, for the padding of recorded passes.
         self._spare_page = num_slots // page_size
         self._pool = KeyValuePool(
             num_slots if kernel is None else num_slots + page_size,
@@ -100,9 +99,9 @@ class ModelRunner:
         self._asked_to_record = False
 
     def record_graphs(self) -> None:
-        """Passes that can be are recorded from now on, and replayed."""
+        """Turns CUDA graphs on for passes that can be recorded."""
         self._asked_to_record = True
-        # A recording would choose the rotation of its own largest position.
+        # A recording would fix the rotation for its own largest position.
         if self._kernel is not None and self.device.type == "cuda" and self.rotation is None:
             self._graphs = Graphs(
                 self._forward, self._kernel, self._page_size, self._spare_page, self.device
@@ -110,7 +109,7 @@ class ModelRunner:
 
     @property
     def make(self) -> str:
-        """What else than the target decides how long a pass takes."""
+        """Names what besides the target determines the time of a pass."""
         return (
             f"lean {self.lean.layers}, products {'+'.join(sorted(self.lean.forms))}, "
             f"kernel {self._kernel is not None}, graphs {self._asked_to_record}, layout 7"
@@ -142,7 +141,7 @@ class ModelRunner:
         return paged_plan(made, shape, self._kernel, self.slot_page, self.device, run)
 
     def _forward(self, plan: PassPlan, keep: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Logits of the rows kept (all without any) and taps of all tokens."""
+        """Logits of the rows in `keep` (None: all) and taps of all tokens."""
         if keep is None:
             keep = torch.arange(plan.slots.shape[0], device=self.device)
         logits = paged_attention.packed_pass(self._model, plan, self._pool, keep).logits[0]
@@ -157,12 +156,12 @@ class ModelRunner:
 
     @property
     def likes_rows(self) -> bool:
-        """Whether a sequence whose slots lie in a row is cheaper than one whose do not."""
+        """Whether a sequence with consecutive slots is cheaper than one without."""
         return self.device.type == "cpu" and self._kernel is None
 
     @torch.inference_mode()
     def record(self, sequences: int, tokens: int) -> None:
-        """Passes of up to so many, where they can be replayed."""
+        """Records graphs for rounds up to these sizes, if graphs are on."""
         if self._graphs is not None:
             self._graphs.prepare(sequences, tokens)
 

@@ -1,10 +1,10 @@
-"""One packed pass: the prefixes of a cohort, and perhaps chunks of prompts behind them; then rule
-and projection.
+"""One packed pass over the prefixes of a cohort and prompt chunks behind them, then rule and
+projection.
 
-Everybody in it has been checked and has pages. It has three parts, so that one may be prepared
-while another one runs: `prepare` and `commit` belong to the thread that owns sequences and pages,
-`execute` touches tensors alone and changes nothing of a sequence. Invariant 3, q sent is q sampled:
-the rule gets q as it came.
+All items are checked and have pages before. The step has three parts, so that one pass can be
+prepared while another runs: `prepare` and `commit` run on the thread that owns sequences and pages;
+`execute` works on tensors alone and changes no sequence. Invariant 3, q sent is q sampled: the rule
+gets q as it was received.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from verify_service.model_runner import Pass, Runner
 from verify_service.plan import Segment
 from verify_service.sequences import CachedSequence, VerifyItem, failed, unknown
 
-# Cohorts of so many sequences are watched in one round of so many: they bring draws enough, and the
-# device waits for it. Which rounds those are depends on nothing that was drafted.
+# Cohorts of MANY or more sequences are watched in one of EVERY rounds only: these give enough
+# draws, and the device waits for it. The choice of rounds depends on no drafted token.
 MANY, EVERY = 32, 4
 
 
-# drafted tokens kept, the next one, what is told
+# number of accepted drafted tokens, the next token, log-probabilities
 _Complete = tuple[int, int, tuple[ScoredToken, ...]] | Refusal
 
 
 class _Committed(NamedTuple):
-    """Rows of the pass that belong to committed tokens of one sequence."""
+    """Rows of the pass for the committed tokens of one sequence."""
 
     state: CachedSequence
     start: int  # first position
@@ -52,19 +52,19 @@ class _Committed(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What a pass is run on; all of it stays as it is until the pass has ended."""
+    """Inputs of one pass, unchanged until the pass has ended."""
 
     items: Sequence[VerifyItem]
     chunks: Sequence[PromptChunk]
     states: list[CachedSequence]  # of the items
     segments: list[Segment]
     cases: list[PackedCase]
-    masks: list[Masks | Refusal | None]  # of what may come, of each item
+    masks: list[Masks | Refusal | None]  # allowed tokens, per item
     tokens: int  # of the items
     logit_rows: list[int] | None  # None: all
 
     def without_drafts(self, places: Sequence[int]) -> Prepared:
-        """The same pass, at whose end these items have drafted nothing."""
+        """The same pass with the drafts of these items removed from the rule."""
         items, cases = list(self.items), list(self.cases)
         for place in places:
             items[place] = items[place].without_draft()
@@ -72,8 +72,7 @@ class Prepared(NamedTuple):
         return self._replace(items=items, cases=cases)
 
     def part(self, places: Sequence[int]) -> Prepared:
-        """Some of its items alone, by their places. Reads no sequence: some may have left
-        meanwhile."""
+        """A pass of the items at these indices. Reads no sequence: some may be gone by now."""
         cases: list[PackedCase] = []
         row = 0
         for place in places:
@@ -92,21 +91,20 @@ class Prepared(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """What a pass brought, and nobody knows yet. Tensors are nobody else's: the next pass may
-    run."""
+    """Result of a pass before it is committed. Its tensors are its own: the next pass may run."""
 
     prepared: Prepared
     saw: RuleSaw
     decided: Sequence[_Complete]
-    scored: Sequence[ScoredPrompt | Refusal | None]  # of each chunk
-    last_logits: Sequence[Tensor | None]  # of the chunks that end their prompt
+    scored: Sequence[ScoredPrompt | Refusal | None]  # per chunk
+    last_logits: Sequence[Tensor | None]  # per chunk; None if it does not end its prompt
     committed: Sequence[_Committed]  # whose feature rows are kept
-    rows: Tensor | None  # these rows, or
-    taps: Tensor | None  # what they will be made of
+    rows: Tensor | None  # these feature rows, or
+    taps: Tensor | None  # the taps to project them from later
 
 
 class PackedStep:
-    """Keeps `BatchRunner`."""
+    """The `BatchRunner` of a real target."""
 
     def __init__(
         self,
@@ -115,7 +113,7 @@ class PackedStep:
         sampler: Sampler,
         store: FeatureStore | None = None,
     ) -> None:
-        """store: of feature rows, the one that `holdings` has."""
+        """store: of feature rows, the same as in `holdings`."""
         self._runner, self._holdings, self._sampler, self._store = runner, holdings, sampler, store
         self._watch = DrawsWatch(secrets.randbits(128))  # its noise is a secret of this process
         self._rounds = 0
@@ -128,7 +126,7 @@ class PackedStep:
         return unready_params(state)
 
     def prepare(self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]) -> Prepared:
-        """Reads sequences and their pages."""
+        """Builds the inputs of a pass from sequences and their pages."""
         holdings = self._holdings
         states = [holdings.states[item.cursor.sequence] for item in items]
         segments: list[Segment] = []
@@ -151,7 +149,7 @@ class PackedStep:
             )
             logit_rows += range(row, row + len(chunk.next_ids))
             row += len(chunk.token_ids)
-            if stop == state.prompt_len:  # only the last token of a prompt is followed by a draw
+            if stop == state.prompt_len:  # a draw follows only the last token of a prompt
                 logit_rows.append(row - 1)
         masks = [masks_of(state, item) for state, item in zip(states, items, strict=True)]
         return Prepared(
@@ -159,16 +157,16 @@ class PackedStep:
         )
 
     def execute(self, prepared: Prepared) -> Executed:
-        """The pass, on any thread."""
+        """Runs the pass, the rule and the projection, on any thread."""
         items, chunks = prepared.items, prepared.chunks
         result = self._runner.run(prepared.segments, prepared.logit_rows)
         drafted = any(item.draft_ids for item in items)
         if bad := unsound(items, [case.params for case in prepared.cases], result.logits.shape[-1]):
             prepared = prepared.without_drafts(bad)
             items = prepared.items
-        # On a card all tokens of the items are projected before anybody knows which are committed:
-        # so rows come with what is decided, and it is waited for once. On a processor nobody waits,
-        # and a row in vain costs its time.
+        # On a GPU all tokens of the items are projected before the rule decides which are
+        # committed: one synchronization then covers verdicts and rows. On a CPU there is no
+        # synchronization to save, and a row that is not committed costs its time.
         ahead, taps = None, result.taps
         if self._ahead and drafted and self._store is not None and taps is not None:
             ahead = self._store.under_way(taps[: prepared.tokens])
@@ -237,26 +235,26 @@ class PackedStep:
     def _project(
         self, kept: Sequence[_Committed], taps: Tensor | None, ahead: Tensor | None, *, now: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Their rows, if they are wanted now: those of drafted rounds travel with the next order.
-        For those of plain rounds nobody may ever ask, so their taps are put by."""
+        """Returns (rows, None) if `now`, else (None, taps). Rows of drafted rounds are sent with
+        the next order; those of plain rounds may never be needed, so only their taps are kept."""
         if not kept or self._store is None:
             return None, None
         if now and ahead is not None and all(each.row < len(ahead) for each in kept):
-            # no prompts rode along
+            # without prompt chunks in the pass
             return torch.cat(
                 [ahead[each.row : each.row + len(each.token_ids)] for each in kept]
             ), None
         picked = _picked(taps, kept)
         if now:
             return self._store.project(picked, sum(len(each.token_ids) for each in kept)), None
-        # a pass may write its taps where the last one did
+        # a copy, as the next pass may overwrite its taps
         return (
             None,
             None if picked is None else picked.clone(),
         )
 
     def commit(self, executed: Executed) -> list[Verdict | Refusal]:
-        """What came of it becomes so, but for sequences that have left since."""
+        """Commits a pass to its sequences, except those dropped since; returns each outcome."""
         holdings, prepared = self._holdings, executed.prepared
         outcomes: list[Verdict | Refusal] = []
         each = zip(prepared.states, prepared.items, executed.decided, prepared.masks, strict=True)
@@ -279,7 +277,7 @@ class PackedStep:
         self._keep(executed)
         for chunk in prepared.chunks:
             if self._there(chunk.state) and chunk.state.cached == chunk.state.prompt_len:
-                # rows and all are there
+                # after `_keep`, as prefixes share feature rows too
                 holdings.keep_prefix(chunk.state)
         return outcomes
 
@@ -295,7 +293,7 @@ class PackedStep:
         logprobs: tuple[ScoredToken, ...],
         form: InForm | None,
     ) -> Verdict | Refusal:
-        """Its matcher goes on to the tokens, and so does the sequence."""
+        """Advances the grammar matcher and the sequence by the committed tokens."""
         tokens = [*item.draft_ids[:accepted], next_token]
         try:
             if state.matcher is not None:
@@ -310,8 +308,8 @@ class PackedStep:
         )
 
     def _keep(self, executed: Executed) -> None:
-        """Feature rows, made or owed: in one go, as a cohort has a row or two of each. Not of who
-        has left since."""
+        """Stores feature rows, or owes them, in one call: a cohort has a row or two per sequence.
+        Skips sequences dropped since."""
         rows, taps, kept = executed.rows, executed.taps, executed.committed
         if not kept or self._store is None:
             return
@@ -346,8 +344,7 @@ def _commit_chunk(chunk: PromptChunk, scored: ScoredPrompt | Refusal | None) -> 
 def _scored(
     state: CachedSequence, logits: Tensor, next_ids: Sequence[int]
 ) -> ScoredPrompt | Refusal | None:
-    """Log-probabilities of a part of a prompt. What goes wrong here is told when the prompt is
-    in."""
+    """Log-probabilities of a part of a prompt. An error is returned, and reported after prefill."""
     if not next_ids:
         return None
     try:
@@ -362,7 +359,7 @@ def _with_logprobs(
     draft_ids: Sequence[int],
     decided: tuple[int, int] | Refusal,
 ) -> _Complete:
-    """A decision and what is told of its tokens, before anything of it is committed."""
+    """Adds the log-probabilities of its tokens to a decision, before it is committed."""
     if isinstance(decided, Refusal):
         return decided
     accepted, next_token = decided
@@ -377,12 +374,12 @@ def _is_mask(made: Masks | Refusal | None) -> TypeGuard[Masks]:
 
 
 def _picked(taps: Tensor | None, committed: Sequence[_Committed]) -> Tensor | None:
-    """Their rows of taps [T, m*H], in their order; None without taps."""
+    """The rows of taps [T, m*H] for committed tokens, in order; None without taps."""
     if taps is None:
         return None
     ends = [each.row + len(each.token_ids) for each in committed]
     if all(each.row == end for each, end in zip(committed[1:], ends[:-1], strict=True)):
-        # in a plain round they are
+        # contiguous, as in a plain round
         return taps[committed[0].row : ends[-1]]
     index = [each.row + j for each in committed for j in range(len(each.token_ids))]
     return taps.index_select(0, torch.tensor(index, device=taps.device))

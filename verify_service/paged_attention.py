@@ -1,8 +1,6 @@
-"""Attention of one packed pass over a paged key-value pool, for any model that asks
-`AttentionInterface`.
+"""Attention of one packed pass over a paged KV pool, for any model that uses `AttentionInterface`.
 
-Per layer one write and one attention per group of the plan. Knows nothing of sequences' lives, of
-sampling or of gRPC.
+Each layer writes once and attends once per group of the plan.
 
 Symbols: T tokens of the pass, n sequences of a group, Q queries and S keys of its longest member,
 Hq and Hkv heads, D head size.
@@ -21,12 +19,12 @@ from verify_service.plan import Group, PassPlan
 
 _NAME = "dspark_paged"
 
-# query rows per key-value head up to which a head group is folded into one product
+# most query rows per key-value head to fold a head group into one product
 FOLD_UP_TO = 128
 
 
 class AttentionCall(NamedTuple):
-    """What a layer says about its attention; the same at every call."""
+    """Attention parameters of one layer, the same at every call."""
 
     layer: int
     scaling: float | None
@@ -36,8 +34,8 @@ class AttentionCall(NamedTuple):
 
 
 def packed_pass(model: Any, plan: PassPlan, pool: KeyValuePool, keep: Tensor, **calls: Any) -> Any:
-    """The output of a model that uses this attention, with logits of the rows of `keep`: always a
-    tensor, as an int would slice the packed row as if it were one sequence."""
+    """Runs a model that uses this attention; logits are of the rows in `keep`. `keep` is a tensor,
+    as an int would slice the packed row as one sequence."""
     return model(
         input_ids=plan.token_ids,
         position_ids=plan.positions,
@@ -61,10 +59,9 @@ def paged_attention(
     s_aux: Tensor | None = None,
     **passed: Any,
 ) -> tuple[Tensor, None]:
-    """What a model's attention layer calls; the plan and the pool arrive as keyword arguments of
-    `forward`."""
-    # A layer that says None sees everything, whatever the module of its kind holds for other
-    # layers.
+    """The attention function of a model's layers, [1, T, Hq, D]; plan and pool are keyword
+    arguments of the model's `forward`."""
+    # A layer that passes None has no window, whatever its module says for other layers.
     window = (
         passed["sliding_window"]
         if "sliding_window" in passed
@@ -75,7 +72,7 @@ def paged_attention(
     if (seen := passed.get("dspark_calls")) is not None:
         seen.append((id(module), call))
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-    # In a row as the library's own attention gives it: some models view it in another shape.
+    # Contiguous like the library's own attention, as some models view it in another shape.
     return attend_rows(
         passed["dspark_plan"], passed["dspark_pool"], call, *rows
     ).contiguous().unsqueeze(0), None
@@ -89,8 +86,7 @@ def attend_rows(
     key: Tensor,
     value: Tensor,
 ) -> Tensor:
-    """Writes the new keys and values [T, Hkv, D], then attends with query [T, Hq, D]; [T, Hq,
-    D]."""
+    """Writes new keys and values [T, Hkv, D], attends with query [T, Hq, D]; returns [T, Hq, D]."""
     keys, values = pool.layer(call.layer, key, value)
     if plan.run is not None:
         keys[plan.run] = key
@@ -123,7 +119,7 @@ def _attend(
     values: Tensor,
     pool: KeyValuePool,
 ) -> Tensor:
-    """Outputs of a group's own queries: [sum of counts, Hq, D], in the group's order."""
+    """Attention of one group: [sum of counts, Hq, D], in the group's order."""
     n, kv_heads, heads = group.members, keys.shape[1], query.shape[1]
     k: Tensor  # [n, Hkv, S, D], and so is v
     if group.view is not None:
@@ -145,8 +141,7 @@ def _attend(
         mask = group.mask(call.window, 1, query.dtype)
         flat = _explicit(q, k, v, mask, call.scaling, call.softcap, call.sinks).transpose(1, 2)
     elif ratio > 1 and ratio * most <= FOLD_UP_TO:
-        # The queries of a key-value group stand in one row: no expanded keys, one product instead
-        # of several.
+        # Fold the queries of a key-value head into one row: no expanded keys, one product.
         folded = (
             q.reshape(n, most, kv_heads, ratio, size)
             .permute(0, 2, 3, 1, 4)
@@ -175,7 +170,7 @@ def _explicit(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention by its formula, for models with a cap on scores or with sinks; [n, Hq, Q, D]."""
+    """Attention by its formula, for models with capped scores or sinks: [n, Hq, Q, D]."""
     ratio = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(ratio, dim=1), v.repeat_interleave(ratio, dim=1)
     scores = q @ k.transpose(-1, -2) * (scaling if scaling is not None else q.shape[-1] ** -0.5)
@@ -194,7 +189,7 @@ def _explicit(
 
 
 def use_in(model: Any) -> None:
-    """Makes this the attention of a transformers model; doing it again is harmless."""
+    """Sets this as the attention of a transformers model; repeating it is harmless."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(_NAME, paged_attention)

@@ -1,8 +1,7 @@
-"""The plan of a pass whose kernel reads pages in place: three rows of numbers, two of boundaries,
-one table of pages.
+"""Plan of a pass whose kernel reads pages in place: token rows, sequence boundaries, a page table.
 
-May be larger than its pass: what is left over is a sequence of its own that reads and writes a page
-nobody owns.
+The plan may be larger than its pass. The padding is a sequence of its own that reads and writes a
+spare page.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class PlanShape(NamedTuple):
-    """How large a pass is."""
+    """Size of a pass: tokens, sequences, pages and queries of the largest sequence."""
 
     tokens: int
     sequences: int
@@ -31,14 +30,14 @@ class PlanShape(NamedTuple):
 
 
 def exact_shape(segments: Sequence[Segment], page_size: int) -> PlanShape:
-    """No larger than its pass."""
+    """The shape of a pass without padding."""
     counts = [len(segment.token_ids) for segment in segments]
     pages = max(-(-segment.length // page_size) for segment in segments)
     return PlanShape(sum(counts), len(segments), pages, max(counts))
 
 
 class Arrays(NamedTuple):
-    """The numbers of one pass, padded to a shape."""
+    """Inputs of one pass, padded to a shape of T tokens, N sequences and P pages."""
 
     rows: Ints  # [3, T]: token ids, positions, slots
     cu_q: Ints  # [N + 1]
@@ -49,7 +48,7 @@ class Arrays(NamedTuple):
 def arrays_of(
     segments: Sequence[Segment], shape: PlanShape, page_size: int, spare_page: int
 ) -> Arrays:
-    """Fills a shape; slots of a segment start at the beginning of a page."""
+    """Builds the padded inputs of segments; their slots start at the beginning of a page."""
     made = Arrays(
         np.zeros((3, shape.tokens), np.int64),
         np.zeros(shape.sequences + 1, np.int64),
@@ -68,7 +67,7 @@ def arrays_of(
         made.used_k[n] = segment.length
         made.cu_q[n + 1 :] = stop
         at = stop
-    if at < shape.tokens:  # the rest belongs to nobody
+    if at < shape.tokens:  # the padding is a sequence of its own
         made.used_k[len(segments)] = min(shape.tokens - at, shape.pages * page_size)
         made.cu_q[len(segments) + 1 :] = shape.tokens
     return made
@@ -82,7 +81,7 @@ def paged_plan(
     device: torch.device,
     run: slice | None = None,
 ) -> PassPlan:
-    """On the device. `run`: the slots written, where they lie in a row."""
+    """Copies the inputs to the device. run: the slots written, if they are consecutive."""
     rows = torch.from_numpy(made.rows).to(device)
     cu_q, used_k, blocks = (
         torch.from_numpy(each.astype(np.int32)).to(device)

@@ -1,8 +1,8 @@
-"""Who is in one packed pass, where their keys and values lie, and who may see what.
+"""Plan of one packed pass: its sequences, the slots of their keys and values, and masks.
 
-A pass is one row of tokens: those of several sequences end to end. Everything that depends only on
-who is in the pass (slots, masks, gather indices) is worked out once, here, so that a layer does
-nothing but write and attend.
+A pass is one row of tokens: those of several sequences, concatenated. All that depends only on the
+sequences of the pass (slots, masks, gather indices) is computed once here, so a layer only writes
+and attends.
 
 Symbols: T tokens of the pass, n sequences of a group, Q queries and S keys of its longest member.
 """
@@ -23,11 +23,11 @@ from verify_service.varlen import Kernel
 
 Indices = npt.NDArray[np.int64]
 
-_TRIANGLE_UP_TO = 16  # queries of a lone member up to which masks are kept
-# on a CPU, from this context length a sliced view beats a share of a padded gather
+_TRIANGLE_UP_TO = 16  # most queries of a lone member for which masks are cached
+# context length from which, on a CPU, a sliced view is faster than a padded gather
 ALONE_FROM = 384
-# Measured on a CPU with two key-value heads of 64: to gather and to read a key, and to make a call
-# at all.
+# Cost of gathering and reading a key, and of a call, relative to one query seeing one key; measured
+# on a CPU with two key-value heads of 64.
 KEY_COST, CALL_COST = 2.25, 2800.0
 
 
@@ -40,11 +40,11 @@ class Segment:
     token_ids: Sequence[int]
     # of positions 0 .. start + len(token_ids) - 1; a range where they are consecutive
     slots: Slots | Sequence[int]
-    prompt: int = 0  # tokens that were given at once, for rotation that depends on length
+    prompt: int = 0  # tokens of the prompt, for rotation that depends on length
 
     @property
     def length(self) -> int:
-        """Keys that its last token sees."""
+        """Number of keys that its last token sees."""
         return self.start + len(self.token_ids)
 
 
@@ -55,11 +55,11 @@ class Group:
     lengths: list[int]  # keys of each member, new ones included
     counts: list[int]  # queries of each member
     device: torch.device
-    view: slice | None  # slots of a lone member that lie in a row
-    # [n * S] slots; padding repeats a slot of the same sequence, so it is never garbage
+    view: slice | None  # slots of a lone member, if consecutive
+    # [n * S] slots; padding repeats a slot of the same sequence, so it is initialized
     gather: Tensor | None
-    rows: Tensor | None  # [n * Q] which tokens of the pass are the queries; None: all, in order
-    kept: Tensor | None  # [sum of counts] which of the n * Q outputs count; None: all
+    rows: Tensor | None  # [n * Q] indices of query tokens in the pass; None: all, in order
+    kept: Tensor | None  # [sum of counts] indices of outputs without padding; None: all
     _masks: dict[tuple[int | None, bool, torch.dtype], Tensor | None] = field(default_factory=dict)
 
     @property
@@ -67,7 +67,7 @@ class Group:
         return len(self.lengths)
 
     def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
-        """Additive [n, 1, groups * Q, S]; None when every query sees every key."""
+        """Additive mask [n, 1, groups * Q, S]; None if every query sees every key."""
         key = (window, groups > 1, dtype)
         if key not in self._masks:
             self._masks[key] = self._build_mask(window, groups, dtype)
@@ -82,8 +82,7 @@ class Group:
             return _triangle(most, groups, longest, dtype)
         lengths = torch.tensor(self.lengths, device=self.device).view(-1, 1, 1)
         counts = torch.tensor(self.counts, device=self.device).view(-1, 1, 1)
-        # Query j of a member stands at position length - count + j; padded ones stand with the
-        # last.
+        # Query j of a member is at position length - count + j; padding repeats the last query.
         slot = torch.arange(most, device=self.device).view(1, -1, 1).minimum(counts - 1)
         position = lengths - counts + slot
         keys = torch.arange(longest, device=self.device).view(1, 1, -1)
@@ -98,8 +97,8 @@ class Group:
 
 
 def _triangle(queries: int, groups: int, keys: int, dtype: torch.dtype) -> Tensor:
-    """[1, 1, groups * queries, keys]: the newest keys are those of the queries; a view of a mask
-    that is kept."""
+    """Causal mask [1, 1, groups * queries, keys]; the last keys are those of the queries. A view of
+    a cached mask."""
     kept = _triangles.get((queries, groups, dtype))
     if kept is None or kept.shape[1] < keys:
         width = max(1024, 2 * keys)
@@ -115,21 +114,21 @@ _triangles: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
 @dataclass(slots=True)
 class PassPlan:
-    """One packed pass."""
+    """Device inputs of one packed pass."""
 
     token_ids: Tensor  # [1, T]
     positions: Tensor  # [1, T]
-    slots: Tensor  # [T] where each token's keys and values go
-    run: slice | None  # the same, where the slots lie in a row
-    groups: list[Group]  # none where a kernel reads the pages in place
+    slots: Tensor  # [T] slot of each token's keys and values
+    run: slice | None  # the same slots, if consecutive
+    groups: list[Group]  # empty if a kernel reads the pages in place
     tables: Tables | None = None
     kernel: Kernel | None = None
-    # of lean layers, by the model's table
+    # cache of lean layers, by id of the cos table
     rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 def build_plan(segments: Sequence[Segment], device: torch.device) -> PassPlan:
-    """Who attends to what in one pass over `segments`, in their order."""
+    """The plan of one pass over `segments`, in their order, for attention without a kernel."""
     counts = np.array([len(segment.token_ids) for segment in segments], np.int64)
     starts = np.array([segment.start for segment in segments], np.int64)
     first_rows = np.cumsum(counts) - counts
@@ -152,8 +151,7 @@ def build_plan(segments: Sequence[Segment], device: torch.device) -> PassPlan:
 
 
 def run_of(segments: Sequence[Segment]) -> slice | None:
-    """Where a lone sequence writes, if its slots lie in a row: a copy where scattered slots need an
-    index."""
+    """Slots that a lone sequence writes, if consecutive: a copy instead of an index operation."""
     slots = segments[0].slots
     if len(segments) > 1 or not isinstance(slots, range):
         return None
@@ -161,11 +159,10 @@ def run_of(segments: Sequence[Segment]) -> slice | None:
 
 
 def _choose_groups(segments: Sequence[Segment], device: torch.device) -> list[list[int]]:
-    """Indices of segments by group: long ones alone where they are a view, the others with their
-    like.
+    """Indices of segments by group: long contiguous ones alone, the others with similar ones.
 
-    Everybody in a group costs what its longest member and the one with most queries would. Likes
-    are found in order of queries and in order of keys; the cheaper grouping of the two is taken.
+    Each member of a group costs as much as one with the group's most keys and most queries. Groups
+    are built once in order of queries and once in order of keys; the cheaper result is returned.
     """
     if len(segments) == 1:
         return [[0]]
@@ -183,8 +180,8 @@ def _choose_groups(segments: Sequence[Segment], device: torch.device) -> list[li
 
 
 def _parted(sizes: Sequence[tuple[int, int, int]]) -> tuple[float, list[list[int]]]:
-    """(cost, groups) of (queries, keys, index) in this order, a new group wherever that costs
-    less."""
+    """Splits (queries, keys, index) in this order into groups, a new one where that is cheaper.
+    Returns (cost, groups)."""
     groups: list[list[int]] = []
     total = before = 0.0  # cost of the groups that are done, and of the current one
     most = longest = 0
@@ -202,7 +199,7 @@ def _parted(sizes: Sequence[tuple[int, int, int]]) -> tuple[float, list[list[int
 
 
 def _cost(members: int, keys: int, queries: int) -> float:
-    """Of one attention call, in multiples of one query seeing one key."""
+    """Cost of one attention call, in units of one query seeing one key."""
     return members * keys * (KEY_COST + queries) + CALL_COST
 
 

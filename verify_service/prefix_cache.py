@@ -1,11 +1,10 @@
-"""Full pages kept after their sequence is gone, found again by what they hold: the same tokens
-behind the same tokens.
+"""Prefix cache: full KV pages kept after their sequence is gone, found again by their tokens.
 
-A page's name is a hash over its own token ids, the name of the page before it, and a salt:
-sequences with another salt (another tenant) never meet. Feature rows lie at the same slots, so a
-hit spares the prefill and the drafter's context alike; a page without rows serves only those who
-need none. Only pages wholly below `committed_len - 1` enter: nothing writes to them any more. The
-least recently used page that no sequence holds goes first, the end of a chain before its beginning.
+A page's name is a hash over its token ids, the name of the page before it, and a salt, so sequences
+with different salts (tenants) never share pages. Feature rows lie at the same slots, so a hit saves
+both the prefill and the drafter's rows; a page without rows serves only sequences that need none.
+Only pages wholly below `committed_len - 1` enter, as nothing writes to them any more. The least
+recently used page that no sequence holds is evicted first, the end of a chain before its beginning.
 """
 
 from __future__ import annotations
@@ -29,23 +28,22 @@ class _Kept(NamedTuple):
 
 
 class PrefixCache:
-    """One holder of pages among others."""
+    """Pages by name, in order of use. The cache holds its pages beside the sequences."""
 
     def __init__(self, pool: KVBlockPool, most: int) -> None:
-        """most: pages that are kept."""
+        """most: number of pages that are kept."""
         self._pool, self._most = pool, most
-        # of a target whose state is no list of pages, before anything is kept
+        # set before first use if the target needs states beside pages
         self.states: StateCache | None = None
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # least recently used first
 
     @property
     def idle(self) -> int:
-        """Pages that only the cache holds; any thread may ask."""
+        """Number of pages that only the cache holds; any thread may call this."""
         return self._pool.idle
 
     def match(self, token_ids: Sequence[int], salt: str, *, needs_rows: bool) -> list[int]:
-        """Pages of the longest kept prefix; at least one token is left over, for whose logits a
-        pass is needed."""
+        """Pages of the longest cached prefix. At least one token is left to run for its logits."""
         found = list(self._found(token_ids, salt, needs_rows=needs_rows))
         while self.states is not None and found and found[-1][0] not in self.states:
             found.pop()
@@ -53,8 +51,7 @@ class PrefixCache:
         return [page for _, page in found]
 
     def alike(self, token_ids: Sequence[int], salt: str, *, needs_rows: bool) -> int:
-        """Pages in which a prompt before it began alike, whether or not a state is kept at their
-        end."""
+        """Number of cached pages of this prefix, whether or not a state is kept at its end."""
         return sum(1 for _ in self._found(token_ids, salt, needs_rows=needs_rows))
 
     def _found(
@@ -69,7 +66,7 @@ class PrefixCache:
     def enter(
         self, token_ids: Sequence[int], salt: str, pages: Sequence[int], *, rows: bool
     ) -> None:
-        """Keeps the full pages of a sequence whose keys and values for `token_ids` are there."""
+        """Keeps the full pages of a sequence that holds keys and values for `token_ids`."""
         names, fresh = list(self._names(token_ids, salt)), list[int]()
         for name, page in zip(names, pages, strict=False):
             kept = self._kept.get(name)
@@ -85,7 +82,7 @@ class PrefixCache:
         self.reclaim(len(self._kept) - self._most)
 
     def reclaim(self, pages: int) -> int:
-        """Gives back up to so many pages that nobody else holds; returns how many."""
+        """Frees up to `pages` pages that no sequence holds; returns how many."""
         freed = 0
         if pages > 0:
             for name, kept in list(self._kept.items()):
@@ -98,7 +95,7 @@ class PrefixCache:
         return freed
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Drops all pages and states."""
         if self.states is not None:
             self.states.clear()
         for kept in self._kept.values():
@@ -106,11 +103,11 @@ class PrefixCache:
         self._kept.clear()
 
     def name(self, token_ids: Sequence[int], salt: str) -> bytes | None:
-        """Of these tokens, which fill pages; None where nothing is kept."""
+        """Name of the last page of tokens that fill pages; None if the cache is off."""
         return deque(self._names(token_ids, salt), maxlen=1).pop() if self._most else None
 
     def _names(self, token_ids: Sequence[int], salt: str) -> Iterator[bytes]:
-        """Of the full pages of these tokens, in order."""
+        """Names of the full pages of these tokens, in order."""
         if not self._most:
             return
         size = self._pool.page_size

@@ -1,4 +1,4 @@
-"""A verifier process: its engine and its service, in the shell of all workers."""
+"""A verifier process: builds its engine and service for the common worker process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from verify_service.service import NAME, VerifyService
 
 
 async def start(config: VerifyConfig, *, name: str = "verify/0") -> WorkerProcess[EngineCore]:
-    """Loads, tests and measures the target on the thread of passes, then serves."""
+    """Loads, tests and measures the target on the pass thread, then starts serving."""
     check(config)
     return await start_worker(
         "verify",
@@ -36,8 +36,8 @@ def _services(worker: Worker[EngineCore]) -> Services:
     if engine.config.engine == "real":
         import torch
 
-        # Of all threads but that of passes, which has its own number by now: with a pool of threads
-        # for each, OpenMP has more than there are processors, and lets them sleep behind every
+        # For all threads but the pass thread, which has set its own number already. With a thread
+        # pool for each, OpenMP has more threads than processors and blocks them after every
         # product.
         torch.set_num_threads(1)
     push = FeaturePush(worker)
@@ -51,7 +51,7 @@ def _services(worker: Worker[EngineCore]) -> Services:
 
 
 def _load(config: VerifyConfig) -> tuple[EngineCore, Curve | None]:
-    """The engine and what its passes cost; a synthetic one is loaded without torch."""
+    """Loads the engine and its cost curve; a synthetic one without torch."""
     if config.engine == "synthetic":
         from verify_service.synthetic import SyntheticVerifyEngine
 
@@ -67,7 +67,7 @@ def _load(config: VerifyConfig) -> tuple[EngineCore, Curve | None]:
 
 
 def check(config: VerifyConfig) -> None:
-    """Refuses numbers that cannot work, by name, before anything is loaded."""
+    """Raises ConfigError for settings that cannot work, before anything is loaded."""
     if config.engine == "real" and not config.synthetic and not config.target:
         raise ConfigError("verify.target: required and not given")
     check_worker("verify", config)

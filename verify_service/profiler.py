@@ -1,10 +1,9 @@
-"""How long one verification step takes, measured on this device: tokens in the step against context
-length.
+"""Measures the cost curve: seconds of a verification step by tokens in it and context length.
 
 A step is what a round costs: the packed pass, the rule, the projection. Points are visited in
 turns, so that a busy moment of the machine spoils one sample of many points and not one point;
-medians are reported. The scheduler's quality rests on these numbers, so nothing is guessed: what
-was not measured is a neighbour's value, and marked as that.
+medians are reported. The scheduler relies on these numbers, so nothing is guessed: a point that was
+not measured has a neighbour's value and is marked.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ from verify_service.sequences import VerifyItem
 
 Floats = npt.NDArray[np.float64]
 
-# Step sizes from coarse to fine: where time is short the curve keeps its reach and loses points in
-# between.
+# Step sizes from coarse to fine: if time is short the curve loses points in between, not its range.
 LEVELS = ((1, 8, 32, 128, 512), (2, 4, 16, 64, 256), (3, 6, 12, 24, 48, 96, 192, 384), (5, 7))
 TOKENS = tuple(sorted(count for level in LEVELS for count in level))
 CONTEXTS = (128, 1024)
-PER_SEQUENCE = 8  # tokens of one sequence before a step is spread over more of them
+PER_SEQUENCE = 8  # most tokens of one sequence; larger steps use more sequences
 BUDGET_S = 5.0
 MOST_SWEEPS = 40
 LEAST_POINTS = 2
@@ -36,12 +34,13 @@ _LAW = SamplingParams(temperature=0.0)
 
 
 def cost_curve(engine: VerifyEngine) -> Curve | None:
-    """The stored curve of an equal process, else a fresh measurement, which is then stored."""
+    """The stored curve of an equal process, else a new measurement, which is stored."""
     return stored_or_measured(_key(engine), lambda: measure(engine))
 
 
 def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
-    """Times every point several times within the budget. Only while nobody is served."""
+    """Times every point several times within the budget; only while no request is served. None if
+    no point fits."""
     limit = min(engine.config.cost_max_tokens, engine.config.max_batch_tokens)
     if engine.attention_path != "paged":
         limit = min(limit, 32)
@@ -57,14 +56,13 @@ def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None
     samples: dict[tuple[int, int], list[float]] = {}
     alone: dict[
         int, list[float]
-    ] = {}  # by context: steps of one token a sequence, of as many as the largest step has
+    ] = {}  # by context: steps of one token each for all sequences of the largest step
     largest: dict[int, int] = {}  # by context: sequences of its largest step
     began = time.perf_counter()
     share = budget_s / len(contexts)
     for at, context in enumerate(contexts):
         _open(engine, _sequences(tokens[-1]), context)
-        # The first visit pays for memory and kernels that later ones find ready; it also shows what
-        # can be afforded.
+        # The first visit pays for memory and kernels, and shows which sizes fit the budget.
         sizes = _affordable(engine, tokens, context, share)
         many = _sequences(sizes[-1])
         for sweep in range(MOST_SWEEPS):
@@ -93,10 +91,10 @@ def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None
 def _sequence_seconds(
     tokens: npt.NDArray[np.int64], seconds: Floats, alone: float, count: int
 ) -> float:
-    """What one more sequence costs a step of as many tokens: its attention, above all.
+    """Seconds that one more sequence adds to a step of equal tokens, mostly its attention.
 
-    `seconds` [tokens] are of steps that spread their tokens over few sequences, `alone` of one
-    token for each of `count` sequences.
+    seconds: [tokens], of steps that spread their tokens over few sequences; alone: of a step with
+    one token for each of `count` sequences.
     """
     few = _sequences(count)
     return (
@@ -107,9 +105,9 @@ def _sequence_seconds(
 
 
 def _affordable(engine: VerifyEngine, tokens: list[int], context: int, share: float) -> list[int]:
-    """The step sizes, ascending, whose one visit each stays within a third of the time; at least a
-    few."""
-    _step(engine, tokens[0], context, 1)  # what the very first step pays for is no size's own
+    """Step sizes, ascending, that can each be visited once within a third of `share` seconds; at
+    least LEAST_POINTS."""
+    _step(engine, tokens[0], context, 1)  # a warm-up, so that no size pays for the first step
     kept: list[int] = []
     began = time.perf_counter()
     for level in ((*LEVELS[0], tokens[-1]), *LEVELS[1:]):
@@ -126,7 +124,7 @@ def _affordable(engine: VerifyEngine, tokens: list[int], context: int, share: fl
 
 
 def _pages(context: int, page_size: int) -> int:
-    """Of one sequence that is timed at this context."""
+    """Pages of one sequence that is timed at this context length."""
     return -(-(context + PER_SEQUENCE + 1) // page_size)
 
 

@@ -1,8 +1,7 @@
-"""Prompts on their way into an engine: one line, first come, first served, and what came of their
-chunks.
+"""The prefill queue of an engine, first come, first served, and the progress of its prompts.
 
-The next chunks of the first, as many as a token budget holds, ride in the pass of a cohort, so that
-rounds go on and prompts do too; while nobody decodes the first has passes of its own.
+Chunks of the first prompts, up to a token budget, ride in the pass of a cohort, so that rounds and
+prompts advance together. While no sequence decodes, the first prompt has passes of its own.
 """
 
 from __future__ import annotations
@@ -14,31 +13,30 @@ from verify_service.batch_runner import Progress, PromptChunk, PromptPrefill, Ri
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.sequences import unknown
 
-# tokens of a prompt in a pass, where each of them brings logits over the whole vocabulary
+# most tokens of a scored prompt in a pass, as each needs logits over the whole vocabulary
 SCORED = 256
 
 
 class PromptLine:
-    """The prompts of all streams; each stream takes the news of its own."""
+    """Queued prompts of all control streams; each stream takes the progress of its own."""
 
     def __init__(self, holdings: KVCacheManager) -> None:
         self._holdings = holdings
         self.prompts: list[PromptPrefill] = []
-        self._news: list[Progress] = []  # that nobody has taken yet
+        self._news: list[Progress] = []  # not taken yet
 
     def add(self, prompt: PromptPrefill) -> None:
-        """The rest of an opened sequence's prompt will run, chunk by chunk, in rounds or between
-        them."""
+        """Queues the prompt of an opened sequence, to run in chunks in rounds or between them."""
         self.prompts.append(prompt)
 
     def forget(self, owner: int) -> None:
-        """Its prompts go no further: their numbers are anybody's now."""
+        """Drops all prompts and progress of an owner, as their numbers may be used again."""
         self.prompts = [each for each in self.prompts if each.owner != owner]
         self._news = [each for each in self._news if each.prefill.owner != owner]
 
     def riders(self, budget: int, busy: Container[int], *, alone: int | None = None) -> list[Rider]:
-        """The next chunks of prompts that are in no pass, `budget` tokens in all. A prompt that
-        cannot go on leaves the line. alone: an owner, the first of whose prompts goes by itself."""
+        """The next chunks of prompts that are in no pass, `budget` tokens in all. A prompt whose
+        sequence is gone is removed. alone: an owner; only its first prompt gets a chunk."""
         able = [each for each in self.prompts if each.sequence not in busy]
         if alone is not None:
             able = [each for each in able if each.owner == alone][:1]
@@ -63,16 +61,16 @@ class PromptLine:
         return riders
 
     def tell(self, news: Progress) -> None:
-        """What came of a prompt; one that is done, or cannot go on, leaves. Nobody hears of who has
-        left before."""
+        """Stores the progress of a queued prompt and removes it if it is done or has failed.
+        Progress of a removed prompt is ignored."""
         if news.prefill in self.prompts:
             self._news.append(news)
             if news.done or news.problem is not None:
                 self.prompts.remove(news.prefill)
 
     def take_news(self, owner: int = 0) -> Progress | None:
-        """The oldest news of an owner's prompts, once. They are not told with verdicts: prompts may
-        be of other streams, and outlive the round's."""
+        """Returns an owner's oldest progress, once. It is separate from verdicts, as prompts in a
+        round may belong to other streams and outlive the round's own."""
         for at, each in enumerate(self._news):
             if each.prefill.owner == owner:
                 return self._news.pop(at)

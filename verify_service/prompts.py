@@ -1,8 +1,7 @@
-"""Prompts of one control stream on their way in: opened, run in chunks, the first token drawn. On
-the device thread.
+"""Prefill of one control stream: opens sequences, runs prompts in chunks, draws the first token.
 
-Chunks ride in the passes of rounds; while nothing decodes the first prompt in line has passes of
-its own.
+Runs on the device thread. Chunks ride in the passes of rounds. While no sequence decodes, the first
+queued prompt has passes of its own.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from verify_service.engine_core import EngineCore
 from verify_service.sequences import failed, invalid
 from verify_service.under_way import UnderWay
 
-IDLE_S = 0.02  # without a round for so long nobody decodes
-LIVELY_S = 0.5  # after the last round somebody may decode again any moment: chunks stay short
+IDLE_S = 0.02  # without a round, after which no sequence counts as decoding
+LIVELY_S = 0.5  # after the last round, while another may begin soon: chunks stay short
 
 
 class Began(NamedTuple):
-    """How a prompt ended: its anchor and what is told of it, or why it was not taken."""
+    """A finished prompt: its anchor with statistics, or why it was refused."""
 
     sequence: int
     epoch: int
@@ -40,26 +39,26 @@ class _Prompt:
     admission: Admission
     began: float
     spared: int
-    grammar: Future[Grammar | Refusal] | None  # of the form that is asked for
-    ran: bool = False  # and waits for its grammar
+    grammar: Future[Grammar | Refusal] | None  # None without a constraint
+    ran: bool = False  # has run and waits for its grammar
 
 
 class Prompts:
-    """Those of one owner."""
+    """The prompts of one owner."""
 
     def __init__(self, engine: EngineCore, owner: int, wake: Callable[[], None]) -> None:
-        """wake: has `collect` called soon; any thread may call it."""
+        """wake: makes `collect` be called soon; any thread may call it."""
         self._engine, self._owner, self._wake = engine, owner, wake
         self._waiting: dict[tuple[int, int], _Prompt] = {}
         self._held_up: dict[
             tuple[int, int], Admission
-        ] = {}  # while a pass holds what had their number before
+        ] = {}  # wait for a pass that holds an earlier sequence of this number
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._held_up)
 
     def begin(self, admission: Admission) -> Refusal | None:
-        """Opens it and lines it up, or says why not."""
+        """Opens a sequence and queues its prompt; returns a refusal if that fails."""
         admit, ids = admission.admit, admission.token_ids
         cursor = Cursor(admit.sequence, admit.epoch, 0, len(ids))
         scores = admission.prompt_logprobs
@@ -95,7 +94,7 @@ class Prompts:
         return None
 
     def call_back(self, sequence: int, epoch: int) -> bool:
-        """Whether it was still on its way; it is not any more."""
+        """Cancels a prefill; returns False if it is not running."""
         key = (sequence, epoch)
         if self._held_up.pop(key, None) is not None:
             return True
@@ -105,19 +104,19 @@ class Prompts:
         return True
 
     def chunk_at(self, last_round: float) -> float | None:
-        """When the next chunk gets a pass of its own, unless a round takes it along before; None:
-        there is none."""
+        """When the next chunk gets a pass of its own, unless it rides in a round before; None
+        without one."""
         return last_round + IDLE_S if any(not each.ran for each in self._waiting.values()) else None
 
     def begin_chunk(self, last_round: float) -> UnderWay | None:
-        """A pass of its own, under way; None where none can be. last_round: when one ended, in
+        """Begins a pass for a chunk; None if there is none. last_round: end of the last round, in
         monotonic seconds. Raises what the engine raises."""
         short = time.monotonic() - last_round < LIVELY_S
         return self._engine.begin_prefill(short=short, owner=self._owner)
 
     def collect(self) -> Iterator[Began]:
-        """Prompts that have ended since the last time, in whichever pass; those whose form cannot
-        be kept at once."""
+        """Yields prompts that ended since the last call, in any pass; those with a refused grammar
+        at once."""
         for key in [key for key in self._held_up if not self._engine.busy(key[0])]:
             refusal = self.begin(self._held_up.pop(key))
             if refusal is not None:
@@ -138,7 +137,7 @@ class Prompts:
         sequence, epoch = prefill.sequence, prefill.epoch
         prompt = self._waiting.get((sequence, epoch))
         if prompt is None:
-            return  # called back
+            return  # cancelled
         if problem is None and prompt.grammar is not None and not prompt.grammar.done():
             prompt.ran = True
         else:
@@ -149,13 +148,13 @@ class Prompts:
     ) -> Began:
         spent = time.monotonic() - prompt.began
         anchor: int | Refusal
-        # it is there
+        # the future is done
         grammar = None if problem is not None or prompt.grammar is None else prompt.grammar.result()
         if isinstance(grammar, Refusal):
             problem, grammar = Refusal(grammar.reason, f"constraint: {grammar.message}"), None
         try:
             anchor = problem or self._engine.first_token(sequence, epoch=epoch, grammar=grammar)
-        except Exception as error:  # a bug at one prompt: the others do not notice
+        except Exception as error:  # a bug at one prompt does not affect others
             anchor = failed(sequence, error)
         if isinstance(anchor, Refusal):
             self._engine.release(sequence, epoch)

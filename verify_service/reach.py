@@ -1,9 +1,8 @@
-"""What the library says each layer keeps and how far back it sees, against what a packed pass is
-told.
+"""Compares each layer's window in the library's cache with the window it passes to attention.
 
-A window longer than any test prompt, or a layer that sees chunks, would pass a comparison of short
-sequences and be wrong later. The library's own cache has one entry per layer, made from the
-configuration alone; whatever it says there a layer of the packed pass has to say too.
+A window longer than any test prompt, or a layer that attends in chunks, would pass a comparison of
+short sequences and be wrong later. The library's cache has one entry per layer, made from the
+configuration alone. A layer of the packed pass must use the same window.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from verify_service.plan import Segment, build_plan
 
 @torch.inference_mode()
 def unlike(model: Any) -> str | None:
-    """Why the packed pass cannot be right for some layer, or None. Leaves the model with the paged
+    """Why the packed pass is wrong for some layer, or None. Leaves the model with the paged
     attention."""
     if (more := beyond_keys(model)) is not None:
         return more
@@ -28,7 +27,7 @@ def unlike(model: Any) -> str | None:
         told = _told(model)
     except KeyError as error:
         return f"its attention layers are not told what the model is told ({error})"
-    # whatever a foreign model raises here means that it does not go by its plan
+    # any error of an unknown model means that it does not follow the plan
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:300]
     if (
@@ -50,7 +49,7 @@ def _tokens(window: int | None) -> str:
 
 
 def _told(model: Any) -> dict[int, list[int | None]]:
-    """Layer -> windows, one a run, as the layers themselves say it in a pass of three tokens."""
+    """Windows by layer, one per call, as layers pass them to attention for three tokens."""
     use_in(model)
     calls: list[tuple[int, AttentionCall]] = []
     device = next(model.parameters()).device

@@ -1,16 +1,14 @@
-"""Rotation that depends on how long a sequence is: every token turned as the library turns it for
-that sequence alone.
+"""Rotary embedding that depends on sequence length, applied per token as for one sequence alone.
 
-Some rotary modules choose their frequencies by the largest position of a call: `longrope` (Phi-3 to
-Phi-4-mini) has two sets, `dynamic` a set for every length. In a pass of several sequences, or with
-drafted tokens at its end, that position is somebody else's. What is right is what the library's own
-`generate` does with one sequence: its prompt is one call, each later token a call of its own, and a
-key stays as it was turned. So a token's frequencies are those of length max(prompt, position + 1),
-whoever else is in the pass, and they are told here token by token.
+Some rotary modules choose frequencies by the largest position of a call: `longrope` (Phi-3 to
+Phi-4-mini) has two sets, `dynamic` one for every length. In a packed pass, or with drafted tokens,
+that position belongs to another sequence or is too large. The reference is the library's `generate`
+for one sequence: the prompt is one call, each later token is one, and a key keeps its rotation. So
+a token uses the frequencies of length max(prompt, position + 1), set here token by token.
 
-Some models (Phi-3's) compute the whole context again when it grows past the border, all of it with
-the other set. Their keys have no one rotation: `switches_at` is that border, and only
-`stateful.StatefulRunner` serves them.
+Some models (Phi-3's) recompute the whole context with the other set when it grows past the border.
+Their keys have no single rotation: `switches_at` is that border, and only `stateful.StatefulRunner`
+serves them.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ from verify_service.plan import Segment
 
 Lengths = npt.NDArray[np.int64]
 
-SHORT = 1  # the length that stands for all that are not past the border
+SHORT = 1  # stands for all lengths up to the border
 
 
 class LengthRotation:
-    """What a model's rotary modules do of their own accord, done for lengths that are told."""
+    """Replaces a model's rotary modules by ones that use a given length per token."""
 
     def __init__(self, model: Any, parts: list[_RotationPart]) -> None:
         self._parts = parts
@@ -46,11 +44,11 @@ class LengthRotation:
         self.switches_at = min(borders) if again else None
 
     def of(self, length: int) -> int:
-        """The length that stands for this one: equal where the frequencies are equal."""
+        """Representative of a length; lengths with equal frequencies have the same one."""
         return max(part.of(length) for part in self._parts)
 
     def of_tokens(self, segments: Sequence[Segment]) -> Lengths:
-        """[T] of every token of a pass."""
+        """Representative length of every token of a pass: [T]."""
         return np.array(
             [
                 self.of(max(segment.prompt, position + 1))
@@ -62,8 +60,7 @@ class LengthRotation:
 
     @contextlib.contextmanager
     def told(self, lengths: Lengths) -> Iterator[None]:
-        """In here calls of one row of T tokens turn each by its own length; elsewhere a call has
-        one length."""
+        """Context in which calls of T tokens use `lengths` [T]; outside, a call has one length."""
         self._told = lengths
         try:
             yield
@@ -72,7 +69,7 @@ class LengthRotation:
 
     @contextlib.contextmanager
     def lowered(self, border: int) -> Iterator[None]:
-        """In here the border is a shorter length, so that crossing it is a short test."""
+        """Context with the border lowered to `border`, so that a test can cross it quickly."""
         before = [part.border for part in self._parts]
         switches, self.switches_at = (
             self.switches_at,
@@ -90,7 +87,7 @@ class LengthRotation:
     def rotate(
         self, part: _RotationPart, x: Tensor, positions: Tensor, **more: Any
     ) -> tuple[Tensor, Tensor]:
-        """cos and sin, [B, T, D] each."""
+        """cos and sin, [B, T, D] each. Raises ValueError if T is not the number of lengths."""
         told = self._told
         if told is None:
             return part.at(self.of(int(positions.max()) + 1), x, positions, more)
@@ -113,7 +110,7 @@ class LengthRotation:
 
 
 class _RotationPart:
-    """One rotary module, or one kind of layers of it."""
+    """A rotary module, or its part for one layer type."""
 
     def __init__(self, module: Any, kind: str, layer_type: str | None) -> None:
         self.module, self.kind, self.layer_type = module, kind, layer_type
@@ -121,7 +118,7 @@ class _RotationPart:
 
     @property
     def border(self) -> int:
-        """The longest length of the first set of frequencies."""
+        """The longest length with the first set of frequencies."""
         if self.kind != "longrope":
             return int(self.module.original_max_seq_len)
         return int(self._settings()["original_max_position_embeddings"])
@@ -134,7 +131,7 @@ class _RotationPart:
     def at(
         self, length: int, x: Tensor, positions: Tensor, more: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
-        """As in a call whose largest position is `length` - 1."""
+        """cos and sin as in a call whose largest position is `length` - 1."""
         self._forget(x, positions, more)
         last = positions.new_full((*positions.shape[:-1], 1), length - 1)
         cos, sin = self._stock(x, torch.cat((positions, last), dim=-1), **more)
@@ -144,7 +141,7 @@ class _RotationPart:
         config = self.module.config
         if self.kind == "longrope":
             self._settings()["original_max_position_embeddings"] = border
-            if hasattr(config, "original_max_position_embeddings"):  # where it is, it wins
+            if hasattr(config, "original_max_position_embeddings"):  # it takes precedence
                 config.original_max_position_embeddings = border
             return
         more = {} if self.layer_type is None else {"layer_type": self.layer_type}
@@ -158,8 +155,7 @@ class _RotationPart:
             setattr(self.module, f"{self.layer_type}_max_seq_len_cached", border)
 
     def _forget(self, x: Tensor, positions: Tensor, more: dict[str, Any]) -> None:
-        """A dynamic module remembers the longest length it has seen, until it sees one within the
-        border."""
+        """Resets the longest length that a dynamic module has seen, by a call within the border."""
         if self.kind != "longrope":
             self._stock(x, positions.new_zeros(*positions.shape[:-1], 1), **more)
 
@@ -169,7 +165,7 @@ class _RotationPart:
 
 
 class _Forward:
-    """Stands in for the module's `forward`."""
+    """Replacement for a rotary module's `forward`."""
 
     def __init__(self, rotation: LengthRotation, parts: Sequence[_RotationPart]) -> None:
         self.rotation = rotation
@@ -181,7 +177,7 @@ class _Forward:
     ) -> tuple[Tensor, Tensor]:
         more = {} if layer_type is None else {"layer_type": layer_type}
         part = self._parts.get(layer_type)
-        if part is None:  # layers of another kind, whose rotation is of the position alone
+        if part is None:  # a layer type whose rotation depends on positions only
             made: tuple[Tensor, Tensor] = type(self._module).forward(
                 self._module, x, position_ids, **more
             )
@@ -190,8 +186,7 @@ class _Forward:
 
 
 def find(model: nn.Module) -> LengthRotation | None:
-    """The model's rotation by length, put in place if it is not there yet; None for all but a few
-    models."""
+    """The model's length-dependent rotation, installed if it is not yet; None for most models."""
     parts: list[_RotationPart] = []
     for module in model.modules():
         stands = module.__dict__.get("forward")
@@ -200,14 +195,14 @@ def find(model: nn.Module) -> LengthRotation | None:
         kinds = getattr(module, "rope_type", None)
         for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
             if isinstance(kind, str) and (kind == "longrope" or "dynamic" in kind):
-                # as the library tells them apart
+                # the library's own criterion
                 parts.append(_RotationPart(module, kind, layer_type))
     return LengthRotation(model, parts) if parts else None
 
 
 @torch.inference_mode()
 def _computes_again(model: Any, border: int) -> bool:
-    """Whether `generate` drops its cache when the context grows past the border."""
+    """Whether `generate` drops its cache when the context grows past `border`."""
     from transformers import DynamicCache
 
     prepare = model.prepare_inputs_for_generation

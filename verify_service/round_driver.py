@@ -1,12 +1,12 @@
-"""The rounds of one control stream: `RoundLoop` with an engine, drafters and a coordinator around
-it.
+"""Runs the rounds of one control stream: `RoundLoop` with its engine, drafters and coordinator.
 
-All of it happens in turns, one at a time: on the thread that owns the engine, where something came
-from the event loop, and else on the thread that has it, a drafter's stream or that of passes, since
-a round waits for every change of threads. A turn feeds the loop all that came and carries out what
-it asks for. A pass is prepared in a turn, computed on the thread of passes, one after the other,
-and ended in a turn: with two cohorts the next pass lies ready when one ends, and goes first. What
-the coordinator is to hear is said behind the turn, by the engine's thread: nobody waits for it.
+All work happens in turns, one at a time. A turn feeds pending events to the loop and performs its
+actions. Events from the event loop get a turn on the engine's thread. Events of a drafter's stream
+or of the pass thread get a turn there, because each change of threads delays a round.
+
+A pass is prepared in a turn, computed on the pass thread, and ended in a turn. With two cohorts the
+next pass is ready when one ends, and runs first. Reports to the coordinator are sent after the
+turn by the engine's thread, as no round waits for them.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ from verify_service.under_way import UnderWay
 
 log = structlog.get_logger("dspark.rounds")
 
-ENDS_S, LOOK_S = 10.0, 0.002  # for passes to end that a stream leaves behind, and between looks
+ENDS_S, LOOK_S = 10.0, 0.002  # timeout for the last passes of an ended stream, and poll interval
 
 Came = Callable[
     [], Iterable[Told | Plan]
-]  # on the device thread: what the loop is told of something that came
+]  # run in a turn: makes the loop's events from something received
 
 
 class RoundDriver:
-    """Keeps `KVCache` for its loop. say: takes news to the coordinator; failed: of a bug, behind
-    which nothing goes on. Both are called on the event loop."""
+    """Runs the loop of one stream and is its `KVCache`. say: sends news to the coordinator; failed:
+    called with a bug, after which the stream stops. Both are called on the event loop."""
 
     def __init__(
         self,
@@ -79,19 +79,19 @@ class RoundDriver:
         self._say, self._events = say, asyncio.get_running_loop()
         self._inbox: deque[Came] = deque()
         self._posted = self._over = False
-        self._under_way = 0  # passes, and chunks of prompts
+        self._under_way = 0  # unfinished passes, prompt chunks included
         passes = worker.passes
         assert passes is not None
         self._device = passes
         self._timer: asyncio.TimerHandle | None = None
-        # when it goes off; written on the device thread and where it does
+        # when the timer fires; written in turns and by the timer on the event loop
         self._timer_at = float("inf")
         self._arriving: dict[
             tuple[int, int], Admission
-        ] = {}  # told, and not taken up by the loop yet
+        ] = {}  # received, prefill not started by the loop yet
         self._admitted: dict[int, Admission] = {}
-        self._more: list[Told | Plan] = []  # what carrying out brought
-        self._began: dict[int, Began] = {}  # prompts that the loop is being told of
+        self._more: list[Told | Plan] = []  # events caused by actions of this turn
+        self._began: dict[int, Began] = {}  # finished prompts of this turn, by sequence
         self._last_pass = 0.0
         config = self._engine.config
         waits = Waits(config.draft_deadline_s, config.drafter_patience_s)
@@ -119,20 +119,20 @@ class RoundDriver:
         }
         push.listeners.append(self._feeds)
 
-    # From any thread.
+    # Called on any thread.
 
     def tell(self, came: Came) -> None:
-        """To be looked at in the next turn."""
+        """Queues an event for the next turn on the engine's thread."""
         self._inbox.append(came)
         self._wake()
 
     def tell_here(self, came: Came) -> None:
-        """The same, in a turn of the calling thread: for threads that have nothing else to do."""
+        """Queues an event and runs a turn on the calling thread, which would only hand it on."""
         self._inbox.append(came)
         self._worker.device.here(self._turn)
 
     def hear(self, told: Sequence[Down | Refused], seen: Callable[[], None]) -> None:
-        """From the coordinator. seen: called when it is looked at, in a turn."""
+        """Queues messages of the coordinator. seen: called in the turn that handles them."""
         self.tell(lambda: self._heard(told, seen))
 
     def _wake(self) -> None:
@@ -140,16 +140,16 @@ class RoundDriver:
             self._posted = True
             self._worker.device.post(self._turn, self._events)
 
-    # On the event loop.
+    # Called on the event loop.
 
     async def end(self) -> None:
-        """Frees everything, whatever is being drawn."""
+        """Frees all sequences, then waits up to ENDS_S for unfinished passes."""
         self._push.listeners.remove(self._feeds)
         if self._timer is not None:
             self._timer.cancel()
         await self._worker.device.run_surely(self._finish)
         until = time.monotonic() + ENDS_S
-        while self._under_way and time.monotonic() < until:  # noqa: ASYNC110 - so that its numbers are free
+        while self._under_way and time.monotonic() < until:  # noqa: ASYNC110 - their sequence numbers are free after
             await asyncio.sleep(LOOK_S)
 
     def _set_timer(self, at: float) -> None:
@@ -165,7 +165,7 @@ class RoundDriver:
         if not self._over:
             self._say(news)
 
-    # On the device thread.
+    # Run in turns.
 
     def _finish(self) -> int:
         self._over = True
@@ -186,7 +186,7 @@ class RoundDriver:
         self._go_on()
 
     def _surely(self, step: Callable[[], None]) -> None:
-        """What it raises is a bug, behind which nothing can go on."""
+        """Runs a step; an exception is a bug and ends the stream."""
         if self._over:
             return
         try:
@@ -197,7 +197,7 @@ class RoundDriver:
             raise
 
     def _go_on(self) -> None:
-        """A chunk of a prompt while nothing else is computed; the timer of what is due later."""
+        """Runs a prompt chunk if no pass is unfinished; sets the timer for what is due next."""
         chunk_at = None if self._under_way else self._prompts.chunk_at(self._last_pass)
         now = time.monotonic()
         if chunk_at is not None and chunk_at <= now:
@@ -208,7 +208,7 @@ class RoundDriver:
             self._timer_at = at
             self._events.call_soon_threadsafe(self._set_timer, at)
 
-    # Passes: prepared here, computed on their own thread, ended here.
+    # Passes: prepared in a turn, computed on the pass thread, ended in a turn.
 
     def _run_pass(self, run: RunPass) -> None:
         try:
@@ -225,10 +225,10 @@ class RoundDriver:
         return told
 
     def _run_chunk(self) -> bool:
-        """Of a prompt, in a pass of its own; False where there is none that can go on."""
+        """Starts a prompt chunk in a pass of its own; False if no prompt can run."""
         step = self._prompts.begin_chunk(self._last_pass)
         if step is None:
-            if news := list(self._prompts.collect()):  # of prompts that cannot
+            if news := list(self._prompts.collect()):  # of prompts that failed
                 self.tell(lambda: self._told_of(news))
             return False
         self._compute(step, lambda: self._chunk_ended(step))
@@ -239,22 +239,22 @@ class RoundDriver:
         self._worker.metrics.forward_seconds.labels(kind="prefill").observe(
             judged.forward_ns * 1e-9
         )
-        return ()  # what it brought is news
+        return ()  # `_take` collects the progress of prompts
 
     def _compute(self, step: UnderWay, end: Came) -> None:
         self._under_way += 1
         self._device.post(partial(self._computed, step, end), self._events)
 
     def _computed(self, step: UnderWay, end: Came) -> None:
-        """On the thread of passes. Raises why nothing of it ran, by which the device's health is
-        judged."""
+        """Computes a step on the pass thread. Raises if nothing of it ran, to report the device's
+        health."""
         bug = None
         try:
             step.run()
         except Exception as error:
             bug = error
         after = partial(self._after, step, end, bug)
-        if self._device.queued:  # the next pass goes first
+        if self._device.queued:  # the next pass runs first
             self._worker.device.post(after, self._events)
         else:
             self._worker.device.here(after)
@@ -262,7 +262,7 @@ class RoundDriver:
             raise wrong
 
     def _after(self, step: UnderWay, end: Came, bug: Exception | None) -> None:
-        """Ends the step whatever happened: what is held for it comes free."""
+        """Ends the step in any case, to free what is held for it, and feeds its events."""
         self._under_way -= 1
         told: Iterable[Told | Plan] = ()
         try:
@@ -305,7 +305,7 @@ class RoundDriver:
     def _say_news(self, news: Sequence[Up]) -> None:
         self._events.call_soon_threadsafe(self._tell_up, news)
 
-    # What came.
+    # Events.
 
     def _heard(
         self, told: Sequence[Down | Refused], seen: Callable[[], None]
@@ -336,7 +336,7 @@ class RoundDriver:
         return live is not None and live.epoch == epoch
 
     def _refuse(self, sequence: int, epoch: int, why: RefusalReason, message: str) -> None:
-        """Of a sequence that the loop does not hear of."""
+        """Refuses a sequence that was not passed to the loop."""
         self._worker.refused(why)
         self._news.add(
             Refused(sequence, epoch, why, message), Released(sequence, epoch, 0, 0, Why.NO_PAGES)
@@ -357,7 +357,7 @@ class RoundDriver:
         self._news.add(Refused(sequence, epoch, why.reason, why.message))
         return PrefillRefused(sequence, epoch)
 
-    # What the loop asks for.
+    # Actions of the loop.
 
     def _prefill(self, asked: Prefill) -> None:
         admission = self._arriving[asked.sequence, asked.epoch]
@@ -372,7 +372,7 @@ class RoundDriver:
 
     def _send_rows(self, asked: SendRows) -> None:
         sink = self._drafters.sink(asked.drafter)
-        if sink is not None:  # else it is lost, and the loop about to hear of it
+        if sink is not None:  # else the drafter is lost, and a DrafterLost follows
             self._feeds.send(asked, sink)
 
     def _report(self, report: Report) -> None:

@@ -1,8 +1,7 @@
-"""What a coordinator is to hear of its rounds: made and said behind the turns, once orders have
-left.
+"""Reports of rounds to the coordinator, made and sent after turns, once orders have left.
 
-Nobody waits for it, while the order's drafter may need the processor that making it takes, and
-hearing and answering it: it is said when the next pass has begun, or nothing has come for a while.
+No round waits for a report. Making, receiving and answering it takes processor time that the
+order's drafter may need. So reports are sent after the orders, or after a bounded wait.
 """
 
 from __future__ import annotations
@@ -15,15 +14,16 @@ from functools import partial
 from dspark.rounds.control import PassReport, Up
 from dspark.runtime.device_worker import DeviceWorker
 
-LEAVE_S = 0.004  # after which news wait no longer than to the next turn for orders to leave ...
-LOOK_S = 0.05  # ... and where no turn comes, about so long
+LEAVE_S = 0.004  # longest wait of news for orders to leave, if another turn comes ...
+LOOK_S = 0.05  # ... and if none comes
 
 
-Unsaid = Callable[[], PassReport]  # news that are made when they are told
+Unsaid = Callable[[], PassReport]  # makes a report when it is sent
 
 
 class RoundNews:
-    """surely: runs a job, and takes what it raises for the end; say: takes news further."""
+    """News queued for the coordinator. surely: runs a job, an exception of which ends the stream;
+    say: sends news."""
 
     def __init__(
         self,
@@ -33,27 +33,27 @@ class RoundNews:
         say: Callable[[Sequence[Up]], None],
     ) -> None:
         self._device, self._events, self._say = device, events, say
-        self.leaving: Callable[[], bool] = lambda: False  # whether an order is on its way out
+        self.leaving: Callable[[], bool] = lambda: False  # whether an order is not sent yet
         self._job = partial(surely, self._say_all)
         self._news: list[Up | Unsaid] = []
-        self._saying = False  # whether some are about to be said
-        self._watched = False  # whether somebody looks after those that wait for orders to leave
+        self._saying = False  # whether news wait to be sent
+        self._watched = False  # whether `_look` is scheduled
         self._say_by = 0.0
 
     def add(self, *news: Up | Unsaid) -> None:
         self._news += news
 
     def tell(self) -> None:
-        """At the end of a turn: all that came is about to be said. Where orders are leaving not
-        even a thread is woken: it would be in their way."""
+        """Schedules all news for sending, at the end of a turn. Wakes no thread while orders leave,
+        as that would delay them."""
         if self._news and not self._saying:
             self._saying, self._say_by = True, time.monotonic() + LEAVE_S
         if self._saying and self._due():
             self._post()
 
     def _due(self) -> bool:
-        """Whether none waits: else again when orders have left, in a later turn, or when somebody
-        looks."""
+        """Whether news may be sent now. If not, `orders_left`, a later turn or `_look` tries
+        again."""
         if not self.leaving() or time.monotonic() >= self._say_by:
             return True
         if not self._watched:
@@ -65,20 +65,20 @@ class RoundNews:
         self._device.post(self._job, self._events, computes=False)
 
     def orders_left(self) -> None:
-        """On a thread of a drafter's stream."""
+        """Called on a thread of a drafter's stream, once its orders have left."""
         if self._saying:
             self._post()
 
     def _say_all(self) -> None:
         if not self._saying or not self._due():
-            return  # it was said in the meantime, or more orders came
+            return  # sent in the meantime, or more orders are leaving
         self._saying = False
         news, self._news = self._news, []
         self._say([each() if callable(each) else each for each in news])
 
     def _look(self) -> None:
-        """On the event loop: a drafter that hangs takes no order, and a lane that waits for clients
-        has no turn."""
+        """Runs on the event loop, for two cases: a drafter hangs and takes no order, or the lane is
+        idle and has no turn."""
         self._watched = False
         if self._saying:
             self._post()

@@ -1,7 +1,7 @@
-"""Passes of `RoundLoop` on an engine, and what is reported of them.
+"""Runs the passes of `RoundLoop` on an engine and reports them.
 
-On the thread that owns the engine. What a pass needs is taken when the loop asks for it:
-some in it may leave before it has ended.
+Methods run one at a time, on the engine's thread or in a turn (see `round_driver`). The inputs of a
+pass are taken when the loop requests it, as its sequences may leave before it has ended.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from verify_service.sequences import VerifyItem, failed
 from verify_service.under_way import UnderWay
 
 NOTHING = Drawn(())
-REMEMBERED = 4  # passes that ended: of one whose sequences were all dropped nothing is reported
+REMEMBERED = 4  # ended passes kept; without remaining sequences a pass is never reported
 
 
 class Running(NamedTuple):
-    """A pass under way."""
+    """An unfinished pass."""
 
     number: int
     cohort: int
     rows: Sequence[PassRow]
     items: Sequence[VerifyItem]  # of the rows that could be prepared
-    orders: Mapping[int, OutstandingOrder]  # whose blocks are in it, by number
+    orders: Mapping[int, OutstandingOrder]  # with blocks in the pass, by number
     step: UnderWay
 
 
@@ -51,7 +51,7 @@ class Ran(NamedTuple):
 
 
 class RoundPasses:
-    """Those of one loop."""
+    """The passes of one loop."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class RoundPasses:
             admitted,
         )
         self._metrics, self._news = metrics, news
-        self._ran: dict[int, Ran] = {}  # those that ended last, by number
+        self._ran: dict[int, Ran] = {}  # recently ended passes, by number
         self._spans = RoundSpans()
 
     def begin(self, run: RunPass) -> Running:
-        """Everything but the computing; a row that cannot be read is refused alone. Raises what the
-        engine raises."""
+        """Prepares a pass; a row that cannot be read is refused alone. Raises what the engine
+        raises."""
         items: list[VerifyItem] = []
         for row in run.rows:
             try:
@@ -102,12 +102,12 @@ class RoundPasses:
         return VerifyItem(Cursor(*row[:4]), row.anchor, ids, q, version)
 
     def ended(self, running: Running) -> list[Told]:
-        """What the loop is told of it."""
+        """Ends a pass; returns its events for the loop."""
         judged = self._engine.end(running.step)
         if running.step.failure is not None:
             return [
                 PassEnded(running.number, [NOTHING] * len(running.rows))
-            ]  # the device's fault, none of theirs
+            ]  # the device failed, not a sequence
         spoilt: list[HeldBlock] = []
         sound: set[int] = set()  # orders
         verdicts: dict[int, Verdict] = {}
@@ -120,7 +120,7 @@ class RoundPasses:
                 )
             else:
                 verdicts[sequence] = outcome
-                # it holds all that came for its order
+                # frees the blocks of the whole order
                 held = self._drafters.blocks.pop(sequence, None)
                 tokens = (*item.draft_ids[: outcome.accepted], outcome.next_token)
                 drawn[sequence] = (
@@ -154,11 +154,11 @@ class RoundPasses:
         metrics.verify_batch_tokens.observe(judged.tokens)
 
     def taken(self, number: int) -> Ran:
-        """A pass that has just ended, once."""
+        """Removes and returns a pass that has just ended."""
         return self._ran.pop(number)
 
     def report(self, report: Report, ran: Ran) -> PassReport:
-        """Of such a pass."""
+        """The report of an ended pass."""
         judged, rounds = ran.judged, report.rounds
         self._note(judged)
         held = self._engine.held
@@ -191,7 +191,7 @@ class RoundPasses:
 
 
 def _labels(judged: Judged, rounds: Sequence[RoundReport]) -> npt.NDArray[np.float32] | None:
-    """[slots verified, 2] of all rounds; NaN where outcomes alone are known."""
+    """Labels [verified slots, 2] of all rounds; NaN where only outcomes are known."""
     if not judged.labels:
         return None
     parts = []

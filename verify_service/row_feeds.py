@@ -1,8 +1,7 @@
-"""Feature rows on their way to drafters over the bulk stream: pieces of what is kept, a bounded
-number at a time.
+"""Feeds kept feature rows to drafters over the bulk stream, a bounded number at a time.
 
-Rows lie in the verifier anyhow, so nothing is queued here: a piece is read when there is room on
-its way, and what gets lost is read again. On the device thread, but for what `FeaturePush` calls.
+The verifier keeps the rows, so nothing is queued here: a run of rows is read when it may be sent,
+and read again if it is lost. All but the `PushListener` methods run on the device thread.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from dspark.wire.v1 import features_pb2
 from verify_service.engine_core import EngineCore
 from verify_service.feature_push import BULK_ROWS, FeaturePush, Sink
 
-AWAY_BYTES = 8 << 20  # on their way to one drafter, unacknowledged
-PATIENCE_S = 5.0  # without an acknowledgement, after which a drafter is given up
+AWAY_BYTES = 8 << 20  # most unacknowledged bytes per drafter
+PATIENCE_S = 5.0  # without an acknowledgement, after which a drafter is lost
 
 Key = tuple[int, int]  # sequence, epoch
 
@@ -30,12 +29,13 @@ class _Feed:
     sink: Sink
     next: int  # rows below this one were sent
     stop: int
-    held: int  # rows below this one have come, as far as is known
-    since: float  # when it, or another one of the same drafter, last got on
+    held: int  # rows below this one are acknowledged
+    since: float  # last progress of this or another feed to the same drafter
 
 
 class RowFeeds:
-    """tell: runs something on the device thread, whose result is fed to the loop."""
+    """Feeds by drafter and sequence. tell: runs a function on the device thread and feeds its
+    result to the loop."""
 
     def __init__(
         self,
@@ -46,18 +46,18 @@ class RowFeeds:
     ) -> None:
         self._engine, self._push, self._loop, self._tell = engine, push, loop, tell
         self._feeds: dict[tuple[int, Key], _Feed] = {}
-        self._opened: set[tuple[int, Key]] = set()  # where rows find room
+        self._opened: set[tuple[int, Key]] = set()  # contexts that the drafter has opened
         self._most = max(AWAY_BYTES // max(2 * engine.feature_width, 1), BULK_ROWS)  # rows
 
     def opened(self, drafter: int, key: Key) -> None:
-        """There is room: rows find it from now on."""
+        """Starts sending: the drafter has opened this context."""
         self._opened.add((drafter, key))
         if (feed := self._feeds.get((drafter, key))) is not None:
             feed.since = time.monotonic()
             self._go_on(drafter)
 
     def send(self, asked: SendRows, sink: Sink) -> None:
-        """Rows start .. stop - 1, unless they are on their way already."""
+        """Feeds rows start .. stop - 1; extends a running feed of the same sequence."""
         at = (asked.drafter, (asked.sequence, asked.epoch))
         feed = self._feeds.get(at)
         if feed is None:
@@ -68,22 +68,22 @@ class RowFeeds:
         self._go_on(asked.drafter)
 
     def close(self, drafter: int, key: Key) -> None:
-        """It needs no more."""
+        """Ends the feed of a sequence."""
         self._opened.discard((drafter, key))
         if self._feeds.pop((drafter, key), None) is not None:
             self._go_on(drafter)
 
     def forget(self, drafter: int) -> None:
-        """It is gone."""
+        """Ends all feeds of a lost drafter."""
         self._feeds = {at: feed for at, feed in self._feeds.items() if at[0] != drafter}
         self._opened = {at for at in self._opened if at[0] != drafter}
 
     def overdue_at(self) -> float | None:
-        """When the first drafter is to be given up."""
+        """When the first feed is overdue, in monotonic seconds; None without feeds."""
         return min((feed.since + PATIENCE_S for feed in self._feeds.values()), default=None)
 
     def overdue(self, now: float) -> list[DrafterLost]:
-        """Drafters that acknowledged nothing for too long."""
+        """Drafters with a feed without progress for PATIENCE_S."""
         late = {feed.drafter for feed in self._feeds.values() if now >= feed.since + PATIENCE_S}
         return [DrafterLost(drafter, "lost: it takes no rows") for drafter in late]
 
@@ -98,14 +98,14 @@ class RowFeeds:
             while feed.next < feed.stop and room > 0:
                 last = min(feed.next + BULK_ROWS, feed.stop)
                 run = self._engine.features(Cursor(*key, 0, last + 1), feed.next)
-                if isinstance(run, Refusal):  # none are kept: it goes without drafts
+                if isinstance(run, Refusal):  # no rows are kept: the sequence has no drafts
                     self._feeds.pop((drafter, key), None)
                     break
                 self._loop.call_soon_threadsafe(self._push.push, feed.sink, run)
                 room -= last - feed.next
                 feed.next = last
 
-    # What became of them; called on the event loop.
+    # `PushListener`, called on the event loop.
 
     def rows_came(self, sink: Sink, ack: features_pb2.FeatureAck) -> None:
         if ack.watermarks or ack.refused:
@@ -122,7 +122,7 @@ class RowFeeds:
         ready: list[Told] = []
         feeds = {key: feed for (_, key), feed in self._feeds.items() if feed.sink == sink}
         if any(key in feeds for key, _ in marks):
-            # what is on its way is shared, so who waits for room got on, too
+            # feeds share the limit, so an acknowledgement is progress for all of them
             now = time.monotonic()
             for each in feeds.values():
                 each.since = now
@@ -134,7 +134,7 @@ class RowFeeds:
             if feed.held >= feed.stop:
                 del self._feeds[feed.drafter, key]
                 ready.append(DrafterReady(feed.drafter, *key, feed.held))
-        for key in refused:  # it goes without drafts until a plan names somebody else
+        for key in refused:  # no drafts until a plan names another drafter
             if (feed := feeds.get(key)) is not None:
                 self._feeds.pop((feed.drafter, key), None)
         for drafter in {feed.drafter for feed in feeds.values()}:

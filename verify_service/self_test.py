@@ -1,10 +1,10 @@
-"""Is a way of running this model right? Asked once, at load, of the model itself.
+"""Tests at load whether a runner gives the same logits as the library for this model.
 
-Two random prompts go through the library's own forward one by one, then through the runner in
-chunks, side by side, on scattered slots, with a rolled-back draft in between. Where rotation
-depends on length, its border is lowered to lie between the two, and a third sequence crosses it
-with its answer, and with a draft before that. States that may be run as one are tried with two
-sequences of one length. Equal up to rounding, or that runner is not used.
+Two random prompts run through the library one by one, then through the runner in chunks, side by
+side, on scattered slots, with a rolled-back draft in between. If rotation depends on length, its
+border is lowered to lie between the two lengths, and a third sequence crosses it, first with a
+draft and then with its answer. A stateful runner is also tried with two sequences of equal length.
+A runner whose logits differ by more than rounding is not used.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from verify_service.rotation import LengthRotation
 from verify_service.stateful import use_own_attention
 
 _LENGTHS = (23, 9)
-_LONG = 150  # where layers keep states: what they make of chunks of 64 and windows of 128 shows
+_LONG = 150  # if layers keep states, to cover their chunks of 64 and windows of 128
 _LONGEST_WINDOW = 512  # a shorter sliding window is crossed by the first prompt
 _TOLERANCE = {
     torch.float32: 1e-3,
     torch.float16: 3e-2,
     torch.bfloat16: 8e-2,
-}  # of the largest logit
-_BORDER = 16  # of rotation that depends on length
-_PROMPT, _ANSWERED = 12, 10  # tokens of the sequence that crosses it
+}  # relative to the largest logit
+_BORDER = 16  # lowered border of length-dependent rotation
+_PROMPT, _ANSWERED = 12, 10  # prompt and answer tokens of the sequence that crosses it
 
 
 class Case(NamedTuple):
-    """Tokens, and their logits [length, V] by the library's own attention; the first `prompt` are
-    given at once."""
+    """Tokens with their logits [length, V] from the library; the first `prompt` run at once."""
 
     token_ids: list[int]
     logits: Tensor
@@ -47,7 +46,7 @@ class Case(NamedTuple):
 
 @torch.inference_mode()
 def expected(target: LoadedTarget) -> list[Case]:
-    """Random tokens and what the library makes of them, one sequence at a time."""
+    """Random sequences with the library's logits, computed one at a time."""
     model = target.model
     use_own_attention(model)
     draw = torch.Generator().manual_seed(11)
@@ -67,10 +66,9 @@ def expected(target: LoadedTarget) -> list[Case]:
 
 @torch.inference_mode()
 def looks_ahead(target: LoadedTarget, cases: list[Case]) -> bool:
-    """Whether the library's own logits of a token depend on tokens behind it, so that nothing can
-    go on from them."""
+    """Whether the library's logits of a token depend on later tokens: attention is not causal."""
     if rotation.find(target.model) is not None:
-        return False  # they depend on the length
+        return False  # logits depend on the length anyway
     use_own_attention(target.model)
     ids, logits, _ = cases[0]
     half = len(ids) // 2
@@ -80,8 +78,7 @@ def looks_ahead(target: LoadedTarget, cases: list[Case]) -> bool:
 
 @torch.inference_mode()
 def forgets(target: LoadedTarget, cases: list[Case]) -> bool:
-    """Whether the library's own cache drops keys that its attention sees without one, so that it
-    answers otherwise."""
+    """Whether the library's logits change with its cache, which then drops keys too early."""
     model = target.model
     windows = [getattr(layer, "sliding_window", None) for layer in cache_layers(model)]
     if rotation.find(model) is not None or not any(windows):
@@ -92,18 +89,18 @@ def forgets(target: LoadedTarget, cases: list[Case]) -> bool:
 
 
 def least_slots(cases: list[Case], page_size: int) -> int:
-    """Of a pool that holds the cases side by side, in pages."""
+    """Slots of a pool that holds all cases side by side, in whole pages."""
     return len(cases) * -(-max(len(case.token_ids) for case in cases) // page_size) * page_size
 
 
 def disagreement(runner: Runner, cases: list[Case]) -> str | None:
-    """Why this runner must not be used, or None. Leaves nothing behind but what `reset` removes."""
+    """Why this runner must not be used, or None. Releases its sequences and resets the runner."""
     try:
         with _around(runner.rotation):
             worst, scale = _run(runner, cases)
             if runner.path == "stateful":
                 worst = max(worst, _side_by_side(runner, cases))
-    except Exception as error:  # whatever a foreign model raises here means "not eligible"
+    except Exception as error:  # any error of an unknown model means "not eligible"
         return f"{type(error).__name__}: {error}"[:300]
     finally:
         for key in range(len(cases) + 2):
@@ -140,8 +137,8 @@ def _logits(model: Any, ids: Tensor) -> Tensor:
 
 
 def _answered(model: Any, ids: Tensor, prompt: int, switches_at: int | None = None) -> Tensor:
-    """A prompt at once and then token by token, as `generate` does it; all again from the border
-    on, where it does."""
+    """Logits of a prompt at once and then token by token, as in `generate`; from `switches_at` on
+    the whole context is computed again for each token."""
     device = next(model.parameters()).device
     from transformers import DynamicCache
 
@@ -157,10 +154,9 @@ def _answered(model: Any, ids: Tensor, prompt: int, switches_at: int | None = No
 
 
 def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
-    """(largest difference, largest logit) over the rows of a few packed passes."""
+    """Largest difference and largest logit over a few packed passes; infinite if not finite."""
     long, short = cases[:2]
-    # Pages of all interleave, so no sequence lies in a row; a page is one slot unless a kernel
-    # reads more.
+    # Pages of all cases interleave, so none is contiguous; without a kernel a page is one slot.
     page = int(getattr(runner, "slot_page", 1))
     longest = max(len(case.token_ids) for case in cases)
     slots = [
@@ -179,18 +175,18 @@ def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
             ids[wrong_from:] = [(token + 1) % case.logits.shape[-1] for token in ids[wrong_from:]]
         return Segment(number, start, ids[start:], slots[number][: len(ids)], case.prompt)
 
-    # The flag says whether rows are compared: those of a draft that will be rolled back are not.
+    # The flag says whether logits are compared: not those of a draft that will be rolled back.
     passes: list[tuple[bool, list[Segment]]] = [
         (
             True,
             [segment(0, 0, split), segment(1, 0, ready)],
-        ),  # prefill of one beside prefill of the other
+        ),  # prefill beside prefill
         (False, [segment(1, ready, wrong_from=ready)]),
         (
             True,
             [segment(0, split, last), segment(1, ready)],
-        ),  # the next chunk of one beside a verification
-        # A step of both, some of it once more: so few tokens may go another way than prompts do.
+        ),  # prefill beside verification
+        # A short step, partly repeated, as few tokens may use another code path than prompts.
         (True, [segment(0, last), segment(1, ready)]),
     ]
     if len(cases) > 2:
@@ -205,7 +201,7 @@ def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
         ]
     worst = scale = 0.0
     for number, (compared, segments) in enumerate([*passes, passes[-1]]):
-        rows = None if number < len(passes) else [0]  # a round asks for some rows only
+        rows = None if number < len(passes) else [0]  # the last pass requests only some rows
         logits, taps = runner.run(segments, rows)
         if taps is not None and len(taps) != (
             tokens := sum(len(each.token_ids) for each in segments)
@@ -224,8 +220,7 @@ def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
 
 
 def _side_by_side(runner: Runner, cases: list[Case]) -> float:
-    """The largest difference where two sequences always stand alike, a draft that is taken back
-    between."""
+    """Largest difference for two sequences of equal length, with a rolled-back draft in between."""
     length = min(len(case.token_ids) for case in cases[:2])
     worst, ready = 0.0, length - 4
     for start, stop, wrong in ((0, ready, False), (ready, length, True), (ready, length, False)):

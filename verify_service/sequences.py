@@ -1,7 +1,7 @@
-"""What a verifier knows about one sequence, and whether a command about it fits.
+"""The verifier's state of one sequence, and checks of commands against it.
 
-Invariant 1, one cursor: between rounds `cached` is `committed_len - 1`; whoever says otherwise is
-refused and told what is here.
+Invariant 1, one cursor: between rounds `cached` is `committed_len - 1`. A command with another
+position is refused, and the refusal carries the actual `committed_len`.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ _BUG = Refusal(
 
 
 class VerifyItem(NamedTuple):
-    """One sequence of a cohort: verify this prefix after that anchor."""
+    """One sequence of a cohort: a prefix to verify after its anchor."""
 
     cursor: Cursor
     anchor: int
     draft_ids: tuple[int, ...]
     q: SparseQ
-    drafter: str = ""  # version of the drafter that drew the tokens, where it is known
-    spoilt: bool = False  # tokens were drafted that cannot have been; they are left out
+    drafter: str = ""  # version of the drafter that drew the tokens; empty: unknown
+    spoilt: bool = False  # an unsound draft was removed
 
     def prefix(self, slots: int) -> VerifyItem:
-        """The same with the first `slots` drafted tokens only."""
+        """The same item with the first `slots` drafted tokens only."""
         return self._replace(
             draft_ids=self.draft_ids[:slots], q=self.q.prefix(slots) if slots else NO_Q
         )
 
     def without_draft(self) -> VerifyItem:
-        """The same, of which nothing can have been drafted."""
+        """The same item without its draft, marked as spoilt."""
         return self.prefix(0)._replace(spoilt=True)
 
 
 @dataclass(slots=True)
 class CachedSequence:
-    """Held from Prefill to Release."""
+    """State of one sequence, held from prefill to release."""
 
     sequence: int
     epoch: int
@@ -68,26 +68,26 @@ class CachedSequence:
     params: SamplingParams
     prompt_len: int  # tokens the prefill has to run
     keep_features: bool
-    capacity: int = 0  # tokens it was announced to reach, in whole pages
-    salt: str | None = None  # of prefixes kept for others; None: none are kept
-    spared: int = 0  # prompt tokens that were found computed
-    # prompt tokens up to where one before it went another way, where states are kept
+    capacity: int = 0  # most tokens, as announced at prefill, rounded up to pages
+    salt: str | None = None  # of the prefix cache; None: its pages are not cached
+    spared: int = 0  # prompt tokens found in the prefix cache
+    # prompt tokens shared with an earlier prompt, if states are kept
     alike: int = 0
-    kept_state: int = 0  # prompt tokens of the longest state that is kept of it
+    kept_state: int = 0  # prompt tokens of its longest kept state
     token_ids: list[int] = field(default_factory=list)  # committed, the anchor last
-    cached: int = 0  # tokens whose keys and values are there
-    # of a prompt that has run, until the anchor is drawn from them
+    cached: int = 0  # tokens with keys and values
+    # of a finished prefill, until the anchor is drawn
     last_logits: Tensor | None = None
-    anchored: bool = False  # whether it has been
-    round: int = -1  # the last that was judged
+    anchored: bool = False  # whether the anchor was drawn
+    round: int = -1  # the last judged round
     anchor_logprobs: tuple[ScoredToken, ...] = ()
-    # likeliest tokens told at every position of the prompt; None tells nothing
+    # top tokens reported per prompt position; None: no scoring
     scores: int | None = None
-    scored: list[ScoredPrompt] = field(default_factory=list)  # of its chunks so far
-    broken: Refusal | None = None  # a bug met it on its way in
-    # of the form that is asked for; stands at the end of token_ids between rounds
+    scored: list[ScoredPrompt] = field(default_factory=list)  # per chunk so far
+    broken: Refusal | None = None  # why its prefill failed
+    # of its constraint; at the end of token_ids between rounds
     matcher: Matcher | None = None
-    # made when first asked for; catches up with token_ids whenever it is
+    # made on first use; catches up with token_ids at each use
     shaper: Shaper | None = None
 
     @property
@@ -96,18 +96,18 @@ class CachedSequence:
 
     @property
     def given(self) -> int:
-        """Tokens of the request's own prompt: fewer than were prefilled where an answer goes on
-        elsewhere."""
+        """Tokens of the request's own prompt; fewer than `prompt_len` if part of the answer was
+        prefilled too."""
         return min(self.params.prompt_len, self.prompt_len) or self.prompt_len
 
 
 def invalid(message: str) -> Refusal:
-    """The command is malformed."""
+    """Refusal of a malformed command."""
     return Refusal(RefusalReason.INVALID, message)
 
 
 def unknown(cursor: Cursor) -> Refusal:
-    """Nothing is held under this id and epoch."""
+    """Refusal of a sequence that is not held under this epoch."""
     return Refusal(
         RefusalReason.UNKNOWN_SEQUENCE,
         f"sequence {cursor.sequence} epoch {cursor.epoch} is not held here",
@@ -115,13 +115,13 @@ def unknown(cursor: Cursor) -> Refusal:
 
 
 def failed(sequence: int, error: Exception) -> Refusal:
-    """A bug at one sequence of many: its neighbours do not notice."""
+    """Logs a bug at one sequence; returns its refusal. Other sequences are not affected."""
     log.error("sequence.failed", sequence=sequence, exc_info=error)
     return _BUG
 
 
 def stale(state: CachedSequence, message: str) -> Refusal:
-    """Both sides know the sequence and disagree about where it stands."""
+    """Refusal of a command whose position differs from the sequence's; carries `committed_len`."""
     return Refusal(RefusalReason.STALE_CURSOR, message, state.committed_len)
 
 
@@ -133,7 +133,7 @@ def check_prompt(
     vocab_size: int,
     context_length: int,
 ) -> Refusal | None:
-    """Whether these tokens can be prefilled at all."""
+    """Why these tokens cannot be prefilled, or None."""
     count = len(token_ids)
     if count == 0:
         return invalid("token_ids: empty")
@@ -154,7 +154,7 @@ def check_prompt(
 def check_item(
     state: CachedSequence | None, item: VerifyItem, *, vocab_size: int
 ) -> Refusal | None:
-    """None when the item may run; its distributions are looked at meanwhile."""
+    """Why an item cannot run, or None; its distributions are checked during the pass."""
     cursor = item.cursor
     if state is None or cursor.epoch != state.epoch or not state.anchored:
         if state is not None and cursor.epoch < state.epoch:

@@ -1,4 +1,4 @@
-"""The Verify servicer: what this verifier is, and one control stream per coordinator."""
+"""The Verify servicer: description of the verifier, and a control stream per coordinator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "dspark.wire.v1.Verify"
 
 
 class VerifyService(verify_pb2_grpc.VerifyServicer):
-    """Answers Describe and Control."""
+    """Serves the Describe and Control methods."""
 
     def __init__(self, worker: Worker[EngineCore], push: FeaturePush) -> None:
         self._worker, self._push = worker, push

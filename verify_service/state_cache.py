@@ -1,11 +1,9 @@
-"""Whole states kept where a page of a prompt ends, for prompts that begin alike: see `prefix_cache`
-for their names.
+"""Prefix cache of whole states, kept at ends of prompt pages and named as in `prefix_cache`.
 
-A state cannot be put together from pages, so a prompt begins with the longest of its prefixes whose
-state is here. Names carry the salt, so tenants never meet. Once all of them take too many bytes,
-those kept or used longest ago go first; one that a prompt began with since it was last looked at is
-passed over once, so that the many states of one long prompt do not push out a beginning that many
-share.
+A state cannot be assembled from pages, so a prompt starts from the longest of its prefixes whose
+state is kept. Names include the salt, so tenants never share states. Beyond the byte limit the
+least recently used state is evicted. A state used since its last turn is passed over once, so that
+the many states of one long prompt do not evict a prefix that many prompts share.
 """
 
 from __future__ import annotations
@@ -24,25 +22,25 @@ log = structlog.get_logger("dspark.verify")
 
 class _KeptCache(NamedTuple):
     cache: Any
-    length: int  # tokens in it
+    length: int  # tokens
     bytes: int
 
 
 class StateCache:
-    """Of one runner, by the name of the page that ends there."""
+    """Kept states of one runner, by the name of their last page."""
 
     def __init__(self, runner: StatefulRunner, most: int) -> None:
         self._runner, self._most = runner, most  # most: bytes
         self._kept: OrderedDict[bytes, _KeptCache] = OrderedDict()
-        self._used: set[bytes] = set()  # passed over once
+        self._used: set[bytes] = set()  # passed over once at eviction
         self.bytes = 0
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._kept
 
     def keep(self, sequence: int, name: bytes) -> None:
-        """Its state as it stands, unless that alone is too large. Where the device is full all are
-        forgotten."""
+        """Keeps a copy of a sequence's state, unless it alone exceeds the limit. Drops all states
+        if device memory is full."""
         if name in self._kept:
             self._kept.move_to_end(name)
             return
@@ -65,8 +63,8 @@ class StateCache:
                 self.bytes -= kept.bytes
 
     def begin(self, sequence: int, name: bytes) -> bool:
-        """The sequence stands where this state was taken; False where the device is full, and all
-        are forgotten."""
+        """Starts a sequence from a kept state; returns False and drops all states if device memory
+        is full."""
         self._kept.move_to_end(name)
         self._used.add(name)
         kept = self._kept[name]
@@ -78,7 +76,7 @@ class StateCache:
         return True
 
     def _give_way(self) -> None:
-        """Whoever runs needs the memory more."""
+        """Drops all states, as running sequences need the memory."""
         log.warning(
             "verify.state_cache",
             dropped=len(self._kept),
@@ -88,7 +86,7 @@ class StateCache:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Drops all states."""
         self._kept.clear()
         self._used.clear()
         self.bytes = 0

@@ -1,7 +1,7 @@
-"""Passes over the library's own states: slower than pages, and right for more models.
+"""The stateful runner: passes over the library's own caches, slower than pages, for more models.
 
-Sequences with as many tokens to run, and with states of one form, share a pass: those of state
-spaces always are of one form, keys only where contexts are equally long. All others have a pass of
+Sequences with equally many tokens to run and caches of one form share a pass. States of state
+spaces always have one form, keys only if contexts are equally long. Other sequences have a pass of
 their own.
 """
 
@@ -30,20 +30,20 @@ from verify_service.plan import Segment
 
 
 class _Call(NamedTuple):
-    """Tokens of one sequence; the last `own` of them are new."""
+    """Tokens of one sequence to run; the last `own` of them are new."""
 
     segment: Segment
     own: int
-    cache: int  # which of the sequence's caches
+    cache: int  # index of the sequence's cache, 0 or 1
 
 
 class _Ready(NamedTuple):
-    """A call whose state stands where its tokens begin, but for those that run again."""
+    """A call with its state rolled back to where its tokens begin, or before."""
 
     call: _Call
     state: KeptState
-    ids: list[int]  # with those
-    keep: list[int]  # of the new ones
+    ids: list[int]  # tokens to run: those that run again, then the new ones
+    keep: list[int]  # new tokens whose logits are returned
 
     @property
     def before(self) -> int:
@@ -51,12 +51,12 @@ class _Ready(NamedTuple):
 
 
 class StatefulRunner:
-    """`single` where the model can go on from a state by one token only, `together` where several
-    states can be one.
+    """Runs the target with one cache of the library per sequence.
 
-    A model that computes its whole context again past a border (see `rotation`) has two caches per
-    sequence around it: tokens before the border belong to the first, and those behind it to the
-    second, which begins with all others.
+    single: the model can continue from a state by one token only; together: several states can be
+    joined. A model that recomputes its context past a border (see `rotation`) has two caches per
+    sequence: tokens up to the border use the first, later ones the second, which holds the whole
+    context.
     """
 
     path = "stateful"
@@ -85,12 +85,12 @@ class StatefulRunner:
         self._states: dict[int, dict[int, KeptState]] = {}
         self._token_ids: dict[
             int, list[int]
-        ] = {}  # of sequences that may have to be computed again
+        ] = {}  # of sequences that may have to be recomputed
 
     @property
     def shares_prefixes(self) -> bool:
-        """Not where going on from a state takes a pass a token, and not of sequences with two
-        caches."""
+        """Whether prompts can start from kept states: not if a state continues by one token only,
+        nor with two caches."""
         return not self._single and (self.rotation is None or self.rotation.switches_at is None)
 
     @torch.inference_mode()
@@ -110,12 +110,11 @@ class StatefulRunner:
         self._token_ids.pop(key, None)
 
     def standing(self, key: int) -> KeptState | None:
-        """A sequence's state, where it has one cache."""
+        """The state in a sequence's first cache, or None."""
         return self._states.get(key, {}).get(0)
 
     def begin(self, key: int, cache: Any, length: int) -> None:
-        """A sequence begins behind so many tokens, with what was made of them; the cache stays as
-        it is."""
+        """Starts a sequence from a copy of a cache of `length` tokens."""
         self._states[key] = {0: KeptState(lambda: copied(cache), cut=self._cut, length=length)}
 
     @torch.inference_mode()
@@ -131,13 +130,13 @@ class StatefulRunner:
     def _ran(
         self, segments: Sequence[Segment], wanted: set[int] | None
     ) -> Iterator[tuple[list[int], tuple[Tensor, Tensor | None]]]:
-        """(which new tokens are kept, their logits and taps of all) of every call, in order."""
+        """Runs every call; yields (indices of wanted new tokens, (their logits, taps)) in order."""
         first, ready = 0, list[_Ready]()
         for call in (call for segment in segments for call in self._calls(segment)):
             keep = [j for j in range(call.own) if wanted is None or first + j in wanted]
             first += call.own
             ready.append(self._ready(call, keep))
-            if not self._together:  # the next call may be of the same sequence
+            if not self._together:  # the next call may use the same sequence
                 yield keep, self._alone(ready.pop())
         groups: dict[Any, list[int]] = {}
         for place, each in enumerate(ready):
@@ -164,8 +163,8 @@ class StatefulRunner:
         return _Ready(call, state, [*again, *segment.token_ids], keep)
 
     def _alone(self, ready: _Ready) -> tuple[Tensor, Tensor | None]:
-        """Logits of the new tokens kept, or of one where there are none, and taps of all new
-        ones."""
+        """Runs one call; returns logits of the tokens in `keep`, or of one if there are none, and
+        taps of all new tokens."""
         before = ready.before
         logits, taps = self._forward(
             ready.state, ready.call.segment, ready.ids, [before + j for j in ready.keep]
@@ -173,7 +172,7 @@ class StatefulRunner:
         return logits, None if taps is None else taps[before:]
 
     def _run_together(self, group: Sequence[_Ready]) -> list[tuple[Tensor, Tensor | None]]:
-        """The same of several whose states are of one form, in one call of the model."""
+        """Runs calls with states of one form in one call of the model; results as `_alone`."""
         count, length = len(group), len(group[0].ids)
         kept = sorted({each.before + j for each in group for j in each.keep}) or [length - 1]
         told: dict[str, Any] = {}
@@ -206,7 +205,7 @@ class StatefulRunner:
     def _forward(
         self, state: KeptState, segment: Segment, ids: Sequence[int], keep: list[int]
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits of the tokens kept, or of one where there are none, and taps of all of them."""
+        """Logits of the tokens in `keep`, or of one if there are none, and taps of all tokens."""
         if not self._single or not state.length or len(ids) == 1:
             return self._step(state, segment, ids, keep)
         made = [
@@ -221,9 +220,9 @@ class StatefulRunner:
     def _step(
         self, state: KeptState, segment: Segment, ids: Sequence[int], keep: list[int]
     ) -> tuple[Tensor, Tensor | None]:
-        """One call of the model."""
+        """One call of the model; results as `_forward`."""
         state.running()
-        kept = keep or [len(ids) - 1]  # something must be kept for the pass to have a last row
+        kept = keep or [len(ids) - 1]  # the model needs at least one row
         with self._turned(segment, state.length, ids):
             output = self._model(
                 input_ids=torch.tensor([list(ids)], device=self.device),
@@ -245,7 +244,7 @@ class StatefulRunner:
         return cache
 
     def _told(self, state: KeptState, count: int) -> dict[str, Any]:
-        """Where the tokens of a call stand, and what is before them."""
+        """Model arguments of a call: its cache and positions."""
         told = {} if state.cache is None else {self._cache: state.cache}
         if self._positions:
             told["position_ids"] = torch.arange(
@@ -259,15 +258,14 @@ class StatefulRunner:
         if self.rotation is None:
             return contextlib.nullcontext()
         prompt = segment.prompt
-        if self.rotation.switches_at is not None:  # all of a cache alike
+        if self.rotation.switches_at is not None:  # one rotation for a whole cache
             prompt = max(prompt, segment.length)
         return self.rotation.told(
             self.rotation.of_tokens([Segment(segment.key, start, ids, (), prompt)])
         )
 
     def _calls(self, segment: Segment) -> Iterator[_Call]:
-        """The segment as it is; where the model switches, its tokens before the border and those
-        behind it."""
+        """Splits a segment into calls: tokens up to the border and later ones, if there is one."""
         count = len(segment.token_ids)
         border = self.rotation.switches_at if self.rotation is not None else None
         if border is None:
@@ -275,7 +273,7 @@ class StatefulRunner:
             return
         key, ids = segment.key, self._token_ids.setdefault(segment.key, [])
         ids[segment.start :] = segment.token_ids
-        if self._length(key, 1) > segment.start:  # of a draft, perhaps of one that was not kept
+        if self._length(key, 1) > segment.start:  # holds drafted tokens, perhaps rejected
             self._states[key][1].reach(segment.start)
         if segment.prompt > border:
             yield _Call(segment, count, 1)
@@ -285,7 +283,7 @@ class StatefulRunner:
                 Segment(key, segment.start, segment.token_ids[:early], (), segment.prompt), early, 0
             )
         else:
-            self._states.get(key, {}).pop(0, None)  # what is committed has left it behind
+            self._states.get(key, {}).pop(0, None)  # committed tokens are past the border
         if early < count:
             have = self._length(key, 1)
             yield _Call(Segment(key, have, ids[have:], (), segment.prompt), count - early, 1)
@@ -301,21 +299,20 @@ class StatefulRunner:
         return states[which]
 
     def _fresh(self) -> Any:
-        """Without a config every layer keeps all tokens, so that any of them can be taken back."""
+        """A cache without config, whose layers keep all tokens and can be cropped to any length."""
         from transformers import DynamicCache
 
         return DynamicCache() if self._cut else None
 
 
 def _of(logits: Tensor, kept: list[int]) -> Tensor:
-    """The rows that were asked for, [n, kept, V]: some models of the library make those of all
-    tokens all the same."""
+    """The logits of `kept`, [n, kept, V]; some models return those of all tokens anyway."""
     return logits if logits.shape[1] == len(kept) else logits[:, kept]
 
 
 def use_own_attention(model: Any) -> None:
-    """The library's attention for this model: fused where it has that, else by its own formula."""
+    """Sets the library's attention: fused if the model supports it, else eager."""
     try:
         model.set_attn_implementation("sdpa")
-    except ValueError:  # caps on scores and sinks have no fused form
+    except ValueError:  # capped scores and sinks have no fused form
         model.set_attn_implementation("eager")

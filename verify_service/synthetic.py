@@ -1,9 +1,9 @@
-"""A verifier without a target: the engine of a real one around batches that sleep.
+"""A verify engine without a target: the real engine's core around batches that sleep. No torch.
 
-Sequences, KV blocks, prompts in line and cursors are those of the real engine; what a batch says
-and how long it takes come from a file (`dspark.synthetic`). Its tokens depend on the sequence's
-seed and their position alone, at every temperature and under every rule, so an answer is the same
-whatever is drafted, verified or preempted. No torch.
+Sequences, KV blocks, queued prompts and cursors are those of the real engine. Tokens and step times
+come from a file (`dspark.synthetic`). A token depends on its sequence's key and its position alone,
+at every temperature and under every rule, so an answer is the same whatever is drafted, verified or
+preempted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from verify_service.sequences import CachedSequence, VerifyItem, invalid, unknow
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SyntheticTarget:
-    """What is announced of the target."""
+    """Announced facts of the synthetic target."""
 
     vocab_size: int
     context_length: int
@@ -42,7 +42,7 @@ class SyntheticTarget:
 
 
 class SyntheticRowStore:
-    """Keeps `RowStore`. A row is the first prompt token of whoever wrote it."""
+    """A `RowStore` whose row is the first prompt token of the sequence that wrote it."""
 
     def __init__(self, slots: int, width: int) -> None:
         self.width = width
@@ -57,20 +57,20 @@ class SyntheticRowStore:
 
 
 class SyntheticBatch(NamedTuple):
-    """Keeps `PreparedBatch`. Verdicts are known before it runs, and told at its end."""
+    """A `PreparedBatch` whose verdicts are computed before it runs."""
 
     items: Sequence[VerifyItem]
     states: Sequence[CachedSequence]
     said: Sequence[
         tuple[int, ...]
-    ]  # of each item: what is kept of its prefix, and the target's own token
+    ]  # per item: accepted drafted tokens, then the target's own token
     chunks: Sequence[PromptChunk]
     lengths: Sequence[int]  # committed tokens of each item
     began_ns: int
     tokens: int  # of the items
 
     def without_drafts(self, places: Sequence[int]) -> SyntheticBatch:
-        """The same, at whose end these items have drafted nothing."""
+        """The same batch with the drafts of these items removed."""
         items, said = list(self.items), list(self.said)
         for place in places:
             items[place], said[place] = items[place].without_draft(), said[place][:1]
@@ -89,14 +89,14 @@ class SyntheticBatch(NamedTuple):
 
 
 class SyntheticExecuted(NamedTuple):
-    """Keeps `ExecutedBatch`."""
+    """The `ExecutedBatch` of a synthetic batch."""
 
     prepared: SyntheticBatch
     saw: RuleSaw = RuleSaw()
 
 
 class SyntheticStep:
-    """Keeps `BatchRunner`: sleeps where a real one computes."""
+    """The synthetic `BatchRunner`: sleeps where a real one computes."""
 
     def __init__(
         self, spec: SyntheticSpec, holdings: KVCacheManager, store: SyntheticRowStore
@@ -107,7 +107,7 @@ class SyntheticStep:
         self._free_ns = 0  # when the last batch ended
 
     def key(self, state: CachedSequence) -> int:
-        """What the tokens of a sequence whose prompt has begun hang on."""
+        """Oracle key of a sequence, from its first token, seed and choice; needs `token_ids`."""
         if state.sequence not in self._keys:
             self._keys[state.sequence] = self._oracle.key(
                 state.token_ids[0], state.params.seed, state.params.choice
@@ -118,7 +118,7 @@ class SyntheticStep:
         self._keys.pop(sequence, None)
 
     def first_token(self, state: CachedSequence) -> int:
-        """The anchor behind a prompt."""
+        """The anchor after a prompt."""
         return int(
             self._oracle.target(
                 np.array([self.key(state)], np.uint64), np.array([state.committed_len])
@@ -142,8 +142,8 @@ class SyntheticStep:
         return SyntheticBatch(items, states, said, chunks, lengths, began, tokens)
 
     def execute(self, prepared: SyntheticBatch) -> SyntheticExecuted:
-        """Until the batch is over that began when it was prepared, or when the one before it
-        ended."""
+        """Sleeps for the batch's time, from its preparation or the end of the last batch, whichever
+        is later."""
         ends_ns = max(prepared.began_ns, self._free_ns) + int(
             self._pace.take(self._seconds(prepared)) * 1e9
         )
@@ -187,7 +187,7 @@ class SyntheticStep:
         return outcomes
 
     def _commit(self, grown: Sequence[tuple[CachedSequence, Sequence[int]]]) -> None:
-        """Tokens behind those that are there, and rows of all of them at once."""
+        """Appends tokens to sequences and stores the rows of all of them at once."""
         runs, firsts = list[tuple[CachedSequence, int, int]](), list[int]()
         for state, token_ids in grown:
             count = len(token_ids)
@@ -207,7 +207,7 @@ def _index(slots: Slots | Sequence[int]) -> slice | Ints:
 
 
 class SyntheticVerifyEngine(EngineCore):
-    """An engine whose batches sleep. No prefix is kept: every prompt takes its time."""
+    """An engine whose batches sleep. It caches no prefixes, so every prompt runs whole."""
 
     _step: SyntheticStep
     attention_path = "synthetic"
@@ -219,7 +219,7 @@ class SyntheticVerifyEngine(EngineCore):
         self.spec = spec
         version = f"synthetic-{spec.fingerprint}"
         self.target = SyntheticTarget(spec.vocabulary, spec.context_length)
-        # the drafter of the same file, and no other, understands the rows
+        # only a drafter of the same file can read the rows
         self.projection = version
         pages = (config.kv_tokens or KV_TOKENS) // config.page_size
         store = SyntheticRowStore(pages * config.page_size, spec.feature_width)
@@ -231,11 +231,11 @@ class SyntheticVerifyEngine(EngineCore):
 
     @staticmethod
     def load(config: VerifyConfig) -> SyntheticVerifyEngine:
-        """Reads the file."""
+        """Loads an engine from the file in `config.synthetic`."""
         return SyntheticVerifyEngine(load_spec(config.synthetic or ""), config)
 
     def cost_curve(self) -> Curve:
-        """What a profiler would have measured."""
+        """The cost curve announced by the file."""
         sizes, contexts, seconds = self.spec.verify.announced()
         return Curve(np.array(sizes), np.array(contexts), np.array(seconds), "synthetic")
 
@@ -245,7 +245,7 @@ class SyntheticVerifyEngine(EngineCore):
         return None if scores is None else invalid("prompt_logprobs: a synthetic target has none")
 
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
-        """Nothing here is text."""
+        """Refuses every grammar, as a synthetic target has no tokenizer."""
         future: Future[Grammar | Refusal] = Future()
         future.set_result(invalid("unsupported: the target is synthetic and has no tokenizer"))
         return future

@@ -1,11 +1,10 @@
-"""A step of an engine between its preparation and its end: packed passes that run while others are
-prepared.
+"""A step of an engine from preparation to end: packed passes that run while others are prepared.
 
-Invariant: while it is under way, what it reads and writes stays. States of the sequences in it do
-not change, their pages go to nobody, and who leaves meanwhile leaves when it has ended. Pages of
-others may be handed on: whoever gets them is in a later pass, and passes run one after the other.
-`run` computes and changes nothing of this; `end` does, on the thread that owns sequences and pages,
-and is always called once `run` is over.
+Invariant: until the step has ended, what it reads and writes stays. States of its sequences do not
+change, their pages are not reused, and a sequence dropped meanwhile is freed at its end. Pages of
+other sequences may be reused: their new owner is in a later pass, and passes run one after the
+other. `run` computes and changes none of this. `end` does, on the thread that owns sequences and
+pages, and is always called after `run`.
 """
 
 from __future__ import annotations
@@ -33,14 +32,15 @@ FAILED = Refusal(RefusalReason.INTERNAL, "its pass failed; see the verifier's lo
 
 
 class Batch(NamedTuple):
-    """One pass of the step."""
+    """One pass of a step."""
 
-    indices: Sequence[int]  # of its items
+    indices: Sequence[int]  # of its items in the step
     prepared: PreparedBatch
 
 
 class UnderWay:
-    """outcomes: of the items in no batch, by index; riders: prompts in the first batch."""
+    """An unfinished step. outcomes: of items in no batch, by index; riders: prompts in the first
+    batch."""
 
     def __init__(
         self,
@@ -55,15 +55,15 @@ class UnderWay:
         self.states: list[CachedSequence] = [
             state for batch in batches for state in _states(batch.prepared)
         ]
-        self.failure: Exception | None = None  # why nothing of it ran
+        self.failure: Exception | None = None  # set if no batch ran
         self._step, self._items, self._outcomes, self._batches = step, items, outcomes, batches
         self._ran: list[tuple[Sequence[int], ExecutedBatch]] = []
         self._spoilt: list[PreparedBatch] = []
-        self._error: Exception | None = None  # of the pass that failed last
+        self._error: Exception | None = None  # of the last failed pass
         self._spent_ns = time.perf_counter_ns() - began_ns
 
     def run(self) -> None:
-        """On the thread that computes."""
+        """Runs all batches, on the computing thread."""
         began = time.perf_counter_ns()
         for batch in self._batches:
             self._run(batch)
@@ -71,14 +71,13 @@ class UnderWay:
         self._spent_ns += time.perf_counter_ns() - began
 
     def _run(self, batch: Batch) -> None:
-        """A pass; of one that failed, with fewer beside each other, so that whoever spoils it is
-        alone at last. One of them, or their number, may have been more than the device could
-        bear."""
+        """Runs a batch. If it fails, runs it again without prompts, then in halves, until a faulty
+        item is alone. One item, or their number, may have exceeded the device's memory."""
         indices, prepared = batch
         try:
             self._ran.append((indices, self._step.execute(prepared)))
             return
-        # of the target, or of what is made of its logits: nothing of it is committed
+        # from the target, or from the rule: nothing is committed
         except Exception as error:
             self._error = error
             log.error(
@@ -87,11 +86,11 @@ class UnderWay:
         self._spoilt.append(prepared)
         places = range(len(indices))
         for part in ([places] if indices else []) if prepared.chunks else halves(places):
-            # what rode goes no further
+            # its prompts do not run again
             self._run(Batch([indices[place] for place in part], prepared.part(part)))
 
     def end(self) -> tuple[Judged, list[Progress]]:
-        """What became of it, now that it becomes so, and of the prompts in it."""
+        """Commits the step; returns its outcomes and the progress of its prompts."""
         began = time.perf_counter_ns()
         outcomes = self._outcomes
         progress: list[Progress] = []
@@ -101,7 +100,7 @@ class UnderWay:
         for indices, executed in self._ran:
             try:
                 committed = self._step.commit(executed)
-            # a bug: some may be committed and not told, so all begin anew
+            # a bug: some may be committed but unreported, so all fail
             except Exception as error:
                 log.error("step.failed", sequences=len(indices), exc_info=error)
                 _spoil(executed.prepared)
@@ -132,12 +131,12 @@ def _states(prepared: PreparedBatch) -> list[CachedSequence]:
 
 
 def _spoil(prepared: PreparedBatch) -> None:
-    """Nobody knows what lies in their KV blocks now, so nobody else shall find them."""
+    """Keeps KV blocks of failed sequences out of the prefix cache: their content is unknown."""
     for state in _states(prepared):
         state.salt = None
 
 
 def halves(batch: Sequence[int]) -> list[Sequence[int]]:
-    """Nothing of a batch of one: it cannot be told apart from itself."""
+    """Two halves of a batch; empty for a batch of one."""
     middle = len(batch) // 2
     return [batch[:middle], batch[middle:]] if middle else []

@@ -1,5 +1,6 @@
-"""Attention kernels of libraries for GPUs that read pages in place, found by signature: older
-releases lack parameters.
+"""GPU attention kernels of torch and flash-attn that read pages in place.
+
+They are detected by signature, as older releases lack parameters.
 
 Symbols: T tokens of the pass, N sequences, P pages of the longest, Hq and Hkv heads, D head size.
 """
@@ -18,13 +19,12 @@ from dspark.native.attention import Tables
 _NEEDED = {"scale", "window_size", "enable_gqa", "seqused_k", "block_table"}
 
 
-# (query [T, Hq, D], keys and values [pages, page_size, Hkv, D], tables, scale, window) -> [T, Hq,
-# D]
+# query [T, Hq, D], keys and values [pages, page_size, Hkv, D], tables, scale, window -> [T, Hq, D]
 Kernel = Callable[[Tensor, Tensor, Tensor, Tables, float | None, int | None], Tensor]
 
 
 def torch_kernel() -> Kernel | None:
-    """`torch.nn.attention.varlen.varlen_attn`, if it knows pages."""
+    """`torch.nn.attention.varlen.varlen_attn`, if it takes a page table."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -57,7 +57,7 @@ def torch_kernel() -> Kernel | None:
 
 
 def flash_kernel() -> Kernel | None:
-    """`flash_attn_varlen_func` of the flash-attn package, if it is installed and knows pages."""
+    """`flash_attn_varlen_func` of flash-attn, if it is installed and takes a page table."""
     try:
         from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found, unused-ignore]
     except ImportError:

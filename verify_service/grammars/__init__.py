@@ -1,1 +1,1 @@
-"""The forms of answers: compiled apart from the device, matched beside it."""
+"""Grammars of constrained answers: compiled in another process, matched during passes."""

@@ -1,16 +1,15 @@
 """A process that tries grammars: `python -m verify_service.grammars.compiling SOCKET FOLDER
 VOCABULARY STOPS`.
 
-Every grammar is compiled in a child of its own, with bounds on time and memory that the system
-keeps: one that explodes, or that crashes the compiler, ends its child and nobody else. A request
-comes as a socket, over which the child answers: one byte when it begins, then `ok` and the bytes
-that the compiled grammar takes, `no` and a sentence, or `er` and what failed here, which is no
-fault of the grammar. Nothing but its bounds ends a child without an answer; who asks need not wait
-for it. Who hears `ok` may compile the same: that takes a fifth of what a compiled grammar takes to
-be written and read.
+Each grammar is compiled in a child process with limits on time and memory: one that explodes or
+crashes the compiler ends only its child. A request arrives as a socket, on which the child answers:
+one byte at its start, then `ok` and the size of the compiled grammar in bytes, `no` and a sentence,
+or `er` and an error that is not the grammar's fault. Only its limits end a child without an answer,
+and clients need not wait for one. After `ok` the client compiles the grammar itself, in a fifth of
+the time that it takes to serialize and parse a compiled one.
 
-The compiler itself needs neither torch nor transformers, which its package imports: without them
-this process starts in a third of a second and takes 60 MB.
+The compiler needs neither torch nor transformers, but its package imports both. Without them this
+process starts in a third of a second and takes 60 MB.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ from verify_service.grammars.rewriting import rewritten
 from verify_service.grammars.schema import misshapen, parts_of, unkept
 from verify_service.grammars.serialized import drop_endless
 
-GRACE_S = 0.1  # a child that is about to end may do so by itself
+GRACE_S = 0.1  # added to a child's wall time, so that one about to end can finish
 AMBIGUOUS = "it repeats repetitions with nothing between them: a text may be read in too many ways"
 MEMORY = 1 << 30  # address space of a child
-MAX_BYTES = 16 << 20  # of a compiled grammar
+MAX_BYTES = 16 << 20  # largest compiled grammar
 MOST_SAID = 200  # characters of a refusal
-FOLLOWED, DOUBTED = 32, 8  # tokens of an answer, of a part that may be read in several ways
-SPACES = 16  # of white space between two parts of JSON: no answer is blank for ever
+FOLLOWED, DOUBTED = 32, 8  # tokens tried of an answer, and of an ambiguous part
+SPACES = 16  # most white space between two parts of JSON, so that no answer is endless blanks
 
 
 class _Absent(types.ModuleType):
-    """Stands for a package of which only names are asked for."""
+    """Stand-in for an absent package: every attribute is an empty class."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -65,11 +64,11 @@ def main(arguments: list[str]) -> None:
     _import_compiler()
     requests = socket.socket(fileno=int(fd))
     compiler = make_compiler(Path(folder), int(vocab_size), json.loads(stops))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how children ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need no wait
     while True:
         message, sockets, _, _ = socket.recv_fds(requests, 1, 1)
         if not message:
-            return  # whom this was for has ended
+            return  # the verifier has ended
         answer = socket.socket(fileno=sockets[0])
         if os.fork() == 0:
             _child(compiler, answer)
@@ -77,7 +76,7 @@ def main(arguments: list[str]) -> None:
 
 
 def make_compiler(folder: Path, vocab_size: int, stop_ids: Sequence[int]) -> Any:
-    """xgrammar's, of one target. Any thread may use it."""
+    """The xgrammar compiler for a target's vocabulary. Any thread may use it."""
     import xgrammar
 
     learn_classes()
@@ -87,7 +86,7 @@ def make_compiler(folder: Path, vocab_size: int, stop_ids: Sequence[int]) -> Any
 
 
 def _import_compiler() -> None:
-    sys.modules["torch"] = None  # type: ignore[assignment]  # below xgrammar it is looked for, and done without
+    sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi looks for it and works without
     importlib.import_module("tvm_ffi")
     for name in ("torch", "transformers"):
         sys.modules[name] = _Absent(name)
@@ -95,7 +94,7 @@ def _import_compiler() -> None:
 
 
 def _child(compiler: Any, answer: socket.socket) -> None:
-    """Never returns."""
+    """Runs one request in a forked child; never returns."""
     os.nice(8)
     for bound in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(bound, signal.SIG_DFL)
@@ -105,15 +104,15 @@ def _child(compiler: Any, answer: socket.socket) -> None:
         answer.sendall(b".")
         cpu_s, wall_s, constraint = _received(answer)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        signal.setitimer(signal.ITIMER_REAL, wall_s + GRACE_S)  # nobody waits for it then
+        signal.setitimer(signal.ITIMER_REAL, wall_s + GRACE_S)  # the client has given up by then
         answer.sendall(_answered(compiler, constraint))
-        answer.close()  # to end takes a while, with much memory to give back
+        answer.close()  # before the exit, which takes a while to free memory
     finally:
         os._exit(0)
 
 
 def _received(answer: socket.socket) -> tuple[float, float, Constraint]:
-    """Seconds of the processor's time and of everybody's, and what is to be compiled in them."""
+    """Reads a request: limits of CPU and wall seconds, and the constraint to compile."""
     parts = []
     while part := answer.recv(1 << 16):
         parts.append(part)
@@ -125,7 +124,7 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
     with tempfile.TemporaryFile() as said:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
-            os.dup2(said.fileno(), 2)  # where the compiler says what it leaves out
+            os.dup2(said.fileno(), 2)  # the compiler warns on stderr of what it ignores
             grammar = grammar_of(constraint)
             os.dup2(nowhere, 2)
             try_parts(compiler, constraint)
@@ -138,7 +137,7 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
             re.error,
             MemoryError,
         ) as error:
-            # found here, by the compiler
+            # from the checks here or from the compiler
             return f"no{_sentence(str(error))}".encode()
         except Exception as error:
             return f"er{error!r}".encode()
@@ -156,10 +155,9 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
 
 
 def try_parts(compiler: Any, constraint: Constraint) -> None:
-    """Raises ValueError where a text may be read in too many ways, or one token behind one takes
-    too long.
+    """Raises ValueError if a text has too many readings, or a mask of an ambiguous part is slow.
 
-    Each part of which there is doubt is followed by itself, wherever in an answer it stands.
+    Each ambiguous part is tried on its own, wherever in an answer it is.
     """
     import xgrammar
 
@@ -174,8 +172,8 @@ def try_parts(compiler: Any, constraint: Constraint) -> None:
 
 
 def _written(constraint: Constraint) -> Iterator[str]:
-    """Of what may be read in many ways, what the compiler makes first; it says itself what it
-    cannot read."""
+    """Serialized grammars of the parts that may be ambiguous: expressions and EBNF. Skips parts
+    that the compiler cannot read, as it reports them itself."""
     import xgrammar
 
     for part in parts_of(form_of(constraint)):
@@ -190,10 +188,11 @@ def _written(constraint: Constraint) -> Iterator[str]:
 
 
 def checked(made: Any) -> Any:
-    """Raises ValueError where no answer can even begin: rules that lead nowhere, or to no token.
+    """Returns a compiled grammar. Raises ValueError if no answer can begin, as rules lead to no
+    token.
 
-    Follows one answer for a while: where a text is read in ever more ways a single token may take
-    seconds, which nobody may wait for who shares a pass with it, and which ends here at the bounds.
+    Follows one answer for FOLLOWED tokens. If the number of readings grows, one token may take
+    seconds, during which a shared pass would wait; here the limits of the child end it.
     """
     for length, (_, going_on) in enumerate(_follow(made, FOLLOWED)):
         if not (length or going_on):
@@ -202,8 +201,8 @@ def checked(made: Any) -> Any:
 
 
 def _follow(made: Any, longest: int) -> Iterator[tuple[float, bool]]:
-    """Of each mask of one answer: the processor time it takes, in seconds, and whether anything may
-    come."""
+    """Follows one random answer; yields the CPU seconds of each mask, and whether it allows a
+    token."""
     import numpy as np
     import xgrammar
 
@@ -223,8 +222,8 @@ def _follow(made: Any, longest: int) -> Iterator[tuple[float, bool]]:
 
 
 def form_of(constraint: Constraint) -> Any:
-    """A constraint of any kind as a structural tag, with expressions as the compiler reads them.
-    Raises ValueError."""
+    """A constraint of any kind as a structural tag, with regular expressions rewritten for the
+    compiler. Raises ValueError."""
     text, kind = constraint.text, constraint.kind
     if kind is ConstraintKind.STRUCTURAL_TAG:
         tag = json.loads(text)
@@ -259,8 +258,8 @@ def _part(kind: ConstraintKind, text: str) -> dict[str, Any]:
 
 
 def grammar_of(constraint: Constraint) -> Any:
-    """xgrammar's. Raises whatever says why not: what the compiler would leave out, and what no
-    answer can be."""
+    """The xgrammar grammar of a constraint. Raises ValueError and errors of the compiler, also for
+    what it would ignore or no answer can satisfy."""
     import xgrammar
 
     tag = form_of(constraint)
@@ -272,12 +271,12 @@ def grammar_of(constraint: Constraint) -> Any:
             part["json_schema"] = with_coded_patterns(schema)
     told = json.loads(xgrammar.Grammar.from_structural_tag(json.dumps(tag)).serialize_json())
     mend(told, lambda expression: json.loads(_of_expression(expression).serialize_json()))
-    drop_endless(told)  # looked at here: what is compiled has every repetition written out
+    drop_endless(told)  # before compilation, which expands every repetition
     return xgrammar.Grammar.deserialize_json(json.dumps(told))
 
 
 def compiled(compiler: Any, constraint: Constraint) -> Any:
-    """What matchers are made of. Raises as `grammar_of` does."""
+    """The compiled grammar for matchers. Raises as `grammar_of` does."""
     return compiler.compile_grammar(grammar_of(constraint))
 
 
@@ -289,7 +288,7 @@ def _of_expression(expression: str) -> Any:
 
 
 def _characters(value: Any) -> None:
-    """Raises ValueError for JSON with halves of characters: no answer has one."""
+    """Raises ValueError for JSON with lone surrogates, as no answer has one."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -299,8 +298,8 @@ def _characters(value: Any) -> None:
 
 
 def _sentence(said: str) -> str:
-    """Without the place in the compiler's source or in an expression, and without what it would
-    leave out."""
+    """Shortens a compiler message: no source position, no position in an expression, no note that
+    something is ignored."""
     said = said.strip()
     if ".cc:" in said:
         said = said.rpartition(".cc:")[2].partition(": ")[2] or said

@@ -1,9 +1,8 @@
-"""Regular expressions as the compiler reads them, and as Python and ECMAScript both do: what one of
-them leaves out is left out. Pure.
+"""Rewrites regular expressions for the compiler, to match what both Python and ECMAScript match.
+Pure.
 
-Classes of characters are written out, so that what is none of `\\w` is none of it beyond ASCII
-either; names of groups and escapes of what needs none are dropped, anchors where each alternative
-begins and ends.
+Character classes are written out, so that `\\W` excludes word characters beyond ASCII too. Group
+names, needless escapes, and anchors at both ends of each alternative are dropped.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Ranges = list[tuple[int, int]]
 
-_PAIR = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a character in two halves
+_PAIR = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a surrogate pair
 _CODE = rf"{_PAIR}|\\u\{{[0-9a-fA-F]+\}}|\\u[0-9a-fA-F]{{4}}|\\x[0-9a-fA-F]{{2}}|\\c[A-Za-z]|\\0\d+"
 _PIECES = re.compile(rf"\[\^?(?:\\.|[^\\\]])*\]|\(\?P?<[A-Za-z_]\w*>|{_CODE}|\\.|.", re.DOTALL)
 _ITEMS = re.compile(rf"{_CODE}|\\.|.", re.DOTALL)
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "v": 11, "f": 12, "0": 0, "b": 8}
 _LAST = 0x10FFFF
 _ENDS_OF_LINES: Ranges = [(10, 10), (13, 13), (0x2028, 0x2029)]
-# Of ASCII; beyond it only where these are what is not to come.
+# ASCII only; their complements exclude characters beyond ASCII too.
 _DIGIT: Ranges = [(48, 57)]
 _WORD: Ranges = [*_DIGIT, (65, 90), (95, 95), (97, 122)]
 _SPACE: Ranges = [(9, 13), (32, 32)]
@@ -34,13 +33,13 @@ _MORE: dict[str, Callable[[str], bool]] = {
 
 
 def of_whole_text(expression: str) -> str:
-    """Of all of a text. Raises ValueError."""
+    """An expression for the compiler that matches a whole text. Raises ValueError."""
     return "|".join("".join(pieces) for _, pieces, _ in _alternatives(expression))
 
 
 def of_json_schema(expression: str) -> str:
-    """Of all of a text that JSON Schema asks to match: behind an anchor at one end alone anything
-    may come."""
+    """An expression that matches a whole text, from a JSON Schema pattern: an alternative anchored
+    at one end only allows any text at the other. Raises ValueError."""
     anything = _write_class([(0, _LAST)]) + "*"
     return "|".join(
         "".join([anything] * (ends and not begins) + pieces + [anything] * (begins and not ends))
@@ -49,18 +48,18 @@ def of_json_schema(expression: str) -> str:
 
 
 def anchored(expression: str) -> bool:
-    """Whether it says of all of a text what that may be. Raises ValueError."""
+    """Whether every alternative is anchored at both ends. Raises ValueError."""
     return all(begins and ends for begins, _, ends in _alternatives(expression))
 
 
 def learn_classes() -> None:
-    """Finds out what takes a while, for this process and its children."""
+    """Fills the cache of Unicode classes, for this process and its children."""
     for name in _SHORT:
         _in_any_reading(name)
 
 
 def _alternatives(expression: str) -> Iterator[tuple[bool, list[str], bool]]:
-    """(whether it is anchored where it begins, its pieces, whether where it ends) of each."""
+    """Yields (anchored at its start, pieces, anchored at its end) of each alternative."""
     deep, pieces = 0, list[str]()
     for piece in [*map(_read_piece, _PIECES.findall(expression)), "|"]:
         deep += piece.startswith("(") - (piece == ")")
@@ -108,7 +107,7 @@ def _read_class(inner: str) -> Ranges:
         at += 1
         if len(item) == 2 and item[0] == "\\" and item[1] in "dwsDWS":
             name = item[1].lower()
-            if negated:  # what is none of it by either reading
+            if negated:  # exclude what either language includes
                 found += _in_any_reading(name) if item[1] == name else _complement(_SHORT[name])
             else:
                 found += _shorthand(item[1])
@@ -128,7 +127,7 @@ def _read_class(inner: str) -> Ranges:
 
 
 def _code_of(item: str) -> int:
-    """Of a character as an expression writes it."""
+    """Code point of a character or escape. Raises ValueError."""
     if item[0] != "\\":
         return ord(item)
     if item[1] == "0" and len(item) > 2:
@@ -158,7 +157,7 @@ def _shorthand(name: str) -> Ranges:
 
 @functools.cache
 def _in_any_reading(name: str) -> Ranges:
-    """What is it by Python or by ECMAScript."""
+    """Characters that are `d`, `w` or `s` in Python or in ECMAScript."""
     held = [code for code in range(128, 0x40000) if _MORE[name](chr(code))]
     begins = [code for place, code in enumerate(held) if not place or held[place - 1] != code - 1]
     ends = [code for place, code in enumerate(held) if held[place + 1 : place + 2] != [code + 1]]
@@ -179,7 +178,7 @@ def _write_class(ranges: Sequence[tuple[int, int]]) -> str:
     if not ranges:
         raise ValueError("a class without characters is not supported")
     (low, high), *rest = ranges
-    if low == 94:  # at first it would say that all others are meant, however it is written
+    if low == 94:  # `^` must not be first: the compiler would negate the class
         rest = [*([(95, high)] if high > 94 else []), *rest, (94, 94)]
         if len(rest) == 1:
             return _write_letter(94)

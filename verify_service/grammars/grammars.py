@@ -1,10 +1,10 @@
-"""Grammars of one target, tried apart from everything that serves, and kept by content and tenant.
+"""Compiles and caches the grammars of one target, by content and salt.
 
-A process of its own tries them (`compiling`); threads here wait for it, and compile what kept its
-bounds. What was refused is remembered too, so that asking again costs nothing. Nobody's grammar is
-given to another tenant, how long one takes tells nothing about those of others, and who asks for
-many waits behind who asks for few, and has less of the processor for each while more of its own
-wait. For what no time is left is told soon, and may be asked for again.
+A separate process tries them (`compiling`). Threads here wait for it and compile what stayed within
+its limits. Refusals are cached too, so a repeated request costs nothing. A grammar is not shared
+between tenants, and its compile time tells nothing about those of others. Tenants with fewer
+running jobs go first, and a tenant with more waiting jobs gets less CPU time for each. A grammar
+without time left is refused soon with BUSY and may be requested again.
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ from verify_service.grammars.compiling import compiled, make_compiler
 from verify_service.grammars.matcher import GrammarMatcher
 from verify_service.sequences import invalid
 
-# grammars that are being compiled: others serve
+# grammars compiled at a time; the other processors serve
 AT_ONCE = max(min(4, (len(usable()) or os.cpu_count() or 1) // 2), 1)
-MAX_WAITING, MAX_OF_ONE = 256, 64  # grammars of all tenants and of one
-KEPT_BYTES = 256 << 20  # of compiled grammars
-KEPT = 4096
+MAX_WAITING, MAX_OF_ONE = 256, 64  # most waiting grammars in all and per tenant
+KEPT_BYTES = 256 << 20  # of cached grammars
+KEPT = 4096  # cached grammars
 _REFUSED_BYTES = 1024
-CPU_S = 0.5  # of one grammar
-CROWDED_S = 0.1  # of one while more of its tenant wait
-# from when it is asked for until it has been tried: its client is told within a second
+CPU_S = 0.5  # CPU limit of one grammar
+CROWDED_S = 0.1  # CPU limit while more of its tenant wait
+# from request to answer, so that the client knows within a second
 WALL_S = 0.75
 TOO_MUCH = "it takes too long or too much memory to compile"
 BUSY = Refusal(RefusalReason.BUSY, "no time was left to compile the form of its answer")
-_START_S = 60.0  # for the compiler's process to answer its first request on a busy machine
+_START_S = 60.0  # timeout for the compiler process to start on a busy machine
 
 
 class _CompileJob(NamedTuple):
     key: bytes
     constraint: Constraint
     future: Future[Grammar | Refusal]
-    until: float  # by the clock of `time.monotonic`
+    until: float  # deadline in monotonic seconds
 
 
 class Grammars:
-    """Those of one target. Any thread may ask."""
+    """The grammars of one target. Any thread may call `compile`."""
 
     def __init__(self, folder: Path, vocab_size: int, stop_ids: Sequence[int]) -> None:
         self._folder, self._vocab_size, self._stop_ids = folder, vocab_size, stop_ids
-        # by what `_key` makes
+        # future and bytes, by `_key`
         self._kept: OrderedDict[bytes, tuple[Future[Grammar | Refusal], int]] = OrderedDict()
         self._lines: dict[
             str, deque[_CompileJob]
-        ] = {}  # by tenant, first who had a turn longest ago
-        self._in_work: Counter[str] = Counter()  # by tenant
+        ] = {}  # jobs by tenant; the tenant whose last turn is longest ago first
+        self._in_work: Counter[str] = Counter()  # jobs in work by tenant
         self._lock = threading.Lock()
         self._starting = threading.Lock()
         self._pool = ThreadPoolExecutor(
@@ -75,15 +75,15 @@ class Grammars:
         )
         self._waiting = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._answers = False  # whether its process has answered: it takes seconds to start
+        self._answers = False  # whether the process has answered: it takes seconds to start
         self._requests: socket.socket | None = None
-        self._let_go: Callable[[], object] = lambda: None  # of the process
+        self._let_go: Callable[[], object] = lambda: None  # ends the process
         self._compiler: Any = None
 
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
-        """The grammar, or why there is none; soon. salt: for requests of which alone it is kept."""
+        """A future of the grammar, or of why there is none. salt: only equal ones share it."""
         key = _key(salt, constraint)
-        # who may choose any salt, and has one turn
+        # a tenant may use many salts and has one queue
         tenant = salt.partition("/")[0] if "/" in salt else ""
         with self._lock:
             if key in self._kept:
@@ -103,7 +103,7 @@ class Grammars:
         return future
 
     def _work(self) -> None:
-        """One that waits: of who has the fewest in work, and had a turn longest ago."""
+        """Runs a waiting job: of the tenant with the fewest in work, then of the oldest turn."""
         with self._lock:
             tenant = min(self._lines, key=self._in_work.__getitem__)
             line = self._lines.pop(tenant)
@@ -116,7 +116,7 @@ class Grammars:
         finally:
             with self._lock:
                 self._in_work[tenant] -= 1
-                self._in_work += Counter()  # forgets who has none
+                self._in_work += Counter()  # removes zero counts
 
     def _make(self, job: _CompileJob, cpu_s: float) -> None:
         key, constraint, future, until = job
@@ -127,7 +127,7 @@ class Grammars:
         with self._lock:
             self._waiting -= 1
             if isinstance(result, Refusal) and result.reason is not RefusalReason.INVALID:
-                del self._kept[key]  # no fault of the grammar: it may be tried again
+                del self._kept[key]  # not the grammar's fault: may be tried again
             else:
                 self._kept[key] = (future, size + _REFUSED_BYTES)
                 self._forget()
@@ -136,7 +136,7 @@ class Grammars:
     def _made(
         self, constraint: Constraint, cpu_s: float, until: float
     ) -> tuple[Grammar | Refusal, int]:
-        """(the grammar, its bytes), or why there is none. Raises what is no fault of it."""
+        """(grammar or refusal, bytes). Raises errors that are not the grammar's fault."""
         if (missing := _missing(self._folder, self._stop_ids)) is not None:
             return invalid(f"unsupported: {missing}"), 0
         compiler = self._started()
@@ -152,17 +152,17 @@ class Grammars:
         return partial(GrammarMatcher, compiled(compiler, constraint), self._stop_ids), int(said)
 
     def _forget(self) -> None:
-        """What was asked for longest ago, down to the bounds."""
+        """Evicts the least recently requested entries until the limits hold."""
         total = sum(size for _, size in self._kept.values())
         for key, (_, size) in list(self._kept.items())[:-1]:
             if total <= KEPT_BYTES and len(self._kept) <= KEPT:
                 return
-            if size:  # else it is on its way
+            if size:  # else it is not compiled yet
                 del self._kept[key]
                 total -= size
 
     def _started(self) -> Any:
-        """Compiles what was tried; starts the compiler's process where there is none."""
+        """The compiler of this process; starts the process that tries grammars if there is none."""
         with self._starting:
             if self._compiler is None:
                 self._compiler = make_compiler(self._folder, self._vocab_size, self._stop_ids)
@@ -188,9 +188,11 @@ class Grammars:
         self._let_go = weakref.finalize(self, _end, self._requests, self._process)
 
     def _ask(self, constraint: Constraint, cpu_s: float, wall_s: float) -> bytes | None:
-        """What a child answers within so many seconds of beginning, or None; nothing where it met
-        another bound. TimeoutError: it had no time to begin, and the next one gets another process.
-        ChildProcessError: its parent ended."""
+        """A child's answer; None after `wall_s` seconds from its start, empty after another limit.
+
+        Raises TimeoutError if the child did not start, and kills the process, so that the next
+        request starts another. Raises ChildProcessError if the process ended.
+        """
         ours, theirs = socket.socketpair()
         process, requests = self._process, self._requests
         with ours:
@@ -205,7 +207,7 @@ class Grammars:
                     json.dumps([cpu_s, wall_s, int(constraint.kind), constraint.text]).encode()
                 )
                 ours.shutdown(socket.SHUT_WR)
-                self._answers = bool(ours.recv(1))  # it has begun, or ended
+                self._answers = bool(ours.recv(1))  # the child has started, or ended
             except ConnectionError:
                 pass
             except TimeoutError:
@@ -221,14 +223,14 @@ class Grammars:
                 except TimeoutError:
                     return None
         if not answer:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it lives, or is about to end
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it runs, or is about to end
                 process.wait(timeout=0.05)
                 raise ChildProcessError("its process ended")
         return answer
 
 
 def _key(salt: str, constraint: Constraint) -> bytes:
-    """As short for a text of a megabyte."""
+    """Cache key of fixed length, from salt and constraint."""
     parts = (
         salt.encode(),
         str(int(constraint.kind)).encode(),
@@ -238,13 +240,13 @@ def _key(salt: str, constraint: Constraint) -> bytes:
 
 
 def _end(requests: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """A compiler's process ends when nobody can ask it any more."""
+    """Ends the process by closing its socket, and waits for it."""
     requests.close()
     process.wait(timeout=_START_S)
 
 
 def _missing(folder: Path, stop_ids: Sequence[int]) -> str | None:
-    """Why no grammar can be kept here, or None."""
+    """Why this verifier cannot serve grammars, or None."""
     if find_spec("xgrammar") is None:
         return (
             "xgrammar is not installed beside the verifier: pip install "
@@ -256,8 +258,7 @@ def _missing(folder: Path, stop_ids: Sequence[int]) -> str | None:
 
 
 def _step_back() -> None:
-    """This thread's turn comes behind those of threads that serve, where a system has priorities of
-    threads."""
+    """Lowers this thread's priority below serving threads, on systems with thread priorities."""
     thread = threading.get_native_id()
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + 5)

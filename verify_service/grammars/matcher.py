@@ -1,9 +1,8 @@
-"""Where an answer stands in its grammar: keeps `dspark.decoding.masking.Matcher` with xgrammar's.
+"""The position of an answer in its grammar: a `dspark.decoding.masking.Matcher` on xgrammar's.
 
-xgrammar's matcher fails when it is asked for a mask behind a stop token, and grows by every token
-it takes. So it is asked for no more than can be looked at, and rolled back by all that was only
-drafted. Where a grammar reads one text in many ways, every token takes longer than the one before:
-such an answer comes to an end.
+xgrammar's matcher fails if a mask is requested after a stop token, and grows with every accepted
+token. So masks are requested only up to the end, and drafted tokens are rolled back. If a grammar
+reads a text in many ways, each token takes longer than the one before, and such an answer is ended.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ import numpy as np
 
 from verify_service.batch_runner import TooSlow
 
-if TYPE_CHECKING:  # it needs torch, and a synthetic engine does without
+if TYPE_CHECKING:  # needs torch, which a synthetic engine does not import
     from dspark.decoding.masking import Masks
 
-# Of processor time of its own: on a busy machine nobody is slow for what others do.
-SLOW_S = 0.1  # a call that takes more holds up a pass
-# slow calls of one answer; how much of one every other call makes good
+# Limits are CPU seconds of the thread, so that other load on the machine does not count.
+SLOW_S = 0.1  # a longer call delays a pass
+# slow calls allowed per answer; the part of one that each fast call cancels
 FORGIVEN, FORGOTTEN = (
     2,
     1 / 64,
 )
-LONGEST_S = 1.0  # to go over committed tokens, however many
-PASS_S = 0.25  # for the masks of one pass, in which others wait
+LONGEST_S = 1.0  # for accepting committed tokens, however many
+PASS_S = 0.25  # for the masks of one pass, which other sequences share
 
 
 class GrammarMatcher:
-    """Of one answer."""
+    """The matcher of one answer. `too_slow` is set when its grammar takes too long."""
 
     def __init__(self, compiled: Any, stop_ids: Sequence[int]) -> None:
         import xgrammar
@@ -42,19 +41,19 @@ class GrammarMatcher:
         self._ends = np.zeros(self._words, np.int32)
         for token in stop_ids:
             self._ends.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
-        # what may come next, as told last: an order asks, and then its pass
+        # mask of the next token, cached: an order requests it, and then its pass
         self._first: Masks | None = None
-        self._over = False  # behind a token that ends the answer
-        self._slow = 0.0  # calls that are not made good
+        self._over = False  # after a token that ends the answer
+        self._slow = 0.0  # slow calls, less what fast ones cancel
         self.too_slow = False
 
     def masks(self, drafted: Sequence[int]) -> Masks:
-        """See `Matcher`."""
+        """Masks of the tokens allowed after 0, 1, ... drafted ones; see `Matcher`."""
         with self._bounded(PASS_S) as until:
             return self._masks(drafted, until)
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """See `Matcher`. Raises ValueError for a token that may not come."""
+        """Advances by committed tokens; see `Matcher`. Raises ValueError for a forbidden one."""
         self._first = None
         with self._bounded(LONGEST_S) as until:
             for token in tokens:
@@ -64,11 +63,11 @@ class GrammarMatcher:
                     continue
                 if self._masks((), until)[0, token // 32] >> token % 32 & 1 == 0:
                     raise ValueError(f"token {token} does not continue the answer")
-                self._over = True  # the vocabulary could not go on
+                self._over = True  # a stop token, allowed as no other token is
 
     @contextlib.contextmanager
     def _bounded(self, longest: float) -> Iterator[float]:
-        """Until when a call may take, in seconds of this thread; counts it."""
+        """Times a call and counts slow ones. Yields its deadline in CPU seconds of the thread."""
         began = time.thread_time()
         try:
             yield began + longest

@@ -1,11 +1,9 @@
-"""What the compiler writes of a form, mended before it is compiled: every answer is text, and
-strings are JSON's.
+"""Corrects serialized grammars before compilation, so that answers are valid text and JSON strings.
 
-Classes of characters take no surrogates, which are halves of characters; texts of a bounded length
-take no control characters, which JSON has none of. Regular expressions of a schema are read as
-those that stand alone, and written as JSON writes them: what the compiler makes of them inside a
-schema takes too much where something optional ends in a repetition, `(-a+)?`, and takes characters
-that JSON escapes as they are.
+Character classes exclude surrogates, and strings of bounded length exclude control characters,
+which JSON does not allow. Regular expressions of a schema are compiled like stand-alone ones and
+escaped as in JSON. The compiler's own grammar for them inside a schema accepts too much where an
+optional part ends in a repetition, `(-a+)?`, and accepts unescaped characters that JSON escapes.
 """
 
 from __future__ import annotations
@@ -18,21 +16,21 @@ from typing import Any
 from verify_service.grammars.schema import walk
 from verify_service.grammars.serialized import Kind, expressions_of, put_expressions
 
-# What a text of a bounded length is made of: all but quotes, backslashes and ends of lines.
+# Character class of strings of bounded length: all but quotes, backslashes and line ends.
 _BOUNDED = [1, 34, 34, 92, 92, 13, 13, 10, 10]
 _HALVES = (0xD800, 0xDFFF)
-_UNWRITTEN = ((0, 31), (34, 34), (92, 92))  # what JSON writes with a backslash
+_UNWRITTEN = ((0, 31), (34, 34), (92, 92))  # characters that JSON escapes
 
 
 Told = dict[str, Any]
 
 
 def mend(told: Told, of_expression: Callable[[str], Told]) -> None:
-    """A grammar, in place. of_expression: the grammar of a regular expression. Raises
+    """Corrects a grammar in place. of_expression: makes the grammar of a regular expression. Raises
     ValueError."""
     made = expressions_of(told)
     for place, (kind, parts) in enumerate(list(made)):
-        if kind == Kind.REGEX and parts[0]:  # inside a string of JSON
+        if kind == Kind.REGEX and parts[0]:  # inside a JSON string
             expression = bytes.fromhex(bytes(parts[2:]).decode()).decode()
             made += [
                 (Kind.RULE, [_adopt(told, made, of_expression(expression))]),
@@ -51,8 +49,8 @@ def mend(told: Told, of_expression: Callable[[str], Told]) -> None:
 
 
 def _keep_keys_apart(rules: list[list[Any]], made: list[tuple[int, list[int]]]) -> None:
-    """Keys that may come beside those of a schema are written without escapes, by which they could
-    be one of these."""
+    """Forbids escapes in additional keys, in place, as an escaped key could equal one of the
+    schema."""
     names = [rule[0] for rule in rules]
     keys = [rule[1] for rule in rules if "_addl_key" in rule[0]]
     if not keys or "basic_string_sub" not in names:
@@ -64,8 +62,8 @@ def _keep_keys_apart(rules: list[list[Any]], made: list[tuple[int, list[int]]]) 
         for part in made[choice][1]:
             kind, parts = made[part]
             if kind == Kind.CLASS and parts[0] and max(parts[1:], default=0) > 127:
-                # It stands for the bytes of characters: one of them in a name of the schema keeps
-                # all of them out.
+                # The class excludes bytes, so one non-ASCII character in a name of the schema
+                # excludes them all.
                 made[part] = (kind, [*parts, 128, 0x10FFFF])
     for body in (rules[rest][1], *keys):
         kind, choices = made[body]
@@ -91,7 +89,7 @@ def _keep_keys_apart(rules: list[list[Any]], made: list[tuple[int, list[int]]]) 
 
 
 def with_coded_patterns(schema: Any) -> Any:
-    """A schema whose regular expressions the compiler passes on as they are, in place."""
+    """Encodes regular expressions of a schema in hex, in place, so that the compiler keeps them."""
     for _, part in walk(schema):
         if "pattern" in part:
             part["pattern"] = _in_hex(part["pattern"])
@@ -107,7 +105,7 @@ def _in_hex(expression: str) -> str:
 
 
 def _adopt(told: Told, made: list[tuple[int, list[int]]], part: Told) -> int:
-    """Adds the grammar of an expression inside a string of JSON; its first rule."""
+    """Adds the grammar of an expression inside a JSON string; returns its root rule."""
     rules, at = len(told["rules"]), len(made)
     for kind, parts in expressions_of(part):
         if kind in (Kind.RULE, Kind.REPEAT):
@@ -138,8 +136,8 @@ def _adopt(told: Told, made: list[tuple[int, list[int]]], part: Told) -> int:
 
 
 def _without_ranges(parts: Sequence[int], out: Iterable[tuple[int, int]]) -> list[int]:
-    """A class of characters (whether all but these; first and last of each range) without these
-    ranges."""
+    """Removes ranges from a character class: [negated, first, last, ...]. Raises ValueError if
+    nothing is left."""
     negated, *ends = parts
     ranges = list(zip(ends[::2], ends[1::2], strict=True))
     for low, high in out:
@@ -159,13 +157,13 @@ def _without_ranges(parts: Sequence[int], out: Iterable[tuple[int, int]]) -> lis
 
 
 def _refuse_halves(parts: Sequence[int]) -> None:
-    """Raises ValueError for bytes that are half a character. Those of a whole one may stand in
-    several places."""
+    """Raises ValueError for the bytes of a lone surrogate. A whole character may be split over
+    several expressions."""
     if re.search(rb"\xed[\xa0-\xbf]", bytes(byte % 256 for byte in parts)):
         raise ValueError("a lone surrogate, half of a character, is in no answer")
 
 
 def _escaped_bytes(parts: Sequence[int]) -> list[int]:
-    """As they stand in a string of JSON."""
+    """The bytes of a text as JSON escapes them in a string."""
     text = bytes(byte % 256 for byte in parts).decode()
     return list(json.dumps(text, ensure_ascii=False)[1:-1].encode())

@@ -1,15 +1,13 @@
-"""Grammars that read one text in too many ways: repetitions of repetitions with nothing between
-them. Pure.
+"""Estimates how many readings a grammar has of one text: nested repetitions multiply them. Pure.
 
-The matcher keeps every way on in which a text so far can be read, by how often each repetition went
-round. Where the next byte says whether one goes round again that is one way; where it does not,
-counts of nested repetitions multiply, and one token may take seconds. What is estimated here is
-that product, from the grammar alone, wherever in an answer the repetitions stand. What a token
-takes depends on the vocabulary too: so the parts that may be read in several ways are told, each as
-a grammar of its own that can be tried.
+The matcher keeps a state per reading of the text so far, by the count of each repetition. If the
+next byte decides whether a repetition continues, there is one. If not, counts of nested repetitions
+multiply, and one token may take seconds. `ways` estimates that product from the grammar alone,
+wherever in an answer the repetitions are. The time per token also depends on the vocabulary, so the
+ambiguous parts are returned as grammars of their own to be tried.
 
-Read from what xgrammar writes of a grammar before it is compiled. Sets of bytes are numbers of 256
-bits; bytes of characters beyond ASCII are one set.
+The input is a grammar as xgrammar serializes it before compilation. Sets of bytes are integers of
+256 bits; all bytes of characters beyond ASCII are one set.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ from typing import NamedTuple
 from verify_service.grammars.serialized import Kind, expressions_of, put_expressions
 
 MOST = 256
-DEEPEST = 20_000  # rules inside rules, three calls each
-# a repetition counts no more than so often, and so often where it has no bound
+DEEPEST = 20_000  # recursion limit: rules inside rules, three calls each
+# largest factor of a bounded repetition; factor of one without bound
 COUNTED, ENDLESS = (
     64,
     4,
@@ -34,28 +32,28 @@ _BEYOND = _ALL ^ ((1 << 128) - 1)
 
 
 class _Bytes(NamedTuple):
-    """Of an expression."""
+    """Sets of bytes of an expression."""
 
-    empty: bool = False  # whether it may be left out
-    first: int = 0  # bytes it begins with
-    on: int = 0  # bytes with which it may go on where it might have ended
+    empty: bool = False  # whether it matches the empty text
+    first: int = 0  # bytes it may begin with
+    on: int = 0  # bytes that may continue it where it could also end
     inner: int = 0  # all of its bytes
 
 
 class _Grammar:
     def __init__(self, written: str) -> None:
         self._told = told = json.loads(written)
-        self._doubts = dict[tuple[int, ...], None]()  # runs of expressions, in order
+        self._doubts = dict[tuple[int, ...], None]()  # ambiguous runs of expressions, in order
         self._expressions = expressions_of(told)
         self._bodies = [rule[1] for rule in told["rules"]]
         self._root: int = told["root_rule_id"]
         self._rules = [_Bytes()] * len(self._bodies)
         self._leaves: dict[int, _Bytes] = {}  # by expression
-        self._ways: dict[int, int] = {}  # by rule; 0 while that is being found out
+        self._ways: dict[int, int] = {}  # by rule; 0 while it is computed
         order, changed = list(range(len(self._bodies))), True
         while changed:
             changed = False
-            order.reverse()  # those that a rule uses mostly stand on one side of it
+            order.reverse()  # a rule mostly uses rules on one side of it
             for rule in order:
                 found = self._bytes(self._bodies[rule])
                 changed |= found != self._rules[rule]
@@ -65,9 +63,9 @@ class _Grammar:
         return self._of_rule(self._root)
 
     def doubts(self) -> Iterator[str]:
-        """What `ways` found to be read in several, each as if it were all of an answer."""
+        """The ambiguous parts that `ways` found, each as a serialized grammar of a whole answer."""
         rules, body = self._told["rules"], len(self._expressions) + 1
-        rules = [*rules, ["in doubt", body, *rules[self._root][2:]]]  # a name that nobody can write
+        rules = [*rules, ["in doubt", body, *rules[self._root][2:]]]  # EBNF has no such name
         for run in self._doubts:
             made = {**self._told, "rules": rules, "root_rule_id": len(rules) - 1}
             put_expressions(
@@ -93,7 +91,7 @@ class _Grammar:
             again = 0 if most == 1 or least == most else body.first
             on = body.inner if most != 1 and _doubtful(body, body.first) else body.on | again
             return _Bytes(body.empty or not least, body.first, on, body.inner)
-        return _Bytes(True, _ALL, _ALL, _ALL)  # what is free, or counted in tokens
+        return _Bytes(True, _ALL, _ALL, _ALL)  # free text, or counted in tokens
 
     def _sequence(self, parts: Sequence[_Bytes]) -> _Bytes:
         made = _Bytes(True)
@@ -120,7 +118,7 @@ class _Grammar:
         return _Bytes(empty, seen, on, _union(each.inner for each in choices))
 
     def _lead(self, expression: int, deep: int = 4) -> tuple[int, ...]:
-        """The bytes that it begins with in any case, or some of them."""
+        """Bytes that every match begins with, or some of them."""
         kind, parts = self._expressions[expression]
         if kind == Kind.BYTES:
             return tuple(parts)
@@ -144,7 +142,7 @@ class _Grammar:
         return self._ways[rule]
 
     def _of(self, expression: int) -> int:
-        """In how many ways at a time it may be read; 0 for a rule inside itself."""
+        """Estimated readings at a time; 0 for a rule inside itself."""
         kind, parts = self._expressions[expression]
         if kind == Kind.RULE:
             return self._of_rule(parts[0])
@@ -163,7 +161,7 @@ class _Grammar:
         return max([1, *each])
 
     def _together(self, parts: Sequence[int], each: Sequence[int]) -> Iterator[int]:
-        """Of each run of parts of which nobody can tell where one ends and the next begins."""
+        """Readings of each run of parts whose boundaries the next byte does not decide."""
         run, rest = list[int](), _Bytes(True)
         for place, (part, many) in enumerate(zip(reversed(parts), reversed(each), strict=True)):
             known = self._bytes(part)
@@ -179,12 +177,12 @@ class _Grammar:
 
 
 def _doubtful(part: _Bytes, behind: int) -> bool:
-    """Whether a byte may go on with this part, and with what comes behind it as well."""
+    """Whether a byte may both continue this part and begin what follows (`behind`)."""
     return bool((part.on | (part.first if part.empty else 0)) & behind)
 
 
 def _told_apart(words: Sequence[tuple[int, ...]]) -> bool:
-    """Whether none of them begins another."""
+    """Whether none of the words is a prefix of another."""
     words = sorted(words)
     return all(after[: len(word)] != word for word, after in pairwise(words))
 
@@ -209,7 +207,7 @@ def _union(sets: Iterable[int]) -> int:
 
 
 def _class(parts: Sequence[int]) -> int:
-    """parts: whether all but these, and ranges of characters."""
+    """Set of bytes of a character class: [negated, first, last, ...]."""
     said = 0
     for low, high in zip(parts[1::2], parts[2::2], strict=True):
         if low < 128:
@@ -220,8 +218,8 @@ def _class(parts: Sequence[int]) -> int:
 
 
 def ways(written: str) -> tuple[int, list[str]]:
-    """(in how many ways at a time a text may be read, about; the parts of which that is said).
-    written: a grammar, as xgrammar serialises it; so are the parts."""
+    """(estimated readings of a text at a time, ambiguous parts; none above MOST). Grammar and parts
+    are as xgrammar serializes them."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(DEEPEST)
     try:

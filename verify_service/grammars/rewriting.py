@@ -1,7 +1,7 @@
-"""A JSON schema in words that the compiler keeps, wherever it says the same in others. Pure.
+"""Rewrites a JSON schema into an equivalent one with keywords that the compiler supports. Pure.
 
-Dates and addresses are patterns, one of several alternatives is any of them where a value cannot be
-two, objects of several parts are one; tuples, and conditions on keys, are written in one way.
+Formats of dates and addresses become patterns, `oneOf` becomes `anyOf` if no value fits two
+alternatives, and `allOf` of objects becomes one object. Tuples and `propertyNames` get one form.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _PATTERNS = {
     "relative-json-pointer": rf"(0|[1-9]\d*)(#|{_POINTER})",
 }
 _MAY_BE_EMPTY = {"json-pointer", "uri-reference", "uri-template"}
-_REPEATED = re.compile(r"\^(\[(?:\\.|[^\\\]])+\]|\\[dwsDWS]|\.)([+*])\$")  # one kind of characters
-# Of a bounded length: a scheme, then a host or none, and N characters.
+_REPEATED = re.compile(r"\^(\[(?:\\.|[^\\\]])+\]|\\[dwsDWS]|\.)([+*])\$")  # one repeated class
+# URI of bounded length: a scheme, an optional host, and N characters.
 _URI_CHARACTER = "[A-Za-z0-9._~!$&'()*+,;=:@/?-]"
 _HOST = r"//[A-Za-z0-9.-]{1,64}(:\d{1,5})?"
 _URI = (
@@ -58,15 +58,15 @@ _URI = (
 )
 _URI_PARTS = 90
 _DOMAIN = r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
-_AHEAD = {  # patterns that look ahead, and the same without that
-    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+(\.\d*)?|\.\d+)$",  # pydantic's, of decimals
-    # zod's, of mail addresses
+_AHEAD = {  # common patterns with lookahead, and equivalents without
+    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+(\.\d*)?|\.\d+)$",  # pydantic's for decimals
+    # zod's for mail addresses
     rf"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]{_DOMAIN}": (
         rf"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]{_DOMAIN}"
     ),
 }
-_INMOST = 40  # steps into a schema of which a part is the whole again
-_DEEPEST = 8  # references behind references, parts inside parts
+_INMOST = 40  # deepest rewriting of a recursive schema, in steps
+_DEEPEST = 8  # chained references, nested parts
 _MERGED = {
     "type",
     "properties",
@@ -78,7 +78,7 @@ _MERGED = {
 
 
 def rewritten(schema: Any) -> Any:
-    """The same schema, and what it is made of, in other words."""
+    """A rewritten copy of a schema, its subschemas included."""
     made = copy.deepcopy(schema)
     for where, part in walk(made):
         if where.count("/") < _INMOST:
@@ -94,13 +94,13 @@ def rewritten(schema: Any) -> Any:
         if "pattern" in part:
             part["pattern"] = _AHEAD.get(part["pattern"], part["pattern"])
             if anchored(part["pattern"]):
-                # it says all that there is to say, and a format is a note
+                # an anchored pattern says all; the format is only a note
                 part.pop("format", None)
         _lengths_as_patterns(part)
         if part.get("minProperties", 0) <= len(
             set(part.get("required", ())) & part.get("properties", {}).keys()
         ):
-            part.pop("minProperties", None)  # that many have to come
+            part.pop("minProperties", None)  # implied by the required keys
         if (
             part.get("format") in _PATTERNS
             and "string" in types_of(part)
@@ -111,7 +111,7 @@ def rewritten(schema: Any) -> Any:
 
 
 def _lengths_as_patterns(part: dict[str, Any]) -> None:
-    """Lengths beside a format or a pattern, in place: as one of them, where it can say both."""
+    """Moves length limits into a pattern or format beside them, in place, where possible."""
     least, most = part.get("minLength", 0), part.get("maxLength")
     pattern, form = part.get("pattern"), part.get("format")
     if not isinstance(least, int) or not isinstance(most, int | None):
@@ -136,15 +136,15 @@ def _lengths_as_patterns(part: dict[str, Any]) -> None:
 
 
 def _takes_nothing(pattern: str) -> bool:
-    with warnings.catch_warnings(action="ignore"):  # what a compiler leaves out is told by warnings
+    with warnings.catch_warnings(action="ignore"):  # Python may warn about the pattern
         try:
             return re.search(pattern, "") is not None
-        except (re.error, OverflowError, RecursionError):  # of ECMAScript, or beyond Python
+        except (re.error, OverflowError, RecursionError):  # unknown to Python, or too large
             return True
 
 
 def _merge_objects(part: dict[str, Any], root: Any) -> None:
-    """Objects that a value has to be all at once, in place."""
+    """Merges an `allOf` of objects into one object, in place, if they can be merged."""
     if not isinstance(part.get("allOf"), list) or (
         len(part["allOf"]) == 1 and part.keys() - NOTES == {"allOf"}
     ):
@@ -166,7 +166,7 @@ def _merge_objects(part: dict[str, Any], root: Any) -> None:
             if properties.setdefault(name, value) != value:
                 return
         needed |= dict.fromkeys(piece.get("required", ()))
-    properties = copy.deepcopy(properties)  # this part may be one of them
+    properties = copy.deepcopy(properties)  # they may contain this part
     closed = part.pop("unevaluatedProperties", True)
     del part["allOf"]
     part |= {"type": "object", "properties": properties, "required": list(needed)}
@@ -183,7 +183,7 @@ def _pieces(part: Any, root: Any, deep: int) -> Any:
 
 
 def _one_of_as_any_of(part: dict[str, Any], root: Any) -> None:
-    """One of several becomes any of them where no value is two of them."""
+    """Turns `oneOf` into `anyOf`, in place, if no value fits two alternatives."""
     if "anyOf" not in part and isinstance(part.get("oneOf"), list):
         found = [_dereferenced(each, root) for each in part["oneOf"]]
         if all(
@@ -210,13 +210,13 @@ def _exclude_each_other(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _values_differ(one: Any, other: Any) -> bool:
-    """Whether each is one of several values, and none of the other's."""
+    """Whether both list their values and have none in common."""
     values = [_listed_values(each) for each in (one, other)]
     return all(values) and values[0].isdisjoint(values[1])
 
 
 def _listed_values(schema: Any) -> set[tuple[type, Any]]:
-    """The values that it lists, where they can be told from those of another list."""
+    """The values that a schema lists, if all can be compared; else empty."""
     values = values_of(schema) if isinstance(schema, dict) else []
     if not all(isinstance(each, str | int | None) for each in values):
         return set()
@@ -224,11 +224,11 @@ def _listed_values(schema: Any) -> set[tuple[type, Any]]:
 
 
 def _keys_as_properties(part: dict[str, Any], root: Any) -> None:
-    """What keys have to be, said by the properties."""
+    """Expresses `propertyNames` by properties or patterns, in place, where possible."""
     if part.get("propertyNames") is True:
         del part["propertyNames"]
     elif isinstance(part.get("propertyNames"), dict) and "$ref" not in part["propertyNames"]:
-        part["propertyNames"].setdefault("type", "string")  # which a key always is
+        part["propertyNames"].setdefault("type", "string")  # keys are strings
     names = _dereferenced(part.get("propertyNames"), root)
     if names is None or part.keys() & {"properties", "patternProperties", "unevaluatedProperties"}:
         return
@@ -262,7 +262,7 @@ def _keys_as_properties(part: dict[str, Any], root: Any) -> None:
 
 
 def _dereferenced(schema: Any, root: Any) -> dict[str, Any] | None:
-    """Where it is a reference, what that names."""
+    """A schema with its references followed; None if that fails."""
     for _ in range(_DEEPEST):
         if not isinstance(schema, dict) or "$ref" not in schema:
             return schema if isinstance(schema, dict) else None

@@ -1,7 +1,6 @@
-"""What of JSON Schema the compiler would leave out without a word: such schemas are refused, not
-half kept. Pure.
+"""Finds parts of a JSON schema that the compiler would ignore silently: such schemas are refused.
 
-What the compiler warns of it says itself, see `compiling`.
+Parts that the compiler warns about are refused in `compiling`. Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-# Nothing of an answer depends on them.
+# Annotations: no answer depends on them.
 NOTES = {
     "title",
     "description",
@@ -37,7 +36,7 @@ _UNKEPT = (
     "$dynamicRef",
     "$recursiveRef",
 )
-_BRANCHES = ("anyOf", "oneOf", "allOf", "$ref")  # the compiler looks at nothing beside one of these
+_BRANCHES = ("anyOf", "oneOf", "allOf", "$ref")  # the compiler ignores keywords beside these
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SINGLE = (
     "items",
@@ -47,7 +46,7 @@ _SINGLE = (
     "additionalItems",
     "unevaluatedItems",
 )
-# Conditions that the compiler looks at where it knows of which type the value is.
+# Conditions that the compiler applies only if it knows the type of the value.
 _OF_TYPES = {
     "minLength",
     "maxLength",
@@ -66,7 +65,7 @@ _OF_TYPES |= {
     "patternProperties",
 }
 _OF_TYPES |= {"propertyNames", "required"}
-# These say so themselves: the compiler writes no value of another type beside them.
+# Keywords that imply a type: the compiler allows no other type beside them.
 _TELL_TYPES = {
     "properties",
     "additionalProperties",
@@ -75,7 +74,7 @@ _TELL_TYPES = {
     "prefixItems",
     "unevaluatedItems",
 }
-FORMATTED = {"pattern", "minLength", "maxLength"}  # none of them beside a format
+FORMATTED = {"pattern", "minLength", "maxLength"}  # unsupported beside a format
 FORMATS = {
     "date",
     "time",
@@ -96,7 +95,7 @@ _SHAPES: dict[type, tuple[str, tuple[str, ...]]] = {
     list: ("a list", ("required", "enum", "anyOf", "oneOf", "allOf", "prefixItems")),
 }
 _LARGEST = 2**63 - 1
-_LONGEST = 80  # characters of where something is wrong
+_LONGEST = 80  # characters of a path in a message
 _CONDITIONS = {"type", "const", "enum", *_OF_TYPES, *_TELL_TYPES, *_UNKEPT, *_BRANCHES}
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
@@ -110,8 +109,8 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
 
 
 def unkept(schema: Any) -> str | None:
-    """What of this schema no answer would be held to, in one sentence; None when all of it is
-    kept."""
+    """The first part of this schema that the compiler would ignore, in one sentence; None if there
+    is none."""
     found = next(_find(schema), None)
     if found is None:
         return None
@@ -120,8 +119,8 @@ def unkept(schema: Any) -> str | None:
 
 
 def parts_of(form: Any, *, schemas: bool = True) -> Iterator[dict[str, Any]]:
-    """The objects inside a schema or a structural tag. schemas: those inside the schemas of a tag
-    as well."""
+    """All objects inside a schema or a structural tag. schemas: also those inside the schemas of a
+    tag."""
     waiting = [form]
     while waiting:
         match waiting.pop():
@@ -135,8 +134,8 @@ def parts_of(form: Any, *, schemas: bool = True) -> Iterator[dict[str, Any]]:
 
 
 def walk(root: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schema, those inside it and those that it refers to, each with where it stands. What it
-    is made of may be changed before the next."""
+    """Yields (path, schema) of a schema, its subschemas and those it refers to. Each may be changed
+    before the next is taken."""
     waiting: list[tuple[str, Any]] = [("", root)]
     seen = dict[int, Any]()
     while waiting:
@@ -150,7 +149,7 @@ def walk(root: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def pointed(root: Any, reference: str) -> Any:
-    """What a reference names; None where that is nothing here."""
+    """The part that a reference names; None if there is none."""
     first, *steps = unquote(reference).split("/")
     found = root if first == "#" else None
     for step in steps:
@@ -163,13 +162,13 @@ def pointed(root: Any, reference: str) -> Any:
 
 
 def types_of(schema: dict[str, Any]) -> Sequence[str]:
-    """What it says of the type of a value."""
+    """The type names that a schema allows; empty without `type`."""
     types = schema.get("type", [])
     return [types] if isinstance(types, str) else [each for each in types if isinstance(each, str)]
 
 
 def misshapen(root: Any) -> str | None:
-    """Where it is no schema by the shapes of its values, in one sentence; None where it is one."""
+    """The first keyword with a value of wrong type or range, in one sentence; None without one."""
     for where, schema in walk(root):
         for kind, (said, names) in _SHAPES.items():
             for name in names:
@@ -224,7 +223,7 @@ def _find(root: Any) -> Iterator[tuple[str, str]]:
 
 
 def _beside(schema: dict[str, Any]) -> Iterator[str]:
-    """Conditions beside a keyword that the compiler takes for the whole."""
+    """Conditions beside a keyword that makes the compiler ignore them."""
     for name in _BRANCHES:
         if name not in schema:
             continue
@@ -238,19 +237,19 @@ def _beside(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_type(branch: dict[str, Any], schema: dict[str, Any]) -> bool:
-    """Whether the type of the whole adds nothing to what the branch says."""
+    """Whether the schema's type adds nothing to the branch."""
     if "type" in branch:
         return bool(branch["type"] == schema.get("type"))
     return _typed(values_of(branch), schema)
 
 
 def values_of(schema: dict[str, Any]) -> Sequence[Any]:
-    """Those that it lists."""
+    """The values that a schema lists by `const` or `enum`."""
     return [schema["const"]] if "const" in schema else schema.get("enum", [])
 
 
 def _typed(values: Sequence[Any], schema: dict[str, Any]) -> bool:
-    """Whether there are values, all of a type that the schema allows."""
+    """Whether there are values, all of types that the schema allows."""
     kinds = [_TYPES[each] for each in types_of(schema) if each in _TYPES]
     return bool(values) and (
         not kinds or all(any(kind(value) for kind in kinds) for value in values)
@@ -258,7 +257,7 @@ def _typed(values: Sequence[Any], schema: dict[str, Any]) -> bool:
 
 
 def _listed(schema: dict[str, Any]) -> Iterator[str]:
-    """Conditions beside the values themselves: the compiler writes every value that is listed."""
+    """Conditions beside listed values, as the compiler allows every listed value."""
     for name in ("const", "enum"):
         if name not in schema:
             continue
@@ -309,7 +308,7 @@ def _formatted(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _empty(schema: dict[str, Any]) -> Iterator[str]:
-    """What no value is: the compiler writes an empty one."""
+    """Parts that no value satisfies, for which the compiler allows an empty one."""
     yield from (
         f"{name} must not be empty" for name in ("type", *_BRANCHES) if schema.get(name) == []
     )
@@ -323,7 +322,7 @@ def _empty(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _named(schema: dict[str, Any]) -> Iterator[str]:
-    """The compiler takes all keys that fit their names, whatever else is said of them."""
+    """Conditions on keys that the compiler ignores if the key matches by name or pattern."""
     for name in (
         "additionalProperties",
         "unevaluatedProperties",

@@ -1,5 +1,5 @@
-"""Grammars as xgrammar serialises them: rules with an expression each, expressions as runs of
-numbers. Pure."""
+"""Grammars as xgrammar serializes them: rules with an expression each, expressions as integers.
+Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Kind(enum.IntEnum):
-    """Of an expression."""
+    """Kind of a serialized expression."""
 
     BYTES = 0
     CLASS = 1
@@ -24,13 +24,13 @@ class Kind(enum.IntEnum):
 
 
 def expressions_of(told: dict[str, Any]) -> list[tuple[int, list[int]]]:
-    """(kind, parts) of each, by its number."""
+    """(kind, parts) of each expression, by its number."""
     data = told["grammar_expr_data"]
     return [(data[at], data[at + 2 : at + 2 + data[at + 1]]) for at in told["grammar_expr_indptr"]]
 
 
 def put_expressions(told: dict[str, Any], made: Iterable[tuple[int, Sequence[int]]]) -> None:
-    """These in place of its own."""
+    """Replaces the expressions of a grammar, in place."""
     data, begins = list[int](), list[int]()
     for kind, parts in made:
         begins.append(len(data))
@@ -39,11 +39,11 @@ def put_expressions(told: dict[str, Any], made: Iterable[tuple[int, Sequence[int
 
 
 def drop_endless(told: dict[str, Any]) -> None:
-    """Takes out, in place, choices that no answer comes out of: each way on leads back before
-    anything is complete. Raises ValueError where no answer is finite."""
+    """Removes choices that can never end, in place: every continuation recurses. Raises ValueError
+    if no answer is finite."""
     made, bodies = expressions_of(told), [rule[1] for rule in told["rules"]]
     finite = set[int]()
-    # by rule that was not known to end, those that wait for it
+    # rules to check again once the key rule is known to end
     users = defaultdict[int, set[int]](set)
 
     def ended(rule: int, user: int) -> bool:
@@ -71,7 +71,7 @@ def drop_endless(told: dict[str, Any]) -> None:
         raise ValueError("no answer ever ends as it asks for")
     left = list(made)
     for place, (kind, parts) in enumerate(made):
-        if kind == Kind.CHOICES:  # none: nobody comes there any more
+        if kind == Kind.CHOICES:  # without finite choices it cannot be reached
             left[place] = (kind, [part for part in parts if finishes(part, root)] or parts)
         elif kind == Kind.REPEAT and parts[0] not in finite:
             left[place] = (Kind.EMPTY, [])
