@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dspark.runtime.listen_config import DTYPES, ENGINES, ListenConfig
 from dspark.runtime.setting import setting
 
-KV_TOKENS = 65536  # default on a CPU, where no GPU memory decides
+KV_TOKENS = 65536  # default where no GPU memory decides
 FEATURE_DTYPES = ("bfloat16", "float8_e4m3")
 ATTENTIONS = ("auto", "stateful")
 

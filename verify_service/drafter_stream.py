@@ -30,8 +30,8 @@ IDLE_S = 0.004  # time without a message to send, after which `idle` is called
 
 
 class DrafterStream:
-    """came: called with every event; lost: called once, with the reason why the stream ended. Both
-    run on a thread of the stream."""
+    """A stream of rounds to one drafter. came: called with every event; lost: called once, with the
+    reason of its end. Both run on a thread of the stream."""
 
     def __init__(
         self,

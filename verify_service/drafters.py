@@ -72,8 +72,8 @@ class _KnownPeer:
 
 
 class Drafters:
-    """tell: runs a function in a turn of the device thread and feeds its result to the round loop;
-    `tell_here` does so on the calling thread. admitted: by sequence."""
+    """All drafters of a stream. tell: runs a function in a turn of the device thread and feeds its
+    result to the loop; `tell_here` does so on the calling thread. admitted: by sequence."""
 
     def __init__(
         self,

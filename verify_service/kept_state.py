@@ -44,9 +44,8 @@ class KeptState:
 
     def reach(self, start: int) -> list[int]:
         """Rolls the cache back to `start` tokens or fewer; returns those to run again before
-        `start`. Raises CheckpointError if `start` cannot be reached.
-
-        The tokens are kept until `hold`, as the pass that runs them may fail and be repeated.
+        `start`, kept until `hold` in case their pass fails. Raises CheckpointError if that is
+        impossible.
         """
         if not self._sound:
             self._restore()

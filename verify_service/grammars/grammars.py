@@ -191,8 +191,7 @@ class Grammars:
         """A child's answer; None after `wall_s` seconds from its start, empty after another limit.
 
         Raises TimeoutError if the child did not start, and kills the process, so that the next
-        request starts another. Raises ChildProcessError if the process ended.
-        """
+        request starts another. Raises ChildProcessError if the process ended."""
         ours, theirs = socket.socketpair()
         process, requests = self._process, self._requests
         with ours:
