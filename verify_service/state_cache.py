@@ -2,8 +2,8 @@
 
 A state cannot be assembled from pages, so a prompt starts from the longest of its prefixes whose
 state is kept. Names include the salt, so tenants never share states. Beyond the byte limit the
-least recently used state is evicted. A state used since its last turn is passed over once, so that
-the many states of one long prompt do not evict a prefix that many prompts share.
+least recently used state is evicted. One that a prompt started from since it was last considered is
+passed over once, so that the many states of one long prompt do not evict a widely shared prefix.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _states(prepared: PreparedBatch) -> list[CachedSequence]:
 
 
 def _spoil(prepared: PreparedBatch) -> None:
-    """Keeps KV blocks of failed sequences out of the prefix cache: their content is unknown."""
+    """Keeps KV blocks of a failed batch out of the prefix cache: their content is unknown."""
     for state in _states(prepared):
         state.salt = None
 
