@@ -83,9 +83,7 @@ class TooSlow(Exception):
     """A grammar takes too long to compute the allowed next tokens."""
 
 
-Grammar = Callable[
-    [], "Matcher"
-]  # a compiled grammar: makes a matcher at the start of an answer
+Grammar = Callable[[], "Matcher"]  # a compiled grammar: makes a matcher at the start of an answer
 
 
 class TargetFacts(Protocol):

@@ -83,9 +83,7 @@ class StatefulRunner:
         self._together = together and not single and self.rotation is None
         self._cut = beyond_keys(model) is None
         self._states: dict[int, dict[int, KeptState]] = {}
-        self._token_ids: dict[
-            int, list[int]
-        ] = {}  # of sequences that may have to be recomputed
+        self._token_ids: dict[int, list[int]] = {}  # of sequences that may have to be recomputed
 
     @property
     def shares_prefixes(self) -> bool:

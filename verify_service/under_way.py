@@ -77,7 +77,7 @@ class UnderWay:
         try:
             self._ran.append((indices, self._step.execute(prepared)))
             return
-        # from the target, or from the rule: nothing is committed
+        # from the target, or from the rule: nothing of it is committed
         except Exception as error:
             self._error = error
             log.error(
