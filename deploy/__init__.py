@@ -1,2 +1,2 @@
-"""Starting, watching and replacing the processes of a cell. Nobody else imports ray; here,
-`cluster.py` alone does."""
+"""Starts, watches and replaces the processes of a cell. No other package imports ray: `cluster.py`
+does, `actors.py` inside an actor, and `train_workers.py` for training."""

@@ -1,8 +1,8 @@
-"""What runs inside a Ray actor: a thin shell around one room's process. A plain class; `cluster.py`
-makes it an actor.
+"""The class that runs inside a Ray actor: a thin shell around one room's process. It is a plain
+class; `cluster.py` makes it an actor.
 
-The room keeps its own gRPC server; no request ever passes through the shell. Plain values in, plain
-values out.
+The room keeps its own gRPC server, so no request passes through the shell. Arguments and results
+are plain values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
 
 class DsparkProcess:
-    """Hosts one process of the cell. title: who it is, for Ray's tools."""
+    """Hosts one process of the cell. title: its name in Ray's tools."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -33,7 +33,7 @@ class DsparkProcess:
         return self._title
 
     async def here(self) -> tuple[str, str]:
-        """Id and address of its node; answers as soon as Ray has placed the actor."""
+        """Returns id and address of the actor's node, as soon as Ray has placed the actor."""
         import ray
 
         return str(ray.get_runtime_context().get_node_id()), str(ray.util.get_node_ip_address())
@@ -47,8 +47,8 @@ class DsparkProcess:
         secrets: Mapping[str, str],
         node_ip: str,
     ) -> dict[str, Any]:
-        """Starts the room. Returns what it is, or {"failed": sentence, "fatal": whether trying
-        again is useless}."""
+        """Starts the room. Returns its description, as `describe` does, or {"failed": sentence,
+        "fatal": whether another try is useless}."""
         configure_logging(role=role, name=name, fmt="json")
         try:
             self._process = await start_room(
@@ -62,7 +62,7 @@ class DsparkProcess:
         return self._described()
 
     async def describe(self) -> dict[str, Any] | None:
-        """What it is; None when it has not started."""
+        """Endpoint, incarnation, pid and HTTP URL of the process; None when it has not started."""
         return self._described() if self._process is not None else None
 
     async def stop(self, grace_s: float) -> None:
@@ -82,14 +82,14 @@ class DsparkProcess:
         }
 
     def _reachable(self, endpoint: str) -> str:
-        """Who listens everywhere is reached by the node's address."""
+        """The endpoint, with the node's address in place of a host that means all interfaces."""
         host, _, port = endpoint.rpartition(":")
         return f"{self._node_ip}:{port}" if host in EVERYWHERE else endpoint
 
 
 def _at_hand(settings: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
-    """The settings with every secret's file on this node; written here where the state folder is
-    another node's, or holds what an earlier cell left."""
+    """The settings with the path of every secret's file on this node. Writes a file here where the
+    state folder is another node's, or holds another secret from an earlier cell."""
     mine = dict(settings)
     for key, secret in secrets.items():
         wanted = mine.get(key)

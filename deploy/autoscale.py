@@ -1,14 +1,13 @@
-"""How large each pool should be, within section `autoscale` of the file. Pure: readings and a clock
-in, sizes out.
+"""Decides how large each pool should be, within section `autoscale` of the file. Pure: readings and
+clock times in, sizes out.
 
 Each pool follows its own signal. Drafters: the share of the time they compute, and how long cohorts
 wait for them. Verifiers: pages in use, the wait for admission, and the promised latencies.
 
-What keeps it calm: a pool grows when it was too small for `up_after_s` without a break; it shrinks
-when it was too large for `down_after_s`, to the largest size that sufficed in that time, and only
-if what is left would stand below `headroom` of the target (so that shrinking never asks for
-growing); after every change it rests for `cool_down_s`; while replicas are still starting or
-leaving nothing is decided.
+To avoid oscillation a pool grows when it was too small for `up_after_s` without a break. It shrinks
+when it was too large for `down_after_s`, to the largest size that was needed in that time, and only
+if the rest would stand below `headroom` of the target, so that shrinking never causes growing.
+After every change it rests for `cool_down_s`. While replicas start or leave nothing is decided.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ from dspark.runtime.setting import check_settings, setting
 
 @dataclass(frozen=True, slots=True)
 class PoolReading:
-    """What the last seconds were like.
+    """Load of a cell over the last seconds.
 
-    streams: answers in work that may use drafts, and those that wait. drafter_busy: computing share
-    of the drafters that serve, on average, in [0, 1]; None when there is none. draft_wait_s: mean
-    wait of a cohort for a busy drafter. pages: share of all verifiers' pages in use. queued:
-    requests that wait now. queue_s, ttft_s, itl_s: 95th percentiles; None when nothing ended in
-    that time.
+    streams: sequences that run or wait, in lanes and in the queue. drafter_busy: mean share of the
+    time that serving drafters compute, in [0, 1]; None when there is none. draft_wait_s: mean wait
+    of a cohort for a busy drafter. pages: share of all verifiers' pages in use. queued: requests
+    that wait now. queue_s, ttft_s, itl_s: 95th percentiles; None when nothing ended in that time.
     """
 
     streams: int
@@ -43,8 +41,8 @@ class PoolReading:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """at_least: replicas needed now. enough: how many would do with headroom. why: in a few words,
-    for the log."""
+    """Replicas that a pool needs. at_least: how many now. enough: how many suffice with headroom.
+    why: the reason in a few words, for the log."""
 
     at_least: int
     enough: int
@@ -53,17 +51,18 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What one pool remembers between looks. Times are those of the caller's clock."""
+    """State of one pool between looks. Times are those of the caller's clock."""
 
     short_since: float | None = None
     spare_since: float | None = None
     spare_down_to: int = 0  # largest size that sufficed since then
-    idle_since: float | None = None  # since nobody was needed at all
+    idle_since: float | None = None  # since no replica was needed at all
     rests_until: float = float("-inf")
 
 
 def drafters_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -> Need:
-    """By the work the drafters do: `size * drafter_busy` of them are busy all the time."""
+    """Drafters needed for the work that is done, `size * drafter_busy` drafters' full time, and for
+    cohorts not to wait too long."""
     if not reading.streams:
         return Need(0, 0, "no streams")
     if size == 0 or reading.drafter_busy is None:
@@ -79,7 +78,8 @@ def drafters_needed(reading: PoolReading, size: int, config: AutoscaleConfig) ->
 
 
 def verifiers_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -> Need:
-    """By the first of: pages, the line before the door, the promised latencies."""
+    """Verifiers needed for pages in use, wait for admission and promised latencies; the largest of
+    these needs counts."""
     at_least, why = (
         max(1, _replicas(size * reading.pages, config.verifier_pages)),
         f"{reading.pages:.0%} of the pages",
@@ -98,7 +98,7 @@ def verifiers_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -
                 max(at_least, size + 1),
                 f"{what} {seconds * 1e3:.0f} ms, at most {limit * 1e3:.0f}",
             )
-        # Fewer verifiers share the same work, so what is left answers about so much later.
+        # Fewer verifiers share the same work, so latency grows by about that ratio.
         enough = max(enough, min(size, math.ceil(size * seconds / (config.headroom * limit))))
     if reading.queued:
         enough = max(enough, size)
@@ -113,8 +113,8 @@ def step(
     patience: AutoscaleConfig,
     now: float,
 ) -> tuple[Memory, int]:
-    """One look at a settled pool of `size`. bounds: fewest and most. Returns what to remember and
-    the size to have."""
+    """Decides the size of a settled pool that has `size` replicas. bounds: fewest and most. Returns
+    the pool's new state and its wanted size."""
     least, most = bounds
     need = Need(min(max(need.at_least, least), most), min(max(need.enough, least), most), need.why)
     idle_since = (
@@ -124,13 +124,13 @@ def step(
     changed = Memory(idle_since=idle_since, rests_until=now + patience.cool_down_s)
     if need.at_least > size:
         since = memory.short_since if memory.short_since is not None else now
-        awakened = size == 0  # somebody waits for the first one
+        awakened = size == 0  # requests wait for the first replica
         if awakened or size < least or (rested and now - since >= patience.up_after_s):
             return changed, need.at_least
         return replace(memory, short_since=since, spare_since=None), size
     if idle_since is not None and size and rested and now - idle_since >= patience.zero_after_s:
         return changed, 0
-    spare_to = max(need.enough, 1)  # the last one goes later than the others
+    spare_to = max(need.enough, 1)  # the last replica leaves later than the others
     if spare_to < size or size > most:
         since, down_to = now, spare_to
         if memory.spare_since is not None:
@@ -142,17 +142,18 @@ def step(
 
 
 class Autoscaler:
-    """Both pools, look by look."""
+    """Decides the sizes of both pools, one look at a time."""
 
     def __init__(self, config: AutoscaleConfig) -> None:
         self.config = config
-        self.why: dict[str, str] = {}  # what the last look saw, by pool
+        self.why: dict[str, str] = {}  # reason of the last decision, by pool
         self._memory = dict.fromkeys(config.bounds, Memory())
 
     def look(
         self, reading: PoolReading, verifiers: int, drafters: int, now: float
     ) -> tuple[int, int]:
-        """(verifiers, drafters) to have, for pools that are settled at the given sizes."""
+        """Returns the wanted (verifiers, drafters), for pools that are settled at the given
+        sizes."""
         config, wanted = self.config, dict[str, int]()
         looks = (
             ("verifiers", verifiers_needed, verifiers),
@@ -167,15 +168,16 @@ class Autoscaler:
         return wanted["verifiers"], wanted["drafters"]
 
     def rest(self, now: float) -> None:
-        """Somebody else changed the pools: what was seen before says nothing about them."""
+        """Lets both pools rest after an operator or the controller resized them: earlier readings
+        say nothing about the new sizes."""
         self._memory = dict.fromkeys(
             self.config.bounds, Memory(rests_until=now + self.config.cool_down_s)
         )
 
 
 def _replicas(work: float, target: float) -> int:
-    """Fewest replicas that share so much work at no more than `target` each; float noise does not
-    make one more."""
+    """Fewest replicas that share `work` at no more than `target` each; float noise never adds
+    one."""
     return math.ceil(work / target - 1e-9)
 
 

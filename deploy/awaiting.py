@@ -1,4 +1,4 @@
-"""Waiting until a cell serves, saying every change and now and then what is still pending."""
+"""Waits until a cell serves, and reports every change and now and then what is still pending."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TIMEOUT_S = 600.0
 
 
 def _until_nothing(pending: Callable[[], str], late: str, deadline: float, say: Say) -> None:
-    """Until nothing is pending any more. `late`: what is said before it when that takes too
-    long."""
+    """Waits until `pending` returns an empty string. Past `deadline` it raises Unavailable with
+    `late` and what is pending."""
     reminded = time.monotonic()
     while found := pending():
         now = time.monotonic()
@@ -37,8 +37,9 @@ def _until_nothing(pending: Callable[[], str], late: str, deadline: float, say: 
 def await_replicas(
     report: Callable[[], list[dict[str, Any]]], deadline: float, say: Say
 ) -> list[dict[str, Any]]:
-    """Waits until every replica serves; says every change, and now and then what is still
-    pending."""
+    """Waits until every replica serves; reports every change, and now and then what is still
+    pending. Returns the last report; raises Unavailable when a replica cannot start or be placed in
+    time."""
     shown: dict[str, str] = {}
     rows: list[dict[str, Any]] = []
 
@@ -46,7 +47,7 @@ def await_replicas(
         rows[:] = report()
         for row in rows:
             failing = row["fatal"] or row["failures"] >= GIVE_UP_AFTER_FAILURES
-            if failing and row["phase"] != "serving":  # what serves again is forgiven what it was
+            if failing and row["phase"] != "serving":  # a replica that recovered may go on
                 raise Unavailable(f"{row['name']} cannot start: {row['reason']}")
             if row["unplaced"]:
                 raise Unavailable(f"{row['name']} cannot be placed: {row['reason']}")
@@ -106,7 +107,7 @@ def scale(
     """Resizes the cell of the state folder; None leaves a pool as it is. Returns the sizes in
     force.
 
-    Workers that leave get nothing new and are waited for.
+    Workers that leave get no new sequences and are waited for.
     """
     if (verifiers is not None and verifiers < 1) or (drafters is not None and drafters < 0):
         raise ConfigError("scale: a cell needs at least one verifier, and no pool can be negative")

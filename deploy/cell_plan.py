@@ -1,4 +1,4 @@
-"""What a cell is made of, from flags, file and environment: found whole before anything starts."""
+"""Plans a whole cell from flags, file and environment, before anything starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dspark.synthetic.spec import load_spec
 from dspark.targets import is_imported
 
 FILES = ("synthetic", "tls_cert", "tls_key", "tls_ca")
-# What every process is told as the cell is, where it has such a setting.
+# Settings of the cell that every process gets, where it has a setting of that name.
 HANDED_ON = (
     *("target", "drafter", "engine", "device", "policy", "rule", "cell", "insecure"),
     *(*FILES, "tls_server_name", "tls_require_client_cert"),
@@ -36,10 +36,11 @@ HANDED_ON = (
 def read_config(
     *, file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
 ) -> ClusterConfig:
-    """The cell that is asked for; where nothing names a pair, of the shipped one."""
+    """Reads the configuration of the cell. A target or drafter that is not named is that of the
+    shipped pair."""
     given = load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags=flags)
     _check_words(given)
-    # Processes may run in another folder: what is a file or a folder here gets its full path.
+    # Processes may run in another folder, so paths that exist here become absolute.
     full: dict[str, Any] = {
         key: str(Path(path).expanduser().resolve())
         for key in FILES
@@ -47,7 +48,7 @@ def read_config(
     }
     given = replace(given, address=given.address or ray_environment.job_address(environ), **full)
     if given.synthetic:
-        load_spec(given.synthetic)  # what is wrong with it is said before anything starts
+        load_spec(given.synthetic)  # a faulty file is refused before anything starts
         return given
     models = shipped.pair(given.target or None, given.drafter or None)
     for name, model in models.items():
@@ -68,9 +69,9 @@ def plan_topology(
     token_files: Mapping[str, Path],
     most: Mapping[ProcessRole, int] | None = None,
 ) -> Topology:
-    """Every process with its resolved settings; a wrong key or value is found here, before anything
-    starts. most: how many of each role there may come to be, where that are more than there are at
-    first."""
+    """Every process with its resolved settings; a wrong key or value raises ConfigError here,
+    before anything starts. most: largest number of processes of each role, for pools that may
+    grow."""
     shared: dict[str, object] = {
         **{key: getattr(config, key) for key in HANDED_ON},
         **{key: str(path) for key, path in token_files.items()},
@@ -94,7 +95,7 @@ def plan_topology(
         each["served_model"] = (
             each["served_model"] or settings[ProcessRole.COORDINATOR]["served_model"]
         )
-    if config.address is not None:  # who joins a cluster does not know what its machines have
+    if config.address is not None:  # machines of a joined cluster are not known
         return desired(config, settings, None)
     workers = {ProcessRole.VERIFY: config.verifiers, ProcessRole.DRAFT: config.drafters}
     for role, count in workers.items():
@@ -107,7 +108,7 @@ def plan_topology(
 
 
 def within(config: ClusterConfig, autoscale: AutoscaleConfig) -> ClusterConfig:
-    """Pools begin inside the bounds that autoscaling keeps."""
+    """The configuration with pool sizes inside the bounds of autoscaling."""
     if not autoscale.enabled:
         return config
     verifiers = min(max(config.verifiers, autoscale.min_verifiers), autoscale.max_verifiers)
@@ -118,7 +119,7 @@ def within(config: ClusterConfig, autoscale: AutoscaleConfig) -> ClusterConfig:
 
 
 def largest(config: ClusterConfig, autoscale: AutoscaleConfig) -> dict[ProcessRole, int]:
-    """How many processes of each role there may come to be by themselves."""
+    """Largest number of processes of each role that autoscaling may reach."""
     most = sizes_of(config)
     if autoscale.enabled:
         most[ProcessRole.VERIFY] = max(config.verifiers, autoscale.max_verifiers)
@@ -128,8 +129,8 @@ def largest(config: ClusterConfig, autoscale: AutoscaleConfig) -> dict[ProcessRo
 
 
 def http_bind(wanted: str | None) -> str | None:
-    """Where the HTTP front listens: as wanted, at a free port if somebody is there, nowhere without
-    its extra."""
+    """Where the HTTP front listens: at `wanted`, or at a free port if that one is taken. None if it
+    is off or its packages are not installed."""
     if wanted is None or http_missing():
         return None
     _, port = split_endpoint(wanted)
@@ -137,12 +138,12 @@ def http_bind(wanted: str | None) -> str | None:
         check_listeners([("http", wanted)])
     except ConfigError:
         port = 0
-    # Not 0, which would be another port for every successor of the process.
+    # Not port 0, which would give each successor of the process another port.
     return f"{wanted.rpartition(':')[0]}:{port or free_ports(1)[0]}"
 
 
 def _check_words(config: ClusterConfig) -> None:
-    """Of the plan that requests get by default."""
+    """Raises ConfigError for a default policy or rule that cannot be parsed."""
     try:
         if config.policy is not None:
             parse_policy(config.policy, field="cluster.policy")
@@ -153,7 +154,8 @@ def _check_words(config: ClusterConfig) -> None:
 
 
 def _check_model(name: str, model: str) -> None:
-    """A path that is not there is a typing error, told at once; anything else may be a hub id."""
+    """Raises ConfigError for what looks like a local path and holds no model; anything else may be
+    a hub id."""
     path = Path(model).expanduser()
     looks_local = (
         path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or path.exists()
@@ -168,8 +170,8 @@ def _full_path(model: str) -> str:
 
 
 def token_files(config: ClusterConfig) -> dict[str, Path]:
-    """Secrets of the cell by configuration key. Clients need one as soon as strangers could reach
-    either entry."""
+    """Paths of the cell's secrets by configuration key. Clients need a token as soon as the gRPC or
+    the HTTP endpoint can be reached from other machines."""
     files = {
         "token_file": state_dir() / "worker_token",
         "operator_token_file": state_dir() / "operator_token",

@@ -1,5 +1,5 @@
-"""Every call to Ray. Plain Core actors, recreated by the controller with a new incarnation, never
-restarted by Ray.
+"""Calls to Ray: joins a cluster and runs the processes of a cell as Core actors. The controller
+recreates a lost process with a new incarnation; Ray restarts only the controller.
 
 A local cluster is a child with a session of its own, bound to loopback, with a token of its own; it
 is ended by signals to exactly its processes (`process_tags.py`).
@@ -40,14 +40,14 @@ log = structlog.get_logger("deploy.cluster")
 
 NAMESPACE = "dspark"
 CONNECT_TIMEOUT_S = 5.0
-# variables that say where models are found, for workers on other nodes
+# prefixes of variables that say where models are found, for workers on other nodes
 CARRIED = (
     "HF_",
     "TRANSFORMERS_",
 )
 LOCAL_JOIN_S = 120.0
 CONTROLLER = "controller"
-# in Ray's own table, so that a controller that is restarted finds the last word about it
+# key in Ray's own table, where a restarted controller finds the last setting
 AUTOSCALE = "autoscale"
 # Actor name = cell, slash, replica name, separator, a random part: a dead actor's name is not free
 # at once.
@@ -57,7 +57,8 @@ LOOK_S = 3.0  # between two looks for a place
 
 @contextlib.contextmanager
 def _own_handler() -> Iterator[None]:
-    """Ray puts its own handler of SIGTERM in the place of ours, and none when it leaves."""
+    """Restores our handler of SIGTERM, which Ray replaces when it joins and removes when it
+    leaves."""
     ours = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -68,13 +69,14 @@ def _own_handler() -> Iterator[None]:
 
 @_own_handler()
 def connect(address: str, *, local: bool) -> None:
-    """Makes this process a driver of the cluster at `address`."""
+    """Makes this process a driver of the cluster at `address`. Raises NothingStarted if it cannot
+    join."""
     _check_reachable(address)
     options: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if local else {}
     carried = {name: value for name, value in os.environ.items() if name.startswith(CARRIED)}
     if carried and not local:
         options["runtime_env"] = {"env_vars": carried}
-    # A cluster of our own has only just begun to listen: a first "no" is not its last word.
+    # A cluster of our own has only just begun to listen, so a failed join is tried again.
     deadline = time.monotonic() + (LOCAL_JOIN_S if local else 0.0)
     while True:
         try:
@@ -96,7 +98,8 @@ def connect(address: str, *, local: bool) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray tries a dead address for minutes; a look at the port takes seconds."""
+    """Raises NobodyListens or NothingStarted within seconds for a dead address, which Ray tries for
+    minutes."""
     host, port = split_endpoint(address, "address")
     try:
         socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
@@ -114,7 +117,7 @@ def disconnect() -> None:
 
 @dataclass
 class _Actor:
-    """One process. node: its id, once it has its place."""
+    """The actor of one replica. node: id of its node, empty until Ray has placed it."""
 
     handle: Any
     replica: Replica
@@ -122,7 +125,7 @@ class _Actor:
 
 
 class RayFleet:
-    """Processes of a cell as detached actors of this cluster."""
+    """Runs the processes of a cell as detached actors of this cluster."""
 
     def __init__(
         self, topology: Topology, secrets: Mapping[str, str], config: ClusterConfig
@@ -133,7 +136,8 @@ class RayFleet:
         self._pending: dict[str, Pending] = {}
 
     async def adopt(self) -> dict[str, StartedProcess]:
-        """Actors an earlier controller made; those that do not answer are ended."""
+        """Takes over the actors that an earlier controller made, and ends those that do not
+        answer."""
         found: dict[str, StartedProcess] = {}
         for actor in actors_of(self._cell):
             name = actor.removeprefix(f"{self._cell}/").partition(_SEPARATOR)[0]
@@ -154,7 +158,7 @@ class RayFleet:
         return found
 
     async def launch(self, replica: Replica) -> StartedProcess:
-        """Creates the actor, then starts the room in it."""
+        """Creates the actor, then starts the room in it. Raises StartFailed."""
         await self.end(replica.name, 0.0)
         title = f"{self._cell}/{replica.name}"
         handle = (
@@ -206,12 +210,13 @@ class RayFleet:
             ray.kill(actor.handle, no_restart=True)
 
     def pending(self, name: str) -> Pending:
-        """Why Ray has not placed it."""
+        """What the launch of a replica waits for."""
         return self._pending.get(name, Pending())
 
     async def _await_place(self, handle: Any, replica: Replica, deadline: float) -> tuple[str, str]:
-        """Ray never refuses what no node can hold, it waits; so say what it waits for. Returns the
-        node's id and address."""
+        """Waits until Ray has placed the actor; returns the node's id and address, or raises
+        TimeoutError. Ray does not refuse an actor that no node can hold, so `pending` reports what
+        it waits for."""
         placed = asyncio.ensure_future(_awaitable(handle.here.remote()))
         short_since: float | None = None
         while True:
@@ -233,7 +238,7 @@ class RayFleet:
 
 
 def nodes() -> list[Node]:
-    """Those of the cluster that are alive."""
+    """Living nodes of the cluster."""
     return [
         Node(each["NodeID"], each["Resources"], each.get("Labels") or {})
         for each in ray.nodes()
@@ -251,7 +256,7 @@ def actors_of(cell: str) -> list[str]:
 
 
 def _why_pending(replica: Replica) -> str:
-    """What a process waits for that some node could hold."""
+    """Why a replica waits that some node could hold."""
     free = ray.available_resources()
     busy = [
         shown(kind, amount)
@@ -264,7 +269,7 @@ def _why_pending(replica: Replica) -> str:
 
 
 class DsparkController:
-    """The controller as an actor."""
+    """The cell's `Controller` as a Ray actor."""
 
     def __init__(
         self,
@@ -284,21 +289,21 @@ class DsparkController:
             drain_s=config.drain_s,
             autoscale=autoscale if said is None else replace(autoscale, enabled=said == b"on"),
         )
-        # Started here, so that a controller that Ray restarted takes up its work without being
-        # asked.
+        # Started here, so that a controller that Ray restarted resumes its work by itself.
         self._loop = asyncio.get_event_loop().create_task(self._controller.run())
 
     def __repr__(self) -> str:
         return _controller(self._cell)
 
     async def report(self) -> list[dict[str, Any]]:
-        """Every replica."""
+        """State of every replica, see `Controller.report`."""
         return self._controller.report()
 
     async def resize(
         self, verifiers: int | None, drafters: int | None, autoscale: bool | None
     ) -> tuple[int, int] | str:
-        """Changes what is named; returns the wanted sizes, or why it cannot be."""
+        """Changes the sizes and the autoscaling that are given (None: unchanged). Returns the
+        wanted sizes, or why they are refused."""
         now = self._controller.sizes()
         wanted = (
             now[0] if verifiers is None else verifiers,
@@ -329,7 +334,7 @@ def start_controller(
     config: ClusterConfig,
     autoscale: AutoscaleConfig,
 ) -> None:
-    """Creates the controller; a cell that is already there is refused."""
+    """Creates the controller. Raises NothingStarted if a cell of this name is already there."""
     if controller(config.cell) is not None:
         raise NothingStarted(
             f"this Ray cluster already runs a cell named {config.cell!r}; whoever brought it up "
@@ -360,7 +365,7 @@ def _autoscale(cell: str) -> str:
 
 
 def controller(cell: str) -> Any | None:
-    """The controller of a cell of this cluster."""
+    """Handle of a cell's controller in this cluster; None without one."""
     try:
         return ray.get_actor(_controller(cell), namespace=NAMESPACE)
     except ValueError:
@@ -368,7 +373,7 @@ def controller(cell: str) -> Any | None:
 
 
 def report(cell: str) -> list[dict[str, Any]]:
-    """The controller's report."""
+    """The controller's report. Raises Unavailable if it is gone or does not answer."""
     rows: list[dict[str, Any]] = _asked(cell, "report")
     return rows
 
@@ -376,7 +381,8 @@ def report(cell: str) -> list[dict[str, Any]]:
 def resize(
     cell: str, verifiers: int | None, drafters: int | None, autoscale: bool | None
 ) -> tuple[int, int]:
-    """Tells the controller new sizes, and whether they follow the load; None keeps what is."""
+    """Sends the controller new sizes, and whether they follow the load; None keeps the value.
+    Returns the wanted sizes; raises ConfigError if they are refused."""
     wanted: tuple[int, int] | str = _asked(cell, "resize", verifiers, drafters, autoscale)
     if isinstance(wanted, str):
         raise ConfigError(wanted)

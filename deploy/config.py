@@ -1,5 +1,5 @@
-"""What an operator wants to run: section `cluster` of the configuration file. Torch-free,
-Ray-free."""
+"""Configuration of a cell: section `cluster` of the configuration file. Imports neither torch nor
+Ray."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Keeps the cell as it should be: starts, watches and replaces its processes, and tells the
-coordinator who is there.
+"""The control loop of a cell: starts, watches and replaces its processes, and announces workers to
+the coordinator.
 
-Knows no Ray: whoever runs processes is a `Fleet`. Decisions are `reconcile.plan`; this file only
-carries them out. Invariant: the coordinator is always told the full set of serving workers, after
-every change and every few seconds, so a lost message or a restarted coordinator heals by itself. A
-worker that is to leave is told of as draining first, and ended when the coordinator says that
-nobody needs it.
+It imports no Ray: a `Fleet` runs the processes. `reconcile.plan` decides; this file carries out.
+Invariant: the coordinator always gets the full set of serving workers, after every change and every
+few seconds, so a lost message or a restarted coordinator heals by itself. A worker that is to leave
+is announced as draining first, and ended when the coordinator reports that no sequence needs it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ ANNOUNCE_EVERY_S = 5.0
 MISSES = 2  # refused connections in a row that mean death
 HUNG_AFTER_S = 20.0  # silence, with the connection open, that means death
 DRAIN_S = 30.0  # how long a worker that leaves may finish what it has
-END_GRACE_S = 5.0  # for a worker that nobody needs any more
+END_GRACE_S = 5.0  # for a worker that no sequence needs any more
 _UNSEEN = Observed(Phase.DOWN, 0.0)
 
 
@@ -57,8 +56,8 @@ class Controller:
         self._drain_s = drain_s
         # draining workers that the coordinator needs no more
         self._unneeded: frozenset[str] = frozenset()
-        self._said = asyncio.Condition()  # of what the coordinator says
-        # those that are announced no more, because they are about to end
+        self._said = asyncio.Condition()  # notified by every reply to an announcement
+        # workers that are announced no more, because they are about to end
         self._released: set[str] = set()
         self._scaling = autoscale or AutoscaleConfig()
         if not topology.has_drafter:
@@ -77,7 +76,7 @@ class Controller:
         self._closing = False
 
     async def run(self) -> None:
-        """Adopts what is there, then keeps the cell until `close`."""
+        """Adopts the processes that are there, then keeps the cell running until `close`."""
         left = await self._fleet.adopt()
         self._topology = adopted(self._topology, left)
         for name, started in left.items():
@@ -95,7 +94,7 @@ class Controller:
             await asyncio.sleep(TICK_S)
 
     async def step(self) -> None:
-        """One look around: probe, decide, act, announce."""
+        """One tick: probes, decides, acts, announces, and lets the pools follow the load."""
         await asyncio.gather(*(self._watch(name) for name in list(self._running)))
         await self._follow_coordinator()
         starts, stops = reconcile.plan(self._topology.names, self._seen, time.monotonic())
@@ -108,16 +107,17 @@ class Controller:
         await self._follow_load()
 
     def sizes(self) -> tuple[int, int]:
-        """(verifiers, drafters) that are wanted."""
+        """The wanted (verifiers, drafters)."""
         return self._topology.sizes[ProcessRole.VERIFY], self._topology.sizes[ProcessRole.DRAFT]
 
     def resize(self, verifiers: int, drafters: int, *, autoscale: bool | None = None) -> None:
-        """Changes the wanted sizes of the pools, and whether they follow the load (None: as it is);
-        the loop does the rest. What is refused changes nothing."""
+        """Changes the wanted sizes of the pools, and whether they follow the load (None:
+        unchanged); the loop does the rest. Raises ConfigError for sizes that are refused, and
+        changes nothing then."""
         if self._autoscaler is not None if autoscale is None else autoscale:
             for pool, size in {"verifiers": verifiers, "drafters": drafters}.items():
                 least, most = self._scaling.bounds[pool]
-                if not least <= size <= most:  # it would be taken back at the next look
+                if not least <= size <= most:  # autoscaling would undo it at its next look
                     kept = f"autoscaling keeps {least} to {most} (section autoscale)"
                     raise ConfigError(f"scale: {size} {pool}, while {kept}")
         self._resize(verifiers, drafters, "asked for")
@@ -127,7 +127,7 @@ class Controller:
             self._autoscaler.rest(time.monotonic())
 
     def follow_load(self, on: bool) -> None:
-        """Whether the pools change their sizes by themselves from now on."""
+        """Switches autoscaling on or off from now on."""
         self._autoscaler = Autoscaler(self._scaling) if on else None
         self._window = LoadWindow(self._scaling.window_s)
         log.info("autoscale.set", on=on)
@@ -164,8 +164,8 @@ class Controller:
         return self._fleet.pending(name) if starting else Pending()
 
     async def close(self, grace_s: float) -> None:
-        """Ends every process, from the clients inwards, so that streams end before whoever feeds
-        them does."""
+        """Ends every process: front ends, the coordinator, then workers, so that streams end before
+        the processes that feed them."""
         self._closing = True
         tasks = list(self._tasks.values())
         for task in tasks:
@@ -191,7 +191,7 @@ class Controller:
         )
 
     def _idle(self, name: str) -> bool:
-        """Whether nothing is being done with it."""
+        """Whether no start or stop of this replica is in progress."""
         return name not in self._tasks or self._tasks[name].done()
 
     def _begin(self, name: str) -> None:
@@ -199,7 +199,7 @@ class Controller:
         assert replica is not None, "plan starts only what is desired"
         if replica.role is ProcessRole.FRONTEND:
             if self._topology.coordinator.name not in self._running:
-                return  # nobody to attach to; the next tick asks again
+                return  # no coordinator to attach to; the next tick tries again
             replica = self._placed(replica)
         self._seen[name] = reconcile.starting(self._seen.get(name), time.monotonic())
         log.info("replica.starting", replica=name, start=self._seen[name].starts)
@@ -210,7 +210,7 @@ class Controller:
         try:
             started = await self._fleet.launch(replica)
         except StartFailed as error:
-            self._fronts.pop(replica.name, None)  # where it was before may be taken
+            self._fronts.pop(replica.name, None)  # its former port may be taken
             log.error(
                 "replica.start_failed", replica=replica.name, reason=str(error), fatal=error.fatal
             )
@@ -239,8 +239,8 @@ class Controller:
             self._probes[name] = Probe(started.endpoint, ROOMS[replica.role].service, self._tls)
 
     def _placed(self, replica: Replica) -> Replica:
-        """A front end is told where the coordinator is, and comes back where its clients look for
-        it."""
+        """The front end with the coordinator's endpoint in its settings, and with its former port,
+        where its clients look for it."""
         settings = {
             **replica.settings,
             "coordinator": self._running[self._topology.coordinator.name].endpoint,
@@ -251,7 +251,7 @@ class Controller:
         return replace(replica, settings=settings)
 
     async def _follow_coordinator(self) -> None:
-        """A coordinator that came back elsewhere needs front ends that know it."""
+        """Restarts front ends whose coordinator has come back at another endpoint."""
         coordinator = self._running.get(self._topology.coordinator.name)
         if coordinator is None:
             return
@@ -263,7 +263,7 @@ class Controller:
     async def _watch(self, name: str) -> None:
         probe = self._probes.get(name)
         if probe is None or self._seen[name].phase is not Phase.SERVING:
-            return  # one that is being stopped may refuse as it likes
+            return  # a replica that is being stopped may refuse
         await probe.look()
         if probe.misses >= MISSES or time.monotonic() - probe.heard > HUNG_AFTER_S:
             reason = (
@@ -287,7 +287,7 @@ class Controller:
             or await self._until_idle(name)
         )
         if not idle:
-            await self._announce()  # without it, so that its sequences have moved before it ends
+            await self._announce()  # without it, so that its sequences move before it ends
         log.info(
             "replica.leaves", replica=name, idle=idle, drained_s=round(time.monotonic() - began, 2)
         )
@@ -306,7 +306,7 @@ class Controller:
     async def _forget(self, name: str) -> None:
         self._running.pop(name, None)
         self._released.discard(name)
-        self._unneeded -= {name}  # another one of this name is another one
+        self._unneeded -= {name}  # the next process of this name is another worker
         probe = self._probes.pop(name, None)
         if probe is not None:
             with contextlib.suppress(Exception):  # a broken channel may refuse to close in order
@@ -321,8 +321,8 @@ class Controller:
             for name, started in sorted(self._running.items())
             if name.startswith(WORKERS) and name not in self._released
         }
-        # From the moment in which it is not wanted: taken out of the set at once, it would leave
-        # its sequences alone.
+        # A worker drains from the moment it is not wanted: dropped at once, it would abandon its
+        # sequences.
         draining = workers.keys() - self._topology.names
         now, content = time.monotonic(), (coordinator, tuple(workers.items()), frozenset(draining))
         told_at, told = self._announced
@@ -339,8 +339,8 @@ class Controller:
             self._said.notify_all()
 
     async def _follow_load(self) -> None:
-        """Lets the autoscaler look at the cell now and then, as long as nothing is starting or
-        leaving."""
+        """Lets the autoscaler look at the cell now and then; nothing is decided while replicas
+        start or leave."""
         scaler, now = self._autoscaler, time.monotonic()
         coordinator = self._running.get(self._topology.coordinator.name)
         if scaler is None or coordinator is None or now - self._looked < scaler.config.look_s:
@@ -356,7 +356,7 @@ class Controller:
         )
         if not settled:
             self._give_back(scaler, now)
-            # what was seen of other sizes says nothing about these
+            # readings of other sizes say nothing about these
             self._window = LoadWindow(self._scaling.window_s)
         if self._window.span_s <= 0:
             return
@@ -366,7 +366,7 @@ class Controller:
             self._resize(*wanted, "; ".join(f"{pool}: {why}" for pool, why in scaler.why.items()))
 
     def _give_back(self, scaler: Autoscaler, now: float) -> None:
-        """Pools that grew by themselves beyond what nodes can hold shrink to what they can."""
+        """Shrinks pools that grew by themselves beyond what the nodes can hold."""
         sizes = [self._held(role, size) for role, size in zip(POOLS, self.sizes(), strict=True)]
         if tuple(sizes) != self.sizes() and sizes[0]:
             self._resize(sizes[0], sizes[1], "no node can hold more")

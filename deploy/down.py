@@ -1,5 +1,5 @@
-"""Taking a cell down: everything it started ends, detached actors included, and the state file goes
-last."""
+"""Takes a cell down: ends everything it started, detached actors included, and removes the state
+file last."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from dspark.errors import DsparkError, Unavailable
 
 Say = Callable[[str], None]
 
-ASK_S = 3.0  # a coordinator that takes longer to say what it does is taken for a busy one
+ASK_S = 3.0  # a coordinator that takes longer to send its status counts as busy
 GRACE_S = 30.0  # for running streams, unless the user says otherwise
 
 
 def take_down(say: Say, grace_s: float = GRACE_S) -> None:
-    """Ends the cell of the state folder: takes nothing new, lets running streams finish within the
-    grace.
-
-    Fine when there is no cell.
-    """
+    """Ends the cell of the state folder: new requests are refused, running streams may finish
+    within the grace. Without a cell there is nothing to do. Raises DsparkError when processes do
+    not end."""
     try:
         cell = find_cell()
     except NoCell as error:
@@ -60,7 +58,7 @@ def take_down(say: Say, grace_s: float = GRACE_S) -> None:
 
 
 def _end_unreadable() -> None:
-    """Ends what a state file of another version or a damaged one still names."""
+    """Ends the processes that a damaged state file, or one of another version, still names."""
     try:
         content = json.loads(cell_file().read_text(encoding="utf-8"))
         cell_id, leader = str(content["cell_id"]), int(content["ray_pid"])
@@ -70,18 +68,18 @@ def _end_unreadable() -> None:
 
 
 def own(leader: int, cell_id: str) -> int:
-    """The leader's process id if it is still the cell's, else 0: ids are given away again."""
+    """The leader's process id if it is still the cell's, else 0: the system reuses ids."""
     return leader if not has_marks() or leader in marked(cell_id) else 0
 
 
 def under_way(cell: Cell) -> str:
-    """Requests that run or wait, in words; nothing where there are none, or nobody listens."""
+    """Running and waiting requests, in words; empty if there are none or nothing listens."""
     try:
         with Client(cell.endpoint, token=cell.token(), tls=cell.tls()) as client:
             reply = client.status(timeout=ASK_S)
     except Unavailable:
         return ""
-    except DsparkError:  # it listens, and has no time, or does not tell us
+    except DsparkError:  # it listens, but is too busy or refuses to answer
         return "requests"
     count = reply.queued + sum(lane.running + lane.waiting for lane in reply.lanes)
     return f"{count} requests" if count else ""

@@ -1,4 +1,4 @@
-"""What a controller needs of whoever runs processes. Knows no Ray."""
+"""Interface between the controller and what runs its processes. Imports no Ray."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StartedProcess:
 
 
 class StartFailed(DsparkError):
-    """A process did not start. `fatal`: it said itself that it cannot, as configured."""
+    """A process did not start. fatal: it reported itself that it cannot, as configured."""
 
     def __init__(self, sentence: str, *, fatal: bool) -> None:
         super().__init__(sentence)
@@ -29,17 +29,17 @@ class StartFailed(DsparkError):
 
 
 class NothingStarted(DsparkError):
-    """A Ray cluster cannot be joined, or somebody else's cell runs there: nothing of ours is to be
-    undone."""
+    """A Ray cluster cannot be joined or used, or already runs a cell of this name: there is nothing
+    to undo."""
 
 
 class NobodyListens(NothingStarted):
-    """A Ray cluster is gone, and with it every actor."""
+    """Nothing listens at a Ray cluster's address: it is gone, and with it every actor."""
 
 
 @dataclass(frozen=True)
 class Pending:
-    """What a launch waits for: `why` is empty when it is simply loading. `unplaced`: no node there
+    """What a launch waits for. why: empty while the process is simply loading. unplaced: no node
     can hold it, and it has waited for one long enough."""
 
     why: str = ""
@@ -50,10 +50,10 @@ class Fleet(Protocol):
     """Runs processes. Names are those of the topology; at most one process has a name."""
 
     async def adopt(self) -> Mapping[str, StartedProcess]:
-        """Processes that an earlier controller left running."""
+        """Takes over processes that an earlier controller left running, by name."""
 
     async def launch(self, replica: Replica) -> StartedProcess:
-        """Starts a process and waits until it serves; StartFailed says why not."""
+        """Starts a process and waits until it serves. Raises StartFailed with the reason."""
 
     async def end(self, name: str, grace_s: float) -> None:
         """Ends the process, if there is one; without grace it is killed."""

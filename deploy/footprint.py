@@ -1,9 +1,8 @@
-"""How much memory a worker will take, from the files of its models and its settings. Reads sizes,
+"""Estimates the memory of a worker from its settings and the files of its models. Reads sizes,
 never a tensor.
 
-What Ray reserves by this is a bound on what a worker may come to hold: weights in the number format
-they are computed in, and a cache that is full. Models that are not on this machine are counted as
-nothing but the process itself.
+Ray reserves the estimate, an upper bound: weights in the number format they are computed in, and a
+cache that is full. Models that are not on this machine count as zero beside the process itself.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from verify_service.config import KV_TOKENS
 
 MIB = 1 << 20
 LIGHT = 256 * MIB  # a process without torch
-HEAVY = 640 * MIB  # torch, transformers and their room to work
-ON_CARD = 2048 * MIB  # what a process whose weights and cache lie on a card keeps beside them
+HEAVY = 640 * MIB  # torch, transformers and their working memory
+ON_CARD = 2048 * MIB  # main memory of a process whose weights and cache lie on a card
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def of(role: ProcessRole, settings: Mapping[str, Any]) -> int:
-    """Bytes of main memory of one process that computes on a processor, or on a card that its
-    settings name."""
+    """Bytes of main memory of one process. It computes on a processor unless its settings name a
+    card."""
     if role not in POOLS or settings.get("engine") == "synthetic":
         return LIGHT
     if str(settings.get("device")).startswith("cuda"):
@@ -42,7 +41,7 @@ def of(role: ProcessRole, settings: Mapping[str, Any]) -> int:
         keys = text_keys(config)
         stored = _BYTES[keys.dtype()]
         row = _row(keys)
-    except DsparkError:  # the worker itself says what is wrong with it
+    except DsparkError:  # the worker itself reports what is wrong
         return HEAVY
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) * number // stored
     if not verifies and "target_layer_ids" in config:
@@ -54,7 +53,7 @@ def of(role: ProcessRole, settings: Mapping[str, Any]) -> int:
 
 
 def _row(keys: Keys) -> int:
-    """Numbers that a cache holds of one token: keys and values of every layer."""
+    """Numbers that a KV cache holds per token: keys and values of every layer."""
     heads = keys.count("num_attention_heads")
     size = keys.count("head_dim", default=max(keys.count("hidden_size") // heads, 1))
     return (
@@ -66,8 +65,8 @@ def _row(keys: Keys) -> int:
 
 
 def _left_out(folder: Path, keys: Keys) -> int:
-    """Numbers of the tables that a drafter's files leave to its target: they are loaded all the
-    same."""
+    """Numbers in the tables that a drafter's files lack: it loads its target's tables in their
+    place."""
     rows = {name: keys.count("vocab_size") for name in ("embed_tokens.weight", "lm_head.weight")}
     rows["lm_head.weight"] = keys.count("draft_vocab_size", default=rows["lm_head.weight"])
     for file in folder.glob("*.safetensors"):
@@ -78,7 +77,7 @@ def _left_out(folder: Path, keys: Keys) -> int:
 
 
 def _folder(model: str) -> Path | None:
-    """Where a model lies on this machine; a hub id is looked up in the cache alone."""
+    """Folder of a model on this machine, if any; a hub id is looked up in the local cache alone."""
     if not model or model == "none":
         return None
     path = folder_of(model) if is_imported(model) else Path(model).expanduser()
@@ -88,6 +87,6 @@ def _folder(model: str) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
 
         found = try_to_load_from_cache(model, CONFIG_NAME)
-    except Exception:  # no such library, or no such id: there is nothing to weigh
+    except Exception:  # no such library, or no such id: there is nothing to measure
         return None
     return Path(found).parent if isinstance(found, str) else None

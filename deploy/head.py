@@ -26,7 +26,7 @@ from dspark.errors import Unavailable
 from dspark.runtime.identity import write_token
 
 PORT_TIMEOUT_S = 60.0
-STARTS = 3  # a port can be taken between our look and Ray's
+STARTS = 3  # a port can be taken between our check and Ray's start
 OBJECT_STORE_BYTES = 80_000_000  # nothing of ours travels through it
 
 _PORT_OPTIONS = (
@@ -41,7 +41,7 @@ _PORT_OPTIONS = (
 )
 _PORTS = range(20_000, 30_000)  # above Ray's workers, below what kernels choose from
 _first = secrets.randbelow(len(_PORTS))
-# one after the other: none is given twice
+# in turn, so that no port is given out twice
 _ports = itertools.cycle((*_PORTS[_first:], *_PORTS[:_first]))
 PREFIX = "dspark-ray-"  # of folders
 _PORT_VARIABLES = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
@@ -60,7 +60,7 @@ class Head:
 
 
 class _NotOurs(Unavailable):
-    """This start failed in a way that other ports can mend."""
+    """A start failed in a way that other ports may mend."""
 
 
 def start_head(
@@ -71,12 +71,12 @@ def start_head(
     *,
     dashboard: bool = False,
 ) -> Head:
-    """Starts the cluster and waits until it asks who calls. `environ` (this process's) is set up
-    for drivers.
+    """Starts the cluster and waits until it demands a token. Sets `environ` (this process's) up for
+    drivers.
 
-    `noted` hears of the cluster before anything is waited for, so that it can always be ended by
-    somebody else. A start that ends by itself, or whose port somebody else answers, is tried again
-    with other ports.
+    `noted` is called with the cluster before any wait, so that another process can always end it. A
+    start that ends by itself, or whose port another cluster answers, is tried again with other
+    ports.
     """
     if not token_file.exists():
         write_token(token_file)
@@ -137,7 +137,8 @@ def _start(
 
 
 def stop_head(head: Head) -> list[int]:
-    """Ends every process of the cluster and removes its folder; returns those that would not go."""
+    """Ends every process of the cluster and removes its folder; returns ids of those that did not
+    end."""
     left = end_all(head.cell_id, head.pid)
     # a damaged state file must not name a folder to remove
     ours = head.folder.name.startswith(PREFIX)
@@ -150,11 +151,11 @@ def stop_head(head: Head) -> list[int]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports nobody listens on now.
+    """Different ports on which nothing listens now.
 
-    A port that the kernel chooses (`bind` to 0) can become the near end of anybody's connection
-    before its owner listens there, or while the owner is replaced. These lie outside of the range
-    that it chooses from.
+    A port that the kernel chooses (`bind` to 0) can become the local end of any connection before
+    its owner listens there, or while the owner is replaced. These lie outside the range that it
+    chooses from. Raises Unavailable when there are not enough.
     """
     found: list[int] = []
     for port in itertools.islice(_ports, len(_PORTS)):
@@ -169,10 +170,10 @@ def free_ports(count: int) -> list[int]:
 
 
 def _await_ours(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Until the cluster that was started listens and asks who calls; a busy machine may keep it
-    from saying so at once.
+    """Waits until the started cluster listens and demands a token, which takes time on a busy
+    machine.
 
-    A Ray cluster that does not ask is somebody else's.
+    Raises _NotOurs if it ended, or if a Ray cluster that demands none answers: that is another one.
     """
     deadline = time.monotonic() + PORT_TIMEOUT_S
     while True:

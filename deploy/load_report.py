@@ -1,8 +1,8 @@
-"""From what the coordinator says of the cell to what the autoscaler and people want to know. Pure.
+"""Turns the coordinator's status reports into rates, shares and percentiles, for the autoscaler and
+for people. Pure.
 
-Counters are cumulative, so every number here is a difference of two looks: rates, shares,
-percentiles of a window. A process that was replaced in between begins anew and is left out until it
-was seen twice.
+Counters are cumulative, so every number here is a difference of two reports. A process that was
+replaced in between starts from zero and is left out until it was seen twice.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ VERIFY_RPC = "dspark_verify_rpc_seconds"
 
 @dataclass
 class LoadWindow:
-    """The looks of the last `seconds`, and what happened between the oldest and the newest."""
+    """Status reports of the last `seconds`, and the changes between the oldest and the newest."""
 
     seconds: float
     _looks: deque[tuple[float, CellStatus]] = field(default_factory=deque)
 
     def add(self, at: float, status: CellStatus) -> None:
-        """The newest look and when it was taken, by any monotonic clock; forgets what is older than
-        the window, but always keeps two."""
+        """Adds a report and its time by any monotonic clock; drops what is older than the window,
+        but always keeps two."""
         self._looks.append((at, status))
         while len(self._looks) > 2 and self._looks[1][0] <= at - self.seconds:
             self._looks.popleft()
@@ -45,21 +45,21 @@ class LoadWindow:
 
     @property
     def span_s(self) -> float:
-        """0 while there are not two looks."""
+        """Time between the oldest and the newest report; 0 with fewer than two."""
         return self._looks[-1][0] - self._looks[0][0] if self._looks else 0.0
 
     def total(self, name: str) -> float:
-        """Growth of a counter of the coordinator; all of it when the coordinator is new."""
+        """Growth of a counter of the coordinator; its whole value when the coordinator is new."""
         now = self.newest.totals.get(name, 0.0)
         grown = now - self.oldest.totals.get(name, 0.0)
         return grown if grown >= 0 else now
 
     def rate(self, name: str) -> float:
-        """Per second."""
+        """Growth of a counter of the coordinator per second."""
         return self.total(name) / self.span_s if self.span_s > 0 else 0.0
 
     def percentile(self, name: str, share: float) -> float | None:
-        """Of a latency, seconds; None when nothing was observed in the window."""
+        """Percentile of a latency, seconds; None when nothing was observed in the window."""
         newest, oldest = (_distribution(look, name) for look in (self.newest, self.oldest))
         if newest is None:
             return None
@@ -78,7 +78,7 @@ class LoadWindow:
         }
 
     def draft_wait_s(self) -> float:
-        """Mean wait of a cohort for a busy drafter."""
+        """Mean wait of a cohort for a busy drafter; 0 when none waited."""
         pairs = self._pairs("draft")
         waits = sum(now.waits - before.waits for now, before in pairs)
         return (
@@ -86,7 +86,7 @@ class LoadWindow:
         )
 
     def reading(self) -> PoolReading:
-        """What the autoscaler decides by."""
+        """The load of the window, from which the autoscaler decides."""
         status = self.newest
         verifiers = [
             each for each in status.processes if each.role == "verify" and each.state == "serving"
@@ -105,13 +105,12 @@ class LoadWindow:
         )
 
     def _pairs(self, role: str) -> list[tuple[ProcessStatus, ProcessStatus]]:
-        """(now, before) of the workers that serve and were there, as the same process, in the
-        oldest look."""
+        """(now, before) of each serving worker that the oldest report has as the same process."""
         before = {(each.name, each.incarnation): each for each in self.oldest.processes}
         pairs = []
         for now in self.newest.processes:
             earlier = before.get((now.name, now.incarnation))
-            # A worker too busy to say what it holds says 0 for everything: that is no reading.
+            # A worker too busy to report sends 0 for everything: that is no reading.
             if (
                 now.role == role
                 and now.state == "serving"
@@ -124,8 +123,8 @@ class LoadWindow:
 
 
 def percentile(bounds: Sequence[float], counts: Sequence[float], share: float) -> float | None:
-    """Linear inside the bucket, as Prometheus does; beyond the last bound, that bound. None without
-    observations."""
+    """Percentile of a histogram: linear inside the bucket, as Prometheus does; beyond the last
+    bound, that bound. None without observations."""
     total = sum(counts)
     if total <= 0:
         return None

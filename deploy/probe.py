@@ -1,8 +1,7 @@
-"""Is a process there? One gRPC health check at a time over a channel of its own, and the
-announcement to a coordinator.
+"""Health checks of processes, and announcements of workers to a coordinator.
 
-A refused connection is death within two ticks; silence on an open connection is judged by how long
-it has lasted.
+A probe has a channel of its own and one check at a time. A refused connection is death within two
+ticks; silence on an open connection is judged by how long it has lasted.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _ROLES = {ProcessRole.VERIFY: control_pb2.ROLE_VERIFY, ProcessRole.DRAFT: contro
 
 
 class Probe:
-    """Looks at one process. misses: refused looks in a row. heard: when it last answered."""
+    """Checks one process. misses: refused checks in a row. heard: when it last answered."""
 
     def __init__(self, endpoint: str, service: str, tls: Tls | None = None) -> None:
         self._channel = open_channel(endpoint, tls=tls)
@@ -42,7 +41,7 @@ class Probe:
         self.heard = time.monotonic()
 
     async def look(self) -> None:
-        """Asks once. Any answer counts as life, be it "not serving"."""
+        """Sends one health check. Any answer counts as life, even "not serving"."""
         request = health_pb2.HealthCheckRequest(service=self._service)
         try:
             await self._stub.Check(request, timeout=LOOK_TIMEOUT_S)
@@ -62,7 +61,7 @@ class Probe:
 
 
 async def _refuses(endpoint: str) -> bool:
-    """Whether nobody listens there any more."""
+    """Whether the endpoint refuses connections; silence is no refusal."""
     host, port = split_endpoint(endpoint)
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), LOOK_TIMEOUT_S)
@@ -75,7 +74,7 @@ async def _refuses(endpoint: str) -> bool:
 
 
 class ControlAnnouncer:
-    """Tells a coordinator who is there, and hears how its cell is: an operator of its Control
+    """Announces workers to a coordinator and reads its cell's status, as an operator of its Control
     service."""
 
     def __init__(self, token: str | None, tls: Tls | None = None) -> None:
@@ -89,8 +88,8 @@ class ControlAnnouncer:
         workers: Mapping[str, tuple[ProcessRole, StartedProcess]],
         draining: Set[str],
     ) -> frozenset[str]:
-        """Replaces its set of workers; those that drain get nothing new. Returns those of them that
-        no sequence needs any more."""
+        """Replaces the coordinator's set of workers; draining ones get nothing new. Returns those
+        of them that no sequence needs any more."""
         message = control_pb2.AnnounceRequest(
             workers=[
                 control_pb2.WorkerEndpoint(
@@ -107,7 +106,7 @@ class ControlAnnouncer:
         return frozenset(reply.idle)
 
     async def status(self, coordinator: StartedProcess) -> CellStatus:
-        """The whole cell as it sees it."""
+        """The whole cell as the coordinator sees it."""
         message = control_pb2.GetStatusRequest()
         return read_status(
             await self._asked(coordinator.endpoint, "GetStatus", message, STATUS_TIMEOUT_S)

@@ -1,8 +1,8 @@
-"""Finding and ending every process of a cell, and only those.
+"""Finds and ends every process of a cell, and only those.
 
-Each cell has an id that all its processes inherit in their environment, so a search by it misses
-nobody, whatever process group a child was put into, and hits nobody else: no command that stops
-every Ray process of a machine is used.
+All processes of a cell inherit its id in their environment. A search by it finds each of them, in
+any process group, and none of another cell; no command that stops every Ray process of a machine is
+used.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _PROC = Path("/proc")
 
 
 def new_cell_id() -> str:
-    """An id no other cell has."""
+    """A random id, which no other cell has."""
     return secrets.token_hex(8)
 
 
 def has_marks() -> bool:
-    """Whether this system lets the marks of processes be read."""
+    """Whether environments of processes can be read on this system."""
     return _PROC.is_dir()
 
 
 def marked(cell_id: str) -> list[int]:
-    """Process ids that carry the mark, this process left out. Empty where the system has no
-    /proc."""
+    """Ids of processes with the cell's id in their environment, this process left out. Empty where
+    the system has no /proc."""
     mark = f"{VARIABLE}={cell_id}".encode()
     found = []
     for entry in _PROC.iterdir() if _PROC.is_dir() else ():
@@ -48,8 +48,8 @@ def marked(cell_id: str) -> list[int]:
 
 
 def end_all(cell_id: str, leader: int, *, grace_s: float = 10.0) -> list[int]:
-    """Ends the leader's process group, then whoever carries the mark. Returns those that would not
-    go."""
+    """Sends SIGTERM to the leader's process group and, after the grace, SIGKILL to it and to every
+    marked process. Returns ids of those that did not end."""
     seen = set(marked(cell_id))
     _signal_group(leader, signal.SIGTERM)
     if not _wait_gone(cell_id, leader, seen, grace_s):
@@ -62,11 +62,11 @@ def end_all(cell_id: str, leader: int, *, grace_s: float = 10.0) -> list[int]:
 
 
 def _wait_gone(cell_id: str, leader: int, seen: set[int], timeout_s: float) -> list[int]:
-    """Waits for the leader and whoever carries the mark; returns those still there at the end.
+    """Waits until the leader and all marked processes have ended; returns those still there.
 
-    A process gives up its environment some moments before it has ended and may hold a port until
-    then, so those that were `seen` with the mark are waited for while they leave. One that took off
-    its mark is not of the cell any more.
+    A process loses its environment some moments before it ends and may hold a port until then, so
+    those that were `seen` with the mark are waited for while they exit. One that removed its mark
+    is not of the cell any more.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -87,8 +87,8 @@ def _wait_gone(cell_id: str, leader: int, seen: set[int], timeout_s: float) -> l
 
 
 def _ends(pid: int, leader: int) -> bool:
-    """Whether a process without a mark is waited for: the leader, or one that has given up its
-    memory already."""
+    """Whether a process without a mark is waited for: the leader, or one that has released its
+    memory."""
     try:
         return pid == leader or not (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:

@@ -51,15 +51,15 @@ class Child:
 
 
 class ProcessCell:
-    """A coordinator, verifiers and drafters as children of this process; a context manager that
-    leaves nothing behind.
+    """A coordinator, verifiers and drafters as children of this process; the context manager ends
+    them.
 
-    flags: of each role, as written in its configuration, e.g. `draft={"q_entries": 16}`. programs:
-    by role, a module and its words that stand for the command itself.
+    flags: settings of each role, as in its configuration, e.g. `draft={"q_entries": 16}`. programs:
+    by role, module and arguments to run in place of the command line's.
     """
 
-    led = True  # by a coordinator; else workers alone
-    placed = True  # on processors, as those of a cluster are
+    led = True  # whether it has a coordinator; else workers alone
+    placed = True  # whether processes keep to processors, as those of a cluster do
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class ProcessCell:
 
     @property
     def endpoint(self) -> str:
-        """Of the coordinator."""
+        """Endpoint of the coordinator."""
         return self.children["coordinator/0"].endpoint
 
     @property
@@ -102,7 +102,7 @@ class ProcessCell:
         return self.children["coordinator/0"].http
 
     def endpoints(self, role: str) -> list[str]:
-        """Of all processes of a role."""
+        """Endpoints of all processes of a role."""
         return [
             child.endpoint for name, child in self.children.items() if name.startswith(f"{role}/")
         ]
@@ -132,7 +132,7 @@ class ProcessCell:
         return self
 
     def add_front_end(self, **flags: object) -> Child:
-        """One more process, which serves clients before the coordinator."""
+        """Starts one more process, a front end of the coordinator."""
         before = {"target": self._models["target"], "coordinator": self.endpoint}
         child = self._begin("frontend", len(self.endpoints("frontend")), {**before, **flags})
         self._await_ready(child)
@@ -174,13 +174,13 @@ class ProcessCell:
         return self._spawn(name, [*start, *self._place(name), *words])
 
     def _said(self, role: str, key: str) -> object:
-        """A setting that is given for a role, here or in the environment."""
+        """A setting that is given for a role, in its flags or in the environment."""
         return self._flags.get(role, {}).get(key) or os.environ.get(
             f"DSPARK_{role.upper()}__{key.upper()}"
         )
 
     def _place(self, name: str) -> list[str]:
-        """Where a process and its successors listen: the flags that say so."""
+        """Flags for where a process and its successors listen."""
         return [f"--bind=127.0.0.1:{free_ports(1)[0]}"]
 
     def _spawn(self, name: str, command: Sequence[str]) -> Child:
@@ -234,7 +234,7 @@ class ProcessCell:
 
 
 def _option(key: str, value: object) -> str:
-    """A setting as `dspark serve` reads it."""
+    """A setting as a flag of `dspark serve`."""
     name = key.replace("_", "-")
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
@@ -242,8 +242,7 @@ def _option(key: str, value: object) -> str:
 
 
 def _read_line(pipe: IO[bytes], timeout_s: float) -> bytes:
-    """One line; nothing where the pipe closed or the time ran out before its end, whoever holds the
-    other one."""
+    """One line; empty if the pipe closes or the time runs out before its end."""
     deadline = time.monotonic() + timeout_s
     line = b""
     while not line.endswith(b"\n"):

@@ -1,7 +1,7 @@
-"""How Ray is reached: what it reads once, at import, in the environment, and whether a cluster asks
-who calls.
+"""Access to Ray: the environment that it reads once, at import, and whether a cluster demands a
+token.
 
-Does not import ray, nor does `dspark ray -- WORDS`, which runs Ray's own commands against the
+Only `driving` imports ray. `dspark ray -- WORDS` does not: it runs Ray's own commands against the
 cell's cluster.
 """
 
@@ -27,26 +27,25 @@ from dspark.runtime.identity import state_dir
 from dspark.runtime.security import is_loopback, split_endpoint
 
 ASK_TIMEOUT_S = 10.0
-_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # reads only, and answers an empty question
-# They end every Ray process of the machine, whoever's it is.
+_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # reads only, and takes an empty request
+# These commands end more than this cell's processes.
 REFUSED = ("stop", "symmetric-run", "down", "kill-random-node")
 ASK_DASHBOARD = ("list", "get", "summary", "logs", "job")
 
 
 def environment(token_file: Path, cell_id: str) -> dict[str, str]:
-    """What the Ray processes and every driver of this cluster must have in their environment."""
+    """Environment variables that the Ray processes and every driver of this cluster need."""
     return {
         VARIABLE: cell_id,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_file),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray replaces 127.0.0.1 by the machine's outer address unless told that this node stays
-        # alone.
+        # Without it Ray replaces 127.0.0.1 by the machine's outer address, for other nodes to join.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else a stop waits half a minute for nobody
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else a stop waits half a minute in vain
         # a worker that reserves no GPU may still share one
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        # Ray would run them at 15: these serve people, they are no batch jobs
+        # Ray would run them at 15, as batch jobs; these serve requests
         "RAY_worker_niceness": "0",
         # A loaded machine takes longer than the 15 s Ray would wait for its own server.
         "RAY_gcs_server_port_wait_time_s": "60",
@@ -55,8 +54,8 @@ def environment(token_file: Path, cell_id: str) -> dict[str, str]:
 
 @contextmanager
 def joined(cell: Cell) -> Iterator[Any]:
-    """`deploy.cluster`, inside as a driver of the cell's Ray cluster; NothingStarted where that
-    cannot be."""
+    """Context: this process is a driver of the cell's Ray cluster. Yields `deploy.cluster`; raises
+    NothingStarted if it cannot join."""
     if cell.ray_pid:
         os.environ.update(environment(state_dir() / "ray_token", cell.cell_id))
     with driving(cell.ray_address, local=bool(cell.ray_pid)) as cluster:
@@ -65,11 +64,11 @@ def joined(cell: Cell) -> Iterator[Any]:
 
 @contextmanager
 def driving(address: str, *, local: bool) -> Iterator[Any]:
-    """The same of the cluster at an address.
+    """Context: this process is a driver of the Ray cluster at `address`. Yields `deploy.cluster`.
 
-    Says Ray's authentication mode aloud: token where the user has one, else disabled. Ray puts the
-    working folder of a driver first on its workers' import path; from the state folder nothing of
-    the user's can stand in for one of our packages. Paths have been made absolute by then.
+    Sets Ray's authentication mode: token where the user has one, else disabled. Changes to the
+    state folder, for Ray puts a driver's working folder first on its workers' import path, where
+    the user's files could hide our packages. Paths have been made absolute by then.
     """
     say_auth(os.environ)
     os.chdir(state_dir())
@@ -83,7 +82,8 @@ def driving(address: str, *, local: bool) -> Iterator[Any]:
 
 
 def say_auth(environ: MutableMapping[str, str]) -> None:
-    """What Ray reads in the environment, where the user has not said it."""
+    """Sets the variables that Ray reads for authentication and usage reports, where the user has
+    not."""
     environ.setdefault("RAY_AUTH_MODE", "token" if _has_token(environ) else "disabled")
     environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
@@ -102,8 +102,8 @@ def _has_token(environ: MutableMapping[str, str]) -> bool:
 
 
 def is_guarded(address: str) -> bool | None:
-    """Whether the GCS at `address` refuses a stranger, who could run code there; None: its answer
-    says neither."""
+    """Whether the GCS at `address` refuses callers without a token, who could run code there; None:
+    its answer shows neither."""
     with sync_channel(address) as channel:
         ask = channel.unary_unary(_METHOD)
         try:
@@ -116,8 +116,8 @@ def is_guarded(address: str) -> bool | None:
 
 
 def check_guarded(address: str, *, insecure: bool) -> None:
-    """Refuses a cluster that strangers can drive: one that does not ask and can be reached from
-    elsewhere."""
+    """Raises NothingStarted for a cluster that demands no token and can be reached from other
+    machines."""
     if insecure or (guarded := is_guarded(address)):
         return
     host, _ = split_endpoint(address, "address")
@@ -156,7 +156,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def variables(cell: Cell, environ: Mapping[str, str]) -> dict[str, str]:
-    """What Ray's programs read: where the cluster is, and how to be let in."""
+    """Environment of Ray's programs: the address of the cluster and the token for it."""
     mine = dict(environ)
     if cell.ray_pid:
         mine |= environment(state_dir() / "ray_token", cell.cell_id)

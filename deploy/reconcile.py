@@ -1,9 +1,9 @@
-"""Desired against actual: which processes to start and which to stop. Pure: facts and a clock
+"""Compares desired with actual processes: which to start and which to stop. Pure: facts and a clock
 reading in, actions out.
 
 A replica that was lost after serving is started again at once. One that keeps failing waits longer
-each time, so a broken checkpoint or a full machine is not hammered; one that served for a while is
-forgiven.
+each time, so that a broken checkpoint or a full machine is not tried without end; its failures are
+forgotten when it has served for a while.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FORGIVEN_AFTER_S = 60.0
 
 
 class Phase(enum.StrEnum):
-    """Where one replica stands."""
+    """State of a replica in its life."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -31,8 +31,8 @@ class Observed:
     """What is known of one replica.
 
     since: when it entered the phase. failures: starts or lives in a row that ended badly. reason:
-    of the last one. fatal: the replica itself said it can never start as configured. starts: how
-    often it was started.
+    why the last one ended. fatal: it reported itself that it can never start as configured. starts:
+    how often it was started.
     """
 
     phase: Phase
@@ -46,8 +46,8 @@ class Observed:
 def plan(
     desired: Set[str], observed: Mapping[str, Observed], now: float
 ) -> tuple[list[str], list[str]]:
-    """(whom to start now, whom to stop because nobody wants it), in a stable order. A replica in
-    transition is left alone."""
+    """Returns (names to start now, names to stop because they are not desired), each sorted. A
+    replica that is starting or stopping is not started again."""
     starts = [
         name
         for name in sorted(desired)
@@ -63,26 +63,26 @@ def plan(
 
 
 def delay_s(seen: Observed) -> float:
-    """How long to wait before the next start: nothing after the first failure, then doubling up to
-    a bound."""
+    """Seconds to wait before the next start: 0 after a first failure that is not fatal, then
+    doubling up to a bound."""
     if seen.failures <= 1 and not seen.fatal:
         return 0.0
     return float(min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(max(seen.failures - 2, 0), 16)))
 
 
 def starting(seen: Observed | None, now: float) -> Observed:
-    """After a start was begun."""
+    """The replica's state after a start was begun."""
     before = seen or Observed(Phase.DOWN, now)
     return replace(before, phase=Phase.STARTING, since=now, starts=before.starts + 1, fatal=False)
 
 
 def serving(seen: Observed, now: float) -> Observed:
-    """After it said it serves."""
+    """The replica's state after it reported that it serves."""
     return replace(seen, phase=Phase.SERVING, since=now, reason="")
 
 
 def down(seen: Observed, now: float, reason: str, *, fatal: bool = False) -> Observed:
-    """After it failed to start, or was lost."""
+    """The replica's state after it failed to start, or was lost."""
     lived = now - seen.since if seen.phase is Phase.SERVING else 0.0
     failures = 1 if lived >= FORGIVEN_AFTER_S else seen.failures + 1
     return replace(seen, phase=Phase.DOWN, since=now, failures=failures, reason=reason, fatal=fatal)

@@ -1,13 +1,13 @@
-"""What Ray reserves for each process, where the settings do not say, and what no node can hold.
-Pure.
+"""Computes what Ray reserves for each process where the settings do not say, and what no node can
+hold. Pure.
 
-A GPU a worker, where the cluster has GPUs. A processor a thread, on nodes that have room for `ROOM`
-threads; on smaller ones a thread reserves its share of such room, for in a lane the verifier and
-its drafters compute by turns. Memory is what weights and caches may come to (`footprint`).
+Defaults: one GPU per worker, where the cluster has GPUs. One processor per thread, on nodes with
+room for `ROOM` threads, and proportionally less on smaller ones, for in a lane the verifier and its
+drafters compute by turns. Memory for weights and full caches (`footprint`).
 
-On a machine of its own a cell shares with nobody, so there it always fits: processors are divided
-among twice what was asked for, cards that are too few are shared (by one verifier each, never two),
-and memory that is not there is not reserved but told of.
+A local cluster serves one cell alone, so the cell always fits: processors are divided among twice
+what was asked for, cards that are too few are shared (by one verifier each, never two), and memory
+that is missing is not reserved but warned of.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from deploy.footprint import ON_CARD
 from deploy.topology import POOLS, ProcessRole, Replica, Topology
 
 ROOM = 8  # threads that every node has room for
-FULL = 0.9  # of a card that is shared: what models and caches may fill
+FULL = 0.9  # share of a shared card that models and caches may fill
 LEAST = 1e4  # Ray counts to four decimals
-VERIFIER_SHARE = 0.6  # of a card that is shared: above a half, so that no two verifiers meet on one
-DRAFTERS = 4  # that the rest of a shared card has room for, at least
+VERIFIER_SHARE = 0.6  # of a shared card: above a half, so that no card gets two verifiers
+DRAFTERS = 4  # fewest drafters that the rest of a shared card has room for
 GIB = 1 << 30
-CLOSE = 1e-6  # of sums of shares
+CLOSE = 1e-6  # tolerance of sums of shares
 Amounts = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of a Ray cluster. total: of every resource it was started with."""
+    """One machine of a Ray cluster. total: amount of every resource it was started with."""
 
     id: str
     total: Mapping[str, float]
@@ -48,11 +48,10 @@ def reserve(
     most: Mapping[ProcessRole, int],
     memory: Mapping[ProcessRole, int],
 ) -> tuple[Topology, str]:
-    """The cell with reservations, and a sentence about memory that is not there (empty: there is
+    """Returns the cell with reservations, and a warning about missing memory (empty: there is
     enough).
 
-    most: how many processes of each role there may come to be. memory: bytes one of them takes on a
-    processor.
+    most: largest number of processes of each role. memory: bytes one of them takes on a processor.
     """
     own = config.address is None
     cpus = _cpus(topology, config, nodes, most, own=own)
@@ -93,7 +92,7 @@ def _cpus(
         room = max(
             room, 2.0 * sum(threads[role] * most[role] for role in threads if given[role] is None)
         )
-    # Where no node is there yet, one that comes is taken to be large.
+    # While there is no node yet, the first one is assumed to be large.
     share = min(max(free, 0.0) / room, 1.0) if nodes and (own or free) else 1.0
     return {
         role: _down(threads[role] * share) if (said := given[role]) is None else said
@@ -130,14 +129,15 @@ def _gpus(
 
 
 def _beside(verifier: float, drafter: float, drafters: int) -> float:
-    """The share of a verifier's card that drafters come to hold, by what both reserve."""
+    """The share of a verifier's card that drafters come to hold, by the reservations of both."""
     if not (0 < verifier < 1 and drafter > 0):
         return 0.0
     return drafter * min(drafters, int((1.0 - verifier) / drafter + CLOSE))
 
 
 def _wants_card(settings: Mapping[str, Any], cards: int) -> bool:
-    """A card that is named by its number was chosen by hand: Ray could only hide it."""
+    """Whether Ray shall reserve a card. One named by its number was chosen by hand: Ray could only
+    hide it."""
     device = str(settings.get("device", "auto"))
     return settings.get("engine") != "synthetic" and (
         device == "cuda" or (device == "auto" and cards > 0)
@@ -187,7 +187,7 @@ def _down(amount: float) -> float:
 
 
 def needs(replica: Replica) -> Amounts:
-    """What a process asks of its node, by Ray's names; what it does not ask for is left out."""
+    """What a process reserves, by Ray's names of resources; zero amounts are left out."""
     asked = {"GPU": replica.gpus, "CPU": replica.cpus, "memory": float(replica.memory)}
     return {kind: amount for kind, amount in asked.items() if amount > 0}
 
@@ -198,11 +198,11 @@ def missing(
     """Why no node can hold `replica`; empty while one may. Ray itself would wait for a node that
     may never come.
 
-    Judged by what nodes have and what this cell holds of it, both of which are certain; what others
-    hold may be given back.
+    Counts what nodes have and what this cell holds of it, both of which are certain; what other
+    programs hold may be given back.
 
-    of: every process that is there or waits, this one included. held: node id by name of those that
-    have their place.
+    of: every process that runs or waits, this one included. held: node id of each placed process,
+    by name.
     """
     everybody = {each.name: each for each in of}
     able = [node for node in nodes if replica.selector.items() <= node.labels.items()]
@@ -237,7 +237,7 @@ def missing(
 
 
 def shown(kind: str, amount: float) -> str:
-    """An amount for people."""
+    """An amount with its unit, for people."""
     return f"{_bare(kind, amount)} {'GiB of memory' if kind == 'memory' else kind}"
 
 
@@ -247,7 +247,8 @@ def _free(
     held: Mapping[str, str],
     asked: Mapping[str, float],
 ) -> Amounts:
-    """What is left of a node to one that asks for so much."""
+    """What is left of a node for a process that asks for so much: of GPUs, whole cards or the
+    largest share of one."""
     left = dict(node.total)
     there = [
         needs(everybody[name])

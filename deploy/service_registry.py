@@ -1,4 +1,4 @@
-"""The one table that says where each room's configuration and entry point are.
+"""The table of each room's configuration and entry point.
 
 Everything is imported when it is needed: configurations are light, `process` may load torch.
 """
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Room:
-    """A room that runs as a process. service: full name of the gRPC service whose health tells that
-    it serves."""
+    """A room that runs as a process. service: full name of the gRPC service whose health is
+    checked."""
 
     package: str
     config: str
@@ -56,7 +56,7 @@ def load_settings(
     environ: Mapping[str, str],
     flags: Mapping[str, object],
 ) -> dict[str, Any]:
-    """The room's resolved configuration as plain values. Flags the room has no key for are left
+    """The room's resolved configuration as plain values. Flags without a key in the room are left
     out."""
     cls = config_class(role)
     known = {field.name for field in dataclasses.fields(cls)}

@@ -1,5 +1,5 @@
-"""Desired replicas. Pure: configuration in, names and settings out. Knows nothing of Ray, processes
-or time."""
+"""Desired replicas. Pure: configuration in, names and settings out. Needs no Ray, processes or
+time."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Replica:
 
 @dataclass(frozen=True)
 class Topology:
-    """All processes of a cell. templates: what one more replica of each role would be, its name
-    aside. sizes: how many there are. homes: setting `cpus` of replicas by name, where their
-    template has none."""
+    """All processes of a cell. templates: a replica of each role, without its name. sizes: number
+    of replicas of each role. homes: setting `cpus` of replicas by name, where their template has
+    none."""
 
     templates: Mapping[ProcessRole, Replica]
     sizes: Mapping[ProcessRole, int]
@@ -72,7 +72,7 @@ class Topology:
 
     @property
     def has_drafter(self) -> bool:
-        """Whether there are weights to draft with."""
+        """Whether the cell has weights to draft with."""
         return bool(self.templates[ProcessRole.DRAFT].settings.get("drafter") != NO_DRAFTER)
 
     @property
@@ -101,8 +101,8 @@ def desired(
     settings: Mapping[ProcessRole, Mapping[str, Any]],
     homes: Mapping[str, str] | None = None,
 ) -> Topology:
-    """The processes `config` asks for, with nothing reserved (`reserving` does that); `settings`
-    holds the resolved configuration of each room, `homes` processors by replica name."""
+    """The processes that `config` asks for, without reservations (`reserving` adds them). settings:
+    resolved configuration of each room. homes: processors by replica name."""
     selectors = {
         ProcessRole.COORDINATOR: config.coordinator_selector,
         ProcessRole.VERIFY: config.verifier_selector,
@@ -118,8 +118,8 @@ def desired(
 
 
 def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
-    """The same cell with pools of other sizes; replicas that stay keep their names, the highest
-    numbers go first."""
+    """The same cell with pools of other sizes; replicas that stay keep their names, those with the
+    highest numbers leave first. Raises ConfigError."""
     if not 1 <= verifiers <= MOST or not 0 <= drafters <= MOST:
         raise ConfigError(f"a cell of {verifiers} verifiers and {drafters} drafters cannot serve")
     if drafters and not topology.has_drafter:
@@ -134,8 +134,7 @@ def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
 def adopted(topology: Topology, names: Iterable[str]) -> Topology:
     """The cell as an earlier controller left it: pools that were resized keep their sizes.
 
-    A coordinator among the names says that the cell had come up; without one there is nothing to go
-    by.
+    Without a coordinator among the names the cell had not come up, and the topology stays as it is.
     """
     left = set(names)
     if topology.coordinator.name not in left:
@@ -154,7 +153,7 @@ def _labels(selector: str | None) -> dict[str, str]:
 
 
 def threads_of(role: ProcessRole, settings: Mapping[str, Any], alike: int) -> int:
-    """What one of `alike` workers on a machine computes with, by its settings."""
+    """Number of threads of one of `alike` workers on a machine, by its settings."""
     if settings.get("engine") == "synthetic":  # it only waits
         return 1
     cpus = settings.get("cpus")
@@ -165,13 +164,12 @@ def threads_of(role: ProcessRole, settings: Mapping[str, Any], alike: int) -> in
 
 
 def homes(usable: Sequence[int], threads: int = 1) -> Mapping[str, str]:
-    """Setting `cpus` by replica name, where settings do not say; replicas that are not named run
-    anywhere.
+    """Default of setting `cpus` by replica name; replicas without an entry run on any processor.
 
     In a lane the verifier and the drafter work by turns. With two processors they lose nothing by
     sharing one, whose caches then stay theirs, and the coordinator and the clients, which work at
-    other times, have the other one; the operating system would wake each wherever nobody runs at
-    that moment. With more there is room for all.
+    other times, have the other one; the operating system would wake each on any idle processor.
+    With more there is room for all.
 
     usable: numbers of the machine's processors that the cell may use. threads: the most that one
     worker computes with; a worker of several needs all processors.

@@ -1,9 +1,9 @@
-"""Training with several workers: Ray Train places them and makes their process group, `training`
-does the work.
+"""Trains with several workers: Ray Train places them and makes their process group,
+`dspark.training` does the work.
 
 Every worker reads the same samples and the same state, and the first one writes, so `out` must be a
-folder that all of them see. A worker that dies takes the group with it; the group starts again from
-the last state, a few times.
+folder that all of them see. A worker that dies ends the group; the group starts again from the last
+state, at most `RESTARTS` times.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ FOLLOW_EVERY_S = 5.0
 def train_with_workers(
     settings: Settings, *, workers: int, gpus: bool, address: str | None, say: Say
 ) -> Path:
-    """Trains with `workers` workers on the Ray cluster at `address`, or on one of its own that ends
-    with it."""
+    """Trains on the Ray cluster at `address`, or on a local one that ends with the training.
+    Returns the trained model's path; raises DsparkError."""
     settings = _absolute(settings)
     with _cluster(address, say):
         from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -64,7 +64,7 @@ def work(config: dict[str, Any]) -> None:
 
 
 def _absolute(settings: Settings) -> Settings:
-    """Workers run in folders of their own: what is a folder or file here gets its full path."""
+    """The settings with absolute paths, for workers run in other folders."""
     given = {
         name: getattr(settings, name)
         for name in ("target", "samples", "out", "cache", "start", "keep_tokens")
@@ -78,7 +78,7 @@ def _absolute(settings: Settings) -> Settings:
 
 @contextmanager
 def _cluster(address: str | None, say: Say) -> Iterator[None]:
-    """This process as a driver of a cluster, which is left or ended afterwards."""
+    """Context: this process is a driver of a cluster; a local one is ended afterwards."""
     head: Head | None = None
     if address is None:
         say("ray: starting a local cluster")
@@ -95,7 +95,7 @@ def _cluster(address: str | None, say: Say) -> Iterator[None]:
 
 @contextmanager
 def _following(out: Path, say: Say) -> Iterator[None]:
-    """Says now and then how far the log has come."""
+    """Context: reports now and then the last step of the training log."""
     over = threading.Event()
 
     def follow() -> None:

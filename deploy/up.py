@@ -1,4 +1,4 @@
-"""Bringing a cell up: returns when it serves, or says in one sentence why it does not and leaves
+"""Brings a cell up: returns when it serves, or raises one sentence that says why not and leaves
 nothing behind."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dspark.targets import folder_of, imported, is_imported
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Of two that start at one time the later one's state file would hide the other's cell."""
+    """Lock against a second `dspark up`, whose state file would hide the first one's cell."""
     descriptor = os.open(state_dir(), os.O_RDONLY)
     try:
         try:
@@ -185,7 +185,7 @@ def _undo(say: Say) -> None:
     say("taking down what was started")
     try:
         take_down(say, 0.0)
-    except DsparkError as error:  # why it began is told behind this
+    except DsparkError as error:  # the error that led here is raised after this
         say(str(error))
 
 
@@ -204,8 +204,8 @@ def _refuse_second(say: Say) -> None:
 
 
 def _import_models(config: ClusterConfig, say: Say) -> None:
-    """What becomes a folder first does so here, where somebody looks on; the processes find it in
-    the cache."""
+    """Imports models that first become folders here, where the user sees it; the processes find
+    them in the cache."""
     for model in filter(is_imported, filter(None, (config.target, config.drafter))):
         folder = folder_of(model)
         if not folder.is_dir():
