@@ -1,8 +1,7 @@
-"""Two hops and nothing else: one process orders blocks of another one, with the messages of real
-rounds.
+"""Two bare hops: one process orders blocks from another one, with the messages of real rounds.
 
-The floor under `benchmarks.two_hops`: blocking gRPC, the project's own columns built and read,
-passes of the same pace. No state, no checks, no engine, nobody to report to.
+The lower bound for `benchmarks.two_hops`: blocking gRPC, the project's own columns built and read,
+passes of the same pace. No state, no checks, no engine, no reports.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ VOCABULARY = 32_000
 
 
 class BareDrafter(draft_pb2_grpc.DraftServicer):
-    """Sleeps and answers."""
+    """A drafter that waits for as long as a draft takes and sends fixed blocks."""
 
     def __init__(self, draft_s: float) -> None:
         self._draft_s = draft_s
@@ -49,7 +48,7 @@ class BareDrafter(draft_pb2_grpc.DraftServicer):
 
 
 def _pass(seconds: float) -> None:
-    """A sleep alone would end late, by a tenth of what is measured."""
+    """Waits `seconds`. A sleep alone would end late, by a tenth of what is measured."""
     Pace.sleep_until(time.perf_counter_ns() + int(seconds * 1e9))
 
 
@@ -77,7 +76,7 @@ def _blocks(number: int, sequences: int) -> draft_pb2.Blocks:
 def measure(
     sequences: int, width: int, rows: int, verify_s: float, draft_s: float, seconds: float
 ) -> list[float]:
-    """Seconds of each round. rows: what is committed of all sequences in one, and sent."""
+    """Seconds of each round. rows: feature rows that a round sends, of all sequences together."""
     keep_freed_memory()  # as workers do
     command = [sys.executable, "-m", "benchmarks.bare_hops", str(draft_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -1,11 +1,10 @@
-"""B3: the default policy over plain decoding, domain by domain, and how much drafting could have
-paid.
+"""B3: the default policy over plain decoding, by domain, and the most that drafting could bring.
 
-The shipped pair at temperature 0, all tokens over all time, prompts included, in short turns beside
-each other. At one stream the bound of a domain is that of its best fixed length on the same
-prompts: tokens a round by the acceptance of every slot (from rounds of seven), over the time of a
-round of that length, hops included, behind the same first tokens. That time hangs on the length and
-not on what is written, so it is the mean of all domains. Below 1, drafts do not pay.
+The shipped pair at temperature 0, all tokens over all time, prompts included, in short alternating
+turns. At one stream the bound of a domain is that of its best fixed length on the same prompts:
+tokens a round by the acceptance of every slot (from rounds of seven), over the time of a round of
+that length, hops included, behind the same first tokens. That time depends on the length and not on
+the text, so it is the mean of all domains. Below 1, drafts do not pay.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Spent:
     tokens: int = 0
     rounds: int = 0
     seconds: float = 0.0  # from the first token of each answer to its last, summed
-    wall_s: float = 0.0  # of everybody together, prompts included
+    wall_s: float = 0.0  # of all streams together, prompts included
     # rounds, by tokens accepted
     accepted: list[int] = field(default_factory=lambda: [0] * (BLOCK + 1))
     ids: list[tuple[int, ...]] = field(default_factory=list)  # of each answer
@@ -60,9 +59,9 @@ class Spent:
 
 
 def lengths(number: int, answers: int, streams: int) -> list[int]:
-    """Tokens of each answer of one user, from 0. First and last ones are cut, so that users begin
-    and end together, and nothing between: answers that all end in one pass would bring all prompts
-    into the next, which plain decoding alone keeps up for ever."""
+    """Tokens of each answer of one user, from 0. First and last answers are cut, so that users
+    begin and end together but their answers do not: answers that all end in one pass would bring
+    all prompts into the next, and plain decoding would stay in that step for ever."""
     first = TOKENS * (number + 1) // streams
     return [first, *[TOKENS] * (answers - 2), TOKENS - first][:answers]
 
@@ -70,7 +69,8 @@ def lengths(number: int, answers: int, streams: int) -> list[int]:
 async def ask(
     client: AsyncClient, prompts: Sequence[Prompt], policy: str, streams: int, into: Spent
 ) -> None:
-    """Every user's prompts, `streams` users at a time."""
+    """Asks all prompts, divided among `streams` concurrent users, and adds the answers to
+    `into`."""
     options: Options = {"temperature": 0.0, "ignore_eos": True}
     if policy != DEFAULT:
         options["policy"] = policy
@@ -92,8 +92,8 @@ async def ask(
 
 
 def parts(prompts: Sequence[Prompt], streams: int) -> list[list[Prompt]]:
-    """What is asked in one turn: a prompt at one stream, two a user at eight. Every prompt is in as
-    many parts."""
+    """The prompts of each turn: one at one stream, two per user at eight. Every prompt is in
+    equally many parts."""
     a_part = A_PART[streams]
     return [
         [*prompts, *prompts][first : first + a_part] for first in range(0, len(prompts), streams)
@@ -103,9 +103,9 @@ def parts(prompts: Sequence[Prompt], streams: int) -> list[list[Prompt]]:
 async def in_turns(
     client: AsyncClient, prompts: Sequence[Prompt], streams: int, turns: int
 ) -> tuple[dict[str, Spent], float]:
-    """Plain decoding and the default on the same prompts, part by part, so that a disturbance hits
-    both alike; who begins changes. Also the standard error of their ratio, by those of the
-    parts."""
+    """Measures plain decoding and the default on the same prompts, part by part, so that a
+    disturbance hits both alike; which one begins alternates. Returns both, and the standard error
+    of their ratio over the parts."""
     spent = {policy: Spent() for policy in ("off", DEFAULT)}
     each: list[float] = []
     for turn in range(turns):
@@ -119,7 +119,6 @@ async def in_turns(
 
 
 def _point(spent: dict[str, Spent], error: float) -> dict[str, float]:
-    """For the row."""
     off, ours = (total.tokens / total.wall_s for total in spent.values())
     return {
         "off_tok_s": round(off, 1),
@@ -131,7 +130,7 @@ def _point(spent: dict[str, Spent], error: float) -> dict[str, float]:
 
 
 async def at_lengths(client: AsyncClient, prompts: Sequence[Prompt]) -> list[Spent]:
-    """What every fixed length spends on the prompts; none, which is plain decoding, first."""
+    """Measures every fixed length on the prompts; plain decoding, of length none, first."""
     spent = {
         policy: Spent() for policy in ("off", *(f"fixed:{slots}" for slots in range(1, BLOCK + 1)))
     }
@@ -150,7 +149,8 @@ def round_times(domains: Iterable[Sequence[Spent]]) -> list[float]:
 
 
 def bound(plain: Spent, longest: Spent, round_s: Sequence[float]) -> dict[str, Any]:
-    """What the best fixed length could make of plain decoding, and what each slot keeps."""
+    """The best fixed length's ratio to plain decoding, that length, and the survival of each
+    slot."""
     survival = [longest.survival(slot) for slot in range(1, BLOCK + 1)]
     first_s = plain.wall_s - plain.seconds
     times = [

@@ -92,8 +92,7 @@ def _leave(number: int, frame: object) -> NoReturn:
 
 
 def _clean_up() -> None:
-    """Nothing keeps the cluster up: neither a second Ctrl-C nor a reader of our output that has
-    left."""
+    """Takes the cluster down, even at a second Ctrl-C or when the reader of our output has left."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _dspark("down")
@@ -108,7 +107,7 @@ def _dspark(*words: str) -> None:
     )
     try:
         returned = command.wait()
-    except KeyboardInterrupt:  # it cleans up after itself when it is asked to end
+    except KeyboardInterrupt:  # it cleans up after itself on SIGTERM
         command.terminate()
         command.wait(60)
         raise
@@ -117,7 +116,7 @@ def _dspark(*words: str) -> None:
 
 
 def _chat(client: Client, pair: Pair) -> None:
-    """A conversation, every answer as it is written."""
+    """Holds a conversation and prints every answer as it is written."""
     template = find_template(str(pair.target), None)
     if template is None:
         raise SystemExit(f"{pair.target}: no chat template")

@@ -26,7 +26,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass
 class EngineAnswer:
-    """One answer under way."""
+    """One answer in progress."""
 
     cursor: Cursor
     params: SamplingParams
@@ -35,10 +35,10 @@ class EngineAnswer:
 
 
 class EnginePair:
-    """Raises RuntimeError when an engine refuses.
+    """A verifier's and a drafter's engine. Raises RuntimeError when an engine refuses.
 
-    forms: in which feature rows travel; the drafter holds every sequence once for each. Without
-    any, rows are handed over as they are.
+    forms: number formats in which feature rows travel; the drafter holds every sequence once for
+    each. Without any, rows are passed on as they are.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class EnginePair:
         sampler: Sampler = judge_each,
         **verify: Any,
     ) -> EnginePair:
-        """tokens: slots of each pool, for all sequences. verify: more settings of the verifier."""
+        """Loads both engines. tokens: slots of each pool, together. verify: further settings."""
         models: dict[str, Any] = {
             "target": str(pair.target),
             "drafter": str(pair.drafter),
@@ -72,7 +72,8 @@ class EnginePair:
     def begin(
         self, number: int, prompt: Sequence[int], params: SamplingParams, room: int
     ) -> EngineAnswer:
-        """A prompt takes its pass, with room for so many tokens more; its first round is next."""
+        """Runs the prefill of a prompt, with room for `room` more tokens; its first round is
+        next."""
         params, start = replace(params, prompt_len=len(prompt)), Cursor(number, 1, 0, len(prompt))
         longest = len(prompt) + room
         self._opened(
@@ -88,7 +89,7 @@ class EnginePair:
         return answer
 
     def pretend(self, number: int, context: int, room: int) -> EngineAnswer:
-        """The same behind so many tokens that nobody ran. For timing only."""
+        """An answer behind `context` tokens that were never computed. For timing only."""
         start, longest = Cursor(number, 1, 0, context), context + room
         self._opened(self.verifier.pretend(start, GREEDY, longest), start, longest)
         rows = torch.ones(context, self.drafter.drafter.width)
@@ -105,8 +106,8 @@ class EnginePair:
         missing: int = 0,
         rule: Rule | None = None,
     ) -> list[Block]:
-        """A block for each. missing: newest context rows that the drafter does without. rule: in
-        place of its own."""
+        """Drafts a block for each answer. missing: newest context rows that the drafter does
+        without. rule: in place of the answer's own."""
         place = 0 if form is None else self._forms.index(form)
         asked = [
             DraftItem(
@@ -124,7 +125,8 @@ class EnginePair:
         return blocks
 
     def judge(self, answers: Sequence[EngineAnswer], blocks: Sequence[Block]) -> int:
-        """Verifies whole blocks, commits, and hands the rows over; tokens committed by all."""
+        """Verifies whole blocks, commits, and passes the rows on. Returns the tokens committed by
+        all."""
         items = [
             VerifyItem(each.cursor, each.tokens[-1], block.token_ids, block.q)
             for each, block in zip(answers, blocks, strict=True)
@@ -162,7 +164,7 @@ class EnginePair:
                 raise RuntimeError(f"a sequence was refused: {problem.message}")
 
     def _push(self, asked: Iterable[tuple[Cursor, int]]) -> None:
-        """Rows from these on, once for each form."""
+        """Gives the drafter each sequence's rows from a position on, once for each form."""
         chunks = []
         for cursor, start in asked:
             made = self.verifier.features(cursor, start)

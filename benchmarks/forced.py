@@ -1,10 +1,9 @@
-"""Verdicts of a given mean length, for figures of speed only: what comes out is not the target's
-text.
+"""Verdicts of a given mean length, for figures of speed only: the output is not the target's text.
 
-The rule still runs, so a step costs what it costs; then its lengths are put aside for keyed draws:
-a slot is kept with the chance that makes whole blocks reach the mean, and the target's likeliest
-token follows. As a program it is the command `dspark` whose verifiers do that: `python -m
-benchmarks.forced MEAN serve verify ...`.
+The rule still runs, so a step keeps its cost; then keyed draws replace its lengths: a slot is kept
+with the chance that makes whole blocks reach the mean, and the target's likeliest token follows. As
+a program it is the command `dspark` with such verifiers: `python -m benchmarks.forced MEAN serve
+verify ...`.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def chance_for(mean: float, slots: int) -> float:
 
 
 class Forced:
-    """A sampler that draws lengths."""
+    """A sampler that replaces accepted lengths by draws of a given mean."""
 
     def __init__(self, mean: float, slots: int) -> None:
         self._chance = chance_for(mean, slots)
@@ -58,7 +57,7 @@ class Forced:
     def apply(
         self, logits: Tensor, cases: Sequence[PackedCase], decided: Sequence[Decided]
     ) -> list[Decided]:
-        """Other lengths for all that were judged: logits [T, V] of the packed pass."""
+        """Replaces the length of every verdict. logits: [T, V] of the packed pass."""
         lengths = [self._length(case) for case in cases]
         rows = torch.tensor(
             [case.first_row + length for case, length in zip(cases, lengths, strict=True)]
@@ -80,7 +79,7 @@ class Forced:
 
 
 def main(argv: list[str]) -> int:
-    """argv: the mean, then the command's own words."""
+    """Runs `dspark` with forced verdicts. argv: the mean, then the command's own words."""
     real, sampler = VerifyEngine.load, Forced(float(argv[0]), SLOTS)
     VerifyEngine.load = staticmethod(lambda config: real(config, sampler))  # type: ignore[method-assign,assignment]
     return dspark(argv[1:])

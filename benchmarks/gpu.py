@@ -10,9 +10,9 @@ each.
 beside the least that reading weights and caches once could take here; with recorded passes and
 without, the rule compiled and not. **served**: a coordinator, a verifier and a drafter as processes
 of their own on this GPU, started by hand, clients over gRPC: tokens a second of 48 and 64 running
-streams behind 1k-token prompts, no prompt on its way in meanwhile. This is what a published serving
-figure compares with. **engines**: both engines in this process, taking turns as a round does,
-without coordinator and messages: what the device side alone could give.
+streams behind 1k-token prompts, without prefills in that time. Published serving figures compare
+with this. **engines**: both engines in this process, taking turns as a round does, without
+coordinator and messages: what the device side alone could give.
 
 Acceptance is forced (3.61 of 7), so the text means nothing. Nothing is downloaded; no Ray is
 needed.
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
             else "Qwen3-8B shape, bf16, random weights"
         )
         rows.append(Row(f"B7 {part}", f"{shape}: {what} on one device", value, bar, holds))
-        if args.out is not None:  # now, whatever becomes of the next part
+        if args.out is not None:  # now, in case the next part ends the process
             args.out.write_text(
                 json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8"
             )
@@ -124,7 +124,7 @@ def _served(args: argparse.Namespace, value: dict[str, Any]) -> None:
 
 
 def _alone(args: argparse.Namespace, value: dict[str, Any]) -> None:
-    """Every point, one after the other, on the same two engines."""
+    """Measures every point, one after the other, on the same two engines."""
     counts = (2, 4) if args.tiny else (48, 64)
     context, rounds = (64, 4) if args.tiny else (CONTEXT, ROUNDS)
     with _written(args) as written:
@@ -138,7 +138,7 @@ def _alone(args: argparse.Namespace, value: dict[str, Any]) -> None:
         note(f"{count} sequences: {value[f'{count} sequences']}")
 
 
-# What each part is of, its bar, how it is measured, and whether the bar is held.
+# Of each part: what is measured, its bar, the measurement, and whether the bar holds.
 PARTS: dict[str, tuple[str, str, Callable[..., None], Callable[[dict[str, Any]], bool | None]]] = {
     "steps": (
         "the parts of a round",
@@ -175,7 +175,7 @@ def _written(args: argparse.Namespace) -> Iterator[Pair]:
 
 
 def _engines(pair: Pair, args: argparse.Namespace, tokens: int, graphs: bool) -> EnginePair:
-    """Both in bf16; a draft hands on as little as it can."""
+    """Both engines in bf16; a draft sends one entry of q per slot."""
     page = min(args.page_size, 16) if args.tiny else args.page_size
     made = EnginePair.load(
         pair,
@@ -194,7 +194,7 @@ def _engines(pair: Pair, args: argparse.Namespace, tokens: int, graphs: bool) ->
 def point(
     pair: EnginePair, clock: gpu_steps.DeviceClock, count: int, context: int, rounds: int
 ) -> dict[str, float]:
-    """Rounds of `count` sequences, the first few not counted. Handing rows over belongs to
+    """Speed of rounds of `count` sequences, the first few not counted. Passing rows on counts as
     verifying."""
     answers = [pair.pretend(number, context, 8 * (rounds + 8)) for number in range(count)]
     draft_s, verify_s, committed = [], [], []

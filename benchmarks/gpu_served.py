@@ -31,8 +31,8 @@ TINY_CONTEXT, TINY_ANSWER, TINY_SETTLE_S, TINY_WINDOW_S = 64, 1024, 4.0, 3.0
 def measure(
     pair: Pair, value: dict[str, Any], *, tiny: bool, page_size: int, graphs: bool, mean: float
 ) -> None:
-    """Tokens a second at each number of streams, and the parts of a round by the services' own
-    clocks."""
+    """Adds to `value` the tokens a second at each number of streams, and the parts of a round by
+    the services' own clocks."""
     counts = (2, 4) if tiny else (48, 64)
     context, answer = (TINY_CONTEXT, TINY_ANSWER) if tiny else (CONTEXT, ANSWER)
     settle_s, window_s = (TINY_SETTLE_S, TINY_WINDOW_S) if tiny else (SETTLE_S, WINDOW_S)
@@ -72,7 +72,7 @@ def measure(
 
 
 def _clocks(ports: Mapping[str, int]) -> npt.NDArray[np.float64]:
-    """[clocks, 2] seconds so far and how often, by the processes' own clocks."""
+    """[clocks, 2]: seconds so far and their count, by the processes' own clocks."""
     pages = {
         name: prometheus.fetch(f"http://127.0.0.1:{port}/metrics") for name, port in ports.items()
     }

@@ -1,9 +1,9 @@
-"""What the parts of a round take on one device, each beside the least it could: see `gpu`.
+"""Times the parts of a round on one device, each beside its lower bound: see `gpu`.
 
-A step reads every weight and every key and value once; a draft reads the drafter's. Neither can
-take less than that at the rate at which this device reads, which is measured here. Steps go through
-the engine as rounds do: pass, rule with forced lengths, rows. With recorded passes and without,
-where the device has them.
+A step reads every weight and every key and value once; a draft reads the drafter's weights. Neither
+can take less than that at the device's rate of reading, which is measured here. Steps use the
+engine as rounds do: pass, rule with forced lengths, rows. With recorded passes and without, where
+the device has them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TIMES, TINY_TIMES, SPARED = 30, 3, 3
 
 @dataclass
 class DeviceClock:
-    """Waits for a device, and says when a part of the program has had its time."""
+    """Times work on a device, and tells when a part of the program has used its time."""
 
     device: torch.device
     until: float
@@ -56,7 +56,7 @@ class DeviceClock:
     def median_s(
         self, call: Callable[[], Any], again: Callable[[], Any] = lambda: None, *, times: int
     ) -> float:
-        """Of `call` alone; `again` puts back what it changed."""
+        """Median seconds of `call` alone; `again` undoes what it changed."""
         taken = []
         for turn in range(times + SPARED):
             began = self.now()
@@ -69,7 +69,7 @@ class DeviceClock:
         return float(np.median(taken))
 
     def bytes_per_second(self) -> float:
-        """What reading takes: a large maximum, best of several."""
+        """Rate of reading: a maximum over a large tensor, best of several."""
         size = (1 << 30) if self.device.type == "cuda" else (1 << 22)
         numbers = torch.ones(size, dtype=torch.int8, device=self.device).view(torch.int64)
         return numbers.nbytes / min(self.median_s(numbers.max, times=1) for _ in range(8))
@@ -144,8 +144,7 @@ def drafts(
 def rules(
     clock: DeviceClock, vocabulary: int, *, tiny: bool, compiled: bool
 ) -> Iterator[dict[str, Any]]:
-    """The rules alone, over logits that nobody computed; with `torch.compile`, too, if that is
-    asked for."""
+    """Lines of the rule alone, over random logits; also with `torch.compile` if `compiled`."""
     ways = {"rule": at_once.ratio} | (
         {"rule, compiled": torch.compile(at_once.ratio)} if compiled else {}
     )
@@ -188,7 +187,7 @@ def measure(
     device: torch.device,
     context: int,
 ) -> Iterator[dict[str, Any]]:
-    """Lines of the table. engines: with recorded passes or without."""
+    """Lines of the table. engines: makes both, with recorded passes or without."""
     clock = DeviceClock(device, time.perf_counter() + args.part_s)
     rate = clock.bytes_per_second()
     note(f"reads {rate / 1e12:.3f} TB/s")
@@ -200,7 +199,7 @@ def measure(
         if not graphs:
             yield from drafts(pair.drafter, clock, rate, context, tiny=args.tiny)
         del pair
-        # recordings hold the runner that holds them: two engines at once are more than a card bears
+        # recordings and their runner hold each other, and a card has no room for two engines
         gc.collect()
         if on_card:
             torch.cuda.empty_cache()

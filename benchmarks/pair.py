@@ -62,7 +62,7 @@ class Pair:
         ]
 
     def token_ids(self, prompt: Prompt) -> list[int]:
-        """The prompt as the coordinator sees it."""
+        """Token ids of the prompt, as the coordinator makes them."""
         if not isinstance(prompt, str):
             return prompt
         from coordinator.reception.tokenizer import Tokenizer
@@ -94,8 +94,8 @@ def leave_in_order() -> None:
 
 
 def chosen(args: argparse.Namespace) -> Pair:
-    """The pair of the command line; says what is missing. From here on SIGTERM ends the program in
-    order."""
+    """The pair of the command line; SystemExit names what is missing. From here on SIGTERM ends the
+    program in order."""
     leave_in_order()
     if is_imported(args.target) and not folder_of(args.target).is_dir():
         print(
@@ -110,5 +110,5 @@ def chosen(args: argparse.Namespace) -> Pair:
 
 
 def shipped_pair() -> Pair:
-    """The one that comes with the project; its target is fetched where it was not yet."""
+    """The shipped pair; its target is fetched where it was not yet."""
     return Pair(locate(shipped.TARGET), shipped.drafter())

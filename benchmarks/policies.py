@@ -44,9 +44,9 @@ PAIR_ANSWER = 128  # tokens
 
 @dataclasses.dataclass(frozen=True)
 class Measuring:
-    """work: answers that are given at so few streams. With more it is what arrives in a window: its
-    seconds, and those before it, for taking in a stream takes time of its own, and many streams
-    have longer rounds."""
+    """How a rate is measured. work: number of answers, by number of streams, where these are few.
+    With more streams the tokens of a window count: its seconds, and those before it, both longer
+    with every stream, for each takes time to admit and lengthens rounds."""
 
     work: Mapping[int, int]
     settle_s: float
@@ -67,7 +67,7 @@ class Measuring:
 FEW = (1, 2, 4, 8)  # streams with synthetic workers at which answers are counted, not seconds
 MEASURING = {
     "synthetic": Measuring({streams: 8 * streams for streams in FEW}, 0.6, 0.02, 2.0, 0.02),
-    "pair": Measuring({1: 6, 8: 24}, 1.0, 0.05, 10.0),  # of every domain as many
+    "pair": Measuring({1: 6, 8: 24}, 1.0, 0.05, 10.0),  # equally many of every domain
 }
 QUICK_MEASURING = {
     "synthetic": Measuring({streams: 4 * streams for streams in FEW}, 0.3, 0.008, 1.0),
@@ -77,7 +77,7 @@ QUICK_MEASURING = {
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """A running cell, and what it is asked: the same for every policy."""
+    """A running cell, and its requests: the same for every policy."""
 
     endpoint: str
     options: Options
@@ -165,7 +165,7 @@ def _pair(args: argparse.Namespace) -> Iterator[Served]:
 
 
 def _mixed(pair: Pair) -> Iterator[Question]:
-    """Prompts, domains in turns."""
+    """Prompts without end, domains in turns."""
     for question in itertools.cycle(prompts.built_in(render=question_renderer(str(pair.target)))):
         yield dataclasses.replace(question, max_tokens=PAIR_ANSWER)
 

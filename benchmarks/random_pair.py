@@ -20,7 +20,7 @@ SLOTS = 7
 
 @dataclass(frozen=True)
 class PairShape:
-    """Of the target, Qwen3-8B's by default; the drafter has its widths and `draft_layers`."""
+    """Shape of the target, Qwen3-8B's by default; the drafter has its widths and `draft_layers`."""
 
     vocab_size: int = 151_936
     hidden_size: int = 4096
@@ -36,7 +36,8 @@ class PairShape:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """As configurations name them; taps and the drafter's own aside."""
+        """The target's shape as configurations name it, without taps and the drafter's own
+        fields."""
         own = ("draft_layers", "markov_rank", "taps")
         return {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in own}
 
@@ -45,7 +46,7 @@ TINY = PairShape(512, 64, 96, 4, 4, 2, 16, 2048, 1, 8, (0, 1, 2))
 
 
 def write(shape: PairShape, folder: Path) -> Pair:
-    """Both as checkpoints under `folder`, which engines load like any others; made on the
+    """Writes both checkpoints under `folder`, which engines load like any others; made on the
     device."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -82,5 +83,5 @@ def write(shape: PairShape, folder: Path) -> Pair:
     save_drafter(drafter, pair.drafter, dtype=DTYPE)
     del target, drafter
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # the engines want it
+        torch.cuda.empty_cache()  # memory for the engines
     return pair

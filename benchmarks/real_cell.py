@@ -29,7 +29,7 @@ FLAT = FILES / "flat.yaml"
 def flat(
     folder: Path, verify_ms: float | None = None, draft_ms: float | None = None, **changes: int
 ) -> Path:
-    """The flat pair with passes of these times, and other fields of the file as given."""
+    """Writes the flat pair's file with passes of these times, and other fields as given."""
     document = yaml.safe_load(FLAT.read_text(encoding="utf-8")) | changes
     for role, each_ms in {"verify": verify_ms, "draft": draft_ms}.items():
         if each_ms is not None:
@@ -40,13 +40,13 @@ def flat(
 
 
 class AnywhereCell(ProcessCell):
-    """On any processor."""
+    """A cell whose processes run on any processor."""
 
     placed = False
 
 
 class Workers(AnywhereCell):
-    """Nobody leads them but the benchmark."""
+    """Workers without a coordinator, driven by the benchmark."""
 
     led = False
 
@@ -61,7 +61,8 @@ def workers(
     verify: Mapping[str, object] = MappingProxyType({}),
     **more: Any,
 ) -> ProcessCell:
-    """Synthetic workers as processes. room: sequences that each can hold, of so many tokens."""
+    """Synthetic workers as processes. room: sequences that each can hold, of `tokens_each`
+    tokens."""
     synthetic = {"engine": "synthetic", "synthetic": file, "max_sequences": room}
     verify = {**synthetic, "kv_tokens": room * tokens_each, **verify}
     return kind(
@@ -70,7 +71,7 @@ def workers(
 
 
 def cell(file: Path, *, verifiers: int = 1) -> ProcessCell:
-    """A coordinator and synthetic workers with room for everybody; start it with `with`."""
+    """A coordinator and synthetic workers with room for all requests; start it with `with`."""
     led: dict[str, Any] = {
         "kind": ProcessCell,
         "coordinator": {"max_running": 4096},
@@ -103,12 +104,12 @@ async def windowed(
 async def worked(
     endpoint: str, options: Options, asked: Iterator[Question], concurrency: int, answers: int
 ) -> float:
-    """Tokens a second of so many answers, until the first user finds nothing left to ask, after one
-    answer a user to warm up.
+    """Tokens a second of `answers` answers, until the first user has nothing left to ask. Before
+    them every user warms up with one answer.
 
     At few streams a window holds few answers, and which ones they are differs with the speed that
-    is measured; here everybody who is compared does the same work, with all users busy. Raises when
-    a request failed.
+    is measured; here all contestants do the same work, with all users busy. Raises when a request
+    failed.
     """
     plan = loop.LoadPlan(concurrency=concurrency, requests=answers, warmup=concurrency)
     outcome = await _asked(endpoint, options, asked, plan)
@@ -132,7 +133,7 @@ async def _asked(
 
 
 def _tokens(outcome: loop.Outcome, opens: float, closes: float) -> int:
-    """Those that arrived from `opens` to `closes`."""
+    """Tokens that arrived from `opens` to `closes`."""
     return sum(
         count
         for answer in outcome.answers

@@ -1,11 +1,11 @@
 """What a round takes beside its two passes, between a verifier and a drafter in processes of their
 own (rows 1 to 4).
 
-Synthetic workers: a verification and a draft take as long as they are told to, whatever is in them,
-so what is left of a round is hops, messages and Python. Temperature 1, 64 entries of q a slot,
-whole blocks, a window of two rounds; who stands for the coordinator commits and acknowledges.
-Beside it, in the same run and by turns: two processes that exchange the same messages, as many rows
-among them, and do nothing else (`bare_hops`). Medians of all rounds.
+Synthetic workers: a verification and a draft take a set time, whatever is in them, so what is left
+of a round is hops, messages and Python. Temperature 1, 64 entries of q a slot, whole blocks, a
+window of two rounds; a stand-in for the coordinator commits and acknowledges. Beside it, in the
+same run and by turns: two processes that exchange the same messages, with as many rows, and do
+nothing else (`bare_hops`). Medians of all rounds.
 """
 
 from __future__ import annotations

@@ -37,15 +37,15 @@ class Row:
 
 
 def note(line: str) -> None:
-    """Progress, on stderr, so that stdout stays one row."""
+    """Prints progress on stderr, so that stdout stays one row."""
     print(line, file=sys.stderr, flush=True)
 
 
 def quiet() -> None:
-    """Warnings only, of what runs in this process."""
+    """Limits the log of this process to warnings."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
 
 
 def only_rows() -> None:
-    """What engines in this process log goes to stderr as well."""
+    """Sends the log of engines in this process to stderr as well."""
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))

@@ -1,6 +1,6 @@
-"""Makes the shipped drafter's folder of a training run: `python -m benchmarks.ship RUN`.
+"""Makes the shipped drafter's folder from a training run: `python -m benchmarks.ship RUN`.
 
-RUN is what `dspark train drafter --out` wrote, finished or still going on (then its last saved
+RUN is the folder of `dspark train drafter --out`, finished or still running (then its last saved
 state is taken). Its drafter loses the tables that are the target's, is calibrated for every
 acceptance rule on prompts of its own, measured on the prompts of every domain, and gets a card with
 what it was trained on, its curve, and its figures.
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def ship(args: argparse.Namespace) -> None:
-    """Everything is made beside `out` and takes its place when it is complete."""
+    """Makes the folder beside `out` and replaces `out` when it is complete."""
     run, out, target = args.run, args.out, locate(args.target)
     datasets = args.datasets or [BUILT_IN / f"{domain}.jsonl" for domain in DOMAINS]
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
@@ -136,7 +136,7 @@ def _facts(run: Path) -> dict[str, Any]:
 
 
 def _drafter(run: Path, facts: dict[str, Any], scratch: Path) -> Path:
-    """The drafter of a finished run, or the one of the last state of a run that goes on."""
+    """The drafter of a finished run, or that of an unfinished run's last state."""
     made = settings.from_json(facts["settings"])
     if facts["step"] >= made.steps and (run / MODEL).is_dir():
         return run / MODEL
@@ -156,7 +156,7 @@ def _drafter(run: Path, facts: dict[str, Any], scratch: Path) -> Path:
 
 
 def _without_paths(report: dict[str, Any]) -> dict[str, Any]:
-    """Of figures that are published: no folder of the machine that they were measured on."""
+    """The report for publication: without folders of the machine that it was measured on."""
     return {
         name: value
         for name, value in report.items()

@@ -11,8 +11,8 @@ EARLY = 1_500_000  # blocks below which a drafter of this size is still learning
 
 
 def card(told: Mapping[str, Any], *, rows: int, tokens: int) -> str:
-    """README.md. `told`: the facts of a training state, the reports of `calibrate` and `evaluate`,
-    the run's log."""
+    """Text of README.md. told: the facts of a training state, the reports of `calibrate` and
+    `evaluate`, the run's log."""
     report = told["evaluation"]
     asked = f"{rows} prompts a domain" if rows else "all prompts"
     return "\n".join(

@@ -1,7 +1,8 @@
-"""Contestants that take turns on the same work, and what came of it.
+"""Measures contestants in turns on the same work, and keeps the figures.
 
-A turn measures everybody once; who begins changes from turn to turn. A ratio is the median over the
-turns of the ratio inside a turn, since a machine's speed moves by more than contestants differ.
+A turn measures every contestant once; which one begins changes from turn to turn. A ratio is the
+median over the turns of the ratio inside a turn, since a machine's speed varies by more than
+contestants differ.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ T = TypeVar("T")
 
 
 def rotated(contestants: Sequence[T], turn: int) -> list[T]:
-    """Everybody, from another one on in every turn."""
+    """All contestants, from another one on in every turn."""
     first = turn % len(contestants)
     return [*contestants[first:], *contestants[:first]]
 
 
 def ratios(ahead: Sequence[float], other: Sequence[float]) -> list[float]:
-    """One a turn."""
+    """Ratios of two contestants, one per turn."""
     return [a / b for a, b in zip(ahead, other, strict=True)]
 
 
 class Book:
-    """Measurements by (part, load, policy), in order of turns. What `path` holds is not made again;
-    None forgets."""
+    """Measurements by (part, load, policy), in order of turns. Those in the file `path` are not
+    made again; with None nothing is kept."""
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
         self._path = path
@@ -78,11 +79,11 @@ class Book:
 
 @dataclass
 class Tournament:
-    """Policies under one load after the other: `rate` measures, `book` remembers.
+    """Measures policies under one load after the other: `rate` measures, `book` keeps the figures.
 
-    Every other turn runs backwards, so that nobody always follows the same neighbour. Baselines
-    whose median falls below `HOPELESS` of the best baseline's leave: turns are better spent on
-    those that may be it.
+    Every other turn runs backwards, so that no policy always follows the same one. Baselines whose
+    median falls below `HOPELESS` of the best baseline's leave: turns are better spent on those that
+    may be it.
     """
 
     part: str
@@ -92,7 +93,7 @@ class Tournament:
     points: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     async def run(self, loads: Sequence[int]) -> dict[str, dict[str, Any]]:
-        """What came of each load, by its number."""
+        """Measures all loads; returns the figures of each load by its number."""
         for load in loads:
             left = [*BASELINES, ADAPTIVE]
             for turn in range(self.turns):
@@ -115,8 +116,8 @@ class Tournament:
         ]
 
     def _point(self, load: int, left: Sequence[str]) -> dict[str, Any]:
-        """Medians of everybody; the adaptive policy over the best baseline that stayed, turn by
-        turn."""
+        """Medians of all policies; ratios of the adaptive policy to the best baseline that stayed,
+        by turns."""
         rates = {
             policy: self.book.rates(self.part, load, policy) for policy in (*BASELINES, ADAPTIVE)
         }

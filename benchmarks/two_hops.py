@@ -1,8 +1,8 @@
 """Rounds between a verifier and a drafter (`Verify.Control`), measured beside bare streams of the
 same payload.
 
-Who stands for the coordinator commits and acknowledges everything at once. Rounds are compared by
-their median, which a crowded machine spoils least.
+A stand-in for the coordinator commits and acknowledges everything at once. Rounds are compared by
+their median, which a busy machine disturbs least.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dspark.runtime.channel import WORKER_WATCH_MS, open_channel
 from dspark.types import Rule, SamplingParams
 from dspark.wire.v1 import draft_pb2_grpc, types_pb2, verify_pb2_grpc
 
-# of sequences: none is used again while a pass of an earlier window may hold it
+# numbers of sequences: none is used again while a pass of an earlier window may hold it
 _numbers = itertools.count(1)
 SETTLED = 24  # passes before anything is measured
 PROMPT, ANSWER = 32, 1 << 14  # tokens; no answer ends while it is measured
@@ -35,8 +35,8 @@ PROMPT, ANSWER = 32, 1 << 14  # tokens; no answer ends while it is measured
 
 @dataclass(frozen=True, slots=True)
 class RoundSetting:
-    """Whose rounds. Seconds of a verification and of a draft; width: values of a feature row, of
-    two bytes each."""
+    """Rounds to measure. Seconds of a verification and of a draft; width: values of a feature row,
+    of two bytes each."""
 
     sequences: int
     verify_s: float
@@ -47,11 +47,11 @@ class RoundSetting:
 
 
 def measure(setting: RoundSetting, repeats: int, seconds: float) -> dict[str, float]:
-    """So many windows of rounds, and as many of bare streams behind each of them.
+    """Measures `repeats` windows of rounds, and one of bare streams behind each of them.
 
-    verifier_busy: share of time. overhead: share of a round that is no pass. times_bare: what is no
-    pass over the same of bare streams; two cohorts wait for each other and plain rounds have no
-    hop, so neither of them is compared.
+    verifier_busy: share of time. overhead: share of a round outside its passes. times_bare: time
+    outside the passes over that of bare streams; two cohorts wait for each other and plain rounds
+    have no hop, so neither of them is compared.
     """
     two, bare, steps = list[float](), list[float](), list[float]()
     compared = setting.drafts and setting.cohorts == 1
@@ -78,7 +78,7 @@ def measure(setting: RoundSetting, repeats: int, seconds: float) -> dict[str, fl
 
 
 class Acknowledges:
-    """Keeps `Listener`: everything that is reported is committed at once."""
+    """A `Listener` that acknowledges every reported round at once, as if it were committed."""
 
     def __init__(self, port: ControlClient) -> None:
         self.passes, self.tokens, self.why_lost = 0, 0, ""
@@ -108,8 +108,7 @@ class Acknowledges:
 async def _two_hops(
     workers: ProcessCell, setting: RoundSetting, seconds: float
 ) -> tuple[list[float], float, float]:
-    """Seconds of each round, and from one pass to the next on the average; feature rows of a
-    round."""
+    """Seconds of each round; mean seconds from one pass to the next; feature rows of a round."""
     async with _rounds(workers, setting) as rounds:
         clock = asyncio.get_running_loop()
         before, tokens, began = rounds.passes, rounds.tokens, clock.time()
@@ -123,7 +122,7 @@ async def _two_hops(
 
 @asynccontextmanager
 async def _rounds(workers: ProcessCell, setting: RoundSetting) -> AsyncIterator[Acknowledges]:
-    """A verifier in the middle of its rounds."""
+    """Context: a verifier in the middle of its rounds."""
     (verifier,), (drafter,) = workers.endpoints("verify"), workers.endpoints("draft")
     async with (
         open_channel(verifier, watch_ms=WORKER_WATCH_MS) as channel,

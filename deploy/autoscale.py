@@ -152,8 +152,7 @@ class Autoscaler:
     def look(
         self, reading: PoolReading, verifiers: int, drafters: int, now: float
     ) -> tuple[int, int]:
-        """Returns the wanted (verifiers, drafters), for pools that are settled at the given
-        sizes."""
+        """The wanted (verifiers, drafters), for pools that are settled at the given sizes."""
         config, wanted = self.config, dict[str, int]()
         looks = (
             ("verifiers", verifiers_needed, verifiers),
@@ -176,8 +175,7 @@ class Autoscaler:
 
 
 def _replicas(work: float, target: float) -> int:
-    """Fewest replicas that share `work` at no more than `target` each; float noise never adds
-    one."""
+    """Fewest replicas that share `work` at `target` each or less; float noise never adds one."""
     return math.ceil(work / target - 1e-9)
 
 

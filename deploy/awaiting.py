@@ -37,8 +37,8 @@ def _until_nothing(pending: Callable[[], str], late: str, deadline: float, say: 
 def await_replicas(
     report: Callable[[], list[dict[str, Any]]], deadline: float, say: Say
 ) -> list[dict[str, Any]]:
-    """Waits until every replica serves; reports every change, and now and then what is still
-    pending. Returns the last report; raises Unavailable when a replica cannot start or be placed in
+    """Waits until every replica serves; reports every change, and now and then what is pending.
+    Returns the last report; raises Unavailable when one cannot start, be placed or serve in
     time."""
     shown: dict[str, str] = {}
     rows: list[dict[str, Any]] = []

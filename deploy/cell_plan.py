@@ -36,8 +36,8 @@ HANDED_ON = (
 def read_config(
     *, file: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
 ) -> ClusterConfig:
-    """Reads the configuration of the cell. A target or drafter that is not named is that of the
-    shipped pair."""
+    """Reads the cell's configuration; without a target and a drafter it is for the shipped pair.
+    Raises ConfigError."""
     given = load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags=flags)
     _check_words(given)
     # Processes may run in another folder, so paths that exist here become absolute.
@@ -154,8 +154,7 @@ def _check_words(config: ClusterConfig) -> None:
 
 
 def _check_model(name: str, model: str) -> None:
-    """Raises ConfigError for what looks like a local path and holds no model; anything else may be
-    a hub id."""
+    """Raises ConfigError for a local path without a model; anything else may be a hub id."""
     path = Path(model).expanduser()
     looks_local = (
         path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or path.exists()

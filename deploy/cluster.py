@@ -57,8 +57,7 @@ LOOK_S = 3.0  # between two looks for a place
 
 @contextlib.contextmanager
 def _own_handler() -> Iterator[None]:
-    """Restores our handler of SIGTERM, which Ray replaces when it joins and removes when it
-    leaves."""
+    """Restores our SIGTERM handler, which Ray replaces on joining and removes on leaving."""
     ours = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -69,8 +68,7 @@ def _own_handler() -> Iterator[None]:
 
 @_own_handler()
 def connect(address: str, *, local: bool) -> None:
-    """Makes this process a driver of the cluster at `address`. Raises NothingStarted if it cannot
-    join."""
+    """Makes this process a driver of the cluster at `address`. Raises NothingStarted."""
     _check_reachable(address)
     options: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if local else {}
     carried = {name: value for name, value in os.environ.items() if name.startswith(CARRIED)}
@@ -98,8 +96,7 @@ def connect(address: str, *, local: bool) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raises NobodyListens or NothingStarted within seconds for a dead address, which Ray tries for
-    minutes."""
+    """Raises NobodyListens or NothingStarted for a dead address, which Ray tries for minutes."""
     host, port = split_endpoint(address, "address")
     try:
         socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
@@ -136,8 +133,7 @@ class RayFleet:
         self._pending: dict[str, Pending] = {}
 
     async def adopt(self) -> dict[str, StartedProcess]:
-        """Takes over the actors that an earlier controller made, and ends those that do not
-        answer."""
+        """Takes over an earlier controller's actors; ends those that do not answer."""
         found: dict[str, StartedProcess] = {}
         for actor in actors_of(self._cell):
             name = actor.removeprefix(f"{self._cell}/").partition(_SEPARATOR)[0]

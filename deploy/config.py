@@ -1,5 +1,4 @@
-"""Configuration of a cell: section `cluster` of the configuration file. Imports neither torch nor
-Ray."""
+"""Configuration of a cell: section `cluster` of the file. Imports neither torch nor Ray."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ the coordinator.
 
 It imports no Ray: a `Fleet` runs the processes. `reconcile.plan` decides; this file carries out.
 Invariant: the coordinator always gets the full set of serving workers, after every change and every
-few seconds, so a lost message or a restarted coordinator heals by itself. A worker that is to leave
+few seconds, so a lost message or a restarted coordinator does no harm. A worker that is to leave
 is announced as draining first, and ended when the coordinator reports that no sequence needs it.
 """
 

@@ -1,5 +1,4 @@
-"""Takes a cell down: ends everything it started, detached actors included, and removes the state
-file last."""
+"""Takes a cell down: ends all it started, detached actors too, and removes the state file last."""
 
 from __future__ import annotations
 

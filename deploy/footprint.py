@@ -25,8 +25,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def of(role: ProcessRole, settings: Mapping[str, Any]) -> int:
-    """Bytes of main memory of one process. It computes on a processor unless its settings name a
-    card."""
+    """Bytes of main memory of one process; on a processor unless its settings name a card."""
     if role not in POOLS or settings.get("engine") == "synthetic":
         return LIGHT
     if str(settings.get("device")).startswith("cuda"):
@@ -65,8 +64,7 @@ def _row(keys: Keys) -> int:
 
 
 def _left_out(folder: Path, keys: Keys) -> int:
-    """Numbers in the tables that a drafter's files lack: it loads its target's tables in their
-    place."""
+    """Numbers in the tables that a drafter's files lack: it loads its target's instead."""
     rows = {name: keys.count("vocab_size") for name in ("embed_tokens.weight", "lm_head.weight")}
     rows["lm_head.weight"] = keys.count("draft_vocab_size", default=rows["lm_head.weight"])
     for file in folder.glob("*.safetensors"):

@@ -137,8 +137,7 @@ def _start(
 
 
 def stop_head(head: Head) -> list[int]:
-    """Ends every process of the cluster and removes its folder; returns ids of those that did not
-    end."""
+    """Ends all processes of the cluster and removes its folder; returns ids of those left."""
     left = end_all(head.cell_id, head.pid)
     # a damaged state file must not name a folder to remove
     ours = head.folder.name.startswith(PREFIX)
@@ -170,8 +169,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _await_ours(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Waits until the started cluster listens and demands a token, which takes time on a busy
-    machine.
+    """Waits until the started cluster listens and demands a token; a busy machine takes time.
 
     Raises _NotOurs if it ended, or if a Ray cluster that demands none answers: that is another one.
     """

@@ -87,7 +87,7 @@ def _wait_gone(cell_id: str, leader: int, seen: set[int], timeout_s: float) -> l
 
 
 def _ends(pid: int, leader: int) -> bool:
-    """Whether a process without a mark is waited for: the leader, or one that has released its
+    """Whether an unmarked process is waited for: the leader, or one that has released its
     memory."""
     try:
         return pid == leader or not (_PROC / str(pid) / "cmdline").read_bytes()

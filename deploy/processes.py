@@ -51,8 +51,7 @@ class Child:
 
 
 class ProcessCell:
-    """A coordinator, verifiers and drafters as children of this process; the context manager ends
-    them.
+    """A context manager that runs a coordinator, verifiers and drafters as child processes.
 
     flags: settings of each role, as in its configuration, e.g. `draft={"q_entries": 16}`. programs:
     by role, module and arguments to run in place of the command line's.

@@ -1,5 +1,4 @@
-"""Access to Ray: the environment that it reads once, at import, and whether a cluster demands a
-token.
+"""Access to Ray: the environment it reads once, at import, and whether a cluster demands a token.
 
 Only `driving` imports ray. `dspark ray -- WORDS` does not: it runs Ray's own commands against the
 cell's cluster.
@@ -40,7 +39,7 @@ def environment(token_file: Path, cell_id: str) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_file),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Without it Ray replaces 127.0.0.1 by the machine's outer address, for other nodes to join.
+        # 0: this node stays alone; else Ray replaces 127.0.0.1 by the machine's outer address.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else a stop waits half a minute in vain
         # a worker that reserves no GPU may still share one
@@ -82,8 +81,7 @@ def driving(address: str, *, local: bool) -> Iterator[Any]:
 
 
 def say_auth(environ: MutableMapping[str, str]) -> None:
-    """Sets the variables that Ray reads for authentication and usage reports, where the user has
-    not."""
+    """Sets Ray's variables for authentication and usage reports, where the user has not."""
     environ.setdefault("RAY_AUTH_MODE", "token" if _has_token(environ) else "disabled")
     environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
@@ -116,8 +114,7 @@ def is_guarded(address: str) -> bool | None:
 
 
 def check_guarded(address: str, *, insecure: bool) -> None:
-    """Raises NothingStarted for a cluster that demands no token and can be reached from other
-    machines."""
+    """Raises NothingStarted for a cluster that demands no token and is reachable from elsewhere."""
     if insecure or (guarded := is_guarded(address)):
         return
     host, _ = split_endpoint(address, "address")

@@ -136,8 +136,8 @@ def _beside(verifier: float, drafter: float, drafters: int) -> float:
 
 
 def _wants_card(settings: Mapping[str, Any], cards: int) -> bool:
-    """Whether Ray shall reserve a card. One named by its number was chosen by hand: Ray could only
-    hide it."""
+    """Whether Ray reserves a card. One named by number was chosen by hand: Ray could only hide
+    it."""
     device = str(settings.get("device", "auto"))
     return settings.get("engine") != "synthetic" and (
         device == "cuda" or (device == "auto" and cards > 0)

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Room:
-    """A room that runs as a process. service: full name of the gRPC service whose health is
-    checked."""
+    """A room that runs as a process. service: full name of the gRPC service to probe."""
 
     package: str
     config: str

@@ -1,5 +1,5 @@
-"""Desired replicas. Pure: configuration in, names and settings out. Needs no Ray, processes or
-time."""
+"""Desired replicas. Pure: configuration in, names and settings out. Uses no Ray, process or
+clock."""
 
 from __future__ import annotations
 

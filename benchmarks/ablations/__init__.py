@@ -1,2 +1,2 @@
-"""What parts bring: to accepted lengths, and of the kernels for CPUs: `python -m
+"""What parts bring to accepted lengths and speed, by leaving them out: `python -m
 benchmarks.ablations`."""

@@ -1,9 +1,8 @@
-"""What parts bring, by doing without them: of tau and kernels with both engines in this process.
+"""What parts bring, by doing without them; tau and kernels with both engines in this process.
 
-python -m benchmarks.ablations tau         # accepted lengths: entries of q, rule, precision of
-rows, missing rows python -m benchmarks.ablations kernels     # tokens a second: each kernel for
-CPUs, and `torch.compile` python -m benchmarks.ablations threads     # tokens a second: one thread a
-worker, and processors divided
+    python -m benchmarks.ablations tau      # accepted lengths: entries of q, rule, rows
+    python -m benchmarks.ablations kernels  # tokens a second: each CPU kernel, `torch.compile`
+    python -m benchmarks.ablations threads  # tokens a second: one thread a worker, or more
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a drafted block is worth under a rule: the tokens it commits on average over the rule's own
-coins.
+draws.
 
-Two settings are then compared on equal contexts, block by block, and neither the coins nor the way
-an answer happens to go stands between them. Only the block itself is a draw; under `coupled` the
-target's noise is one too.
+Two settings are then compared on equal contexts, block by block, without noise from these draws or
+from the course of an answer. Only the block itself is a draw; under `coupled` the target's noise is
+one too.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def probs_behind(
 
 
 def _raced(probs: Tensor, params: SamplingParams, anchor_position: int) -> Tensor:
-    """What coupled noise makes of the target's distribution at each slot: [l + 1]."""
+    """Tokens that coupled noise draws from the target's distribution at each slot: [l + 1]."""
     count = len(probs)
     positions = range(anchor_position + 1, anchor_position + 1 + count)
     return winners(probs, times([params] * count, list(positions), probs.shape[-1]))[0]

@@ -35,7 +35,8 @@ BAR = 1.2
 
 @dataclass(frozen=True)
 class Without:
-    """How a pair is made to do without one kernel. loading: what is patched meanwhile."""
+    """How a pair is made without one kernel. verify: settings of its verifier. loading: what is
+    patched while it loads."""
 
     verify: dict[str, Any] = field(default_factory=dict)
     loading: tuple[str, ...] = ()
@@ -68,14 +69,14 @@ class Side:
         self._running: list[EngineAnswer] = []
 
     def begin(self, prompts: Sequence[list[int]]) -> None:
-        """Prompts take their pass; the first round is next."""
+        """Prefills the prompts; the first round is next."""
         self._running = [
             self._engines.begin(number, prompt, GREEDY, TOKENS + 16)
             for number, prompt in enumerate(prompts)
         ]
 
     def round(self) -> tuple[float, int]:
-        """(processor seconds, tokens committed) of one round of all."""
+        """Runs one round of all sequences; returns (processor seconds, tokens committed)."""
         began = time.thread_time()
         committed = self._engines.judge(self._running, self._engines.draft(self._running, SLOTS))
         return time.thread_time() - began, committed
@@ -86,7 +87,7 @@ class Side:
 
 @contextlib.contextmanager
 def _patched(names: Sequence[str]) -> Iterator[None]:
-    """These say that there is nothing."""
+    """Context: the functions of these names return None."""
     with contextlib.ExitStack() as stack:
         for name in names:
             stack.enter_context(mock.patch(name, return_value=None))
@@ -96,8 +97,8 @@ def _patched(names: Sequence[str]) -> Iterator[None]:
 def compare(
     name: str, pair: Pair, sequences: int, context: int, repetitions: int
 ) -> dict[str, float]:
-    """Tokens a second of both sides at so many sequences, and the ratio of what they take for the
-    same rounds."""
+    """Tokens a second with and without the kernel at `sequences` sequences, and the ratio of their
+    times for the same rounds."""
     sides = (
         Side(pair, sequences, context, Without()),
         Side(pair, sequences, context, KERNELS[name]),
@@ -136,14 +137,15 @@ def compare(
 
 
 def _long(ids: list[int], context: int) -> list[int]:
-    """A prompt of at most so many tokens; a short one is said again where that is many."""
+    """At most `context` tokens of a prompt; beyond `LONGEST_PROMPT` a short one is repeated."""
     return (
         ids[:context] if context <= LONGEST_PROMPT else (ids * (context // len(ids) + 1))[:context]
     )
 
 
 def row(pair: Pair, names: Sequence[str], context: int, repetitions: int, file: Path | None) -> Row:
-    """file: JSON that what is measured is added to."""
+    """Measures kernels, all or those of `names`. file: JSON table to which the figures are
+    added."""
     torch.set_num_threads(1)
     table: dict[str, dict[str, dict[str, float]]] = {}
     if file and file.exists():

@@ -51,7 +51,7 @@ Setting = tuple[str, str, DraftSetting]  # group, name
 
 @dataclass
 class AnswerStream:
-    """One answer under way. worth: tokens over all rounds."""
+    """One answer in progress. worth: mean tokens by setting, summed over all rounds."""
 
     domain: str
     answer: EngineAnswer
@@ -60,7 +60,7 @@ class AnswerStream:
 
     @property
     def committed(self) -> int:
-        """By rounds: the prefill's token is nobody's merit."""
+        """Tokens committed by rounds, without the prefill's token."""
         return len(self.answer.tokens) - self.answer.prompt_len - 1
 
 
@@ -87,7 +87,7 @@ def settings(vocab: int, temperature: float) -> list[Setting]:
 
 
 def row(pair: Pair, *, quick: bool, file: Path | None) -> Row:
-    """file: where the table is written as JSON."""
+    """Measures the table at both temperatures. file: where it is written as JSON."""
     prompts, tokens = (QUICK_PROMPTS, QUICK_TOKENS) if quick else (PROMPTS, TOKENS)
     bench = Bench(pair, prompts, tokens)
     table: list[dict[str, Any]] = []
@@ -120,7 +120,7 @@ class Bench:
         ]
 
     def run(self, wanted: Sequence[DraftSetting], temperature: float) -> list[AnswerStream]:
-        """Decodes every prompt; each stream ends with the worth of every way to draft."""
+        """Decodes every prompt; each stream ends with the worth of every setting."""
         room = self._tokens + self._engines.drafter.shape.block_size + 2
         streams = []
         for number, (domain, prompt) in enumerate(self._asked):
@@ -144,7 +144,7 @@ class Bench:
         return self._engines.draft(answers, form=how.rows, missing=how.missing, rule=how.rule)
 
     def _weigh(self, stream: AnswerStream, blocks: dict[DraftSetting, Block]) -> None:
-        """Adds what each block is worth; the target looks at blocks of equal ids once."""
+        """Adds the worth of each block; the target computes blocks of equal ids once."""
         answer, different = (
             stream.answer,
             list(dict.fromkeys(tuple(block.token_ids) for block in blocks.values())),
@@ -165,8 +165,8 @@ class Bench:
 
 
 def compared(drafting: DraftSetting, streams: Sequence[AnswerStream]) -> dict[str, Any]:
-    """more: over the deployed setting's tau, in shares of it. error, more_error: standard errors of
-    tau and of more."""
+    """tau of one setting. more: over the deployed setting's tau, in shares of it. error,
+    more_error: standard errors of tau and of more."""
     rounds = np.array([float(stream.rounds) for stream in streams])
     own = np.array([stream.worth[drafting] for stream in streams])
     base = np.array([stream.worth[DEPLOYED] for stream in streams])
@@ -189,8 +189,8 @@ Floats = npt.NDArray[np.float64]
 
 
 def _ratio(sums: Floats, rounds: Floats, domains: npt.NDArray[np.int64]) -> tuple[Floats, float]:
-    """Sums over rounds by domain, and the standard error of the domains' mean: what each prompt
-    misses of its share."""
+    """Sums over rounds by domain, and the standard error of the domains' mean, from each prompt's
+    distance to its domain's ratio."""
     made, variance = [], 0.0
     for domain in range(len(DOMAINS)):
         its = domains == domain

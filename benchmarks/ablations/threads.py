@@ -1,5 +1,5 @@
-"""Tokens a second of two cells in turns: workers of one thread each, kept to their places, and
-workers that divide the processors, as they do where nobody says otherwise (ADR 31)."""
+"""Tokens a second of two cells in turns: workers of one thread each, kept to their processors, and
+workers that divide the processors, as is the default (ADR 31)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def _rate(client: AsyncClient, pair: Pair, domain: str, policy: str, strea
 
 
 async def compare(pair: Pair) -> dict[str, dict[str, float]]:
-    """Medians by streams, domain and policy; the ratio is that of turns beside each other."""
+    """Medians by streams, domain and policy; the ratio is the median over pairs of turns."""
     table: dict[str, dict[str, float]] = {}
     with ExitStack() as cells:
         endpoints = {

@@ -1,2 +1,1 @@
-"""Tokens for a second of processor time of a coordinator: `python -m
-benchmarks.coordinator_rate`."""
+"""Tokens per second of processor time of a coordinator: `python -m benchmarks.coordinator_rate`."""

@@ -1,7 +1,7 @@
-"""Tokens for a second of processor time (B6), before synthetic workers that only take time.
+"""Tokens per second of processor time (B6), before synthetic workers that only take time.
 
-python -m benchmarks.coordinator_rate lane         # of the process that runs a lane python -m
-benchmarks.coordinator_rate front-end    # of a front end of its own, and the streams that one holds
+    python -m benchmarks.coordinator_rate lane       # of the process that runs a lane
+    python -m benchmarks.coordinator_rate front-end  # of a front end, and the streams it holds
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a front end in a process of its own does with a second of processor time, and its number of
+"""Tokens per second of processor time of a front end in a process of its own, and its number of
 clients (B6).
 
 Two synthetic workers, a coordinator and one front end, a process each; clients in this process,
-over real gRPC, with text both ways. The front end's processor time is what the kernel says. Beside
-tokens in drafted rounds stand tokens without drafts (`off`: a chunk for every token).
+over real gRPC, with text both ways. The kernel counts the front end's processor time. Measured in
+drafted rounds and without drafts (`off`: a chunk for every token).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _cell(pair: Path, room: int) -> Iterator[ProcessCell]:
 
 @dataclass
 class Heard:
-    """What clients got."""
+    """What clients received."""
 
     tokens: int = 0
     chunks: int = 0
@@ -84,7 +84,7 @@ class Heard:
 
 
 class Clients:
-    """Streams over a few connections; each is asked again when it ends, or once."""
+    """Streams over a few connections; each sends one request, or the next one whenever one ends."""
 
     def __init__(self, endpoint: str) -> None:
         self.heard = Heard()
@@ -96,7 +96,7 @@ class Clients:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def ask(self, count: int, policy: str, tokens: int, *, forever: bool) -> None:
-        """In waves, over connections that stand."""
+        """Starts `count` streams in waves, over established connections."""
         await asyncio.gather(*(channel.channel_ready() for channel in self._channels))
         for number in range(count):
             if number % WAVE == WAVE - 1:
@@ -107,7 +107,7 @@ class Clients:
             )
 
     async def started(self, count: int) -> None:
-        """Until so many answers have begun; raises what went wrong with one."""
+        """Waits until `count` answers have begun; raises the error of a stream that failed."""
         while self.heard.started < count:
             done, _ = await asyncio.wait(
                 self._tasks, timeout=0.1, return_when=asyncio.FIRST_EXCEPTION
@@ -178,7 +178,7 @@ async def _rates(cell: ProcessCell, windows: int, seconds: float) -> dict[str, A
 
 @contextlib.asynccontextmanager
 async def _clients(endpoint: str, policy: str) -> AsyncIterator[Heard]:
-    """Clients that have all begun to hear."""
+    """Context: clients whose answers have all begun."""
     clients = Clients(endpoint)
     try:
         await clients.ask(STREAMS, policy, 1 << 11, forever=True)
@@ -191,7 +191,8 @@ async def _clients(endpoint: str, policy: str) -> AsyncIterator[Heard]:
 
 
 async def _hold(cell: ProcessCell, tokens: int) -> dict[str, Any]:
-    """All clients at once, and what becomes of them."""
+    """Runs all clients at once. Returns the most open streams, the complete answers and the
+    tokens."""
     front = cell.children["frontend/0"]
     with cell.client() as client:
         port = next(

@@ -4,8 +4,8 @@ The lane is in this process, before two synthetic workers in theirs. Admission, 
 the gRPC sessions are the deployed ones. Requests come in by an attached front end's message and
 commits leave in its batches, packed to bytes (`coordinator.cells.frontends`), as a coordinator with
 front ends in processes of their own does it; only the writing of those few messages to a socket is
-left out. Temperature 1, 64 entries of q per drafted slot. Nobody joins or leaves while it is
-measured. Beside it, in the same run, what is left without drafts (policy `off`).
+left out. Temperature 1, 64 entries of q per drafted slot. No request joins or leaves while it is
+measured. The same run measures it without drafts too (policy `off`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROMPT = 32
 ANSWER = 1 << 14  # longer than any measurement
 ANSWER_S = 3600.0  # likewise
 WARM_UP_S = 60.0
-WARM_UP_ROUNDS = 24  # all are in, evidence is there
+WARM_UP_ROUNDS = 24  # all are admitted, and there is evidence to plan by
 
 _numbers: Iterator[int] = itertools.count(1)  # of requests: none is used twice
 
@@ -82,7 +82,7 @@ async def _measure(
 
 @asynccontextmanager
 async def _running_lane(workers: ProcessCell, policy: str) -> AsyncIterator[Lane]:
-    """A lane in the middle of its rounds."""
+    """Context: a lane in the middle of its rounds."""
     clock, metrics = asyncio.get_running_loop(), Metrics()
     admission = Scheduler(QueueBounds(max_running=SEQUENCES, max_queued=SEQUENCES), clock, metrics)
     lanes = LaneContext(clock, metrics, Monitor(metrics), Conduct())
@@ -119,7 +119,7 @@ async def _running_lane(workers: ProcessCell, policy: str) -> AsyncIterator[Lane
 
 
 async def _read(attachment: FrontendConnection) -> None:
-    """The front end's stream, up to the socket. Raises when a request failed."""
+    """Reads the front end's stream, up to the socket. Raises RuntimeError when a request failed."""
     while (batch := await attachment.next()) is not None:
         batch.SerializeToString()
         if batch.failed:

@@ -1,1 +1,1 @@
-"""What answers in a form cost and whether they are right: `python -m benchmarks.forms`."""
+"""Cost and correctness of answers in a form: `python -m benchmarks.forms`."""

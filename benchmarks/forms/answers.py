@@ -88,7 +88,8 @@ def valid(form: dict[str, Any], text: str) -> bool:
 
 
 def case(client: httpx.Client, name: str, form: dict[str, Any], question: str) -> dict[str, Any]:
-    """One row of the file."""
+    """Asks one question without drafts, with drafts and without its form; returns a row of the
+    file."""
     ask(client, question, form, "off", longest=1)  # compiles the form, and fills the prefix cache
     plain, drafted = ask(client, question, form, "off"), ask(client, question, form, "")
     free = ask(client, question, None, "")
@@ -123,13 +124,13 @@ def summed(rows: Sequence[dict[str, Any]]) -> Row:
 
 
 def part(said: str) -> list[Case]:
-    """I/N: every Nth case from the Ith on."""
+    """Cases of a part I/N: every Nth case from the Ith on."""
     first, step = map(int, said.split("/"))
     return list(cases())[first - 1 :: step]
 
 
 def compared(client: httpx.Client, wanted: Sequence[Case], kept: Path | None) -> Row:
-    """The default policy beside `off`. kept: cases in this file are not asked again."""
+    """Measures the default policy beside `off`. kept: cases in this file are not asked again."""
     rows: list[dict[str, Any]] = []
     if kept is not None and kept.is_file():
         rows = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()]
@@ -144,8 +145,8 @@ def compared(client: httpx.Client, wanted: Sequence[Case], kept: Path | None) ->
 
 
 def forced(client: httpx.Client, wanted: Sequence[Case], cell: ProcessCell) -> Row:
-    """Under the default policy, by kind of form: tokens of rounds, and those that were the only
-    ones to come, as the verifier counts them."""
+    """Tokens of rounds under the default policy, and those without an alternative in the form, as
+    the verifier counts them, by kind of form."""
     with cell.client() as asked:
         port = next(each.metrics_port for each in asked.status().processes if each.role == "verify")
     value: dict[str, Any] = {}
@@ -162,7 +163,7 @@ def forced(client: httpx.Client, wanted: Sequence[Case], cell: ProcessCell) -> R
 
 
 def _counted(port: int) -> list[float]:
-    """(tokens of forms, forced ones) so far."""
+    """(tokens of forms, forced ones) so far, by the verifier's metrics."""
     page = prometheus.fetch(f"http://127.0.0.1:{port}/metrics")
     return [
         prometheus.total(page, f"dspark_form_{name}_total") for name in ("tokens", "forced_tokens")

@@ -134,7 +134,7 @@ def closed(properties: Schema, required: list[str] | None = None) -> Schema:
 
 
 def schemas() -> Iterator[tuple[str, Schema]]:
-    """(what it is, the schema), two hundred times."""
+    """Two hundred pairs (name, schema)."""
     for number, (subject, texts, (count, low, high), flag, words) in enumerate(SUBJECTS):
         text: Schema = {"type": "string", "maxLength": 24}
         amount: Schema = {"type": "integer", "minimum": low, "maximum": high}
@@ -186,7 +186,7 @@ def schemas() -> Iterator[tuple[str, Schema]]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """(what it is, the expression), a hundred times."""
+    """A hundred pairs (name, expression)."""
     for number, expression in enumerate(EXPRESSIONS):
         for size in SIZES:
             yield f"expression {number} {size}", expression % size

@@ -1,7 +1,7 @@
 """What forms cost at a verifier: a mask of a slot, and the first use of a schema.
 
 On the vocabulary of a target. Masks are those of slots along answers that fit, as in rounds of five
-slots, and are put on logits; a schema's first use is everything between its admission and its
+slots, and are applied to logits; a schema's first use is everything from its admission to its
 matcher, in a compiler that runs.
 """
 
@@ -62,7 +62,7 @@ SCHEMAS: list[tuple[dict[str, Any], object]] = [
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """(milliseconds, the result)"""
+    """Runs `work`; returns (milliseconds, the result)."""
     began = time.perf_counter()
     result = work()
     return 1e3 * (time.perf_counter() - began), result
@@ -74,7 +74,7 @@ def mask_s(grammar: Grammar, ids: list[int], vocab: int) -> list[float]:
     for at in range(0, len(ids), SLOTS):
         drafted = ids[at : at + SLOTS]
         logits = torch.zeros(len(drafted) + 1, vocab)
-        began = time.thread_time()  # what others do on the machine is no cost of a mask
+        began = time.thread_time()  # other work of the machine is no cost of a mask
         mask(logits, [(0, matcher.masks(drafted))])
         costs.append((time.thread_time() - began) / (len(drafted) + 1))
         matcher.accept(drafted)
@@ -82,7 +82,7 @@ def mask_s(grammar: Grammar, ids: list[int], vocab: int) -> list[float]:
 
 
 def row(folder: Path) -> Row:
-    """Of this target."""
+    """Measures with the target in `folder`."""
     torch.set_num_threads(1)
     target = load_target(folder)
     grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)

@@ -1,10 +1,10 @@
-"""Forty hostile grammars beside an honest stream, over HTTP: what they are answered, and what the
-stream feels.
+"""Forty hostile grammars beside an honest stream, over HTTP: their answers, and the stream's
+delays.
 
 The honest stream decodes at temperature 0 under `fixed:3`; its gaps are measured first alone, then
-while one hostile request follows the other, then while several come at once. Refusals are timed as
-their client sees them; who is told to come again is none that was refused. The verifier compiles at
-a lower priority; on one processor core the stream shares it all the same.
+while one hostile request follows the other, then while several are sent at once. Refusals are timed
+at their client; a request to come again (429) is no refusal. The verifier compiles at a lower
+priority; on one processor core the stream shares it all the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dspark.types import Constraint
 from dspark.types import ConstraintKind as KIND
 
 KNOWN = (200, 400, 413, 429)
-# bars: of an answer that serves nothing, and of the honest p99 against alone
+# bars: seconds of a response that serves nothing, and honest p99 over its p99 alone
 TOLD_S, WORSE = (
     1.0,
     1.5,
@@ -36,7 +36,7 @@ STRING = {"type": "string"}
 
 
 def hostile() -> dict[str, Constraint]:
-    """Forty grammars that explode, or would."""
+    """Forty grammars that would take very much time or memory to compile."""
 
     def nested(count: int) -> str:
         return '{"type":"array","items":' * count + "{}" + "}" * count
@@ -93,7 +93,7 @@ def hostile() -> dict[str, Constraint]:
 
 
 class HonestStream:
-    """Streams one answer after the other; gaps between events, in seconds."""
+    """Streams one answer after the other in a thread. gaps: seconds between events."""
 
     def __init__(self, url: str) -> None:
         self.gaps: list[float] = []
@@ -131,8 +131,8 @@ class HonestStream:
 
 
 def attack(url: str, constraint: Constraint, salt: str = "") -> tuple[int, float, str]:
-    """(status, seconds, what was said) of one hostile request. salt: nothing is remembered across
-    two of them."""
+    """Sends one hostile request; returns (status, seconds, text or error). salt: requests with
+    different ones share no cache."""
     body: dict[str, Any] = {"prompt": "x", "max_tokens": LONGEST, "cache_salt": salt}
     body["structured_outputs"] = {WORDS[constraint.kind]: constraint.text}
     began = time.perf_counter()
@@ -142,8 +142,8 @@ def attack(url: str, constraint: Constraint, salt: str = "") -> tuple[int, float
 
 
 def wave(url: str, at_once: int) -> dict[str, Any]:
-    """All forty, so many at once: how they were answered, the longest refusal, and the longest that
-    went unserved."""
+    """Sends all forty, `at_once` at a time. Returns the counts of their answers, the longest
+    refusal, and the longest that was not served."""
 
     def one(item: tuple[str, Constraint]) -> tuple[str, int, float, str]:
         name, constraint = item

@@ -1,1 +1,1 @@
-"""What a user would run instead, on the same target and cores: `python -m benchmarks.peers`."""
+"""Programs to run instead, on the same target and cores: `python -m benchmarks.peers`."""

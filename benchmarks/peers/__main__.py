@@ -4,10 +4,10 @@ the same target.
     python -m benchmarks.peers [--streams 1,8] [--vllm-python FILE] [--llama-python FILE]
                                [--gguf FILE] [--quick]
 
-We and one peer at a time are up on the same two cores and take turns; a ratio is the median over
-the repetitions of the ratio inside a repetition. Answers have one length, stop tokens are ignored,
-the client is part of every time. With several streams that many prompts are asked at once, and the
-time ends with the last answer; who decodes one sequence at a time answers them one after the other.
+This project and one peer at a time run on the same two cores and take turns; a ratio is the median
+over the repetitions of the ratio inside a repetition. Answers have one length, stop tokens are
+ignored, the client is part of every time. With several streams that many prompts are asked at once,
+and the time ends with the last answer; peers that decode one sequence at a time take them in turn.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     streams = [int(count) for count in args.streams.split(",")]
     values: dict[int, dict[str, Any]] = {}
     used = _pinned()
-    # In float32, as whom we are compared with.
+    # In float32, as the peers it is compared with.
     with (
         ProcessCell(pair.target, pair.drafter, verify={"dtype": "float32"}) as cell,
         cell.client() as client,
@@ -128,7 +128,7 @@ def _pinned(count: int = 2) -> tuple[int, ...]:
 
 
 def _merge(value: dict[str, Any], more: Mapping[str, Mapping[str, Any]]) -> None:
-    """Tables of one more run; what is there already stays."""
+    """Adds the tables of one more run; what is there already stays."""
     for table, rows in more.items():
         value[table] = {**rows, **value.get(table, {})}
 
@@ -144,7 +144,8 @@ def _peers(
     prompt: list[int],
     absent: dict[str, str],
 ) -> Iterator[Start]:
-    """Those that are up at the same time, group by group; `absent` hears why some cannot be had."""
+    """Starters of the peers that run at the same time, group by group; `absent` gets the reasons
+    for those that are missing."""
 
     def transformers(stack: ExitStack) -> list[Contestant]:
         peer = stack.enter_context(TransformersWorker(pair.target, args.assistant, used))
@@ -152,7 +153,7 @@ def _peers(
         return [*peer.modes()]
 
     def started(name: str, stack: ExitStack, make: Make) -> list[Contestant]:
-        """The one of this name; nobody when it does not come up."""
+        """Starts the peer of this name; none when it does not start."""
         try:
             peer = stack.enter_context(make(name))
         except Absent as reason:
@@ -189,7 +190,7 @@ def _peers(
 
 
 class Contest:
-    """Every contestant answers every question once a turn; who begins changes from turn to turn."""
+    """Every contestant answers every question once a turn, in an order that changes by turn."""
 
     def __init__(
         self,
@@ -226,7 +227,7 @@ class Contest:
 
     def value(self) -> dict[str, dict[str, Any]]:
         """tok_s: medians, by total time. over: ours over each, the median of the turns' ratios.
-        same_ids: share of first-turn answers that are ours, token by token."""
+        same_ids: share of first-turn answers that equal ours, token by token."""
         names = [contestant.name for contestant in self._contestants]
         rates = {name: self._rates(name, self._parts) for name in names}
         over = {name: _median(ratios(rates[OURS], rates[name])) for name in names if name != OURS}

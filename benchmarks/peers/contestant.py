@@ -1,4 +1,4 @@
-"""What is compared: something that answers prompts, already started."""
+"""What is compared: programs that answer prompts, and the base of those that must be started."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, Protocol, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_INSTALLED = "peer not installed"
-ENDS_S = 30.0  # for a program to end that is told to
+ENDS_S = 30.0  # for a program to end after SIGTERM
 
 
 class Contestant(Protocol):
-    """name: as the table has it. most: prompts it can answer at one time; 0: any number."""
+    """Answers prompts. name: in the table. most: prompts it takes at one time; 0: any number."""
 
     name: str
     most: int
@@ -27,14 +27,14 @@ class Contestant(Protocol):
 
 
 class Absent(Exception):
-    """A peer that is not there; the message says why."""
+    """A peer is not available; the message says why."""
 
 
 class Peer(ABC):
     """A program that runs in an environment of its own and ends with this process; a context
     manager.
 
-    python: of that environment; raises Absent without one.
+    python: interpreter of that environment; raises Absent without one.
     """
 
     def __init__(self, python: Path | None) -> None:
@@ -48,7 +48,8 @@ class Peer(ABC):
     def start(
         self, words: Sequence[str], environment: Mapping[str, str], **pipes: Any
     ) -> subprocess.Popen[bytes]:
-        """The environment's python with these words. Threads are the program's own choice."""
+        """Starts the environment's python with these words. Threads are the program's own
+        choice."""
         command = [
             sys.executable,
             "-m",
@@ -67,11 +68,11 @@ class Peer(ABC):
 
     @abstractmethod
     def await_ready(self) -> None:
-        """Starts it; returns when it can be asked. Raises Absent when it does not come up."""
+        """Starts the program; returns when it takes requests. Raises Absent otherwise."""
 
     def close(self) -> None:
         if self._process is not None:
-            with self._process as process:  # whose pipes are closed behind its end
+            with self._process as process:  # closes its pipes after its end
                 process.terminate()
                 try:
                     process.wait(ENDS_S)

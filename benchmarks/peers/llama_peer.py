@@ -12,8 +12,8 @@ from benchmarks.peers.worker import PeerWorker
 
 
 class LlamaCpp(PeerWorker):
-    """One file. Prompts asked at once are answered one after the other: the package does not
-    batch."""
+    """llama.cpp with one file. Prompts asked at once are answered one after the other: the package
+    does not batch."""
 
     most = 0
 
@@ -28,7 +28,7 @@ class LlamaCpp(PeerWorker):
 
 
 def write_f16(source: Path, file: Path) -> None:
-    """The same model with its quantised tensors as F16."""
+    """Writes the same model with its quantised tensors as F16."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(file, str(reader.fields["general.architecture"].contents()))
     for name, field in reader.fields.items():

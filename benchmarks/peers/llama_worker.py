@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> None:
     model = Llama(args.gguf, n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False)
 
     def answer(asked: dict[str, Any]) -> list[list[int]]:
-        # `generate` goes on behind a stop token, as everybody here does.
+        # `generate` goes on after a stop token, as all contestants do.
         made = (
             islice(model.generate(prompt, temp=0.0), asked["tokens"]) for prompt in asked["prompts"]
         )

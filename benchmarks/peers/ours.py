@@ -1,4 +1,4 @@
-"""Our side of the comparison."""
+"""This project's side of the comparison."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIMEOUT_S = 300.0
 
 
 class Ours:
-    """A cell under one policy; its own when none is named."""
+    """A cell under one policy; the cell's own when none is named."""
 
     most = 0
 

@@ -48,7 +48,7 @@ class TransformersWorker(PeerWorker):
 
 
 class TransformersMode:
-    """One way to ask. Several prompts are one padded batch, which only `generate` knows."""
+    """One mode. Several prompts are one padded batch, which only `generate` supports."""
 
     def __init__(self, worker: TransformersWorker, mode: str) -> None:
         self.name = f"transformers {mode}"

@@ -32,7 +32,7 @@ class PeerWorker(Peer):
         self._read(START_TIMEOUT_S)
 
     def ask(self, **asked: Any) -> list[list[int]]:
-        """The ids that the worker gives to one line."""
+        """Sends one request line; returns the worker's ids. Raises Absent."""
         assert self._running.stdin is not None
         self._running.stdin.write(json.dumps(asked).encode() + b"\n")
         self._running.stdin.flush()
@@ -50,7 +50,7 @@ class PeerWorker(Peer):
 
 
 def serve(answer: Callable[[dict[str, Any]], list[list[int]]]) -> None:
-    """The worker's side: says that it is ready, then answers line by line."""
+    """The worker's loop: reports that it is ready, then answers line by line."""
     print("[]", flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), flush=True)
