@@ -74,14 +74,16 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Explains the rounds of a running request as they are settled, until it ends. Nothing is recorded for anybody else.
+        """Explains the rounds of a running request as they are settled, until it ends. Rounds of other
+        requests are not recorded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetEnded(self, request, context):
-        """The last answers that ended: those of one request, or the newest of all. Always kept, a bounded number of them.
+        """The last answers that ended: those of one request, or the newest of all. Always kept, a bounded
+        number of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -56,14 +56,14 @@ class DraftServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """Says what the drafter is and what it holds. Cheap; safe to call at any time.
+        """Returns what the drafter is and what it holds. Cheap; safe to call at any time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Open for as long as the process lives; says when it is about to leave. For a coordinator, which asks it nothing else.
+        """Stays open while the process lives; reports when it is about to leave. For coordinators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

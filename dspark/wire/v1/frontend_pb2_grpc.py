@@ -45,8 +45,8 @@ class CellServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Attach(self, request_iterator, context):
-        """Attaches a front end. Needs the worker token. Everything it asked for is freed at once when the stream ends, whoever
-        ends it; a coordinator that is gone ends it with UNAVAILABLE.
+        """Attaches a front end. Needs the worker token. When the stream ends, on whichever side, all its
+        requests are freed at once; a coordinator that is gone ends it with UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

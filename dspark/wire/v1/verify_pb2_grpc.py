@@ -51,15 +51,15 @@ class VerifyServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """Says what the verifier is and what it holds. Cheap; safe to call at any time.
+        """Returns what the verifier is and what it holds. Cheap; safe to call at any time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Control(self, request_iterator, context):
-        """Plans down, reports up: the verifier runs rounds with its drafters by itself. When the stream ends, or nothing came
-        for as long as its lease says, all its sequences are freed.
+        """Plans down, reports up: the verifier runs rounds with its drafters by itself. When the stream
+        ends, or is silent for longer than its lease, all its sequences are freed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
