@@ -1,7 +1,8 @@
-/* Attention over pages in place, on a CPU: each query's own keys, read once, in the checkpoint's fp32.
+/* Attention on a CPU over KV pages in place: reads the keys of each query once, in fp32.
 
-   out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, h / ratio]) v[j, h / ratio] over the keys j that token t of its
-   sequence sees. Strides count floats. Called by address: attention.py says what the arguments are. */
+   out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, h / ratio]) v[j, h / ratio] over the keys j
+   that token t of its sequence sees. Strides count floats. Called by address: attention.py says
+   what the arguments are. */
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -10,10 +11,11 @@
 #include "vectors.h"
 #include "wide_attention.h"
 
-enum { WIDTH = 32, ROWS = 2 }; /* floats of a value row that are summed at a time, for so many rows */
+enum { WIDTH = 32, ROWS = 2 }; /* floats of a value row summed at a time, for ROWS query rows */
 
 /* weights[r, j] = q[r] . k[j] for all query rows r of one key-value head. */
-INLINE void score(struct rows q, struct pages at, struct span span, float *weights, const int size) {
+INLINE void score(struct rows q, struct pages at, struct span span, float *weights,
+                  const int size) {
     int keys = span.last - span.first;
     for (int j = span.first; j < span.last;) {
         struct stretch here = keys_of(at, span, j);
@@ -49,8 +51,8 @@ INLINE void normalise(struct span span, float scale, float *weights) {
 }
 
 /* out[r] = sum_j weights[r, j] v[j] for `count` rows from r on; `weights` are those of row r. */
-INLINE void weigh(struct rows out, struct pages at, struct span span, const float *restrict weights, int r,
-                  const int count, const int size) {
+INLINE void weigh(struct rows out, struct pages at, struct span span,
+                  const float *restrict weights, int r, const int count, const int size) {
     const int64_t keys = span.last - span.first;
     for (int from = 0; from < size; from += WIDTH) {
         const int width = size - from < WIDTH ? size - from : WIDTH;
@@ -67,18 +69,20 @@ INLINE void weigh(struct rows out, struct pages at, struct span span, const floa
             }
         }
         for (int a = 0; a < count; a++) {
-            float *to = out.at + (r + a) / span.ratio * out.row + (r + a) % span.ratio * out.head + from;
+            float *to = out.at + (r + a) / span.ratio * out.row +
+                        (r + a) % span.ratio * out.head + from;
             for (int d = 0; d < width; d++) to[d] = sums[a][d];
         }
     }
 }
 
-INLINE void attend(struct rows out, struct rows q, struct pages at, struct span span, float scale, float *space,
-                   const int size) {
+INLINE void attend(struct rows out, struct rows q, struct pages at, struct span span, float scale,
+                   float *space, const int size) {
     int rows = span.queries * span.ratio, r = 0, keys = span.last - span.first;
     score(q, at, span, space, size);
     normalise(span, scale, space);
-    for (; r + ROWS <= rows; r += ROWS) weigh(out, at, span, space + (int64_t)r * keys, r, ROWS, size);
+    for (; r + ROWS <= rows; r += ROWS)
+        weigh(out, at, span, space + (int64_t)r * keys, r, ROWS, size);
     if (r < rows) weigh(out, at, span, space + (int64_t)r * keys, r, 1, size);
 }
 
@@ -88,33 +92,41 @@ struct call {
     const int32_t *cu_q, *used_k, *blocks, *dims;
     const int64_t *strides;
     float scale;
-    int next; /* the item whose turn it is: a sequence and a key-value head */
+    int next; /* the next item to take: a sequence and a key-value head */
 };
 
-/* Takes one item after the other until none is left; several threads do so at a time. */
+/* Takes one item after the other until none is left; several threads do so at the same time. */
 WIDEST static void attend_some(void *arg) {
     struct call *c = arg;
-    const int sequences = c->dims[0], pages = c->dims[1], page_size = c->dims[2], heads = c->dims[3];
-    const int kv_heads = c->dims[4], size = c->dims[5], window = c->dims[6], ratio = heads / kv_heads;
+    const int sequences = c->dims[0], pages = c->dims[1], page_size = c->dims[2];
+    const int heads = c->dims[3], kv_heads = c->dims[4], size = c->dims[5], window = c->dims[6];
+    const int ratio = heads / kv_heads;
     const int64_t *strides = c->strides;
     const int wide = has_wide();
-    float *space = malloc(sizeof(float) * (size_t)wide_space(c->dims[7] * ratio, c->dims[8] + c->dims[7], size));
+    float *space = malloc(
+        sizeof(float) * (size_t)wide_space(c->dims[7] * ratio, c->dims[8] + c->dims[7], size));
     if (!space) return;
-    for (int item; (item = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED)) < sequences * kv_heads;) {
+    for (int item;
+         (item = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED)) < sequences * kv_heads;) {
         int n = item / kv_heads, h = item % kv_heads;
-        int queries = c->cu_q[n + 1] - c->cu_q[n], paged = c->used_k[n], last = paged + (c->own_k ? queries : 0);
+        int queries = c->cu_q[n + 1] - c->cu_q[n], paged = c->used_k[n];
+        int last = paged + (c->own_k ? queries : 0);
         int first = window > 0 && last - queries + 1 > window ? last - queries + 1 - window : 0;
         int after = item + 1 < sequences * kv_heads ? item + 1 : item;
         int64_t begin = (int64_t)c->cu_q[n] * heads * size + h * ratio * size;
         int64_t own = c->own_k ? c->cu_q[n] * strides[5] + h * strides[6] : 0;
         struct span span = {first, last, queries, ratio, window, c->own_k != 0};
         struct rows to = {c->out + begin, (int64_t)heads * size, size};
-        struct rows from = {c->q + c->cu_q[n] * strides[0] + h * ratio * strides[1], strides[0], strides[1]};
+        struct rows from = {c->q + c->cu_q[n] * strides[0] + h * ratio * strides[1], strides[0],
+                            strides[1]};
         struct pages at = {
-            .k = c->k + h * strides[4], .v = c->v + h * strides[4], .page = strides[2], .slot = strides[3],
+            .k = c->k + h * strides[4], .v = c->v + h * strides[4],
+            .page = strides[2], .slot = strides[3],
             .table = c->blocks + (int64_t)n * pages, .size = page_size, .paged = paged,
-            .own_k = c->own_k ? c->own_k + own : 0, .own_v = c->own_k ? c->own_v + own : 0, .own_slot = strides[5],
-            .then = c->k + c->blocks[after / kv_heads * (int64_t)pages] * strides[2] + after % kv_heads * strides[4],
+            .own_k = c->own_k ? c->own_k + own : 0, .own_v = c->own_k ? c->own_v + own : 0,
+            .own_slot = strides[5],
+            .then = c->k + c->blocks[after / kv_heads * (int64_t)pages] * strides[2] +
+                    after % kv_heads * strides[4],
         };
         if (wide) attend_wide(to, from, at, span, c->scale, space, size);
         else if (size == 64) attend(to, from, at, span, c->scale, space, 64);
@@ -124,32 +136,39 @@ WIDEST static void attend_some(void *arg) {
     free(space);
 }
 
-/* To be raised whenever the arguments of a function of this library change. */
+/* Raise it whenever the arguments of a function of this library change. */
 int dspark_interface(void) { return 9; }
 
 /* Up to how many queries of a sequence this is faster than gathering pages for a matrix product. */
 int dspark_attend_most(void) { return has_wide() ? 16 : 8; }
 
-/* Queries read the keys in pages of their sequence up to their own, which are the last; or, where `own_k` and `own_v`
-   are given, all keys in pages and all of those, one for each query of the sequence.
+/* Queries read the keys in pages of their sequence up to their own, which are the last; or, where
+   `own_k` and `own_v` are given, all keys in pages and all of those, one for each query of the
+   sequence.
 
-   Returns 0; 1 without memory for the weights of one head; 2 for tables that name what is not there. `parallel`, of the
-   OpenMP runtime that torch uses, has so many threads do the work; without it, or for little work, one does. */
-int dspark_attend(float *out, float *q, const float *k, const float *v, const float *own_k, const float *own_v,
-                  const int32_t *cu_q, const int32_t *used_k, const int32_t *blocks, const int32_t *dims,
-                  const int64_t *strides, float scale,
+   Returns 0; 1 without memory for the weights of one head; 2 for tables that name pages or keys
+   that do not exist. `parallel`, of the OpenMP runtime that torch uses, runs the work on `threads`
+   threads; without it, or for little work, one thread does it. */
+int dspark_attend(float *out, float *q, const float *k, const float *v, const float *own_k,
+                  const float *own_v, const int32_t *cu_q, const int32_t *used_k,
+                  const int32_t *blocks, const int32_t *dims, const int64_t *strides, float scale,
                   void (*parallel)(void (*)(void *), void *, unsigned, unsigned), int threads) {
-    const int sequences = dims[0], pages = dims[1], page_size = dims[2], max_q = dims[7], max_k = dims[8];
+    const int sequences = dims[0], pages = dims[1], page_size = dims[2];
+    const int max_q = dims[7], max_k = dims[8];
     if (pages < 1 || cu_q[0] != 0 || cu_q[sequences] != dims[10]) return 2;
     for (int n = 0; n < sequences; n++) {
         int queries = cu_q[n + 1] - cu_q[n];
-        if (queries < 0 || queries > max_q || used_k[n] < 0 || (!own_k && queries > used_k[n])) return 2;
+        if (queries < 0 || queries > max_q || used_k[n] < 0 || (!own_k && queries > used_k[n]))
+            return 2;
         if (used_k[n] > max_k || used_k[n] > (int64_t)pages * page_size) return 2;
         for (int p = 0; p * page_size < used_k[n]; p++)
-            if (blocks[(int64_t)n * pages + p] < 0 || blocks[(int64_t)n * pages + p] >= dims[9]) return 2;
+            if (blocks[(int64_t)n * pages + p] < 0 || blocks[(int64_t)n * pages + p] >= dims[9])
+                return 2;
     }
     struct call call = {out, q, k, v, own_k, own_v, cu_q, used_k, blocks, dims, strides, scale, 0};
-    if (parallel && threads > 1 && sequences * dims[4] > 1) parallel(attend_some, &call, (unsigned)threads, 0);
+    if (parallel && threads > 1 && sequences * dims[4] > 1)
+        parallel(attend_some, &call, (unsigned)threads, 0);
     else attend_some(&call);
-    return call.next < sequences * dims[4]; /* whoever found memory did the work of those who did not */
+    /* threads that found memory did the work of those that did not */
+    return call.next < sequences * dims[4];
 }

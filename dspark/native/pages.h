@@ -1,13 +1,15 @@
-/* Keys and values of a sequence in pages, and rows of queries that read them. Strides count floats. */
+/* Keys and values of a sequence in pages, and the query rows that read them. Strides count
+   floats. */
 
 #pragma once
 
 #include "vectors.h"
 
 struct rows { float *at; int64_t row, head; };            /* of queries, or of outputs */
-/* Keys anybody sees, and who looks at them: each query those up to its own, or all of them all. */
+/* Keys that any query sees, and the queries: each sees those up to its own, or `all` keys. */
 struct span { int first, last, queries, ratio, window, all; };
-/* Rows of `last - paged` more keys and values may follow those in pages: the queries' own, which lie by themselves. */
+/* `last - paged` more keys and values may follow those in pages: the queries' own, in arrays of
+   their own. */
 struct pages {
     const float *k, *v;
     int64_t page, slot;
@@ -15,25 +17,26 @@ struct pages {
     int size, paged;
     const float *own_k, *own_v;
     int64_t own_slot;
-    const float *then; /* what is read after the last value */
+    const float *then; /* the row that is read after the last value */
 };
 
-/* Rows of one page, what comes after them, and where they end. Pointers are to be moved by the number of a row. */
+/* Rows of one page, the rows after them, and where they end. Row j is at `rows + j * slot`. */
 struct stretch { const float *rows, *next; int64_t slot; int stop; };
 
-INLINE struct stretch stretch_of(struct pages at, struct span span, int j, const float *pool, const float *own,
-                                 const float *then) {
+INLINE struct stretch stretch_of(struct pages at, struct span span, int j, const float *pool,
+                                 const float *own, const float *then) {
     if (j >= at.paged) {
         const float *rows = own - at.paged * at.own_slot;
         return (struct stretch){rows, rows, at.own_slot, span.last};
     }
-    int page = j / at.size, stop = (page + 1) * at.size < at.paged ? (page + 1) * at.size : at.paged;
+    int page = j / at.size;
+    int stop = (page + 1) * at.size < at.paged ? (page + 1) * at.size : at.paged;
     int64_t back = (int64_t)page * at.size * at.slot;
     const float *next = stop < at.paged ? pool + at.table[page + 1] * at.page : then;
     return (struct stretch){pool + at.table[page] * at.page - back, next - back, at.slot, stop};
 }
 
-/* From key j on; after the last keys come the first values. */
+/* Rows from key j on; the first values are read after the last keys. */
 INLINE struct stretch keys_of(struct pages at, struct span span, int j) {
     return stretch_of(at, span, j, at.k, at.own_k, at.v + at.table[span.first / at.size] * at.page);
 }
@@ -46,11 +49,12 @@ INLINE struct stretch values_of(struct pages at, struct span span, int j) {
 struct seen { int start, stop; };
 
 INLINE struct seen seen_by(struct span span, int r) {
-    int keys = span.last - span.first, stop = span.all ? keys : keys - span.queries + r / span.ratio + 1;
+    int keys = span.last - span.first;
+    int stop = span.all ? keys : keys - span.queries + r / span.ratio + 1;
     return (struct seen){span.window > 0 && stop > span.window ? stop - span.window : 0, stop};
 }
 
-/* What comes next is fetched meanwhile: pages lie anywhere, so no hardware foresees them. */
+/* Prefetches a row that is read later: pages lie anywhere, so the hardware cannot foresee them. */
 INLINE void fetch(const float *row, int floats) {
     for (int d = 0; d < floats; d += 16) __builtin_prefetch(row + d);
 }

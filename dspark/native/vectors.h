@@ -1,4 +1,4 @@
-/* What the kernels share. Loops are written so that compilers turn them into vectors; which instructions those are is
+/* Parts that the kernels share. Compilers turn their loops into vector instructions; which ones is
    decided when the library is loaded, by what the processor has. */
 
 #pragma once
@@ -16,7 +16,8 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-/* exp for x <= 0: 2^n times a polynomial, with a relative error of 2e-7. Inlined so that loops over it are vectors. */
+/* exp for x <= 0: 2^n times a polynomial, with a relative error of 2e-7. Inlined so that loops over
+   it become vectors. */
 INLINE float exp_below(float x) {
     x = x < -87.0f ? -87.0f : x;
     float n = __builtin_floorf(x * 1.44269504f + 0.5f), y = x - n * 0.693147181f;

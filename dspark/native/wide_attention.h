@@ -1,5 +1,6 @@
-/* Attention where registers hold 16 floats (AVX-512): sums of a few query rows by a few keys, or values, at a time, as
-   many as registers hold. Each is a variable of its own, because compilers leave arrays of them in memory. */
+/* Attention where registers hold 16 floats (AVX-512): sums of a few query rows by a few keys, or
+   values, at a time, as many as registers hold. Each is a variable of its own, because compilers
+   leave arrays of them in memory. */
 
 #pragma once
 
@@ -36,22 +37,28 @@ WIDE INLINE wide exp_wide(wide x) {
     return _mm512_scalef_ps(p * y * y + y + 1.0f, n);
 }
 
-/* The sum of each argument's lanes, in the lane of its place: halves, and halves of halves, side by side. */
-WIDE INLINE wide two_of(wide a, wide b) { return _mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b); }
+/* The sum of each argument's lanes, in the lane of its place: by halves, and halves of halves. */
+WIDE INLINE wide two_of(wide a, wide b) {
+    return _mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b);
+}
 
 WIDE INLINE wide four_of(wide a, wide b, wide c, wide d) {
     __m512d ab = _mm512_castps_pd(two_of(a, b)), cd = _mm512_castps_pd(two_of(c, d));
-    return _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)) + _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+    return _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)) +
+           _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
 }
 
 WIDE INLINE wide quarters(wide a, wide b) {
     return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
 }
 
-WIDE INLINE wide sums_of(wide a, wide b, wide c, wide d) { return quarters(quarters(a, b), quarters(c, d)); }
+WIDE INLINE wide sums_of(wide a, wide b, wide c, wide d) {
+    return quarters(quarters(a, b), quarters(c, d));
+}
 
 WIDE INLINE wide part(const float *row, __mmask16 there) {
-    return __builtin_constant_p(there) && there == 0xffff ? _mm512_loadu_ps(row) : _mm512_maskz_loadu_ps(there, row);
+    return __builtin_constant_p(there) && there == 0xffff ? _mm512_loadu_ps(row)
+                                                          : _mm512_maskz_loadu_ps(there, row);
 }
 
 /* q . k of four rows, `size` floats apart, by four keys, in the lanes row by row. */
@@ -71,7 +78,8 @@ WIDE INLINE wide score_4_by_4(const float *q, const float *const *key, const int
         row = part(q + 3 * size + d, there);
         d0 += row * k0, d1 += row * k1, d2 += row * k2, d3 += row * k3;
     }
-    return sums_of(four_of(a0, a1, a2, a3), four_of(b0, b1, b2, b3), four_of(c0, c1, c2, c3), four_of(d0, d1, d2, d3));
+    return sums_of(four_of(a0, a1, a2, a3), four_of(b0, b1, b2, b3), four_of(c0, c1, c2, c3),
+                   four_of(d0, d1, d2, d3));
 }
 
 /* The same of two rows by eight keys. */
@@ -90,12 +98,13 @@ WIDE INLINE wide score_2_by_8(const float *q, const float *const *key, const int
         k = part(key[6] + d, there), a6 += first * k, b6 += second * k;
         k = part(key[7] + d, there), a7 += first * k, b7 += second * k;
     }
-    return sums_of(four_of(a0, a1, a2, a3), four_of(a4, a5, a6, a7), four_of(b0, b1, b2, b3), four_of(b4, b5, b6, b7));
+    return sums_of(four_of(a0, a1, a2, a3), four_of(a4, a5, a6, a7), four_of(b0, b1, b2, b3),
+                   four_of(b4, b5, b6, b7));
 }
 
-/* weights[r, j] = q[r] . k[j] for all rows; rows and keys beyond the last are other ones once more. */
-WIDE INLINE void score_wide(const float *q, struct pages at, struct span span, float *weights, int64_t step,
-                            const int size) {
+/* weights[r, j] = q[r] . k[j] for all rows; rows and keys beyond the last repeat other ones. */
+WIDE INLINE void score_wide(const float *q, struct pages at, struct span span, float *weights,
+                            int64_t step, const int size) {
     const int rows = span.queries * span.ratio;
     for (int j = span.first; j < span.last;) {
         struct stretch here = keys_of(at, span, j);
@@ -154,7 +163,8 @@ WIDE INLINE struct quad quad_zero(void) {
 
 WIDE INLINE struct quad quad_load(const float *row, int left) {
     return (struct quad){part(row, lanes_below(left)), part(row + 16, lanes_below(left - 16)),
-                         part(row + 32, lanes_below(left - 32)), part(row + 48, lanes_below(left - 48))};
+                         part(row + 32, lanes_below(left - 32)),
+                         part(row + 48, lanes_below(left - 48))};
 }
 
 WIDE INLINE void quad_store(float *row, struct quad from, int left) {
@@ -165,13 +175,14 @@ WIDE INLINE void quad_store(float *row, struct quad from, int left) {
 }
 
 WIDE INLINE struct quad quad_add(struct quad sum, float weight, struct quad value) {
-    return (struct quad){sum.a + weight * value.a, sum.b + weight * value.b, sum.c + weight * value.c,
-                         sum.d + weight * value.d};
+    return (struct quad){sum.a + weight * value.a, sum.b + weight * value.b,
+                         sum.c + weight * value.c, sum.d + weight * value.d};
 }
 
 /* out[r] = sum_j weights[r, j] v[j] for two or four rows from r on, as far as there are any. */
-WIDE INLINE void weigh_wide(struct rows out, struct pages at, struct span span, const float *weights, int64_t step,
-                            int r, const int count, const int size) {
+WIDE INLINE void weigh_wide(struct rows out, struct pages at, struct span span,
+                            const float *weights, int64_t step, int r, const int count,
+                            const int size) {
     const int rows = span.queries * span.ratio;
     for (int from = 0; from < size; from += 64) {
         struct quad w = quad_zero(), x = w, y = w, z = w;
@@ -179,8 +190,10 @@ WIDE INLINE void weigh_wide(struct rows out, struct pages at, struct span span, 
             struct stretch here = values_of(at, span, j);
             const float *weight = weights - span.first;
             for (; j < here.stop; j++) {
-                struct quad value = quad_load(here.rows + j * here.slot + from, size % 64 ? size - from : 64);
-                if (r == 0) fetch(here.next + j * here.slot + from, size - from < 64 ? size - from : 64);
+                struct quad value = quad_load(here.rows + j * here.slot + from,
+                                              size % 64 ? size - from : 64);
+                if (r == 0)
+                    fetch(here.next + j * here.slot + from, size - from < 64 ? size - from : 64);
                 w = quad_add(w, weight[j], value);
                 x = quad_add(x, weight[step + j], value);
                 if (count == 2) continue;
@@ -190,30 +203,34 @@ WIDE INLINE void weigh_wide(struct rows out, struct pages at, struct span span, 
         }
         struct quad sums[ROW_BLOCK] = {w, x, y, z};
         for (int a = 0; a < count && r + a < rows; a++)
-            quad_store(out.at + (r + a) / span.ratio * out.row + (r + a) % span.ratio * out.head + from, sums[a],
-                       size - from);
+            quad_store(out.at + (r + a) / span.ratio * out.row +
+                           (r + a) % span.ratio * out.head + from,
+                       sums[a], size - from);
     }
 }
 
 /* All rows of one key-value head. */
-WIDE INLINE void attend_rows(struct rows out, struct rows q, struct pages at, struct span span, float scale,
-                             float *space, const int size) {
-    const int rows = span.queries * span.ratio, all = round_up(rows, ROW_BLOCK), keys = span.last - span.first;
+WIDE INLINE void attend_rows(struct rows out, struct rows q, struct pages at, struct span span,
+                             float scale, float *space, const int size) {
+    const int rows = span.queries * span.ratio, all = round_up(rows, ROW_BLOCK);
+    const int keys = span.last - span.first;
     const int64_t step = round_up(keys, LANES) + LANES;
     float *weights = space + (int64_t)all * size;
     for (int r = 0; r < all; r++) {
-        const float *from = q.at + (r < rows ? r / span.ratio * q.row + r % span.ratio * q.head : 0);
+        const float *from =
+            q.at + (r < rows ? r / span.ratio * q.row + r % span.ratio * q.head : 0);
         for (int d = 0; d < size; d++) space[(int64_t)r * size + d] = from[d] * scale;
     }
     score_wide(space, at, span, weights, step, size);
     for (int r = 0; r < rows; r++) normalise_wide(weights + r * step, keys, seen_by(span, r));
     int r = 0;
-    for (; r + 2 < rows; r += ROW_BLOCK) weigh_wide(out, at, span, weights + r * step, step, r, 4, size);
+    for (; r + 2 < rows; r += ROW_BLOCK)
+        weigh_wide(out, at, span, weights + r * step, step, r, 4, size);
     if (r < rows) weigh_wide(out, at, span, weights + r * step, step, r, 2, size);
 }
 
-WIDE static void attend_wide(struct rows out, struct rows q, struct pages at, struct span span, float scale,
-                             float *space, int size) {
+WIDE static void attend_wide(struct rows out, struct rows q, struct pages at, struct span span,
+                             float scale, float *space, int size) {
     if (size == 64) attend_rows(out, q, at, span, scale, space, 64);
     else if (size == 128) attend_rows(out, q, at, span, scale, space, 128);
     else attend_rows(out, q, at, span, scale, space, size);
@@ -223,8 +240,8 @@ static int has_wide(void) { return __builtin_cpu_supports("avx512f"); }
 #else
 INLINE int64_t wide_space(int rows, int keys, int size) { return (int64_t)rows * (keys + size); }
 
-static void attend_wide(struct rows out, struct rows q, struct pages at, struct span span, float scale, float *space,
-                        int size) {
+static void attend_wide(struct rows out, struct rows q, struct pages at, struct span span,
+                        float scale, float *space, int size) {
     (void)out, (void)q, (void)at, (void)span, (void)scale, (void)space, (void)size;
 }
 
