@@ -1,4 +1,4 @@
-// What tests ask of the open page. Installed before its own scripts, beside them and unseen by them.
+// What tests read from the open page. Installed before the page's own scripts, which do not see it.
 
 globalThis.probe = (() => {
   const numbers = (text) => (text.match(/[\d.]+/g) ?? []).map(Number);
@@ -26,36 +26,48 @@ globalThis.probe = (() => {
     contrast() {
       const found = [];
       for (const node of document.querySelectorAll("body *")) {
-        const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
+        const written = (child) => child.nodeType === 3 && child.textContent.trim();
+        const own = [...node.childNodes].some(written);
         if (!own || !seen(node) || node.closest("svg, noscript, :disabled")) continue;
-        found.push([start(node), ratio(numbers(getComputedStyle(node).color).slice(0, 3), ground(node))]);
+        const colour = numbers(getComputedStyle(node).color).slice(0, 3);
+        found.push([start(node), ratio(colour, ground(node))]);
       }
       for (const node of document.querySelectorAll("svg text")) {
-        found.push([start(node), ratio(numbers(getComputedStyle(node).fill).slice(0, 3), ground(node.closest(".card")))]);
+        const colour = numbers(getComputedStyle(node).fill).slice(0, 3);
+        found.push([start(node), ratio(colour, ground(node.closest(".card")))]);
       }
       return found;
     },
     nameless() {
       return [...document.querySelectorAll("button, input, select, textarea")]
         .filter((node) => ![...(node.labels ?? [])].some((label) => label.textContent.trim()))
-        .filter((node) => !node.getAttribute("aria-label") && !(node.tagName === "BUTTON" && node.textContent.trim()))
+        .filter((node) => !node.getAttribute("aria-label"))
+        .filter((node) => !(node.tagName === "BUTTON" && node.textContent.trim()))
         .map(start);
     },
     /** What the Tab key has to reach, in order. */
     focusable() {
-      return [...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex="0"]')]
+      const reached = 'a[href], button, input, select, textarea, summary, [tabindex="0"]';
+      return [...document.querySelectorAll(reached)]
         .filter((node) => node.checkVisibility() && !node.disabled && !node.closest("dialog"))
         .map((node) => node.id || node.className || node.textContent);
     },
-    /** Who has the focus, and whether it shows. */
+    /** The element with the focus, and whether it shows. */
     focused() {
       const node = document.activeElement;
-      return [node === document.body ? "" : node.id || node.className || node.textContent, node === document.body || getComputedStyle(node).outlineStyle !== "none"];
+      const none = node === document.body;
+      return [
+        none ? "" : node.id || node.className || node.textContent,
+        none || getComputedStyle(node).outlineStyle !== "none",
+      ];
     },
     tooWide() {
       return [...document.querySelectorAll("body *")]
         .filter((node) => seen(node) && !node.closest("svg"))
-        .filter((node) => node.getBoundingClientRect().right > innerWidth + 1 || node.getBoundingClientRect().left < -1)
+        .filter((node) => {
+          const { left, right } = node.getBoundingClientRect();
+          return right > innerWidth + 1 || left < -1;
+        })
         .map(start);
     },
     tooSmall(least) {
@@ -70,10 +82,12 @@ globalThis.probe = (() => {
       });
     },
     shares() {
-      return Object.fromEntries([...document.querySelectorAll("#share span")].map((part) => [part.dataset.origin, part.style.width]));
+      const parts = [...document.querySelectorAll("#share span")];
+      return Object.fromEntries(parts.map((part) => [part.dataset.origin, part.style.width]));
     },
     survivals() {
-      return [...document.querySelectorAll("#block .slot-bar i")].map((bar) => parseFloat(bar.style.width));
+      const bars = [...document.querySelectorAll("#block .slot-bar i")];
+      return bars.map((bar) => parseFloat(bar.style.width));
     },
     slide(id, value) {
       const slider = document.getElementById(id);
@@ -84,17 +98,20 @@ globalThis.probe = (() => {
     grow() {
       const growth = (this.growth = []);
       const count = () => growth.push(document.querySelectorAll("#log .tok").length);
-      new MutationObserver(count).observe(document.getElementById("log"), { childList: true, subtree: true });
+      const log = document.getElementById("log");
+      new MutationObserver(count).observe(log, { childList: true, subtree: true });
     },
-    /** Puts a hostile text wherever texts of the cell go. */
+    /** Puts a hostile text wherever the page shows texts of the cell. */
     async hurtBy(text) {
       const { Answer } = await import("/live/page/answer.js");
       const { choose } = await import("/live/page/view.js");
       const answer = new Answer({}, {});
       document.getElementById("log").append(answer.node);
       const spans = { round_ms: 1, draft_ms: 0, draft_pass_ms: 0, verify_ms: 0, verify_pass_ms: 0 };
-      const slot = { token_id: 1, text, confidence: 0.5, survival: 0.5, gain: 0.5, fate: "rejected" };
-      const told = { empty_because: text, prefix: 1, accepted: 0, why: "whole", price: null, slots: [slot] };
+      const chances = { confidence: 0.5, survival: 0.5, gain: 0.5 };
+      const slot = { token_id: 1, text, ...chances, fate: "rejected" };
+      const settled = { prefix: 1, accepted: 0, why: "whole", price: null };
+      const told = { empty_because: text, ...settled, slots: [slot] };
       answer.add({
         type: "round",
         tokens: [{ id: 1, text, origin: "corrected" }],
@@ -106,7 +123,9 @@ globalThis.probe = (() => {
     async verdict(drafts, plain, ids, drafted) {
       const { verdict } = await import("/live/page/words.js");
       const tokens = Array.from({ length: 40 }, (_, id) => ({ id }));
-      return verdict({ tokens, asked: { temperature: 0, rule: "block" }, end: { drafted } }, tokens.slice(0, ids).map(({ id }) => id), drafts, plain);
+      const answer = { tokens, asked: { temperature: 0, rule: "block" }, end: { drafted } };
+      const same = tokens.slice(0, ids).map(({ id }) => id);
+      return verdict(answer, same, drafts, plain);
     },
     /** How far the words of two neighbours stand apart, where no blank is between them. */
     gaps() {
@@ -114,7 +133,8 @@ globalThis.probe = (() => {
       const boxes = spans.map((span) => [...span.getClientRects()]);
       return spans.slice(1).flatMap((span, place) => {
         const [before, after] = [boxes[place].at(-1), boxes[place + 1][0]];
-        return before && after && before.top === after.top && span.textContent.trim() ? [after.left - before.right] : [];
+        const beside = before && after && before.top === after.top && span.textContent.trim();
+        return beside ? [after.left - before.right] : [];
       });
     },
     /** Whether some of the newest answer can be seen without scrolling. */

@@ -1,4 +1,4 @@
-// The cell beside the chat: who serves, how much, and the load that can be added.
+// The cell beside the chat: its workers, its load, and the background load that can be added.
 
 import { Curve, History } from "./charts.js";
 import { policy, prepare, showDrafters } from "./controls.js";
@@ -18,8 +18,10 @@ export async function watchCell() {
       const cell = await (await call("/live/cell")).json();
       if (!prepared) prepare(cell);
       prepared = true;
-      say($("pair"), cell.drafter ? `${cell.model}, drafted by ${cell.drafter}` : `${cell.model}, no drafter`);
-      for await (const frame of events("/live/events", { anyone: true })) if (frame.type === "cell") show(frame);
+      const { model, drafter } = cell;
+      say($("pair"), drafter ? `${model}, drafted by ${drafter}` : `${model}, no drafter`);
+      for await (const frame of events("/live/events", { anyone: true }))
+        if (frame.type === "cell") show(frame);
       state("lost", "the server has gone");
     } catch (error) {
       if (error.status === 403) return alone();
@@ -41,12 +43,16 @@ function show(frame) {
   const plural = (many, word) => `${many} ${word}${many === 1 ? "" : "s"}`;
   state(
     frame.lanes.length ? "serving" : "lost",
-    frame.lanes.length ? `${plural(count("verify"), "verifier")}, ${plural(count("draft"), "drafter")}` : "no verifier",
+    frame.lanes.length
+      ? `${plural(count("verify"), "verifier")}, ${plural(count("draft"), "drafter")}`
+      : "no verifier",
   );
   showDrafters(serving.filter((worker) => worker.role === "draft").map((worker) => worker.name));
   history.add(frame);
   showPools(frame);
-  const busiest = frame.lanes.filter((lane) => lane.rates).sort((one, other) => other.running - one.running)[0];
+  const busiest = frame.lanes
+    .filter((lane) => lane.rates)
+    .sort((one, other) => other.running - one.running)[0];
   if (busiest) {
     $("rates").hidden = false;
     curve.show(busiest.rates);
@@ -64,7 +70,7 @@ function showLoad(streams) {
   say($("load-text"), String(streams));
 }
 
-let turning = null; // while what was chosen is on its way, frames still show what was before
+let turning = null; // timer of a change that is being sent; frames still show the old load then
 
 function turn() {
   const asked = { streams: Number($("load").value), policy: policy(), rule: $("rule").value };
@@ -82,5 +88,6 @@ function turn() {
 }
 
 $("load").addEventListener("input", turn);
-for (const name of ["policy", "rule", "amount"]) $(name).addEventListener("change", () => Number($("load").value) > 0 && turn());
+for (const name of ["policy", "rule", "amount"])
+  $(name).addEventListener("change", () => Number($("load").value) > 0 && turn());
 new ResizeObserver(() => history.points.length && history.paint()).observe($("history"));

@@ -1,4 +1,5 @@
-// Two drawings: drafted and verified tokens under the load of the last minute, and what one more token brings.
+// Two drawings: drafted and verified tokens under the load of the last minute, and what one more
+// token brings.
 
 import { draw } from "./dom.js";
 import { number, percent } from "./words.js";
@@ -10,7 +11,9 @@ const LABEL_EVERY = 8; // frames between two descriptions for those who do not s
 /** Sums over lanes and over the frames since `from`. */
 function sums(frames) {
   const total = { turns: 0, drafted: 0, verified: 0 };
-  for (const frame of frames) for (const lane of frame.lanes) for (const name of Object.keys(total)) total[name] += lane[name];
+  for (const frame of frames)
+    for (const lane of frame.lanes)
+      for (const name of Object.keys(total)) total[name] += lane[name];
   return total;
 }
 
@@ -43,20 +46,25 @@ export class History {
     const inner = width - left - right;
     const x = (place) => left + inner * (1 - (this.points.length - 1 - place) / (FRAMES - 1));
     const most = Math.max(4, ...this.points.map((point) => point.load));
-    const deep = Math.max(4, ...this.points.map((point) => Math.max(point.drafted ?? 0, point.verified ?? 0)));
+    const deepest = (point) => Math.max(point.drafted ?? 0, point.verified ?? 0);
+    const deep = Math.max(4, ...this.points.map(deepest));
     const yLoad = (value) => split - (split - top) * (value / most);
     const yDeep = (value) => bottom - (bottom - split - 26) * (value / deep);
     const now = this.points.at(-1);
     const last = [...this.points].reverse().find((point) => point.verified !== null);
-    const art = draw("svg", { viewBox: `0 0 ${width} 240`, width, height: 240, "aria-hidden": "true" });
+    const viewBox = `0 0 ${width} 240`;
+    const art = draw("svg", { viewBox, width, height: 240, "aria-hidden": "true" });
+    const loaded = (point) => yLoad(point.load);
+    const drafted = (point) => height(point.drafted, yDeep);
+    const verified = (point) => height(point.verified, yDeep);
     art.append(
       ...this.bands(x, split + 26, bottom),
-      draw("path", { class: "load-area", d: area(this.points, x, (point) => yLoad(point.load), split) }),
-      draw("path", { class: "load-line", d: line(this.points, x, (point) => yLoad(point.load)) }),
+      draw("path", { class: "load-area", d: area(this.points, x, loaded, split) }),
+      draw("path", { class: "load-line", d: line(this.points, x, loaded) }),
       draw("line", { class: "axis", x1: left, x2: left + inner, y1: split, y2: split }),
-      draw("path", { class: "verified-area", d: area(this.points, x, (point) => height(point.verified, yDeep), bottom) }),
-      draw("path", { class: "drafted-line", d: line(this.points, x, (point) => height(point.drafted, yDeep)) }),
-      draw("path", { class: "verified-line", d: line(this.points, x, (point) => height(point.verified, yDeep)) }),
+      draw("path", { class: "verified-area", d: area(this.points, x, verified, bottom) }),
+      draw("path", { class: "drafted-line", d: line(this.points, x, drafted) }),
+      draw("path", { class: "verified-line", d: line(this.points, x, verified) }),
       draw("line", { class: "axis", x1: left, x2: left + inner, y1: bottom, y2: bottom }),
       draw("text", { x: left, y: 11 }, "answers running"),
       draw("text", { x: left, y: split + 18 }, "tokens per answer and round"),
@@ -64,13 +72,21 @@ export class History {
       draw("text", { x: left + inner, y: bottom + 16, "text-anchor": "end" }, "now"),
     );
     const peak = this.points.findIndex((point) => point.load === most);
-    if (peak >= 0 && most > (now?.load ?? 0)) art.append(draw("text", { x: x(peak) - 5, y: top + 4, "text-anchor": "end" }, String(most)));
-    if (now) art.append(draw("text", { class: "now", x: left + inner + 8, y: clamp(yLoad(now.load) + 4, 14, split) }, String(now.load)));
+    if (peak >= 0 && most > (now?.load ?? 0))
+      art.append(
+        draw("text", { x: x(peak) - 5, y: top + 4, "text-anchor": "end" }, String(most)),
+      );
+    const beside = left + inner + 8;
+    if (now) {
+      const y = clamp(yLoad(now.load) + 4, 14, split);
+      art.append(draw("text", { class: "now", x: beside, y }, String(now.load)));
+    }
     if (last) {
       const [high, low] = apart(yDeep(last.drafted), yDeep(last.verified), bottom);
+      const checked = `${number(last.verified, 1)} verified`;
       art.append(
-        draw("text", { x: left + inner + 8, y: high + 4 }, `${number(last.drafted, 1)} drafted`),
-        draw("text", { class: "now", x: left + inner + 8, y: low + 4 }, `${number(last.verified, 1)} verified`),
+        draw("text", { x: beside, y: high + 4 }, `${number(last.drafted, 1)} drafted`),
+        draw("text", { class: "now", x: beside, y: low + 4 }, checked),
       );
     }
     this.box.replaceChildren(art);
@@ -84,7 +100,9 @@ export class History {
     this.points.forEach((point, place) => {
       if (point.plain && from === null) from = place;
       if (from !== null && (!point.plain || place === this.points.length - 1)) {
-        bands.push(draw("rect", { class: "plain-band", x: x(from), y: top, width: Math.max(x(place) - x(from), 1), height: bottom - top }));
+        const width = Math.max(x(place) - x(from), 1);
+        const shape = { x: x(from), y: top, width, height: bottom - top };
+        bands.push(draw("rect", { class: "plain-band", ...shape }));
         from = null;
       }
     });
@@ -93,8 +111,14 @@ export class History {
 
   describe(now, last) {
     const load = now ? `${now.load} answers running` : "nothing runs";
-    const deep = last ? `; ${number(last.verified, 1)} of ${number(last.drafted, 1)} drafted tokens verified per answer and round` : "";
-    this.box.setAttribute("aria-label", `Drafting under load over the last minute. Now ${load}${deep}.`);
+    const deep = last
+      ? `; ${number(last.verified, 1)} of ${number(last.drafted, 1)} drafted tokens verified` +
+        " per answer and round"
+      : "";
+    this.box.setAttribute(
+      "aria-label",
+      `Drafting under load over the last minute. Now ${load}${deep}.`,
+    );
   }
 }
 
@@ -127,16 +151,31 @@ export class Curve {
       draw("line", { class: "drop", x1: cx, x2: cx, y1: cy, y2: bottom }),
       draw("line", { class: "axis", x1: left, x2: width - right, y1: bottom, y2: bottom }),
       draw("circle", { class: "chosen", cx, cy, r: 5 }),
-      draw("text", { class: "now", x: cx, y: cy - 14, "text-anchor": anchor }, `${number(chosen[1])} per second`),
+      draw(
+        "text",
+        { class: "now", x: cx, y: cy - 14, "text-anchor": anchor },
+        `${number(chosen[1])} per second`,
+      ),
       draw("text", { x: left, y: bottom + 16 }, "0"),
-      draw("text", { x: width - right, y: bottom + 16, "text-anchor": "end" }, most === 1 ? "1 token" : `${most} tokens`),
+      draw(
+        "text",
+        { x: width - right, y: bottom + 16, "text-anchor": "end" },
+        most === 1 ? "1 token" : `${most} tokens`,
+      ),
     );
-    if (cx > 60 && cx < width - 90) art.append(draw("text", { class: "now", x: cx, y: bottom + 16, "text-anchor": "middle" }, String(chosen[0])));
+    if (cx > 60 && cx < width - 90) {
+      const place = { x: cx, y: bottom + 16, "text-anchor": "middle" };
+      art.append(draw("text", { class: "now", ...place }, String(chosen[0])));
+    }
     this.box.replaceChildren(art);
     this.count += 1;
     if (this.count % LABEL_EVERY === 1) {
       const than = gain > 0.005 ? `, ${percent(gain)} more than without drafts` : "";
-      this.box.setAttribute("aria-label", `The newest round verifies ${chosen[0]} of ${most} drafted tokens and expects ${number(chosen[1])} tokens per second${than}.`);
+      this.box.setAttribute(
+        "aria-label",
+        `The newest round verifies ${chosen[0]} of ${most} drafted tokens and expects ` +
+          `${number(chosen[1])} tokens per second${than}.`,
+      );
     }
     return { chosen: chosen[0], most, gain };
   }
@@ -162,7 +201,8 @@ function area(points, x, y, base) {
   points.forEach((point, place) => {
     const at = y(point);
     if (at !== null) {
-      path += from === null ? `M${x(place).toFixed(1)},${base}L${x(place).toFixed(1)},${at.toFixed(1)}` : `L${x(place).toFixed(1)},${at.toFixed(1)}`;
+      const here = `L${x(place).toFixed(1)},${at.toFixed(1)}`;
+      path += from === null ? `M${x(place).toFixed(1)},${base}${here}` : here;
       from = place;
     }
     if (from !== null && (at === null || place === points.length - 1)) {

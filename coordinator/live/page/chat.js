@@ -11,9 +11,9 @@ const SLOW_MS = 700; // between two rounds when they are shown one by one
 const NARROW = matchMedia("(max-width: 39.99rem)");
 
 let said = []; // turns of both, oldest first
-let running = null; // what stops what is going on
+let running = null; // the AbortController of the answer in progress
 
-/** Sends what was typed; while something goes on, stops it. */
+/** Sends what was typed; while an answer is in progress, stops it. */
 export function submit() {
   if (running) running.abort();
   else send($("prompt").value.trim());
@@ -24,7 +24,8 @@ export async function send(text) {
   const system = $("system").value.trim();
   const before = system ? [{ role: "system", content: system }] : [];
   const question = { role: "user", content: text };
-  const answer = new Answer({ messages: [...before, ...said, question], ...settings() }, { chosen: choose, compare });
+  const asked = { messages: [...before, ...said, question], ...settings() };
+  const answer = new Answer(asked, { chosen: choose, compare });
   const turn = el("article", { class: "turn asked", "aria-label": "You" }, text);
   $("prompt").value = "";
   if (NARROW.matches) $("prompt").blur(); // so that the keyboard makes room for the answer
@@ -47,19 +48,27 @@ export async function send(text) {
   }
   said.push(question, { role: "assistant", content: answer.text });
   best(answer);
-  if (end) say($("status"), `Done: ${end.tokens} tokens in ${end.rounds} rounds, ${number(end.tau, 2)} a round.`);
+  if (!end) return;
+  const tau = number(end.tau, 2);
+  say($("status"), `Done: ${end.tokens} tokens in ${end.rounds} rounds, ${tau} a round.`);
 }
 
-/** The same request without drafts, with them again, and without: two runs of each, in turns, tell more than one. */
+/**
+ * Sends the same request without drafts, with them again, and without: two runs of each, in turns,
+ * tell more than one.
+ */
 async function compare(answer) {
   if (running) return;
   const [drafts, plain] = [[rate(answer.end)], []];
   let ids = [];
   for (const [policy, speeds] of [["off", plain], [answer.asked.policy, drafts], ["off", plain]]) {
-    const doing = `Answering the same ${policy === "off" ? "without drafts" : "with drafts"}${speeds.length ? " again" : ""}.`;
+    const how = policy === "off" ? "without drafts" : "with drafts";
+    const doing = `Answering the same ${how}${speeds.length ? " again" : ""}.`;
     following(answer, () => answer.compare(drafts, plain, doing));
     const heard = [];
-    const end = await run({ ...answer.asked, policy }, doing, (event) => heard.push(...(event.tokens ?? []).map((token) => token.id)));
+    const end = await run({ ...answer.asked, policy }, doing, (event) =>
+      heard.push(...(event.tokens ?? []).map((token) => token.id)),
+    );
     if (!end) return answer.uncompared();
     speeds.push(rate(end));
     if (policy === "off") ids = heard;
@@ -82,7 +91,10 @@ export function startAnew() {
   $("prompt").focus();
 }
 
-/** Reads one answer. The figures of its end; null where it broke off; undefined where nobody wants it any more. */
+/**
+ * Reads one answer. Returns the figures of its end; null where it broke off; undefined where
+ * another conversation has begun.
+ */
 async function run(asked, doing, take) {
   const mine = (running = new AbortController());
   let end = null;
@@ -90,7 +102,8 @@ async function run(asked, doing, take) {
   busy(true);
   say($("status"), doing);
   try {
-    for await (const event of ahead(events("/live/generate", { body: asked, signal: mine.signal }))) {
+    const source = events("/live/generate", { body: asked, signal: mine.signal });
+    for await (const event of ahead(source)) {
       if (event.type === "end") end = event;
       else await take(event, mine.signal);
     }
@@ -112,24 +125,27 @@ async function take(answer, event, signal) {
   grown(answer, event);
 }
 
-/** Whoever sees the end of the answer goes on seeing it while it grows. */
+/** Lets the answer grow; if its end is in view, scrolls so that it stays in view. */
 function following(answer, grow) {
-  const seen = answer.foot.getBoundingClientRect().top <= Math.min(innerHeight, $("log").getBoundingClientRect().bottom) + 24;
+  const bottom = Math.min(innerHeight, $("log").getBoundingClientRect().bottom);
+  const seen = answer.foot.getBoundingClientRect().top <= bottom + 24;
   grow();
   if (seen) answer.foot.scrollIntoView({ block: "nearest" });
 }
 
-/** What no longer fits into the model's context is neither sent again. */
+/** Drops the oldest turns, which no longer fit into the model's context and are not sent again. */
 function forget(count, turn) {
   if (!count) return;
   said = said.slice(count);
-  turn.before(el("p", { class: "note forgotten" }, `The oldest ${count} messages no longer fit and are left out from here on.`));
+  const text = `The oldest ${count} messages no longer fit and are left out from here on.`;
+  turn.before(el("p", { class: "note forgotten" }, text));
 }
 
 function pause(ms, signal) {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(resolve, ms);
-    signal.addEventListener("abort", () => (clearTimeout(timer), reject(new DOMException("stopped", "AbortError"))), { once: true });
+    const stop = () => (clearTimeout(timer), reject(new DOMException("stopped", "AbortError")));
+    signal.addEventListener("abort", stop, { once: true });
   });
 }
 

@@ -1,4 +1,4 @@
-// What is asked for beside the message: the switches. And questions to begin with.
+// The settings of a request beside its message, and questions to begin with.
 
 import { $, el, say } from "./dom.js";
 
@@ -12,7 +12,8 @@ const SHOWN = 4; // questions to begin with
 /** Fills in the cell's own defaults. */
 export function prepare(cell) {
   const [given, amount] = cell.policy.split(":");
-  if (![...$("policy").options].some((option) => option.value === given)) $("policy").append(el("option", {}, given));
+  const known = [...$("policy").options].some((option) => option.value === given);
+  if (!known) $("policy").append(el("option", {}, given));
   $("policy").value = given;
   showAmount();
   if (amount) $("amount").value = amount;
@@ -21,13 +22,19 @@ export function prepare(cell) {
   $("load").max = String(cell.most_streams);
   $("load-field").hidden = cell.most_streams === 0;
   $("system-field").hidden = !cell.chat;
-  if (!cell.chat) say($("tries-text"), "This model has no chat template: each message is continued as plain text, by itself.");
+  if (!cell.chat)
+    say(
+      $("tries-text"),
+      "This model has no chat template: each message is continued as plain text, by itself.",
+    );
 }
 
 /** Questions to begin with; `ask(question)` is called with the one that is chosen. */
 export async function offer(ask) {
   const questions = await (await fetch("/live/page/examples.json")).json();
-  const tries = questions.slice(0, SHOWN).map((question) => el("button", { class: "quiet", type: "button" }, question));
+  const tries = questions
+    .slice(0, SHOWN)
+    .map((question) => el("button", { class: "quiet", type: "button" }, question));
   for (const each of tries) each.addEventListener("click", () => ask(each.textContent));
   $("tries").append(...tries);
 }
@@ -38,7 +45,8 @@ export function showDrafters(names) {
   const known = [...select.options].map((option) => option.value).filter(Boolean);
   if (known.join() === names.join()) return;
   const before = select.value;
-  select.replaceChildren(el("option", { value: "" }, "any"), ...names.map((name) => el("option", { value: name }, name)));
+  const options = names.map((name) => el("option", { value: name }, name));
+  select.replaceChildren(el("option", { value: "" }, "any"), ...options);
   if (names.includes(before)) select.value = before;
 }
 
@@ -57,7 +65,7 @@ export function policy() {
   return name in AMOUNTS ? `${name}:${$("amount").value}` : name;
 }
 
-/** The part of a request that is no message. The seed lets a comparison draw the same again. */
+/** A request without its messages. The seed lets a comparison draw the same again. */
 export function settings() {
   const asked = {
     max_tokens: Number($("length").value),
@@ -71,4 +79,6 @@ export function settings() {
 }
 
 $("policy").addEventListener("change", showAmount);
-$("temperature").addEventListener("input", () => say($("temperature-text"), $("temperature").value));
+$("temperature").addEventListener("input", () =>
+  say($("temperature-text"), $("temperature").value),
+);

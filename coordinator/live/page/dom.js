@@ -19,7 +19,7 @@ export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** Tells what went wrong; nothing takes it away. */
+/** Shows what went wrong; an empty text hides it. */
 export function complain(text) {
   say($("alert"), text);
   $("alert").hidden = !text;
@@ -28,7 +28,8 @@ export function complain(text) {
 function filled(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === true) node.setAttribute(name, "");
-    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
+    else if (value !== false && value !== null && value !== undefined)
+      node.setAttribute(name, value);
   }
   node.append(...children.filter((child) => child !== null && child !== undefined));
   return node;

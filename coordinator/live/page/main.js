@@ -1,4 +1,4 @@
-// The page: a conversation, a round of it under the glass, and the cell beside them.
+// The page: a conversation, one round of it in detail, and the cell beside them.
 
 import { watchCell } from "./cell.js";
 import { send, startAnew, submit } from "./chat.js";
@@ -26,8 +26,9 @@ $("form").addEventListener("submit", (event) => {
   submit();
 });
 $("prompt").addEventListener("keydown", (event) => {
-  // Enter sends, with Shift it begins a line; on a screen keyboard it always does.
-  const sends = event.ctrlKey || event.metaKey || !(event.shiftKey || matchMedia("(pointer: coarse)").matches);
+  // Enter sends; with Shift, and on a screen keyboard always, it begins a new line.
+  const screenKeyboard = () => matchMedia("(pointer: coarse)").matches;
+  const sends = event.ctrlKey || event.metaKey || !(event.shiftKey || screenKeyboard());
   if (event.key !== "Enter" || event.isComposing || !sends) return;
   event.preventDefault();
   if (!$("go").hasAttribute("data-running")) $("form").requestSubmit();

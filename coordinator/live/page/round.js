@@ -11,7 +11,7 @@ const HOPS = [
   ["rest", "the rest"],
 ];
 
-const NOTHING = $("why").textContent; // before anything was said
+const NOTHING = $("why").textContent; // shown before the first round
 
 /** Shows a round; none where it is null. */
 export function showRound(round) {
@@ -40,7 +40,11 @@ function table(told, tokens) {
   return el(
     "table",
     {},
-    el("caption", { class: "hidden" }, "The drafted tokens in order, and the token the model added"),
+    el(
+      "caption",
+      { class: "hidden" },
+      "The drafted tokens in order, and the token the model added",
+    ),
     el(
       "thead",
       {},
@@ -67,11 +71,13 @@ function row(told, slot, place, least) {
     mark.style.left = `${100 * least}%`;
     cell.append(mark);
   }
+  const origin = slot.fate === "accepted" ? "drafted" : "plain";
+  const text = slot.token_id === null ? "…" : visible(slot.text);
   const line = el(
     "tr",
     { "data-fate": slot.fate },
     el("td", { class: "n" }, String(place + 1)),
-    el("td", { class: "t" }, el("span", { class: "tok", "data-origin": slot.fate === "accepted" ? "drafted" : "plain" }, slot.token_id === null ? "…" : visible(slot.text))),
+    el("td", { class: "t" }, el("span", { class: "tok", "data-origin": origin }, text)),
     el("td", { class: "c" }, percent(slot.confidence)),
     el("td", {}, cell),
     el("td", { class: "f" }, fate(slot.fate)),
@@ -86,7 +92,11 @@ function targetRow(token) {
     "tr",
     { "data-fate": "target" },
     el("td", { class: "n" }, "+"),
-    el("td", { class: "t" }, el("span", { class: "tok", "data-origin": token.origin }, visible(token.text))),
+    el(
+      "td",
+      { class: "t" },
+      el("span", { class: "tok", "data-origin": token.origin }, visible(token.text)),
+    ),
     el("td", { class: "c" }),
     el("td", { class: "own" }, "the model’s own token"),
     el("td", { class: "f" }, token.origin),
@@ -95,7 +105,9 @@ function targetRow(token) {
 
 /** Blanks and line ends as signs, so that a token is never invisible. */
 function visible(text) {
-  return text === "" ? "·" : text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ +/, (blanks) => "␣".repeat(blanks.length));
+  if (text === "") return "·";
+  const blanks = (found) => "␣".repeat(found.length);
+  return text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ +/, blanks);
 }
 
 function hops(told) {
@@ -116,7 +128,13 @@ function hops(told) {
   );
   $("hop-list").replaceChildren(
     ...HOPS.map(([name, word]) =>
-      el("li", {}, el("span", { class: "hop", "data-hop": name, "aria-hidden": "true" }), `${word} `, el("b", {}, `${number(spans[name], 2)} ms`)),
+      el(
+        "li",
+        {},
+        el("span", { class: "hop", "data-hop": name, "aria-hidden": "true" }),
+        `${word} `,
+        el("b", {}, `${number(spans[name], 2)} ms`),
+      ),
     ),
   );
 }

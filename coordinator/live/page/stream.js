@@ -1,4 +1,5 @@
-// Talking to the cell: JSON, and events as they come. A key is asked for when the cell wants one, and kept here only.
+// Requests to the cell: JSON, and events as they arrive. The user is asked for a key when the cell
+// demands one; it is kept here only.
 
 import { $, say } from "./dom.js";
 
@@ -12,12 +13,13 @@ export class Refused extends Error {
   }
 }
 
-/** What went wrong, for whoever sees the page. */
-export const trouble = (error) => (error instanceof Refused ? error.message : "The server cannot be reached.");
+/** What went wrong, in a sentence for the user. */
+export const trouble = (error) =>
+  error instanceof Refused ? error.message : "The server cannot be reached.";
 
 /**
  * Sends a request, with the key if there is one; asks for it and tries again where it is missing.
- * `anyone`: first without the key, whose owner may do less than what everybody may.
+ * `anyone`: first without the key, whose owner may be allowed less than a caller without one.
  */
 export async function call(path, { body, signal, anyone = false } = {}) {
   for (;;) {
@@ -62,7 +64,7 @@ export async function* events(path, options) {
   }
 }
 
-/** The same events, taken in as they come and given out as fast as they are asked for: nobody reads slowly. */
+/** The same events, read as they arrive and queued, so that a slow reader does not hold them up. */
 export async function* ahead(source) {
   const waiting = [];
   let wake = () => {};

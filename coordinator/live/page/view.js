@@ -1,4 +1,5 @@
-// Which round is looked at: the newest while an answer comes, the best one once it is there, any one that is chosen.
+// Which round is shown: the newest while an answer arrives, the best one once it is complete, or
+// the one that the user chooses.
 
 import { $, say } from "./dom.js";
 import { showRound } from "./round.js";
@@ -12,7 +13,7 @@ let chosen = 0;
 let following = true;
 let followed = 0;
 
-/** Looks at an answer from now on; at none where it is null. */
+/** Shows an answer's rounds from now on; none where it is null. */
 export function watch(next) {
   answer?.mark();
   answer = next;
@@ -22,7 +23,7 @@ export function watch(next) {
   step();
 }
 
-/** The answer has grown by a piece. */
+/** Follows the answer when it has grown by a piece. */
 export function grown(which, event) {
   if (which !== answer) return;
   const now = performance.now();
@@ -32,10 +33,16 @@ export function grown(which, event) {
   } else step();
 }
 
-/** The answer is whole: shows the round that drafting brought most in, if nobody looks at another one. */
+/**
+ * The answer is complete: shows the round that drafting brought most in, unless the user looks at
+ * another one.
+ */
 export function best(which) {
   if (which !== answer || !following) return;
-  const worth = answer.rounds.map((round) => 100 * round.tokens.filter((token) => token.origin === "drafted").length + (round.told?.slots.length ?? 0));
+  const gained = (round) => round.tokens.filter((token) => token.origin === "drafted").length;
+  const worth = answer.rounds.map(
+    (round) => 100 * gained(round) + (round.told?.slots.length ?? 0),
+  );
   choose(answer, worth.indexOf(Math.max(...worth)));
 }
 
@@ -66,7 +73,8 @@ function step() {
 function legend() {
   const counts = answer?.counts ?? {};
   const total = answer?.tokens.length || 1;
-  for (const part of $("share").children) part.style.width = `${(100 * (counts[part.dataset.origin] ?? 0)) / total}%`;
+  for (const part of $("share").children)
+    part.style.width = `${(100 * (counts[part.dataset.origin] ?? 0)) / total}%`;
   for (const name of COUNTED) say($(`n-${name}`), String(counts[name] ?? 0));
   $("forced-legend").hidden = !counts.forced;
 }
