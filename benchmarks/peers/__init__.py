@@ -1,1 +1,1 @@
-"""Programs to run instead, on the same target and cores: `python -m benchmarks.peers`."""
+"""Other programs on the same target and cores, beside this one: `python -m benchmarks.peers`."""
