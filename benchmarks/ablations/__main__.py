@@ -1,8 +1,8 @@
 """What parts bring, by doing without them; tau and kernels with both engines in this process.
 
-    python -m benchmarks.ablations tau      # accepted lengths: entries of q, rule, rows
-    python -m benchmarks.ablations kernels  # tokens a second: each CPU kernel, `torch.compile`
-    python -m benchmarks.ablations threads  # tokens a second: one thread a worker, or more
+python -m benchmarks.ablations tau      # accepted lengths: entries of q, rule, rows
+python -m benchmarks.ablations kernels  # tokens a second: each CPU kernel, `torch.compile`
+python -m benchmarks.ablations threads  # tokens a second: one thread a worker, or more
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tokens per second of processor time (B6), before synthetic workers that only take time.
 
-    python -m benchmarks.coordinator_rate lane       # of the process that runs a lane
-    python -m benchmarks.coordinator_rate front-end  # of a front end, and the streams it holds
+python -m benchmarks.coordinator_rate lane       # of the process that runs a lane
+python -m benchmarks.coordinator_rate front-end  # of a front end, and the streams it holds
 """
 
 from __future__ import annotations
