@@ -14,7 +14,6 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +140,7 @@ def _drafter(run: Path, facts: dict[str, Any], scratch: Path) -> Path:
     if facts["step"] >= made.steps and (run / MODEL).is_dir():
         return run / MODEL
     _say(f"the run goes on; this is its state after {facts['step']} steps")
-    drafter = make_drafter(load_target(made.target), replace(made, start=""))
+    drafter = make_drafter(load_target(made.target), made)
     trained = {
         name.removeprefix("model/"): tensor
         for name, tensor in read_file(run / f"{STATE}.safetensors").items()

@@ -185,6 +185,7 @@ class RayFleet:
                 f"not serving after {self._timeout_s:.0f} s: {waited}", fatal=False
             ) from None
         except ray.exceptions.RayActorError as error:
+            await self.end(replica.name, 0.0)
             raise StartFailed(
                 f"its process died while starting ({_first_line(error)})", fatal=False
             ) from error

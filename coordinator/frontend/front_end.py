@@ -107,7 +107,12 @@ class FrontEnd:
         app = build_app(api, [*routers, *more(api)])
         metrics = self.processor.metrics
         self._http = HttpServer(
-            app, self._config.http, most=self._most, security=api.security, metrics=metrics
+            app,
+            self._config.http,
+            most=self._most,
+            security=api.security,
+            metrics=metrics,
+            origins=self._config.cors_origin,
         )
         await self._http.start()
 

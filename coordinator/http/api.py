@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
 from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
 import dspark
@@ -146,12 +145,4 @@ def build_app(api: Api, routers: Iterable[APIRouter]) -> FastAPI:
     handle_errors(app)
     for router in routers:
         app.include_router(router, dependencies=[Depends(from_here)])
-    if api.config.cors_origin:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=api.config.cors_origin,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id", "request-id", "retry-after", "retry-after-ms"],
-        )
     return app

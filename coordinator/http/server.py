@@ -8,11 +8,12 @@ import functools
 import os
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import structlog
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.http.connection import Connection, Quiet
@@ -101,10 +102,17 @@ class Bounded:
 
 class HttpServer:
     """An HTTP listener, bound at construction, that serves from `start` to `stop`. most: requests
-    at one time; more are refused."""
+    at one time; more are refused. origins: web pages of these may read answers."""
 
     def __init__(
-        self, app: ASGIApp, bind: str, *, most: int, security: Security, metrics: Metrics
+        self,
+        app: ASGIApp,
+        bind: str,
+        *,
+        most: int,
+        security: Security,
+        metrics: Metrics,
+        origins: Sequence[str] = (),
     ) -> None:
         def ended(why: str) -> None:
             metrics.dropped.labels(kind="connection", reason=why).inc()
@@ -113,8 +121,9 @@ class HttpServer:
         self._socket = _listen(bind)
         at = join_endpoint(split_endpoint(bind)[0], self._socket.getsockname()[1])
         self.url = f"{'https' if security.tls else 'http'}://{at}"
+        bounded: ASGIApp = Bounded(app, most, refused)
         config = uvicorn.Config(
-            Bounded(app, most, refused),
+            _readable(bounded, origins) if origins else bounded,
             log_config=None,  # the process has its own logging
             access_log=False,
             lifespan="off",
@@ -160,6 +169,17 @@ class HttpServer:
         await self._server.shutdown([self._socket])
         if self._exhausted is not None:
             self._exhausted.stop()
+
+
+def _readable(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Pages of these origins may read every answer of the application, its refusals included."""
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "request-id", "retry-after", "retry-after-ms"],
+    )
 
 
 def _listen(bind: str) -> socket.socket:

@@ -143,7 +143,7 @@ def _identity(args: argparse.Namespace, settings: Any, asking: Any) -> dict[str,
     return {
         "target": fingerprint(locate(settings.target)),
         "prompts": content_digest(args.prompts),
-        **{name: value for name, value in settled(settings).items() if name != "cache"},
+        **settled(settings),
         "cache": bool(settings.cache),
         **{f"ask_{name}": value for name, value in asking.settings().items() if name != "seed"},
         **{

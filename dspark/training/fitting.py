@@ -137,6 +137,7 @@ def _answer(model: Any, ids: Sequence[int], room: int) -> Tensor:
         max_new_tokens=count,
         min_new_tokens=count,
         do_sample=False,
+        repetition_penalty=1.0,  # whatever the target's generation_config asks for
         pad_token_id=0,
     )
     return out[:, : len(ids) + count]

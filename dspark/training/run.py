@@ -23,7 +23,13 @@ from dspark.model.family import Drafter
 from dspark.model.placement import pick_device
 from dspark.training.batches import BatchPlan, SampleBatch, assemble, make_plan, pieces
 from dspark.training.disk import content_digest
-from dspark.training.features import CachedFeatures, FeatureSource, OnlineFeatures, plan_cache
+from dspark.training.features import (
+    CachedFeatures,
+    FeatureSource,
+    OnlineFeatures,
+    plan_cache,
+    read_manifest,
+)
 from dspark.training.loss import LossSums
 from dspark.training.objective import add_sums, batch_loss
 from dspark.training.samples import Samples
@@ -44,7 +50,7 @@ class TrainingRun:
     device: torch.device
     mixed: bool  # products in bf16
     plan: BatchPlan
-    identity: dict[str, str]  # digests of the samples, the target and kept tokens
+    identity: dict[str, str]  # digests of the files that the numbers of a run depend on
 
     def batches(self, numbers: list[int]) -> Iterator[SampleBatch]:
         """Yields samples in pieces, with features computed piece by piece: `micro_tokens` bounds
@@ -101,6 +107,11 @@ def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
     identity = {"samples": samples.digest(), "target": fingerprint(target.folder)}
     if settings.keep_tokens:
         identity["keep_tokens"] = content_digest(Path(settings.keep_tokens))
+    if settings.start:
+        identity["start"] = fingerprint(settings.start, target=target.folder)
+    if settings.cache:
+        # rounded to this; the features of a target beside the drafter are not
+        identity["cache"] = str(read_manifest(Path(settings.cache)).get("hidden_dtype"))
     return TrainingRun(
         settings=settings,
         world=world,

@@ -97,6 +97,7 @@ _FREE = {
     "target",
     "samples",
     "keep_tokens",
+    "cache",
     "out",
     "start",
     "log_every",

@@ -33,6 +33,19 @@ _LAYERS: dict[Kind, int] = {"block": 5, "eagle3": 1, "mtp": 1, "lm": 2}
 
 
 HEAD_DIM, ROPE_THETA = 64, 10000.0  # for a target without heads, or without rotation
+# What the weights of `start` were trained with and no setting says.
+_FOLLOWED = ("mask_token_id", "rope_theta", "rotary_fraction", "yarn")
+_COMPARED = (
+    "family",
+    "model_type",
+    "hidden_size",
+    "num_hidden_layers",
+    "target_layer_ids",
+    "markov_head_type",
+    "markov_rank",
+    "sample_from_anchor",
+    "logit_softcap",
+)
 _ALSO_CALLED = {
     "rms_norm_eps": ("norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
     "intermediate_size": ("ffn_dim", "n_inner"),
@@ -166,6 +179,9 @@ def make_drafter(target: LoadedTarget, settings: Settings) -> Drafter:
     training mode, fp32, on the CPU."""
     model = target.model
     config = drafter_config(target.folder, model.config.get_text_config(), settings)
+    given = load_drafter(settings.start, target=target.folder) if settings.start else None
+    if given is not None:
+        config = replace(config, **{name: getattr(given.config, name) for name in _FOLLOWED})
     own, kept = config.kind == "lm", _kept(settings, target.vocab_size)
     head = model.get_output_embeddings().weight
     drafter = fresh_drafter(
@@ -177,8 +193,8 @@ def make_drafter(target: LoadedTarget, settings: Settings) -> Drafter:
         generator=torch.Generator().manual_seed(settings.seed),
     )
     drafter.draft_vocabulary = kept
-    if settings.start:
-        _start_from(drafter, settings.start, target.folder)
+    if given is not None:
+        _start_from(drafter, given, settings.start)
     return drafter
 
 
@@ -191,18 +207,10 @@ def _kept(settings: Settings, vocab_size: int) -> DraftVocabulary | None:
     )
 
 
-def _start_from(drafter: Drafter, folder: str, target: Path) -> None:
-    """Copies the weights of another drafter. ConfigError names the first thing in which the two
-    differ."""
-    given = load_drafter(folder, target=target)
-    for name in (
-        "family",
-        "hidden_size",
-        "num_hidden_layers",
-        "target_layer_ids",
-        "markov_head_type",
-        "markov_rank",
-    ):
+def _start_from(drafter: Drafter, given: Drafter, folder: str) -> None:
+    """Copies the weights of the drafter in `folder`. ConfigError names the first thing in which the
+    two differ."""
+    for name in _COMPARED:
         theirs, ours = getattr(given.config, name), getattr(drafter.config, name)
         if theirs != ours:
             raise ConfigError(

@@ -31,8 +31,8 @@ from coordinator.http.stream import EventStream, event, left
 from dspark.runtime.security import Security, split_endpoint
 from dspark.runtime.telemetry import Metrics
 
-GET = b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n"
-MOST = 2
+GET = b"GET %b HTTP/1.1\r\nHost: localhost\r\nOrigin: https://chat.example\r\n\r\n"
+MOST, PAGE = 2, "https://chat.example"
 
 
 class Application:
@@ -85,7 +85,14 @@ def dropped(counted: Metrics, why: str) -> float | None:
 
 @pytest_asyncio.fixture
 async def server(application: Application, counted: Metrics) -> AsyncIterator[HttpServer]:
-    server = HttpServer(application, "127.0.0.1:0", most=MOST, security=Security(), metrics=counted)
+    server = HttpServer(
+        application,
+        "127.0.0.1:0",
+        most=MOST,
+        security=Security(),
+        metrics=counted,
+        origins=[PAGE],
+    )
     await server.start()
     yield server
     application.held.set()
@@ -200,6 +207,7 @@ async def test_requests_beyond_the_bound_hear_when_to_come_back(
     status, headers, body = await _head(reader)
     assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
     assert int(headers["retry-after"]) >= 1
+    assert headers["access-control-allow-origin"] == PAGE, "the page can read why"
     other, other_writer = await _ask(address, b"/v1/messages")
     status, _, body = await _head(other)
     assert (status, json.loads(body)["error"]["type"]) == (429, "rate_limit_error")

@@ -175,6 +175,43 @@ def test_a_start_that_does_not_fit_is_refused_with_what_differs(
     train_drafter(replace(again, block_size=3))  # any length of blocks will do
 
 
+def test_a_start_keeps_its_mask_token_and_its_rotation(
+    samples: Path, golden_target: Path, tmp_path: Path
+) -> None:
+    """Its weights were trained with them, and no setting of the run says either."""
+    first = train_drafter(short_run(samples, golden_target, tmp_path / "first", steps=1))
+    theirs = {"mask_token_id": 5, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}
+    altered(first, theirs)
+    settings = short_run(samples, golden_target, tmp_path / "again", steps=1, start=str(first))
+    made = load_drafter(train_drafter(settings), target=golden_target).config
+    assert (made.mask_token_id, made.rope_theta) == (5, 5e5)
+    with pytest.raises(ConfigError, match=r"^start: .* was begun with '\w+', not None"):
+        train_drafter(replace(settings, start=""))
+
+
+def test_a_start_whose_anchor_drafts_nothing_is_refused(
+    samples: Path, golden_target: Path, tmp_path: Path
+) -> None:
+    first = train_drafter(short_run(samples, golden_target, tmp_path / "first", steps=1))
+    altered(first, {"sample_from_anchor": False})
+    settings = short_run(samples, golden_target, tmp_path / "again", steps=1, start=str(first))
+    with pytest.raises(ConfigError, match=r"^start: sample_from_anchor of .* is False"):
+        train_drafter(settings)
+
+
+def test_a_cache_may_move_and_a_run_may_not_leave_it(
+    samples: Path, golden_target: Path, tmp_path: Path
+) -> None:
+    cache, moved = tmp_path / "cache", tmp_path / "moved"
+    settings = short_run(samples, golden_target, tmp_path / "run", steps=1, cache=str(cache))
+    make_cache(settings, plan_for(settings, "float32"), cache)
+    train_drafter(settings)
+    cache.rename(moved)
+    train_drafter(replace(settings, cache=str(moved)))
+    with pytest.raises(ConfigError, match=r"^cache: .* was begun with 'float32', not None"):
+        train_drafter(replace(settings, cache=""))
+
+
 def test_a_start_whose_head_says_other_tokens_is_refused(
     samples: Path, golden_target: Path, tmp_path: Path
 ) -> None:
