@@ -45,7 +45,8 @@ class Member:
     weight: float
     key: Hashable = ""  # drafter and bucket, by which acceptance is tracked
     own: Terms | None = None  # that follow from its policy; None: the planner's
-    drafted: bool = True  # it has a drafter
+    drafted: bool = True  # a drafter has its context, or may have
+    spared: bool = False  # no drafter has it while drafts do not pay
     tries: bool = False  # its drafter is on trial
 
 
@@ -95,16 +96,27 @@ class LanePlans:
             member.own = self._terms(member)
 
     def add(
-        self, number: int, policy: Policy, weight: float, key: Hashable, drafted: bool = True
+        self,
+        number: int,
+        policy: Policy,
+        weight: float,
+        key: Hashable,
+        *,
+        drafted: bool = True,
+        spared: bool = False,
     ) -> Member:
-        member = self._members[number] = Member(number, policy, weight, key, drafted=drafted)
+        member = Member(number, policy, weight, key, drafted=drafted, spared=spared)
+        self._members[number] = member
         member.own = self._terms(member)
         return member
 
-    def drafted_by(self, number: int, key: Hashable, *, somebody: bool = True) -> None:
-        """Changes the key of a sequence's drafter, and whether it has one (`somebody`)."""
+    def drafted_by(
+        self, number: int, key: Hashable, *, drafted: bool = True, spared: bool = False
+    ) -> None:
+        """Changes the key of a sequence's drafter, and what `Member` says of its context."""
         if number in self._members:
-            self._members[number].key, self._members[number].drafted = key, somebody
+            member = self._members[number]
+            member.key, member.drafted, member.spared = key, drafted, spared
 
     def tries(self, number: int, tries: bool) -> None:
         """Sets whether a sequence's drafter is on trial: it then drafts whole blocks, whatever they
@@ -204,6 +216,7 @@ class LanePlans:
                     sum(each.weight for each in others) + more,
                     drafting,
                 ),
+                spared=sum(each.spared for each in adaptive),
             )
         )
 

@@ -111,6 +111,7 @@ class PlannedLane:
     context: float
     cohorts: tuple[int, ...] = (1, 2)  # to choose from
     others: Others = NOBODY
+    spared: int = 0  # sequences without a context at a drafter: a try drafts for the rest alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +259,12 @@ class Planner:
 
     def _share(self, option: _Option) -> float:
         """Share of plans that try this option instead: more for one that is nearly as good."""
-        lost = (1.0 - option.rate / self._last.rate) * option.seconds / self._last.seconds
+        lane, plain = self._lane, self._last.rate * self._last.seconds
+        brought = option.rate * option.seconds
+        if lane is not None and lane.spared and not self._last.slots:
+            # All wait for the draft, and it brings what the few with a context gain.
+            brought = plain + (1.0 - lane.spared / len(lane.sequences)) * (brought - plain)
+        lost = option.seconds / self._last.seconds - brought / plain
         if MOST_EXPLORED * lost <= self._explore:
             return MOST_EXPLORED if self._explore > 0.0 else 0.0
         return self._explore / lost

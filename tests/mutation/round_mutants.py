@@ -325,6 +325,12 @@ MUTANTS: list[Mutant] = [
             (f"{P}empty_blocks_in_a_drafted_round_say_nothing",),
         ),
         (
+            "a try costs what it would if all were drafted for",
+            "(1.0 - lane.spared / len(lane.sequences)) * (brought - plain)",
+            "brought - plain",
+            (f"{P}a_try_that_drafts_for_few_of_many_is_as_rare_as_it_is_dear",),
+        ),
+        (
             "nothing is ever tried",
             "drawn < self._share(whole)",
             "drawn < 0.0 * self._share(whole)",

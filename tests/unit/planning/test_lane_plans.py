@@ -158,7 +158,7 @@ def test_terms_of_those_that_nobody_drafts_for_make_no_cohorts_and_no_draft() ->
     drafted = told(made)
     assert (drafted.cohorts, made.mode) == (2, (7, 2))
     for number in range(64):
-        made.drafted_by(number, 0, somebody=False)
+        made.drafted_by(number, 0, drafted=False)
     plain = told(made)
     assert (plain.cohorts, plain.draft_s, made.mode) == (1, 0.0, (0, 1))
 

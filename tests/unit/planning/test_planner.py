@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -274,6 +275,18 @@ def test_plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear()
     )
     assert 0 < np.count_nonzero(dear) < 90
     assert dear.count(SLOTS) > 0, "whole blocks, too"
+
+
+def test_a_try_that_drafts_for_few_of_many_is_as_rare_as_it_is_dear() -> None:
+    """Without a context at a drafter, as most have where drafts do not pay, they wait as well."""
+    _, planner, _ = planned(COSTS["cpu"], MIXED, 8, 300)
+    assert planner.home == (0, 1)
+    all_of_8 = lane(8, cohorts=1)
+    drafted = [
+        sum(planner.next(each).terms.slots > 0 for _ in range(4000))
+        for each in (all_of_8, dataclasses.replace(all_of_8, spared=6))
+    ]
+    assert 0 < drafted[1] < 0.4 * drafted[0]
 
 
 def test_what_is_tried_for_one_plan_keeps_the_cohorts_in_force() -> None:
