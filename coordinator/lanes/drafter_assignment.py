@@ -171,9 +171,7 @@ class DrafterAssignment:
             if adaptive:
                 self._trying[placed.number] = placed.key
         placed.not_before = self._clock.time() + AGAIN_S
-        self._plans.drafted_by(
-            placed.number, placed.key, drafted=drafter > 0, spared=placed.spared
-        )
+        self._plans.drafted_by(placed.number, placed.key, drafted=drafter > 0, spared=placed.spared)
         self._plans.tries(placed.number, on_trial)
         if placed.drafter != before:
             self.named[placed.number] = placed.drafter
