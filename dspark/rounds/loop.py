@@ -364,6 +364,7 @@ class RoundLoop:
         if sequence.ordered_len == sequence.committed_len:
             return sequence.why_empty or "anchor used"
         if terms.kind is OFF or terms.slots < 1:
+            self._keep_up(sequence)
             return "off"
         if sequence.room < 2:
             return "last token"  # the target's own fills the answer
@@ -375,6 +376,13 @@ class RoundLoop:
             feeding.resend(sequence, sequence.rows_sent, self._waits.inline_rows, self._ask)
             return "rows missing"
         return ""
+
+    def _keep_up(self, sequence: SequenceState) -> None:
+        """Sends the rows of plain rounds before they are too many for an order: a plan that tries
+        drafts may be the only one for hundreds of rounds."""
+        most = self._waits.inline_rows // 2
+        if sequence.drafter and sequence.committed_len - 1 - sequence.rows_sent > most:
+            feeding.resend(sequence, sequence.rows_sent, most, self._ask)
 
     def _begin(self, cohort: int, now: float) -> None:
         """Begins the pass of a cohort that has nothing to wait for: no pass, block or
