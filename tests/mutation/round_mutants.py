@@ -280,6 +280,15 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     *in_file(
+        "dspark/rounds/loop.py",
+        (
+            "rows of plain rounds wait for the next order",
+            "            self._keep_up(sequence)\n",
+            "",
+            (f"{L}a_single_plan_that_tries_drafts_after_hundreds_of_plain_rounds_gets_its_block",),
+        ),
+    ),
+    *in_file(
         "dspark/rounds/feeding.py",
         (
             "R10: naming another drafter stops the present one",

@@ -197,6 +197,19 @@ def test_a_long_plain_stretch_is_caught_up_with_in_bulk() -> None:
     assert only(verifier.ended(only(actions, RunPass)), SendOrder).rows[0].first_row == PROMPT + 101
 
 
+def test_a_single_plan_that_tries_drafts_after_hundreds_of_plain_rounds_gets_its_block() -> None:
+    verifier = Verifier(Plan(window=1 << 20))
+    actions = verifier.prefilled(1, room=500)
+    sent = []
+    for _ in range(200):
+        actions = verifier.ended(only(actions, RunPass))
+        sent += of(actions, SendRows)
+    assert len(sent) == 200 // 33, "in runs, not one by one"
+    verifier.tell(priced(window=1 << 20))
+    row = only(verifier.ended(only(actions, RunPass)), SendOrder).rows[0]
+    assert row.committed_len - row.first_row <= 33
+
+
 # Orders.
 
 
