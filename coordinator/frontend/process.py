@@ -27,6 +27,7 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> ClientsP
     workers is attached."""
     check(config)
     cell: RemoteCell | None = None
+    front: FrontEnd | None = None
     shell = Shell("frontend", config, lambda: config.target or served(cell), config.http)
     tokenizer = find_tokenizer(config.target, config.target_revision)
     hello = frontend_pb2.FrontendHello(name=name, incarnation=shell.incarnation, pid=os.getpid())
@@ -58,6 +59,8 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> ClientsP
         cell.start()
         await cell.attached(config.attach_wait_s)
     except BaseException:
+        if front is not None:
+            await front.close(0.0)
         if cell is not None:
             await cell.close()
         await shell.abandon()

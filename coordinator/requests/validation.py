@@ -329,7 +329,8 @@ def _constraint(message: generate_pb2.GenerateRequest) -> Constraint | None:
         return None
     if message.sampling_params.ignore_eos:
         raise InvalidRequest(
-            "ignore_eos", "not beside a constraint: such an answer ends where its form does"
+            "sampling_params.ignore_eos",
+            "not beside a constraint: such an answer ends where its form does",
         )
     if constraint.kind in (ConstraintKind.JSON_SCHEMA, ConstraintKind.STRUCTURAL_TAG):
         _check_json(f"constraint.{constraint.kind.name.lower()}", constraint.text)

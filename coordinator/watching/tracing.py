@@ -167,6 +167,7 @@ def open_tracer(endpoint: str, *, service: str, instance: str) -> tuple[Any, Any
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ALWAYS_ON
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"otel_endpoint: needs {error.name}; it comes with the extra `otel`: pip install "
@@ -176,6 +177,7 @@ def open_tracer(endpoint: str, *, service: str, instance: str) -> tuple[Any, Any
     # decide again.
     provider = TracerProvider(
         resource=Resource.create({"service.name": service, "service.instance.id": instance}),
+        sampler=ALWAYS_ON,
         shutdown_on_exit=False,
     )
     provider.add_span_processor(

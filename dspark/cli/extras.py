@@ -76,9 +76,7 @@ def _same(name: str) -> str:
 
 def _padded(*versions: str) -> list[tuple[int, ...]]:
     """The numbers of versions, padded to one length; suffixes (rc1, +cpu) do not count."""
-    numbers = [
-        [int(part) for part in re.findall(r"\d+", re.match(r"[0-9.]*", text)[0])]
-        for text in versions
-    ]  # type: ignore[index]
+    heads = (re.match(r"[0-9.]*", text) for text in versions)
+    numbers = [[int(part) for part in re.findall(r"\d+", head[0])] for head in heads if head]
     most = max(map(len, numbers))
     return [tuple(each + [0] * (most - len(each))) for each in numbers]

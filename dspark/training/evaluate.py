@@ -220,7 +220,7 @@ def thrift(points: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
     tau."""
     if not points:
         return None
-    full = points[0]
+    full = min(points, key=lambda point: point["threshold"])  # the least that is cut
     offers = [
         {
             "threshold": point["threshold"],

@@ -252,7 +252,7 @@ def _released(told: Released) -> verify_pb2.ControlUp.News:
 
 
 def _read_released(message: verify_pb2.SequenceReleased) -> Released:
-    if message.why >= len(_WHYS):
+    if not 0 <= message.why < len(_WHYS):
         raise PeerError(f"released.why: {message.why} is no reason")
     return Released(
         message.sequence, message.epoch, message.rounds, message.committed_len, _WHYS[message.why]

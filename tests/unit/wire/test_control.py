@@ -241,9 +241,10 @@ def test_empty_orders_and_news_break_the_protocol() -> None:
     with pytest.raises(PeerError, match=r"^news"):
         read_up(verify_pb2.ControlUp(news=[verify_pb2.ControlUp.News()]))
     released = _up(Released(1, 2, 3, 4))
-    released.news[0].released.why = 9
-    with pytest.raises(PeerError, match=r"^released\.why"):
-        read_up(released)
+    for why in (9, -1, -9):
+        released.news[0].released.why = why
+        with pytest.raises(PeerError, match=r"^released\.why"):
+            read_up(released)
 
 
 def test_rows_travel_with_their_order_and_in_parts_behind_it() -> None:
