@@ -117,9 +117,8 @@ class Drafters:
             sequence=sequence,
             epoch=epoch,
             reserve_tokens=admission.longest,
-            sampling=codec.write_sampling(
-                replace(admission.params, constraint=None)
-            ),  # only the target applies grammars
+            # only the target applies grammars
+            sampling=codec.write_sampling(replace(admission.params, constraint=None)),
         )
         stream.send(draft_pb2.RoundsCommand(open=told))
         known.wanted.add((sequence, epoch))

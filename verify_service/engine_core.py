@@ -57,10 +57,11 @@ from verify_service.sequences import (
 )
 from verify_service.under_way import Batch, UnderWay, halves
 
+# prompt tokens per round if `step_prefill_tokens` is 0
 RIDE_ALONG = {
     "cpu": 64,
     "cuda": 512,
-}  # prompt tokens per round if `step_prefill_tokens` is 0
+}
 
 
 class EngineCore(ABC):

@@ -19,12 +19,13 @@ from dspark.errors import CheckpointError
 
 REPLAYED_AT_MOST = 16  # tokens replayed in front of a pass; more get a pass of their own
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.device)
+# attributes that the library replaces and never writes into
 _GROWING = {
     "keys",
     "values",
     "compressed_kv",
     "indexer_keys",
-}  # attributes that the library replaces and never writes into
+}
 
 
 class KeptState:

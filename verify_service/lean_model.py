@@ -23,11 +23,12 @@ from verify_service.paged_attention import AttentionCall, packed_pass
 from verify_service.plan import Segment, build_plan
 
 COPY_AT_MOST = 2 << 30  # bytes of weights that may be copied
+# relative to the largest value compared
 _TOLERANCE = {
     torch.float32: 1e-4,
     torch.float16: 1e-2,
     torch.bfloat16: 4e-2,
-}  # relative to the largest value compared
+}
 _DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _TRIAL = 24  # tokens of the longer of two trial sequences
 

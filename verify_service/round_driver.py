@@ -57,9 +57,8 @@ log = structlog.get_logger("dspark.rounds")
 
 ENDS_S, LOOK_S = 10.0, 0.002  # timeout for the last passes of an ended stream, and poll interval
 
-Came = Callable[
-    [], Iterable[Told | Plan]
-]  # run in a turn: makes the loop's events from something received
+# run in a turn: makes the loop's events from something received
+Came = Callable[[], Iterable[Told | Plan]]
 
 
 class RoundDriver:

@@ -105,9 +105,8 @@ class RoundPasses:
         """Ends a pass; returns its events for the loop."""
         judged = self._engine.end(running.step)
         if running.step.failure is not None:
-            return [
-                PassEnded(running.number, [NOTHING] * len(running.rows))
-            ]  # the device failed, not a sequence
+            # the device failed, not a sequence
+            return [PassEnded(running.number, [NOTHING] * len(running.rows))]
         spoilt: list[HeldBlock] = []
         sound: set[int] = set()  # orders
         verdicts: dict[int, Verdict] = {}

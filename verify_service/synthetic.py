@@ -61,9 +61,8 @@ class SyntheticBatch(NamedTuple):
 
     items: Sequence[VerifyItem]
     states: Sequence[CachedSequence]
-    said: Sequence[
-        tuple[int, ...]
-    ]  # per item: accepted drafted tokens, then the target's own token
+    # per item: accepted drafted tokens, then the target's own token
+    said: Sequence[tuple[int, ...]]
     chunks: Sequence[PromptChunk]
     lengths: Sequence[int]  # committed tokens of each item
     began_ns: int

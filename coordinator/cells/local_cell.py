@@ -89,9 +89,8 @@ class LocalCell:
         verifiers, drafters = self.membership.verifiers, self.membership.drafters
         if not verifiers:
             raise Unavailable("no verifier is connected")
-        capacities = [
-            facts.page_size * facts.pages_total for facts in verifiers
-        ]  # 0 for a verifier that does not report it
+        # 0 for a verifier that does not report it
+        capacities = [facts.page_size * facts.pages_total for facts in verifiers]
         # With no trusted drafter the default rule is one that no draft can bias.
         distrusted = self.membership.monitor.distrusts_all(
             [facts.fingerprint for facts in drafters]

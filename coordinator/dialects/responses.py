@@ -219,13 +219,14 @@ def routes(api: Api) -> APIRouter:
     return router
 
 
+# fields of the request that a response repeats
 _REPEATED = {
     "metadata",
     "reasoning",
     "text",
     "tool_choice",
     "tools",
-}  # fields of the request that a response repeats
+}
 
 
 class ResponseWriter:

@@ -257,10 +257,11 @@ class _OpenCall:
         self._size = 0
         self._head = ""  # name and separator, where the name precedes the arguments
         self._keys = JsonKeys(listed=listed and bool(form.parted)) if form.parameters else None
+        # pieces by key, where the call is one object
         self._values: dict[str, list[str]] = {
             "name": [],
             form.parameters: [],
-        }  # pieces by key, where the call is one object
+        }
         self._value: JsonValue | None = None  # arguments behind the name
         self._ready = self._whole = False  # arguments are complete; emitted at once
         self.name = ""

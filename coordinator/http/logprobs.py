@@ -51,9 +51,8 @@ def chat_logprobs(texts: TokenTexts, shown: OutputChunk) -> dict[str, Any] | Non
     return {"content": content, "refusal": None}
 
 
-Row = tuple[
-    int, float | None, Iterable[tuple[int, float]]
-]  # a token, its log-probability, the likeliest tokens at its position
+# a token, its log-probability, the likeliest tokens at its position
+Row = tuple[int, float | None, Iterable[tuple[int, float]]]
 
 
 def _listed(texts: TokenTexts, rows: Sequence[Row], before: int = 0) -> dict[str, Any]:

@@ -158,13 +158,14 @@ USER = {"role": "user", "content": "u"}
 _CALL = {"id": "abcdefgh1", "type": "function", "function": {"name": CALLED, "arguments": {"a": 1}}}
 CALLS = {"role": "assistant", "tool_calls": [_CALL]}
 _RESULT = {"role": "tool", "tool_call_id": "abcdefgh1", "name": CALLED, "content": _SAID}
+# which clients cannot set
 _OURS = {
     "messages",
     "add_generation_prompt",
     "tools",
     "documents",
     *SPECIAL,
-}  # which clients cannot set
+}
 
 
 class _Refused(jinja2.TemplateError):

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 HEAD_TYPES = ("vanilla", "gated", "rnn")
 LANGUAGE_MODELS = ("Qwen3ForCausalLM",)
 DRAFT_TOKENS = 7  # of a language model or an MTP module whose file states none
+# class names, after the name of the layers' family
 _CLASS = {
     "block": "DSparkModel",
     "eagle3": "Eagle3Model",
     "mtp": "MTPModel",
-}  # class names, after the name of the layers' family
+}
 _MOST_SLOTS = 256
 
 

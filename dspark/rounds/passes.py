@@ -57,9 +57,8 @@ class Passes:
         for sequence, slots in zip(rows, wanted, strict=True):
             if self._pages(sequence, slots, make_room):
                 taken.append(sequence)
-        taken = [
-            sequence for sequence in taken if sequence.state is READY
-        ]  # the youngest may have made room
+        # the youngest may have made room
+        taken = [sequence for sequence in taken if sequence.state is READY]
         if not taken:
             return None
         self._last += 1

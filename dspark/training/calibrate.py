@@ -161,9 +161,8 @@ def _fit(
         "mean_ece_before": fmean(was["ece"]),
         "mean_ece_temperatures_alone": fmean(plain["ece"]),
         "mean_ece_after": fmean(now["ece"]),
-        "auc_each": reliability.conditional_ranking(
-            measured.logits, measured.accepted
-        ),  # no fit changes it
+        # no fit changes it
+        "auc_each": reliability.conditional_ranking(measured.logits, measured.accepted),
         "before": was,
         "after": now,
     }

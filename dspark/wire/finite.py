@@ -11,11 +11,12 @@ import numpy.typing as npt
 from dspark.errors import PeerError
 from dspark.wire.v1 import types_pb2
 
+# all its bits, which infinity and NaN have set
 EXPONENT = {
     "bfloat16": 0x7F80,
     "float16": 0x7C00,
     "float32": 0x7F800000,
-}  # all its bits, which infinity and NaN have set
+}
 
 
 def finite(dtype: str, bits: npt.NDArray[np.unsignedinteger]) -> bool:

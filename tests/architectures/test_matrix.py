@@ -44,15 +44,13 @@ def test_a_few_families_answer_as_the_library_does(name: str, tmp_path: Path) ->
             "paged",
             {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False},
         ),
-        Family(
-            "TrOCRConfig", "stateful"
-        ),  # makes the logits of all tokens, however many are asked for
+        # makes the logits of all tokens, however many are asked for
+        Family("TrOCRConfig", "stateful"),
         # These two answer otherwise with their caches than without.
         Family("MistralConfig", "refused", {"sliding_window": 1}),
         Family("MoshiConfig", "refused", {**WINDOW, "ffn_dim": 96}, ("intermediate_size",)),
-        Family(
-            "AfmoeConfig", "paged", {**WINDOW, **EXPERTS}
-        ),  # views what attention gives it in another shape
+        # views what attention gives it in another shape
+        Family("AfmoeConfig", "paged", {**WINDOW, **EXPERTS}),
     ],
     ids=["narrow tables", "all logits", "window of one", "window of caches alone", "views"],
 )

@@ -49,10 +49,11 @@ def test_everybody_gives_the_ids_of_transformers(
         "transformers prompt lookup",
         "transformers assisted",
     }
+    # who knows batches
     assert set(three["value"]["over"]) == {
         "dspark off",
         "transformers generate",
-    }  # who knows batches
+    }
     for row in (one, three):
         value = row["value"]
         assert set(value["same_ids"].values()) == {1.0}

@@ -23,9 +23,8 @@ SECONDS = {
 }
 OTHERWISE_S = 0.00002
 
-Seconds = Mapping[
-    str, float | Callable[[Any], float]
-]  # by a function's name, of what the function says itself
+# by a function's name, of what the function says itself
+Seconds = Mapping[str, float | Callable[[Any], float]]
 
 
 def _kind(function: Any) -> str:

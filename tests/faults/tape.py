@@ -188,9 +188,8 @@ def _chain(tokens: list[int], start: int, mine: list[Taken]) -> list[RecordedRou
     What was judged and never heard of (its verifier died) is on the tape too, so each step looks
     for one that fits.
     """
-    stack: list[tuple[int, int, tuple[RecordedRound, ...]]] = [
-        (start, -1, ())
-    ]  # tokens there, epoch, rounds so far
+    # tokens there, epoch, rounds so far
+    stack: list[tuple[int, int, tuple[RecordedRound, ...]]] = [(start, -1, ())]
     while stack:
         there, epoch, so_far = stack.pop()
         if there >= len(tokens):

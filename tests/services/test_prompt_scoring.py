@@ -35,9 +35,8 @@ from tests.services.http_cell import TARGET, HttpCell
 from tests.waiting import wait_until
 
 VOCAB = 128
-LONG = [
-    (7 * at * at + 3 * at + 5) % VOCAB for at in range(450)
-]  # several passes, and all but the context
+# several passes, and all but the context
+LONG = [(7 * at * at + 3 * at + 5) % VOCAB for at in range(450)]
 
 
 def logs_of(target: Path, ids: Sequence[int]) -> torch.Tensor:

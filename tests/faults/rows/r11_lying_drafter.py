@@ -34,10 +34,11 @@ from test_exact_law import policy_of
 BOUND = 1e-9
 SPEED = 0.90
 TOKENS = 400
+# seconds, as the synthetic pair announces them
 STEPS = {
     "judge_cohort": 0.015,
     "timed_draft": 0.002,
-}  # seconds, as the synthetic pair announces them
+}
 Lie = Callable[[draft_pb2.Blocks, random.Random], None]
 
 

@@ -29,9 +29,8 @@ SETTINGS: dict[str, Any] = {
     "verifiers": 2,
     "drafters": 2,
     "frontends": 1,
-    "seconds": {
-        "judge_cohort": 0.08
-    },  # answers last until a drafter is asked again and rows are sent again
+    # answers last until a drafter is asked again and rows are sent again
+    "seconds": {"judge_cohort": 0.08},
     # Fewer places than are asked for: some are refused, and wait.
     "verify": {"lease_s": 20.0, "drafter_patience_s": 1.0, "max_sequences": 2},
     "draft": {"lease_s": 20.0},
@@ -69,9 +68,8 @@ async def story(cell: SimulatedCell) -> list[str]:
     # it may end early, not wrong
     spared.error = None if spared.end is None and cell.network.plan.hurt else spared.error
     await cell.until(lambda: not cell.left_over(), within_s=HELD_S)
-    return [
-        each for each in judged(cell, [*answers, spared]) if "stand in no text" not in each
-    ]  # of who left
+    # of who left
+    return [each for each in judged(cell, [*answers, spared]) if "stand in no text" not in each]
 
 
 def hurt_by(plan: Plan) -> str:

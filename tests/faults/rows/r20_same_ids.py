@@ -47,10 +47,11 @@ def options(prompt: list[int], draw: random.Random) -> dict[str, Any]:
 
 async def company(cell: SimulatedCell, draw: random.Random) -> dict[str, Any]:
     async def one(number: int) -> Answer:
+        # pages are shared by some
         ids = [
             *pair.prompt(number % 4, draw.choice([4, 20, 36, 52])),
             number + 2,
-        ]  # pages are shared by some
+        ]
         tokens, policy, params = draw.randint(8, 40), draw.choice(POLICIES), options(ids, draw)
         await cell.after(draw.random() * 0.8)
         return await cell.ask(ids, max_tokens=tokens, policy=policy, **params)

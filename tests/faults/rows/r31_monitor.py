@@ -77,9 +77,8 @@ def swapped(of: Tables) -> Floats:
     other = np.zeros_like(of.q)
     for row in range(TABLES):
         before = dict(zip(of.ids[row - 1].tolist(), of.q[row - 1].tolist(), strict=True))
-        other[row] = [
-            before.get(token, 0.0) for token in of.ids[row].tolist()
-        ]  # others would be refused as malformed
+        # others would be refused as malformed
+        other[row] = [before.get(token, 0.0) for token in of.ids[row].tolist()]
     within: Floats = other / other.sum(axis=1, keepdims=True)
     return within
 

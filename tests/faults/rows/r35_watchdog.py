@@ -25,9 +25,8 @@ from faults.simulated import Answer, SimulatedCell, simulate
 ROUNDS, SPEED = 100, 0.90
 HEALTHY = 200  # passes before anything goes bad, on engines without weights
 TOKENS = 2600  # of each of two answers there: some 40 simulated seconds
-ALL_PARAMS = {
-    "collapse": (pair.GREEDY, pair.COUPLED)
-}  # rules that other ids than were drafted cannot hurt
+# rules that other ids than were drafted cannot hurt
+ALL_PARAMS = {"collapse": (pair.GREEDY, pair.COUPLED)}
 
 
 def _collapse(blocks: draft_pb2.Blocks, draw: random.Random) -> None:

@@ -15,6 +15,7 @@ from coordinator.http.schema import StreamOptions
 from coordinator.http.thoughts import PlainReader, ThoughtReader
 from coordinator.reception.output_processor import OutputChunk
 
+# a character of three tokens is shown with the last
 TEXTS = [
     "<think>",
     "so",
@@ -23,7 +24,7 @@ TEXTS = [
     "🙂",
     "</think>",
     "yes",
-]  # a character of three tokens is shown with the last
+]
 FRAME = Frame("tiny", "f", 7, "none", token_ids=False, options=StreamOptions(include_usage=True))
 
 

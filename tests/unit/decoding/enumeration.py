@@ -34,9 +34,8 @@ from dspark.types import SamplingParams
 
 Floats = npt.NDArray[np.float64]
 Tokens = tuple[int, ...]
-Prefix = Callable[
-    ..., int
-]  # (committed, block, confidences[, which of `PRICES` is in force]) -> slots verified
+# (committed, block, confidences[, which of `PRICES` is in force]) -> slots verified
+Prefix = Callable[..., int]
 PRICES = (0.35, 0.0, 0.1, 0.6, 0.95)  # of plans
 
 

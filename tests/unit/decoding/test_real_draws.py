@@ -68,9 +68,8 @@ def _runs(
             )
             cases.append(PackedCase(cursors[row], all_params[row], len(rows), draft, own))
             rows += [p[committed[run] + draft[:k]] for k in range(len(draft) + 1)]
-            budget[run] = (0, 1, BLOCK)[
-                drafted[row][1]
-            ]  # what was drafted past this round's anchor decides the next
+            # what was drafted past this round's anchor decides the next
+            budget[run] = (0, 1, BLOCK)[drafted[row][1]]
         verdicts = judge(torch.from_numpy(np.log(rows)), cases)
         for row, (run, (accepted, token)) in enumerate(zip(running, verdicts, strict=True)):
             committed[run] = (committed[run] + drafted[row][:accepted] + (token,))[:HORIZON]

@@ -19,13 +19,14 @@ from dspark.runtime.telemetry import Metrics
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 DASHBOARD = DEPLOY / "observability" / "grafana" / "dashboards" / "dspark.json"
+# labels Prometheus puts on what it scrapes
 TARGET = {
     "instance",
     "job",
     "role",
     "replica",
     "incarnation",
-}  # labels Prometheus puts on what it scrapes
+}
 
 
 def _own_labels() -> dict[str, set[str]]:

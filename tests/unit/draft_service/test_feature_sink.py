@@ -16,14 +16,16 @@ from dspark.wire.v1 import features_pb2
 @pytest.mark.parametrize(
     ("runs", "counted"),
     [
+        # small enough to be parsed whole
         (
             [features_pb2.FeatureRun()] * (MAX_ROWS + 1),
             MAX_ROWS + 1,
-        ),  # small enough to be parsed whole
+        ),
+        # left out before it is parsed
         (
             [features_pb2.FeatureRun(sequence=1 << 60)] * (2 * MAX_ROWS),
             1,
-        ),  # left out before it is parsed
+        ),
     ],
     ids=["empty runs", "large message"],
 )

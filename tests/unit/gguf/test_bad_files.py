@@ -230,11 +230,12 @@ def test_a_truncated_file_is_refused_before_anything_is_written(
     ("place", "value", "named"),
     [
         (0, struct.pack("<I", 99), "storage format 99"),
+        # half as long
         (
             0,
             struct.pack("<I", 1),
             "blk.0.* begins at byte .*, the tensor before it ends at",
-        ),  # half as long
+        ),
         (
             4,
             struct.pack("<Q", 0),

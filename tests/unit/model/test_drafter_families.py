@@ -263,7 +263,6 @@ def test_training_reaches_every_weight_but_the_targets(kind: Kind, model_type: M
         logits, confidence = dense(as_block(drafter), hidden, ids[slots_after(anchors, 5, 12)])
         (logits.square().sum() + confidence.sum()).backward()
     frozen = {name for name, parameter in drafter.named_parameters() if parameter.grad is None}
-    frozen -= {
-        name for name in frozen if name.endswith("gate.bias")
-    }  # it moves a choice, which has no gradient
+    # it moves a choice, which has no gradient
+    frozen -= {name for name in frozen if name.endswith("gate.bias")}
     assert frozen == (set() if kind == "lm" else {"embed_tokens.weight", "lm_head.weight"})

@@ -51,9 +51,8 @@ def test_any_shape_comes_out_as_by_formula(seed: int) -> None:
     cu_q = torch.from_numpy(np.concatenate(([0], np.cumsum(counts)))).int()
     at = Tables(cu_q, torch.from_numpy(lengths).int(), blocks, int(counts.max()), pages * page_size)
     heads = kv_heads * ratio
-    query = torch.randn(int(counts.sum()), heads + 2 * kv_heads, size)[
-        :, :heads
-    ]  # a view, as layers hand it over
+    # a view, as layers hand it over
+    query = torch.randn(int(counts.sum()), heads + 2 * kv_heads, size)[:, :heads]
     pools = (
         torch.randn(kv_heads, (members * pages + 2) * page_size, size).transpose(0, 1) for _ in "kv"
     )

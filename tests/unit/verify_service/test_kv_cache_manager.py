@@ -11,9 +11,8 @@ from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.sequences import CachedSequence
 
 SIZE = 4
-Written = tuple[
-    str, tuple[int, ...]
-]  # salt, and every token up to this one: what keys and values depend on
+# salt, and every token up to this one: what keys and values depend on
+Written = tuple[str, tuple[int, ...]]
 
 
 class Memory:
