@@ -20,19 +20,20 @@ install: .venv/.installed
 demo: install
 	$(BIN)/python -m benchmarks.demo
 
-# Two files at a time: first what needs no port, then what talks over ports and starts processes.
+# First what needs no port, two files at a time; then what talks over ports and starts processes, which
+# waits a third of its time, three at a time.
 UNITS := tests/unit tests/paper tests/test_rooms.py tests/test_protos_fresh.py
 
-# PYTHON, ARGUMENTS. Two files at a time crowd two cores: what failed beside others is run once more, alone, if it is no
-# more than crowding explains.
-everyday = $(1) -m pytest -q -m "not slow" -n 2 --dist loadfile --cache-clear $(2) || { test $$? = 1 && \
+# PYTHON, ARGUMENTS, FILES at a time. They crowd two cores: what failed beside others is run once
+# more, alone, if it is no more than crowding explains.
+everyday = $(1) -m pytest -q -m "not slow" -n $(3) --dist loadfile --cache-clear $(2) || { test $$? = 1 && \
 	failed=`grep -c ': true' .pytest_cache/v/cache/lastfailed` && \
 	echo "==== $$failed failed beside others; up to 20 are run again alone" && test $$failed -le 20 && \
 	$(1) -m pytest -q -m "not slow" -n 0 --last-failed --last-failed-no-failures none $(2); }
 
 test: lint
-	$(call everyday,$(BIN)/python,$(UNITS))
-	$(call everyday,$(BIN)/python,$(addprefix --ignore=,$(UNITS) tests/web))
+	$(call everyday,$(BIN)/python,$(UNITS),2)
+	$(call everyday,$(BIN)/python,$(addprefix --ignore=,$(UNITS) tests/web),3)
 	@echo "left out: tests/web, which needs a browser (make web-test), and what takes minutes (make test-long)"
 
 # The pure rooms alone, without torch: what to run while you write.
@@ -47,7 +48,7 @@ test-newest:
 	test -x $(NEWEST)/python || $(PYTHON) -m venv .venv-newest
 	$(NEWEST)/pip install --quiet --upgrade pip
 	$(NEWEST)/pip install --quiet --upgrade --upgrade-strategy eager -e ".[all]"
-	$(call everyday,$(NEWEST)/python,$(UNITS))
+	$(call everyday,$(NEWEST)/python,$(UNITS),2)
 
 # Long tests that the everyday suite leaves out.
 test-long: install
