@@ -5,7 +5,8 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 NEWEST := .venv-newest/bin
 
-.PHONY: install demo test test-fast test-newest check format protos lint test-long web-test clients screenshots site faults faults-long broken wire-law mutants reference clean
+.PHONY: install demo test test-fast test-newest check format protos lint test-long web-test \
+    clients screenshots site faults faults-long broken wire-law mutants reference clean
 
 # A virtual environment with everything, at the versions that the tests ran with.
 install: .venv/.installed
@@ -20,8 +21,8 @@ install: .venv/.installed
 demo: install
 	$(BIN)/python -m benchmarks.demo
 
-# First what needs no port, two files at a time; then what talks over ports and starts processes, which
-# waits a third of its time, three at a time.
+# First what needs no port, two files at a time; then what talks over ports and starts processes,
+# which waits a third of its time, three at a time.
 UNITS := tests/unit tests/paper tests/test_rooms.py tests/test_protos_fresh.py
 
 # PYTHON, ARGUMENTS, FILES at a time. They crowd two cores: what failed beside others is run once
@@ -43,7 +44,8 @@ LONG := tests/unit/coordinator/test_simulation.py tests/unit/decoding/test_exact
 test-fast: install
 	$(BIN)/python -m pytest -q -p tests.no_torch -m "not slow" -n 2 $(addprefix --ignore=,$(LONG)) $(FAST)
 
-# The newest of everything that pyproject.toml allows, in an environment of its own: what needs no port runs there.
+# The newest of everything that pyproject.toml allows, in an environment of its own: what needs no
+# port runs there.
 test-newest:
 	test -x $(NEWEST)/python || $(PYTHON) -m venv .venv-newest
 	$(NEWEST)/pip install --quiet --upgrade pip
@@ -54,7 +56,8 @@ test-newest:
 test-long: install
 	$(BIN)/python -m pytest -q -m slow --ignore=tests/web
 
-# The live page in a headless Chromium: Debian's package `chromium`, or the one that DSPARK_CHROMIUM names.
+# The live page in a headless Chromium: Debian's package `chromium`, or the one that DSPARK_CHROMIUM
+# names.
 web-test: install
 	$(PIP) -e ".[web]"
 	$(BIN)/python -m pytest -q -rs tests/web
@@ -84,12 +87,14 @@ faults: install
 broken: install
 	$(BIN)/python -m tests.broken
 
-# The law of sampled answers through three processes, and two builds in which it is wrong; --kept goes on after a stop.
+# The law of sampled answers through three processes, and two builds in which it is wrong; --kept
+# goes on after a stop.
 wire-law: install
 	$(BIN)/python -m tests.wire_law
 	$(BIN)/python -m tests.wire_law.broken
 
-# Bugs put into every place where output can change, one at a time: which of them the tests do not notice.
+# Bugs put into every place where output can change, one at a time: which of them the tests do not
+# notice.
 mutants: install
 	$(BIN)/python -m tests.mutation
 
@@ -114,7 +119,8 @@ format: install
 protos: install
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. --grpc_python_out=. protos/dspark/wire/v1/*.proto
 
-# Rewrites docs/reference from configuration classes, parsers, metrics and protos; a test proves the pages fresh.
+# Rewrites docs/reference from configuration classes, parsers, metrics and protos; a test proves the
+# pages fresh.
 reference: install
 	$(BIN)/python docs/reference/generate.py
 
