@@ -123,6 +123,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         membership.on_serving = _health(shell.server, admission)
         membership.on_serving(membership.ready)
     except BaseException:
+        await front.close(0.0)
         await cell.close()
         await shell.abandon()
         raise

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -111,7 +111,7 @@ class PlannedLane:
     context: float
     cohorts: tuple[int, ...] = (1, 2)  # to choose from
     others: Others = NOBODY
-    spared: int = 0  # sequences without a context at a drafter: a try drafts for the rest alone
+    spared: int = 0  # sequences without a context at a drafter while drafts do not pay
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,8 @@ class Planner:
         self._lane: PlannedLane | None = None  # as of the last plan
         # (plain, drafted) options by properties of the lane
         self._known: dict[tuple[object, ...], tuple[_Option, list[_Option]]] = {}
+        # (rate, seconds) of tries by those with a context, by their number, the others' and option
+        self._tries: dict[tuple[int, int, _Option], tuple[float, float]] = {}
         self._news = 0.0  # blocks since these were cleared, and parts of one for plans
         self._drafted: bool | None = None  # whether the last pass was of drafted blocks
 
@@ -247,6 +249,7 @@ class Planner:
     def renew(self) -> None:
         """Drops kept options: seconds of drafts changed, so the next plan computes them anew."""
         self._known.clear()
+        self._tries.clear()
 
     @property
     def home(self) -> tuple[int, int]:
@@ -259,15 +262,35 @@ class Planner:
 
     def _share(self, option: _Option) -> float:
         """Share of plans that try this option instead: more for one that is nearly as good."""
-        lane, plain = self._lane, self._last.rate * self._last.seconds
-        brought = option.rate * option.seconds
-        if lane is not None and lane.spared and not self._last.slots:
-            # All wait for the draft, and it brings what the few with a context gain.
-            brought = plain + (1.0 - lane.spared / len(lane.sequences)) * (brought - plain)
-        lost = option.seconds / self._last.seconds - brought / plain
+        rate, seconds = self._tried(option)
+        lost = (1.0 - rate / self._last.rate) * seconds / self._last.seconds
         if MOST_EXPLORED * lost <= self._explore:
             return MOST_EXPLORED if self._explore > 0.0 else 0.0
         return self._explore / lost
+
+    def _tried(self, option: _Option) -> tuple[float, float]:
+        """(rate, seconds) of one round by this option. Out of plain rounds it drafts for those with
+        a context at a drafter alone, and the others wait."""
+        lane = self._lane
+        few = 0 if lane is None else len(lane.sequences) - lane.spared
+        if lane is None or not (lane.spared and few) or self._last.slots:
+            return option.rate, option.seconds
+        of = (few, lane.spared, option)
+        if of not in self._tries:
+            more, others = lane.spared, lane.others
+            waiting = others._replace(
+                sequences=others.sequences + more,
+                tokens=others.tokens + more,
+                worth=others.worth + float(lane.weight[few:].sum()),
+            )
+            fed = replace(
+                lane, sequences=lane.sequences[:few], weight=lane.weight[:few], others=waiting
+            )
+            ranked = _Ranked.of(*self._past(lane))
+            found = self._walk(fed, ranked, option.slots, option.cohorts)
+            at = found.chosen
+            self._tries[of] = float(found.rates[at]), float(found.seconds[at])
+        return self._tries[of]
 
     def _same(self, option: _Option) -> bool:
         return (option.slots, option.cohorts) == (self._last.slots, self._last.cohorts)
@@ -279,7 +302,7 @@ class Planner:
         of = (frozenset(lane.keys), len(lane.sequences), worth, near, lane.cohorts, lane.others)
         self._news += PLAN
         if self._news > RENEWED * min(self._blocks, WINDOW) or len(self._known) >= MOST_KNOWN:
-            self._known.clear()
+            self.renew()
             self._news = 0.0
         if of not in self._known:
             self._known[of] = self._options(lane)

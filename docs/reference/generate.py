@@ -45,7 +45,7 @@ def configuration() -> str:
     ]
     sections += [(str(role), f"`dspark serve {role}`", config_class(role)) for role in ROOMS]
     for section, command, cls in sections:
-        lines += ["", f"## {section}", "", f"{_first_line(cls)} Read by {command}.", ""]
+        lines += ["", f"## {section}", "", f"{_first_paragraph(cls)} Read by {command}.", ""]
         lines += ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
         for field in dataclasses.fields(cls):
             kind = str(field.type).replace("|", "\\|")
@@ -160,7 +160,7 @@ def _commands(
                 yield from _commands(sub, f"{path}{name} ")
 
 
-def _first_line(cls: type) -> str:
+def _first_paragraph(cls: type) -> str:
     return " ".join((cls.__doc__ or "").strip().split("\n\n")[0].split())
 
 

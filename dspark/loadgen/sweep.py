@@ -91,7 +91,8 @@ async def run(order: SweepOrder) -> list[dict[str, Any]]:
                 load = (
                     f"{plan.concurrency} users" if plan.concurrency else f"{plan.rate:g} a second"
                 )
-                with progress(f"{endpoint.name}, {load}", plan.requests) as tell:
+                total = plan.requests and plan.requests + plan.warmup
+                with progress(f"{endpoint.name}, {load}", total) as tell:
                     outcome = await loop.run(
                         endpoint, prompts.cycle(questions, plan.seed), plan, tell
                     )

@@ -63,6 +63,7 @@ def take_over(sequence: SequenceState, most: int, ask: Ask) -> None:
     if sequence.drafter not in (0, drafter):
         ask(CloseAtDrafter(sequence.drafter, sequence.number, sequence.epoch))
     sequence.drafter, sequence.rows_sent, sequence.feeding = drafter, rows, 0
+    sequence.rows_held = rows
 
 
 def resend(sequence: SequenceState, start: int, most: int, ask: Ask) -> None:

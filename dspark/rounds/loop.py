@@ -291,7 +291,7 @@ class RoundLoop:
                     start = min(max(told.watermarks[place], 0), sequence.rows_sent)
                     feeding.resend(sequence, start, self._waits.inline_rows, self._ask)
             else:
-                slots = sequence.terms.slots
+                slots, sequence.rows_held = sequence.terms.slots, sequence.rows_sent
                 sequence.block, sequence.why_empty = told.confidence[place][:slots], reasons[place]
                 sequence.apply(BLOCK_CAME)
 
@@ -310,6 +310,7 @@ class RoundLoop:
         for sequence in rows:
             if sequence.state is ORDERED and sequence.order == number:
                 self._without_block(sequence, why)
+                sequence.rows_sent = sequence.rows_held  # those of the order may be lost with it
 
     def _drafter_ready(self, told: DrafterReady, now: float) -> None:
         sequence = self._find(told.sequence, told.epoch, "rows")
@@ -360,7 +361,8 @@ class RoundLoop:
             self._ask(self._orders.send(drafter, rows, until))
 
     def _why_plain(self, sequence: SequenceState, terms: Terms) -> str:
-        """Why no block is ordered, "" if one is. Resends rows that are too many for an order."""
+        """Why no block is ordered, "" if one is. Sends rows in bulk that are too many for an order,
+        and in plain rounds those that soon would be."""
         if sequence.ordered_len == sequence.committed_len:
             return sequence.why_empty or "anchor used"
         if terms.kind is OFF or terms.slots < 1:
@@ -373,15 +375,19 @@ class RoundLoop:
         if self._orders.owes(sequence.drafter):
             return "drafter late"
         if sequence.committed_len - 1 - sequence.rows_sent > self._waits.inline_rows:
-            feeding.resend(sequence, sequence.rows_sent, self._waits.inline_rows, self._ask)
+            if not sequence.feeding:  # else another drafter takes over soon
+                feeding.resend(sequence, sequence.rows_sent, self._waits.inline_rows, self._ask)
             return "rows missing"
         return ""
 
     def _keep_up(self, sequence: SequenceState) -> None:
         """Sends the rows of plain rounds before they are too many for an order: a plan that tries
-        drafts may be the only one for hundreds of rounds."""
-        most = self._waits.inline_rows // 2
-        if sequence.drafter and sequence.committed_len - 1 - sequence.rows_sent > most:
+        drafts may be the only one for hundreds of rounds. Sequences take turns."""
+        if not sequence.drafter or sequence.feeding or self._orders.owes(sequence.drafter):
+            return
+        half = self._waits.inline_rows // 2
+        most = half + sequence.number % max(half // 2, 1)
+        if sequence.committed_len - 1 - sequence.rows_sent > most:
             feeding.resend(sequence, sequence.rows_sent, most, self._ask)
 
     def _begin(self, cohort: int, now: float) -> None:

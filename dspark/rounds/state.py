@@ -101,7 +101,8 @@ class SequenceState:
     full: bool = False  # a stop token or the length ended it
     held_at: float = 0.0  # when it was last held
     drafter: int = 0  # the one that holds its context; 0: none
-    rows_sent: int = 0  # feature rows that drafter has, without a gap
+    rows_sent: int = 0  # feature rows that were sent to that drafter, without a gap
+    rows_held: int = 0  # of them, rows that it is known to have
     feeding: int = 0  # the drafter that is being sent its context; 0: none
     # (drafter, rows that arrived), to take over between rounds
     ready: tuple[int, int] | None = None

@@ -34,12 +34,16 @@ _LAYERS: dict[Kind, int] = {"block": 5, "eagle3": 1, "mtp": 1, "lm": 2}
 
 HEAD_DIM, ROPE_THETA = 64, 10000.0  # for a target without heads, or without rotation
 # What the weights of `start` were trained with and no setting says.
-_FOLLOWED = ("mask_token_id", "rope_theta", "rotary_fraction", "yarn")
+_FOLLOWED = ("mask_token_id", "rms_norm_eps", "rope_theta", "rotary_fraction", "yarn")
 _COMPARED = (
     "family",
     "model_type",
     "hidden_size",
     "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "stage",
     "target_layer_ids",
     "markov_head_type",
     "markov_rank",

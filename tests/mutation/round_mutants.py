@@ -287,6 +287,24 @@ MUTANTS: list[Mutant] = [
             "",
             (f"{L}a_single_plan_that_tries_drafts_after_hundreds_of_plain_rounds_gets_its_block",),
         ),
+        (
+            "rows of plain rounds take a change of drafter back",
+            "if not sequence.drafter or sequence.feeding or self._orders.owes(sequence.drafter):",
+            "if not sequence.drafter or self._orders.owes(sequence.drafter):",
+            (f"{L}plain_rounds_do_not_take_back_a_change_of_drafter",),
+        ),
+        (
+            "rows of plain rounds are sent while a reply is owed",
+            "if not sequence.drafter or sequence.feeding or self._orders.owes(sequence.drafter):",
+            "if not sequence.drafter or sequence.feeding:",
+            (f"{L}rows_of_a_late_order_are_sent_again_once_its_drafter_replied",),
+        ),
+        (
+            "rows of a late order count as arrived",
+            "                sequence.rows_sent = sequence.rows_held  # those",
+            "                # those",
+            (f"{L}rows_of_a_late_order_are_sent_again_once_its_drafter_replied",),
+        ),
     ),
     *in_file(
         "dspark/rounds/feeding.py",
@@ -335,8 +353,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "a try costs what it would if all were drafted for",
-            "(1.0 - lane.spared / len(lane.sequences)) * (brought - plain)",
-            "brought - plain",
+            "if lane is None or not (lane.spared and few) or self._last.slots:",
+            "if True:",
             (f"{P}a_try_that_drafts_for_few_of_many_is_as_rare_as_it_is_dear",),
         ),
         (

@@ -1007,6 +1007,7 @@ async def test_where_drafts_do_not_pay_rows_of_a_few_are_sent_until_drafts_pay()
     states = ask(range(16))
     await cell.until(lambda: all(state.stats.rounds >= 20 for state in states))
     assert fed(states) == 4, "to try drafts with"
+    assert sum(each.spared for each in cell.lane._plans._members.values()) == 12
     spared = next(state for state in states if state.drafter is None)
     with cell.explain.request(spared.request.id) as watch:
         await cell.until(lambda: spared.stats.rounds >= 300)

@@ -204,10 +204,40 @@ def test_a_single_plan_that_tries_drafts_after_hundreds_of_plain_rounds_gets_its
     for _ in range(200):
         actions = verifier.ended(only(actions, RunPass))
         sent += of(actions, SendRows)
-    assert len(sent) == 200 // 33, "in runs, not one by one"
+    assert len(sent) == 200 // 34, "in runs, not one by one"
     verifier.tell(priced(window=1 << 20))
     row = only(verifier.ended(only(actions, RunPass)), SendOrder).rows[0]
-    assert row.committed_len - row.first_row <= 33
+    assert row.committed_len - row.first_row <= 34
+
+
+def test_plain_rounds_do_not_take_back_a_change_of_drafter() -> None:
+    verifier = Verifier(Plan(window=1 << 20))
+    run = only(verifier.prefilled(1, room=500), RunPass)
+    verifier.hold_rows = True
+    change = {1: SequencePlan(drafter=OTHER)}
+    actions = verifier.tell(Plan(2, window=1 << 20, sequences=change))
+    for _ in range(100):
+        actions += verifier.ended(run)
+        run = of(actions, RunPass)[-1]
+    assert not of(actions, CloseAtDrafter)
+    verifier.tell(DrafterReady(OTHER, 1, 0, PROMPT))
+    assert only(verifier.ended(run), SendRows).drafter == OTHER
+
+
+def test_rows_of_a_late_order_are_sent_again_once_its_drafter_replied() -> None:
+    """Whether they arrived is not known, and behind a gap no row is of use."""
+    verifier = Verifier(priced(window=1 << 20))
+    order = only(verifier.prefilled(1, room=500), SendOrder)
+    run = only(verifier.blocks(order, (0.9,)), RunPass)
+    late = only(verifier.ended(run), SendOrder)
+    assert late.rows[0].first_row == PROMPT
+    verifier.now = verifier.loop.next_at() or 0.0
+    actions = verifier.tell(Plan(2, window=1 << 20))
+    for _ in range(60):
+        actions = verifier.ended(only(actions, RunPass))
+        assert not of(actions, SendRows), "the drafter owes a reply"
+    verifier.blocks(late, (0.9,))
+    assert only(verifier.ended(only(actions, RunPass)), SendRows).start == PROMPT
 
 
 # Orders.
