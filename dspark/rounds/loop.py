@@ -367,7 +367,8 @@ class RoundLoop:
             return sequence.why_empty or "anchor used"
         if terms.kind is OFF or terms.slots < 1:
             self._keep_up(sequence)
-            return "off"
+            # If rows never arrive the coordinator has to learn it, though nothing is drafted.
+            return "rows missing" if sequence.feeding and not sequence.drafter else "off"
         if sequence.room < 2:
             return "last token"  # the target's own fills the answer
         if not sequence.drafter:

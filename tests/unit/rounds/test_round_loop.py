@@ -210,6 +210,22 @@ def test_a_single_plan_that_tries_drafts_after_hundreds_of_plain_rounds_gets_its
     assert row.committed_len - row.first_row <= 34
 
 
+def test_plain_rounds_say_that_rows_are_missing_until_they_arrive() -> None:
+    verifier = Verifier(Plan(window=1 << 20))
+    actions = verifier.prefilled(1, room=500)
+    verifier.hold_rows = True
+    sent: list[SendRows] = []
+    while not sent:
+        actions = verifier.ended(only(actions, RunPass))
+        sent = of(actions, SendRows)
+    for _ in range(3):
+        actions = verifier.ended(only(actions, RunPass))
+        assert rounds(actions)[0].why_empty == "rows missing"
+    verifier.tell(DrafterReady(DRAFTER, 1, 0, sent[0].stop))
+    actions = verifier.ended(only(actions, RunPass))
+    assert rounds(verifier.ended(only(actions, RunPass)))[0].why_empty == "off"
+
+
 def test_plain_rounds_do_not_take_back_a_change_of_drafter() -> None:
     verifier = Verifier(Plan(window=1 << 20))
     run = only(verifier.prefilled(1, room=500), RunPass)
