@@ -41,10 +41,7 @@ log = structlog.get_logger("deploy.cluster")
 NAMESPACE = "dspark"
 CONNECT_TIMEOUT_S = 5.0
 # prefixes of variables that say where models are found, for workers on other nodes
-CARRIED = (
-    "HF_",
-    "TRANSFORMERS_",
-)
+CARRIED = ("HF_", "TRANSFORMERS_")
 LOCAL_JOIN_S = 120.0
 CONTROLLER = "controller"
 # key in Ray's own table, where a restarted controller finds the last setting
@@ -335,8 +332,7 @@ def start_controller(
     if controller(config.cell) is not None:
         raise NothingStarted(
             f"this Ray cluster already runs a cell named {config.cell!r}; whoever brought it up "
-            "must take it down, "
-            "and another one beside it needs another name (--cell)"
+            "must take it down, and another one beside it needs another name (--cell)"
         )
     internal_kv._internal_kv_del(_autoscale(config.cell), namespace=NAMESPACE)  # an earlier cell's
     handle = (

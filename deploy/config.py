@@ -48,8 +48,7 @@ class ClusterConfig:
     address: str | None = setting(
         None,
         "GCS address of a running Ray cluster; absent: that of RAY_ADDRESS, as in a Ray job, or "
-        "else a "
-        "local one is started.",
+        "else a local one is started.",
     )
     dashboard: bool = setting(
         False, "Run Ray's dashboard beside a local cluster, for `dspark ray -- list actors`."

@@ -123,13 +123,11 @@ def check_guarded(address: str, *, insecure: bool) -> None:
     if guarded is None:
         raise NothingStarted(
             f"the Ray cluster at {address} did not say within {ASK_TIMEOUT_S:g} s whether it asks "
-            "for a token; "
-            "try again, or say --insecure"
+            "for a token; try again, or say --insecure"
         )
     raise NothingStarted(
         f"the Ray cluster at {address} does not ask for a token: whoever reaches it can run code "
-        "there. "
-        "Start it with RAY_AUTH_MODE=token, or say --insecure"
+        "there. Start it with RAY_AUTH_MODE=token, or say --insecure"
     )
 
 

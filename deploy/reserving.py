@@ -6,7 +6,7 @@ room for `ROOM` threads, and proportionally less on smaller ones, for in a lane 
 drafters compute by turns. Memory for weights and full caches (`footprint`).
 
 A local cluster serves one cell alone, so the cell always fits: processors are divided among twice
-what was asked for, cards that are too few are shared (by one verifier each, never two), and memory
+the cell's threads, cards that are too few are shared (by one verifier each, never two), and memory
 that is missing is not reserved but warned of.
 """
 
@@ -168,8 +168,7 @@ def _memory(
         return wanted, ""
     warning = (
         f"memory: with full caches the cell takes {total / GIB:.1f} GiB, {there / GIB:.1f} GiB are "
-        "here "
-        "(verify.kv_tokens and draft.context_tokens bound the caches)"
+        "here (verify.kv_tokens and draft.context_tokens bound the caches)"
     )
     return {role: int(size * there / total) for role, size in wanted.items()}, warning
 

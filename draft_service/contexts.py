@@ -105,10 +105,7 @@ class ContextStore(ContextTable[DraftContext]):
                 self._drafter.ingest_into(
                     ContextTokens(rows, None, where[0]), self._keys, self._values, where[1]
                 )
-        for (
-            context,
-            chunk,
-        ) in fresh:  # only now: a watermark never claims rows that were not written
+        for context, chunk in fresh:  # only now: watermarks never claim rows that are not written
             context.add(chunk.start, chunk.start + len(chunk.rows))
         if self.in_order:
             self.catch_up({context.sequence: context for context, _ in fresh}.values())

@@ -98,7 +98,7 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
         if too_large is None and len(chunk.runs) > MAX_ROWS:  # a valid run has a row
             too_large = InvalidRequest("runs", f"more than {MAX_ROWS}")
         if too_large is not None:
-            # One refusal for so many runs; runs that the bounds cut out count as one.
+            # One refusal for the whole chunk; runs that the bounds cut out count as one.
             self._metrics.dropped.labels(kind="feature_runs", reason="too_many").inc(
                 max(len(chunk.runs), 1)
             )

@@ -74,9 +74,8 @@ class KeptRows(NamedTuple):
     counts: list[int]  # of each sequence; 0 where none are kept
     token_ids: list[int]  # one per row
     features: PackedRows | None  # None without rows
-    masks: Sequence[
-        bytes
-    ] = ()  # allowed next tokens per sequence, see `first_masked`; () if no sequence has a grammar
+    # allowed next tokens per sequence, see `first_masked`; () if no sequence has a grammar
+    masks: Sequence[bytes] = ()
 
 
 class TooSlow(Exception):
@@ -104,9 +103,8 @@ class PromptChunk(NamedTuple):
 
     state: CachedSequence
     token_ids: Sequence[int]
-    next_ids: Sequence[
-        int
-    ] = ()  # for a scored prompt: the token after each of these, except the prompt's last
+    # for a scored prompt: the token after each of these, except the prompt's last
+    next_ids: Sequence[int] = ()
 
 
 Rider = tuple[PromptPrefill, PromptChunk]  # a prompt and its chunk in a pass

@@ -1,8 +1,8 @@
 """The stream to one drafter: orders out, blocks in.
 
-It uses blocking gRPC so that rounds pass no event loop. The device thread writes. A thread of the
-stream finds the drafter's port for rounds, reads events, and hands them on. A stream that breaks or
-is never answered calls `lost` once; its owner opens another one later.
+It uses blocking gRPC so that rounds pass no event loop. Turns only queue messages, which a thread
+of gRPC sends. A thread of the stream finds the drafter's port for rounds, reads events, and hands
+them on. A stream that breaks or cannot begin calls `lost` once; its owner opens another one later.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The drafters of one control stream: their streams, outstanding orders and received blocks.
 
-Runs on the device thread. A drafter cannot stop the verifier: sending never waits, and a stream
-that breaks, is not answered or breaks the protocol is a lost drafter, tried again after a pause.
+Runs in turns (see `round_driver`). A drafter cannot stop the verifier: sending never waits, and one
+whose stream breaks, is not answered or breaks the protocol is lost, and tried again after a pause.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Drafters:
     # Called for the coordinator.
 
     def told_of(self, at: DrafterAt) -> list[Told]:
-        # keeps a known drafter
+        # a known drafter keeps its stream
         known = self._known.setdefault(at.drafter, _KnownPeer(Sink(at.endpoint, at.incarnation)))
         known.use = at.use
         if at.use is not Use.GONE:

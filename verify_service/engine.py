@@ -45,9 +45,9 @@ class VerifyEngine(EngineCore):
         store = None
         if projection is not None:
             store = FeatureStore(pages * config.page_size, projection, config.feature_dtype)
-        # Whether a prompt reuses KV pages of an earlier prompt with the same beginning.
+        # Whether a prompt reuses what was computed for an earlier one with the same beginning.
         self.shares_prefixes = config.prefix_cache and runner.shares_prefixes
-        # such a runner needs free rows: half of the pages are not kept for prefixes
+        # such a runner gains by runs of free pages: half of all are not kept for prefixes
         scarce = isinstance(runner, ModelRunner) and runner.likes_rows
         holdings = KVCacheManager(
             pages=pages,

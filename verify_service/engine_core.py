@@ -2,8 +2,9 @@
 passes. No torch.
 
 Two engines extend it with a `BatchRunner`: `engine.VerifyEngine` runs a target, and
-`synthetic.SyntheticVerifyEngine` sleeps. All methods run on the one thread that owns the device;
-only `run` of a step may run elsewhere (see `under_way`), and any thread may read properties.
+`synthetic.SyntheticVerifyEngine` sleeps. All methods run one at a time, on the engine's thread or
+in a turn (see `round_driver`); `run` of a step may run meanwhile on another thread (see
+`under_way`), and any thread may read properties.
 
 A command about one sequence is checked before anything is computed, so a bad row never affects
 other sequences. A step first reserves pages for all its sequences, oldest first. A sequence that
@@ -58,10 +59,7 @@ from verify_service.sequences import (
 from verify_service.under_way import Batch, UnderWay, halves
 
 # prompt tokens per round if `step_prefill_tokens` is 0
-RIDE_ALONG = {
-    "cpu": 64,
-    "cuda": 512,
-}
+RIDE_ALONG = {"cpu": 64, "cuda": 512}
 
 
 class EngineCore(ABC):
@@ -90,8 +88,8 @@ class EngineCore(ABC):
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
         """Compiles a grammar on another thread; the future holds it, or why there is none.
 
-        salt: requests with an equal one share compiled grammars, as they share prefixes.
-        TENANT/WORD, or any word without a tenant.
+        salt: requests with an equal one share compiled grammars, as they share prefixes; what is
+        before its first slash is the tenant.
         """
 
     @abstractmethod
@@ -216,7 +214,8 @@ class EngineCore(ABC):
         return len(mine)
 
     def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
-        """Reserves pages for an anchor and up to `slots` more tokens; returns how many of these."""
+        """Reserves pages for an anchor and up to `slots` more tokens; returns how many of these,
+        or None without a page for the anchor."""
         state = self._find(sequence, epoch)
         return None if state is None else self._holdings.grow_within(state, committed_len, slots)
 

@@ -29,7 +29,7 @@ from verify_service.engine_core import EngineCore
 log = structlog.get_logger("dspark.feature_push")
 
 PAUSE_S = 1.0  # after a stream broke, before the drafter is tried again
-IDLE_S = 300.0  # without new rows, after which a stream is closed
+IDLE_S = 300.0  # without new rows, after which a stream is closed when another opens
 BULK_ROWS = 512  # rows of one bulk message
 MAX_ENDPOINT = 256
 # Host name or address and port: nothing that gRPC resolves as a file or by another scheme.

@@ -20,17 +20,12 @@ from dspark.errors import CheckpointError
 REPLAYED_AT_MOST = 16  # tokens replayed in front of a pass; more get a pass of their own
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.device)
 # attributes that the library replaces and never writes into
-_GROWING = {
-    "keys",
-    "values",
-    "compressed_kv",
-    "indexer_keys",
-}
+_GROWING = {"keys", "values", "compressed_kv", "indexer_keys"}
 
 
 class KeptState:
-    """The cache of one sequence, used on the device thread only. `cache` may be None before the
-    first pass: most models make their own."""
+    """The cache of one sequence, used by one thread at a time. `cache` may be None before the first
+    pass: most models make their own."""
 
     def __init__(self, make: Callable[[], Any], *, cut: bool, length: int = 0) -> None:
         self.cache: Any = make()
@@ -38,9 +33,8 @@ class KeptState:
         self._cut = cut  # whether the cache can be cropped
         self._before: Any = copied(self.cache)
         self._start = length  # tokens in the copy
-        self._since: list[
-            int
-        ] = []  # tokens after the copy: those that ran, and those that have to run again
+        # tokens after the copy: those that ran, and those that have to run again
+        self._since: list[int] = []
         self._sound = True  # False during a pass and after a failed one
 
     def reach(self, start: int) -> list[int]:

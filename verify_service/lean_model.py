@@ -24,11 +24,7 @@ from verify_service.plan import Segment, build_plan
 
 COPY_AT_MOST = 2 << 30  # bytes of weights that may be copied
 # relative to the largest value compared
-_TOLERANCE = {
-    torch.float32: 1e-4,
-    torch.float16: 1e-2,
-    torch.bfloat16: 4e-2,
-}
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 _DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _TRIAL = 24  # tokens of the longer of two trial sequences
 
@@ -188,8 +184,7 @@ def _straighten(decoder: Any, lean: Lean, seen: _Seen) -> None:
             x = layer(x, position_embeddings=rotation, **passed)
         return BaseModelOutputWithPast(last_hidden_state=decoder.norm(x))
 
-    with contextlib.suppress(Exception):
-        # any error of an unknown decoder keeps its own code
+    with contextlib.suppress(Exception):  # any error of an unknown decoder keeps its own code
         made = forward(*seen.args, **(seen.kwargs | {"dspark_pool": KeyValuePool(64)}))
         if not seen.args and _close(made.last_hidden_state, seen.output.last_hidden_state):
             decoder.forward = forward

@@ -106,10 +106,9 @@ def sized(
     if tokens < config.page_size:
         raise ConfigError(
             f"verify.gpu_memory_utilization: {config.gpu_memory_utilization:g} of "
-            f"{whole / 1e9:.1f} GB leaves "
-            "no page of the key-value pool beside the weights"
-            f"{' and verify.state_cache_mb' * bool(beside)} ({free / 1e9:.1f} GB are free on "
-            f"{device})"
+            f"{whole / 1e9:.1f} GB leaves no page of the key-value pool beside the "
+            f"weights{' and verify.state_cache_mb' * bool(beside)} ({free / 1e9:.1f} GB are free "
+            f"on {device})"
         )
     log.info(
         "verify.kv_pool",
@@ -184,8 +183,7 @@ def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps |
     if self_test.looks_ahead(target, cases):
         raise CheckpointError(
             f"{config.target}: not eligible as a target: what it makes of a token depends on the "
-            "tokens behind it, its "
-            "attention is not causal"
+            "tokens behind it, its attention is not causal"
         )
     raise CheckpointError(
         f"{config.target}: not eligible as a target: paged: {reason}; stateful: {problem}"
@@ -207,8 +205,7 @@ def _packed(
     if (least := self_test.least_slots(cases, config.page_size)) > num_slots:
         raise ConfigError(
             f"verify.kv_tokens: {config.kv_tokens} are {num_slots} slots in pages of "
-            f"{config.page_size}; the "
-            f"self-test of this target needs {least}, and answers need more"
+            f"{config.page_size}; the self-test of this target needs {least}, and answers need more"
         )
     if (reason := reach.unlike(model)) is not None:
         return reason

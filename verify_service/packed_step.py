@@ -248,10 +248,7 @@ class PackedStep:
         if now:
             return self._store.project(picked, sum(len(each.token_ids) for each in kept)), None
         # a copy, as the next pass may overwrite its taps
-        return (
-            None,
-            None if picked is None else picked.clone(),
-        )
+        return None, None if picked is None else picked.clone()
 
     def commit(self, executed: Executed) -> list[Verdict | Refusal]:
         """Commits a pass to its sequences, except those dropped since; returns each outcome."""

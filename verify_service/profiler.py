@@ -54,9 +54,8 @@ def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None
     if not tokens or not contexts:
         return None
     samples: dict[tuple[int, int], list[float]] = {}
-    alone: dict[
-        int, list[float]
-    ] = {}  # by context: steps of one token each for all sequences of the largest step
+    # by context: steps of one token each for all sequences of the largest step
+    alone: dict[int, list[float]] = {}
     largest: dict[int, int] = {}  # by context: sequences of its largest step
     began = time.perf_counter()
     share = budget_s / len(contexts)

@@ -1,7 +1,7 @@
 """Prefill of one control stream: opens sequences, runs prompts in chunks, draws the first token.
 
-Runs on the device thread. Chunks ride in the passes of rounds. While no sequence decodes, the first
-queued prompt has passes of its own.
+Runs in turns (see `round_driver`). Chunks ride in the passes of rounds. While no sequence decodes,
+the first queued prompt has passes of its own.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ class Prompts:
         """wake: makes `collect` be called soon; any thread may call it."""
         self._engine, self._owner, self._wake = engine, owner, wake
         self._waiting: dict[tuple[int, int], _Prompt] = {}
-        self._held_up: dict[
-            tuple[int, int], Admission
-        ] = {}  # wait for a pass that holds an earlier sequence of this number
+        # wait for a pass that holds an earlier sequence of this number
+        self._held_up: dict[tuple[int, int], Admission] = {}
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._held_up)

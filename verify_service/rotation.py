@@ -194,8 +194,8 @@ def find(model: nn.Module) -> LengthRotation | None:
             return stands.rotation
         kinds = getattr(module, "rope_type", None)
         for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
+            # the library's own criterion
             if isinstance(kind, str) and (kind == "longrope" or "dynamic" in kind):
-                # the library's own criterion
                 parts.append(_RotationPart(module, kind, layer_type))
     return LengthRotation(model, parts) if parts else None
 

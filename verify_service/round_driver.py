@@ -85,9 +85,8 @@ class RoundDriver:
         self._timer: asyncio.TimerHandle | None = None
         # when the timer fires; written in turns and by the timer on the event loop
         self._timer_at = float("inf")
-        self._arriving: dict[
-            tuple[int, int], Admission
-        ] = {}  # received, prefill not started by the loop yet
+        # received, prefill not started by the loop yet
+        self._arriving: dict[tuple[int, int], Admission] = {}
         self._admitted: dict[int, Admission] = {}
         self._more: list[Told | Plan] = []  # events caused by actions of this turn
         self._began: dict[int, Began] = {}  # finished prompts of this turn, by sequence

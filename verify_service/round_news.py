@@ -44,8 +44,8 @@ class RoundNews:
         self._news += news
 
     def tell(self) -> None:
-        """Schedules all news for sending, at the end of a turn. Wakes no thread while orders leave,
-        as that would delay them."""
+        """Schedules all news for sending, at the end of a turn. Does not wake the engine's thread
+        while orders leave, as that would delay them."""
         if self._news and not self._saying:
             self._saying, self._say_by = True, time.monotonic() + LEAVE_S
         if self._saying and self._due():

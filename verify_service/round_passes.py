@@ -119,7 +119,7 @@ class RoundPasses:
                 )
             else:
                 verdicts[sequence] = outcome
-                # frees the blocks of the whole order
+                # as it keeps the blocks of its whole order in memory
                 held = self._drafters.blocks.pop(sequence, None)
                 tokens = (*item.draft_ids[: outcome.accepted], outcome.next_token)
                 drawn[sequence] = (

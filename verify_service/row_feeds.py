@@ -1,7 +1,7 @@
 """Feeds kept feature rows to drafters over the bulk stream, a bounded number at a time.
 
 The verifier keeps the rows, so nothing is queued here: a run of rows is read when it may be sent,
-and read again if it is lost. All but the `PushListener` methods run on the device thread.
+and read again if it is lost. All but the `PushListener` methods run in turns (see `round_driver`).
 """
 
 from __future__ import annotations

@@ -28,11 +28,7 @@ _LENGTHS = (23, 9)
 _LONG = 150  # if layers keep states, to cover their chunks of 64 and windows of 128
 _LONGEST_WINDOW = 512  # a shorter sliding window is crossed by the first prompt
 # relative to the largest logit
-_TOLERANCE = {
-    torch.float32: 1e-3,
-    torch.float16: 3e-2,
-    torch.bfloat16: 8e-2,
-}
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 8e-2}
 _BORDER = 16  # lowered border of length-dependent rotation
 _PROMPT, _ANSWERED = 12, 10  # prompt and answer tokens of the sequence that crosses it
 
@@ -138,7 +134,7 @@ def _logits(model: Any, ids: Tensor) -> Tensor:
 
 
 def _answered(model: Any, ids: Tensor, prompt: int, switches_at: int | None = None) -> Tensor:
-    """Logits of a prompt at once and then token by token, as in `generate`; from `switches_at` on
+    """Logits of a prompt at once and then token by token, as in `generate`; past `switches_at`
     the whole context is computed again for each token."""
     device = next(model.parameters()).device
     from transformers import DynamicCache
@@ -179,16 +175,10 @@ def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
     # The flag says whether logits are compared: not those of a draft that will be rolled back.
     passes: list[tuple[bool, list[Segment]]] = [
         # prefill beside prefill
-        (
-            True,
-            [segment(0, 0, split), segment(1, 0, ready)],
-        ),
+        (True, [segment(0, 0, split), segment(1, 0, ready)]),
         (False, [segment(1, ready, wrong_from=ready)]),
         # prefill beside verification
-        (
-            True,
-            [segment(0, split, last), segment(1, ready)],
-        ),
+        (True, [segment(0, split, last), segment(1, ready)]),
         # A short step, partly repeated, as few tokens may use another code path than prompts.
         (True, [segment(0, last), segment(1, ready)]),
     ]
@@ -196,10 +186,7 @@ def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
         passes += [
             (True, [segment(2, 0, _PROMPT), segment(1, ready), segment(0, last)]),
             # past the border and back
-            (
-                False,
-                [segment(2, _PROMPT, wrong_from=_PROMPT + 1), segment(1, ready)],
-            ),
+            (False, [segment(2, _PROMPT, wrong_from=_PROMPT + 1), segment(1, ready)]),
             (True, [segment(2, _PROMPT, _PROMPT + 1), segment(0, last)]),
             (True, [segment(1, ready), segment(2, _PROMPT + 1)]),
         ]

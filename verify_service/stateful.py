@@ -229,9 +229,9 @@ class StatefulRunner:
                 **self._told(state, len(ids)),
             )
         state.ran(ids, self._returned(output))
-        return _of(output.logits, kept)[0], self._taps.collect()[
-            0
-        ] if self._taps is not None else None
+        return _of(output.logits, kept)[0], (
+            self._taps.collect()[0] if self._taps is not None else None
+        )
 
     def _returned(self, output: Any) -> Any:
         cache = returned_cache(output)

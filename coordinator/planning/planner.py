@@ -51,8 +51,8 @@ class FinishedPass:
     accepted: Ints  # [n]
     weight: Floats  # [n] what a token of each sequence is worth
     context: float  # mean committed length
-    tokens: int  # in the pass
-    prefill_tokens: int  # prompt tokens among them
+    tokens: int  # in the pass, without those of prompts
+    prefill_tokens: int  # of prompts in the same pass
     forward_s: float
     round_s: float  # from one report of these sequences to the next
     draft_s: float = 0.0  # of the drafter's pass

@@ -55,7 +55,7 @@ class DrafterAt(NamedTuple):
 class Started(NamedTuple):
     """What a prefill reports beside its anchor."""
 
-    forward_s: float = 0.0  # from taking it in to the end of its last chunk
+    forward_s: float = 0.0  # from queueing the prompt to drawing its anchor
     cached_tokens: int = 0  # leading tokens that needed no pass
     prompt_logprobs: ScoredPrompt | None = None  # where asked for
 
@@ -75,8 +75,8 @@ class PassReport(NamedTuple):
     report: Report
     timing: Timing = Timing()
     context: float = 0.0  # mean committed length
-    tokens: int = 0  # in the packed pass
-    prefill_tokens: int = 0  # of these, tokens of prompts in the same pass
+    tokens: int = 0  # in the packed pass, without those of prompts
+    prefill_tokens: int = 0  # of prompts in the same pass
     started: Started | None = None  # for a prefill
     logprobs: Sequence[Sequence[ScoredToken]] = ()  # one per token of each round, where asked for
     # [verified slots of all rounds, 2] chance that a slot is reached, and that it is accepted too;
@@ -96,7 +96,7 @@ class Refused(NamedTuple):
 
 
 class Draining(NamedTuple):
-    """The verifier will leave, within so many seconds."""
+    """The verifier will leave, after `finish_within_s` seconds at most."""
 
     finish_within_s: float
 

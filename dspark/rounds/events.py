@@ -211,8 +211,8 @@ class RoundReport(NamedTuple):
     confidence: Sequence[float] = ()  # of the drafted slots
     why_empty: str = ""
     drafter: int = 0
-    forced: tuple[bool, ...] = ()  # by token, whether its form allowed no other; empty: none
-    forbidden: bool = False  # whether a form forbids the drafted token behind the accepted ones
+    forced: tuple[bool, ...] = ()  # by token, whether its grammar allowed no other; empty: none
+    forbidden: bool = False  # whether a grammar forbids the draft after the accepted ones
 
 
 class Report(NamedTuple):

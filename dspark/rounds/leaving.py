@@ -57,8 +57,8 @@ class Leaving:
         self._ask(Released(number, epoch, sequence.round, sequence.committed_len, why))
 
     def drop(self, sequence: SequenceState) -> None:
-        """Ends a sequence at once, whatever is being drawn: it has ended, or neither its client nor
-        its coordinator wants it any more."""
+        """Ends a sequence at once, whatever is being drawn: it has ended, its client left, or its
+        coordinator is gone or does not list it any more."""
         if sequence.state is PREFILL:
             self._ask(CallBackPrefill(sequence.number, sequence.epoch))
         sequence.apply(DROPPED)
@@ -74,8 +74,8 @@ class Leaving:
             each.starved = False
 
     def make_room(self, sequence: SequenceState) -> bool:
-        """Lets the youngest of all settle, as a sequence found no page. Whether to ask again at
-        once.
+        """Lets the youngest of all settle, as a sequence found no page; returns whether to ask
+        again at once.
 
         The choice does not depend on what was drawn. One leaves at a time; the others wait.
         """

@@ -71,10 +71,7 @@ from dspark.rounds.state import (
 
 BETWEEN = (IDLE, HELD)  # states between rounds
 # Why a block is empty: its drafter forgot the whole context, or lost rows that were sent.
-FORGOTTEN, LOST = (
-    "unknown sequence",
-    "rows lost",
-)
+FORGOTTEN, LOST = "unknown sequence", "rows lost"
 REMEMBERED = 1 << 16  # sequences whose last epoch is remembered after they are gone
 
 

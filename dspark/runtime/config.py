@@ -23,14 +23,7 @@ from dspark.runtime.setting import check_settings
 T = TypeVar("T")
 
 # sections of the one file for all processes
-SECTIONS = (
-    "cluster",
-    "autoscale",
-    "coordinator",
-    "frontend",
-    "verify",
-    "draft",
-)
+SECTIONS = ("cluster", "autoscale", "coordinator", "frontend", "verify", "draft")
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}

@@ -36,7 +36,7 @@ class Curve:
     contexts: npt.NDArray[np.int64]  # [c] ascending
     seconds: Floats  # [t, c] above 0, non-decreasing in both
     source: str  # "measured" or "stored"
-    # [c] of a sequence beyond those that the tokens fill; empty: unknown
+    # [c] seconds of each sequence beyond those that the tokens fill; empty: unknown
     sequence_seconds: tuple[float, ...] = ()
     tokens_per_sequence: int = 0  # most tokens of a sequence in the measured steps
     borrowed: tuple[int, ...] = ()  # places in `seconds`, row-major, that hold a neighbour's value

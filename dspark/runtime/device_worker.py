@@ -1,9 +1,9 @@
 """The thread that owns the device; async callers await its jobs, so the event loop never waits for
 a forward pass.
 
-Jobs of rounds are urgent and run before prompt chunks, except for chunks that have waited long, so
-that rounds without a pause do not starve them. The queue is bounded: a full one is an overload, not
-a wait.
+Jobs of rounds are urgent and run before ordinary ones, such as rows of a bulk stream, except for
+those that have waited `LATER_S`, so that rounds without a pause do not starve them. The queue is
+bounded: a full one is an overload, not a wait.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class DeviceWorker:
             self._put(0.0, (loop, None, function, (), computes))
 
     def here(self, function: Callable[[], object]) -> None:
-        """Runs such a job at once in the calling thread, between two jobs of the device's own: for
-        threads that may block, and would only queue it."""
+        """Runs a job like those of `post` at once in the calling thread, between two jobs of the
+        device thread: for threads that may block, and would only queue it."""
         with self._turn:
             if self._closed:
                 return

@@ -20,8 +20,7 @@ class ListenConfig:
     metrics_port: int | None = setting(
         0,
         "Port of /metrics; 0 takes any, none is off. On loopback, unless metrics_token_file, "
-        "tls_ca or "
-        "insecure lets it listen where `bind` says.",
+        "tls_ca or insecure lets it listen where `bind` says.",
         least=0,
         most=65535,
     )
@@ -49,15 +48,13 @@ class ListenConfig:
     served_model: str | None = setting(
         None,
         "What HTTP clients call the target, and the label `model_name` of every metric; absent: "
-        "the "
-        "folder's name, or the hub id.",
+        "the folder's name, or the hub id.",
     )
     insecure: bool = setting(False, "Listen beyond loopback without asking who calls.")
     cpus: str | None = setting(
         None,
         "Processors the process is kept to, like 0-3,8; absent: any, or on a machine of two where "
-        "the "
-        "cell's starter puts it.",
+        "the cell's starter puts it.",
     )
 
 
@@ -73,9 +70,8 @@ class PublicConfig(ListenConfig):
     max_streams_per_connection: int = setting(
         0,
         "Calls one connection may have open; more wait at the client. Bounds what one peer can put "
-        "before "
-        "all others by cancelling calls. 0: 100 beyond loopback, on loopback as many as may run "
-        "and queue.",
+        "before all others by cancelling calls. 0: 100 beyond loopback, on loopback as many as may "
+        "run and queue.",
         least=0,
     )
     pace_interval_ms: float = setting(

@@ -241,9 +241,8 @@ class Security:
         if not is_loopback(host) and not self.access.asks and not self.insecure:
             raise ConfigError(
                 f"bind: {endpoint} can be reached from outside this machine and callers would show "
-                "nothing; "
-                "set token_file or tls_cert, tls_key and tls_ca, bind to 127.0.0.1, or say "
-                "--insecure"
+                "nothing; set token_file or tls_cert, tls_key and tls_ca, bind to 127.0.0.1, or "
+                "say --insecure"
             )
 
     def metrics_host(self, bind: str) -> str:

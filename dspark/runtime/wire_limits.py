@@ -17,7 +17,7 @@ from dspark.errors import InvalidRequest
 KIB, MIB = 1 << 10, 1 << 20
 MAX_REQUEST = 4 * MIB  # bytes of one message from any caller
 MOST_PARTS = 64  # of a request for an answer: fields that come again replace each other
-MAX_FORM = 512 * KIB  # bytes of a description of an answer's form
+MAX_FORM = 512 * KIB  # bytes of the constraint of an answer
 LOOKED_AT = 64 * KIB  # bytes of a command above which it is checked
 
 _SMALL = 4 * KIB
@@ -49,17 +49,14 @@ PARTS: Mapping[int, tuple[str, int]] = {
 }
 _PROMPT = {number: PARTS[number] for number in (2, 3)}
 # bytes: of everything beside the prompt; of one prompt token as id or text, at most
-_BESIDE, _PER_TOKEN = (
-    256 * KIB,
-    64,
-)
+_BESIDE, _PER_TOKEN = 256 * KIB, 64
 _GENERATE = "/Generate"
 _VARINT, _BYTES = 0, 2  # wire types
 _FIXED = {1: 8, 5: 4}  # and their bytes
 
 
 def request_bytes(context_length: int) -> int:
-    """Most bytes of a prompt, where it and its answer have so many tokens at most. Leaves room for
+    """Most bytes of a prompt that fits into `context_length` tokens with its answer. Leaves room for
     the rest of a request."""
     return min(_BESIDE + _PER_TOKEN * context_length, MAX_REQUEST - _BESIDE)
 

@@ -117,7 +117,7 @@ def read_blocks(count: int, message: draft_pb2.Blocks, vocab_size: int) -> Block
     )
     if ids and not _sound(ids, confidence, vocab_size):
         sure = np.array(confidence)
-        # NaN is neither
+        # NaN is neither at least 0 nor at most 1
         wrong = (np.array(ids, np.int64) >= vocab_size) | ~((sure >= 0.0) & (sure <= 1.0))
         blocks.spoil(np.unique(np.repeat(np.arange(count), lengths)[wrong]).tolist())
     return blocks

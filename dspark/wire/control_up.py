@@ -31,13 +31,7 @@ from dspark.wire.v1 import types_pb2, verify_pb2
 
 _News = verify_pb2.ControlUp.News
 # by their numbers on the wire
-_WHYS = (
-    None,
-    Why.NO_PAGES,
-    Why.OUT_OF_PAGES,
-    Why.FAILED,
-    Why.STALE_EPOCH,
-)
+_WHYS = (None, Why.NO_PAGES, Why.OUT_OF_PAGES, Why.FAILED, Why.STALE_EPOCH)
 
 
 def write_up(incarnation: int, news: Sequence[Up], lease_ms: int = 0) -> verify_pb2.ControlUp:

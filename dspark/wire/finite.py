@@ -11,12 +11,8 @@ import numpy.typing as npt
 from dspark.errors import PeerError
 from dspark.wire.v1 import types_pb2
 
-# all its bits, which infinity and NaN have set
-EXPONENT = {
-    "bfloat16": 0x7F80,
-    "float16": 0x7C00,
-    "float32": 0x7F800000,
-}
+# the bits of the exponent: infinity and NaN have all of them set
+EXPONENT = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000}
 
 
 def finite(dtype: str, bits: npt.NDArray[np.unsignedinteger]) -> bool:
@@ -43,10 +39,7 @@ def rows_in(
     if not 0 < shape[0] <= max_rows:
         raise PeerError(f"rows.shape: {shape[0]} rows are not in 1..{max_rows}")
     # reading `chunk.data` copies it each time
-    data, expected = (
-        chunk.data,
-        shape[0] * sizes[chunk.dtype],
-    )
+    data, expected = chunk.data, shape[0] * sizes[chunk.dtype]
     if len(data) != expected:
         raise PeerError(f"rows.data: {len(data)} bytes, expected {expected}")
     return data

@@ -28,8 +28,8 @@ def write_rows(rows: torch.Tensor, form: str) -> types_pb2.TensorChunk:
 
 
 def pack_rows(rows: torch.Tensor, form: str) -> tuple[str, memoryview]:
-    """The (dtype, data) of such a chunk. Rows that need no conversion are not copied, and must not
-    change while the data is in use."""
+    """The (dtype, data) of a chunk as `write_rows` makes it. Rows that need no conversion are not
+    copied, and must not change while the data is in use."""
     if form != FP8 or not rows.shape[-1]:
         kind = _DTYPES.get(form, torch.bfloat16)
         return _NAMES[kind], _bytes_of(rows.to(kind))

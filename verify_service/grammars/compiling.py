@@ -131,12 +131,7 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
             size: int = checked(compiler.compile_grammar(grammar)).memory_size_bytes
         except RecursionError:
             return b"noit is nested too deeply"
-        except (
-            ValueError,
-            RuntimeError,
-            re.error,
-            MemoryError,
-        ) as error:
+        except (ValueError, RuntimeError, re.error, MemoryError) as error:
             # from the checks here or from the compiler
             return f"no{_sentence(str(error))}".encode()
         except Exception as error:

@@ -2,9 +2,9 @@
 
 A separate process tries them (`compiling`). Threads here wait for it and compile what stayed within
 its limits. Refusals are cached too, so a repeated request costs nothing. A grammar is not shared
-between tenants, and its compile time tells nothing about those of others. Tenants with fewer
-running jobs go first, and a tenant with more waiting jobs gets less CPU time for each. A grammar
-without time left is refused soon with BUSY and may be requested again.
+between tenants, so the time it takes tells a tenant nothing about the grammars of others. Tenants
+with fewer running jobs go first, and a tenant with more waiting jobs gets less CPU time for each. A
+grammar without time left is refused soon with BUSY and may be requested again.
 """
 
 from __future__ import annotations
@@ -64,9 +64,8 @@ class Grammars:
         self._folder, self._vocab_size, self._stop_ids = folder, vocab_size, stop_ids
         # future and bytes, by `_key`
         self._kept: OrderedDict[bytes, tuple[Future[Grammar | Refusal], int]] = OrderedDict()
-        self._lines: dict[
-            str, deque[_CompileJob]
-        ] = {}  # jobs by tenant; the tenant whose last turn is longest ago first
+        # jobs by tenant; the tenant whose last turn is longest ago first
+        self._lines: dict[str, deque[_CompileJob]] = {}
         self._in_work: Counter[str] = Counter()  # jobs in work by tenant
         self._lock = threading.Lock()
         self._starting = threading.Lock()

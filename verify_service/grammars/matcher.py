@@ -22,10 +22,7 @@ if TYPE_CHECKING:  # needs torch, which a synthetic engine does not import
 # Limits are CPU seconds of the thread, so that other load on the machine does not count.
 SLOW_S = 0.1  # a longer call delays a pass
 # slow calls allowed per answer; the part of one that each fast call cancels
-FORGIVEN, FORGOTTEN = (
-    2,
-    1 / 64,
-)
+FORGIVEN, FORGOTTEN = 2, 1 / 64
 LONGEST_S = 1.0  # for accepting committed tokens, however many
 PASS_S = 0.25  # for the masks of one pass, which other sequences share
 
@@ -63,7 +60,7 @@ class GrammarMatcher:
                     continue
                 if self._masks((), until)[0, token // 32] >> token % 32 & 1 == 0:
                     raise ValueError(f"token {token} does not continue the answer")
-                self._over = True  # a stop token, allowed as no other token is
+                self._over = True  # a stop token, allowed because no other token is
 
     @contextlib.contextmanager
     def _bounded(self, longest: float) -> Iterator[float]:

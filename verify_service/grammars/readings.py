@@ -23,10 +23,7 @@ from verify_service.grammars.serialized import Kind, expressions_of, put_express
 MOST = 256
 DEEPEST = 20_000  # recursion limit: rules inside rules, three calls each
 # largest factor of a bounded repetition; factor of one without bound
-COUNTED, ENDLESS = (
-    64,
-    4,
-)
+COUNTED, ENDLESS = 64, 4
 _ALL = (1 << 256) - 1
 _BEYOND = _ALL ^ ((1 << 128) - 1)
 

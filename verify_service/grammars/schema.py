@@ -336,8 +336,7 @@ def _named(schema: dict[str, Any]) -> Iterator[str]:
     ):
         yield (
             "minProperties above 1 beside keys that are not named is not supported: one of "
-            "these "
-            "may come twice"
+            "these may come twice"
         )
     names = schema.get("propertyNames")
     if isinstance(names, dict) and names.get("type", "string") != "string":
