@@ -17,8 +17,8 @@ from verify_service.sequences import VerifyItem
 def unsound(
     items: Sequence[VerifyItem], params: Sequence[SamplingParams], vocab_size: int
 ) -> list[int]:
-    """Indices of unsound items; an item is also unsound if it has distributions under `coupled`, or
-    none under another rule. Items with equal `entries` are checked together, then one by one."""
+    """Indices of unsound items, also of those with distributions under `coupled`, or none under
+    another rule. Items with equal `entries` are checked together, one by one if that fails."""
     bad: list[int] = []
     by_entries: dict[int, list[int]] = {}
     for place, (item, own) in enumerate(zip(items, params, strict=True)):

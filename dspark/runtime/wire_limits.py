@@ -56,8 +56,8 @@ _FIXED = {1: 8, 5: 4}  # and their bytes
 
 
 def request_bytes(context_length: int) -> int:
-    """Most bytes of a prompt that fits into `context_length` tokens with its answer. Leaves room for
-    the rest of a request."""
+    """Most bytes of a prompt that fits into `context_length` tokens with its answer. Leaves room
+    for the rest of a request."""
     return min(_BESIDE + _PER_TOKEN * context_length, MAX_REQUEST - _BESIDE)
 
 
