@@ -43,8 +43,7 @@ class ClientsConfig(PublicConfig):
     cors_origin: tuple[str, ...] = setting(
         (),
         "Origins of web pages that may ask from a browser, e.g. https://chat.example; * is any, "
-        "where "
-        "callers need a key.",
+        "where callers need a key.",
     )
     default_max_tokens: int = setting(
         256, "Longest answer to a chat over HTTP that sets no limit; over gRPC it is 256.", least=1
@@ -93,8 +92,7 @@ class CoordinatorConfig(ClientsConfig):
     warm_up_s: float = setting(
         30.0,
         "Longest time for the first requests that run before a worker serves, and for a drafter to "
-        "come "
-        "before the cell is ready without; 0: no such requests.",
+        "come before the cell is ready without; 0: no such requests.",
         least=0,
     )
     verifier_wait_s: float = setting(

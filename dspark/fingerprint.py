@@ -39,8 +39,7 @@ def difference(needed: str, given: str) -> str:
         ]
         return (
             f"needs the context projection {short[0][:16]}, not {short[1][:16]}: both must "
-            "load "
-            "the same drafter"
+            "load the same drafter"
         )
     if mine.family != theirs.family:
         return (

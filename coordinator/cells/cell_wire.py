@@ -151,9 +151,8 @@ def _read_end(ended: frontend_pb2.Ended) -> End:
 
 
 _Failed = frontend_pb2.Failed
-_FAILURES: tuple[
-    tuple[frontend_pb2.Failed.Kind, type[Exception]], ...
-] = (  # the first matching type counts
+# the first matching type counts
+_FAILURES: tuple[tuple[frontend_pb2.Failed.Kind, type[Exception]], ...] = (
     (_Failed.KIND_UNSUPPORTED, Unsupported),
     (_Failed.KIND_INVALID, InvalidRequest),
     (_Failed.KIND_OVERLOADED, Overloaded),

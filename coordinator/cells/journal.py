@@ -87,9 +87,8 @@ class Journal:
         self._file, self._keep_s, self._metrics, self._now = file, keep_s, metrics, clock
         self._entries: dict[str, Entry] = {}
         self._unwritten = journal_pb2.JournalBatch()
-        self._said: list[
-            tuple[int, CommittedTokens]
-        ] = []  # (request number, piece), not yet written
+        # (request number, piece), not yet written
+        self._said: list[tuple[int, CommittedTokens]] = []
         self._numbers = 0
         if file is not None:
             self._read(file)

@@ -220,13 +220,7 @@ def routes(api: Api) -> APIRouter:
 
 
 # fields of the request that a response repeats
-_REPEATED = {
-    "metadata",
-    "reasoning",
-    "text",
-    "tool_choice",
-    "tools",
-}
+_REPEATED = {"metadata", "reasoning", "text", "tool_choice", "tools"}
 
 
 class ResponseWriter:

@@ -36,8 +36,8 @@ LAST_WRITES_S = 1.0  # for the last messages of streams whose requests were ende
 
 
 class FrontEnd:
-    """Serves a cell over gRPC, and HTTP if configured. most: requests at one time, with those being
-    refused. interval_s: least time between two chunks of one client."""
+    """Serves a cell over gRPC, and HTTP if configured. most: requests at one time, those being
+    refused included. interval_s: least time between two chunks of one client."""
 
     def __init__(
         self,
@@ -93,8 +93,7 @@ class FrontEnd:
         if missing := http_missing():
             raise ConfigError(
                 f"http: needs {', '.join(missing)}; they come with the extra `http`: pip install "
-                "'.[http]' in the "
-                "checkout"
+                "'.[http]' in the checkout"
             )
         from coordinator.dialects import messages, responses
         from coordinator.http import chat, completions, system

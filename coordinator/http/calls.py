@@ -104,7 +104,7 @@ class JsonValue:
             elif letter in "{[":
                 self._depth += 1
             elif not self._depth and (letter in ",}]" or letter in _SPACE):
-                # ends a number or a word
+                # the end of a number, true, false or null, which has no closing mark
                 self.over = True
                 return place
             elif letter in "}]":
@@ -258,10 +258,7 @@ class _OpenCall:
         self._head = ""  # name and separator, where the name precedes the arguments
         self._keys = JsonKeys(listed=listed and bool(form.parted)) if form.parameters else None
         # pieces by key, where the call is one object
-        self._values: dict[str, list[str]] = {
-            "name": [],
-            form.parameters: [],
-        }
+        self._values: dict[str, list[str]] = {"name": [], form.parameters: []}
         self._value: JsonValue | None = None  # arguments behind the name
         self._ready = self._whole = False  # arguments are complete; emitted at once
         self.name = ""

@@ -43,10 +43,7 @@ _NAMES = {
 _HERE = "CONTINUE_FINAL_MESSAGE_TAG "  # a template that trims removes the space
 _TAIL = 8  # last tokens of a prompt, which show whether it begins reasoning
 # arguments of templates that are fields of the body
-_KEYWORDS = (
-    "enable_thinking",
-    "reasoning_effort",
-)
+_KEYWORDS = ("enable_thinking", "reasoning_effort")
 
 
 def routes(api: Api) -> APIRouter:

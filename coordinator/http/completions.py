@@ -65,10 +65,7 @@ class CompletionShape:
     ) -> None:
         self._texts, self._echoes = texts, echoes
         # requested numbers of likeliest tokens
-        self._logprobs, self._prompt_logprobs = (
-            logprobs,
-            prompt_logprobs,
-        )
+        self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs
         self._said: dict[tuple[int, int], int] = {}  # characters sent, by prompt and answer
         self._before: dict[int, int] = {}  # characters of echoed prompts, if scored
 

@@ -100,8 +100,8 @@ def _top(one: ScoredToken) -> list[tuple[int, float]]:
 def prompt_logprobs(
     texts: TokenTexts, output: OutputProcessor, top: int | None = None
 ) -> dict[str, Any]:
-    """A choice's `prompt_logprobs` field, as an empty dict where there are none. Every position has
-    its own token and the `top` likeliest, all that were scored for None."""
+    """A choice's `prompt_logprobs` field in a dict, which is empty without them. Every position has
+    its own token and the `top` likeliest; None: all that were scored."""
     told = output.prompt_logprobs
     if told is None:
         return {}

@@ -56,10 +56,7 @@ def newest_that_fit(
     if len(prompt) <= room:
         return prompt, 0
     # pairs to leave out: too few, and all that can be
-    few, enough = (
-        0,
-        max((len(said) - first - 1) // 2, 0),
-    )
+    few, enough = 0, max((len(said) - first - 1) // 2, 0)
     while enough - few > 1:  # a prompt grows with its turns
         middle = (few + enough) // 2
         fits = len(encode(_without(said, first, middle))) <= room
@@ -158,14 +155,8 @@ USER = {"role": "user", "content": "u"}
 _CALL = {"id": "abcdefgh1", "type": "function", "function": {"name": CALLED, "arguments": {"a": 1}}}
 CALLS = {"role": "assistant", "tool_calls": [_CALL]}
 _RESULT = {"role": "tool", "tool_call_id": "abcdefgh1", "name": CALLED, "content": _SAID}
-# which clients cannot set
-_OURS = {
-    "messages",
-    "add_generation_prompt",
-    "tools",
-    "documents",
-    *SPECIAL,
-}
+# variables of a template that clients cannot set
+_OURS = {"messages", "add_generation_prompt", "tools", "documents", *SPECIAL}
 
 
 class _Refused(jinja2.TemplateError):

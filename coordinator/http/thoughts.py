@@ -152,10 +152,7 @@ class HarmonyReader:
 
     def __init__(self) -> None:
         # `_kind` is that of the message that is being read; empty within a head
-        self._held, self._kind = (
-            "",
-            "",
-        )
+        self._held, self._kind = "", ""
         self.calls = self.thought = 0
 
     def push(self, text: str) -> list[Part]:

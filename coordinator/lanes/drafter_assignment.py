@@ -22,11 +22,8 @@ AGAIN_S = 0.5  # between two searches for a drafter for the same sequence
 # rows missing at a drafter for this long will not arrive: it has no room, or does not work
 ROWS_S = 15.0
 KINDS = 1 << 16  # pairs of drafter and bucket that are numbered
-# where drafts do not pay: sequences of a kind that keep a drafter, and one in so many of all
-LEAST_TRYING, TRYING = (
-    2,
-    4,
-)
+# where drafts do not pay: sequences that keep a drafter, so many of a kind, one in so many of all
+LEAST_TRYING, TRYING = 2, 4
 REASONS = {  # why a block was empty, as metrics name it
     "rows missing": "features_missing",
     "rows lost": "features_missing",

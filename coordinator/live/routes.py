@@ -67,10 +67,7 @@ class Page(StaticFiles):
     def file_response(self, *arguments: Any, **options: Any) -> Response:
         response = super().file_response(*arguments, **options)
         response.headers.update(HEADERS)
-        for name in (
-            "etag",
-            "last-modified",
-        ):
+        for name in ("etag", "last-modified"):
             # made of times and sizes, which files of two versions may share
             del response.headers[name]
         return response

@@ -19,7 +19,7 @@ import numpy as np
 from dspark.rounds.survival import Floats, Ints
 
 MEMORY = 1024.0  # blocks after which an observation of a key weighs a third
-STIFFNESS = 16.0  # slots that a key's mean counts for in a slot's own, and agreement in the mean
+STIFFNESS = 16.0  # promised tokens that the wider record counts for, see `ratios`
 BOUNDS = (0.001, 1.5)
 KEYS = 256  # drafters times buckets that are tracked; nothing is learned of more
 HOPEFUL = 0.8  # confidence of a slot that is assumed before any was seen

@@ -29,7 +29,7 @@ DraftSeconds = Callable[[float, int], float]  # (sequences, slots) -> seconds of
 LEAST_SECONDS = 1e-7  # a step is never free, so that rates stay finite
 FAR = 1 << 20  # tokens beyond the grid to which its last slope goes on
 WEIGHT = 0.05  # least weight of one round in a running mean
-OUTLIER = 1.5  # a single measurement counts as at most so many times the expected one
+OUTLIER = 1.5  # one measurement counts as at most so many times the mean, or its inverse
 
 
 class CostCurve:

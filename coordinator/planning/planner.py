@@ -25,7 +25,7 @@ from coordinator.planning.cost import CostCorrector
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
 from dspark.rounds.survival import Floats, Ints
 
-WINDOW = 384  # recent blocks that stand for the next ones; a round of more counts whole
+WINDOW = 384  # recent blocks that plans are made from; the oldest round counts whole
 WARM_UP = 32  # blocks before it is decided whether drafts pay
 STAYS = 1.01  # by which another plan has to be better than the one in force ...
 BEGINS = 1.03  # ... and drafts than none: drafters have to receive every context first
@@ -35,7 +35,7 @@ MOST_EXPLORED = 1 / 16  # of plans
 # plans that try the same: a round is measured only behind another one of its kind
 IN_A_ROW = 2
 RENEWED = 0.02  # new blocks over blocks in the window, from which on options are computed anew
-PLAN = 1 / 16  # of a block, that every plan counts: seconds of rounds are learned too, slowly
+PLAN = 1 / 16  # blocks that a plan counts as towards RENEWED: seconds are learned without blocks
 CONTEXT_STEP = 128  # tokens of mean context over which a lane's options are kept
 MOST_KNOWN = 64  # lanes whose options are kept
 CURVE_POINTS = 40  # of the expected rate by slots verified, at most

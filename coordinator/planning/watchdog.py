@@ -30,10 +30,7 @@ LITTLE = 0.15  # of the usual worth of a block
 NONE = 24.0  # first slots promised in a row with none accepted: a chance of at most exp(-24)
 CERTAIN = 4.0  # standard deviations by which less than usual is accepted
 # tokens that prior agreement counts for; prior variance of accepted tokens over their mean
-PRIOR, SPREAD = (
-    16.0,
-    2.0,
-)
+PRIOR, SPREAD = 16.0, 2.0
 SETTLED = 256  # blocks after which the usual is known
 BAD_MEMORY = 64.0  # passes
 ON_TRIAL = 0.8  # of each limit in `BAD`, where a trial starts: less is tolerated after an alarm
@@ -41,7 +38,7 @@ TRIAL = 32  # blocks of a trial, which needs `HELD` of the usual acceptance
 LONGEST_TRIAL = 4 * TRIAL  # where blocks promise so little that fewer tell nothing
 HELD = 0.5
 PAUSE_S, LONGEST_S = 10.0, 160.0
-COST = 8.0  # of a failed trial's duration, the least pause after it, up to `LONGEST_S`
+COST = 8.0  # least pause after a failed trial, in durations of that trial, up to `LONGEST_S`
 
 
 class Alarm(enum.Enum):

@@ -37,7 +37,7 @@ FORM_RETRY_S = 0.5  # a sequence held up for its constraint is queued again afte
 LEAST_HINT_S, MOST_HINT_S = 0.1, 30.0  # bounds of a retry hint
 # between two checks whether a verifier still runs its first requests
 WARM_LOOK_S = 0.25
-NEWCOMERS = 8  # one place more for every so many, for tenants with no sequence running
+NEWCOMERS = 8  # an extra place per so many, only for tenants with no sequence running
 LOOKS = 20  # checks for overdue sequences, within the longest wait
 
 

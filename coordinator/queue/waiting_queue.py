@@ -60,8 +60,8 @@ class TenantShares:
         return sums
 
     def arrives(self, tenant: str, waiting: Iterable[str], alive: Iterable[RequestState]) -> None:
-        """Lifts a tenant to the least given of those that wait; call it before it is queued
-        first."""
+        """Lifts a tenant to the least given of those that wait, else to the one placed last. Call
+        it before queueing a sequence of a tenant that has none queued."""
         others = [other for other in dict.fromkeys(waiting) if other != tenant] or [self._last]
         if others == [tenant]:
             return  # it is alone, and level with itself

@@ -22,7 +22,7 @@ from coordinator.reception.response_stream import ResponseStream, write_complete
 from dspark.errors import ConfigError
 from dspark.wire.v1 import generate_pb2
 
-_LEAST_PADDING = 200  # bytes; keeps the length of the length at two bytes
+_LEAST_PADDING = 200  # bytes; from 128 on a length is encoded in two bytes
 _FIELD = 3  # bytes before the padding: one of its number, two of its length
 
 

@@ -46,9 +46,8 @@ class ResponseStream:
             metrics,
             why_left,
         )
-        self.pieces: list[
-            tuple[CommittedTokens, float]
-        ] = []  # the pieces of the newest parts, with clock times
+        # the pieces of the newest parts, with clock times
+        self.pieces: list[tuple[CommittedTokens, float]] = []
         self.scored: ScoredPrompt | None = None  # the prompt's log-probabilities, if among them
         metrics.client_streams.inc()
 

@@ -131,9 +131,7 @@ def find_file(target: str | None, name: str, revision: str | None) -> Path | Non
         path = Path(target) / name
         return path if path.is_file() else None
     # comes with `tokenizers`; imported here, since most deployments name a folder
-    from huggingface_hub import (
-        hf_hub_download,
-    )
+    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
     try:
@@ -183,8 +181,8 @@ class TextStream:
         return piece
 
     def flush(self) -> str:
-        """Returns the text of the pending ids, replacement characters included; `push` never
-        returns it."""
+        """Returns the text of the ids that `push` still holds back, replacement characters
+        included."""
         if not self._pending:
             return ""
         before = self._tokenizer.decode(self._before, skip_special=self._skip_special)

@@ -62,9 +62,8 @@ MAX_CHOICES = 16
 _PARAMS = "sampling_params"
 
 _PENALTY = (0.0, lambda p: abs(p) <= MAX_PENALTY, f"in [{-MAX_PENALTY:g}, {MAX_PENALTY:g}]")
-_NUMBERS: dict[
-    str, tuple[float, Callable[[float], bool], str]
-] = {  # default, check, and the range as errors state it
+# default, check, and the range as errors state it
+_NUMBERS: dict[str, tuple[float, Callable[[float], bool], str]] = {
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
     "temperature": (1.0, lambda t: math.isfinite(t) and t >= 0, "finite and not negative"),

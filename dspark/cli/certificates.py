@@ -34,9 +34,8 @@ def add_commands(commands: Any) -> None:
         "certificates",
         help="make an authority and certificates for TLS",
         description="Writes ca.crt, and a certificate and key for processes of the cell (node), "
-        "operators, readers of "
-        "metrics (monitor) and clients. Certificates name a role: dspark://ROLE/NAME. Run again, "
-        "it renews them.",
+        "operators, readers of metrics (monitor) and clients. Certificates name a role: "
+        "dspark://ROLE/NAME. Run again, it renews them.",
     )
     parser.add_argument(
         "directory", metavar="DIR", type=Path, help="folder for the files; made if it is not there"

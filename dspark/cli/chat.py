@@ -31,8 +31,8 @@ def add_commands(commands: Any) -> None:
         "chat",
         help="talk with the target",
         description="Turn by turn, through the target's chat template. Ctrl-C interrupts an answer "
-        "and keeps what was "
-        "said; Ctrl-D ends. Where the context is full the oldest turns are left out.",
+        "and keeps what was said; Ctrl-D ends. Where the context is full the oldest turns are "
+        "left out.",
     )
     parser.add_argument(
         "--system", metavar="TEXT", help="what the target is told before the first turn"

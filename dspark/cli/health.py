@@ -19,8 +19,7 @@ def add_commands(commands: Any) -> None:
         "health",
         help="ask one process whether it serves, or wait until it does",
         description="Exit code 0: it serves; 1: it does not. Whether the process lives; with "
-        "--wait, whether it is "
-        "ready.",
+        "--wait, whether it is ready.",
     )
     parser.add_argument(
         "endpoint",

@@ -33,10 +33,8 @@ def add_commands(commands: Any) -> None:
         "up",
         help="start a cluster, or join a running Ray cluster; returns when it serves",
         description="Options override the environment (DSPARK_CLUSTER__<KEY>), which overrides "
-        "section `cluster` of "
-        "the file. Sections `coordinator`, `frontend`, `verify` and `draft` of the file configure "
-        "the processes, "
-        "section `autoscale` the pools that follow the load.",
+        "section `cluster` of the file. Sections `coordinator`, `frontend`, `verify` and `draft` "
+        "of the file configure the processes, section `autoscale` the pools that follow the load.",
     )
     up.add_argument("-f", "--config", type=Path, metavar="FILE", help="YAML configuration")
     up.add_argument(
@@ -66,9 +64,8 @@ def add_commands(commands: Any) -> None:
         "scale",
         help="change the size of either pool while it serves",
         description="dspark scale verify=2 draft=3. Workers that leave get nothing new; streams go "
-        "on. "
-        "autoscale=on|off: whether pools follow the load by themselves, within section `autoscale` "
-        "of the file.",
+        "on. autoscale=on|off: whether pools follow the load by themselves, within section "
+        "`autoscale` of the file.",
     )
     scaling.add_argument(
         "sizes", nargs="*", metavar="POOL=N", help="verify=N, draft=N or autoscale=on|off"

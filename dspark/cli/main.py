@@ -85,9 +85,8 @@ def _add_elsewhere(commands: Any) -> None:
         "ray",
         help="run one of Ray's own commands against the cluster of this cell",
         description="dspark ray -- status; dspark ray -- list actors; dspark ray -- logs. Address "
-        "and token are set. "
-        "What asks Ray's dashboard needs a cell of `dspark up --dashboard`, or a cluster that has "
-        "one.",
+        "and token are set. What asks Ray's dashboard needs a cell of `dspark up --dashboard`, "
+        "or a cluster that has one.",
     )
     ray.set_defaults(run=_ray)
 

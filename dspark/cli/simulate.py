@@ -202,8 +202,8 @@ def _simulate(args: argparse.Namespace) -> int:
         drafters_lost_s=tuple(args.lose_drafters),
     )
     points = []
+    # a list: all scenarios are checked before the first one runs
     for scenario in list(scenarios(base, axes)):
-        # all of them are checked before the first one runs
         points.append(point := simulate(scenario))
         load = point["concurrency"] or point["rate"]
         print(

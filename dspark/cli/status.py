@@ -200,8 +200,7 @@ def lines(answer: EndedAnswer) -> str:
         f"{answer.request_id}{which} ended: "
         f"{answer.outcome}{f' ({answer.error})' if answer.error else ''}",
         f"{answer.completion_tokens} tokens after {answer.prompt_tokens} of the prompt; policy "
-        f"{answer.policy}, "
-        f"rule {answer.rule}; {pools}",
+        f"{answer.policy}, rule {answer.rule}; {pools}",
         f"first token after {answer.ttft_ms:.1f} ms ({answer.queue_ms:.1f} queued), all after "
         f"{answer.total_ms:.1f} ms",
     ]
@@ -243,8 +242,8 @@ def line(told: RoundExplanation) -> str:
     return (
         f"{told.offset:5d}  {block:<12}  verified {told.prefix}, accepted {told.accepted}, "
         f"committed {len(told.token_ids)}{forced}  step of {told.sequences}: {told.step_tokens} "
-        "tokens  "
-        f"{told.round_ms:.2f} ms = draft {told.draft_ms:.2f} ({told.draft_pass_ms:.2f} computing)"
+        f"tokens  {told.round_ms:.2f} ms = "
+        f"draft {told.draft_ms:.2f} ({told.draft_pass_ms:.2f} computing)"
         f" + verify {told.verify_ms:.2f} ({told.verify_pass_ms:.2f} computing)"
         f" + {max(told.round_ms - told.draft_ms - told.verify_ms, 0.0):.2f}  {words}"
     )

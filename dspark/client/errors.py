@@ -36,10 +36,7 @@ __all__ = [
 
 RETRY_AFTER_S = 1.0  # for a server that gives no hint
 # gRPC's details for calls that this side ended
-ENDED_HERE = (
-    "Locally cancelled by application!",
-    "Channel closed!",
-)
+ENDED_HERE = ("Locally cancelled by application!", "Channel closed!")
 
 
 class Cancelled(DsparkError):

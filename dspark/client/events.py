@@ -106,9 +106,8 @@ class Finished(_WithoutTokens):
     usage: Usage
     speculation: Speculation
     timings: Timings
-    choices: tuple[
-        ChoiceEnd, ...
-    ] = ()  # one per answer, by index; empty from servers that support one answer only
+    # one per answer, by index; empty from servers that support one answer only
+    choices: tuple[ChoiceEnd, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

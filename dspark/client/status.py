@@ -45,9 +45,8 @@ class MeasuredCost:
     contexts: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]  # [tokens, contexts]
     source: str = ""
-    borrowed: tuple[
-        int, ...
-    ] = ()  # indices into the flattened `seconds` that hold a neighbour's value, not a measured one
+    # indices into the flattened `seconds` that hold a neighbour's value, not a measured one
+    borrowed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Judges a packed pass on the device that ran it, with one synchronisation: inputs are copied
 there, decisions come back in one copy.
 
-The target's probabilities of q's entries come back with them, if there is a watch.
+With a watch the target's probabilities of q's entries come back too. Symbols: `at_once`.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def probabilities(logits: Tensor, spots: Sequence[Spot], slot: Ints, ids: Ints) 
 def coins(
     purpose: Purpose, cases: Sequence[PackedCase], counts: Sequence[int], slots: Ints
 ) -> Floats:
-    """The draws of `slots`, of which each case in turn has the next of `counts`."""
+    """Uniforms for `slots`, the runs of all cases one after the other: counts[i] of case i."""
     names = [
         (
             case.params.seed,

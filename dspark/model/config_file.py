@@ -27,11 +27,7 @@ HEAD_TYPES = ("vanilla", "gated", "rnn")
 LANGUAGE_MODELS = ("Qwen3ForCausalLM",)
 DRAFT_TOKENS = 7  # of a language model or an MTP module whose file states none
 # class names, after the name of the layers' family
-_CLASS = {
-    "block": "DSparkModel",
-    "eagle3": "Eagle3Model",
-    "mtp": "MTPModel",
-}
+_CLASS = {"block": "DSparkModel", "eagle3": "Eagle3Model", "mtp": "MTPModel"}
 _MOST_SLOTS = 256
 
 
@@ -167,8 +163,7 @@ def _kind(raw: dict[str, Any]) -> Kind:
         )
     raise CheckpointError(
         f"architectures: {show(names)} is no drafter (block_size and target_layer_ids are missing, "
-        "and it is "
-        "neither Eagle3 nor MTP nor a language model)"
+        "and it is neither Eagle3 nor MTP nor a language model)"
     )
 
 

@@ -28,7 +28,7 @@ class Projection(nn.Module):
         self.config = config
         self.feature_size = config.feature_size  # m*H
         self.target_layer_ids = config.target_layer_ids
-        # of a row; 0 where only ids are sent
+        # width of a row; 0 where only ids are sent
         self.width = config.hidden_size if config.target_layer_ids else 0
         self.fingerprint = ""  # set by the loader; names the tensors, not the file
 

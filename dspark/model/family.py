@@ -81,7 +81,7 @@ class Entries(NamedTuple):
     keys: Tensor  # [L, n, S, Hkv, hd], normed and rotated
     values: Tensor  # [L, n, S, Hkv, hd]
     lengths: Tensor  # [n] int64, entries that count, of positions 0 .. lengths - 1
-    # of S: so many at the end are padding of every sequence that the reader may overwrite
+    # rows at the end of S that are padding of every sequence; the reader may overwrite them
     room: int = 0
 
 
@@ -125,10 +125,7 @@ class GrownProposal:
         else:
             self._mask = for_padded_context(context.lengths, keys.shape[2], slots)
         # per layer [n, S, Hkv, hd]
-        self._keys, self._values = (
-            list(keys.unbind()),
-            list(values.unbind()),
-        )
+        self._keys, self._values = list(keys.unbind()), list(values.unbind())
         self._hidden: list[Tensor] = []
         self._sureness: list[Tensor] = []
 
@@ -171,7 +168,7 @@ class Drafter(Projection, ABC):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=config.late_cast)
         self.lm_head = nn.Linear(config.hidden_size, config.head_size, bias=False)
-        # of a head of fewer tokens; set by the loader
+        # the tokens of a head that drafts fewer than all; set by the loader
         self.draft_vocabulary: DraftVocabulary | None = None
         self.embed_tokens.requires_grad_(False)
         self.lm_head.requires_grad_(False)

@@ -85,8 +85,7 @@ def _tokenizers_differ(drafter: Path, target: Path) -> str | None:
         return None
     return (
         f"{drafter}: its tokenizer is not the one of {target}: token {at} is {mine[at]!r} "
-        "there "
-        f"and {theirs[at]!r} here"
+        f"there and {theirs[at]!r} here"
     )
 
 

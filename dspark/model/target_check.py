@@ -89,7 +89,7 @@ def check_target_headers(
     # Quantised weights have scales, under names that the model itself does not have.
     quantised = getattr(model.config, "quantization_config", None) is not None
     if not quantised and expected.keys() - set(tied) <= entries.keys():
-        # so none is stored under another name
+        # all weights are there, so none is stored under another name
         complaints["unexpected keys"] = sorted(entries.keys() - expected.keys())
     refuse(folder, complaints)
     return entries

@@ -174,8 +174,7 @@ def table(report: Mapping[str, Any]) -> str:
     for fit in report["fits"]:
         lines.append(
             f"{fit['rule']} {fit['bucket']}: mean error of survival {fit['mean_ece_before']:.2%} "
-            "-> "
-            f"{fit['mean_ece_after']:.2%} (temperatures alone "
+            f"-> {fit['mean_ece_after']:.2%} (temperatures alone "
             f"{fit['mean_ece_temperatures_alone']:.2%}) "
             f"on {fit['rounds_measured']:,} rounds, fitted on {fit['rounds_fitted']:,}"
             + (" (few: mostly noise)" if fit["few_rounds"] else "")

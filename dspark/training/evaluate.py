@@ -189,7 +189,8 @@ def table(report: Mapping[str, Any]) -> str:
         }
         for name, row in means.items():
             lines.append(
-                f"{temperature:6}{name:14}{row['tau']:6.2f}{'':22}{row['proposed']:8.2f}{row['verify_rate']:7.1%}"
+                f"{temperature:6}{name:14}{row['tau']:6.2f}{'':22}"
+                f"{row['proposed']:8.2f}{row['verify_rate']:7.1%}"
             )
         lines += _confidences(temperature, part["datasets"])
     return "\n".join(lines)
@@ -216,11 +217,10 @@ def _confidences(temperature: str, datasets: Mapping[str, Any]) -> list[str]:
 
 
 def thrift(points: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
-    """The threshold that saves most verified tokens per committed one at a loss of at most 5 % of
-    tau."""
+    """The threshold that saves most verified tokens per committed one, for at most 5 % of tau."""
     if not points:
         return None
-    full = points[0]  # the least that is cut
+    full = points[0]  # the lowest threshold, which cuts least
     offers = [
         {
             "threshold": point["threshold"],

@@ -72,8 +72,7 @@ class Fit:
             said += (
                 f"; its taps are off by {_SHIFTS[self.off_by]}: from layers {right} instead of "
                 f"{', '.join(map(str, self.taps))} the target's answers are "
-                f"{self.gains[self.off_by].nats:.2f} nats a "
-                f"token likelier"
+                f"{self.gains[self.off_by].nats:.2f} nats a token likelier"
             )
         return said
 

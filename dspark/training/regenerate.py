@@ -207,11 +207,7 @@ def _check_same_run(
     """Checks that `out` is new or was begun with these prompts, settings and target; ConfigError
     otherwise."""
     beside = out.with_name(f"{out.name}.settings.json")
-    ours = {
-        "prompts": content_digest(prompts),
-        "target": info.model,
-        **asking.settings(),
-    }
+    ours = {"prompts": content_digest(prompts), "target": info.model, **asking.settings()}
     if not beside.exists():
         if out.stat().st_size:
             raise ConfigError(

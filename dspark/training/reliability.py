@@ -28,7 +28,7 @@ LEAST, MOST = 0.2, 8.0  # range of temperatures
 GRID: Floats = np.exp(np.linspace(np.log(LEAST), np.log(MOST), 241))
 # Errors that n rounds do not distinguish: a share of the noise of a frequency, 0.5 / sqrt(n).
 TOLERANCE = 0.25
-# Penalty of a fit, in nats: half of this times (1 / T - 1)^2 + b^2.
+# Penalty of a fit, in nats: half of this times ((1 / T - 1)^2 + b^2).
 STIFFNESS = 10.0
 ITERATIONS = 40
 

@@ -110,7 +110,7 @@ def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
     if settings.start:
         identity["start"] = fingerprint(settings.start, target=target.folder)
     if settings.cache:
-        # rounded to this; the features of a target beside the drafter are not
+        # cached features are rounded to this dtype; those of a running target are not
         identity["cache"] = str(read_manifest(Path(settings.cache)).get("hidden_dtype"))
     return TrainingRun(
         settings=settings,

@@ -30,7 +30,7 @@ def report(
         read_directory(folder),
         read_drafter_config(folder),
     )
-    # as stored: mapped, not copied
+    # in the stored dtype: weights are mapped, not copied
     drafter = load_drafter(folder, dtype=getattr(torch, shape.dtype), target=target)
     kept = drafter.draft_vocabulary
     said: dict[str, object] = {

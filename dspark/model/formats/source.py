@@ -136,8 +136,7 @@ def _shared(
         if theirs[name].shape != whole:
             raise CheckpointError(
                 f"{folder}: {name} is left out, it is the target's: {list(whole)} is wanted, "
-                f"{where} has "
-                f"{list(theirs[name].shape)}"
+                f"{where} has {list(theirs[name].shape)}"
             )
     found = {name: theirs[name] for name in absent}
     head = SHARED[1]
