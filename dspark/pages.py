@@ -3,9 +3,9 @@ it.
 
 Pure bookkeeping over page numbers, without tensors or devices. A page may have several holders
 (sequences that share a prefix, the prefix cache); it is free when it has none. A sequence is opened
-with the length it may reach and placed at a free run of that many pages, its wish: consecutive
-slots can be read as a view, scattered pages must be gathered. The wish is no reservation:
-allocations avoid it while other pages are free, then take from its far end.
+with the length it may reach and placed at a free run of that many pages if there is one, its wish:
+consecutive slots can be read as a view, scattered pages must be gathered. The wish is no
+reservation: allocations avoid it while other pages are free, then take from its far end.
 
 Invariant: `free` counts the pages without a holder; a page with several holders is never written.
 """

@@ -66,7 +66,7 @@ class RemoteHandle:
 
     @property
     def stands(self) -> str:
-        """How many tokens of the first answer have arrived, for error messages."""
+        """States for error messages how many tokens of the first answer have arrived."""
         return f"the answer stands at offset {self._said[0]}"
 
     def _ended(self, index: int) -> None:

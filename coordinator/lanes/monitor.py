@@ -31,7 +31,7 @@ log = structlog.get_logger("dspark.monitor")
 FALSE_ALARM = 1e-6
 WINDOW = 1 << 20  # draws
 LOOK_EVERY = 256  # draws between two tests: any number is valid, arithmetic costs time
-VERSIONS = 64  # that are tracked; draws of more are dropped and counted
+VERSIONS = 64  # drafter versions that are tracked; draws of others are dropped and counted
 
 
 @dataclass(slots=True)

@@ -88,7 +88,7 @@ def live_routes(api: Api, membership: Membership, admission: Scheduler, streams:
     feed = CellFeed(api, membership, admission, load)
     client = [Depends(from_this_page), Depends(api.guard)]
     watcher = [Depends(from_this_page), Depends(api.operator_guard)]
-    operator = [*watcher, Depends(api.guard)]  # who may both read metrics and generate
+    operator = [*watcher, Depends(api.guard)]  # callers that may both read metrics and generate
 
     @router.get("/")
     async def index(request: Request) -> Response:

@@ -44,7 +44,7 @@ class Member:
     policy: Policy
     weight: float
     key: Hashable = ""  # drafter and bucket, by which acceptance is tracked
-    own: Terms | None = None  # that follow from its policy; None: the planner's
+    own: Terms | None = None  # terms that follow from its policy; None: the planner's
     drafted: bool = True  # a drafter has its context, or may have
     spared: bool = False  # no drafter has it while drafts do not pay
     tries: bool = False  # its drafter is on trial

@@ -27,18 +27,18 @@ from dspark.rounds.survival import Floats, Ints
 
 WINDOW = 384  # recent blocks that plans are made from; the oldest round counts whole
 WARM_UP = 32  # blocks before it is decided whether drafts pay
-STAYS = 1.01  # by which another plan has to be better than the one in force ...
+STAYS = 1.01  # factor by which another plan must be better than the one in force ...
 BEGINS = 1.03  # ... and drafts than none: drafters have to receive every context first
 EXPLORE = 0.004  # share of expected tokens that trying an alternative may cost
-PLAINLY = 0.3  # of that, for trying plain rounds: their seconds change rarely
-MOST_EXPLORED = 1 / 16  # of plans
+PLAINLY = 0.3  # part of that for trying plain rounds: their seconds change rarely
+MOST_EXPLORED = 1 / 16  # largest share of plans that try one alternative
 # plans that try the same: a round is measured only behind another one of its kind
 IN_A_ROW = 2
 RENEWED = 0.02  # new blocks over blocks in the window, from which on options are computed anew
 PLAN = 1 / 16  # blocks that a plan counts as towards RENEWED: seconds are learned without blocks
 CONTEXT_STEP = 128  # tokens of mean context over which a lane's options are kept
 MOST_KNOWN = 64  # lanes whose options are kept
-CURVE_POINTS = 40  # of the expected rate by slots verified, at most
+CURVE_POINTS = 40  # most points of the expected rate by slots verified
 
 
 @dataclass(frozen=True, slots=True)

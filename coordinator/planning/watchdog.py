@@ -24,9 +24,9 @@ from operator import mul
 from dspark.rounds.events import RoundReport
 
 RECENT = 40.0  # blocks after which an observation weighs a third
-PAST = 2048.0  # the same for the usual
-SHARE = 0.35  # of the usual ratio of accepted to promised; less is a collapse
-LITTLE = 0.15  # of the usual worth of a block
+PAST = 2048.0  # the same for the sums that the usual is read from
+SHARE = 0.35  # least share of the usual ratio of accepted to promised; less is a collapse
+LITTLE = 0.15  # least share of the usual worth of a block
 NONE = 24.0  # first slots promised in a row with none accepted: a chance of at most exp(-24)
 CERTAIN = 4.0  # standard deviations by which less than usual is accepted
 # tokens that prior agreement counts for; prior variance of accepted tokens over their mean
@@ -35,7 +35,7 @@ SETTLED = 256  # blocks after which the usual is known
 BAD_MEMORY = 64.0  # passes
 ON_TRIAL = 0.8  # of each limit in `BAD`, where a trial starts: less is tolerated after an alarm
 TRIAL = 32  # blocks of a trial, which needs `HELD` of the usual acceptance
-LONGEST_TRIAL = 4 * TRIAL  # where blocks promise so little that fewer tell nothing
+LONGEST_TRIAL = 4 * TRIAL  # if blocks promise so little that fewer of them prove nothing
 HELD = 0.5
 PAUSE_S, LONGEST_S = 10.0, 160.0
 COST = 8.0  # least pause after a failed trial, in durations of that trial, up to `LONGEST_S`

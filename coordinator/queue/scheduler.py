@@ -211,7 +211,7 @@ class Scheduler:
         if not siblings:
             state.sink.close(error)
         elif error is not None:
-            self.ended(siblings[0], error)  # which ends the next one
+            self.ended(siblings[0], error)  # that call ends the next one
         self._place()
 
     def left(self, state: RequestState, event: LifeEvent) -> None:

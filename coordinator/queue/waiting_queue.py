@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from coordinator.lanes.request_state import RequestState
 
 CLIP = 3.0  # an observation counts as at most this many times what was expected
-WEIGHT = 0.2  # of one observation
+WEIGHT = 0.2  # of one observation in the mean
 
 
 @dataclass(slots=True)

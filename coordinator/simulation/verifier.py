@@ -204,7 +204,7 @@ class SimulatedVerifier(SimulatedWorker):
         return drafts
 
     def _drafter_event(self, event: events.DrafterEvent) -> None:
-        """Reports a drafter's event; unless it was only late, its contexts here are dropped."""
+        """Reports a drafter's event; unless it was only late, it loses this verifier's contexts."""
         if event.what != "late" and event.drafter in self._numbered:
             self._numbered[event.drafter].forget_all(self.facts.name)
         self._news.append(event)

@@ -1,7 +1,7 @@
 """Explains reported rounds as messages. Pure; made when a watch is read, never while a round runs.
 
-A slot's `gain` is what the verifier compared with the plan's price: survival times weight, the
-request's weight times the measured worth of its drafter's promises.
+A slot's `gain` is what the verifier compared with the plan's price: survival times weight;
+the weight is the request's times the measured worth of its drafter's promises.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Tracing:
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        # Without a header, and for a malformed one, an invalid context: never a refused request.
+        # Without a header, or with a malformed one, the context is invalid: no request is refused.
         caller = TraceContextTextMapPropagator().extract({"traceparent": traceparent})
         said = trace.get_current_span(caller).get_span_context()
         if not (said.trace_flags.sampled if said.is_valid else self._draw.random() < self._share):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dspark.types import ScoredPrompt, ScoredToken
 
-ROWS = 32  # whose probabilities over the whole vocabulary are in memory at a time
+ROWS = 32  # rows whose probabilities over the whole vocabulary are in memory at a time
 
 
 @torch.inference_mode()

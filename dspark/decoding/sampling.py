@@ -297,7 +297,7 @@ def _largest_first(probs: Tensor, most: int) -> Tensor:
             if most < vocab
             else probs.sort(dim=-1, descending=True).values
         )
-    values = probs.numpy()  # whose search and sort are vectorised, unlike torch's on a CPU
+    values = probs.numpy()  # numpy's search and sort are vectorised, torch's on a CPU are not
     if most < vocab:
         values = np.partition(values, vocab - most, axis=-1)[:, vocab - most :]
     return torch.from_numpy(np.sort(values, axis=-1)).flip(-1)
