@@ -51,7 +51,7 @@ class SamplingColumns:
     def of(
         all_params: Sequence[SamplingParams], device: torch.device | str = "cpu"
     ) -> SamplingColumns:
-        """The columns of these parameters: one row each, or a single row if all shape alike."""
+        """The columns of these parameters, one row each; a single row if all rows are equal."""
         shapes = tuple(
             (params.temperature, params.top_k, params.top_p, params.min_p) for params in all_params
         )
