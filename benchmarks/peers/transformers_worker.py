@@ -35,7 +35,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def _load(folder: str) -> Any:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None  # answers have one length
+    # answers have one length, and no penalty that the target's own file asks for
+    model.generation_config.eos_token_id, model.generation_config.repetition_penalty = None, 1.0
     return model
 
 
