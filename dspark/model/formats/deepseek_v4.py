@@ -16,7 +16,6 @@ PREFIX = "mtp."
 ENDS = {"embed_tokens.weight": "embed.weight", "lm_head.weight": "head.weight"}
 _FIRST = {"fc": "main_proj", "hidden_norm": "main_norm"}  # of stage 0
 # of the last stage
-_HEADS = ("hc_head_fn", "hc_head_base", "hc_head_scale", "norm", "markov_head", "confidence_head")
 _MOST_STAGES = 16
 MARKOV = "markov_head.markov_w1.weight"
 _LAST = re.compile(rf"{re.escape(PREFIX)}(\d{{1,9}})\.{re.escape(MARKOV)}")
