@@ -21,7 +21,7 @@ def backlog(monkeypatch: pytest.MonkeyPatch) -> Backlog:
     [
         ([1, 1, 1], 1, "3 messages of 3 bytes"),
         ([60, 40], 60, "2 messages of 100 bytes"),
-        ([1000], 1000, ""),
+        ([1000], 1000, "1 messages of 1000 bytes"),
     ],
     ids=["messages", "bytes", "one alone may be larger"],
 )
