@@ -2,8 +2,7 @@
 
 A sequence without a drafter runs with empty blocks. It is checked again when a report, a drafter or
 time may have changed something: its drafter left or is about to, is distrusted, has no blocks of
-this length, or its rows never arrived. While a lane runs without drafts, feature rows of most
-sequences would be of no use: a part of the sequences is enough to try drafts with.
+this length, or its rows never arrived.
 """
 
 from __future__ import annotations
@@ -15,15 +14,12 @@ from coordinator.lanes.lane_drafters import LaneDrafters
 from coordinator.lanes.request_state import Placed
 from coordinator.planning.lane_plans import LanePlans
 from dspark.rounds.events import RoundReport
-from dspark.rounds.policy import Adaptive
 from dspark.runtime.telemetry import Metrics
 
 AGAIN_S = 0.5  # between two searches for a drafter for the same sequence
 # rows missing at a drafter for this long will not arrive: it has no room, or does not work
 ROWS_S = 15.0
 KINDS = 1 << 16  # pairs of drafter and bucket that are numbered
-# where drafts do not pay: sequences that keep a drafter, so many of a kind, one in so many of all
-LEAST_TRYING, TRYING = 2, 4
 REASONS = {  # why a block was empty, as metrics name it
     "rows missing": "features_missing",
     "rows lost": "features_missing",
@@ -50,7 +46,6 @@ class DrafterAssignment:
         self._drafters, self._plans, self._clock, self._metrics = drafters, plans, clock, metrics
         self.named: dict[int, int] = {}
         self._due: dict[int, Placed] = {}  # to be checked
-        self._trying: dict[int, int] = {}  # adaptive sequences that have a drafter -> their kind
         self._kinds: dict[Hashable, int] = {}
 
     def admitted(self, placed: Placed) -> None:
@@ -88,11 +83,7 @@ class DrafterAssignment:
         if not placed.state.speculates:
             return "policy_off"
         why = REASONS.get(said.why_empty, "unspecified")
-        if why == "no_drafter" and placed.spared:
-            return "bypass"
-        nobody = why == "no_drafter" or (
-            why == "bypass" and placed.drafter == 0 and not placed.spared
-        )
+        nobody = why == "no_drafter" or (why == "bypass" and placed.drafter == 0)
         return self._drafters.why_nobody(placed.state) if nobody else why
 
     def lost(self, drafter: int, placed: Iterable[Placed], why: str) -> None:
@@ -119,24 +110,18 @@ class DrafterAssignment:
             ):
                 continue
             other = self._drafters.choose(placed.state, besides=mine)
-            if (
-                other
-                or stuck
-                or placed.spared
-                or (mine and not self._drafters.may_stay(mine, placed.state))
-            ):
+            if other or stuck or (mine and not self._drafters.may_stay(mine, placed.state)):
                 self._assign(placed, other)
             if placed.drafter not in (0, mine):
                 self._metrics.resends.labels(reason="attached").inc()
 
     def _detach(self, placed: Placed) -> None:
-        self._trying.pop(placed.number, None)
         if placed.drafter:
             self._drafters.detach(placed.drafter, placed.state)
             placed.drafter = 0
 
     def _assign(self, placed: Placed, drafter: int) -> None:
-        """Assigns this drafter, or none where drafts do not pay and enough others try them."""
+        """Assigns this drafter, 0 for none."""
         before, request = placed.drafter, placed.state.request
         self._detach(placed)
         params, label = request.params, request.label
@@ -152,28 +137,11 @@ class DrafterAssignment:
             if len(self._kinds) < KINDS
             else self._kinds.get(kind, 0)
         )
-        adaptive, on_trial = (
-            isinstance(request.policy, Adaptive),
-            self._drafters.on_trial(drafter, placed.state),
-        )
-        able = drafter > 0 and adaptive and not on_trial
-        placed.spared = able and self._plans.without_drafts and self._enough(placed)
-        placed.drafter, placed.fed, placed.rows_missing_since = (
-            0 if placed.spared else drafter,
-            False,
-            None,
-        )
-        if placed.drafter:
+        placed.drafter, placed.fed, placed.rows_missing_since = drafter, False, None
+        if drafter:
             self._drafters.attach(drafter, placed.state)
-            if adaptive:
-                self._trying[placed.number] = placed.key
         placed.not_before = self._clock.time() + AGAIN_S
-        self._plans.drafted_by(placed.number, placed.key, drafted=drafter > 0, spared=placed.spared)
-        self._plans.tries(placed.number, on_trial)
+        self._plans.drafted_by(placed.number, placed.key, drafted=drafter > 0)
+        self._plans.tries(placed.number, self._drafters.on_trial(drafter, placed.state))
         if placed.drafter != before:
             self.named[placed.number] = placed.drafter
-
-    def _enough(self, placed: Placed) -> bool:
-        """Whether enough sequences have a drafter to try drafts with, in all and of this kind."""
-        alike = sum(kind == placed.key for kind in self._trying.values())
-        return alike >= LEAST_TRYING and len(self._trying) >= len(self._plans) / TRYING

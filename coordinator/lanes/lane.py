@@ -378,14 +378,12 @@ class Lane:
         state.note_epoch(placed.epoch)
         self._metrics.prefills.labels(reason=placed.why_prefilled).inc()
         self._assignment.admitted(placed)
-        drafted, spared = placed.drafter > 0 or placed.spared, placed.spared
         member = self._plans.add(
             placed.number,
             request.policy,
             request.weight,
             placed.key,
-            drafted=drafted,
-            spared=spared,
+            drafted=placed.drafter > 0,
         )
         self._changed = self._changed or not self._plans.covers(member)
         return placed.admission()

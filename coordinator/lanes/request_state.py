@@ -163,7 +163,6 @@ class Placed:
     heard: float = 0.0  # clock time of its last report
     turn: int = 0  # in the order of admissions
     drafter: int = 0  # number that plans name; 0: none
-    spared: bool = False  # has no drafter because drafts do not pay
     fed: bool = False  # its drafter has delivered a block
     key: int = 0  # drafter and bucket
     not_before: float = 0.0  # clock time before which no drafter is searched again

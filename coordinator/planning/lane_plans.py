@@ -46,7 +46,6 @@ class Member:
     key: Hashable = ""  # drafter and bucket, by which acceptance is tracked
     own: Terms | None = None  # terms that follow from its policy; None: the planner's
     drafted: bool = True  # a drafter has its context, or may have
-    spared: bool = False  # no drafter has it while drafts do not pay
     tries: bool = False  # its drafter is on trial
 
 
@@ -103,20 +102,16 @@ class LanePlans:
         key: Hashable,
         *,
         drafted: bool = True,
-        spared: bool = False,
     ) -> Member:
-        member = Member(number, policy, weight, key, drafted=drafted, spared=spared)
+        member = Member(number, policy, weight, key, drafted=drafted)
         self._members[number] = member
         member.own = self._terms(member)
         return member
 
-    def drafted_by(
-        self, number: int, key: Hashable, *, drafted: bool = True, spared: bool = False
-    ) -> None:
-        """Changes the key of a sequence's drafter, and what `Member` says of its context."""
+    def drafted_by(self, number: int, key: Hashable, *, drafted: bool = True) -> None:
+        """Changes the key of a sequence's drafter, and whether it has one."""
         if number in self._members:
-            member = self._members[number]
-            member.key, member.drafted, member.spared = key, drafted, spared
+            self._members[number].key, self._members[number].drafted = key, drafted
 
     def tries(self, number: int, tries: bool) -> None:
         """Sets whether a sequence's drafter is on trial: it then drafts whole blocks, whatever they
@@ -216,7 +211,6 @@ class LanePlans:
                     sum(each.weight for each in others) + more,
                     drafting,
                 ),
-                spared=sum(each.spared for each in adaptive),
             )
         )
 
@@ -258,11 +252,6 @@ class LanePlans:
     def curve(self) -> tuple[list[tuple[float, float]], float] | None:
         """See `Planner.curve`."""
         return self._planner.curve if self._planner is not None else None
-
-    @property
-    def without_drafts(self) -> bool:
-        """Whether adaptive sequences go without drafts, except to try them."""
-        return self._planner is not None and self._planner.home[0] == 0
 
     @property
     def mode(self) -> tuple[int, int]:

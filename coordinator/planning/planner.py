@@ -5,7 +5,8 @@ cut where expected tokens per second are highest, for every length of blocks, fo
 two. The last slot taken sets the price. Drafting nothing is always among the candidates: a draft is
 paid before any slot of it is judged, so drafted slots alone cannot show that drafts do not pay.
 What is never tried is never measured, so by a keyed hash some rounds draft nevertheless or go
-without, and some draft whole blocks.
+without, and some draft whole blocks. Out of plain rounds a few sequences draft for all: each of
+them has to be sent its context first, and the try lasts until it was.
 
 Invariant 2, no peeking: everything in a plan is older than any block that it applies to. So steps
 may be measured stairs and all sizes may be searched.
@@ -13,7 +14,7 @@ may be measured stairs and all sizes may be searched.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -22,20 +23,27 @@ import numpy as np
 
 from coordinator.planning.acceptance import AcceptanceEstimator
 from coordinator.planning.cost import CostCorrector
-from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
+from dspark.rounds.plan import PLAIN, Plan, PlanKind, SequencePlan, Terms
 from dspark.rounds.survival import Floats, Ints
 
 WINDOW = 384  # recent blocks that plans are made from; the oldest round counts whole
 WARM_UP = 32  # blocks before it is decided whether drafts pay
 STAYS = 1.01  # factor by which another plan must be better than the one in force ...
 BEGINS = 1.03  # ... and drafts than none: drafters have to receive every context first
-EXPLORE = 0.004  # share of expected tokens that trying an alternative may cost
+EXPLORE = 0.004  # share of expected tokens that trying may cost
 PLAINLY = 0.3  # part of that for trying plain rounds: their seconds change rarely
-MOST_EXPLORED = 1 / 16  # largest share of plans that try one alternative
+# part of it, out of plain rounds, for whole blocks, and for the likeliest ones, once it is based on
+# so many blocks
+EITHER, SETTLED = 0.5, WINDOW // 2
+MOST_EXPLORED = 1 / 16  # largest share of plans that try
 # plans that try the same: a round is measured only behind another one of its kind
 IN_A_ROW = 2
+WAITED = 16  # most plans of a try whose feature rows are on their way
+# sequences that a try out of plain rounds drafts for: so many of a kind, one in so many of all
+LEAST_TRYING, TRYING = 2, 4
 RENEWED = 0.02  # new blocks over blocks in the window, from which on options are computed anew
 PLAN = 1 / 16  # blocks that a plan counts as towards RENEWED: seconds are learned without blocks
+MOVED = 0.05  # change of a plain round's seconds from which on they are, too
 CONTEXT_STEP = 128  # tokens of mean context over which a lane's options are kept
 MOST_KNOWN = 64  # lanes whose options are kept
 CURVE_POINTS = 40  # most points of the expected rate by slots verified
@@ -111,7 +119,6 @@ class PlannedLane:
     context: float
     cohorts: tuple[int, ...] = (1, 2)  # to choose from
     others: Others = NOBODY
-    spared: int = 0  # sequences without a context at a drafter while drafts do not pay
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +128,9 @@ class _Option:
     slots: int
     cohorts: int
     price: float
+
+    def alike(self, other: _Option) -> bool:
+        return (self.slots, self.cohorts) == (other.slots, other.cohorts)
 
 
 class _Ranked(NamedTuple):
@@ -145,6 +155,15 @@ class _Ranked(NamedTuple):
         return self.compared[inside], self.gained[inside]
 
 
+def _few(lane: PlannedLane) -> list[int]:
+    """[f] places of the sequences that a try out of plain rounds drafts for."""
+    alike, few, more = Counter[Hashable](), list[int](), list[int]()
+    for place, key in enumerate(lane.keys):
+        alike[key] += 1
+        (few if alike[key] <= LEAST_TRYING else more).append(place)
+    return few + more[: max(-(-len(lane.keys) // TRYING) - len(few), 0)]
+
+
 def _without_drafts(lane: PlannedLane) -> tuple[float, float]:
     """(tokens of a pass, their worth) where only the others have drafts."""
     count, others = len(lane.sequences), lane.others
@@ -167,14 +186,20 @@ class Planner:
         self._lane: PlannedLane | None = None  # as of the last plan
         # (plain, drafted) options by properties of the lane
         self._known: dict[tuple[object, ...], tuple[_Option, list[_Option]]] = {}
-        # (rate, seconds) of tries by those with a context, by their number, the others' and option
+        # (rate, seconds) of tries by few of a lane, by their number, the lane's and option
         self._tries: dict[tuple[int, int, _Option], tuple[float, float]] = {}
         self._news = 0.0  # blocks since these were cleared, and parts of one for plans
+        self._plain = 1.0  # what a plain round took over what was announced, as of then
         self._drafted: bool | None = None  # whether the last pass was of drafted blocks
+        self._tried: _Option | None = None  # by the last plan
+        self._tried_for = 0  # plans in a row
+        self._met = False  # whether a pass of its kind was seen since
 
     def learn(self, done: FinishedPass) -> None:
         count, width = done.confidence.shape
         again, self._drafted = self._drafted is (width > 0), width > 0
+        if self._tried is not None:
+            self._met = self._met or self._drafted is (self._tried.slots > 0)
         if again and not done.prefill_tokens:
             if width:
                 self.cost.observe_drafted(done.tokens, done.context, count, done.forward_s)
@@ -224,27 +249,31 @@ class Planner:
             return Plan(self._number)
         plain, drafted = self._renewed(lane)
         best = max((plain, *drafted), key=lambda option: option.rate)
-        kept = next((each for each in (plain, *drafted) if self._same(each)), best)
+        kept = next((each for each in (plain, *drafted) if each.alike(self._last)), best)
         needed = BEGINS if best.slots and not kept.slots else STAYS
         self._last = kept if best.rate < needed * kept.rate else best
         chosen = self._last
         # A single plan fills no pipeline: what is tried keeps the cohorts that are in force.
-        tried = [each for each in drafted if each.cohorts == chosen.cohorts] or drafted
-        likely = max(tried, key=lambda option: option.rate)
+        able = [each for each in drafted if each.cohorts == chosen.cohorts] or drafted
         whole = max(
-            (each for each in tried if each.slots == self.block), key=lambda option: option.rate
+            (each for each in able if each.slots == self.block), key=lambda option: option.rate
         )
-        drawn = self._drawn(lane.sequences[0])
-        if self._blocks < WARM_UP or drawn < self._share(whole):
+        if self._blocks < WARM_UP:
             return self._plan(lane, whole)
-        other, share = (
-            (likely, self._share(likely))
-            if not chosen.slots
-            else (plain, PLAINLY * self._share(plain))
-        )
-        if other.rate and drawn > 1.0 - share:
-            return self._plan(lane, other)
-        return self._plan(lane, chosen)
+        other = plain if chosen.slots else max(able, key=lambda option: option.rate)
+        few = range(len(lane.sequences)) if chosen.slots else _few(lane)
+        self._tried = self._goes_on((plain, *drafted)) or self._begun(lane, len(few), whole, other)
+        if self._tried is None:
+            return self._plan(lane, chosen)
+        self._tried_for += 1
+        return self._plan(lane, self._tried, few)
+
+    def _goes_on(self, options: Sequence[_Option]) -> _Option | None:
+        """The option that is being tried, unless its try is over."""
+        tried, times = self._tried, self._tried_for
+        if tried is None or times >= (IN_A_ROW if self._met else WAITED):
+            return None
+        return next((each for each in options if each.alike(tried)), None)
 
     def renew(self) -> None:
         """Drops kept options: seconds of drafts changed, so the next plan computes them anew."""
@@ -256,28 +285,33 @@ class Planner:
         """(slots, cohorts) of the option thought best; single plans try another one."""
         return self._last.slots, self._last.cohorts
 
-    def _drawn(self, sequence: int) -> float:
-        """A keyed number in [0, 1): decides whether this plan tries an alternative."""
-        return keyed(sequence, self._number // IN_A_ROW)
+    def _begun(self, lane: PlannedLane, few: int, whole: _Option, other: _Option) -> _Option | None:
+        """The alternative that this plan begins to try, by a keyed number; None for none."""
+        self._tried_for, self._met = 0, False
+        drawn = keyed(lane.sequences[0], self._number)
+        either = EITHER if self._blocks >= SETTLED else 1.0
+        for_whole, for_other = (1.0, PLAINLY) if self._last.slots else (either, either)
+        if drawn < for_whole * self._share(lane, few, whole) / IN_A_ROW:
+            return whole
+        share = for_other * self._share(lane, few, other) / IN_A_ROW
+        return other if other.rate and drawn > 1.0 - share else None
 
-    def _share(self, option: _Option) -> float:
+    def _share(self, lane: PlannedLane, few: int, option: _Option) -> float:
         """Share of plans that try this option instead: more for one that is nearly as good."""
-        rate, seconds = self._tried(option)
+        rate, seconds = self._trying(lane, few, option)
         lost = (1.0 - rate / self._last.rate) * seconds / self._last.seconds
         if MOST_EXPLORED * lost <= self._explore:
             return MOST_EXPLORED if self._explore > 0.0 else 0.0
         return self._explore / lost
 
-    def _tried(self, option: _Option) -> tuple[float, float]:
-        """(rate, seconds) of one round by this option. Out of plain rounds it drafts for those with
-        a context at a drafter alone, and the others wait."""
-        lane = self._lane
-        few = 0 if lane is None else len(lane.sequences) - lane.spared
-        if lane is None or not (lane.spared and few) or self._last.slots:
+    def _trying(self, lane: PlannedLane, few: int, option: _Option) -> tuple[float, float]:
+        """(rate, seconds) of one round by this option that drafts for few while the others wait."""
+        count = len(lane.sequences)
+        if few == count or not option.slots:
             return option.rate, option.seconds
-        of = (few, lane.spared, option)
+        of = (few, count, option)
         if of not in self._tries:
-            more, others = lane.spared, lane.others
+            more, others = count - few, lane.others
             waiting = others._replace(
                 sequences=others.sequences + more,
                 tokens=others.tokens + more,
@@ -292,18 +326,17 @@ class Planner:
             self._tries[of] = float(found.rates[at]), float(found.seconds[at])
         return self._tries[of]
 
-    def _same(self, option: _Option) -> bool:
-        return (option.slots, option.cohorts) == (self._last.slots, self._last.cohorts)
-
     def _renewed(self, lane: PlannedLane) -> tuple[_Option, list[_Option]]:
         """`_options`, computed only when needed: on a small machine planning takes time from
         passes. A lane where one sequence comes and one goes has the same options again."""
         near, worth = lane.context // CONTEXT_STEP, float(lane.weight.sum())
         of = (frozenset(lane.keys), len(lane.sequences), worth, near, lane.cohorts, lane.others)
         self._news += PLAN
-        if self._news > RENEWED * min(self._blocks, WINDOW) or len(self._known) >= MOST_KNOWN:
+        moved = abs(self.cost.plain.value - self._plain) > MOVED * self._plain
+        many = self._news > RENEWED * min(self._blocks, WINDOW) or len(self._known) >= MOST_KNOWN
+        if moved or many:
             self.renew()
-            self._news = 0.0
+            self._news, self._plain = 0.0, self.cost.plain.value
         if of not in self._known:
             self._known[of] = self._options(lane)
         return self._known[of]
@@ -374,21 +407,22 @@ class Planner:
         alike = np.array([key in present for each in self._recent for key in each.keys])
         return (compared[alike], worth[alike]) if alike.sum() >= WARM_UP else (compared, worth)
 
-    def _plan(self, lane: PlannedLane, chosen: _Option) -> Plan:
+    def _plan(self, lane: PlannedLane, chosen: _Option, few: Sequence[int] | None = None) -> Plan:
+        """few: places of the sequences that draft, ascending; None: all."""
         if chosen.slots == 0:
             return Plan(self._number)
         trust = {key: self.acceptance.trust(key) for key in set(lane.keys)}
         weights = [float(w) * trust[key] for w, key in zip(lane.weight, lane.keys, strict=True)]
         terms = Terms(PlanKind.PRICE, chosen.slots, chosen.price, weights[0])
-        others: Mapping[int, SequencePlan] = {
-            number: SequencePlan(terms._replace(weight=weight))
-            for number, weight in zip(lane.sequences, weights, strict=True)
-            if weight != weights[0]
+        every = PLAIN if few is not None and len(few) < len(weights) else terms
+        sequences: Mapping[int, SequencePlan] = {
+            lane.sequences[place]: SequencePlan(terms._replace(weight=weights[place]))
+            for place in (range(len(weights)) if few is None else few)
+            if every is PLAIN or weights[place] != weights[0]
         }
-        draft_s = (
-            self.cost.draft_s(len(weights) / chosen.cohorts, chosen.slots) + self.cost.hop.value
-        )
-        return Plan(self._number, terms, chosen.cohorts, draft_s=draft_s, sequences=others)
+        drafting = (len(weights) if few is None else len(few)) / chosen.cohorts
+        draft_s = self.cost.draft_s(drafting, chosen.slots) + self.cost.hop.value
+        return Plan(self._number, every, chosen.cohorts, draft_s=draft_s, sequences=sequences)
 
 
 _MIX, _MASK = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB), (1 << 64) - 1

@@ -2,8 +2,9 @@
 
 A drafter's state is soft (invariant R10): losing it costs drafts, and nothing else. Invariant R11:
 rows travel without a gap, a few with the order and many over the bulk stream; while some are
-missing the sequence goes without drafts. A sequence changes its drafter between rounds, once the
-new one has its rows; until then the old one drafts.
+missing the sequence goes without drafts. Rows are sent once drafts are planned: where they do not
+pay, nearly all would be of no use, and sending them takes time from passes. A sequence changes its
+drafter between rounds, once the new one has its rows; until then the old one drafts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,14 @@ from dspark.rounds.events import Action, CloseAtDrafter, DrafterReady, OpenAtDra
 from dspark.rounds.state import PREFILL, SequenceState
 
 Ask = Callable[[Action], object]
+
+
+def name(sequence: SequenceState, drafter: int, most: int, ask: Ask, *, drafts: bool) -> None:
+    """Names the drafter to use, 0 for none. It is prepared if drafts are planned or another one is
+    in use."""
+    sequence.named = drafter
+    if drafts or sequence.drafter or sequence.feeding:
+        feed_by(sequence, drafter, most, ask)
 
 
 def feed_by(sequence: SequenceState, drafter: int, most: int, ask: Ask) -> None:
@@ -81,7 +90,9 @@ def reopen(sequence: SequenceState, most: int, ask: Ask) -> None:
 
 
 def lost(sequence: SequenceState, drafter: int) -> None:
-    """Forgets a drafter that is gone, without a message to it."""
+    """Forgets a drafter that is gone, without a message to it, until it is named again."""
+    if sequence.named == drafter:
+        sequence.named = 0
     if sequence.drafter == drafter:
         sequence.drafter = 0
     if sequence.feeding == drafter:

@@ -47,7 +47,7 @@ from dspark.rounds.events import (
 from dspark.rounds.leaving import Leaving
 from dspark.rounds.orders import Orders, Waits
 from dspark.rounds.passes import KVCache, Passes
-from dspark.rounds.plan import OFF, Plan, Terms
+from dspark.rounds.plan import Plan, Terms
 from dspark.rounds.state import (
     BLOCK_CAME,
     BLOCK_LOST,
@@ -148,14 +148,18 @@ class RoundLoop:
         self._live[number] = sequence
         self._ask(Prefill(number, epoch))
         if told.drafter:
-            feeding.feed_by(sequence, told.drafter, self._waits.inline_rows, self._ask)
+            self._name(sequence, told.drafter)
 
     def _planned(self, plan: Plan, now: float) -> None:
         self.plan = plan
         for number, own in plan.sequences.items():
             sequence = self._live.get(number)
             if sequence is not None and own.drafter is not None and sequence.state is not SETTLING:
-                feeding.feed_by(sequence, own.drafter, self._waits.inline_rows, self._ask)
+                self._name(sequence, own.drafter)
+
+    def _name(self, sequence: SequenceState, drafter: int) -> None:
+        drafts = self.plan.terms_of(sequence.number).drafts
+        feeding.name(sequence, drafter, self._waits.inline_rows, self._ask, drafts=drafts)
 
     def _acknowledged(self, told: Acknowledged, now: float) -> None:
         sequence = self._find(told.sequence, told.epoch, "acknowledgement")
@@ -345,8 +349,10 @@ class RoundLoop:
                 continue
             if sequence.state is HELD:
                 sequence.apply(LET_GO_ON)
-            feeding.take_over(sequence, self._waits.inline_rows, self._ask)
             terms = plan.terms_of(sequence.number)
+            if terms.drafts and sequence.named and not (sequence.drafter or sequence.feeding):
+                feeding.feed_by(sequence, sequence.named, self._waits.inline_rows, self._ask)
+            feeding.take_over(sequence, self._waits.inline_rows, self._ask)
             why = self._why_plain(sequence, terms)
             if why:
                 sequence.left_empty(why)
@@ -358,12 +364,11 @@ class RoundLoop:
             self._ask(self._orders.send(drafter, rows, until))
 
     def _why_plain(self, sequence: SequenceState, terms: Terms) -> str:
-        """Why no block is ordered, "" if one is. Sends rows in bulk that are too many for an order,
-        and in plain rounds those that soon would be."""
+        """Why no block is ordered, "" if one is. Sends rows in bulk that are too many for an
+        order."""
         if sequence.ordered_len == sequence.committed_len:
             return sequence.why_empty or "anchor used"
-        if terms.kind is OFF or terms.slots < 1:
-            self._keep_up(sequence)
+        if not terms.drafts:
             # If rows never arrive the coordinator has to learn it, though nothing is drafted.
             return "rows missing" if sequence.feeding and not sequence.drafter else "off"
         if sequence.room < 2:
@@ -377,16 +382,6 @@ class RoundLoop:
                 feeding.resend(sequence, sequence.rows_sent, self._waits.inline_rows, self._ask)
             return "rows missing"
         return ""
-
-    def _keep_up(self, sequence: SequenceState) -> None:
-        """Sends the rows of plain rounds before they are too many for an order: a plan that tries
-        drafts may be the only one for hundreds of rounds. Sequences take turns."""
-        if not sequence.drafter or sequence.feeding or self._orders.owes(sequence.drafter):
-            return
-        half = self._waits.inline_rows // 2
-        most = half + sequence.number % max(half // 2, 1)
-        if sequence.committed_len - 1 - sequence.rows_sent > most:
-            feeding.resend(sequence, sequence.rows_sent, most, self._ask)
 
     def _begin(self, cohort: int, now: float) -> None:
         """Begins the pass of a cohort that has nothing to wait for: no pass, block or

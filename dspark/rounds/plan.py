@@ -41,6 +41,11 @@ class Terms(NamedTuple):
     weight: float = 1.0  # what a token of the sequence is worth
     cap: int = NO_CAP  # drafted tokens of the whole pass
 
+    @property
+    def drafts(self) -> bool:
+        """Whether a block is ordered."""
+        return self.kind is not OFF and self.slots > 0
+
 
 PLAIN = Terms(OFF)
 

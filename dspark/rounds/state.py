@@ -100,6 +100,7 @@ class SequenceState:
     anchor: int = -1
     full: bool = False  # a stop token or the length ended it
     held_at: float = 0.0  # when it was last held
+    named: int = 0  # the drafter to use: it gets the context once drafts are planned; 0: none
     drafter: int = 0  # the one that holds its context; 0: none
     rows_sent: int = 0  # feature rows that were sent to that drafter, without a gap
     rows_held: int = 0  # of them, rows that it is known to have

@@ -16,7 +16,7 @@ from algorithm_1 import lengths_of
 
 from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
 from coordinator.planning.planner import FinishedPass, PlannedLane, Planner
-from dspark.rounds.plan import PlanKind, prefixes
+from dspark.rounds.plan import prefixes
 from dspark.rounds.survival import Floats
 
 SLOTS = 7
@@ -115,16 +115,19 @@ def planned(
         texts = np.where(leaving, draw_texts(rng, kinds, streams), texts)
         plan = plans[-1 - lag]
         true = blocks(rng, texts) if recorded is None else blocks_at(recorded, streams, number)
-        before, slots = slots, plan.terms.slots if plan.terms.kind is PlanKind.PRICE else 0
-        said = bent(true)[:, :slots]
-        verified = np.array(prefixes([list(row) for row in said], [plan.terms] * streams))
+        terms = [plan.terms_of(stream) for stream in range(streams)]
+        drafts = np.array([each.drafts for each in terms])
+        before, slots = slots, max(each.slots for each in terms)
+        said = np.where(drafts[:, None], bent(true)[:, :slots], np.nan)
+        verified = np.array(prefixes([list(row) for row in said], terms))
         alive = np.cumprod(true, axis=1)
         brought = float(np.where(np.arange(SLOTS) < verified[:, None], alive, 0.0).sum())
         accepted = np.minimum(
             (np.cumprod(rng.random(true.shape) < true, axis=1)).sum(axis=1), verified
         )
         load = streams + int(verified.sum())
-        took = costs.round_s(load, streams, slots, plan.cohorts) * (
+        drafting = int(drafts.sum())
+        took = costs.round_s(load, drafting, slots, plan.cohorts) * (
             switching if before and not slots else 1.0
         )
         planner.learn(
@@ -139,7 +142,7 @@ def planned(
                 0,
                 costs.verify_s(load),
                 took * (10.0 if stalls and number % stalls == stalls - 1 else 1.0),
-                costs.draft_s(streams, slots) if slots else 0.0,
+                costs.draft_s(drafting, slots) if slots else 0.0,
                 alone=plan.cohorts == 1,
             )
         )
