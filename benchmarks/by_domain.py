@@ -1,10 +1,11 @@
 """B3: the default policy over plain decoding, by domain, and the most that drafting could bring.
 
 The shipped pair at temperature 0, all tokens over all time, prompts included, in short alternating
-turns. At one stream the bound of a domain is that of its best fixed length on the same prompts:
-tokens a round by the acceptance of every slot (from rounds of seven), over the time of a round of
-that length, hops included, behind the same first tokens. That time depends on the length and not on
-the text, so it is the mean of all domains. Below 1, drafts do not pay.
+turns: of whole answers at one stream, of streams that ask on at eight. At one stream the bound of a
+domain is that of its best fixed length on the same prompts: tokens a round by the acceptance of
+every slot (from rounds of seven), over the time of a round of that length, hops included, behind
+the same first tokens. That time depends on the length and not on the text, so it is the mean of all
+domains. Below 1, drafts do not pay.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 from benchmarks.pair import DOMAINS, Pair, Prompt, add_arguments, chosen
 from benchmarks.row import Row, note
 from deploy.processes import ProcessCell
-from dspark.client import AsyncClient, Completion, Options
+from dspark.client import AsyncClient, Chunk, Completion, Event, Options
 
 TOKENS, BLOCK = 128, 7
 PROMPTS = {1: 8, 8: 24}  # of a domain, by streams
@@ -36,7 +37,8 @@ DEFAULT = "default"  # the cell's own policy: none is named
 class Spent:
     """Answers of one policy to the prompts of one domain."""
 
-    tokens: int = 0
+    came: int = 0  # tokens that came in `wall_s`, those of answers that were cut off, too
+    tokens: int = 0  # of whole answers, as all below but `wall_s`
     rounds: int = 0
     seconds: float = 0.0  # from the first token of each answer to its last, summed
     wall_s: float = 0.0  # of all streams together, prompts included
@@ -58,41 +60,69 @@ class Spent:
         return sum(self.accepted[slot:]) / max(1, sum(self.accepted))
 
 
-def lengths(number: int, answers: int, streams: int) -> list[int]:
-    """Tokens of each answer of one user, from 0. First and last answers are cut, so that users
-    begin and end together but their answers do not: answers that all end in one pass would bring
-    all prompts into the next, and plain decoding would stay in that step for ever."""
-    first = TOKENS * (number + 1) // streams
-    return [first, *[TOKENS] * (answers - 2), TOKENS - first][:answers]
+def _options(policy: str, tokens: int) -> Options:
+    options: Options = {"temperature": 0.0, "ignore_eos": True, "max_tokens": tokens}
+    return options if policy == DEFAULT else options | {"policy": policy}
 
 
 async def ask(
     client: AsyncClient, prompts: Sequence[Prompt], policy: str, streams: int, into: Spent
 ) -> None:
-    """Asks all prompts, divided among `streams` concurrent users, and adds the answers to
-    `into`."""
-    options: Options = {"temperature": 0.0, "ignore_eos": True}
-    if policy != DEFAULT:
-        options["policy"] = policy
+    """Asks the prompts, `streams` at a time, and adds the answers to `into`: all of them at one
+    stream, else on and on until TOKENS a stream came."""
+    if streams == 1:
+        await _one_by_one(client, prompts, policy, into)
+    else:
+        await _on_and_on(client, prompts, policy, streams, into)
+
+
+async def _one_by_one(
+    client: AsyncClient, prompts: Sequence[Prompt], policy: str, into: Spent
+) -> None:
+    clock = asyncio.get_running_loop().time
+    for prompt in prompts:
+        began = clock()
+        answer = await client.complete(prompt, timeout=120, **_options(policy, TOKENS))
+        into.wall_s += clock() - began
+        into.add(answer)
+        into.came += len(answer.token_ids) - 1
+
+
+async def _on_and_on(
+    client: AsyncClient, prompts: Sequence[Prompt], policy: str, streams: int, into: Spent
+) -> None:
+    """So no stream waits for the last one, which drafts for others do not help. First answers are
+    cut: answers that all end in one pass would bring all prompts into the next, and plain decoding
+    would stay in that step for ever."""
+    waiting, enough = itertools.cycle(prompts), asyncio.Event()
+    most, clock = into.came + TOKENS * streams, asyncio.get_running_loop().time
 
     async def user(number: int) -> None:
-        mine = prompts[number::streams]
-        for prompt, tokens in zip(mine, lengths(number, len(mine), streams), strict=True):
-            if tokens:
-                into.add(
-                    await client.complete(prompt, timeout=120, **(options | {"max_tokens": tokens}))
-                )
+        tokens = TOKENS * (number + 1) // streams
+        while True:
+            events: list[Event] = []
+            async for event in client.generate(
+                next(waiting), timeout=120, **_options(policy, tokens)
+            ):
+                events.append(event)
+                if isinstance(event, Chunk) and not enough.is_set():
+                    into.came += len(event.token_ids)
+                if into.came >= most:
+                    enough.set()
+            into.add(Completion.of(events))
+            tokens = TOKENS
 
-    clock = asyncio.get_running_loop().time
     began = clock()
     async with asyncio.TaskGroup() as group:
-        for number in range(streams):
-            group.create_task(user(number))
-    into.wall_s += clock() - began
+        users = [group.create_task(user(number)) for number in range(streams)]
+        await enough.wait()
+        into.wall_s += clock() - began
+        for task in users:
+            task.cancel()
 
 
 def parts(prompts: Sequence[Prompt], streams: int) -> list[list[Prompt]]:
-    """The prompts of each turn: one at one stream, two per user at eight. Every prompt is in
+    """The prompts of each turn: one at one stream, two per stream at eight. Every prompt is in
     equally many parts."""
     a_part = A_PART[streams]
     return [
@@ -119,7 +149,7 @@ async def in_turns(
 
 
 def _point(spent: dict[str, Spent], error: float) -> dict[str, float]:
-    off, ours = (total.tokens / total.wall_s for total in spent.values())
+    off, ours = (total.came / total.wall_s for total in spent.values())
     return {
         "off_tok_s": round(off, 1),
         "tok_s": round(ours, 1),

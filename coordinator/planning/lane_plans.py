@@ -73,6 +73,7 @@ class LanePlans:
         self.block = 0  # slots of the longest blocks
         self._planner: Planner | None = None
         self._adaptive = Plan()  # the planner's last
+        self._changed = True  # whether members or drafters did since
         self._alone: dict[int, bool] = {}  # by plan: whether one cohort was in force
         self._verified = 0.0  # recent mean of a drafted block's verified slots
         self._context = 1.0
@@ -83,6 +84,7 @@ class LanePlans:
 
     def drafters(self, drafters: Sequence[DrafterCost]) -> None:
         """Sets the drafters of this lane."""
+        self._changed = True
         self._drafters, self.block = drafters, max((each.block for each in drafters), default=0)
         if not drafters:
             return  # a drafter out of reach may still draft, under the old terms
@@ -104,7 +106,7 @@ class LanePlans:
         drafted: bool = True,
     ) -> Member:
         member = Member(number, policy, weight, key, drafted=drafted)
-        self._members[number] = member
+        self._members[number], self._changed = member, True
         member.own = self._terms(member)
         return member
 
@@ -112,17 +114,19 @@ class LanePlans:
         """Changes the key of a sequence's drafter, and whether it has one."""
         if number in self._members:
             self._members[number].key, self._members[number].drafted = key, drafted
+            self._changed = True
 
     def tries(self, number: int, tries: bool) -> None:
         """Sets whether a sequence's drafter is on trial: it then drafts whole blocks, whatever they
         promise, so that a trial is short, even where drafting for one of many does not pay."""
         member = self._members.get(number)
         if member is not None and member.tries is not tries:
-            member.tries = tries
+            member.tries, self._changed = tries, True
             member.own = self._terms(member)
 
     def remove(self, number: int) -> None:
         self._members.pop(number, None)
+        self._changed = True
 
     def _terms(self, member: Member) -> Terms | None:
         policy, weight = member.policy, member.weight
@@ -189,6 +193,9 @@ class LanePlans:
         """Plans the adaptive sequences anew, from what was learned."""
         if self._planner is None:
             return
+        if not self._changed and self._planner.stands(self._context):
+            return
+        self._changed = False
         adaptive, others = list[Member](), list[Member]()
         for each in self._members.values():
             (adaptive if each.own is None and each.drafted else others).append(each)
@@ -243,9 +250,8 @@ class LanePlans:
         return composed
 
     def covers(self, member: Member) -> bool:
-        """Whether the plan in force holds for a new sequence without naming it."""
-        if member.own is None:
-            return self._planner is None or self._adaptive.number > 0
+        """Whether the plan in force holds for a new sequence without naming it. An adaptive one may
+        change what pays for all."""
         return member.own == self.in_force.terms
 
     @property

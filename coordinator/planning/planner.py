@@ -194,6 +194,7 @@ class Planner:
         self._tried: _Option | None = None  # by the last plan
         self._tried_for = 0  # plans in a row
         self._met = False  # whether a pass of its kind was seen since
+        self._draws = (1.0, 0.0)  # a plan whose draw is between these begins no try
 
     def learn(self, done: FinishedPass) -> None:
         count, width = done.confidence.shape
@@ -243,6 +244,20 @@ class Planner:
         while self._blocks - len(self._recent[0].keys) >= WINDOW:
             self._blocks -= len(self._recent.popleft().keys)
 
+    def stands(self, context: float) -> bool:
+        """Whether the last plan is the next one, too, without computing it: where its lane, now of
+        this mean context, goes without drafts. If so, counts as a plan."""
+        lane, number = self._lane, self._number + 1
+        if lane is None or self._last.slots or lane.others.drafting or self._tried is not None:
+            return False
+        near, least, most = context // CONTEXT_STEP, *self._draws
+        if near != lane.context // CONTEXT_STEP or self._due(PLAN):
+            return False
+        if not least <= keyed(lane.sequences[0], number) <= most:
+            return False
+        self._number, self._news = number, self._news + PLAN
+        return True
+
     def next(self, lane: PlannedLane) -> Plan:
         self._number, self._lane = self._number + 1, lane if len(lane.sequences) else None
         if not len(lane.sequences):
@@ -279,6 +294,7 @@ class Planner:
         """Drops kept options: seconds of drafts changed, so the next plan computes them anew."""
         self._known.clear()
         self._tries.clear()
+        self._draws = 1.0, 0.0
 
     @property
     def home(self) -> tuple[int, int]:
@@ -291,10 +307,10 @@ class Planner:
         drawn = keyed(lane.sequences[0], self._number)
         either = EITHER if self._blocks >= SETTLED else 1.0
         for_whole, for_other = (1.0, PLAINLY) if self._last.slots else (either, either)
-        if drawn < for_whole * self._share(lane, few, whole) / IN_A_ROW:
-            return whole
-        share = for_other * self._share(lane, few, other) / IN_A_ROW
-        return other if other.rate and drawn > 1.0 - share else None
+        least = for_whole * self._share(lane, few, whole) / IN_A_ROW
+        share = for_other * self._share(lane, few, other) / IN_A_ROW if other.rate else 0.0
+        self._draws = least, 1.0 - share
+        return whole if drawn < least else other if drawn > 1.0 - share else None
 
     def _share(self, lane: PlannedLane, few: int, option: _Option) -> float:
         """Share of plans that try this option instead: more for one that is nearly as good."""
@@ -326,17 +342,21 @@ class Planner:
             self._tries[of] = float(found.rates[at]), float(found.seconds[at])
         return self._tries[of]
 
+    def _due(self, more: float) -> bool:
+        """Whether so much was learned, and `more`, that options have to be computed anew."""
+        moved = abs(self.cost.plain.value - self._plain) > MOVED * self._plain
+        return moved or self._news + more > RENEWED * min(self._blocks, WINDOW)
+
     def _renewed(self, lane: PlannedLane) -> tuple[_Option, list[_Option]]:
         """`_options`, computed only when needed: on a small machine planning takes time from
         passes. A lane where one sequence comes and one goes has the same options again."""
         near, worth = lane.context // CONTEXT_STEP, float(lane.weight.sum())
         of = (frozenset(lane.keys), len(lane.sequences), worth, near, lane.cohorts, lane.others)
-        self._news += PLAN
-        moved = abs(self.cost.plain.value - self._plain) > MOVED * self._plain
-        many = self._news > RENEWED * min(self._blocks, WINDOW) or len(self._known) >= MOST_KNOWN
-        if moved or many:
+        if self._due(PLAN) or len(self._known) >= MOST_KNOWN:
             self.renew()
             self._news, self._plain = 0.0, self.cost.plain.value
+        else:
+            self._news += PLAN
         if of not in self._known:
             self._known[of] = self._options(lane)
         return self._known[of]

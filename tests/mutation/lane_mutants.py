@@ -178,18 +178,6 @@ LANES: list[Mutant] = [
             "                each.not_before = 1e9\n",
             (f"{L}another_drafter_takes_over_without_a_second_prefill",),
         ),
-        (
-            "rows of everybody are sent where drafts do not pay",
-            "return alike >= LEAST_TRYING and len(self._trying) >= len(self._plans) / TRYING",
-            "return False",
-            (f"{L}where_drafts_do_not_pay_rows_of_a_few_are_sent_until_drafts_pay",),
-        ),
-        (
-            "who was spared its rows never gets a drafter",
-            "self._plans.without_drafts and self._enough(placed)",
-            "(placed.spared or self._plans.without_drafts and self._enough(placed))",
-            (f"{L}where_drafts_do_not_pay_rows_of_a_few_are_sent_until_drafts_pay",),
-        ),
     ),
     *in_file(
         "coordinator/lanes/members.py",

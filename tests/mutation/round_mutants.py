@@ -282,22 +282,16 @@ MUTANTS: list[Mutant] = [
     *in_file(
         "dspark/rounds/loop.py",
         (
-            "rows of plain rounds wait for the next order",
-            "            self._keep_up(sequence)\n",
-            "",
-            (f"{L}a_single_plan_that_tries_drafts_after_hundreds_of_plain_rounds_gets_its_block",),
+            "rows are sent though no drafts are planned",
+            "if terms.drafts and sequence.named and not (",
+            "if sequence.named and not (",
+            (f"{L}no_row_is_sent_before_drafts_are_planned_and_then_all_in_bulk",),
         ),
         (
-            "rows of plain rounds take a change of drafter back",
-            "if not sequence.drafter or sequence.feeding or self._orders.owes(sequence.drafter):",
-            "if not sequence.drafter or self._orders.owes(sequence.drafter):",
-            (f"{L}plain_rounds_do_not_take_back_a_change_of_drafter",),
-        ),
-        (
-            "rows of plain rounds are sent while a reply is owed",
-            "if not sequence.drafter or sequence.feeding or self._orders.owes(sequence.drafter):",
-            "if not sequence.drafter or sequence.feeding:",
-            (f"{L}rows_of_a_late_order_are_sent_again_once_its_drafter_replied",),
+            "rows are not sent once drafts are planned",
+            "if terms.drafts and sequence.named and not (",
+            "if False and not (",
+            (f"{L}no_row_is_sent_before_drafts_are_planned_and_then_all_in_bulk",),
         ),
         (
             "rows of a late order count as arrived",
@@ -308,6 +302,18 @@ MUTANTS: list[Mutant] = [
     ),
     *in_file(
         "dspark/rounds/feeding.py",
+        (
+            "another drafter is sent rows though no drafts are planned",
+            "if drafts or sequence.drafter or sequence.feeding:",
+            "if True:",
+            (f"{L}plain_rounds_name_another_drafter_and_send_it_nothing",),
+        ),
+        (
+            "a lost drafter stays named",
+            "        sequence.named = 0\n    if sequence.drafter",
+            "        pass\n    if sequence.drafter",
+            (f"{L}a_drafter_that_was_lost_gets_nothing_until_it_is_named_again",),
+        ),
         (
             "R10: naming another drafter stops the present one",
             "        sequence.feeding = drafter\n        ask(Open",
@@ -353,14 +359,44 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "a try costs what it would if all were drafted for",
-            "if lane is None or not (lane.spared and few) or self._last.slots:",
+            "if few == count or not option.slots:",
             "if True:",
             (f"{P}a_try_that_drafts_for_few_of_many_is_as_rare_as_it_is_dear",),
         ),
         (
-            "nothing is ever tried",
-            "drawn < self._share(whole)",
-            "drawn < 0.0 * self._share(whole)",
+            "a try out of plain rounds drafts for all",
+            "if chosen.slots else _few(lane)",
+            "if True else _few(lane)",
+            (f"{P}out_of_plain_rounds_a_try_drafts_for_some_of_each_kind_and_one_in_four",),
+        ),
+        (
+            "a try is over before its rows came",
+            "times >= (IN_A_ROW if self._met else WAITED)",
+            "times >= IN_A_ROW",
+            (f"{P}a_try_lasts_until_its_rows_came_and_no_longer_than_they_are_waited_for",),
+        ),
+        (
+            "a try waits for rows for ever",
+            "times >= (IN_A_ROW if self._met else WAITED)",
+            "(self._met and times >= IN_A_ROW)",
+            (f"{P}a_try_lasts_until_its_rows_came_and_no_longer_than_they_are_waited_for",),
+        ),
+        (
+            "a plan stands though a try is due",
+            "if not least <= keyed(lane.sequences[0], number) <= most:",
+            "if False:",
+            (f"{P}a_plan_that_stands_is_the_one_that_would_be_made",),
+        ),
+        (
+            "options stay though plain rounds became slower",
+            "return moved or self._news",
+            "return self._news",
+            (f"{P}a_machine_that_became_slower_than_it_was_measured_is_planned_for_as_it_is",),
+        ),
+        (
+            "whole blocks are never tried",
+            "drawn < for_whole * self",
+            "drawn < 0.0 * self",
             (f"{P}plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear",),
         ),
         (
@@ -377,8 +413,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "a lane that drafts never goes without",
-            "PLAINLY * self._share(plain)",
-            "0.0 * PLAINLY * self._share(plain)",
+            "(1.0, PLAINLY) if self._last.slots",
+            "(1.0, 0.0) if self._last.slots",
             (f"{P}plain_rounds_are_tried_too_where_they_were_thought_too_dear",),
         ),
         (
@@ -395,8 +431,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "a kind of round is tried once, so that nothing is learned of it",
-            "keyed(sequence, self._number // IN_A_ROW)",
-            "keyed(sequence, self._number)",
+            "times >= (IN_A_ROW if self._met else WAITED)",
+            "times >= (1 if self._met else WAITED)",
             (f"{P}plain_rounds_are_tried_too_where_they_were_thought_too_dear",),
         ),
     ),

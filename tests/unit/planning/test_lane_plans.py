@@ -72,20 +72,6 @@ def test_each_policy_has_its_terms_and_adaptive_ones_share_the_planner_s() -> No
     assert 2 not in told(made).sequences
 
 
-def test_the_planner_is_told_how_many_have_no_context_at_a_drafter() -> None:
-    made, seen = plans(), list[int]()
-    assert made._planner is not None
-    made._planner.next = lambda lane: seen.append(lane.spared) or Plan()  # type: ignore[method-assign]
-    for number in (1, 2, 3):
-        made.add(number, parse_policy("adaptive"), 1.0, 0, spared=number > 1)
-    made.replan()
-    made.drafted_by(2, 0)
-    made.drafted_by(1, 0, spared=True)
-    made.drafted_by(3, 0)
-    made.replan()
-    assert seen == [2, 1]
-
-
 def test_drafters_are_named_in_the_plan_that_changes_them_and_not_again() -> None:
     made = plans()
     made.add(1, parse_policy("adaptive"), 1.0, 0)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,8 @@ from rounds_of import CONTEXT, COSTS, HARD, MIXED, SLOTS, Costs, live, planned
 
 from coordinator.planning.acceptance import AcceptanceEstimator
 from coordinator.planning.cost import OUTLIER, CostCorrector, RunningRatio
-from coordinator.planning.planner import FinishedPass, PlannedLane, Planner
-from dspark.rounds.plan import Plan, PlanKind, prefixes
+from coordinator.planning.planner import IN_A_ROW, WAITED, FinishedPass, PlannedLane, Planner
+from dspark.rounds.plan import PLAIN, Plan, PlanKind, Terms, prefixes
 from dspark.synthetic.spec import load_spec
 
 ROOT = Path(__file__).parents[3]
@@ -245,55 +246,116 @@ def test_a_draft_takes_what_those_take_who_are_drafted_for() -> None:
     assert corrector.round_s(tokens, CONTEXT, 64, 2, 4, 1)[0] == pytest.approx(15e-3)
 
 
+def of_drafts(plan: Plan) -> Terms:
+    """The terms of those that draft; of no slots without one."""
+    return next((each.terms for each in plan.sequences.values() if each.terms), plan.terms)
+
+
+def passed(costs: Costs, sequences: int, slots: int) -> FinishedPass:
+    """A pass of poor blocks, of which nothing was verified."""
+    drafted, nothing = costs.draft_s(sequences, slots), np.zeros(sequences, np.int64)
+    took = costs.verify_s(sequences)
+    return FinishedPass(
+        ["d"] * sequences, np.full((sequences, slots), 0.2), nothing, nothing,
+        np.ones(sequences), CONTEXT, sequences, 0, took,
+        took + (drafted + costs.hop_s) * bool(slots), drafted * bool(slots),
+    )  # fmt: skip
+
+
 def tried(costs: Costs, plans: int, cohorts: int = 1) -> list[Plan]:
     """Of a lane whose drafts are poor."""
     planner = Planner(CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s)), SLOTS)
-    poor = np.full((64, SLOTS), 0.2)
-    nothing = np.zeros(64, np.int64)
-    planner.learn(
-        FinishedPass(
-            ["d"] * 64,
-            poor,
-            nothing,
-            nothing,
-            np.ones(64),
-            CONTEXT,
-            64,
-            0,
-            costs.verify_s(64),
-            0.2,
-            0.05,
-        )
-    )
-    return [planner.next(lane(64, cohorts)) for _ in range(plans)]
+    made, slots = list[Plan](), SLOTS
+    for _ in range(plans):
+        planner.learn(passed(costs, 64, slots))
+        made.append(planner.next(lane(64, cohorts)))
+        slots = of_drafts(made[-1]).slots
+    return made
 
 
 def test_plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear() -> None:
-    dear = [plan.terms.slots for plan in tried(COSTS["cpu"], 900)]
-    assert dear[:40] == [plan.terms.slots for plan in tried(COSTS["cpu"], 40)], (
+    dear = [of_drafts(plan).slots for plan in tried(COSTS["cpu"], 9000)]
+    assert dear[:400] == [of_drafts(plan).slots for plan in tried(COSTS["cpu"], 400)], (
         "the same keys, the same plans"
     )
-    assert 0 < np.count_nonzero(dear) < 90
+    assert 0 < np.count_nonzero(dear) < 900
     assert dear.count(SLOTS) > 0, "whole blocks, too"
 
 
+@pytest.mark.parametrize(
+    ("keys", "few"),
+    [
+        (["d"] * 3, [0, 1]),
+        (["d"] * 16, [0, 1, 2, 3]),
+        (["a", "a", "a", "b", "b", "b", "c"], [0, 1, 3, 4, 6]),
+    ],
+)
+def test_out_of_plain_rounds_a_try_drafts_for_some_of_each_kind_and_one_in_four(
+    keys: list[str], few: list[int]
+) -> None:
+    """Each of them has to be sent its context first."""
+    _, planner, _ = planned(COSTS["cpu"], HARD, 8, 300)
+    assert planner.home == (0, 1)
+    one = dataclasses.replace(lane(len(keys), cohorts=1), keys=keys)
+    plans = [planner.next(one) for _ in range(2000)]
+    tries = {tuple(plan.sequences) for plan in plans if plan.sequences}
+    assert tries == {tuple(few)}
+    assert {plan.terms for plan in plans} == {PLAIN}
+
+
 def test_a_try_that_drafts_for_few_of_many_is_as_rare_as_it_is_dear() -> None:
-    """Without a context at a drafter, as most have where drafts do not pay, they wait as well."""
+    """Those that do not draft wait as well."""
     costs = Costs(lambda tokens: 20e-3 + 0.2e-3 * tokens, lambda count, slots: 12e-3, 2e-3)
     _, planner, _ = planned(costs, (0.5, 0.4), 8, 300)
     assert planner.home == (0, 1)
-    all_of_8 = lane(8, cohorts=1)
-    drafted = [
-        sum(planner.next(each).terms.slots > 0 for _ in range(4000))
-        for each in (all_of_8, dataclasses.replace(all_of_8, spared=6))
-    ]
-    assert 0 < drafted[1] < 0.25 * drafted[0]
+    alike, apart = lane(8, cohorts=1), dataclasses.replace(lane(8, cohorts=1), keys=[*"aabbccdd"])
+    counts = list[int]()
+    for each in (alike, apart):
+        drafts = [of_drafts(planner.next(each)).slots > 0 for _ in range(20000)]
+        counts.append(sum(now and not before for before, now in itertools.pairwise(drafts)))
+    assert 0 < counts[0] < 0.5 * counts[1]
+
+
+@pytest.mark.parametrize(("comes_after", "lasts"), [(0, IN_A_ROW), (5, 6), (99, WAITED)])
+def test_a_try_lasts_until_its_rows_came_and_no_longer_than_they_are_waited_for(
+    comes_after: int, lasts: int
+) -> None:
+    """Rounds stay plain until a drafter has the rows, which may be never."""
+    costs = COSTS["cpu"]
+    _, planner, _ = planned(costs, HARD, 8, 300)
+    runs, run = list[int](), 0
+    for _ in range(6000):
+        slots = of_drafts(planner.next(lane(8, cohorts=1))).slots
+        if run and not slots:
+            runs.append(run)
+        run = run + 1 if slots else 0
+        planner.learn(passed(costs, 8, slots if run > comes_after else 0))
+    assert len(runs) > 3
+    assert {run % lasts for run in runs} == {0}, "of one behind another, too"
+
+
+def test_a_plan_that_stands_is_the_one_that_would_be_made() -> None:
+    costs, at = COSTS["cpu"], lane(8, cohorts=1)
+    (_, computed, _), (_, standing, _) = (planned(costs, HARD, 8, 300) for _ in range(2))
+    stood, last = 0, standing.next(at)
+    computed.next(at)
+    for _ in range(3000):
+        if standing.stands(CONTEXT):
+            stood += 1
+        else:
+            last = standing.next(at)
+        plan = computed.next(at)
+        assert dataclasses.replace(last, number=plan.number) == plan
+        done = passed(costs, 8, of_drafts(plan).slots)
+        computed.learn(done)
+        standing.learn(done)
+    assert 2500 < stood < 3000
 
 
 def test_what_is_tried_for_one_plan_keeps_the_cohorts_in_force() -> None:
-    plans = tried(COSTS["cpu"], 300, cohorts=2)
-    assert sum(plan.terms.slots == 0 for plan in plans) > 250
-    assert {plan.cohorts for plan in plans if plan.terms.slots} == {1}, (
+    plans = tried(COSTS["cpu"], 3000, cohorts=2)
+    assert sum(of_drafts(plan).slots == 0 for plan in plans) > 2500
+    assert {plan.cohorts for plan in plans if of_drafts(plan).slots} == {1}, (
         "two would find no round to hide a draft in"
     )
 

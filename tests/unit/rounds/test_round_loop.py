@@ -33,6 +33,7 @@ from dspark.rounds.events import (
     SessionLost,
     Why,
 )
+from dspark.rounds.orders import Waits
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
 from dspark.rounds.state import NEXT, Event, SequenceState, State, UnlistedEvent
 
@@ -184,60 +185,82 @@ def test_until_its_rows_have_come_a_sequence_goes_plain() -> None:
     )
 
 
-def test_a_long_plain_stretch_is_caught_up_with_in_bulk() -> None:
+def test_no_row_is_sent_before_drafts_are_planned_and_then_all_in_bulk() -> None:
     verifier = Verifier(Plan(window=1 << 20))
     verifier.hold_rows = True
-    actions = verifier.prefilled(1, room=500)
+    verifier.tell(Admit(1, 0, PROMPT, 500, drafter=DRAFTER))
+    actions = verifier.tell(Prefilled(1, 0, 7))
     for _ in range(100):
         actions = verifier.ended(only(actions, RunPass))
-    verifier.tell(DrafterReady(DRAFTER, 1, 0, PROMPT))  # of its prompt alone
+        assert rounds(actions)[0].why_empty == "off"
+    assert {type(each) for each in verifier.said}.isdisjoint({OpenAtDrafter, SendRows})
+    verifier.tell(priced(window=1 << 20))
     actions = verifier.ended(only(actions, RunPass))
-    assert only(actions, SendRows) == SendRows(DRAFTER, 1, 0, PROMPT, PROMPT + 101)
-    verifier.tell(priced(window=1 << 20), DrafterReady(DRAFTER, 1, 0, PROMPT + 101))
+    assert only(actions, OpenAtDrafter) == OpenAtDrafter(DRAFTER, 1, 0)
+    assert only(actions, SendRows) == SendRows(DRAFTER, 1, 0, 0, PROMPT + 101)
+    actions = verifier.ended(only(actions, RunPass))
+    assert rounds(actions)[0].why_empty == "rows missing"
+    verifier.tell(DrafterReady(DRAFTER, 1, 0, PROMPT + 101))
     assert only(verifier.ended(only(actions, RunPass)), SendOrder).rows[0].first_row == PROMPT + 101
 
 
-def test_a_single_plan_that_tries_drafts_after_hundreds_of_plain_rounds_gets_its_block() -> None:
-    verifier = Verifier(Plan(window=1 << 20))
-    actions = verifier.prefilled(1, room=500)
-    sent = []
-    for _ in range(200):
-        actions = verifier.ended(only(actions, RunPass))
-        sent += of(actions, SendRows)
-    assert len(sent) == 200 // 34, "in runs, not one by one"
+def test_few_rows_go_along_with_the_first_order_that_is_planned() -> None:
+    verifier = Verifier(Plan(window=1 << 20), waits=Waits(inline_rows=PROMPT + 1))
+    run = only(verifier.prefilled(1, room=500), RunPass)
     verifier.tell(priced(window=1 << 20))
-    row = only(verifier.ended(only(actions, RunPass)), SendOrder).rows[0]
-    assert row.committed_len - row.first_row <= 34
+    actions = verifier.ended(run)
+    assert only(actions, OpenAtDrafter) == OpenAtDrafter(DRAFTER, 1, 0)
+    assert only(actions, SendOrder).rows[0].first_row == 0
+
+
+def test_a_long_plain_stretch_is_caught_up_with_in_bulk() -> None:
+    verifier = Verifier(priced(window=1 << 20))
+    order = only(verifier.prefilled(1, room=500), SendOrder)
+    verifier.hold_rows = True
+    actions = verifier.tell(Plan(2, window=1 << 20))
+    actions = verifier.ended(only(verifier.blocks(order, (0.9,)), RunPass))
+    for _ in range(100):
+        actions = verifier.ended(only(actions, RunPass))
+        assert not of(actions, SendRows)
+    verifier.tell(priced(window=1 << 20))
+    actions = verifier.ended(only(actions, RunPass))
+    assert only(actions, SendRows) == SendRows(DRAFTER, 1, 0, PROMPT, PROMPT + 102)
 
 
 def test_plain_rounds_say_that_rows_are_missing_until_they_arrive() -> None:
-    verifier = Verifier(Plan(window=1 << 20))
-    actions = verifier.prefilled(1, room=500)
+    """The plan that asked for them may be over by then."""
+    verifier = Verifier(priced(window=1 << 20))
     verifier.hold_rows = True
-    sent: list[SendRows] = []
-    while not sent:
-        actions = verifier.ended(only(actions, RunPass))
-        sent = of(actions, SendRows)
+    actions = verifier.prefilled(1, room=500)
+    verifier.tell(Plan(2, window=1 << 20))
     for _ in range(3):
         actions = verifier.ended(only(actions, RunPass))
         assert rounds(actions)[0].why_empty == "rows missing"
-    verifier.tell(DrafterReady(DRAFTER, 1, 0, sent[0].stop))
+    verifier.tell(DrafterReady(DRAFTER, 1, 0, PROMPT))
     actions = verifier.ended(only(actions, RunPass))
     assert rounds(verifier.ended(only(actions, RunPass)))[0].why_empty == "off"
 
 
-def test_plain_rounds_do_not_take_back_a_change_of_drafter() -> None:
+def test_plain_rounds_name_another_drafter_and_send_it_nothing() -> None:
     verifier = Verifier(Plan(window=1 << 20))
     run = only(verifier.prefilled(1, room=500), RunPass)
-    verifier.hold_rows = True
-    change = {1: SequencePlan(drafter=OTHER)}
-    actions = verifier.tell(Plan(2, window=1 << 20, sequences=change))
-    for _ in range(100):
-        actions += verifier.ended(run)
-        run = of(actions, RunPass)[-1]
-    assert not of(actions, CloseAtDrafter)
-    verifier.tell(DrafterReady(OTHER, 1, 0, PROMPT))
-    assert only(verifier.ended(run), SendRows).drafter == OTHER
+    verifier.tell(Plan(2, window=1 << 20, sequences={1: SequencePlan(drafter=OTHER)}))
+    run = only(verifier.ended(run), RunPass)
+    assert {type(each) for each in verifier.said}.isdisjoint({OpenAtDrafter, SendRows})
+    verifier.tell(priced(window=1 << 20))
+    assert only(verifier.ended(run), OpenAtDrafter).drafter == OTHER
+
+
+def test_a_drafter_that_was_lost_gets_nothing_until_it_is_named_again() -> None:
+    verifier = Verifier(priced(window=1 << 20))
+    order = only(verifier.prefilled(1, room=500), SendOrder)
+    run = only(verifier.tell(DrafterLost(order.drafter)), RunPass)
+    actions = verifier.ended(run)
+    assert not of(actions, OpenAtDrafter)
+    actions = verifier.ended(only(actions, RunPass))
+    assert rounds(actions)[0].why_empty == "no drafter"
+    again = replace(priced(window=1 << 20), sequences={1: SequencePlan(drafter=DRAFTER)})
+    assert only(verifier.tell(again), OpenAtDrafter).drafter == DRAFTER
 
 
 def test_rows_of_a_late_order_are_sent_again_once_its_drafter_replied() -> None:
@@ -248,12 +271,12 @@ def test_rows_of_a_late_order_are_sent_again_once_its_drafter_replied() -> None:
     late = only(verifier.ended(run), SendOrder)
     assert late.rows[0].first_row == PROMPT
     verifier.now = verifier.loop.next_at() or 0.0
-    actions = verifier.tell(Plan(2, window=1 << 20))
-    for _ in range(60):
+    actions = verifier.tell()
+    for _ in range(3):
         actions = verifier.ended(only(actions, RunPass))
-        assert not of(actions, SendRows), "the drafter owes a reply"
+        assert not of(actions, SendOrder), "the drafter owes a reply"
     verifier.blocks(late, (0.9,))
-    assert only(verifier.ended(only(actions, RunPass)), SendRows).start == PROMPT
+    assert only(verifier.ended(only(actions, RunPass)), SendOrder).rows[0].first_row == PROMPT
 
 
 # Orders.
@@ -420,9 +443,7 @@ def test_whoever_could_not_be_judged_leaves_and_the_others_go_on() -> None:
     run = only(verifier.acknowledge(actions) or actions, RunPass)
     assert [row.sequence for row in run.rows] == [1]
     actions = verifier.tell(PassEnded(run.number, [Drawn(())]))
-    assert actions == [CloseAtDrafter(DRAFTER, 1, 0), Released(1, 0, 2, PROMPT + 3, Why.FAILED)], (
-        "and no report"
-    )
+    assert actions == [Released(1, 0, 2, PROMPT + 3, Why.FAILED)], "and no report"
 
 
 def test_a_prefix_is_cut_to_the_pages_there_are() -> None:
