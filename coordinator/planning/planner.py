@@ -43,7 +43,7 @@ WAITED = 16  # most plans of a try whose feature rows are on their way
 LEAST_TRYING, TRYING = 2, 4
 RENEWED = 0.02  # new blocks over blocks in the window, from which on options are computed anew
 PLAN = 1 / 16  # blocks that a plan counts as towards RENEWED: seconds are learned without blocks
-MOVED = 0.05  # change of a plain round's seconds from which on they are, too
+MOVED = 0.1  # change of a plain round's seconds from which on they are, too
 CONTEXT_STEP = 128  # tokens of mean context over which a lane's options are kept
 MOST_KNOWN = 64  # lanes whose options are kept
 CURVE_POINTS = 40  # most points of the expected rate by slots verified
@@ -188,6 +188,7 @@ class Planner:
         self._known: dict[tuple[object, ...], tuple[_Option, list[_Option]]] = {}
         # (rate, seconds) of tries by few of a lane, by their number, the lane's and option
         self._tries: dict[tuple[int, int, _Option], tuple[float, float]] = {}
+        self._ranks: dict[frozenset[Hashable], _Ranked] = {}  # recent slots, by a lane's keys
         self._news = 0.0  # blocks since these were cleared, and parts of one for plans
         self._plain = 1.0  # what a plain round took over what was announced, as of then
         self._drafted: bool | None = None  # whether the last pass was of drafted blocks
@@ -294,6 +295,7 @@ class Planner:
         """Drops kept options: seconds of drafts changed, so the next plan computes them anew."""
         self._known.clear()
         self._tries.clear()
+        self._ranks.clear()
         self._draws = 1.0, 0.0
 
     @property
@@ -336,7 +338,7 @@ class Planner:
             fed = replace(
                 lane, sequences=lane.sequences[:few], weight=lane.weight[:few], others=waiting
             )
-            ranked = _Ranked.of(*self._past(lane))
+            ranked = self._ranked(lane)
             found = self._walk(fed, ranked, option.slots, option.cohorts)
             at = found.chosen
             self._tries[of] = float(found.rates[at]), float(found.seconds[at])
@@ -365,7 +367,7 @@ class Planner:
         tokens, worth = _without_drafts(lane)
         plain_s = self._plain_s(tokens, lane)
         plain = _Option(worth / plain_s if self._bypass else 0.0, plain_s, 0, 1, float("inf"))
-        ranked = _Ranked.of(*self._past(lane))
+        ranked = self._ranked(lane)
         together = len(lane.sequences) + lane.others.sequences
         drafted = []
         for slots in range(1, self.block + 1):
@@ -397,7 +399,7 @@ class Planner:
         the length in force; None without drafts in force."""
         if self._lane is None or not self._last.slots:
             return None
-        ranked = _Ranked.of(*self._past(self._lane))
+        ranked = self._ranked(self._lane)
         found = self._walk(self._lane, ranked, self._last.slots, self._last.cohorts)
         scale = len(self._lane.sequences) / ranked.blocks
         step = max(-(-len(found.rates) // CURVE_POINTS), 1)
@@ -414,18 +416,22 @@ class Planner:
         )
         return float(seconds[0])
 
-    def _past(self, lane: PlannedLane) -> tuple[Floats, Floats]:
-        """(compared, worth), [m, b] each, of recent blocks of the lane's keys, or of all while
-        those are few; assumed values before the first block."""
+    def _ranked(self, lane: PlannedLane) -> _Ranked:
+        """Slots of recent blocks of the lane's keys, or of all while those are few; assumed ones
+        before the first block."""
         if not self._recent:
             usual = self.acceptance.usual()
             hoped: Floats = float(lane.weight.mean()) * np.cumprod(usual, dtype=np.float64)[None, :]
-            return hoped, hoped
-        compared = np.concatenate([each.compared for each in self._recent])
-        worth = np.concatenate([each.worth for each in self._recent])
-        present = set(lane.keys)
-        alike = np.array([key in present for each in self._recent for key in each.keys])
-        return (compared[alike], worth[alike]) if alike.sum() >= WARM_UP else (compared, worth)
+            return _Ranked.of(hoped, hoped)
+        present = frozenset(lane.keys)
+        if present not in self._ranks:
+            compared = np.concatenate([each.compared for each in self._recent])
+            worth = np.concatenate([each.worth for each in self._recent])
+            alike = np.array([key in present for each in self._recent for key in each.keys])
+            if alike.sum() >= WARM_UP:
+                compared, worth = compared[alike], worth[alike]
+            self._ranks[present] = _Ranked.of(compared, worth)
+        return self._ranks[present]
 
     def _plan(self, lane: PlannedLane, chosen: _Option, few: Sequence[int] | None = None) -> Plan:
         """few: places of the sequences that draft, ascending; None: all."""
