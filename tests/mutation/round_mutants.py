@@ -395,8 +395,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "whole blocks are never tried",
-            "drawn < for_whole * self",
-            "drawn < 0.0 * self",
+            "return whole if drawn < least",
+            "return whole if False",
             (f"{P}plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear",),
         ),
         (

@@ -424,14 +424,14 @@ RULES = [
         ),
         (
             "a lane is never looked at anew",
-            "self._news > RENEWED * min(self._blocks, WINDOW)",
-            "self._news > 1e9",
+            "return moved or self._news + more > RENEWED * min(self._blocks, WINDOW)",
+            "return False",
             ("tests/unit/planning/test_lane_plans.py",),
         ),
         (
             "a lane is planned by what others draft",
-            "if alike.sum() >= WARM_UP else",
-            "if alike.sum() < 0 else",
+            "if alike.sum() >= WARM_UP:",
+            "if False:",
             ("tests/unit/planning/test_lane_plans.py",),
         ),
         ("no drafted slot is ever worth it", "rates.argmax()", "rates[:1].argmax()", WALKED),
