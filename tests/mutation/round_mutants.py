@@ -433,7 +433,7 @@ MUTANTS: list[Mutant] = [
             "a kind of round is tried once, so that nothing is learned of it",
             "times >= (IN_A_ROW if self._met else WAITED)",
             "times >= (1 if self._met else WAITED)",
-            (f"{P}plain_rounds_are_tried_too_where_they_were_thought_too_dear",),
+            (f"{P}a_try_lasts_until_its_rows_came_and_no_longer_than_they_are_waited_for",),
         ),
     ),
     *in_file(
