@@ -85,7 +85,7 @@ async def _one_by_one(
         answer = await client.complete(prompt, timeout=120, **_options(policy, TOKENS))
         into.wall_s += clock() - began
         into.add(answer)
-        into.came += len(answer.token_ids) - 1
+        into.came += len(answer.token_ids)
 
 
 async def _on_and_on(

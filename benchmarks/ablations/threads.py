@@ -22,7 +22,7 @@ LEAST = 1.0
 async def _rate(client: AsyncClient, pair: Pair, domain: str, policy: str, streams: int) -> float:
     spent = Spent()
     await ask(client, pair.prompts(domain, PROMPTS[streams]), policy, streams, spent)
-    return spent.tokens / spent.wall_s
+    return spent.came / spent.wall_s
 
 
 async def compare(pair: Pair) -> dict[str, dict[str, float]]:

@@ -105,9 +105,9 @@ class DrafterAssignment:
             mine, since = placed.drafter, placed.rows_missing_since
             self._plans.tries(placed.number, self._drafters.on_trial(mine, placed.state))
             stuck = since is not None and now - since > ROWS_S
-            if (mine and not stuck and self._drafters.stays(mine, placed.state)) or (
-                not mine and now < placed.not_before
-            ):
+            if (
+                mine and not stuck and self._drafters.stays(mine, placed.state, fed=placed.fed)
+            ) or (not mine and now < placed.not_before):
                 continue
             other = self._drafters.choose(placed.state, besides=mine)
             if other or stuck or (mine and not self._drafters.may_stay(mine, placed.state)):

@@ -108,8 +108,10 @@ class LaneDrafters:
         alarm = _LOST_BY.get(why.partition(":")[0])
         if alarm is not None and known.watch.raised(alarm, self._clock.time()):
             self._tell(known)
-        known.not_before = self._clock.time() + known.pause_s
-        known.pause_s = min(2.0 * known.pause_s, LONGEST_S)
+        now = self._clock.time()
+        if now >= known.not_before:  # else one of several that it had no room for at once
+            known.not_before = now + known.pause_s
+            known.pause_s = min(2.0 * known.pause_s, LONGEST_S)
         known.told = Use.NO_NEW  # so that it is sent again
 
     def drafted(self, number: int) -> None:
@@ -183,10 +185,11 @@ class LaneDrafters:
             return 0
         return min(able, key=lambda each: (self._load[each.port], each.port.facts.name)).number
 
-    def stays(self, number: int, state: RequestState) -> bool:
-        """Whether a drafter may go on drafting for a sequence."""
+    def stays(self, number: int, state: RequestState, *, fed: bool) -> bool:
+        """Whether a drafter may go on drafting for a sequence. fed: it did so before, so the
+        verifier may still reach one that this process has lost."""
         known = self._by_number[number]
-        return self.may_stay(number, state) and not known.leaves
+        return self.may_stay(number, state) and not known.leaves and (fed or known.there)
 
     def may_stay(self, number: int, state: RequestState) -> bool:
         """The same while no other drafter fits: one that will leave may stay."""

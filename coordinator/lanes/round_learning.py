@@ -175,7 +175,7 @@ class RoundLearning:
             metrics.pipeline_bubble.observe(max(timing.round_s - timing.forward_s, 0.0))
 
     def _say_mode(self) -> None:
-        """Shows operators the lane's mode; single plans that try something do not change it."""
+        """Shows operators the lane's mode; plans that try something do not change it."""
         slots, cohorts = self._plans.mode
         self._show(Mode.PLAIN if not slots else Mode.TWO if cohorts == 2 else Mode.ONE)
 

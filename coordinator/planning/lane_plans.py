@@ -45,7 +45,7 @@ class Member:
     weight: float
     key: Hashable = ""  # drafter and bucket, by which acceptance is tracked
     own: Terms | None = None  # terms that follow from its policy; None: the planner's
-    drafted: bool = True  # a drafter has its context, or may have
+    drafted: bool = True  # a drafter is assigned
     tries: bool = False  # its drafter is on trial
 
 
@@ -184,8 +184,14 @@ class LanePlans:
                 timing.draft_s,
                 _labels(report, rounds, confidence.shape[1]),
                 self._alone.get(report.report.plan, False),
+                any(each.confidence and self._adapts(each.sequence) for each in rounds),
             )
         )
+
+    def _adapts(self, sequence: int) -> bool:
+        """Whether the planner chooses the terms of a sequence."""
+        member = self._members.get(sequence)
+        return member is not None and member.own is None
 
     # Plans.
 

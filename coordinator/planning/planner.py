@@ -35,8 +35,9 @@ PLAINLY = 0.3  # part of that for trying plain rounds: their seconds change rare
 # part of it, out of plain rounds, for whole blocks, and for the likeliest ones, once it is based on
 # so many blocks
 EITHER, SETTLED = 0.5, WINDOW // 2
-MOST_EXPLORED = 1 / 16  # largest share of plans that try
-# plans that try the same: a round is measured only behind another one of its kind
+MOST_EXPLORED = 1 / 16  # largest share of plans that try one alternative
+# Plans that try the same, at least: a round is measured only behind another one of its kind. When
+# the first round is reported, the verifier is at the next one already.
 IN_A_ROW = 2
 WAITED = 16  # most plans of a try whose feature rows are on their way
 # sequences that a try out of plain rounds drafts for: so many of a kind, one in so many of all
@@ -66,6 +67,7 @@ class FinishedPass:
     draft_s: float = 0.0  # of the drafter's pass
     labels: Floats | None = None  # [n, k, 2], see `AcceptanceEstimator`
     alone: bool = True  # no other cohort takes turns with it
+    drafted: bool = False  # whether sequences had blocks whose terms are this planner's
 
 
 class _Remembered(NamedTuple):
@@ -201,7 +203,7 @@ class Planner:
         count, width = done.confidence.shape
         again, self._drafted = self._drafted is (width > 0), width > 0
         if self._tried is not None:
-            self._met = self._met or self._drafted is (self._tried.slots > 0)
+            self._met = self._met or done.drafted is (self._tried.slots > 0)
         if again and not done.prefill_tokens:
             if width:
                 self.cost.observe_drafted(done.tokens, done.context, count, done.forward_s)
@@ -269,7 +271,7 @@ class Planner:
         needed = BEGINS if best.slots and not kept.slots else STAYS
         self._last = kept if best.rate < needed * kept.rate else best
         chosen = self._last
-        # A single plan fills no pipeline: what is tried keeps the cohorts that are in force.
+        # A few plans fill no pipeline: what is tried keeps the cohorts that are in force.
         able = [each for each in drafted if each.cohorts == chosen.cohorts] or drafted
         whole = max(
             (each for each in able if each.slots == self.block), key=lambda option: option.rate
@@ -300,7 +302,7 @@ class Planner:
 
     @property
     def home(self) -> tuple[int, int]:
-        """(slots, cohorts) of the option thought best; single plans try another one."""
+        """(slots, cohorts) of the option thought best; a few plans try another one."""
         return self._last.slots, self._last.cohorts
 
     def _begun(self, lane: PlannedLane, few: int, whole: _Option, other: _Option) -> _Option | None:
@@ -434,7 +436,7 @@ class Planner:
         return self._ranks[present]
 
     def _plan(self, lane: PlannedLane, chosen: _Option, few: Sequence[int] | None = None) -> Plan:
-        """few: places of the sequences that draft, ascending; None: all."""
+        """few: places of the sequences that draft; None: all."""
         if chosen.slots == 0:
             return Plan(self._number)
         trust = {key: self.acceptance.trust(key) for key in set(lane.keys)}

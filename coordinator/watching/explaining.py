@@ -52,7 +52,7 @@ def step_of(made: Reported) -> wire.RoundExplanation:
         step_verified=sum(each.verified for each in rounds),
         step_tokens=report.tokens,
         step_committed=sum(len(each.tokens) for each in rounds),
-        plain=made.plan.terms.kind is PlanKind.OFF,
+        plain=not any(made.plan.terms_of(each.sequence).drafts for each in rounds),
         round_ms=1e3 * timing.round_s,
         draft_ms=1e3 * timing.waited_s,
         draft_pass_ms=1e3 * timing.draft_s,
@@ -64,8 +64,11 @@ def step_of(made: Reported) -> wire.RoundExplanation:
 
 def price(made: Reported) -> float | None:
     """The gain from which on a slot was verified; None without a finite price."""
-    terms = made.plan.terms
-    return terms.price if terms.kind is PlanKind.PRICE and np.isfinite(terms.price) else None
+    for each in made.rounds:  # a try has terms for those that draft alone
+        terms = made.plan.terms_of(each.sequence)
+        if terms.kind is PlanKind.PRICE:
+            return terms.price if np.isfinite(terms.price) else None
+    return None
 
 
 def told(part: RoundPart) -> wire.RoundExplanation:

@@ -18,11 +18,13 @@ Ask = Callable[[Action], object]
 
 
 def name(sequence: SequenceState, drafter: int, most: int, ask: Ask, *, drafts: bool) -> None:
-    """Names the drafter to use, 0 for none. It is prepared if drafts are planned or another one is
-    in use."""
+    """Names the drafter to use, 0 for none. It is prepared if drafts are planned; else another one
+    is closed, and it is prepared once they are."""
     sequence.named = drafter
-    if drafts or sequence.drafter or sequence.feeding:
+    if drafts or drafter in (sequence.drafter, sequence.feeding):
         feed_by(sequence, drafter, most, ask)
+    else:
+        close(sequence, ask)
 
 
 def feed_by(sequence: SequenceState, drafter: int, most: int, ask: Ask) -> None:
@@ -76,17 +78,22 @@ def take_over(sequence: SequenceState, most: int, ask: Ask) -> None:
 
 
 def resend(sequence: SequenceState, start: int, most: int, ask: Ask) -> None:
-    """Sends its drafter the rows it lacks, from `start` on; there are no drafts until then."""
+    """Sends its drafter the rows it lacks, from `start` on; there are no drafts until then. If
+    another one is about to take over, its drafter is closed instead."""
     drafter, sequence.drafter = sequence.drafter, 0
-    _stop_feeding(sequence, ask)
+    if sequence.feeding:
+        ask(CloseAtDrafter(drafter, sequence.number, sequence.epoch))
+        return
     sequence.feeding = drafter
     send_rows(sequence, start, most, ask)
 
 
 def reopen(sequence: SequenceState, most: int, ask: Ask) -> None:
-    """Opens the sequence anew at its drafter, which has forgotten it, and sends all rows."""
+    """Opens the sequence anew at its drafter, which has forgotten it, and sends all rows, unless
+    another one is about to take over."""
     drafter, sequence.drafter = sequence.drafter, 0
-    feed_by(sequence, drafter, most, ask)
+    if not sequence.feeding:
+        feed_by(sequence, drafter, most, ask)
 
 
 def lost(sequence: SequenceState, drafter: int) -> None:

@@ -350,7 +350,8 @@ class RoundLoop:
             if sequence.state is HELD:
                 sequence.apply(LET_GO_ON)
             terms = plan.terms_of(sequence.number)
-            if terms.drafts and sequence.named and not (sequence.drafter or sequence.feeding):
+            unfed = sequence.named and not (sequence.drafter or sequence.feeding)
+            if unfed and terms.drafts and sequence.room > 1:
                 feeding.feed_by(sequence, sequence.named, self._waits.inline_rows, self._ask)
             feeding.take_over(sequence, self._waits.inline_rows, self._ask)
             why = self._why_plain(sequence, terms)

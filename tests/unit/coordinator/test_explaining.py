@@ -89,6 +89,24 @@ def test_gains_are_what_the_verifier_compared_with_the_price() -> None:
 
 
 @virtual
+async def test_a_round_of_a_try_is_not_told_as_a_plain_one() -> None:
+    cell = RoundsCell(pair=ToyPair(wrong_every=1), draft_ms=25, sink=1 << 20)
+    found = []
+    with cell.explain.cell() as watch:
+        states = [cell.ask((seed, 3), max_tokens=2000) for seed in range(16)]
+        for _ in range(2000):
+            await asyncio.sleep(0.01)
+            found += watch.taken()
+            if states[0].sequence.finished:
+                break
+    plain = [each for each in found if not each.plan.terms.drafts]
+    tries = [each for each in plain if any(own.terms for own in each.plan.sequences.values())]
+    assert {step_of(each).plain for each in tries} == {False}
+    assert {step_of(each).plain for each in plain if not each.plan.sequences} == {True}
+    cell.admission.cut_all()
+
+
+@virtual
 async def test_a_cohort_in_numbers() -> None:
     cell = RoundsCell()
     with cell.explain.cell() as watch:

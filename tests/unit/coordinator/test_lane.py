@@ -362,6 +362,37 @@ async def test_r10_a_drafter_that_only_this_process_lost_goes_on_drafting_for_wh
 
 
 @virtual
+async def test_who_has_no_rows_at_a_drafter_that_this_process_lost_gets_another_one() -> None:
+    """While rounds are plain its verifier may have no connection to it, and cannot tell."""
+    cell = RoundsCell(drafters=2, draft_ms=25, pair=ToyPair(wrong_every=1), sink=1 << 20)
+    first = [cell.ask((seed, 3), max_tokens=2000) for seed in range(16)]
+    await cell.until(lambda: all(state.stats.rounds for state in first))
+    await cell.until(lambda: not cell.port.orders(Plan)[-1].terms.drafts)
+    late = [cell.ask((seed, 4), max_tokens=2000) for seed in range(4)]
+    await cell.until(lambda: all(state.stats.rounds for state in late))
+    lost, other = cell.drafters
+    cell.lane.drafter_left(lost)
+    cell.load.pop(lost, None)
+    await asyncio.sleep(0.1)
+    assert {state.drafter for state in late} == {other}
+    cell.admission.cut_all()
+
+
+@virtual
+async def test_a_drafter_that_had_no_room_for_many_at_once_is_asked_again_as_soon_as_for_one() -> (
+    None
+):
+    cell = RoundsCell()
+    cell.drafters[0].full = True
+    states = [cell.ask((seed, 3), max_tokens=2000) for seed in range(8)]
+    await asyncio.sleep(0.5)
+    assert len([each for each in cell.port.news(DrafterEvent) if each.what == "full"]) > 2
+    cell.drafters[0].full = False
+    await cell.until(lambda: all(state.stats.drafted for state in states), within_s=4.0)
+    cell.admission.cut_all()
+
+
+@virtual
 async def test_a_drafter_that_leaves_hands_its_sequences_to_another_one() -> None:
     cell = RoundsCell(drafters=2)
     states = [cell.ask((seed, 3), max_tokens=90) for seed in range(4)]

@@ -144,6 +144,7 @@ def planned(
                 took * (10.0 if stalls and number % stalls == stalls - 1 else 1.0),
                 costs.draft_s(drafting, slots) if slots else 0.0,
                 alone=plan.cohorts == 1,
+                drafted=slots > 0,
             )
         )
         plans.append(planner.next(lane))

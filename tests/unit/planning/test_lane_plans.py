@@ -72,6 +72,20 @@ def test_each_policy_has_its_terms_and_adaptive_ones_share_the_planner_s() -> No
     assert 2 not in told(made).sequences
 
 
+def test_the_planner_is_told_whether_its_own_sequences_drafted() -> None:
+    made, seen = plans(), list[FinishedPass]()
+    made.add(1, parse_policy("adaptive"), 1.0, 0)
+    made.add(2, parse_policy("fixed:7"), 1.0, 0)
+    assert made._planner is not None
+    made._planner.learn = seen.append  # type: ignore[method-assign]
+    for plain in ((), (0,), (1,), (0, 1)):
+        done = report(made)
+        for place in plain:
+            done.rounds[place] = done.rounds[place]._replace(confidence=())
+        made.learn(done)
+    assert [each.drafted for each in seen] == [True, False, True, False]
+
+
 def test_drafters_are_named_in_the_plan_that_changes_them_and_not_again() -> None:
     made = plans()
     made.add(1, parse_policy("adaptive"), 1.0, 0)

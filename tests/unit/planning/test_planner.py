@@ -258,7 +258,7 @@ def passed(costs: Costs, sequences: int, slots: int) -> FinishedPass:
     return FinishedPass(
         ["d"] * sequences, np.full((sequences, slots), 0.2), nothing, nothing,
         np.ones(sequences), CONTEXT, sequences, 0, took,
-        took + (drafted + costs.hop_s) * bool(slots), drafted * bool(slots),
+        took + (drafted + costs.hop_s) * bool(slots), drafted * bool(slots), drafted=bool(slots),
     )  # fmt: skip
 
 

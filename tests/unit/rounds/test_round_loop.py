@@ -241,14 +241,30 @@ def test_plain_rounds_say_that_rows_are_missing_until_they_arrive() -> None:
     assert rounds(verifier.ended(only(actions, RunPass)))[0].why_empty == "off"
 
 
-def test_plain_rounds_name_another_drafter_and_send_it_nothing() -> None:
-    verifier = Verifier(Plan(window=1 << 20))
-    run = only(verifier.prefilled(1, room=500), RunPass)
-    verifier.tell(Plan(2, window=1 << 20, sequences={1: SequencePlan(drafter=OTHER)}))
-    run = only(verifier.ended(run), RunPass)
-    assert {type(each) for each in verifier.said}.isdisjoint({OpenAtDrafter, SendRows})
+@pytest.mark.parametrize("tried", [False, True])
+def test_plain_rounds_name_another_drafter_and_send_it_nothing(tried: bool) -> None:
+    verifier = Verifier(priced(window=1 << 20) if tried else Plan(window=1 << 20))
+    actions = verifier.prefilled(1, room=500)
+    if tried:
+        actions = verifier.blocks(only(actions, SendOrder), (0.9,))
+    other = {1: SequencePlan(drafter=OTHER)}
+    said = verifier.tell(Plan(2, window=1 << 20, sequences=other))
+    assert said == [CloseAtDrafter(DRAFTER, 1, 0)] * tried
+    actions = verifier.ended(only(actions, RunPass))
     verifier.tell(priced(window=1 << 20))
-    assert only(verifier.ended(run), OpenAtDrafter).drafter == OTHER
+    actions = verifier.ended(only(actions, RunPass))
+    assert only(actions, OpenAtDrafter).drafter == only(actions, SendRows).drafter == OTHER
+    opened = [each.drafter for each in of(verifier.said, OpenAtDrafter)]
+    assert opened == [DRAFTER] * tried + [OTHER]
+
+
+def test_no_row_is_sent_for_a_last_token() -> None:
+    verifier = Verifier(Plan(window=1 << 20))
+    run = only(verifier.prefilled(1, room=3), RunPass)
+    verifier.tell(priced(window=1 << 20))
+    actions = verifier.ended(run)
+    assert not of(actions, OpenAtDrafter)
+    assert rounds(verifier.ended(only(actions, RunPass)))[0].why_empty == "last token"
 
 
 def test_a_drafter_that_was_lost_gets_nothing_until_it_is_named_again() -> None:
@@ -361,6 +377,20 @@ def test_another_drafter_takes_over_between_rounds_once_it_has_the_rows() -> Non
     assert only(actions, CloseAtDrafter) == CloseAtDrafter(DRAFTER, 1, 0)
     assert only(actions, SendOrder).drafter == OTHER
     assert only(actions, SendOrder).rows[0].first_row == PROMPT
+
+
+@pytest.mark.parametrize("why", ["", "unknown sequence"])
+def test_a_drafter_that_lost_rows_gets_none_where_another_takes_over(why: str) -> None:
+    verifier = Verifier()
+    order = only(verifier.prefilled(1, room=500), SendOrder)
+    verifier.hold_rows = True
+    verifier.tell(replace(priced(), sequences={1: SequencePlan(drafter=OTHER)}))
+    actions = verifier.tell(BlocksCame(order.order, [(0.9,)], [4], [why]))
+    assert not of(actions, SendRows)
+    assert not of(actions, OpenAtDrafter)
+    assert len(of(actions, CloseAtDrafter)) == (not why), "it may have forgotten the sequence"
+    verifier.tell(DrafterReady(OTHER, 1, 0, PROMPT))
+    assert only(verifier.ended(only(actions, RunPass)), SendOrder).drafter == OTHER
 
 
 def test_missing_rows_at_a_drafter_empty_the_block_and_are_sent_in_bulk() -> None:
