@@ -156,6 +156,20 @@ LANES: list[Mutant] = [
             REACH,
         ),
         (
+            "who has no rows stays with a drafter that is lost to this process",
+            "and (fed or known.there)",
+            "and True",
+            (f"{L}who_has_no_rows_at_a_drafter_that_this_process_lost_gets_another_one",),
+        ),
+        (
+            "every refusal of many at once doubles the pause",
+            "if now >= known.not_before:",
+            "if True:",
+            (
+                f"{L}a_drafter_that_had_no_room_for_many_at_once_is_asked_again_as_soon_as_for_one",
+            ),
+        ),
+        (
             "a drafter that leaves gets newcomers",
             "free = known.there and not known.leaves and",
             "free = known.there and",
@@ -214,6 +228,15 @@ LANES: list[Mutant] = [
     ),
     *in_file(
         "coordinator/planning/lane_plans.py",
+        (
+            "blocks of fixed lengths end a try of the planner's",
+            "each.confidence and self._adapts(each.sequence)",
+            "each.confidence",
+            (
+                "tests/unit/planning/test_lane_plans.py::"
+                "test_the_planner_is_told_whether_its_own_sequences_drafted",
+            ),
+        ),
         (
             "everybody goes by the planner's terms",
             "sequences[member.number] = SequencePlan(member.own)",

@@ -283,15 +283,21 @@ MUTANTS: list[Mutant] = [
         "dspark/rounds/loop.py",
         (
             "rows are sent though no drafts are planned",
-            "if terms.drafts and sequence.named and not (",
-            "if sequence.named and not (",
+            "if unfed and terms.drafts and sequence.room > 1:",
+            "if unfed and sequence.room > 1:",
             (f"{L}no_row_is_sent_before_drafts_are_planned_and_then_all_in_bulk",),
         ),
         (
             "rows are not sent once drafts are planned",
-            "if terms.drafts and sequence.named and not (",
-            "if False and not (",
+            "if unfed and terms.drafts and sequence.room > 1:",
+            "if False:",
             (f"{L}no_row_is_sent_before_drafts_are_planned_and_then_all_in_bulk",),
+        ),
+        (
+            "rows are sent for a last token",
+            "if unfed and terms.drafts and sequence.room > 1:",
+            "if unfed and terms.drafts:",
+            (f"{L}no_row_is_sent_for_a_last_token",),
         ),
         (
             "rows of a late order count as arrived",
@@ -304,9 +310,15 @@ MUTANTS: list[Mutant] = [
         "dspark/rounds/feeding.py",
         (
             "another drafter is sent rows though no drafts are planned",
-            "if drafts or sequence.drafter or sequence.feeding:",
+            "if drafts or drafter in (sequence.drafter, sequence.feeding):",
             "if True:",
             (f"{L}plain_rounds_name_another_drafter_and_send_it_nothing",),
+        ),
+        (
+            "rows lost at a drafter stop the one that takes over",
+            "    if sequence.feeding:\n        ask(Close",
+            "    if False:\n        ask(Close",
+            (f"{L}a_drafter_that_lost_rows_gets_none_where_another_takes_over",),
         ),
         (
             "a lost drafter stays named",
