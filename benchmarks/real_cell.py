@@ -39,13 +39,7 @@ def flat(
     return path
 
 
-class AnywhereCell(ProcessCell):
-    """A cell whose processes run on any processor."""
-
-    placed = False
-
-
-class Workers(AnywhereCell):
+class Workers(ProcessCell):
     """Workers without a coordinator, driven by the benchmark."""
 
     led = False

@@ -14,13 +14,12 @@ from deploy.autoscale import AutoscaleConfig
 from deploy.config import NO_DRAFTER, ClusterConfig
 from deploy.head import free_ports
 from deploy.service_registry import check_room, load_settings
-from deploy.topology import ProcessRole, Topology, desired, homes, sizes_of, threads_of
+from deploy.topology import ProcessRole, Topology, desired, sizes_of, threads_of
 from dspark import shipped
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir
-from dspark.runtime.process import usable
 from dspark.runtime.security import check_listeners, is_loopback, split_endpoint
 from dspark.synthetic.spec import load_spec
 from dspark.targets import is_imported
@@ -96,15 +95,13 @@ def plan_topology(
             each["served_model"] or settings[ProcessRole.COORDINATOR]["served_model"]
         )
     if config.address is not None:  # machines of a joined cluster are not known
-        return desired(config, settings, None)
+        return desired(config, settings)
     workers = {ProcessRole.VERIFY: config.verifiers, ProcessRole.DRAFT: config.drafters}
     for role, count in workers.items():
         settings[role]["threads"] = threads_of(
             role, settings[role], max(count, (most or {}).get(role, 0))
         )
-    return desired(
-        config, settings, homes(usable(), max(settings[role]["threads"] for role in workers))
-    )
+    return desired(config, settings)
 
 
 def within(config: ClusterConfig, autoscale: AutoscaleConfig) -> ClusterConfig:

@@ -20,11 +20,10 @@ from types import TracebackType
 from typing import IO, Self
 
 from deploy.head import free_ports
-from deploy.topology import ProcessRole, homes, threads_of
+from deploy.topology import ProcessRole, threads_of
 from dspark.client import Client
 from dspark.errors import Unavailable
 from dspark.runtime.identity import read_token
-from dspark.runtime.process import usable
 
 START_TIMEOUT_S = 180.0
 STOP_GRACE_S = 10.0
@@ -58,7 +57,6 @@ class ProcessCell:
     """
 
     led = True  # whether it has a coordinator; else workers alone
-    placed = True  # whether processes keep to processors, as those of a cluster do
 
     def __init__(
         self,
@@ -85,7 +83,6 @@ class ProcessCell:
             )
             for role, count in self._counts.items()
         }
-        self._homes = homes(usable(), max(self._threads.values())) if self.placed else {}
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="dspark-cell-")
         self.folder = folder or Path(self._temporary.name if self._temporary else "")
         self.children: dict[str, Child] = {}
@@ -161,12 +158,9 @@ class ProcessCell:
     def _begin(self, role: str, index: int, flags: Flags) -> Child:
         words = [_option(key, value) for key, value in flags.items() if value not in (None, "")]
         name = f"{role}/{index}"
-        given = {"cpus": self._homes.get(name), "threads": self._threads.get(role)}
-        words += [
-            _option(key, value)
-            for key, value in given.items()
-            if value and not self._said(role, key)
-        ]
+        threads = self._threads.get(role)
+        if threads and not self._said(role, "threads"):
+            words.append(_option("threads", threads))
         program = self._programs.get(role, ("dspark.cli.main",))
         start = [sys.executable, "-m", *program, "serve", role, f"--name={name}", "--ready-json"]
         start.append(f"--parent-pid={os.getpid()}")

@@ -4,7 +4,7 @@ clock."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -12,8 +12,6 @@ from typing import Any
 from deploy.config import MOST, NO_DRAFTER, ClusterConfig
 from dspark.errors import ConfigError
 from dspark.runtime.process import parse_cpus, threads_for
-
-PROCESSORS = 2
 
 
 class ProcessRole(enum.StrEnum):
@@ -49,19 +47,17 @@ class Replica:
 @dataclass(frozen=True)
 class Topology:
     """All processes of a cell. templates: a replica of each role, without its name. sizes: number
-    of replicas of each role. homes: setting `cpus` of replicas by name, where their template has
-    none."""
+    of replicas of each role."""
 
     templates: Mapping[ProcessRole, Replica]
     sizes: Mapping[ProcessRole, int]
-    homes: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def replicas(self) -> tuple[Replica, ...]:
         names = [
             (role, f"{role}/{index}") for role in ProcessRole for index in range(self.sizes[role])
         ]
-        return tuple(self._replica(role, name) for role, name in names)
+        return tuple(replace(self.templates[role], name=name) for role, name in names)
 
     def named(self, name: str) -> Replica | None:
         return next((replica for replica in self.replicas if replica.name == name), None)
@@ -79,12 +75,6 @@ class Topology:
     def coordinator(self) -> Replica:
         return next(replica for replica in self.replicas if replica.role is ProcessRole.COORDINATOR)
 
-    def _replica(self, role: ProcessRole, name: str) -> Replica:
-        made = replace(self.templates[role], name=name)
-        if made.settings.get("cpus") or name not in self.homes:
-            return made
-        return replace(made, settings={**made.settings, "cpus": self.homes[name]})
-
 
 def sizes_of(config: ClusterConfig) -> dict[ProcessRole, int]:
     """How many processes of each role there are at first."""
@@ -96,13 +86,9 @@ def sizes_of(config: ClusterConfig) -> dict[ProcessRole, int]:
     }
 
 
-def desired(
-    config: ClusterConfig,
-    settings: Mapping[ProcessRole, Mapping[str, Any]],
-    homes: Mapping[str, str] | None = None,
-) -> Topology:
+def desired(config: ClusterConfig, settings: Mapping[ProcessRole, Mapping[str, Any]]) -> Topology:
     """The processes that `config` asks for, without reservations (`reserving` adds them). settings:
-    resolved configuration of each room. homes: processors by replica name."""
+    resolved configuration of each room."""
     selectors = {
         ProcessRole.COORDINATOR: config.coordinator_selector,
         ProcessRole.VERIFY: config.verifier_selector,
@@ -114,7 +100,7 @@ def desired(
         )
         for role in ProcessRole
     }
-    return Topology(templates, sizes_of(config), homes or {})
+    return Topology(templates, sizes_of(config))
 
 
 def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
@@ -161,20 +147,3 @@ def threads_of(role: ProcessRole, settings: Mapping[str, Any], alike: int) -> in
     return int(settings.get("threads") or 0) or threads_for(
         verifies=role is ProcessRole.VERIFY, alike=alike, processors=processors
     )
-
-
-def homes(usable: Sequence[int], threads: int = 1) -> Mapping[str, str]:
-    """Default of setting `cpus` by replica name; replicas without an entry run on any processor.
-
-    In a lane the verifier and the drafter work by turns. With two processors they lose nothing by
-    sharing one, whose caches then stay theirs, and the coordinator and the clients, which work at
-    other times, have the other one; the operating system would wake each on any idle processor.
-    With more there is room for all.
-
-    usable: numbers of the machine's processors that the cell may use. threads: the most that one
-    worker computes with; a worker of several needs all processors.
-    """
-    if len(usable) != PROCESSORS or threads > 1:
-        return {}
-    first, second = map(str, usable)
-    return {"verify/0": first, "draft/0": first, "coordinator/0": second}

@@ -1,5 +1,5 @@
-"""Tokens a second of two cells in turns: workers of one thread each, kept to their processors, and
-workers that divide the processors, as is the default (ADR 31)."""
+"""Tokens a second of two cells in turns: workers of one thread each, and workers that divide the
+processors, as is the default (ADR 31)."""
 
 from __future__ import annotations
 

@@ -51,11 +51,7 @@ class ListenConfig:
         "the folder's name, or the hub id.",
     )
     insecure: bool = setting(False, "Listen beyond loopback without asking who calls.")
-    cpus: str | None = setting(
-        None,
-        "Processors the process is kept to, like 0-3,8; absent: any, or on a machine of two where "
-        "the cell's starter puts it.",
-    )
+    cpus: str | None = setting(None, "Processors the process is kept to, like 0-3,8; absent: any.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from faults.oracle import plain_greedy
 from deploy.processes import ProcessCell
 from dspark.client import Completion
 from dspark.errors import Unavailable
-from dspark.runtime.process import SPINS, usable
+from dspark.runtime.process import SPINS
 from tests.commands import dspark
 
 PROMPTS = [[5, 9, 17, 33], [2], list(range(2, 90)), [100, 3, 100, 3, 100, 3, 64]]
@@ -38,17 +37,6 @@ def cell(
 @pytest.fixture(scope="module")
 def plain(golden_target: Path, golden_drafter: Path) -> list[list[int]]:
     return plain_greedy(golden_target, PROMPTS, TOKENS)
-
-
-def test_of_two_processors_workers_of_one_thread_share_one_and_of_more_nobody_is_kept_to_any(
-    cell: ProcessCell,
-) -> None:
-    every = usable()
-    workers, coordinator = ({every[0]}, {every[1]}) if len(every) == 2 else (set(every), set(every))
-    wanted = {"verify/0": workers, "draft/0": workers, "coordinator/0": coordinator}
-    assert {
-        name: os.sched_getaffinity(child.pid) for name, child in cell.children.items()
-    } == wanted
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch has another OpenMP there")

@@ -165,9 +165,7 @@ LANES: list[Mutant] = [
             "every refusal of many at once doubles the pause",
             "if now >= known.not_before:",
             "if True:",
-            (
-                f"{L}a_drafter_that_had_no_room_for_many_at_once_is_asked_again_as_soon_as_for_one",
-            ),
+            (f"{L}a_drafter_that_had_no_room_for_many_at_once_is_asked_again_as_soon_as_for_one",),
         ),
         (
             "a drafter that leaves gets newcomers",

@@ -1,4 +1,4 @@
-"""Where processes of a cell run on a machine of two processors."""
+"""How the workers of a cell divide the processors of a machine."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ import pytest
 from deploy.autoscale import AutoscaleConfig
 from deploy.cell_plan import largest, plan_topology
 from deploy.config import ClusterConfig
-from deploy.topology import ProcessRole, homes, resized
+from deploy.topology import ProcessRole, resized
 
 
 @pytest.fixture(autouse=True)
 def _two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.cell_plan.usable", lambda: (3, 7))
     monkeypatch.setattr("dspark.runtime.process.usable", lambda: (3, 7))
     monkeypatch.setattr("dspark.runtime.process.CPU_QUOTA", Path("none"))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-
-
-ONE_THREAD = {"DSPARK_VERIFY__THREADS": "1"}
 
 
 def _said(
@@ -35,38 +31,10 @@ def _said(
     return {replica.name: replica.settings.get(key) for replica in resized(topology, 2, 2).replicas}
 
 
-def _cpus(config: ClusterConfig, **environ: str) -> dict[str, object]:
-    return _said("cpus", config, **environ)
-
-
-def test_only_a_machine_of_two_is_placed_and_only_workers_of_one_thread() -> None:
-    assert homes((3, 7)) == {"verify/0": "3", "draft/0": "3", "coordinator/0": "7"}
-    assert homes(()) == homes((0,)) == homes((0, 1, 2)) == homes((3, 7), threads=2) == {}
-
-
-def test_a_cell_on_a_cluster_of_its_own_is_placed_and_stays_so_when_it_is_resized() -> None:
-    free = {"verify/1": None, "draft/1": None, "frontend/0": None}
-    placed = {"coordinator/0": "7", "verify/0": "3", "draft/0": "3"}
-    assert _cpus(ClusterConfig(target="t", drafter="d", frontends=1), **ONE_THREAD) == placed | free
-
-
-def test_what_a_setting_says_counts_and_one_worker_of_many_threads_leaves_all_free() -> None:
-    config = ClusterConfig(target="t", drafter="d")
-    said = _cpus(config, DSPARK_VERIFY__CPUS="3,7", DSPARK_COORDINATOR__CPUS="3", **ONE_THREAD)
-    assert (said["verify/0"], said["verify/1"], said["draft/0"], said["coordinator/0"]) == (
-        "3,7",
-        "3,7",
-        "3",
-        "3",
-    )
-    assert set(_cpus(config, DSPARK_DRAFT__THREADS="2", **ONE_THREAD).values()) == {None}
-
-
 def test_where_nobody_says_the_verifier_has_both_and_several_share_them() -> None:
     config = ClusterConfig(target="t", drafter="d")
     threads = {"verify/0": 2, "verify/1": 2, "draft/0": 1, "draft/1": 1, "coordinator/0": None}
     assert _said("threads", config) == threads
-    assert set(_cpus(config).values()) == {None}
     two = ClusterConfig(target="t", drafter="d", verifiers=2)
     assert _said("threads", two)["verify/0"] == 1
     assert _said("threads", config, DSPARK_VERIFY__CPUS="3")["verify/0"] == 1
@@ -90,6 +58,5 @@ def test_workers_that_autoscaling_may_bring_have_their_part(
 
 def test_a_cluster_that_is_joined_is_left_to_its_machines() -> None:
     joined = ClusterConfig(target="t", drafter="d", address="head:6379")
-    assert set(_cpus(joined, **ONE_THREAD).values()) == {None}
     # the process decides, by what Ray reserves for it
     assert _said("threads", joined)["verify/0"] == 0
