@@ -316,8 +316,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "rows lost at a drafter stop the one that takes over",
-            "    if sequence.feeding:\n        ask(Close",
-            "    if False:\n        ask(Close",
+            "sequence.drafter, 0\n    if sequence.feeding:",
+            "sequence.drafter, 0\n    if False:",
             (f"{L}a_drafter_that_lost_rows_gets_none_where_another_takes_over",),
         ),
         (
