@@ -15,7 +15,8 @@ from itertools import chain
 import numpy as np
 
 from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
-from coordinator.planning.planner import FinishedPass, Others, PlannedLane, Planner
+from coordinator.planning.options import Others, PlannedLane
+from coordinator.planning.planner import FinishedPass, Planner
 from dspark.rounds.control import PassReport
 from dspark.rounds.events import RoundReport
 from dspark.rounds.plan import PLAIN, Plan, PlanKind, SequencePlan, Terms

@@ -408,7 +408,7 @@ RULES = [
         ),
     ),
     *in_file(
-        "coordinator/planning/planner.py",
+        "coordinator/planning/options.py",
         (
             "the price is that of the next slot",
             "compared[chosen - 1]",
@@ -424,13 +424,13 @@ RULES = [
         ),
         (
             "a lane is never looked at anew",
-            "return moved or self._news + more > RENEWED * min(self._blocks, WINDOW)",
+            "return moved or self._news + PLAN > RENEWED * min(self.blocks, WINDOW)",
             "return False",
             ("tests/unit/planning/test_lane_plans.py",),
         ),
         (
             "a lane is planned by what others draft",
-            "if alike.sum() >= WARM_UP:",
+            "if alike.sum() >= ENOUGH:",
             "if False:",
             ("tests/unit/planning/test_lane_plans.py",),
         ),

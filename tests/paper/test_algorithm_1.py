@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from algorithm_1 import lengths_of
 
-from coordinator.planning.planner import walk
+from coordinator.planning.options import walk
 from dspark.rounds.plan import PlanKind, Terms, prefixes
 from dspark.rounds.survival import survival
 

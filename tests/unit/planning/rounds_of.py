@@ -15,7 +15,8 @@ import numpy as np
 from algorithm_1 import lengths_of
 
 from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
-from coordinator.planning.planner import FinishedPass, PlannedLane, Planner
+from coordinator.planning.options import PlannedLane
+from coordinator.planning.planner import FinishedPass, Planner
 from dspark.rounds.plan import prefixes
 from dspark.rounds.survival import Floats
 

@@ -12,16 +12,16 @@ from rounds_of import COSTS, SIZES
 from coordinator.planning import lane_plans
 from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
 from coordinator.planning.lane_plans import HOP_S, Applied, DrafterCost, LanePlans, differs
-from coordinator.planning.planner import (
+from coordinator.planning.options import (
     MOST_KNOWN,
     PLAN,
     RENEWED,
     WINDOW,
-    FinishedPass,
+    LaneOptions,
     Others,
     PlannedLane,
-    Planner,
 )
+from coordinator.planning.planner import FinishedPass, Planner
 from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import Plan, PlanKind, Terms
@@ -293,9 +293,9 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked: list[PlannedLane] = []
-    options = Planner._options
+    computed = LaneOptions._computed
     monkeypatch.setattr(
-        Planner, "_options", lambda self, lane: looked.append(lane) or options(self, lane)
+        LaneOptions, "_computed", lambda self, lane: looked.append(lane) or computed(self, lane)
     )
     planner = Planner(CostCorrector(GPU.curve(), GPU.draft_s, RunningRatio(HOP_S)), 7)
     lane = PlannedLane([1, 2], ["d", "d"], np.ones(2), 500.0)
@@ -329,7 +329,7 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(
     assert looks(lane) == looks(changed) == 1
     for count in range(1, 2 * MOST_KNOWN):
         looks(PlannedLane([*range(count)], ["d"] * count, np.ones(count), 500.0))
-        assert len(planner._known) <= MOST_KNOWN
+        assert len(planner._options.known) <= MOST_KNOWN
     planner.renew()
     assert looks(lane) == 1
 

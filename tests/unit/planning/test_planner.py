@@ -13,7 +13,9 @@ from rounds_of import CONTEXT, COSTS, HARD, MIXED, SLOTS, Costs, live, planned
 
 from coordinator.planning.acceptance import AcceptanceEstimator
 from coordinator.planning.cost import OUTLIER, CostCorrector, RunningRatio
-from coordinator.planning.planner import IN_A_ROW, WAITED, FinishedPass, PlannedLane, Planner
+from coordinator.planning.options import PlannedLane
+from coordinator.planning.planner import FinishedPass, Planner
+from coordinator.planning.tries import IN_A_ROW, WAITED
 from dspark.rounds.plan import PLAIN, Plan, PlanKind, Terms, prefixes
 from dspark.synthetic.spec import load_spec
 

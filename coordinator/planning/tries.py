@@ -1,0 +1,110 @@
+"""Which plans try an alternative to what is thought best: what is never tried is never measured.
+
+A keyed hash decides, so that no block does. A try may cost a share of the expected tokens: what is
+nearly as good is tried often, what is poor hardly ever. Out of plain rounds a few sequences draft
+for all: each of them has to be sent its context first, and the try lasts until it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+
+from coordinator.planning.options import WINDOW, Option
+
+EXPLORE = 0.004  # share of expected tokens that trying may cost
+PLAINLY = 0.3  # part of that for trying plain rounds: their seconds change rarely
+# part of it, out of plain rounds, for whole blocks, and for the likeliest ones, once it is based on
+# so many blocks
+EITHER, SETTLED = 0.5, WINDOW // 2
+MOST_EXPLORED = 1 / 16  # largest share of plans that try one alternative
+# Plans that try the same, at least: a round is measured only behind another one of its kind. When
+# the first round is reported, the verifier is at the next one already.
+IN_A_ROW = 2
+WAITED = 16  # most plans of a try whose feature rows are on their way
+# sequences that a try out of plain rounds drafts for: so many of a kind, one in so many of all
+LEAST_TRYING, TRYING = 2, 4
+
+# (rate, seconds) of one round by an option
+Rated = Callable[[Option], tuple[float, float]]
+
+
+def few_of(keys: Sequence[Hashable]) -> list[int]:
+    """[f] places of the sequences, by their keys [n], that a try out of plain rounds drafts for."""
+    alike, few, more = Counter[Hashable](), list[int](), list[int]()
+    for place, key in enumerate(keys):
+        alike[key] += 1
+        (few if alike[key] <= LEAST_TRYING else more).append(place)
+    return few + more[: max(-(-len(keys) // TRYING) - len(few), 0)]
+
+
+class Tries:
+    """The tries of one planner. explore: share of expected tokens that they may cost."""
+
+    def __init__(self, explore: float) -> None:
+        self._explore = explore
+        self.tried: Option | None = None  # by the last plan
+        self._times = 0  # plans in a row
+        self._met = False  # whether a pass of its kind was seen since
+        self._draws = (1.0, 0.0)  # a plan whose draw is between these begins no try
+
+    def seen(self, drafted: bool) -> None:
+        """Notes a finished pass: whether sequences of this planner had blocks in it."""
+        if self.tried is not None:
+            self._met = self._met or drafted is (self.tried.slots > 0)
+
+    def begins_none(self, drawn: float) -> bool:
+        """Whether a plan of this draw tries nothing, all else being as it was at the last one."""
+        least, most = self._draws
+        return self.tried is None and least <= drawn <= most
+
+    def forget(self) -> None:
+        """What a try would cost is not known any more."""
+        self._draws = 1.0, 0.0
+
+    def next(self, options: Sequence[Option], begun: Callable[[], Option | None]) -> Option | None:
+        """The option that the next plan tries: the one that is being tried, unless that is over, or
+        what `begun` finds."""
+        tried, times = self.tried, self._times
+        if tried is not None and times < (IN_A_ROW if self._met else WAITED):
+            tried = next((each for each in options if each.alike(tried)), None)
+        else:
+            tried = None
+        if tried is None:
+            self._times, self._met, tried = 0, False, begun()
+        self.tried, self._times = tried, self._times + (tried is not None)
+        return tried
+
+    def drawn(
+        self, drawn: float, best: Option, whole: Option, other: Option, rated: Rated, blocks: int
+    ) -> Option | None:
+        """The alternative to `best` that a plan of this draw begins to try; None for none.
+
+        whole: drafts of whole blocks; other: plain rounds or, out of these, the likeliest drafts;
+        blocks: on which their rates are based.
+        """
+        either = EITHER if blocks >= SETTLED else 1.0
+        for_whole, for_other = (1.0, PLAINLY) if best.slots else (either, either)
+        least = for_whole * self._share(best, rated(whole)) / IN_A_ROW
+        share = for_other * self._share(best, rated(other)) / IN_A_ROW if other.rate else 0.0
+        self._draws = least, 1.0 - share
+        return whole if drawn < least else other if drawn > 1.0 - share else None
+
+    def _share(self, best: Option, rated: tuple[float, float]) -> float:
+        """Share of plans that try an option of this rate and these seconds."""
+        rate, seconds = rated
+        lost = (1.0 - rate / best.rate) * seconds / best.seconds
+        if MOST_EXPLORED * lost <= self._explore:
+            return MOST_EXPLORED if self._explore > 0.0 else 0.0
+        return self._explore / lost
+
+
+_MIX, _MASK = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB), (1 << 64) - 1
+
+
+def keyed(sequence: int, number: int) -> float:
+    """A number in [0, 1), a function of both arguments alone: splitmix64."""
+    mixed = (sequence * _MIX[0] + number * _MIX[1] + _MIX[2]) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * _MIX[1]) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * _MIX[2]) & _MASK
+    return float(mixed >> 11) * 2.0**-53
