@@ -19,7 +19,7 @@ import numpy as np
 
 from coordinator.planning.acceptance import AcceptanceEstimator
 from coordinator.planning.cost import CostCorrector
-from coordinator.planning.options import CONTEXT_STEP, Option, LaneOptions, PlannedLane
+from coordinator.planning.options import CONTEXT_STEP, LaneOptions, Option, PlannedLane
 from coordinator.planning.tries import EXPLORE, Tries, few_of, keyed
 from dspark.rounds.plan import PLAIN, Plan, PlanKind, SequencePlan, Terms
 from dspark.rounds.survival import Floats, Ints
