@@ -80,6 +80,8 @@ def take_over(sequence: SequenceState, most: int, ask: Ask) -> None:
 def resend(sequence: SequenceState, start: int, most: int, ask: Ask) -> None:
     """Sends its drafter the rows it lacks, from `start` on; there are no drafts until then. If
     another one is about to take over, its drafter is closed instead."""
+    if not sequence.drafter:  # closed since its order was sent
+        return
     drafter, sequence.drafter = sequence.drafter, 0
     if sequence.feeding:
         ask(CloseAtDrafter(drafter, sequence.number, sequence.epoch))

@@ -315,6 +315,12 @@ MUTANTS: list[Mutant] = [
             (f"{L}plain_rounds_name_another_drafter_and_send_it_nothing",),
         ),
         (
+            "rows are sent to nobody once a drafter is closed",
+            "    if not sequence.drafter:  # closed",
+            "    if False:  # closed",
+            (f"{L}a_drafter_that_was_closed_behind_its_order_is_sent_nothing",),
+        ),
+        (
             "rows lost at a drafter stop the one that takes over",
             "sequence.drafter, 0\n    if sequence.feeding:",
             "sequence.drafter, 0\n    if False:",

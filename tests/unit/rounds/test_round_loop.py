@@ -393,6 +393,16 @@ def test_a_drafter_that_lost_rows_gets_none_where_another_takes_over(why: str) -
     assert only(verifier.ended(only(actions, RunPass)), SendOrder).drafter == OTHER
 
 
+@pytest.mark.parametrize("drafter", [0, OTHER])
+def test_a_drafter_that_was_closed_behind_its_order_is_sent_nothing(drafter: int) -> None:
+    verifier = Verifier()
+    order = only(verifier.prefilled(1, room=500), SendOrder)
+    named = Plan(2, window=1 << 20, sequences={1: SequencePlan(drafter=drafter)})
+    assert verifier.tell(named) == [CloseAtDrafter(DRAFTER, 1, 0)]
+    actions = verifier.tell(BlocksCame(order.order, [(0.9,)], [4]))
+    assert [type(each) for each in actions] == [RunPass]
+
+
 def test_missing_rows_at_a_drafter_empty_the_block_and_are_sent_in_bulk() -> None:
     verifier = Verifier()
     order = only(verifier.prefilled(1), SendOrder)
