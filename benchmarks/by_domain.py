@@ -26,9 +26,12 @@ from deploy.processes import ProcessCell
 from dspark.client import AsyncClient, Chunk, Completion, Event, Options
 
 TOKENS, BLOCK = 128, 7
+# of each stream in a turn at eight: a machine's speed drifts as much in a long turn as in a short
+# one, and of short ones there are more
+A_TURN = 64
 PROMPTS = {1: 8, 8: 24}  # of a domain, by streams
 A_PART = {1: 1, 8: 16}  # prompts of a turn, by streams
-TURNS = {1: 4, 8: 12}  # of both policies on every part, by streams
+TURNS = {1: 4, 8: 24}  # of both policies on every part, by streams
 LEAST, OF_BOUND = 0.97, 0.93
 DEFAULT = "default"  # the cell's own policy: none is named
 
@@ -69,7 +72,7 @@ async def ask(
     client: AsyncClient, prompts: Sequence[Prompt], policy: str, streams: int, into: Spent
 ) -> None:
     """Asks the prompts, `streams` at a time, and adds the answers to `into`: all of them at one
-    stream, else on and on until TOKENS a stream came."""
+    stream, else on and on until A_TURN a stream came."""
     if streams == 1:
         await _one_by_one(client, prompts, policy, into)
     else:
@@ -95,7 +98,7 @@ async def _on_and_on(
     cut: answers that all end in one pass would bring all prompts into the next, and plain decoding
     would stay in that step for ever."""
     waiting, enough = itertools.cycle(prompts), asyncio.Event()
-    most, clock = into.came + TOKENS * streams, asyncio.get_running_loop().time
+    most, clock = into.came + A_TURN * streams, asyncio.get_running_loop().time
 
     async def user(number: int) -> None:
         tokens = TOKENS * (number + 1) // streams
