@@ -78,7 +78,9 @@ class CoordinatorConfig(ClientsConfig):
     max_queued: int = setting(1024, "Requests that may wait; more are refused.", least=0)
     max_prefills: int = setting(32, "Prefills at one time per verifier; the others wait.", least=1)
     queue_deadline_s: float = setting(
-        60.0, "Longest wait for a place; who has waited so long is refused with a hint.", above=0
+        60.0,
+        "Longest wait for a place; a request that waited longer is refused with a retry hint.",
+        above=0,
     )
     prefill_deadline_s: float = setting(
         120.0, "Silence after which a verifier that owes a prefill is lost.", above=0

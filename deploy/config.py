@@ -71,7 +71,7 @@ class ClusterConfig:
         None, "Name expected in processes' certificates; absent: their address."
     )
     tls_require_client_cert: bool = setting(
-        True, "Callers need a certificate too; off, tokens alone say who calls."
+        True, "Callers need a certificate too; off: a token is enough."
     )
     policy: str | None = setting(None, "Default policy: off, fixed:k, threshold:t or adaptive.")
     rule: str | None = setting(None, "Default acceptance rule: token, block or coupled.")

@@ -182,7 +182,10 @@ def _await_ours(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
             )
         try:
             socket.create_connection(("127.0.0.1", port), 0.5).close()
-            missing, guarded = "say whether it asks who calls", is_guarded(f"127.0.0.1:{port}")
+            missing, guarded = (
+                "say whether it authenticates callers",
+                is_guarded(f"127.0.0.1:{port}"),
+            )
         except OSError:
             missing, guarded = "listen", None
         if guarded:

@@ -126,8 +126,8 @@ def check_guarded(address: str, *, insecure: bool) -> None:
             "for a token; try again, or say --insecure"
         )
     raise NothingStarted(
-        f"the Ray cluster at {address} does not ask for a token: whoever reaches it can run code "
-        "there. Start it with RAY_AUTH_MODE=token, or say --insecure"
+        f"the Ray cluster at {address} does not ask for a token: anybody who reaches it can run "
+        "code there. Start it with RAY_AUTH_MODE=token, or say --insecure"
     )
 
 

@@ -49,8 +49,8 @@ class DraftConfig(ListenConfig):
     rounds_port: int | None = setting(
         0,
         "Port beside that of `bind`, on the same address, where verifiers run their rounds: 0 "
-        "takes any, none leaves rounds on that of `bind`, a little slower. Who cannot reach it "
-        "uses that of `bind`.",
+        "takes any, none leaves rounds on that of `bind`, a little slower. A verifier "
+        "that cannot reach it uses that of `bind`.",
         least=0,
         most=65535,
     )

@@ -18,7 +18,7 @@ from dspark.types import Cursor, SamplingParams
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (128, 1024)
 BUDGET_S = 2.0
-MOST_SWEEPS = 40
+MOST_SWEEPS = 15
 _LAW = SamplingParams(temperature=0.0)
 
 

@@ -41,7 +41,7 @@ def matcher_of(state: CachedSequence, grammar: Grammar | None) -> Matcher | Refu
     if state.params.constraint is None:
         return None
     if grammar is None:
-        return invalid("constraint: nobody compiled it")
+        return invalid("constraint: it is not compiled")
     matcher = grammar()
     try:
         matcher.accept(state.token_ids[state.given :])

@@ -28,7 +28,7 @@ TOKENS = tuple(sorted(count for level in LEVELS for count in level))
 CONTEXTS = (128, 1024)
 PER_SEQUENCE = 8  # most tokens of one sequence; larger steps use more sequences
 BUDGET_S = 5.0
-MOST_SWEEPS = 40
+MOST_SWEEPS = 15
 LEAST_POINTS = 2
 _LAW = SamplingParams(temperature=0.0)
 

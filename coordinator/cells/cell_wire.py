@@ -204,6 +204,6 @@ def read_terms(message: frontend_pb2.Terms) -> CellTerms:
     try:
         policy, rule = parse_policy(message.policy, field="terms.policy"), Rule(message.rule)
     except (InvalidRequest, ValueError) as error:
-        raise PeerError(f"terms that nobody understands: {error}") from error
+        raise PeerError(f"terms cannot be read: {error}") from error
     limits = copied(Limits, message, policy=policy, rule=rule)
     return copied(CellTerms, message, limits=limits, ready=not message.starting)

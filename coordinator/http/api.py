@@ -104,7 +104,7 @@ def _check_origins(given: tuple[str, ...], asked: bool) -> None:
     for origin in given:
         if origin == "*" and not asked:
             raise ConfigError(
-                "cors_origin: * lets any web page in where nobody is asked for a key; name origins"
+                "cors_origin: * lets any web page in where no key is needed; name origins"
             )
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise ConfigError(

@@ -115,9 +115,7 @@ def _stay(cell: Cell) -> None:
                         if cell.ray_pid
                         else "; it was left as it is, `dspark down` takes it down"
                     )
-                    raise Unavailable(
-                        f"nobody has answered at {cell.endpoint} for {SILENT_S:g} s{left}"
-                    )
+                    raise Unavailable(f"no answer at {cell.endpoint} for {SILENT_S:g} s{left}")
                 time.sleep(LOOK_S)
         except KeyboardInterrupt:
             take_down(say)

@@ -135,7 +135,7 @@ class RoundLoop:
         number, epoch = told.sequence, told.epoch
         if (live := self._live.get(number)) is not None and live.epoch == epoch:
             # what runs goes on: a `Released` would tell its coordinator that it is gone
-            self.counts["admission of who is here"] += 1
+            self.counts["admission of a live sequence"] += 1
             return
         if number in self._live or epoch <= self._epochs.get(number, -1):
             self._ask(Released(number, epoch, 0, told.prompt_len, Why.STALE_EPOCH))
@@ -166,7 +166,7 @@ class RoundLoop:
         if sequence is None:
             return
         if told.through_round >= sequence.round:
-            self.counts["acknowledgement of what was not reported"] += 1
+            self.counts["acknowledgement of an unreported round"] += 1
             return
         sequence.acked = max(sequence.acked, told.through_round + 1)
 
@@ -179,13 +179,13 @@ class RoundLoop:
         elif sequence.lists(SETTLE):
             self._leaving.settle(sequence)
         else:
-            self.counts["release of who settles already"] += 1
+            self.counts["release of a settling sequence"] += 1
 
     def _keep(self, told: Keep, now: float) -> None:
         for sequence in [
             each for each in self._live.values() if (each.number, each.epoch) not in told.wanted
         ]:
-            self.counts["sequence that nobody wants"] += 1
+            self.counts["unwanted sequence"] += 1
             self._leaving.drop(sequence)
 
     def _session_lost(self, told: SessionLost, now: float) -> None:
@@ -223,7 +223,7 @@ class RoundLoop:
         rounds, settled = [], []
         for sequence, drawn in zip(self._passes.ended(told.number), told.drawn, strict=True):
             if sequence.state is GONE:
-                self.counts["verdict of who was dropped"] += 1
+                self.counts["verdict of a dropped sequence"] += 1
                 self._leaving.free(sequence)
                 continue
             if not drawn.tokens:  # nothing was drawn for it, though for others
@@ -274,13 +274,13 @@ class RoundLoop:
     def _blocks_came(self, told: BlocksCame, now: float) -> None:
         rows = self._orders.answered(told.order)
         if rows is None:
-            self.counts["block that came late"] += len(told.confidence)
+            self.counts["late block"] += len(told.confidence)
             return
         sound = len(rows) == len(told.confidence) == len(told.watermarks)
         reasons = told.why_empty or [""] * len(rows)
         for place, sequence in enumerate(rows):
             if sequence.state is not ORDERED or sequence.order != told.order:
-                self.counts["block of who left"] += 1
+                self.counts["block of a sequence that left"] += 1
             elif not sound:
                 self.counts["block that fits no order"] += 1
                 self._without_block(sequence, "invalid")
@@ -316,7 +316,7 @@ class RoundLoop:
     def _drafter_ready(self, told: DrafterReady, now: float) -> None:
         sequence = self._find(told.sequence, told.epoch, "rows")
         if sequence is not None and not feeding.came(sequence, told):
-            self.counts["rows of no use"] += 1
+            self.counts["unused rows"] += 1
 
     def _look_at_the_clock(self, now: float) -> None:
         for number, drafter, rows in self._orders.late(now):
@@ -410,6 +410,6 @@ class RoundLoop:
     def _find(self, number: int, epoch: int, what: str) -> SequenceState | None:
         sequence = self._live.get(number)
         if sequence is None or sequence.epoch != epoch:
-            self.counts[f"{what} of who is gone"] += 1
+            self.counts[f"{what} of a gone sequence"] += 1
             return None
         return sequence

@@ -42,7 +42,7 @@ class ListenConfig:
         None, "Name expected in other processes' certificates; absent: their address."
     )
     tls_require_client_cert: bool = setting(
-        True, "With tls_ca: callers need a certificate; off, tokens alone say who calls."
+        True, "With tls_ca: callers need a certificate; off: a token is enough."
     )
     cell: str = setting(DEFAULT_CELL, "Name of the cell: the label `cell` of every metric.")
     served_model: str | None = setting(
@@ -50,7 +50,7 @@ class ListenConfig:
         "What HTTP clients call the target, and the label `model_name` of every metric; absent: "
         "the folder's name, or the hub id.",
     )
-    insecure: bool = setting(False, "Listen beyond loopback without asking who calls.")
+    insecure: bool = setting(False, "Listen beyond loopback without authentication.")
     cpus: str | None = setting(None, "Processors the process is kept to, like 0-3,8; absent: any.")
 
 

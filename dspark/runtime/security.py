@@ -37,8 +37,8 @@ MOST_TOKENS = 1024
 LOOK_S = 1.0  # seconds between checks of the file
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _WHY = {
-    errno.EADDRINUSE: "somebody listens there (`ss -ltnp 'sport = :{port}'` says who); name "
-    "another port, or 0 for any",
+    errno.EADDRINUSE: "a process listens there (`ss -ltnp 'sport = :{port}'` shows it); "
+    "name another port, or 0 for any",
     errno.EADDRNOTAVAIL: "this machine has no such address",
     errno.EACCES: "ports so low need privileges; name one above 1023",
 }
@@ -152,7 +152,7 @@ class Access:
             return _NOBODY
         if found is None:
             raise Denied(f"{what}: the call carries no valid token")
-        raise Forbidden(f"{what}: needs the role {' or '.join(sorted(roles)) or 'of nobody'}")
+        raise Forbidden(f"{what}: needs the role {' or '.join(sorted(roles)) or 'none'}")
 
     def _by_token(self, authorization: str) -> Caller | None:
         kind, _, given = authorization.partition(" ")

@@ -598,7 +598,7 @@ async def test_what_comes_late_or_for_nobody_changes_nothing(pair: str) -> None:
                 [Acknowledged(1, 0, through), Acknowledged(1, 9, 0), Acknowledged(1 << 50, 0, 0)]
             )
         await answered(v, conductor, [answer])
-        reason = "acknowledgement_of_who_is_gone"
+        reason = "acknowledgement_of_a_gone_sequence"
         assert v.metrics.value("dropped_total", kind="rounds", reason=reason) >= 6, (
             "and it is counted"
         )

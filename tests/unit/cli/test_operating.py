@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from deploy.load_report import LoadWindow
-from dspark.cli import doctor
+from dspark.cli.checks import cluster, machine
+from dspark.cli.checks import pair as pair_checks
+from dspark.cli.checks.finding import Finding, Level
 from dspark.cli.discovery import groups, serve
-from dspark.cli.doctor import Finding, Level
 from dspark.cli.lifecycle import read_sizes
 from dspark.cli.logs import Tails, readable
 from dspark.cli.main import main
@@ -234,13 +235,16 @@ def test_the_doctor_finds_a_pair_that_fits_and_one_that_does_not(
     golden_target: Path, golden_drafter: Path
 ) -> None:
     fits = {
-        each.what: each for each in doctor.models(str(golden_target), str(golden_drafter), None)
+        each.what: each
+        for each in pair_checks.models(str(golden_target), str(golden_drafter), None)
     }
     assert fits["pair"].level is Level.OK
     raw = json.loads((golden_drafter / "config.json").read_text())
     other = Path(__file__).parents[2] / "data" / "pair" / "target"
     (pair,) = [
-        each for each in doctor.models(str(other), str(golden_drafter), None) if each.what == "pair"
+        each
+        for each in pair_checks.models(str(other), str(golden_drafter), None)
+        if each.what == "pair"
     ]
     assert pair.level is Level.FAIL
     assert str(raw["vocab_size"]) in pair.said
@@ -250,10 +254,10 @@ def test_the_doctor_fetches_and_imports_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (found,) = doctor.models("smollm2", "none", None)
+    (found,) = pair_checks.models("smollm2", "none", None)
     assert (found.level, "on first use" in found.said) == (Level.OK, True)
     assert not list(tmp_path.iterdir())
-    (found,) = doctor.models(str(tmp_path / "nothing.gguf"), "none", None)
+    (found,) = pair_checks.models(str(tmp_path / "nothing.gguf"), "none", None)
     assert found.level is Level.FAIL
 
 
@@ -263,7 +267,7 @@ def test_a_check_of_the_doctor_that_breaks_is_a_finding_and_a_traceback_for_who_
     def breaks() -> Iterator[Finding]:
         raise ZeroDivisionError("in the check")
 
-    monkeypatch.setattr(doctor, "versions", breaks)
+    monkeypatch.setattr(machine, "versions", breaks)
     words = [
         "doctor",
         "--json",
@@ -287,7 +291,7 @@ def test_a_port_that_is_taken_is_told() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         held.listen()
-        (found,) = doctor.http_port(f"127.0.0.1:{held.getsockname()[1]}")
+        (found,) = machine.http_port(f"127.0.0.1:{held.getsockname()[1]}")
     assert found.level is Level.WARN
     assert "sport" in found.said
 
@@ -298,10 +302,10 @@ def test_a_state_file_of_a_dead_cluster_is_told(
     from dspark.client.cell import Cell, write_cell
 
     monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "home"))
-    (clean,) = doctor.state()
+    (clean,) = cluster.state()
     assert clean.level is Level.OK
     write_cell(Cell("127.0.0.1:1", "x", "", "127.0.0.1:2", 2**22 - 1, "/tmp/none", "t", "d"))
-    (stale,) = doctor.state()
+    (stale,) = cluster.state()
     assert (stale.level, stale.mend) == (Level.FAIL, "dspark down")
 
 
@@ -310,7 +314,7 @@ def test_a_ray_that_is_not_there_is_told() -> None:
         held.bind(("127.0.0.1", 0))  # held, so that nobody else listens there
         port = held.getsockname()[1]
         (found,) = [
-            each for each in doctor.ray_access(f"127.0.0.1:{port}", {}) if each.what == "ray"
+            each for each in cluster.ray_access(f"127.0.0.1:{port}", {}) if each.what == "ray"
         ]
     assert found.level is Level.FAIL
     assert "GCS" in found.mend

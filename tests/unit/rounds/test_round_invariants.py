@@ -208,7 +208,7 @@ def test_r8_no_round_begins_more_than_the_window_ahead(window: int, drafter: int
         "acknowledgements are cumulative, an older one takes nothing back"
     )
     assert not verifier.tell(Acknowledged(1, 0, 99))
-    assert verifier.loop.counts["acknowledgement of what was not reported"] == 1
+    assert verifier.loop.counts["acknowledgement of an unreported round"] == 1
 
 
 def test_r8_a_narrower_window_holds_at_the_next_round() -> None:

@@ -322,7 +322,7 @@ def test_a_block_for_another_order_is_stale() -> None:
     order = only(verifier.prefilled(1), SendOrder)
     assert not verifier.tell(BlocksCame(order.order + 7, [(0.9,)], [PROMPT]))
     assert verifier.state(1) == "ORDERED"
-    assert verifier.loop.counts["block that came late"] == 1
+    assert verifier.loop.counts["late block"] == 1
 
 
 def test_a_late_block_is_an_empty_one_and_its_drafter_is_asked_nothing_until_it_came() -> None:
@@ -550,7 +550,7 @@ def test_dropped_it_is_gone_at_once_and_its_pages_when_its_pass_is_over() -> Non
     assert verifier.pages.freed == []
     assert not rounds(verifier.ended(run))
     assert verifier.pages.freed == [(1, 0)]
-    assert verifier.loop.counts["verdict of who was dropped"] == 1
+    assert verifier.loop.counts["verdict of a dropped sequence"] == 1
 
 
 def test_a_block_that_comes_for_who_left_is_counted() -> None:
@@ -558,7 +558,7 @@ def test_a_block_that_comes_for_who_left_is_counted() -> None:
     order = only(verifier.prefilled(1), SendOrder)
     verifier.tell(Release(1, 0, How.DROP))
     assert not verifier.blocks(order, (0.9,))
-    assert verifier.loop.counts["block of who left"] == 1
+    assert verifier.loop.counts["block of a sequence that left"] == 1
 
 
 def test_a_lost_session_leaves_nothing() -> None:
@@ -592,7 +592,7 @@ def test_whatever_is_not_wanted_any_more_is_dropped() -> None:
     assert verifier.pages.freed == [(2, 0)]
     assert only(actions, CloseAtDrafter).sequence == 2
     assert not of(actions, Released), "nobody waits to hear of it"
-    assert verifier.loop.counts["sequence that nobody wants"] == 1
+    assert verifier.loop.counts["unwanted sequence"] == 1
 
 
 def test_a_drafter_that_forgot_a_sequence_gets_it_again() -> None:

@@ -36,5 +36,5 @@ def test_storms_meet_everything() -> None:
         counts += verifier.counts
         assert verifier.failed
     assert {kind.__name__ for kind in get_args(Action)} == set(said)
-    wanted = {"block that came late", "block of who left", "verdict of who was dropped"}
+    wanted = {"late block", "block of a sequence that left", "verdict of a dropped sequence"}
     assert not wanted - set(counts), counts

@@ -55,7 +55,7 @@ async def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(
     settings = {**vars(config), key: value}
     with pytest.raises(
         ConfigError,
-        match=rf"^{role}\.{key}: cannot listen on 127.0.0.1:{taken}: somebody listens there",
+        match=rf"^{role}\.{key}: cannot listen on 127.0.0.1:{taken}: a process listens there",
     ):
         await process.start(type(config)(**settings))
 

@@ -1,0 +1,1 @@
+"""What `dspark doctor` checks: this machine, a pair, a cluster with its cell."""

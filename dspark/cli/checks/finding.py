@@ -1,0 +1,23 @@
+"""The result of one check of `dspark doctor`."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Level(enum.StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a check. what: its subject. said: what was found. mend: how to mend it, empty
+    if it is fine."""
+
+    what: str
+    level: Level
+    said: str
+    mend: str = ""
