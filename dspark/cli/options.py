@@ -18,7 +18,7 @@ from dspark.errors import InvalidRequest
 from dspark.numerals import number_in, whole_in
 
 if TYPE_CHECKING:
-    from dspark.client import Client
+    from dspark.client import AsyncClient, Client
     from dspark.runtime.tls import Tls
 
 T = TypeVar("T")
@@ -191,6 +191,14 @@ def open_client(args: argparse.Namespace) -> Client:
     from dspark.runtime.identity import read_token
 
     return Client(args.endpoint, token=read_token(args.token_file), tls=tls_of(args))
+
+
+def open_async_client(args: argparse.Namespace) -> AsyncClient:
+    """Like `open_client`, for asyncio; to be called inside a running loop."""
+    from dspark.client import AsyncClient
+    from dspark.runtime.identity import read_token
+
+    return AsyncClient(args.endpoint, token=read_token(args.token_file), tls=tls_of(args))
 
 
 def check_encoding(name: str, word: object) -> None:

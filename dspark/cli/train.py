@@ -20,8 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from dspark.cli import train_all
-from dspark.cli.options import Parser, add_keys, natural, positive, read_keys, say
-from dspark.runtime.identity import read_token
+from dspark.cli.options import (
+    Parser,
+    add_endpoint,
+    add_keys,
+    natural,
+    open_async_client,
+    positive,
+    read_keys,
+    say,
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,12 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
     regenerate.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="grows row by row"
     )
-    regenerate.add_argument(
-        "--endpoint", metavar="HOST:PORT", help="coordinator (the cell of this state folder)"
-    )
-    regenerate.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="secret of the endpoint"
-    )
+    add_endpoint(regenerate)
     add_keys(regenerate, RegenerationSettings)
     regenerate.set_defaults(stage=_regenerate)
 
@@ -185,7 +188,7 @@ def _regenerate(args: argparse.Namespace) -> dict[str, Any]:
 
     asking = read_keys(args, RegenerationSettings, "regenerate")
     return train_all.ask(
-        args.endpoint, read_token(args.token_file), args.target, asking, args.prompts, args.out
+        lambda: open_async_client(args), args.target, asking, args.prompts, args.out
     )
 
 

@@ -14,9 +14,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dspark.cli.options import add_keys, natural, positive, read_keys
+from dspark.cli.options import (
+    add_endpoint,
+    add_keys,
+    natural,
+    open_async_client,
+    positive,
+    read_keys,
+)
+
+if TYPE_CHECKING:
+    from dspark.client import AsyncClient
 
 NOTES = "chain.json"
 
@@ -50,10 +60,7 @@ def add_stage(stages: Any) -> None:
         metavar="N",
         help="shorter answers are dropped (14)",
     )
-    parser.add_argument(
-        "--endpoint", metavar="HOST:PORT", help="a cell that serves the target (one of its own)"
-    )
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="secret of the endpoint")
+    add_endpoint(parser, "a cell that serves the target (one of its own)")
     parser.add_argument(
         "--answer-tokens",
         type=positive,
@@ -173,27 +180,23 @@ def _asking(args: argparse.Namespace) -> Any:
 def _regenerate(
     args: argparse.Namespace, settings: Any, asking: Any, prompts: Path, rows: Path
 ) -> dict[str, Any]:
-    from dspark.runtime.identity import read_token
-
     if args.endpoint:
-        return ask(
-            args.endpoint, read_token(args.token_file), settings.target, asking, prompts, rows
-        )
+        return ask(lambda: open_async_client(args), settings.target, asking, prompts, rows)
     from deploy.processes import ProcessCell
+    from dspark.client import AsyncClient
 
     logs = rows.parent / "logs"
     logs.mkdir(exist_ok=True)
     with ProcessCell(settings.target, "", drafters=0, folder=logs) as cell:
         # plain decoding: there is no drafter yet
-        return ask(cell.endpoint, None, settings.target, asking, prompts, rows)
+        return ask(lambda: AsyncClient(cell.endpoint), settings.target, asking, prompts, rows)
 
 
 def ask(
-    endpoint: str | None, token: str | None, target: str, asking: Any, prompts: Path, rows: Path
+    connect: Callable[[], AsyncClient], target: str, asking: Any, prompts: Path, rows: Path
 ) -> dict[str, Any]:
-    """Regenerates the answers of all rows of `prompts` through a cell (endpoint None: that of the
-    state folder)."""
-    from dspark.client import AsyncClient
+    """Regenerates the answers of all rows of `prompts` through a cell. connect: opens its
+    client."""
     from dspark.training.chat import Chat
     from dspark.training.disk import read_rows
     from dspark.training.record import progress
@@ -208,7 +211,7 @@ def ask(
             def tell(done: int, tokens: int) -> None:
                 bar.update(task, completed=done, note=f"{tokens:,} tokens")
 
-            async with AsyncClient(endpoint, token=token) as client:
+            async with connect() as client:
                 return await regenerate(client, prompts, rows, chat, asking, tell)
 
     return asyncio.run(run())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import json
 import ssl
 import types
 import urllib.error
@@ -29,7 +30,9 @@ from dspark.runtime.security import Security
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.tls import Tls
+from dspark.training.disk import read_rows
 from tests.certificates import Authority
+from tests.commands import dspark
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +156,24 @@ async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
             states = {one.name: one.state for one in (await client.status()).processes}
         assert set(states.values()) == {"serving"}
         assert len(states) == 4
+
+
+async def test_a_stage_of_training_asks_a_cell_under_mutual_tls(
+    tmp_path: Path, ours: Authority, golden_target: Path
+) -> None:
+    token, prompts, rows = (tmp_path / name for name in ("token", "prompts.jsonl", "rows.jsonl"))
+    write_token(token)
+    turns = [{"role": "user", "content": "", "token_ids": [3, 4, 5]}]
+    prompts.write_text(json.dumps({"id": "one", "conversations": turns}) + "\n")
+    shared = {"token_file": str(token), **ours.settings()}
+    async with workers.synthetic(FLAT, shared=shared) as (coordinator, *_):
+        asked = ["--endpoint", coordinator.endpoint, "--token-file", str(token)]
+        for key, path in ours.settings().items():
+            asked += ["--" + key.replace("_", "-"), path]
+        stage = ["regenerate", str(prompts), "--target", str(golden_target), "--out", str(rows)]
+        await asyncio.to_thread(dspark, "train", *stage, "--max-tokens", "4", *asked)
+    (row,) = read_rows(rows)
+    assert len(row["conversations"][1]["token_ids"]) == 4
 
 
 def _scrape(url: str, token: str | None, context: ssl.SSLContext | None) -> int:
