@@ -56,7 +56,6 @@ def step_of(made: Reported) -> wire.RoundExplanation:
         round_ms=1e3 * timing.round_s,
         draft_ms=1e3 * timing.waited_s,
         draft_pass_ms=1e3 * timing.draft_s,
-        verify_ms=1e3 * timing.forward_s,
         verify_pass_ms=1e3 * timing.forward_s,
         late=filter(None, map(made.name_of, sorted(late))),
     )

@@ -244,6 +244,6 @@ def line(told: RoundExplanation) -> str:
         f"committed {len(told.token_ids)}{forced}  step of {told.sequences}: {told.step_tokens} "
         f"tokens  {told.round_ms:.2f} ms = "
         f"draft {told.draft_ms:.2f} ({told.draft_pass_ms:.2f} computing)"
-        f" + verify {told.verify_ms:.2f} ({told.verify_pass_ms:.2f} computing)"
-        f" + {max(told.round_ms - told.draft_ms - told.verify_ms, 0.0):.2f}  {words}"
+        f" + verify {told.verify_pass_ms:.2f}"
+        f" + {max(told.round_ms - told.draft_ms - told.verify_pass_ms, 0.0):.2f}  {words}"
     )

@@ -49,8 +49,7 @@ class RoundExplanation:
     round_ms: float
     draft_ms: float  # wait for drafts
     draft_pass_ms: float  # device time of the slowest drafter that replied
-    verify_ms: float  # wait for verdicts
-    verify_pass_ms: float  # device time
+    verify_pass_ms: float  # device time of the verification
     late: tuple[str, ...]  # drafters that replied too late, or were lost
     forced: tuple[bool, ...]  # of each token: whether the answer's form allowed no other
 

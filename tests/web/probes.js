@@ -107,7 +107,7 @@ globalThis.probe = (() => {
       const { choose } = await import("/live/page/view.js");
       const answer = new Answer({}, {});
       document.getElementById("log").append(answer.node);
-      const spans = { round_ms: 1, draft_ms: 0, draft_pass_ms: 0, verify_ms: 0, verify_pass_ms: 0 };
+      const spans = { round_ms: 1, draft_ms: 0, draft_pass_ms: 0, verify_pass_ms: 0 };
       const chances = { confidence: 0.5, survival: 0.5, gain: 0.5 };
       const slot = { token_id: 1, text, ...chances, fate: "rejected" };
       const settled = { prefix: 1, accepted: 0, why: "whole", price: null };

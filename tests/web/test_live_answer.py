@@ -74,7 +74,7 @@ def test_the_block_view_walks_through_the_rounds(visit: Open) -> None:
         if rows:
             widths = seen.probe("survivals()")
             assert widths == sorted(widths, reverse=True), "survival never rises along a block"
-            assert page.locator("#hop-list li").count() == 5
+            assert page.locator("#hop-list li").count() == 4
     assert len(shown) > 2
     page.locator("#log .tok[data-round='1']").first.click()
     assert seen.text("#round-of") == f"2 of {count}"

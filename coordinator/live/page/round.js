@@ -7,7 +7,6 @@ const HOPS = [
   ["draft_pass", "draft"],
   ["draft_way", "on the way"],
   ["verify_pass", "verify"],
-  ["verify_way", "on the way"],
   ["rest", "the rest"],
 ];
 
@@ -115,8 +114,7 @@ function hops(told) {
     draft_pass: told.draft_pass_ms,
     draft_way: Math.max(told.draft_ms - told.draft_pass_ms, 0),
     verify_pass: told.verify_pass_ms,
-    verify_way: Math.max(told.verify_ms - told.verify_pass_ms, 0),
-    rest: Math.max(told.round_ms - told.draft_ms - told.verify_ms, 0),
+    rest: Math.max(told.round_ms - told.draft_ms - told.verify_pass_ms, 0),
   };
   const whole = Object.values(spans).reduce((sum, each) => sum + each, 0) || 1;
   $("hop-bar").replaceChildren(
