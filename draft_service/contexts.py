@@ -56,16 +56,17 @@ class ContextStore(ContextTable[DraftContext]):
         weight = next(drafter.parameters())
         self._device, self._dtype = weight.device, weight.dtype
         slots = self.pages.total * page_size
-        layers, kv_heads, head_dim = drafter.entry
+        of = drafter.config
+        layers, kv_heads = of.num_hidden_layers, of.num_key_value_heads
         # Allocated whole; memory is touched only where entries are written. Padding is read from
         # one extra slot that no sequence holds.
         self._spare = slots
-        size = (layers, slots + 1, kv_heads, head_dim)
+        size = (layers, slots + 1, kv_heads, of.head_dim)
         self._keys = torch.empty(size, dtype=self._dtype, device=self._device)
         self._values = torch.empty(size, dtype=self._dtype, device=self._device)
         self._keys[:, slots], self._values[:, slots] = 0.0, 0.0
         width = drafter.width if self.in_order else 0
-        paged = (layers, self.pages.total, page_size, kv_heads, head_dim)
+        paged = (layers, self.pages.total, page_size, kv_heads, of.head_dim)
         self._paged = [pool[:, :slots].view(paged) for pool in (self._keys, self._values)]
         self._rows = torch.empty(slots, width, dtype=self._dtype, device=self._device)
         self._token_ids = np.zeros(slots, np.int64)

@@ -21,11 +21,10 @@ from dspark.types import Block
 
 
 class Drafted(NamedTuple):
-    """Blocks in the order of the items, the device time of their pass, and their wait for it."""
+    """Blocks in the order of the items, and the device time of their pass."""
 
     blocks: Sequence[Block] | None  # None: the pass failed
     forward_ns: int
-    wait_ns: int
 
 
 Answer = Callable[[Drafted], None]
@@ -82,7 +81,7 @@ class Drafting:
             for asked in taken:
                 count = len(asked.items)
                 own = None if blocks is None else blocks[at : at + count]
-                asked.answer(Drafted(own, forward_ns, int((now - asked.came) * 1e9)))
+                asked.answer(Drafted(own, forward_ns))
                 at += count
             self._wake()
         self._note(taken, now, forward_ns)

@@ -327,7 +327,5 @@ class Rounds:
         else:
             blocks = iter(drafted.blocks)
             made = [next(blocks) if isinstance(each, DraftItem) else each for each in asked]
-        fields: Any = write_blocks(
-            made, number, forward_ns=drafted.forward_ns, wait_ns=drafted.wait_ns
-        )
+        fields: Any = write_blocks(made, number, forward_ns=drafted.forward_ns)
         self._say(draft_pb2.RoundsEvent(blocks=fields))

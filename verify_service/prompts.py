@@ -37,7 +37,6 @@ class Began(NamedTuple):
 @dataclass(slots=True)
 class _Prompt:
     admission: Admission
-    began: float
     spared: int
     grammar: Future[Grammar | Refusal] | None  # None without a constraint
     ran: bool = False  # has run and waits for its grammar
@@ -86,9 +85,7 @@ class Prompts:
         if admission.params.constraint is not None:
             grammar = self._engine.compile(admission.params.constraint, admission.cache_salt)
             grammar.add_done_callback(lambda _: self._wake())
-        self._waiting[cursor.sequence, cursor.epoch] = _Prompt(
-            admission, time.monotonic(), spared, grammar
-        )
+        self._waiting[cursor.sequence, cursor.epoch] = _Prompt(admission, spared, grammar)
         self._engine.line.add(PromptPrefill(cursor.sequence, cursor.epoch, ids, self._owner))
         return None
 
@@ -145,7 +142,6 @@ class Prompts:
     def _begin_answer(
         self, sequence: int, epoch: int, prompt: _Prompt, problem: Refusal | None
     ) -> Began:
-        spent = time.monotonic() - prompt.began
         anchor: int | Refusal
         # the future is done
         grammar = None if problem is not None or prompt.grammar is None else prompt.grammar.result()
@@ -168,6 +164,6 @@ class Prompts:
             epoch,
             anchor,
             len(asked.token_ids),
-            Started(spent, prompt.spared, scored),
+            Started(prompt.spared, scored),
             told,
         )

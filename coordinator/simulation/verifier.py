@@ -24,7 +24,6 @@ from dspark.rounds.control import (
     DrafterAt,
     Listener,
     PassReport,
-    Started,
     Timing,
     Up,
     Use,
@@ -44,7 +43,6 @@ class _SimulatedPrompt:
 
     held: SimulatedContext
     run: int = 0  # tokens so far
-    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -81,7 +79,6 @@ class SimulatedVerifier(SimulatedWorker):
         self._cohorts = (_Cohort(), _Cohort())
         # seconds, tokens, prompt tokens among them, mean context
         self._passes: dict[int, tuple[float, int, int, float]] = {}
-        self._prompts: dict[tuple[int, int], float] = {}  # seconds of prefills being reported
         self._running = 0
         self._last_pass = -IDLE_S
         self._pumping = False
@@ -291,15 +288,12 @@ class SimulatedVerifier(SimulatedWorker):
             seconds += self.world.spec.prefill_seconds(count, prompt.run)
             if prompt.run == len(prompt.held.tokens):
                 done.append(self._line.popleft())
-        for prompt in done:
-            prompt.seconds = seconds
         return done, seconds, tokens
 
     def _prefilled(
         self, prompts: Sequence[_SimulatedPrompt]
     ) -> list[events.Prefilled | events.PrefillRefused]:
         told: list[events.Prefilled | events.PrefillRefused] = []
-        self._prompts.clear()
         for prompt in prompts:
             held, admit = prompt.held, prompt.held.admission.admit
             there = (admit.sequence, admit.epoch) in self.held  # else it was dropped meanwhile
@@ -312,7 +306,6 @@ class SimulatedVerifier(SimulatedWorker):
             token = self._pair.first(held)
             held.tokens.append(token)
             told.append(events.Prefilled(admit.sequence, admit.epoch, token))
-            self._prompts[admit.sequence, admit.epoch] = prompt.seconds
         return told
 
     def _pump(self) -> None:
@@ -378,12 +371,10 @@ class SimulatedVerifier(SimulatedWorker):
     # Reports.
 
     def _report(self, report: events.Report) -> None:
-        first = report.rounds[0]
         if report.number == 0:
-            seconds = self._prompts[first.sequence, first.epoch]
-            self._news.append(PassReport(report, started=Started(seconds)))
+            self._news.append(PassReport(report))
             return
-        number = self._rounds.plan.cohort(first.sequence)
+        number = self._rounds.plan.cohort(report.rounds[0].sequence)
         cohort = self._cohorts[number]
         seconds, tokens, ridden, context = self._passes.pop(report.number)
         waited = (

@@ -55,14 +55,6 @@ class Needs:
         return 1 if self.token == "next" else 0
 
 
-class EntryShape(NamedTuple):
-    """Shape of an entry: keys and values have this shape each."""
-
-    layers: int  # L
-    kv_heads: int  # Hkv
-    head_dim: int  # hd
-
-
 class ContextTokens(NamedTuple):
     """Context tokens to make entries of. The leading dimensions are free unless `needs.past`, then
     they are [n, T]."""
@@ -194,12 +186,6 @@ class Drafter(Projection, ABC):
     @property
     def dtype(self) -> torch.dtype:
         return self.embed_tokens.weight.dtype
-
-    @property
-    def entry(self) -> EntryShape:
-        """Shape of one entry."""
-        shape = self.config
-        return EntryShape(shape.num_hidden_layers, shape.num_key_value_heads, shape.head_dim)
 
     @property
     def window(self) -> int | None:

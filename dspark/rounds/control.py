@@ -55,7 +55,6 @@ class DrafterAt(NamedTuple):
 class Started(NamedTuple):
     """What a prefill reports beside its anchor."""
 
-    forward_s: float = 0.0  # from queueing the prompt to drawing its anchor
     cached_tokens: int = 0  # leading tokens that needed no pass
     prompt_logprobs: ScoredPrompt | None = None  # where asked for
 

@@ -276,14 +276,10 @@ class RoundLoop:
         if rows is None:
             self.counts["late block"] += len(told.confidence)
             return
-        sound = len(rows) == len(told.confidence) == len(told.watermarks)
         reasons = told.why_empty or [""] * len(rows)
         for place, sequence in enumerate(rows):
             if sequence.state is not ORDERED or sequence.order != told.order:
                 self.counts["block of a sequence that left"] += 1
-            elif not sound:
-                self.counts["block that fits no order"] += 1
-                self._without_block(sequence, "invalid")
             elif told.watermarks[place] != sequence.rows_sent:
                 self._without_block(sequence, FORGOTTEN if reasons[place] == FORGOTTEN else LOST)
                 if reasons[place] == FORGOTTEN:

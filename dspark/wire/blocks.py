@@ -63,9 +63,7 @@ class Blocks:
             self.spoilt.append(row)
 
 
-def write_blocks(
-    blocks: Sequence[Block], order: int, *, forward_ns: int = 0, wait_ns: int = 0
-) -> dict[str, Any]:
+def write_blocks(blocks: Sequence[Block], order: int, *, forward_ns: int = 0) -> dict[str, Any]:
     """The fields of a draft_pb2.Blocks, to be put into an event: a finished message would be copied
     into it, q and all."""
     return {
@@ -76,7 +74,6 @@ def write_blocks(
         "watermarks": [block.watermark for block in blocks],
         "forward_ns": forward_ns,
         "order": order,
-        "wait_ns": wait_ns,
         "q_entries": [block.q.entries for block in blocks],
         "q_ids": b"".join([block.q.ids for block in blocks]),
         "q_probs": b"".join([block.q.probs for block in blocks]),

@@ -118,7 +118,6 @@ def _report(told: PassReport) -> verify_pb2.ControlUp.News:
 def _started(started: Started) -> verify_pb2.PrefillStarted:
     scored = started.prompt_logprobs
     return verify_pb2.PrefillStarted(
-        forward_s=started.forward_s,
         cached_tokens=started.cached_tokens,
         prompt_logprobs=None if scored is None else codec.write_prompt_logprobs(scored),
     )
@@ -145,7 +144,7 @@ def _read_report(message: verify_pb2.PassReport) -> PassReport:
         scored = None
         if message.started.HasField("prompt_logprobs"):
             scored = codec.read_prompt_logprobs(message.started.prompt_logprobs)
-        started = Started(message.started.forward_s, message.started.cached_tokens, scored)
+        started = Started(message.started.cached_tokens, scored)
     return PassReport(
         Report(getattr(message, "pass"), message.plan, rounds),
         timing,

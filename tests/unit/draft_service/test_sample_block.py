@@ -238,8 +238,9 @@ def test_a_block_is_waited_for_once(
     for all_params in (ALL, ALL[:1] * 5):
         all_params = all_params[-count:] if count > 1 else all_params[:1]
         drafter = family_drafter(*family).to("meta")
-        shape, lengths = drafter.entry, torch.full((count,), 9, device="meta")
-        pool = torch.empty(shape.layers, count, 12, shape.kv_heads, shape.head_dim, device="meta")
+        of, lengths = drafter.config, torch.full((count,), 9, device="meta")
+        heads = (of.num_key_value_heads, of.head_dim)
+        pool = torch.empty(of.num_hidden_layers, count, 12, *heads, device="meta")
         anchors = torch.zeros(count, dtype=torch.int64, device="meta")
         rows = pool.new_empty(1, 4, drafter.config.hidden_size)
         drafter.ingest(ContextTokens(rows, anchors[:1].expand(1, 4), lengths[:1].expand(1, 4)))

@@ -166,7 +166,7 @@ SCORED = ScoredPrompt(
     np.array([[1], [2]], np.uint32),
     np.array([[-0.5], [-1.0]], np.float32),
 )
-BEGAN = PassReport(Report(0, 9, [RoundReport(7, 2, 0, 3, (4,))]), started=Started(0.5, 16, SCORED))
+BEGAN = PassReport(Report(0, 9, [RoundReport(7, 2, 0, 3, (4,))]), started=Started(16, SCORED))
 
 
 def _up(*news: Up) -> verify_pb2.ControlUp:
