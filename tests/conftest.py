@@ -1,16 +1,19 @@
 """What every test may rely on: one torch thread, a state folder of its own, and no Ray outside
-tests/ray."""
+tests/ray; and the order in which files of tests run beside each other."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 settings.register_profile("untimed", deadline=None)  # a busy machine fails no example
 settings.load_profile("untimed")
@@ -19,14 +22,56 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 ROOT = Path(__file__).parent.parent
 
+# Files that take longest, to be begun first: what begins last is waited for by everybody.
+LONGEST = (
+    "ray/test_cluster.py",
+    "e2e/test_training_killed.py",
+    "ray/test_guests.py",
+    "docs/test_blocks.py",
+    "e2e/test_wire_law.py",
+    "test_types.py",
+    "e2e/test_examples.py",
+    "faults/test_promises.py",
+    "faults/test_rounds_simulated.py",
+    "mutation/test_mutation.py",
+    "faults/test_proxies.py",
+    "services/test_training_workers.py",
+)
+_homes = itertools.count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {ROOT / "tests" / name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+class _Files(LoadFileScheduling):
+    """One worker runs all files that share the cell of `tests/e2e/conftest.py`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        scope: str = super()._split_scope(nodeid)
+        return "tests/e2e" if scope in _OF_ONE_CELL else scope
+
+
+_OF_ONE_CELL = {
+    f"tests/e2e/test_{name}.py" for name in ("bench", "three_processes", "training_killed")
+}
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Files | None:
+    return _Files(config, log) if config.getoption("dist") == "loadfile" else None
+
 
 @pytest.fixture(autouse=True)
 def _own_state_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Nothing a test does may touch the user's clusters or stored cost curves."""
     if request.node.get_closest_marker("ray") is None:
-        monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "dspark-home"))
+        home = tmp_path_factory.getbasetemp() / f"dspark-home-{next(_homes)}"
+        monkeypatch.setenv("DSPARK_HOME", str(home))
 
 
 @pytest.fixture(autouse=True)

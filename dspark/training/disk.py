@@ -9,13 +9,13 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
-
-from safetensors.torch import save_file
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Self
 
 from dspark.errors import ConfigError
 from dspark.whole_file import flush_to_disk, placed
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def write_whole(path: Path, content: str) -> None:
@@ -29,6 +29,8 @@ def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Writes a safetensors file, whole or not at all."""
+    from safetensors.torch import save_file
+
     path.parent.mkdir(parents=True, exist_ok=True)
     with placed(path, lasts=True) as partial:
         save_file(dict(tensors), partial, metadata=dict(metadata) if metadata else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,6 @@ from deploy.processes import ProcessCell
 from dspark.cli.main import main
 from dspark.client import Options
 from dspark.loadgen import grpc_endpoint
-
-
-@pytest.fixture(scope="module")
-def cell(golden_target: Path, golden_drafter: Path) -> Iterator[ProcessCell]:
-    with ProcessCell(golden_target, golden_drafter, verify={"measure_cost": False}) as running:
-        yield running
 
 
 def bench(cell: ProcessCell, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,19 +18,6 @@ from tests.commands import dspark
 PROMPTS = [[5, 9, 17, 33], [2], list(range(2, 90)), [100, 3, 100, 3, 100, 3, 64]]
 POLICIES = ("off", "adaptive", "fixed:1", "fixed:7", "threshold:0.5")
 TOKENS = 48
-
-
-@pytest.fixture(scope="module")
-def cell(
-    golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ProcessCell]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_DISPLAY_ENV", "VERBOSE")  # into the logs
-        patch.delenv("GOMP_SPINCOUNT", raising=False)
-        with ProcessCell(
-            golden_target, golden_drafter, folder=tmp_path_factory.mktemp("cell")
-        ) as cell:
-            yield cell
 
 
 @pytest.fixture(scope="module")

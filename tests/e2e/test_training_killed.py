@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,46 +16,33 @@ from deploy.processes import ProcessCell
 from dspark.cli.main import main
 from dspark.training.disk import read_rows
 from dspark.training.record import Log
+from tests.commands import dspark, forked
 from tests.unit.training.pipeline import random_samples
 
 pytestmark = pytest.mark.timeout(1200)
 
 PATIENCE_S = 600.0
-COMMAND = (sys.executable, "-m", "dspark.cli.main", "train")
-
-
-def _start(words: list[str]) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*COMMAND, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
 
 
 def _finish(words: list[str]) -> None:
-    process = _start(words)
-    _, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, said
+    """Runs the command as a user does."""
+    dspark("train", *words, within_s=PATIENCE_S)
 
 
-def _kill_when(words: list[str], happened: Callable[[], bool]) -> bool:
-    """Starts the command and kills it as soon as something has happened; False when it ended before
-    that."""
-    process = _start(words)
+def _kill_when(words: list[str], happened: Callable[[], bool], said: Path) -> bool:
+    """Runs the command in a process and kills it as soon as something has happened; False when it
+    ended before that. said: file for its output."""
+    process = forked("train", *words, said=said)
     deadline = time.monotonic() + PATIENCE_S
     try:
-        while process.poll() is None and not happened():
+        while process.is_alive() and not happened():
             assert time.monotonic() < deadline, "nothing happened"
             time.sleep(0.002)
-        alive = process.poll() is None
-        process.send_signal(signal.SIGKILL)
+        alive = process.is_alive()
     finally:
         process.kill()
-        _, said = process.communicate(timeout=30)
-    assert alive or process.returncode == 0, said
+        process.join(timeout=30)
+    assert alive or process.exitcode == 0, said.read_text()
     return alive
 
 
@@ -121,7 +104,11 @@ def test_training_resumed_after_kills_at_random_steps_writes_the_same_curve(
     kills = 0
     for _ in range(2):
         wanted = lines() + rng.randrange(2, 6)
-        kills += _kill_when(words(parts), lambda wanted=wanted: lines() >= wanted)  # type: ignore[misc]
+        kills += _kill_when(
+            words(parts),
+            lambda wanted=wanted: lines() >= wanted,  # type: ignore[misc]
+            tmp_path / "said",
+        )
     assert kills == 2
     _finish(words(parts))
     curve, again = (Log(folder / "log.csv").read() for folder in (whole, parts))
@@ -133,14 +120,6 @@ def test_training_resumed_after_kills_at_random_steps_writes_the_same_curve(
     }
     ends = [load_file(folder / "drafter" / "model.safetensors") for folder in (whole, parts)]
     assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
-
-
-@pytest.fixture(scope="module")
-def cell(
-    golden_target: Path, golden_drafter: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ProcessCell]:
-    with ProcessCell(golden_target, golden_drafter, folder=tmp_path_factory.mktemp("cell")) as cell:
-        yield cell
 
 
 @pytest.mark.parametrize(
@@ -172,7 +151,11 @@ def test_regeneration_killed_and_resumed_has_every_row_once_and_in_order(
     done = 0
     while done < kills:
         wanted = size() + rng.randrange(1, step)
-        assert _kill_when(words(parts), lambda wanted=wanted: size() >= wanted)  # type: ignore[misc]
+        assert _kill_when(
+            words(parts),
+            lambda wanted=wanted: size() >= wanted,  # type: ignore[misc]
+            tmp_path / "said",
+        )
         done += 1
     _finish(words(parts))
     assert [row["id"] for row in read_rows(parts)] == [f"row {number}" for number in range(rows)]

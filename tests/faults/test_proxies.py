@@ -7,15 +7,21 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from faults.pair import FLAT
 from faults.plan import Action, Plan, once
 from faults.processes import FaultCell
 from faults.tcp_proxy import TcpProxy, Way
 
 PROMPT = [5, 9, 17, 33]
 TOKENS = 24
+# Nothing about a model is proven here, and real ids under the same faults by `test_promises`.
+_WORKER = {"engine": "synthetic", "synthetic": FLAT, "measure_cost": True}
+SYNTHETIC: dict[str, Any] = {"verify": _WORKER, "draft": _WORKER}
+DRAFTED = {"policy": "fixed:3"}
 
 
 @pytest.fixture
@@ -78,11 +84,12 @@ def test_a_blackhole_keeps_the_connection_and_holds_what_was_said(echo: str) -> 
 
 def test_a_real_cell_loses_and_repeats_messages_and_answers_the_same() -> None:
     plan = Plan()
+    coordinator = {"verify_deadline_s": 1.0}
     with (
-        FaultCell(between="wire", plan=plan, coordinator={"verify_deadline_s": 1.0}) as cell,
+        FaultCell(between="wire", plan=plan, coordinator=coordinator, **SYNTHETIC) as cell,
         cell.client() as client,
     ):
-        options = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
+        options = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True} | DRAFTED
         calm = client.complete(PROMPT, **options).token_ids
         before = plan.seen["ControlUp.report"]
         plan.rules += [
@@ -99,8 +106,8 @@ def test_a_real_cell_loses_and_repeats_messages_and_answers_the_same() -> None:
 
 
 def test_a_cell_behind_tcp_proxies_survives_a_reset_of_its_drafter() -> None:
-    with FaultCell(between="tcp") as cell, cell.client() as client:
-        options = {"max_tokens": 64, "temperature": 0.0, "ignore_eos": True, "policy": "fixed:3"}
+    with FaultCell(between="tcp", **SYNTHETIC) as cell, cell.client() as client:
+        options = {"max_tokens": 64, "temperature": 0.0, "ignore_eos": True} | DRAFTED
         calm = client.complete(PROMPT, **options).token_ids
         stream = client.generate(PROMPT, **options)
         ids: list[int] = []

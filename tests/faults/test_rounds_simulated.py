@@ -6,6 +6,7 @@ Real engines, services and codecs; a small coordinator beside them, whose own st
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -70,10 +71,13 @@ def ask(conductor: Conductor, count: int = 4) -> list[Answer]:
 
 
 def truth(answer: Answer) -> list[int]:
-    params = replace(answer.params, prompt_len=len(answer.prompt))
-    run = generate(
-        answer.prompt, oracle.logits, lambda *_: [], lambda *_: 0, params, max_tokens=answer.room
-    )
+    return _truth(tuple(answer.prompt), answer.params, answer.room)
+
+
+@functools.cache
+def _truth(prompt: tuple[int, ...], params: SamplingParams, room: int) -> list[int]:
+    params = replace(params, prompt_len=len(prompt))
+    run = generate(prompt, oracle.logits, lambda *_: [], lambda *_: 0, params, max_tokens=room)
     return list(run.token_ids)
 
 

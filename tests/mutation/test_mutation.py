@@ -1,7 +1,7 @@
-"""The tests notice bugs that are put in; in a process of its own, before anything is imported.
+"""The tests notice bugs that are put in.
 
-Every thirtieth of all bugs here, and every broken build of what is served; all of them are `make
-mutants`.
+Every broken build of what is served here, and every thirtieth of all bugs by the runner, in
+processes of its own; all of them are `make mutants`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from dspark.cli import conformance
+from tests.broken.planting import Build, planted
+from tests.mutation.conformance import CONFORMANCE
+from tests.mutation.mutant import Mutant
+from tests.unit.cli.test_conformance import a_few_cases
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,9 +40,15 @@ def test_bugs_are_caught() -> None:
     assert _tried("--every=30")["bugs"] >= 9
 
 
-@pytest.mark.timeout(1800)
-def test_conformance_finds_every_broken_build_of_what_is_served() -> None:
-    assert _tried("--list=conformance")["bugs"] >= 6
+@pytest.mark.parametrize("mutant", CONFORMANCE, ids=lambda mutant: mutant.name)
+def test_conformance_finds_every_broken_build_of_what_is_served(
+    mutant: Mutant, tmp_path: Path
+) -> None:
+    a_few_cases("dspark_vanilla", tmp_path)
+    line = Build(mutant.name, "", "", mutant.file, mutant.right, mutant.wrong)
+    with planted(line):
+        assert (conformance.run(tmp_path) != 0) is not bool(mutant.harmless)
+    assert len(CONFORMANCE) >= 6
 
 
 def test_every_bug_finds_its_line() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -14,16 +15,15 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from faults.oracle import plain_greedy
 from faults.secured_cell import listeners
 
 from deploy.process_tags import marked
-from dspark.client import Chunk, Client, find_cell
+from dspark.client import Chunk, Client, ProcessStatus, find_cell
 from dspark.client.cell import cell_file, is_alive
-from dspark.errors import Unavailable
+from dspark.errors import DsparkError, Unavailable
 from tests.commands import DSPARK, dspark, run
 from tests.waiting import wait_until
 
@@ -50,24 +50,20 @@ def cluster(home: Path, golden_target: Path, golden_drafter: Path) -> Iterator[C
         yield client
 
 
-def _processes() -> dict[str, dict[str, Any]]:
-    reply = json.loads(dspark("status", "--json"))
-    return {process["name"]: process for process in reply["processes"]}
+def _processes() -> dict[str, ProcessStatus]:
+    with Client() as client:
+        return {process.name: process for process in client.status().processes}
 
 
-def _await_replacement(name: str, before: int, within_s: float) -> dict[str, Any]:
+def _await_replacement(name: str, before: int, within_s: float) -> ProcessStatus:
     deadline = time.monotonic() + within_s
     while True:
-        result = run("status", "--json")
-        if result.returncode == 0:
-            now = {
-                process["name"]: process for process in json.loads(result.stdout)["processes"]
-            }.get(name)
-            if now and now["incarnation"] != before and now["state"] == "serving":
-                return now
-        assert time.monotonic() < deadline, (
-            f"{name} was not replaced: {result.stdout} {result.stderr}"
-        )
+        now = None
+        with contextlib.suppress(DsparkError):
+            now = _processes().get(name)
+        if now and now.incarnation != before and now.state == "serving":
+            return now
+        assert time.monotonic() < deadline, f"{name} was not replaced: {now}"
         time.sleep(0.2)
 
 
@@ -81,7 +77,7 @@ def test_a_cluster_answers_as_the_target_alone(
 
 def test_every_process_listens_on_loopback_only(cluster: Client) -> None:
     found = [one for pid in marked(find_cell().cell_id) for one in listeners(str(pid), pid)]
-    assert {int(one.process) for one in found} >= {each["pid"] for each in _processes().values()}
+    assert {int(one.process) for one in found} >= {each.pid for each in _processes().values()}
     assert not [
         one
         for one in found
@@ -95,7 +91,7 @@ def test_workers_refuse_calls_without_the_shared_token(cluster: Client) -> None:
     from dspark.wire.v1 import verify_pb2_grpc
     from dspark.wire.v1.types_pb2 import DescribeRequest
 
-    with grpc.insecure_channel(_processes()["verify/0"]["endpoint"]) as channel:
+    with grpc.insecure_channel(_processes()["verify/0"].endpoint) as channel:
         stub = verify_pb2_grpc.VerifyStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
             stub.Describe(DescribeRequest(), timeout=5)
@@ -133,13 +129,13 @@ def test_a_killed_drafter_is_replaced_while_streams_go_on(cluster: Client) -> No
     time.sleep(0.3)
     os.kill(_pid_listening_at(before), signal.SIGKILL)
     try:
-        after = _await_replacement("draft/0", before["incarnation"], within_s=120)
+        after = _await_replacement("draft/0", before.incarnation, within_s=120)
     finally:
         replaced.set()
         asking.join(timeout=120)
     assert not asking.is_alive()
     assert all(answer == calm for answer in answers), "no stream ended early or changed"
-    assert after["pid"] != before["pid"]
+    assert after.pid != before.pid
     answer = cluster.complete(
         PROMPT, max_tokens=32, temperature=0.0, ignore_eos=True, policy="fixed:3"
     )
@@ -149,8 +145,8 @@ def test_a_killed_drafter_is_replaced_while_streams_go_on(cluster: Client) -> No
 def test_a_killed_coordinator_comes_back_at_the_same_endpoint(cluster: Client) -> None:
     before = _processes()["coordinator/0"]
     os.kill(_pid_listening_at(before), signal.SIGKILL)
-    after = _await_replacement("coordinator/0", before["incarnation"], within_s=120)
-    assert after["endpoint"] == before["endpoint"]
+    after = _await_replacement("coordinator/0", before.incarnation, within_s=120)
+    assert after.endpoint == before.endpoint
     wait_until(lambda: "draft/0" in _processes())
     assert (
         cluster.complete(
@@ -160,8 +156,8 @@ def test_a_killed_coordinator_comes_back_at_the_same_endpoint(cluster: Client) -
     )
 
 
-def _pid_listening_at(process: dict[str, Any]) -> int:
-    pid = int(process["pid"])
+def _pid_listening_at(process: ProcessStatus) -> int:
+    pid = process.pid
     assert pid in marked(find_cell().cell_id), "only processes of this cluster are hurt"
     return pid
 
@@ -254,6 +250,7 @@ def test_down_lets_streams_finish_and_leaves_no_process_no_folder_and_no_state(
     assert not cell_file().exists()
 
 
+@pytest.mark.slow  # `test_guests` has the same on a cluster of others
 def test_a_bad_checkpoint_surfaces_the_worker_s_sentence_and_cleans_up(
     home: Path, golden_target: Path, golden_drafter: Path, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from deploy.head import start_head, stop_head
 from deploy.process_tags import new_cell_id
-from deploy.ray_environment import is_guarded
+from deploy.ray_environment import check_guarded, is_guarded
 from dspark.client import find_cell
 from dspark.client.cell import is_alive
 from tests.commands import DSPARK, LIMIT_S, SYNTHETIC, dspark, run
@@ -47,6 +47,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         tmp_path_factory.mktemp("host") / "ray_token", new_cell_id(), environment, lambda head: None
     )
     try:
+        assert is_guarded(head.address) is True
+        check_guarded(head.address, insecure=False)
         yield {**environment, "RAY_ADDRESS": head.address}
     finally:
         assert stop_head(head) == []
@@ -80,7 +82,7 @@ class Guest:
 def test_a_pool_that_no_node_can_hold_is_refused_by_what_is_missing(
     host: dict[str, str], tmp_path: Path
 ) -> None:
-    guest = Guest(host, tmp_path)
+    guest = Guest({**host, "DSPARK_CLUSTER__PLACE_TIMEOUT_S": "3"}, tmp_path)
     said = guest.refused(*UP, "--verifiers", "2", "--verifier-gpus", "1")
     last = said.strip().splitlines()[-1]
     assert re.fullmatch(
@@ -89,11 +91,14 @@ def test_a_pool_that_no_node_can_hold_is_refused_by_what_is_missing(
     assert "no cluster is running here" in guest.refused("status"), "nothing is left behind"
 
 
-def test_a_cell_without_models_serves_a_load(
+def test_a_signal_while_processes_start_takes_them_back_and_the_next_cell_serves_a_load(
     host: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
     guest = Guest(host, tmp_path)
+    _interrupt_up(guest)
+    assert "no cluster is running here" in guest.refused("status")
+    # nobody of that name is left in the cluster
     front = guest.run(*UP, "--frontends", "1").strip()
     try:
         told = guest.processes()
@@ -144,10 +149,23 @@ def test_two_cells_of_one_cluster_keep_apart(host: dict[str, str], tmp_path: Pat
         one.run("down", "--now")
 
 
-def test_a_signal_while_processes_start_takes_back_what_was_started(
-    host: dict[str, str], tmp_path: Path
+def test_a_bad_checkpoint_surfaces_the_worker_s_sentence_and_cleans_up(
+    host: dict[str, str], golden_target: Path, golden_drafter: Path, tmp_path: Path
 ) -> None:
-    guest = Guest(host, tmp_path)
+    guest, broken = Guest(host, tmp_path / "home"), tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text((golden_drafter / "config.json").read_text())
+    pair = ("--target", str(golden_target), "--drafter", str(broken))
+    said = guest.refused("up", *pair, "--http", "none")
+    last = said.strip().splitlines()[-1]
+    assert last.startswith("dspark: ")
+    assert "cannot start" in last
+    assert "broken" in last
+    assert "Traceback" not in said
+    assert "no cluster is running here" in guest.refused("status")
+
+
+def _interrupt_up(guest: Guest) -> None:
     up = subprocess.Popen([*DSPARK, *UP], stderr=subprocess.PIPE, text=True, env=guest.environment)
     try:
         assert up.stderr is not None
@@ -159,6 +177,3 @@ def test_a_signal_while_processes_start_takes_back_what_was_started(
         assert up.returncode == 130
     finally:
         up.kill()
-    assert "no cluster is running here" in guest.refused("status")
-    guest.run(*UP)  # nobody of that name is left in the cluster
-    guest.run("down", "--now")

@@ -23,15 +23,6 @@ from dspark.errors import Unavailable
 pytestmark = pytest.mark.ray
 
 
-def test_a_local_cluster_refuses_whoever_shows_no_token(tmp_path: Path) -> None:
-    head = start_head(tmp_path / "token", new_cell_id(), dict(os.environ), lambda _: None)
-    try:
-        assert is_guarded(head.address) is True
-        check_guarded(head.address, insecure=False)
-    finally:
-        assert stop_head(head) == []
-
-
 @pytest.mark.slow  # Ray is started twice
 def test_a_port_that_somebody_took_meanwhile_costs_one_more_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -62,9 +62,7 @@ def test_a_coordinator_that_does_not_come_back_ends_it_and_another_cluster_is_le
 ) -> None:
     monkeypatch.setattr(lifecycle, "SILENT_S", 0.2)
     cell = _cell(f"127.0.0.1:{free_ports(1)[0]}", ray.pid if own else 0)
-    with pytest.raises(
-        Unavailable, match=f"no answer at {cell.endpoint} for 0.2 s"
-    ) as ended:
+    with pytest.raises(Unavailable, match=f"no answer at {cell.endpoint} for 0.2 s") as ended:
         lifecycle._stay(cell)
     assert ("it was left as it is" in str(ended.value)) is cell_file().exists() is not own
 

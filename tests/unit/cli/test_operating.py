@@ -309,7 +309,8 @@ def test_a_state_file_of_a_dead_cluster_is_told(
     assert (stale.level, stale.mend) == (Level.FAIL, "dspark down")
 
 
-def test_a_ray_that_is_not_there_is_told() -> None:
+def test_a_ray_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.ray_environment.ASK_TIMEOUT_S", 0.5)
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # held, so that nobody else listens there
         port = held.getsockname()[1]
