@@ -49,11 +49,6 @@ class CommitLog:
         return len(self._ids)
 
     @property
-    def anchor(self) -> int:
-        """The newest committed token."""
-        return self._ids[-1]
-
-    @property
     def answered(self) -> int:
         """Number of tokens of the answer."""
         return len(self._ids) - self.prompt_len
@@ -61,9 +56,6 @@ class CommitLog:
     def ids(self) -> tuple[int, ...]:
         """Ids of prompt and answer: what another verifier must prefill."""
         return tuple(self._ids)
-
-    def answer(self) -> tuple[int, ...]:
-        return tuple(self._ids[self.prompt_len :])
 
     def append(self, tokens: Sequence[int]) -> None:
         self._ids.extend(tokens)

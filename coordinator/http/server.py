@@ -145,11 +145,6 @@ class HttpServer:
         self._ended = ended
         self._exhausted: Exhausted | None = None
 
-    @property
-    def connections(self) -> int:
-        """Number of open connections."""
-        return len(self._server.server_state.connections)
-
     async def start(self) -> None:
         """Starts to serve; returns when the socket listens."""
         self._exhausted = Exhausted(

@@ -88,32 +88,22 @@ class Commits:
         problem = self.problem(state, said, logprobs)
         if problem is not None:
             return self._refuse(state, problem)
+        drafted, verified = len(said.confidence), said.verified
         try:
-            return self._judged(state, said, logprobs, why, at)
+            state.sequence.apply(LifeEvent.JUDGED)
+            piece = state.answer.take(
+                said.tokens, logprobs, round=Round(drafted, verified, said.accepted)
+            )
+            committed, stats = len(piece.tokens), state.stats
+            accepted = min(said.accepted, committed)
+            stats.drafted += drafted
+            stats.round(verified=verified, accepted=accepted, committed=committed)
+            self.counts.judged(JudgedRound(said, accepted, committed, why, state.request.label))
+            return self._finish(state, said, piece, at)
         except Exception as error:  # a bug: only this request fails
             log.error("commit.failed", sequence=said.sequence, round=said.round, exc_info=error)
             self._owner.ended(state, PeerError("a commit failed; see the coordinator's log"))
             return 0
-
-    def _judged(
-        self,
-        state: RequestState,
-        said: RoundReport,
-        logprobs: Sequence[ScoredToken],
-        why: str,
-        at: float,
-    ) -> int:
-        drafted, verified = len(said.confidence), said.verified
-        state.sequence.apply(LifeEvent.JUDGED)
-        piece = state.answer.take(
-            said.tokens, logprobs, round=Round(drafted, verified, said.accepted)
-        )
-        committed, stats = len(piece.tokens), state.stats
-        accepted = min(said.accepted, committed)
-        stats.drafted += drafted
-        stats.round(verified=verified, accepted=accepted, committed=committed)
-        self.counts.judged(JudgedRound(said, accepted, committed, why, state.request.label))
-        return self._finish(state, said, piece, at)
 
     def _finish(
         self, state: RequestState, said: RoundReport, piece: CommittedTokens, at: float

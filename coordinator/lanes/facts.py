@@ -15,7 +15,6 @@ class WorkerFacts:
     name: str
     endpoint: str
     incarnation: int
-    pid: int
     model: str
     fingerprint: str
     vocab_size: int

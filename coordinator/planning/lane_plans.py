@@ -80,9 +80,6 @@ class LanePlans:
         self._context = 1.0
         self.in_force = Plan(window=window)
 
-    def __len__(self) -> int:
-        return len(self._members)
-
     def drafters(self, drafters: Sequence[DrafterCost]) -> None:
         """Sets the drafters of this lane."""
         self._changed = True

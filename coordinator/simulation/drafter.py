@@ -40,7 +40,6 @@ class SimulatedDrafter(SimulatedWorker):
             name=name,
             endpoint=name,
             incarnation=incarnation,
-            pid=0,
             model="synthetic",
             fingerprint=spec.fingerprint,
             vocab_size=spec.vocabulary,

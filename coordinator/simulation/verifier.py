@@ -101,7 +101,6 @@ class SimulatedVerifier(SimulatedWorker):
             name=name,
             endpoint=name,
             incarnation=1,
-            pid=0,
             model="synthetic",
             fingerprint=spec.fingerprint,
             vocab_size=spec.vocabulary,

@@ -170,7 +170,7 @@ class CellMachine(RuleBasedStateMachine):
             for state in lane.states:
                 log, sequence = state.answer.log, state.sequence
                 which = PROMPTS.index(list(log.ids()[: log.prompt_len]))
-                assert list(log.answer()) == self.expected[which][: log.answered]
+                assert list(log.ids()[log.prompt_len :]) == self.expected[which][: log.answered]
                 assert log.answered >= self.seen[sequence.number], "a committed token is gone"
                 self.seen[sequence.number] = log.answered
 

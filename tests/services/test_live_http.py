@@ -147,11 +147,11 @@ def test_who_leaves_before_the_answer_has_begun_frees_the_sequence_too(
         return await accept(message)
 
     monkeypatch.setattr(front.processor, "accept", slowly)
-    open_before = front._http.connections
+    open_before = len(front._http._server.server_state.connections)
     body = {"messages": said(PROMPT), "max_tokens": 1024}
     with connected(cell, "POST /live/generate", json.dumps(body).encode()):
         assert asked.wait(30)
-    wait_until(lambda: front._http.connections <= open_before)
+    wait_until(lambda: len(front._http._server.server_state.connections) <= open_before)
     left.set()
     wait_until(lambda: cell.cancelled == before + 1)
     cell.freed()

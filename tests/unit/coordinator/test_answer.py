@@ -7,7 +7,7 @@ from dspark.types import ScoredToken
 def test_a_commit_is_logged_before_it_is_passed_on() -> None:
     answer = Answer(CommitLog([1]), max_tokens=3)
     assert answer.take([5, 6]) == CommittedTokens((5, 6), None)
-    assert answer.log.answer() == (5, 6)
+    assert answer.log.ids()[answer.log.prompt_len :] == (5, 6)
     assert answer.room == 1
 
 

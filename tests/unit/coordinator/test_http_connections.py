@@ -171,7 +171,7 @@ async def test_a_client_that_closes_has_left(
     _, writer = await _ask(address, b"/gone")
     await until(lambda: application.running == 1)
     writer.write_eof() if half else writer.close()
-    await until(lambda: not (application.running or server.connections))
+    await until(lambda: not (application.running or server._server.server_state.connections))
     writer.close()
 
 
@@ -183,7 +183,7 @@ async def test_who_leaves_with_more_asked_than_is_answered_has_left(
     writer.write(GET % b"/gone")
     await writer.drain()
     writer.close()
-    await until(lambda: not (application.running or server.connections))
+    await until(lambda: not (application.running or server._server.server_state.connections))
 
 
 async def test_a_request_that_is_cut_short_is_none(
@@ -242,7 +242,7 @@ async def test_a_client_that_reads_nothing_loses_its_connection(
         # What it did not take is thrown away: a connection that was closed in order would wait for
         # it.
         await until(lambda: application.said == ["gone"])
-        await until(lambda: not (application.running or server.connections))
+        await until(lambda: not (application.running or server._server.server_state.connections))
     assert counted.registry.get_sample_value("dspark_slow_readers_cut_total") == 1
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
