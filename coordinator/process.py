@@ -18,9 +18,9 @@ from coordinator.cells.local_cell import LocalCell
 from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
 from coordinator.frontend.front_end import ClientsProcess, FrontEnd
-from coordinator.lanes.conduct import Conduct, LaneContext
+from coordinator.lanes.lane_context import LaneContext
 from coordinator.lanes.monitor import Monitor
-from coordinator.queue.scheduler import QueueBounds, Scheduler
+from coordinator.queue.scheduler import Scheduler
 from coordinator.reception.service import GENERATION
 from coordinator.reception.tokenizer import find_tokenizer
 from coordinator.requests.validation import parse_rule
@@ -28,7 +28,6 @@ from coordinator.watching.tracing import Tracing, open_tracer
 from coordinator.watching.watch import Explain
 from coordinator.workers.membership import ANNOUNCE_WAIT_S, Membership
 from coordinator.workers.worker import Address, WorkerAccess, WorkerRole
-from dspark.client.fields import copied
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import Policy, parse_policy
 from dspark.runtime.security import split_endpoint
@@ -80,16 +79,14 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     tokenizer = find_tokenizer(config.target, config.target_revision)
     clock, metrics = asyncio.get_running_loop(), shell.metrics
     metrics.policy_info.labels(policy=str(policy)).set(1)
-    # twice `warm_up_s`: for plain requests, then for drafted ones
-    bounds = copied(QueueBounds, config, warm_s=2 * config.warm_up_s)
-    admission = Scheduler(bounds, clock, metrics)
+    admission = Scheduler(config, clock, metrics)
     journal = _journal(config, metrics)
     explain = Explain(metrics.dropped.labels(kind="explained", reason="not_read").inc)
     lanes = LaneContext(
         clock,
         metrics,
         Monitor(metrics),
-        copied(Conduct, config),
+        config,
         explain,
         write=journal.write if journal is not None else None,
     )

@@ -17,12 +17,13 @@ from fakes import VOCAB, after
 
 from coordinator.answers.answer import Answer, CommitLog, RequestStats
 from coordinator.answers.output_queue import OutputQueue
-from coordinator.lanes.conduct import Conduct, LaneContext
+from coordinator.config import CoordinatorConfig
 from coordinator.lanes.lane import Lane
+from coordinator.lanes.lane_context import LaneContext
 from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.request_state import RequestState
 from coordinator.lanes.request_state import SequenceLife as Life
-from coordinator.queue.scheduler import QueueBounds, Scheduler
+from coordinator.queue.scheduler import Scheduler
 from coordinator.requests.request import Request
 from coordinator.simulation.drafter import SimulatedDrafter
 from coordinator.simulation.pair import SimulatedBlock, SimulatedContext, SimulatedPair
@@ -179,8 +180,7 @@ class RoundsCell:
         drafters: int = 1,
         verifiers: int = 1,
         pages: int = 0,
-        waits: Conduct | None = None,
-        bounds: QueueBounds | None = None,
+        config: CoordinatorConfig | None = None,
         sink: int = 4096,
         pair: SimulatedPair | None = None,
         write: Callable[[], None] = lambda: None,
@@ -191,12 +191,13 @@ class RoundsCell:
         self.metrics, self.explain = Metrics(), Explain()
         self.monitor = Monitor(self.metrics)
         self.pair = pair or ToyPair()
-        self.admission = Scheduler(bounds or QueueBounds(), self.clock, self.metrics)
+        config = config or CoordinatorConfig()
+        self.admission = Scheduler(config, self.clock, self.metrics)
         self.world = World(
             self.pair, costs(draft_ms), Hops(1e-4, 0.0, 0.0, 0.0, 0.0), KVShape(pages, 4)
         )
         shared = LaneContext(
-            self.clock, self.metrics, self.monitor, waits or Conduct(), self.explain, write=write
+            self.clock, self.metrics, self.monitor, config, self.explain, write=write
         )
         self._shared, self.load, self._sink = shared, shared.load, sink
         self._drafts = drafts or Waits(deadline_s=0.05, patience_s=0.5, inline_rows=6)

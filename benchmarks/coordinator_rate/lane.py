@@ -21,10 +21,11 @@ from benchmarks import real_cell
 from benchmarks.row import Row, note, quiet
 from coordinator.cells.frontends import FrontendConnection
 from coordinator.cells.local_cell import LocalCell
-from coordinator.lanes.conduct import Conduct, LaneContext
+from coordinator.config import CoordinatorConfig
 from coordinator.lanes.lane import Lane
+from coordinator.lanes.lane_context import LaneContext
 from coordinator.lanes.monitor import Monitor
-from coordinator.queue.scheduler import QueueBounds, Scheduler
+from coordinator.queue.scheduler import Scheduler
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerAccess, WorkerRole
 from deploy.processes import ProcessCell
@@ -84,8 +85,10 @@ async def _measure(
 async def _running_lane(workers: ProcessCell, policy: str) -> AsyncIterator[Lane]:
     """Context: a lane in the middle of its rounds."""
     clock, metrics = asyncio.get_running_loop(), Metrics()
-    admission = Scheduler(QueueBounds(max_running=SEQUENCES, max_queued=SEQUENCES), clock, metrics)
-    lanes = LaneContext(clock, metrics, Monitor(metrics), Conduct())
+    admission = Scheduler(
+        CoordinatorConfig(max_running=SEQUENCES, max_queued=SEQUENCES), clock, metrics
+    )
+    lanes = LaneContext(clock, metrics, Monitor(metrics), CoordinatorConfig())
     membership = Membership(admission, lanes, WorkerAccess())
     addresses = [
         Address(role, endpoint, 0, f"{role.value}/0")

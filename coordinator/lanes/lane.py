@@ -20,9 +20,9 @@ import structlog
 
 from coordinator.clock import Timer
 from coordinator.lanes.commits import Commits
-from coordinator.lanes.conduct import LaneContext, Reported
 from coordinator.lanes.drafter_assignment import DrafterAssignment
 from coordinator.lanes.facts import DrafterPort, VerifierFacts
+from coordinator.lanes.lane_context import LaneContext, Reported
 from coordinator.lanes.lane_drafters import LaneDrafters
 from coordinator.lanes.members import Members, Owner, Silence, hand_back
 from coordinator.lanes.request_state import LifeEvent, Placed, RequestState
@@ -52,8 +52,8 @@ class Lane:
         on_draining: Callable[[float], None] = lambda finish_within_s: None,
     ) -> None:
         """on_lost: called when the verifier is gone, before the lane closes."""
-        clock, metrics, waits = shared.clock, shared.metrics, shared.conduct
-        self.facts, self._port, self._owner, self._waits = facts, port, owner, waits
+        clock, metrics, config = shared.clock, shared.metrics, shared.config
+        self.facts, self._port, self._owner, self._config = facts, port, owner, config
         self._clock, self._metrics, self._shared, self._round_watch = (
             clock,
             metrics,
@@ -61,11 +61,11 @@ class Lane:
             shared.watch,
         )
         self._on_lost, self._on_draining = on_lost, on_draining
-        self._members = Members(facts, waits.max_prefills)
+        self._members = Members(facts, config.max_prefills)
         self._drafters = LaneDrafters(facts.name, shared)
         self.why_left_out = self._drafters.why_left_out
         self._plans = LanePlans(
-            facts.cost, window=waits.window, cohorts=waits.cohorts, bypass=waits.bypass
+            facts.cost, window=config.window, cohorts=config.cohorts, bypass=config.bypass
         )
         self._assignment = DrafterAssignment(self._drafters, self._plans, clock, metrics)
         self._commits = Commits(owner, facts.vocab_size, metrics)
@@ -78,7 +78,7 @@ class Lane:
         self._due = self._closed = False
         self._kept: frozenset[tuple[int, int]] = frozenset()  # of the last `Keep`
         self._heard = clock.time()
-        self._silence = Silence(self._members, waits, self._heard)
+        self._silence = Silence(self._members, config, self._heard)
         self._watching: Timer | None = None
         self.draining = False  # no new sequence is taken
         self.rounds = self.committed_by_rounds = 0
@@ -195,7 +195,7 @@ class Lane:
         """Releases a sequence once everything that was drawn for it has been reported."""
         placed.leaving, placed.settled_by = (
             becomes,
-            self._clock.time() + self._waits.verify_deadline_s,
+            self._clock.time() + self._config.verify_deadline_s,
         )
         self._orders.append(Release(placed.number, placed.epoch, How.SETTLE))
         self._soon()

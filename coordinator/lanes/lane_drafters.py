@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import structlog
 
-from coordinator.lanes.conduct import LaneContext
 from coordinator.lanes.facts import DrafterPort
+from coordinator.lanes.lane_context import LaneContext
 from coordinator.lanes.request_state import RequestState
 from coordinator.planning.lane_plans import DrafterCost
 from coordinator.planning.watchdog import Alarm, BlockSums, DrafterWatch, drafted_passes
@@ -57,7 +57,7 @@ class LaneDrafters:
             shared.clock,
             shared.monitor,
         )
-        self._metrics, self._bypass = shared.metrics, shared.conduct.bypass
+        self._metrics, self._bypass = shared.metrics, shared.config.bypass
         self._past: dict[str, BlockSums] = {}  # by version
         self._known: dict[tuple[str, int], _Known] = {}  # by endpoint and incarnation
         self._by_number: dict[int, _Known] = {}

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
-from coordinator.lanes.conduct import Conduct
+from coordinator.config import CoordinatorConfig
 from coordinator.lanes.facts import VerifierFacts
 from coordinator.lanes.request_state import LifeEvent, Placed, RequestState
 from dspark.rounds.control import PassReport
@@ -169,15 +169,15 @@ class Silence:
     they arrive. Times are clock times.
     """
 
-    def __init__(self, members: Members, waits: Conduct, now: float) -> None:
-        self._members, self._waits = members, waits
+    def __init__(self, members: Members, config: CoordinatorConfig, now: float) -> None:
+        self._members, self._config = members, config
         self._prompts_got_on = now
         self._no_page = False  # as of the last report
 
     @property
     def each_s(self) -> float:
         """Seconds from one check to the next."""
-        return min(self._waits.prefill_deadline_s, self._waits.verify_deadline_s) / LOOKS
+        return min(self._config.prefill_deadline_s, self._config.verify_deadline_s) / LOOKS
 
     def reported(self, said: PassReport, now: float) -> None:
         """Notes a report of the verifier."""
@@ -191,11 +191,11 @@ class Silence:
         silent_s = now - max(heard, since)
         if (
             any(placed.prefilled for placed in self._members)
-            and silent_s >= self._waits.verify_deadline_s
+            and silent_s >= self._config.verify_deadline_s
         ):
-            return f"no verdict for {self._waits.verify_deadline_s:g} s"
-        if self._members.prefilling and silent_s >= self._waits.prefill_deadline_s:
-            return f"no prefill within {self._waits.prefill_deadline_s:g} s"
+            return f"no verdict for {self._config.verify_deadline_s:g} s"
+        if self._members.prefilling and silent_s >= self._config.prefill_deadline_s:
+            return f"no prefill within {self._config.prefill_deadline_s:g} s"
         return None
 
     def overdue(self, now: float) -> Iterator[Placed]:
@@ -205,13 +205,13 @@ class Silence:
                 continue
             if placed.prefilled:
                 placed.heard = now if self._no_page else placed.heard
-                late = now >= placed.heard + self._waits.verify_deadline_s
+                late = now >= placed.heard + self._config.verify_deadline_s
             else:
                 got_on = (
                     placed.since
                     if self._members.overtook(placed)
                     else max(placed.since, self._prompts_got_on)
                 )
-                late = now >= got_on + self._waits.prefill_deadline_s
+                late = now >= got_on + self._config.prefill_deadline_s
             if late:
                 yield placed

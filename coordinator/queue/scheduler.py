@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -19,6 +18,7 @@ import structlog
 
 from coordinator.answers.answer import End, Reason
 from coordinator.clock import Clock, Timer
+from coordinator.config import CoordinatorConfig
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.queue.waiting_queue import MeanTime, TenantShares, WaitingQueue
@@ -41,22 +41,11 @@ NEWCOMERS = 8  # an extra place per so many, only for tenants with no sequence r
 LOOKS = 20  # checks for overdue sequences, within the longest wait
 
 
-@dataclass(frozen=True, slots=True)
-class QueueBounds:
-    max_running: int = 256
-    max_queued: int = 1024
-    verifier_wait_s: float = 20.0
-    max_handovers: int = 4
-    queue_deadline_s: float = 60.0  # longest wait for a first place
-    # longest time for a connected verifier to run its first requests
-    warm_s: float = 0.0
-
-
 class Scheduler:
     """Holds every request, waiting or placed."""
 
-    def __init__(self, bounds: QueueBounds, clock: Clock, metrics: Metrics) -> None:
-        self._bounds, self._clock, self._metrics = bounds, clock, metrics
+    def __init__(self, config: CoordinatorConfig, clock: Clock, metrics: Metrics) -> None:
+        self._config, self._clock, self._metrics = config, clock, metrics
         # answers that have not ended, by the request's id
         self._requests: dict[str, list[RequestState]] = {}
         self._line = WaitingQueue()
@@ -88,7 +77,7 @@ class Scheduler:
 
     @property
     def queue_limit(self) -> int:
-        return self._bounds.max_queued
+        return self._config.max_queued
 
     def find(self, request_id: str) -> RequestState | None:
         """The first answer of a running request that has not ended."""
@@ -116,10 +105,10 @@ class Scheduler:
             raise InvalidRequest("request_id", "a running request has this id")
 
     def _lacks_room(self, answers: int) -> bool:
-        bounds = self._bounds
-        if not bounds.max_queued and len(self._homes) + answers > bounds.max_running:
+        config = self._config
+        if not config.max_queued and len(self._homes) + answers > config.max_running:
             return True
-        return self._line.count + answers > max(bounds.max_queued, answers, 1)
+        return self._line.count + answers > max(config.max_queued, answers, 1)
 
     def _hint_s(self) -> float:
         """Seconds until the whole queue would be served, by the time between the last ends."""
@@ -238,7 +227,7 @@ class Scheduler:
             self._metrics.handovers.labels(reason="lost").inc()
             log.warning("sequence.orphaned", **_place_of(state))
             refused, state.refused = state.refused, None
-            if state.handovers > self._bounds.max_handovers:
+            if state.handovers > self._config.max_handovers:
                 self.ended(state, _given_up(state, refused))
                 return
         self._soon()
@@ -259,12 +248,13 @@ class Scheduler:
         if self._outage is not None:
             self._outage.cancel()
         self._lost_at = self._clock.time()
-        self._outage = self._clock.call_later(self._bounds.verifier_wait_s, self._waited)
+        self._outage = self._clock.call_later(self._config.verifier_wait_s, self._waited)
 
     def _waited(self) -> None:
         """Ends the sequences that no lane could take, unless a verifier is about to serve."""
         waited = self._clock.time() - self._lost_at
-        left = self._bounds.verifier_wait_s + self._bounds.warm_s - waited
+        # its first requests: twice `warm_up_s`, for plain ones, then for drafted ones
+        left = self._config.verifier_wait_s + 2 * self._config.warm_up_s - waited
         if left > 0 and self.verifier_warms():
             self._outage = self._clock.call_later(min(left, WARM_LOOK_S), self._waited)
             return
@@ -299,7 +289,7 @@ class Scheduler:
         Some places are only for tenants with no sequence running, which so need not wait for others
         to end.
         """
-        tenants, most = self._line.tenants, self._bounds.max_running
+        tenants, most = self._line.tenants, self._config.max_running
         if len(self._homes) >= most:
             if not tenants or len(self._homes) >= most + most // NEWCOMERS:
                 return None
@@ -348,16 +338,16 @@ class Scheduler:
     def _look_after_the_line(self) -> None:
         if self._overdue is None and self._line.count:
             self._overdue = self._clock.call_later(
-                self._bounds.queue_deadline_s / LOOKS, self._look
+                self._config.queue_deadline_s / LOOKS, self._look
             )
 
     def _look(self) -> None:
         self._overdue = None
-        for state in self._line.overdue(self._clock.time() - self._bounds.queue_deadline_s):
+        for state in self._line.overdue(self._clock.time() - self._config.queue_deadline_s):
             self._give_up(
                 state,
                 "queue_deadline",
-                f"no place was free within {self._bounds.queue_deadline_s:g} s",
+                f"no place was free within {self._config.queue_deadline_s:g} s",
             )
         self._look_after_the_line()
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from coordinator.lanes.conduct import LaneContext
 from coordinator.lanes.lane import Lane
+from coordinator.lanes.lane_context import LaneContext
 from coordinator.lanes.monitor import Monitor
-from coordinator.queue.scheduler import QueueBounds, Scheduler
+from coordinator.queue.scheduler import Scheduler
 from coordinator.simulation.drafter import SimulatedDrafter
 from coordinator.simulation.load import Recorder, SimulatedLoad
 from coordinator.simulation.pair import SyntheticPair
@@ -52,8 +53,10 @@ class _Cell:
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario, self._clock, self._metrics = scenario, asyncio.get_running_loop(), Metrics()
-        bounds = QueueBounds(max_running=max(scenario.concurrency, MOST), max_queued=MOST)
-        self._admission = Scheduler(bounds, self._clock, self._metrics)
+        config = replace(
+            scenario.config, max_running=max(scenario.concurrency, MOST), max_queued=MOST
+        )
+        self._admission = Scheduler(config, self._clock, self._metrics)
         self._lost: list[str] = []  # why lanes ended
         kv = KVShape(scenario.kv_tokens // PAGE_SIZE, PAGE_SIZE, scenario.prefill_chunk)
         world = World(
@@ -63,9 +66,7 @@ class _Cell:
             kv,
             scenario.cores,
         )
-        self._shared = LaneContext(
-            self._clock, self._metrics, Monitor(self._metrics), scenario.conduct
-        )
+        self._shared = LaneContext(self._clock, self._metrics, Monitor(self._metrics), config)
         self._processors = [Device(world.cores) for _ in range(scenario.coordinators)]
         self._drafters = [
             SimulatedDrafter(world, f"draft/{n}", n + 1) for n in range(scenario.drafters)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.lanes.conduct import Conduct
+from coordinator.config import CoordinatorConfig
 from coordinator.simulation.world import Hops
 from dspark.errors import InvalidRequest
 from dspark.rounds.policy import parse_policy
@@ -41,7 +41,7 @@ class Scenario:
     temperature: float = 1.0
     seed: int = 0
     hops: Hops = field(default_factory=Hops)
-    conduct: Conduct = field(default_factory=Conduct)
+    config: CoordinatorConfig = field(default_factory=CoordinatorConfig)
     prefill_chunk: int = 256
     kv_tokens: int = 0  # per verifier; 0: no limit
     # when the first, the second, ... of the pool is lost for good

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.lanes.conduct import Reported
+from coordinator.lanes.lane_context import Reported
 from coordinator.watching.watch import RoundPart
 from dspark.rounds.events import RoundReport
 from dspark.rounds.plan import PlanKind, Terms

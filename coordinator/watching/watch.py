@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from coordinator.lanes.conduct import Reported
+from coordinator.lanes.lane_context import Reported
 from dspark.errors import Overloaded
 
 T = TypeVar("T")

@@ -17,9 +17,9 @@ import grpc
 import structlog
 
 from coordinator.clock import Timer
-from coordinator.lanes.conduct import LaneContext
 from coordinator.lanes.facts import DrafterFacts, VerifierFacts
 from coordinator.lanes.lane import Lane
+from coordinator.lanes.lane_context import LaneContext
 from coordinator.queue.scheduler import Scheduler
 from coordinator.watching.watch import Explain
 from coordinator.workers.clients import DrafterClient, VerifierClient, WorkerPort
@@ -333,7 +333,7 @@ class Membership:
                     verifier,
                     drafter,
                     rule=self._rule,
-                    waits=self._shared.conduct,
+                    config=self._shared.config,
                     clock=self._clock,
                 )
         except TimeoutError:

@@ -16,9 +16,10 @@ from dataclasses import replace
 
 from coordinator.answers.answer import Answer, CommitLog, CommittedTokens, RequestStats
 from coordinator.clock import Clock
-from coordinator.lanes.conduct import Conduct, LaneContext
+from coordinator.config import CoordinatorConfig
 from coordinator.lanes.facts import DrafterFacts, DrafterPort, VerifierFacts
 from coordinator.lanes.lane import Lane
+from coordinator.lanes.lane_context import LaneContext
 from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.lanes.request_state import SequenceLife as Life
@@ -43,13 +44,13 @@ async def warm(
     drafter: DrafterPort | None,
     *,
     rule: Rule,
-    waits: Conduct,
+    config: CoordinatorConfig,
     clock: Clock,
 ) -> None:
     """Runs one request, drafted by `drafter` or plain. Raises Unwarmed if it fails or nothing is
     drafted. Has no timeout: the caller sets one."""
-    owner, waits = _Owner(), replace(waits, bypass=False, cohorts=1)
-    async with _lane(verifier, owner, waits, clock) as lane:
+    owner, config = _Owner(), replace(config, bypass=False, cohorts=1)
+    async with _lane(verifier, owner, config, clock) as lane:
         if drafter is None:
             await owner.run(lane, _state(verifier.facts, Off(), 1 + PLAIN_STEPS, rule, clock))
             return
@@ -70,7 +71,7 @@ async def warm(
 
 @contextlib.asynccontextmanager
 async def _lane(
-    verifier: VerifierClient, owner: _Owner, waits: Conduct, clock: Clock
+    verifier: VerifierClient, owner: _Owner, config: CoordinatorConfig, clock: Clock
 ) -> AsyncGenerator[Lane]:
     """A lane of its own over a control stream of its own, which is closed on exit."""
     stream, facts = verifier.open(), replace(verifier.facts, cost=None)
@@ -81,7 +82,11 @@ async def _lane(
 
     try:
         yield Lane(
-            facts, stream, owner, LaneContext(clock, metrics, Monitor(metrics), waits), on_lost=lost
+            facts,
+            stream,
+            owner,
+            LaneContext(clock, metrics, Monitor(metrics), config),
+            on_lost=lost,
         )
     finally:
         stream.close("its first requests are over")

@@ -161,7 +161,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
     import structlog
 
-    from coordinator.lanes.conduct import Conduct
+    from coordinator.config import CoordinatorConfig
     from coordinator.simulation.run import simulate
     from coordinator.simulation.scenario import Scenario, scenarios
     from coordinator.simulation.world import Hops
@@ -195,7 +195,7 @@ def _simulate(args: argparse.Namespace) -> int:
         temperature=args.temperature,
         seed=args.seed,
         hops=hops,
-        conduct=Conduct(cohorts=args.cohorts),
+        config=CoordinatorConfig(cohorts=args.cohorts),
         prefill_chunk=args.prefill_chunk,
         kv_tokens=args.kv_tokens,
         verifiers_lost_s=tuple(args.lose_verifiers),

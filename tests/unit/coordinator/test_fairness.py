@@ -11,14 +11,14 @@ import pytest
 from fakes import answer_of, read
 from rounds_cell import RoundsCell, virtual
 
+from coordinator.config import CoordinatorConfig
 from coordinator.lanes.request_state import RequestState
-from coordinator.queue.scheduler import QueueBounds
 from coordinator.queue.waiting_queue import ANSWER, MOST_TENANTS, PROMPT, TenantShares
 from dspark.errors import Overloaded
 
 
 def make(**bounds: Any) -> RoundsCell:
-    return RoundsCell(bounds=QueueBounds(**bounds))
+    return RoundsCell(config=CoordinatorConfig(**bounds))
 
 
 def held(cell: RoundsCell) -> RoundsCell:

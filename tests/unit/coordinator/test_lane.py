@@ -13,10 +13,10 @@ from fakes import answer_of, read
 from rounds_cell import RoundsCell, ToyPair, costs, virtual
 
 from coordinator.answers.answer import End, Reason
-from coordinator.lanes.conduct import Conduct
+from coordinator.config import CoordinatorConfig
 from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.planning.watchdog import PAUSE_S
-from coordinator.queue.scheduler import FORM_RETRY_S, QueueBounds
+from coordinator.queue.scheduler import FORM_RETRY_S
 from coordinator.watching import explaining
 from dspark.errors import DsparkError, Overloaded, PeerError, RequestCancelled, Unavailable
 from dspark.rounds.control import Admission, DrafterAt, PassReport, Refused, Up, Use
@@ -86,7 +86,7 @@ async def test_a_stop_token_inside_an_accepted_prefix_ends_the_answer_there() ->
 @pytest.mark.parametrize("window", [0, 1, 2])
 @virtual
 async def test_an_end_that_only_the_text_shows_wastes_at_most_the_window(window: int) -> None:
-    cell = RoundsCell(waits=Conduct(window=window))
+    cell = RoundsCell(config=CoordinatorConfig(window=window))
     state = cell.ask(max_tokens=400, policy="off")
     await cell.until(lambda: len(state.answer.log) >= 30, each_s=0.0005)
     known = len(state.answer.log)
@@ -118,7 +118,7 @@ async def test_cancelling_at_any_moment_leaves_nothing_behind(after_s: float) ->
 
 @virtual
 async def test_prefills_go_a_few_at_a_time_in_order() -> None:
-    cell = RoundsCell(waits=Conduct(max_prefills=2))
+    cell = RoundsCell(config=CoordinatorConfig(max_prefills=2))
     states = [cell.ask((seed, *range(200)), max_tokens=3) for seed in range(6)]
     await asyncio.sleep(0.001)
     assert len(cell.port.orders(Admission)) == 2
@@ -475,7 +475,9 @@ async def test_a_drafter_that_is_well_again_is_soon_found_to_be_in_a_large_lane_
 @virtual
 async def test_who_must_draft_is_on_no_trial_for_an_alarm_that_it_does_not_heed() -> None:
     """Nor does it draft whole blocks of what is no use: its lane goes on planning for it."""
-    cell = RoundsCell(sink=1 << 20, pair=ToyPair(wrong_every=1), waits=Conduct(bypass=False))
+    cell = RoundsCell(
+        sink=1 << 20, pair=ToyPair(wrong_every=1), config=CoordinatorConfig(bypass=False)
+    )
     states = [cell.ask((seed, 3), max_tokens=4000) for seed in range(8)]
     await cell.until(
         lambda: cell.metrics.value("drafters_left_out", lane=cell.lane.facts.name) == 1
@@ -547,7 +549,7 @@ async def test_without_another_verifier_the_client_hears_where_the_answer_stands
 
 @virtual
 async def test_a_verifier_that_says_nothing_is_let_go_after_its_deadline() -> None:
-    cell = RoundsCell(waits=Conduct(verify_deadline_s=2.0))
+    cell = RoundsCell(config=CoordinatorConfig(verify_deadline_s=2.0))
     state = cell.ask(max_tokens=90)
     await asyncio.sleep(0.05)
     port = cell.port
@@ -563,7 +565,7 @@ async def test_a_verifier_that_says_nothing_is_let_go_after_its_deadline() -> No
 
 @virtual
 async def test_a_verifier_that_never_prefills_is_let_go_although_more_are_asked_of_it() -> None:
-    cell = RoundsCell(waits=Conduct(prefill_deadline_s=3.0))
+    cell = RoundsCell(config=CoordinatorConfig(prefill_deadline_s=3.0))
     port = cell.port
     port.tampers = lambda news: ()
     for seed in range(30):
@@ -603,7 +605,7 @@ async def test_a_verifier_that_will_leave_settles_its_sequences_and_they_move() 
 
 @virtual
 async def test_a_verifier_that_never_settles_a_sequence_loses_it() -> None:
-    cell = RoundsCell(waits=Conduct(verify_deadline_s=2.0))
+    cell = RoundsCell(config=CoordinatorConfig(verify_deadline_s=2.0))
     stuck, other = cell.ask(max_tokens=60), cell.ask((8, 3), max_tokens=2000, policy="off")
     await asyncio.sleep(0.06)
     cell.port.tampers = lambda news: [
@@ -640,7 +642,7 @@ def silent_about(number: int) -> Callable[[PassReport], list[PassReport]]:
 
 @virtual
 async def test_a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_does() -> None:
-    cell = RoundsCell(waits=Conduct(verify_deadline_s=2.0))
+    cell = RoundsCell(config=CoordinatorConfig(verify_deadline_s=2.0))
     stuck, other = (
         cell.ask(max_tokens=60, policy="fixed:2"),
         cell.ask((8, 3), max_tokens=2000, policy="off"),
@@ -665,7 +667,7 @@ async def test_a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_d
 @pytest.mark.parametrize("left", [0, 1])
 @virtual
 async def test_nobody_moves_for_silence_while_the_verifier_has_no_page_left(left: int) -> None:
-    cell = RoundsCell(waits=Conduct(verify_deadline_s=2.0))
+    cell = RoundsCell(config=CoordinatorConfig(verify_deadline_s=2.0))
     starved, other = (
         cell.ask(max_tokens=60, policy="off"),
         cell.ask((8, 3), max_tokens=2000, policy="off"),
@@ -680,7 +682,7 @@ async def test_nobody_moves_for_silence_while_the_verifier_has_no_page_left(left
 
 @virtual
 async def test_what_a_lost_release_left_behind_is_dropped() -> None:
-    cell = RoundsCell(waits=Conduct(verify_deadline_s=2.0))
+    cell = RoundsCell(config=CoordinatorConfig(verify_deadline_s=2.0))
     told, deaf = cell.port.port.tell, [True]
 
     def tell_all_but_releases(orders: Sequence[Any]) -> None:
@@ -700,7 +702,7 @@ async def test_what_a_lost_release_left_behind_is_dropped() -> None:
 
 @virtual
 async def test_a_prompt_that_others_overtook_is_run_again() -> None:
-    cell = RoundsCell(waits=Conduct(prefill_deadline_s=10.0))
+    cell = RoundsCell(config=CoordinatorConfig(prefill_deadline_s=10.0))
     lost = cell.ask(max_tokens=4)
     cell.port.in_reports(silent_about(lost.sequence.number))
     await asyncio.sleep(5.0)
@@ -716,7 +718,7 @@ async def test_a_prompt_that_others_overtook_is_run_again() -> None:
 
 @virtual
 async def test_a_prompt_is_waited_for_while_prompts_get_on() -> None:
-    cell = RoundsCell(waits=Conduct(prefill_deadline_s=10.0))
+    cell = RoundsCell(config=CoordinatorConfig(prefill_deadline_s=10.0))
     busy = cell.ask((8, 9), max_tokens=9000, policy="off")
     await cell.until(lambda: len(busy.answer.log) > 20)
     slow = cell.ask(max_tokens=4)
@@ -736,7 +738,7 @@ async def test_a_prompt_is_waited_for_while_prompts_get_on() -> None:
 
 @virtual
 async def test_a_prompt_that_waits_while_none_gets_on_is_run_again() -> None:
-    cell = RoundsCell(waits=Conduct(prefill_deadline_s=10.0))
+    cell = RoundsCell(config=CoordinatorConfig(prefill_deadline_s=10.0))
     busy = cell.ask((8, 9), max_tokens=4000, policy="off")
     await cell.until(lambda: len(busy.answer.log) > 20)
     slow = cell.ask(max_tokens=4)
@@ -790,7 +792,7 @@ async def test_a_prompt_is_run_under_its_own_salt_wherever_it_goes() -> None:
 async def test_a_verifier_that_runs_its_first_requests_is_waited_for_but_not_without_end(
     serves: bool,
 ) -> None:
-    cell = RoundsCell(bounds=QueueBounds(verifier_wait_s=20.0, warm_s=60.0))
+    cell = RoundsCell(config=CoordinatorConfig(verifier_wait_s=20.0, warm_up_s=30.0))
     state = cell.ask(max_tokens=9)
     cell.admission.verifier_warms = lambda: True
     cell.lose_verifier()
@@ -808,7 +810,7 @@ async def test_a_verifier_that_runs_its_first_requests_is_waited_for_but_not_wit
 
 @virtual
 async def test_handovers_are_bounded() -> None:
-    cell = RoundsCell(bounds=QueueBounds(max_handovers=2))
+    cell = RoundsCell(config=CoordinatorConfig(max_handovers=2))
     state = cell.ask(max_tokens=30)
     for _ in range(3):
         await asyncio.sleep(0.02)
@@ -823,7 +825,7 @@ async def test_handovers_are_bounded() -> None:
 
 @virtual
 async def test_without_another_verifier_sequences_of_one_that_leaves_wait_for_one() -> None:
-    cell = RoundsCell(bounds=QueueBounds(max_handovers=0))
+    cell = RoundsCell(config=CoordinatorConfig(max_handovers=0))
     state = cell.ask(max_tokens=60)
     await cell.until(lambda: state.answer.log.answered > 9)
     cell.lane.move_all()
@@ -922,7 +924,7 @@ async def test_who_is_turned_away_before_anybody_looked_at_the_prompt_waits_in_f
 
 @virtual
 async def test_an_answer_that_has_begun_waits_for_a_verifier_that_has_no_time_for_it_now() -> None:
-    cell = RoundsCell(bounds=QueueBounds(max_handovers=0))
+    cell = RoundsCell(config=CoordinatorConfig(max_handovers=0))
     state = cell.ask(max_tokens=60)
     await cell.until(lambda: state.answer.log.answered > 9)
     cell.lane.move_all()
@@ -966,7 +968,7 @@ async def test_an_answer_that_has_begun_waits_for_a_verifier_that_has_no_time_fo
 async def test_who_is_refused_hears_why(
     why: RefusalReason, error: type[DsparkError], words: str, looked_at: bool
 ) -> None:
-    cell = RoundsCell(bounds=QueueBounds(max_handovers=2))
+    cell = RoundsCell(config=CoordinatorConfig(max_handovers=2))
     cell.port.in_reports(
         lambda each: refused(cell.port, each, why, "not these", looked_at=looked_at)
     )

@@ -20,9 +20,8 @@ import torch
 from rounds_cell import RoundsCell, story
 from torch import Tensor
 
-from coordinator.lanes.conduct import Conduct
+from coordinator.config import CoordinatorConfig
 from coordinator.lanes.request_state import RequestState
-from coordinator.queue.scheduler import QueueBounds
 from coordinator.simulation.pair import SimulatedBlock, SimulatedContext
 from dspark.decoding import reference
 from dspark.decoding.reference import Pick, RecordedRound
@@ -171,8 +170,9 @@ def test_committed_ids_are_those_of_the_one_page_loop(
         verifiers=2,
         drafters=2,
         pages=40,
-        waits=Conduct(window=window, cohorts=cohorts, verify_deadline_s=60.0),
-        bounds=QueueBounds(max_handovers=100),
+        config=CoordinatorConfig(
+            window=window, cohorts=cohorts, verify_deadline_s=60.0, max_handovers=100
+        ),
     )
     assert max(state.sequence.epoch for state in states) > 0
     for number, (state, prompt) in enumerate(zip(states, PROMPTS, strict=True)):

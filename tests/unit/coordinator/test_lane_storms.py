@@ -15,10 +15,9 @@ import pytest
 from fakes import answer_of, read
 from rounds_cell import RoundsCell, ToyPair, virtual
 
-from coordinator.lanes.conduct import Conduct
+from coordinator.config import CoordinatorConfig
 from coordinator.lanes.facts import DrafterPort
 from coordinator.lanes.request_state import RequestState
-from coordinator.queue.scheduler import QueueBounds
 from dspark.errors import Overloaded, RequestCancelled
 from dspark.rounds.control import Admission
 from dspark.rounds.events import Acknowledged
@@ -151,10 +150,15 @@ async def test_answers_are_exact_and_nothing_is_left_behind(seed: int) -> None:
         drafters=2,
         pages=120 if seed % 2 else 0,
         pair=ToyPair(wrong_every=(3, 5, 1000)[seed % 3]),
-        waits=Conduct(
-            max_prefills=3, window=seed % 3, cohorts=(0, 1, 2)[seed % 3], verify_deadline_s=60.0
+        config=CoordinatorConfig(
+            max_prefills=3,
+            window=seed % 3,
+            cohorts=(0, 1, 2)[seed % 3],
+            verify_deadline_s=60.0,
+            max_running=12,
+            max_queued=20,
+            max_handovers=1000,
         ),
-        bounds=QueueBounds(max_running=12, max_queued=20, max_handovers=1000),
     )
     storm = Storm(cell, seed)
     for _ in range(120):

@@ -15,7 +15,7 @@ from coordinator.cells.cell import SubmitRequest
 from coordinator.cells.journal import Journal
 from coordinator.cells.journal_file import JournalFile
 from coordinator.cells.local_cell import LocalCell, LocalHandle
-from coordinator.lanes.conduct import Conduct
+from coordinator.config import CoordinatorConfig
 from coordinator.reception.output_processor import OutputProcessor
 from coordinator.requests.request import Request
 from dspark.errors import InvalidRequest, RequestCancelled
@@ -123,7 +123,9 @@ async def test_what_a_client_was_shown_is_on_disk(tmp_path: Path) -> None:
         return Journal(file, keep_s=60.0, metrics=Metrics())
 
     journal = on_disk(tmp_path / "written")
-    desk = Desk(journal, RoundsCell(write=journal.write, drafters=0, waits=Conduct(window=0)))
+    desk = Desk(
+        journal, RoundsCell(write=journal.write, drafters=0, config=CoordinatorConfig(window=0))
+    )
     reader, sink, _ = desk.ask(params=SAMPLED)
     while True:
         await desk.read(reader, sink, at_least=len(desk.shown.get(0, [])) + 1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rounds_cell import RoundsCell, Tampered, virtual
 
-from coordinator.lanes.conduct import Conduct
+from coordinator.config import CoordinatorConfig
 from coordinator.workers.warming import Unwarmed, warm
 from dspark.rounds.control import PassReport, Up
 from dspark.types import Rule
@@ -41,7 +41,9 @@ class Verifier:
 
 
 def _begin(cell: RoundsCell, verifier: Any) -> asyncio.Task[None]:
-    work = warm(verifier, cell.drafters[0], rule=Rule.BLOCK, waits=Conduct(), clock=cell.clock)
+    work = warm(
+        verifier, cell.drafters[0], rule=Rule.BLOCK, config=CoordinatorConfig(), clock=cell.clock
+    )
     return asyncio.get_running_loop().create_task(work)
 
 
@@ -67,7 +69,7 @@ async def test_what_takes_too_long_fails_the_first_requests(kind: str) -> None:
         lambda each: kind == "prefill" or (isinstance(each, PassReport) and each.report.number > 0),
     )
     warming = _begin(cell, verifier)
-    await asyncio.sleep(10 * Conduct().prefill_deadline_s)
+    await asyncio.sleep(10 * CoordinatorConfig().prefill_deadline_s)
     assert verifier.streams[0].closed_because.startswith(f"no {kind}")
     warming.cancel()
     with pytest.raises((Unwarmed, asyncio.CancelledError)):

@@ -1,4 +1,4 @@
-"""Settings of lanes, what all lanes of a coordinator share, and the rounds they hand to watches."""
+"""What all lanes of a coordinator share, and the rounds that they hand to watches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from coordinator.clock import Clock
+from coordinator.config import CoordinatorConfig
 from coordinator.lanes.facts import DrafterPort
 from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.request_state import RequestState
@@ -15,19 +16,6 @@ from dspark.rounds.control import PassReport
 from dspark.rounds.events import RoundReport
 from dspark.rounds.plan import Plan
 from dspark.runtime.telemetry import Metrics
-
-
-@dataclass(frozen=True, slots=True)
-class Conduct:
-    """Settings of every lane of a coordinator. Deadlines are seconds."""
-
-    # prefills at one time: many streams of short answers need more than a handful a round
-    max_prefills: int = 32
-    prefill_deadline_s: float = 120.0
-    verify_deadline_s: float = 10.0
-    bypass: bool = True  # whether a lane may go without drafts where they do not pay
-    cohorts: int = 0  # 1 or 2 that take turns; 0: whichever commits faster
-    window: int = 2  # rounds that a verifier may run beyond the last acknowledged one
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +51,7 @@ class LaneContext:
     clock: Clock
     metrics: Metrics
     monitor: Monitor
-    conduct: Conduct = field(default_factory=Conduct)
+    config: CoordinatorConfig = field(default_factory=CoordinatorConfig)
     watch: RoundWatch | None = None
     load: Counter[DrafterPort] = field(default_factory=Counter)
     write: Callable[[], None] | None = None
