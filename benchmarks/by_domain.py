@@ -1,7 +1,8 @@
 """B3: the default policy over plain decoding, by domain, and the most that drafting could bring.
 
 The shipped pair at temperature 0, all tokens over all time, prompts included, in short alternating
-turns: of whole answers at one stream, of streams that ask on at eight. At one stream the bound of a
+turns: of whole answers at one stream, of streams that ask on at eight, where a turn has a prompt
+for 43 tokens. At one stream the bound of a
 domain is that of its best fixed length on the same prompts: tokens a round by the acceptance of
 every slot (from rounds of seven), over the time of a round of that length, hops included, behind
 the same first tokens. That time depends on the length and not on the text, so it is the mean of all

@@ -331,8 +331,8 @@ def start_controller(
     """Creates the controller. Raises NothingStarted if a cell of this name is already there."""
     if controller(config.cell) is not None:
         raise NothingStarted(
-            f"this Ray cluster already runs a cell named {config.cell!r}; its owner has "
-            "to take it down; another one beside it needs another name (--cell)"
+            f"this Ray cluster already runs a cell named {config.cell!r}; it ends with "
+            "`dspark down` of its owner; one beside it needs another name (--cell)"
         )
     internal_kv._internal_kv_del(_autoscale(config.cell), namespace=NAMESPACE)  # an earlier cell's
     handle = (

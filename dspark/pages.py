@@ -143,7 +143,7 @@ class KVBlockPool:
         """Adds a holder to each of these distinct pages; ValueError if one has none yet."""
         these = np.array(pages, np.int64)
         if (self._holders[these] < 1).any():
-            raise ValueError(f"no holder of one of pages {pages}")
+            raise ValueError(f"one of pages {pages} has no holder")
         self.idle -= int((self._kept[these] & (self._holders[these] == 1)).sum())
         self._holders[these] += 1
 
@@ -151,7 +151,7 @@ class KVBlockPool:
         """Removes a holder from each of these distinct pages; returns how many became free."""
         these = np.array(pages, np.int64)
         if (self._holders[these] < 1).any():
-            raise ValueError(f"no holder of one of pages {pages}")
+            raise ValueError(f"one of pages {pages} has no holder")
         self._holders[these] -= 1
         empty = int((self._holders[these] == 0).sum())
         self.free += empty

@@ -26,11 +26,11 @@ ROOT = Path(__file__).parent.parent
 LONGEST = (
     "ray/test_cluster.py",
     "e2e/test_training_killed.py",
-    "ray/test_guests.py",
-    "docs/test_blocks.py",
     "e2e/test_wire_law.py",
-    "test_types.py",
+    "ray/test_guests.py",
     "e2e/test_examples.py",
+    "docs/test_blocks.py",
+    "test_types.py",
     "faults/test_promises.py",
     "faults/test_rounds_simulated.py",
     "mutation/test_mutation.py",
@@ -58,8 +58,12 @@ _OF_ONE_CELL = {
 }
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Files | None:
-    return _Files(config, log) if config.getoption("dist") == "loadfile" else None
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # else files of few tests come last, however long
+    return _Files(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ from dspark.rounds.control import (
     DrafterAt,
     Listener,
     PassReport,
+    Started,
     Timing,
     Up,
     Use,
@@ -371,7 +372,7 @@ class SimulatedVerifier(SimulatedWorker):
 
     def _report(self, report: events.Report) -> None:
         if report.number == 0:
-            self._news.append(PassReport(report))
+            self._news.append(PassReport(report, started=Started()))
             return
         number = self._rounds.plan.cohort(report.rounds[0].sequence)
         cohort = self._cohorts[number]

@@ -77,7 +77,8 @@ class Keep(NamedTuple):
 
 
 class BlocksCame(NamedTuple):
-    """The blocks of an order have arrived, one for each row of the order."""
+    """The blocks of an order have arrived, one for each row of the order; whoever reads them has
+    checked that there are as many."""
 
     order: int
     confidence: Sequence[Sequence[float]]  # of the drafted slots; an empty row is an empty block

@@ -152,7 +152,8 @@ class Access:
             return _NOBODY
         if found is None:
             raise Denied(f"{what}: the call carries no valid token")
-        raise Forbidden(f"{what}: needs the role {' or '.join(sorted(roles)) or 'none'}")
+        needed = f"needs the role {' or '.join(sorted(roles))}" if roles else "no role may call it"
+        raise Forbidden(f"{what}: {needed}")
 
     def _by_token(self, authorization: str) -> Caller | None:
         kind, _, given = authorization.partition(" ")

@@ -96,7 +96,7 @@ LANES: list[Mutant] = [
         ),
         (
             "a sequence that its verifier forgot waits for ever",
-            "late = now >= placed.heard + self._waits.verify_deadline_s",
+            "late = now >= placed.heard + self._config.verify_deadline_s",
             "late = False",
             SILENT,
         ),

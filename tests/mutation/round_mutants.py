@@ -415,6 +415,12 @@ MUTANTS: list[Mutant] = [
             (f"{P}a_try_that_drafts_for_few_of_many_is_as_rare_as_it_is_dear",),
         ),
         (
+            "sending contexts costs a try nothing",
+            "sent = 1.0 + SENT",
+            "sent = 1.0",
+            (f"{P}a_try_that_drafts_for_few_is_charged_for_sending_their_contexts",),
+        ),
+        (
             "options stay though plain rounds became slower",
             "return moved or self._news",
             "return self._news",

@@ -250,7 +250,7 @@ def test_down_lets_streams_finish_and_leaves_no_process_no_folder_and_no_state(
     assert not cell_file().exists()
 
 
-@pytest.mark.slow  # `test_guests` has the same on a cluster of others
+@pytest.mark.slow  # on a cluster of others: `test_guests`
 def test_a_bad_checkpoint_surfaces_the_worker_s_sentence_and_cleans_up(
     home: Path, golden_target: Path, golden_drafter: Path, tmp_path: Path
 ) -> None:

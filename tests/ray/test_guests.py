@@ -47,8 +47,6 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         tmp_path_factory.mktemp("host") / "ray_token", new_cell_id(), environment, lambda head: None
     )
     try:
-        assert is_guarded(head.address) is True
-        check_guarded(head.address, insecure=False)
         yield {**environment, "RAY_ADDRESS": head.address}
     finally:
         assert stop_head(head) == []
@@ -79,10 +77,15 @@ class Guest:
         }
 
 
+def test_a_local_cluster_refuses_whoever_shows_no_token(host: dict[str, str]) -> None:
+    assert is_guarded(host["RAY_ADDRESS"]) is True
+    check_guarded(host["RAY_ADDRESS"], insecure=False)
+
+
 def test_a_pool_that_no_node_can_hold_is_refused_by_what_is_missing(
     host: dict[str, str], tmp_path: Path
 ) -> None:
-    guest = Guest({**host, "DSPARK_CLUSTER__PLACE_TIMEOUT_S": "3"}, tmp_path)
+    guest = Guest({**host, "DSPARK_CLUSTER__PLACE_TIMEOUT_S": "6"}, tmp_path)
     said = guest.refused(*UP, "--verifiers", "2", "--verifier-gpus", "1")
     last = said.strip().splitlines()[-1]
     assert re.fullmatch(

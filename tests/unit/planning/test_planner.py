@@ -13,7 +13,7 @@ from rounds_of import CONTEXT, COSTS, HARD, MIXED, SLOTS, Costs, live, planned
 
 from coordinator.planning.acceptance import AcceptanceEstimator
 from coordinator.planning.cost import OUTLIER, CostCorrector, RunningRatio
-from coordinator.planning.options import PlannedLane
+from coordinator.planning.options import SENT, PlannedLane
 from coordinator.planning.planner import FinishedPass, Planner
 from coordinator.planning.tries import IN_A_ROW, WAITED
 from dspark.rounds.plan import PLAIN, Plan, PlanKind, Terms, prefixes
@@ -316,6 +316,17 @@ def test_a_try_that_drafts_for_few_of_many_is_as_rare_as_it_is_dear() -> None:
         drafts = [of_drafts(planner.next(each)).slots > 0 for _ in range(20000)]
         counts.append(sum(now and not before for before, now in itertools.pairwise(drafts)))
     assert 0 < counts[0] < 0.5 * counts[1]
+
+
+def test_a_try_that_drafts_for_few_is_charged_for_sending_their_contexts() -> None:
+    costs = COSTS["cpu"]
+    _, planner, _ = planned(costs, HARD, 8, 300)
+    whole, options = lane(8, cohorts=1), planner._options
+    option = max(options.of(whole)[1], key=lambda each: each.rate)
+    rate, seconds = options.for_few(whole, 2, option)
+    alone, _ = options.walked(whole.part(2), option)
+    assert seconds == pytest.approx((1.0 + SENT) * alone.seconds[alone.chosen])
+    assert rate * seconds == pytest.approx(alone.rates[alone.chosen] * alone.seconds[alone.chosen])
 
 
 @pytest.mark.parametrize(("comes_after", "lasts"), [(0, IN_A_ROW), (5, 6), (99, WAITED)])

@@ -192,7 +192,7 @@ def test_what_a_verifier_tells_comes_back_in_its_sequence() -> None:
     assert began.started.prompt_logprobs is not None
     assert began.started.prompt_logprobs.ranks.tolist() == [1, 5]
     assert began.report == BEGAN.report
-    assert began.started[:2] == (0.5, 16)
+    assert began.started.cached_tokens == 16
 
 
 def test_every_reason_to_be_gone_travels() -> None:
