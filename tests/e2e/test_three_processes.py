@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from faults.oracle import plain_greedy
+from faults.pair import FLAT
 
 from deploy.processes import ProcessCell
 from dspark.client import Completion
@@ -90,7 +91,8 @@ def test_generate_prints_ids_for_a_target_without_a_tokenizer(
 def test_a_checkpoint_that_is_not_there_is_named_and_nothing_is_left(
     golden_drafter: Path, tmp_path: Path
 ) -> None:
-    cell = ProcessCell(tmp_path / "nowhere", golden_drafter, folder=tmp_path)
+    sound = {"engine": "synthetic", "synthetic": str(FLAT)}  # to be ended with the other
+    cell = ProcessCell(tmp_path / "nowhere", golden_drafter, draft=sound, folder=tmp_path)
     with pytest.raises(Unavailable, match=r"verify/0 did not start: dspark: .*nowhere"):
         cell.start()
     assert not cell.children
