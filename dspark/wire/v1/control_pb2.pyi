@@ -220,7 +220,7 @@ class SlotExplanation(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., confidence: _Optional[float] = ..., survival: _Optional[float] = ..., gain: _Optional[float] = ..., fate: _Optional[_Union[Fate, str]] = ...) -> None: ...
 
 class RoundExplanation(_message.Message):
-    __slots__ = ("lane", "index", "round", "offset", "policy", "drafter", "empty_because", "asked", "slots", "prefix", "accepted", "token_ids", "origins", "why", "price", "sequences", "step_drafted", "step_verified", "step_tokens", "step_committed", "plain", "round_ms", "draft_ms", "draft_pass_ms", "verify_ms", "verify_pass_ms", "late", "forced")
+    __slots__ = ("lane", "index", "round", "offset", "policy", "drafter", "empty_because", "asked", "slots", "prefix", "accepted", "token_ids", "origins", "why", "price", "sequences", "step_drafted", "step_verified", "step_tokens", "step_committed", "plain", "round_ms", "draft_ms", "draft_pass_ms", "verify_pass_ms", "late", "forced")
     LANE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -245,7 +245,6 @@ class RoundExplanation(_message.Message):
     ROUND_MS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_PASS_MS_FIELD_NUMBER: _ClassVar[int]
-    VERIFY_MS_FIELD_NUMBER: _ClassVar[int]
     VERIFY_PASS_MS_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
     FORCED_FIELD_NUMBER: _ClassVar[int]
@@ -273,11 +272,10 @@ class RoundExplanation(_message.Message):
     round_ms: float
     draft_ms: float
     draft_pass_ms: float
-    verify_ms: float
     verify_pass_ms: float
     late: _containers.RepeatedScalarFieldContainer[str]
     forced: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, lane: _Optional[str] = ..., index: _Optional[int] = ..., round: _Optional[int] = ..., offset: _Optional[int] = ..., policy: _Optional[str] = ..., drafter: _Optional[str] = ..., empty_because: _Optional[str] = ..., asked: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotExplanation, _Mapping]]] = ..., prefix: _Optional[int] = ..., accepted: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., why: _Optional[_Union[PrefixEnd, str]] = ..., price: _Optional[float] = ..., sequences: _Optional[int] = ..., step_drafted: _Optional[int] = ..., step_verified: _Optional[int] = ..., step_tokens: _Optional[int] = ..., step_committed: _Optional[int] = ..., plain: _Optional[bool] = ..., round_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., draft_pass_ms: _Optional[float] = ..., verify_ms: _Optional[float] = ..., verify_pass_ms: _Optional[float] = ..., late: _Optional[_Iterable[str]] = ..., forced: _Optional[_Iterable[bool]] = ...) -> None: ...
+    def __init__(self, lane: _Optional[str] = ..., index: _Optional[int] = ..., round: _Optional[int] = ..., offset: _Optional[int] = ..., policy: _Optional[str] = ..., drafter: _Optional[str] = ..., empty_because: _Optional[str] = ..., asked: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotExplanation, _Mapping]]] = ..., prefix: _Optional[int] = ..., accepted: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., why: _Optional[_Union[PrefixEnd, str]] = ..., price: _Optional[float] = ..., sequences: _Optional[int] = ..., step_drafted: _Optional[int] = ..., step_verified: _Optional[int] = ..., step_tokens: _Optional[int] = ..., step_committed: _Optional[int] = ..., plain: _Optional[bool] = ..., round_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., draft_pass_ms: _Optional[float] = ..., verify_pass_ms: _Optional[float] = ..., late: _Optional[_Iterable[str]] = ..., forced: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class GetEndedRequest(_message.Message):
     __slots__ = ("request_id", "most")

@@ -25,41 +25,41 @@ _sym_db = _symbol_database.Default()
 from dspark.wire.v1 import types_pb2 as dspark_dot_wire_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64spark/wire/v1/draft.proto\x12\x0e\x64spark.wire.v1\x1a\x1a\x64spark/wire/v1/types.proto\"\xba\x03\n\x12\x44rafterDescription\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x12\n\nprojection\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x13\n\x0bhidden_size\x18\x07 \x01(\r\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x11\n\tq_entries\x18\t \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\n \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\r\n\x05\x64type\x18\x0c \x01(\t\x12\'\n\x04\x63ost\x18\r \x01(\x0b\x32\x19.dspark.wire.v1.CostCurve\x12\"\n\x04load\x18\x0e \x01(\x0b\x32\x14.dspark.wire.v1.Load\x12\x12\n\ncalibrated\x18\x0f \x01(\x08\x12\x11\n\tpage_size\x18\x11 \x01(\r\x12\x10\n\x08\x64raining\x18\x12 \x01(\x08\x12\x14\n\x0cmetrics_port\x18\x13 \x01(\r\x12\x0c\n\x04warm\x18\x14 \x01(\x08\x12\x13\n\x0brounds_port\x18\x15 \x01(\rJ\x04\x08\x10\x10\x11\"#\n\x0cWatchRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\"\xf5\x01\n\x06\x42locks\x12\x0f\n\x07lengths\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x12\n\nconfidence\x18\x04 \x03(\x02\x12\x11\n\tq_entries\x18\x05 \x03(\r\x12\r\n\x05q_ids\x18\x06 \x01(\x0c\x12\x0f\n\x07q_probs\x18\x07 \x01(\x0c\x12\x32\n\rempty_reasons\x18\x08 \x03(\x0e\x32\x1b.dspark.wire.v1.EmptyReason\x12\x12\n\nwatermarks\x18\t \x03(\r\x12\x12\n\nforward_ns\x18\n \x01(\x04\x12\r\n\x05order\x18\x0b \x01(\x04\x12\x0f\n\x07wait_ns\x18\x0c \x01(\x04J\x04\x08\x01\x10\x02\"\xa6\x02\n\rRoundsCommand\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.dspark.wire.v1.RoundsHelloH\x00\x12+\n\x04open\x18\x02 \x01(\x0b\x32\x1b.dspark.wire.v1.OpenContextH\x00\x12.\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x1d.dspark.wire.v1.CloseContextsH\x00\x12&\n\x05order\x18\x04 \x01(\x0b\x32\x15.dspark.wire.v1.OrderH\x00\x12)\n\x04rows\x18\x05 \x01(\x0b\x32\x19.dspark.wire.v1.OrderRowsH\x00\x12,\n\x04keep\x18\x06 \x01(\x0b\x32\x1c.dspark.wire.v1.KeepContextsH\x00\x42\t\n\x07\x63ommand\"\\\n\x0bRoundsHello\x12\x1b\n\x13\x64rafter_incarnation\x18\x01 \x01(\x04\x12\x1c\n\x14verifier_incarnation\x18\x02 \x01(\x04\x12\x12\n\nprojection\x18\x03 \x01(\t\"z\n\x0bOpenContext\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0ereserve_tokens\x18\x03 \x01(\r\x12\x32\n\x08sampling\x18\x04 \x01(\x0b\x32 .dspark.wire.v1.SequenceSampling\"?\n\rCloseContexts\x12.\n\tsequences\x18\x01 \x03(\x0b\x32\x1b.dspark.wire.v1.SequenceRef\">\n\x0cKeepContexts\x12.\n\tsequences\x18\x01 \x03(\x0b\x32\x1b.dspark.wire.v1.SequenceRef\"\xf0\x01\n\x05Order\x12\r\n\x05order\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x03(\x04\x12\r\n\x05\x65poch\x18\x03 \x03(\r\x12\r\n\x05round\x18\x04 \x03(\r\x12\x15\n\rcommitted_len\x18\x05 \x03(\r\x12\x0f\n\x07\x61nchors\x18\x06 \x03(\r\x12\r\n\x05slots\x18\x07 \x03(\r\x12\x0c\n\x04rows\x18\x08 \x03(\r\x12\x11\n\ttoken_ids\x18\t \x03(\r\x12-\n\x08\x66\x65\x61tures\x18\n \x01(\x0b\x32\x1b.dspark.wire.v1.TensorChunk\x12\x12\n\nmask_bytes\x18\x0b \x03(\r\x12\r\n\x05masks\x18\x0c \x01(\x0c\"I\n\tOrderRows\x12\r\n\x05order\x18\x01 \x01(\x04\x12-\n\x08\x66\x65\x61tures\x18\x02 \x01(\x0b\x32\x1b.dspark.wire.v1.TensorChunk\"\xd1\x01\n\x0bRoundsEvent\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.dspark.wire.v1.RoundsWelcomeH\x00\x12(\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x16.dspark.wire.v1.BlocksH\x00\x12/\n\x06opened\x18\x03 \x01(\x0b\x32\x1d.dspark.wire.v1.ContextOpenedH\x00\x12,\n\x08\x64raining\x18\x04 \x01(\x0b\x32\x18.dspark.wire.v1.DrainingH\x00\x42\x07\n\x05\x65vent\"=\n\rRoundsWelcome\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x17\n\x0f\x64rafter_version\x18\x02 \x01(\t\"Z\n\rContextOpened\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12(\n\x07refusal\x18\x03 \x01(\x0b\x32\x17.dspark.wire.v1.Refusal*\xa6\x01\n\x0b\x45mptyReason\x12\x1c\n\x18\x45MPTY_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x45MPTY_REASON_FEATURES_MISSING\x10\x01\x12!\n\x1d\x45MPTY_REASON_UNKNOWN_SEQUENCE\x10\x02\x12\x19\n\x15\x45MPTY_REASON_TOO_LONG\x10\x03\x12\x18\n\x14\x45MPTY_REASON_INVALID\x10\x04\x32\xe5\x01\n\x05\x44raft\x12O\n\x08\x44\x65scribe\x12\x1f.dspark.wire.v1.DescribeRequest\x1a\".dspark.wire.v1.DrafterDescription\x12\x41\n\x05Watch\x12\x1c.dspark.wire.v1.WatchRequest\x1a\x18.dspark.wire.v1.Draining0\x01\x12H\n\x06Rounds\x12\x1d.dspark.wire.v1.RoundsCommand\x1a\x1b.dspark.wire.v1.RoundsEvent(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64spark/wire/v1/draft.proto\x12\x0e\x64spark.wire.v1\x1a\x1a\x64spark/wire/v1/types.proto\"\xba\x03\n\x12\x44rafterDescription\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x12\n\nprojection\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x13\n\x0bhidden_size\x18\x07 \x01(\r\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x11\n\tq_entries\x18\t \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\n \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\r\n\x05\x64type\x18\x0c \x01(\t\x12\'\n\x04\x63ost\x18\r \x01(\x0b\x32\x19.dspark.wire.v1.CostCurve\x12\"\n\x04load\x18\x0e \x01(\x0b\x32\x14.dspark.wire.v1.Load\x12\x12\n\ncalibrated\x18\x0f \x01(\x08\x12\x11\n\tpage_size\x18\x11 \x01(\r\x12\x10\n\x08\x64raining\x18\x12 \x01(\x08\x12\x14\n\x0cmetrics_port\x18\x13 \x01(\r\x12\x0c\n\x04warm\x18\x14 \x01(\x08\x12\x13\n\x0brounds_port\x18\x15 \x01(\rJ\x04\x08\x10\x10\x11\"#\n\x0cWatchRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\"\xea\x01\n\x06\x42locks\x12\x0f\n\x07lengths\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x12\n\nconfidence\x18\x04 \x03(\x02\x12\x11\n\tq_entries\x18\x05 \x03(\r\x12\r\n\x05q_ids\x18\x06 \x01(\x0c\x12\x0f\n\x07q_probs\x18\x07 \x01(\x0c\x12\x32\n\rempty_reasons\x18\x08 \x03(\x0e\x32\x1b.dspark.wire.v1.EmptyReason\x12\x12\n\nwatermarks\x18\t \x03(\r\x12\x12\n\nforward_ns\x18\n \x01(\x04\x12\r\n\x05order\x18\x0b \x01(\x04J\x04\x08\x01\x10\x02J\x04\x08\x0c\x10\r\"\xa6\x02\n\rRoundsCommand\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.dspark.wire.v1.RoundsHelloH\x00\x12+\n\x04open\x18\x02 \x01(\x0b\x32\x1b.dspark.wire.v1.OpenContextH\x00\x12.\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x1d.dspark.wire.v1.CloseContextsH\x00\x12&\n\x05order\x18\x04 \x01(\x0b\x32\x15.dspark.wire.v1.OrderH\x00\x12)\n\x04rows\x18\x05 \x01(\x0b\x32\x19.dspark.wire.v1.OrderRowsH\x00\x12,\n\x04keep\x18\x06 \x01(\x0b\x32\x1c.dspark.wire.v1.KeepContextsH\x00\x42\t\n\x07\x63ommand\"\\\n\x0bRoundsHello\x12\x1b\n\x13\x64rafter_incarnation\x18\x01 \x01(\x04\x12\x1c\n\x14verifier_incarnation\x18\x02 \x01(\x04\x12\x12\n\nprojection\x18\x03 \x01(\t\"z\n\x0bOpenContext\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0ereserve_tokens\x18\x03 \x01(\r\x12\x32\n\x08sampling\x18\x04 \x01(\x0b\x32 .dspark.wire.v1.SequenceSampling\"?\n\rCloseContexts\x12.\n\tsequences\x18\x01 \x03(\x0b\x32\x1b.dspark.wire.v1.SequenceRef\">\n\x0cKeepContexts\x12.\n\tsequences\x18\x01 \x03(\x0b\x32\x1b.dspark.wire.v1.SequenceRef\"\xf0\x01\n\x05Order\x12\r\n\x05order\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x03(\x04\x12\r\n\x05\x65poch\x18\x03 \x03(\r\x12\r\n\x05round\x18\x04 \x03(\r\x12\x15\n\rcommitted_len\x18\x05 \x03(\r\x12\x0f\n\x07\x61nchors\x18\x06 \x03(\r\x12\r\n\x05slots\x18\x07 \x03(\r\x12\x0c\n\x04rows\x18\x08 \x03(\r\x12\x11\n\ttoken_ids\x18\t \x03(\r\x12-\n\x08\x66\x65\x61tures\x18\n \x01(\x0b\x32\x1b.dspark.wire.v1.TensorChunk\x12\x12\n\nmask_bytes\x18\x0b \x03(\r\x12\r\n\x05masks\x18\x0c \x01(\x0c\"I\n\tOrderRows\x12\r\n\x05order\x18\x01 \x01(\x04\x12-\n\x08\x66\x65\x61tures\x18\x02 \x01(\x0b\x32\x1b.dspark.wire.v1.TensorChunk\"\xd1\x01\n\x0bRoundsEvent\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.dspark.wire.v1.RoundsWelcomeH\x00\x12(\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x16.dspark.wire.v1.BlocksH\x00\x12/\n\x06opened\x18\x03 \x01(\x0b\x32\x1d.dspark.wire.v1.ContextOpenedH\x00\x12,\n\x08\x64raining\x18\x04 \x01(\x0b\x32\x18.dspark.wire.v1.DrainingH\x00\x42\x07\n\x05\x65vent\"=\n\rRoundsWelcome\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x17\n\x0f\x64rafter_version\x18\x02 \x01(\t\"Z\n\rContextOpened\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12(\n\x07refusal\x18\x03 \x01(\x0b\x32\x17.dspark.wire.v1.Refusal*\xa6\x01\n\x0b\x45mptyReason\x12\x1c\n\x18\x45MPTY_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x45MPTY_REASON_FEATURES_MISSING\x10\x01\x12!\n\x1d\x45MPTY_REASON_UNKNOWN_SEQUENCE\x10\x02\x12\x19\n\x15\x45MPTY_REASON_TOO_LONG\x10\x03\x12\x18\n\x14\x45MPTY_REASON_INVALID\x10\x04\x32\xe5\x01\n\x05\x44raft\x12O\n\x08\x44\x65scribe\x12\x1f.dspark.wire.v1.DescribeRequest\x1a\".dspark.wire.v1.DrafterDescription\x12\x41\n\x05Watch\x12\x1c.dspark.wire.v1.WatchRequest\x1a\x18.dspark.wire.v1.Draining0\x01\x12H\n\x06Rounds\x12\x1d.dspark.wire.v1.RoundsCommand\x1a\x1b.dspark.wire.v1.RoundsEvent(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dspark.wire.v1.draft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EMPTYREASON']._serialized_start=2134
-  _globals['_EMPTYREASON']._serialized_end=2300
+  _globals['_EMPTYREASON']._serialized_start=2123
+  _globals['_EMPTYREASON']._serialized_end=2289
   _globals['_DRAFTERDESCRIPTION']._serialized_start=75
   _globals['_DRAFTERDESCRIPTION']._serialized_end=517
   _globals['_WATCHREQUEST']._serialized_start=519
   _globals['_WATCHREQUEST']._serialized_end=554
   _globals['_BLOCKS']._serialized_start=557
-  _globals['_BLOCKS']._serialized_end=802
-  _globals['_ROUNDSCOMMAND']._serialized_start=805
-  _globals['_ROUNDSCOMMAND']._serialized_end=1099
-  _globals['_ROUNDSHELLO']._serialized_start=1101
-  _globals['_ROUNDSHELLO']._serialized_end=1193
-  _globals['_OPENCONTEXT']._serialized_start=1195
-  _globals['_OPENCONTEXT']._serialized_end=1317
-  _globals['_CLOSECONTEXTS']._serialized_start=1319
-  _globals['_CLOSECONTEXTS']._serialized_end=1382
-  _globals['_KEEPCONTEXTS']._serialized_start=1384
-  _globals['_KEEPCONTEXTS']._serialized_end=1446
-  _globals['_ORDER']._serialized_start=1449
-  _globals['_ORDER']._serialized_end=1689
-  _globals['_ORDERROWS']._serialized_start=1691
-  _globals['_ORDERROWS']._serialized_end=1764
-  _globals['_ROUNDSEVENT']._serialized_start=1767
-  _globals['_ROUNDSEVENT']._serialized_end=1976
-  _globals['_ROUNDSWELCOME']._serialized_start=1978
-  _globals['_ROUNDSWELCOME']._serialized_end=2039
-  _globals['_CONTEXTOPENED']._serialized_start=2041
-  _globals['_CONTEXTOPENED']._serialized_end=2131
-  _globals['_DRAFT']._serialized_start=2303
-  _globals['_DRAFT']._serialized_end=2532
+  _globals['_BLOCKS']._serialized_end=791
+  _globals['_ROUNDSCOMMAND']._serialized_start=794
+  _globals['_ROUNDSCOMMAND']._serialized_end=1088
+  _globals['_ROUNDSHELLO']._serialized_start=1090
+  _globals['_ROUNDSHELLO']._serialized_end=1182
+  _globals['_OPENCONTEXT']._serialized_start=1184
+  _globals['_OPENCONTEXT']._serialized_end=1306
+  _globals['_CLOSECONTEXTS']._serialized_start=1308
+  _globals['_CLOSECONTEXTS']._serialized_end=1371
+  _globals['_KEEPCONTEXTS']._serialized_start=1373
+  _globals['_KEEPCONTEXTS']._serialized_end=1435
+  _globals['_ORDER']._serialized_start=1438
+  _globals['_ORDER']._serialized_end=1678
+  _globals['_ORDERROWS']._serialized_start=1680
+  _globals['_ORDERROWS']._serialized_end=1753
+  _globals['_ROUNDSEVENT']._serialized_start=1756
+  _globals['_ROUNDSEVENT']._serialized_end=1965
+  _globals['_ROUNDSWELCOME']._serialized_start=1967
+  _globals['_ROUNDSWELCOME']._serialized_end=2028
+  _globals['_CONTEXTOPENED']._serialized_start=2030
+  _globals['_CONTEXTOPENED']._serialized_end=2120
+  _globals['_DRAFT']._serialized_start=2292
+  _globals['_DRAFT']._serialized_end=2521
 # @@protoc_insertion_point(module_scope)

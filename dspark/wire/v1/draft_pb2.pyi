@@ -72,7 +72,7 @@ class WatchRequest(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ...) -> None: ...
 
 class Blocks(_message.Message):
-    __slots__ = ("lengths", "token_ids", "confidence", "q_entries", "q_ids", "q_probs", "empty_reasons", "watermarks", "forward_ns", "order", "wait_ns")
+    __slots__ = ("lengths", "token_ids", "confidence", "q_entries", "q_ids", "q_probs", "empty_reasons", "watermarks", "forward_ns", "order")
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
@@ -83,7 +83,6 @@ class Blocks(_message.Message):
     WATERMARKS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
-    WAIT_NS_FIELD_NUMBER: _ClassVar[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     confidence: _containers.RepeatedScalarFieldContainer[float]
@@ -94,8 +93,7 @@ class Blocks(_message.Message):
     watermarks: _containers.RepeatedScalarFieldContainer[int]
     forward_ns: int
     order: int
-    wait_ns: int
-    def __init__(self, lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., confidence: _Optional[_Iterable[float]] = ..., q_entries: _Optional[_Iterable[int]] = ..., q_ids: _Optional[bytes] = ..., q_probs: _Optional[bytes] = ..., empty_reasons: _Optional[_Iterable[_Union[EmptyReason, str]]] = ..., watermarks: _Optional[_Iterable[int]] = ..., forward_ns: _Optional[int] = ..., order: _Optional[int] = ..., wait_ns: _Optional[int] = ...) -> None: ...
+    def __init__(self, lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., confidence: _Optional[_Iterable[float]] = ..., q_entries: _Optional[_Iterable[int]] = ..., q_ids: _Optional[bytes] = ..., q_probs: _Optional[bytes] = ..., empty_reasons: _Optional[_Iterable[_Union[EmptyReason, str]]] = ..., watermarks: _Optional[_Iterable[int]] = ..., forward_ns: _Optional[int] = ..., order: _Optional[int] = ...) -> None: ...
 
 class RoundsCommand(_message.Message):
     __slots__ = ("hello", "open", "close", "order", "rows", "keep")

@@ -307,14 +307,12 @@ class PassReport(_message.Message):
     def __init__(self, plan: _Optional[int] = ..., sequence: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., round: _Optional[_Iterable[int]] = ..., committed_before: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., verified: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., confidence: _Optional[_Iterable[float]] = ..., drafter: _Optional[_Iterable[int]] = ..., why_empty: _Optional[_Iterable[int]] = ..., reasons: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., labels: _Optional[bytes] = ..., draws: _Optional[_Iterable[_Union[Draws, _Mapping]]] = ..., forward_s: _Optional[float] = ..., round_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., context: _Optional[float] = ..., batch_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., pages_free: _Optional[int] = ..., started: _Optional[_Union[PrefillStarted, _Mapping]] = ..., forced: _Optional[_Iterable[bool]] = ..., forbidden: _Optional[_Iterable[bool]] = ..., **kwargs) -> None: ...
 
 class PrefillStarted(_message.Message):
-    __slots__ = ("forward_s", "cached_tokens", "prompt_logprobs")
-    FORWARD_S_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("cached_tokens", "prompt_logprobs")
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    forward_s: float
     cached_tokens: int
     prompt_logprobs: _types_pb2.PromptLogprobs
-    def __init__(self, forward_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_types_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
+    def __init__(self, cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_types_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class SequenceReleased(_message.Message):
     __slots__ = ("sequence", "epoch", "rounds", "committed_len", "why")
