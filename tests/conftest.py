@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 
 # Files that take longest. Each begins EVERY files behind the one before: what begins last is waited
 # for by everybody, and several at once, of many processes each, crowd two cores.
-EVERY = 9
+EVERY = 5
 LONGEST = (
     "ray/test_cluster.py",
     "e2e/test_training_killed.py",
