@@ -120,6 +120,9 @@ def environment(home: Path) -> dict[str, str]:
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        # a tiny pair needs no long curves
+        "DSPARK_VERIFY__COST_MAX_TOKENS": "32",
+        "DSPARK_DRAFT__COST_MAX_SEQUENCES": "8",
     }
 
 
