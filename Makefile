@@ -42,9 +42,10 @@ test: lint
 # The pure rooms alone, without torch: what to run while you write.
 FAST := $(addprefix tests/unit/,coordinator decoding planning rounds runtime synthetic wire) tests/paper tests/test_rooms.py
 LONG := tests/unit/coordinator/test_simulation.py tests/unit/decoding/test_exact_law.py
+NEED_TORCH := tests/unit/coordinator/test_calls.py $(addprefix tests/unit/decoding/test_,exact_rounds.py philox.py)
 
 test-fast: install
-	$(BIN)/python -m pytest -q -p tests.no_torch -m "not slow" -n 2 $(addprefix --ignore=,$(LONG)) $(FAST)
+	$(BIN)/python -m pytest -q -p tests.no_torch -m "not slow" -n 2 $(addprefix --ignore=,$(LONG) $(NEED_TORCH)) $(FAST)
 
 # The newest of everything that pyproject.toml allows, in an environment of its own: what needs no
 # port runs there.
