@@ -1,8 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# Only what is imported is compiled, when it is, and kept: a program that imports torch and
-# transformers starts in half the time then, whatever the caller's shell says.
+# Only what is imported is compiled, when it is, and kept, whatever the caller's shell says: else
+# every process would compile torch and transformers anew.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 NEWEST := .venv-newest/bin

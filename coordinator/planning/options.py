@@ -20,10 +20,10 @@ WINDOW = 384  # recent blocks that plans are made from; the oldest round counts 
 ENOUGH = 32  # blocks of a lane's keys, from which on those of other keys are left out
 RENEWED = 0.02  # new blocks over blocks in the window, from which on options are computed anew
 PLAN = 1 / 16  # blocks that a plan counts as towards RENEWED: seconds are learned without blocks
-# Share of a round that sending contexts takes from each round of a try in which few draft, as
-# measured at eight streams on two cores.
-SENT = 0.25
 MOVED = 0.1  # change of a plain round's seconds from which on they are, too
+# Share of a round that sending contexts takes from each round of a try in which few draft: two
+# messages, which the verifier makes and a drafter reads beside a pass that needs all processors.
+SENT = 0.25
 CONTEXT_STEP = 128  # tokens of mean context over which a lane's options are kept
 MOST_KNOWN = 64  # lanes whose options are kept
 
