@@ -41,7 +41,7 @@ test: lint
 
 # The pure rooms alone, without torch: what to run while you write.
 FAST := $(addprefix tests/unit/,coordinator decoding planning rounds runtime synthetic wire) tests/paper tests/test_rooms.py
-LONG := tests/unit/coordinator/test_simulation.py tests/unit/decoding/test_exact_law.py
+LONG := $(addprefix tests/unit/,coordinator/test_simulation.py decoding/test_exact_law.py planning/test_planner.py)
 NEED_TORCH := tests/unit/coordinator/test_calls.py $(addprefix tests/unit/decoding/test_,exact_rounds.py philox.py)
 
 test-fast: install

@@ -32,7 +32,7 @@ TOKENS, BLOCK = 128, 7
 A_TURN = 64
 PROMPTS = {1: 8, 8: 24}  # of a domain, by streams
 A_PART = {1: 1, 8: 16}  # prompts of a turn, by streams
-TURNS = {1: 4, 8: 36}  # of both policies on every part, by streams
+TURNS = {1: 8, 8: 36}  # of both policies on every part, by streams
 LEAST, OF_BOUND = 0.97, 0.93
 DEFAULT = "default"  # the cell's own policy: none is named
 
