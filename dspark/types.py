@@ -23,7 +23,8 @@ MAX_PENALTY = 2.0  # presence and frequency penalties are in [-this, this]
 MAX_BIAS = 100.0  # each of logit_bias is in [-this, this]
 MAX_BIASED = 1024  # ids of logit_bias
 MAX_LOGPROBS = 20  # likeliest tokens reported per committed token and per token of a prompt
-MAX_CONSTRAINT = 256 * 1024  # characters that describe the form of an answer
+MAX_CONSTRAINT = 256 * 1024  # characters that describe the form of an answer ...
+MAX_FORM = 2 * MAX_CONSTRAINT  # ... and their bytes
 # log-probabilities of a prompt that one message holds: tokens times (1 + likeliest ones)
 MAX_PROMPT_LOGPROBS = 262_144
 PLACES = 64  # equal parts of [0, 1) over which `Draws.places` counts drafted tokens

@@ -25,13 +25,14 @@ from coordinator.cells.journal_file import JournalFile
 from coordinator.requests.request import Request
 from dspark.errors import PeerError
 from dspark.runtime.telemetry import Metrics
-from dspark.types import ScoredToken
+from dspark.types import Rule, ScoredToken
 from dspark.wire import codec
 from dspark.wire.v1 import journal_pb2
 
 log = structlog.get_logger("dspark.journal")
 
-MAX_KEPT = 4096  # requests that no longer run; the oldest is dropped first
+MAX_KEPT = 4096  # requests that no longer run, as of a search; the oldest is dropped first
+EXPIRE_S = 1.0  # between two searches for expired entries
 KEPT_SHARE = 0.5  # share of a segment for their tokens; the rest is for new commits
 
 
@@ -54,6 +55,7 @@ class Entry:
     request_id: str
     digest: bytes
     seed: int
+    rule: Rule
     answers: list[Said]
     running: bool = False
     touched: float = 0.0  # unix seconds
@@ -61,11 +63,10 @@ class Entry:
 
 
 def digest(request: Request) -> bytes:
-    """SHA-256 of the prompt, sampling parameters and limits. The seed is left out: the entry holds
-    the one in use."""
-    params = codec.write_sampling(replace(request.params, seed=0, choice=0)).SerializeToString(
-        deterministic=True
-    )
+    """SHA-256 of the prompt, sampling parameters and limits. Seed and rule are left out, since the
+    deployment chooses what a request leaves open: the entry holds those in use."""
+    plain = replace(request.params, seed=0, choice=0, rule=Rule.BLOCK)
+    params = codec.write_sampling(plain).SerializeToString(deterministic=True)
     rest = repr(
         (request.max_tokens, sorted(request.stop_ids), request.choices, request.cache_salt)
     ).encode()
@@ -89,7 +90,7 @@ class Journal:
         self._unwritten = journal_pb2.JournalBatch()
         # (request number, piece), not yet written
         self._said: list[tuple[int, CommittedTokens]] = []
-        self._numbers = 0
+        self._numbers, self._expired_at = 0, -math.inf
         if file is not None:
             self._read(file)
             file.begin([*self._snapshot()])
@@ -103,7 +104,8 @@ class Journal:
 
     def open(self, request: Request, known: Entry | None = None) -> Entry:
         """Adds an entry for an admitted request; a resumed one continues the answers of `known`."""
-        self._expire()
+        if len(self._entries) > 2 * MAX_KEPT or self._now() >= self._expired_at + EXPIRE_S:
+            self._expire()
         self._numbers += 1
         answers = known.answers if known is not None else [Said() for _ in range(request.choices)]
         entry = Entry(
@@ -111,6 +113,7 @@ class Journal:
             request.id,
             digest(request),
             request.params.seed,
+            request.params.rule,
             answers,
             True,
             self._now(),
@@ -177,6 +180,7 @@ class Journal:
             self._file = None
 
     def _expire(self) -> None:
+        self._expired_at = self._now()
         idle = [entry for entry in self._entries.values() if not entry.running]
         idle.sort(key=lambda entry: entry.touched)
         count, size = len(idle), sum(entry.size for entry in idle)
@@ -219,7 +223,14 @@ class Journal:
     def _take(self, batch: journal_pb2.JournalBatch, numbers: dict[int, Entry]) -> None:
         for opened in batch.requests:
             answers = [Said() for _ in range(opened.answers)]
-            entry = Entry(opened.number, opened.request_id, opened.digest, opened.seed, answers)
+            entry = Entry(
+                opened.number,
+                opened.request_id,
+                opened.digest,
+                opened.seed,
+                Rule(opened.rule),
+                answers,
+            )
             numbers[opened.number] = self._entries[opened.request_id] = entry
             entry.touched = batch.unix_s
         for begun in batch.epochs:
@@ -240,6 +251,7 @@ def _request(entry: Entry) -> journal_pb2.JournalRequest:
         request_id=entry.request_id,
         digest=entry.digest,
         seed=entry.seed,
+        rule=int(entry.rule),
         answers=len(entry.answers),
     )
 

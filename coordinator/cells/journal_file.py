@@ -12,6 +12,7 @@ a time. See ADR 23.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -27,7 +28,7 @@ from dspark.whole_file import flush_to_disk
 
 log = structlog.get_logger("dspark.journal")
 
-MAGIC = b"DSPKJNL2"
+MAGIC = b"DSPKJNL3"
 _HEAD = struct.Struct("<II")
 
 
@@ -39,6 +40,7 @@ class JournalFile:
         self._folder, self._sync, self.segment_bytes = folder, sync, segment_bytes
         self._number, self._size, self._begun, self._descriptor = 0, 0, 0, -1
         self._unsynced = False
+        self._not_synced: OSError | None = None  # raised by the next `append`
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -94,6 +96,8 @@ class JournalFile:
             each.unlink(missing_ok=True)
 
     def append(self, record: bytes) -> None:
+        if self._not_synced is not None:
+            raise self._not_synced
         content = _framed(record)
         _write(self._descriptor, content)
         self._size += len(content)
@@ -124,9 +128,10 @@ class JournalFile:
                 self._unsynced = False
                 try:
                     os.fdatasync(self._descriptor)
-                # a segment that was closed meanwhile was synced as a whole
                 except OSError as error:
-                    log.warning("journal.not_synced", error=error.strerror)
+                    # these two: a segment that was closed meanwhile was synced as a whole
+                    if error.errno not in (errno.EBADF, errno.EINVAL):
+                        self._not_synced = error
 
 
 def _framed(record: bytes) -> bytes:

@@ -124,8 +124,9 @@ class LocalCell:
         if order.message.HasField("resume"):
             known = look_up(order, self.journal)
             request = known.request
-            self._take_over(request.id)
-        self.admission.check(request)
+            self.admission.check_open()  # before its earlier reader is cut off
+        if known is None or not self._take_over(request.id):
+            self.admission.check(request)
         kept = None
         if self.journal is not None:
             kept = Journaled(
@@ -147,10 +148,14 @@ class LocalCell:
             (kept or sink).close()
         return LocalHandle(self.admission, states, kept)
 
-    def _take_over(self, request_id: str) -> None:
-        """Ends the request if it runs: the client that resumes it replaces its earlier reader."""
+    def _take_over(self, request_id: str) -> bool:
+        """Ends the request if it runs, and says whether it did: the client that resumes it replaces
+        its earlier reader, and has its place."""
+        ran = False
         while (state := self.admission.find(request_id)) is not None:
             self.admission.ended(state, RequestCancelled("its client resumed it elsewhere"))
+            ran = True
+        return ran
 
     async def abort(self, request_ids: Sequence[str]) -> list[str]:
         return [name for name in request_ids if self.admission.abort(name)]

@@ -18,13 +18,14 @@ from coordinator.cells.journal import Entry, Journal, Said, digest
 from coordinator.requests.request import Request
 from dspark.errors import InvalidRequest
 from dspark.types import Rule
+from dspark.wire.v1 import types_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """What is known of a request to resume: its answers so far."""
 
-    request: Request  # with the seed it began with
+    request: Request  # with the seed and the rule it began with
     answers: Sequence[Said]
     entry: Entry | None = None
 
@@ -39,10 +40,13 @@ def look_up(order: SubmitRequest, journal: Journal | None) -> Known:
     if entry is not None:
         if order.message.sampling_params.HasField("seed") and entry.seed != request.params.seed:
             raise InvalidRequest("sampling_params.seed", "the request began with another one")
-        request = replace(request, params=replace(request.params, seed=entry.seed))
+        if _names_rule(order) and entry.rule is not request.params.rule:
+            raise InvalidRequest("speculation.rule", "the request began with another one")
+        params = replace(request.params, seed=entry.seed, rule=entry.rule)
+        request = replace(request, params=params)
     answers = entry.answers if entry is not None else [Said() for _ in range(request.choices)]
     short = any(offset > len(said.tokens) for offset, said in zip(held, answers, strict=False))
-    if short and not _repeatable(order, entry):
+    if short and not _repeatable(order, request, entry):
         why = (
             "nothing is known of this request"
             if entry is None
@@ -52,9 +56,16 @@ def look_up(order: SubmitRequest, journal: Journal | None) -> Known:
     return Known(request, answers, entry)
 
 
-def _repeatable(order: SubmitRequest, entry: Entry | None) -> bool:
+def _names_rule(order: SubmitRequest) -> bool:
+    """Whether the client fixed the rule: by name, or by a seed."""
+    message = order.message
+    named = message.speculation.rule != types_pb2.RULE_UNSPECIFIED
+    return named or message.sampling_params.HasField("seed")
+
+
+def _repeatable(order: SubmitRequest, request: Request, entry: Entry | None) -> bool:
     """Whether computing the answers again gives the same ids."""
-    params = order.request.params
+    params = request.params
     seeded = entry is not None or order.message.sampling_params.HasField("seed")
     return params.temperature == 0 or (params.rule is Rule.COUPLED and seeded)
 

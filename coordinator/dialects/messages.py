@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from fastapi import APIRouter, Depends, Request
@@ -23,7 +23,7 @@ from coordinator.http.calls import Part
 from coordinator.http.errors import as_message, described
 from coordinator.http.reply import Object
 from coordinator.http.schema import BodyPart, described_by, read_body
-from coordinator.http.template import joined_texts, read_arguments, string
+from coordinator.http.template import ChatTemplate, joined_texts, read_arguments, string
 from coordinator.reception.input_processor import prompt_bytes
 from dspark.errors import InvalidRequest, Unsupported
 
@@ -31,7 +31,11 @@ _TEXT = {"text": "text"}
 # Known fields that need storage or are not supported, with their values that have no effect.
 _IDLE: dict[str, tuple[Any, ...]] = {
     "container": (),
-    "context_management": ({},),
+    "context_management": (
+        {},
+        {"edits": []},
+        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    ),
     "diagnostics": (),
     "inference_geo": (),
     "mcp_servers": ([],),
@@ -113,9 +117,9 @@ class CountBody(MessagesBody):
     max_tokens: int = 1
 
 
-def translated(body: MessagesBody, arguments: Container[str]) -> Translated:
-    """The body as a body of chat. arguments: those of the target's chat template. Raises
-    InvalidRequest naming a field of the body."""
+def translated(body: MessagesBody, template: ChatTemplate | None) -> Translated:
+    """The body as a body of chat. template: the target's. Raises InvalidRequest naming a field of
+    the body."""
     messages: list[Object] = []
     places: list[str] = []
     if body.system:
@@ -132,7 +136,7 @@ def translated(body: MessagesBody, arguments: Container[str]) -> Translated:
         "tools": [_tool(tool) for tool in body.tools] if body.tools else None,
         **_choice(body.tool_choice),
         **_output(body.output_config),
-        **_thinking(body.thinking, arguments),
+        **_thinking(body.thinking, template),
         **ours(body),
     }
     if messages and messages[-1]["role"] == "assistant":  # the answer continues it
@@ -215,12 +219,18 @@ def _output(config: OutputConfig | None) -> Object:
     return {"response_format": form, "reasoning_effort": config.effort}
 
 
-def _thinking(asked: Thinking | None, arguments: Container[str]) -> Object:
-    """Chat's fields for `thinking`; without an argument of the template the target decides."""
-    if asked is None:
+def _thinking(asked: Thinking | None, template: ChatTemplate | None) -> Object:
+    """Chat's fields for `thinking`; without an argument of the template the target decides. A
+    target without thoughts keeps any budget."""
+    if asked is None or template is None:
         return {}
-    said = {"enable_thinking": asked.type != "disabled"} if "enable_thinking" in arguments else {}
-    return said | {"thinking_token_budget": asked.budget_tokens}
+    said = (
+        {"enable_thinking": asked.type != "disabled"}
+        if "enable_thinking" in template.arguments
+        else {}
+    )
+    thinks = template.marks_thoughts or template.has_channels
+    return said | {"thinking_token_budget": asked.budget_tokens if thinks else None}
 
 
 def arguments_of(written: str) -> Any:
@@ -234,14 +244,13 @@ def arguments_of(written: str) -> Any:
 
 
 def routes(api: Api) -> APIRouter:
-    arguments = api.template.arguments if api.template is not None else frozenset[str]()
     router = APIRouter(tags=["Anthropic"], dependencies=[Depends(api.guard)])
 
     @router.post("/v1/messages", openapi_extra=described_by(MessagesBody))
     async def messages(request: Request) -> Response:
         """Answers a conversation."""
         body = await read_body(request, MessagesBody, prompt_bytes(api.processor.cell))
-        chat = translated(body, arguments)
+        chat = translated(body, api.template)
         return await answer_chat(api, request, chat, MessageWriter, kind="msg")
 
     @router.post("/v1/messages/count_tokens", openapi_extra=described_by(CountBody))
@@ -249,7 +258,7 @@ def routes(api: Api) -> APIRouter:
         """Counts the tokens of a conversation's prompt."""
         body = await read_body(request, CountBody, prompt_bytes(api.processor.cell))
         api.check_model(body.model, api.processor.cell.terms())
-        _, chat = await translated_chat(api, translated(body, arguments))
+        _, chat = await translated_chat(api, translated(body, api.template))
         return JSONResponse({"input_tokens": len(chat.prompt)})
 
     return router
@@ -347,6 +356,8 @@ def _usage(told: Object) -> Object:
 def _stopped(end: End, content: list[Object]) -> dict[str, Any]:
     if end.reason is Reason.LENGTH:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if end.reason is Reason.ABORT:  # for which the interface has no word
+        return {"stop_reason": None, "stop_sequence": None}
     if end.text is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": end.text}
     called = any(block["type"] == "tool_use" for block in content)

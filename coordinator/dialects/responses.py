@@ -104,6 +104,7 @@ class ResponsesBody(CommonFields):
     reasoning: Reasoning | None = None
     include: list[str] | None = None
     # Fields without effect: labels for the client's own use.
+    client_metadata: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
@@ -277,7 +278,7 @@ class ResponseWriter:
 
     def end(self, end: End, usage: Object) -> Iterator[Object]:
         details = {"reason": "max_output_tokens"} if end.reason is Reason.LENGTH else None
-        status = "completed" if details is None else "incomplete"
+        status = "completed" if end.reason is Reason.STOP else "incomplete"  # cut or aborted
         yield from self._stop(status)
         self.whole |= {"status": status, "incomplete_details": details, "usage": _usage(usage)}
         yield self._told(f"response.{status}", response=self.whole)

@@ -23,7 +23,7 @@ from coordinator.http.chat import AskedChat, read_chat
 from coordinator.http.errors import param_of
 from coordinator.http.reply import MANY, Object, respond, usage_of
 from coordinator.http.schema import ChatBody, SharedFields, validated
-from coordinator.http.stream import written
+from coordinator.http.stream import event, written
 from coordinator.http.thoughts import Reader
 from dspark.errors import naming
 
@@ -100,6 +100,7 @@ async def answer_chat(
     """Runs the chat and returns the response. kind: first word of the answer's id. make_writer:
     called with the answer's id and the model's name."""
     model = api.check_model(translated.fields.get("model"), api.processor.cell.terms())
+    api.check_capacity()
     body, chat = await translated_chat(api, translated)
     with naming(translated.name):
         asking = await Asking.begin(
@@ -153,4 +154,4 @@ async def _events(told: AsyncGenerator[list[Object]], asking: Asking) -> AsyncGe
 
 
 def _event(told: Object) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (str(told["type"]).encode(), written(told))
+    return b"event: %b\n%b" % (str(told["type"]).encode(), event(told))

@@ -33,6 +33,8 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> ClientsP
     hello = frontend_pb2.FrontendHello(name=name, incarnation=shell.incarnation, pid=os.getpid())
 
     def changed(serving: bool) -> None:
+        if cell is not None and cell.draining:
+            return  # it stays NOT_SERVING, whatever becomes of the coordinator meanwhile
         log.info(
             "frontend.serving" if serving else "frontend.waiting",
             name=name,

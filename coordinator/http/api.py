@@ -22,7 +22,13 @@ from coordinator.reception.pacing import PacketPace, read_pace
 from dspark.errors import ConfigError, Denied, Forbidden
 from dspark.runtime.identity import model_name
 from dspark.runtime.roles import METRICS, Role, Roles
-from dspark.runtime.security import Security, is_loopback, set_caller, split_endpoint
+from dspark.runtime.security import (
+    Security,
+    current_caller,
+    is_loopback,
+    set_caller,
+    split_endpoint,
+)
 
 Guard = Callable[[Request], Awaitable[None]]
 
@@ -63,6 +69,10 @@ class Api:
         if asked not in (None, "", served, terms.model):
             raise UnknownModel(f"the model {str(asked)[:200]!r} is not served here; {served!r} is")
         return served
+
+    def check_capacity(self) -> None:
+        """Refuses a request to generate that has no room, before any work on it."""
+        self.processor.cell.check_capacity(current_caller().tenant)
 
 
 def check_host(request: Request) -> None:

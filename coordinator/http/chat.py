@@ -32,7 +32,6 @@ from coordinator.http.tools import Calling, read_calling
 from coordinator.reception.input_processor import LONG_TEXT, encoded, prompt_bytes
 from coordinator.reception.output_processor import OutputChunk, OutputProcessor
 from dspark.errors import InvalidRequest, Unsupported
-from dspark.runtime.security import current_caller
 
 # Fields of the gRPC interface, as this body calls them.
 _NAMES = {
@@ -58,6 +57,7 @@ def routes(api: Api) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         """Answers a conversation."""
         body = await read_body(request, ChatBody, prompt_bytes(api.processor.cell))
+        api.check_capacity()
         chat = await read_chat(api, body)
         shape = ChatShape(texts, chat.reader)
         return await answered(
@@ -91,19 +91,20 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
     tail = tokenizer.decode(prompt[-_TAIL:], skip_special=False).rstrip()
     budget = body.thinking_token_budget
     inside = tail.endswith(BEGIN) and (budget is not None or not forced)
-    if (
-        budget is not None
-        and calling is None
-        and not (template.marks_thoughts or template.has_channels)
-    ):
-        raise Unsupported("thinking_token_budget", "the target's chat template marks no thoughts")
+    if budget is not None and not template.marks_thoughts:
+        raise Unsupported(
+            "thinking_token_budget", f"the target's chat template marks no thoughts by {BEGIN}"
+        )
     if budget is not None and not tail.endswith(END):
         field = "thinking_token_budget" if form is None else field
-        form = with_budget(budget, form, inside=inside, token=tokenizer.id_of(END))
+        token, special = tokenizer.id_of(END), tokenizer.special_ids()
+        form = with_budget(budget, form, inside=inside, token=token, special=special)
     options = sampling(body, form, max_tokens=_max_tokens(body), logprobs=_logprobs(body))
     # The marks between an answer's parts may be special tokens: then these are decoded too.
     marks = (
-        (BEGINS,) if template.has_channels else calling.format.marks if calling is not None else ()
+        *((BEGINS,) if template.has_channels else ()),
+        *((BEGIN, END) if template.marks_thoughts else ()),
+        *(calling.format.marks if calling is not None else ()),
     )
     if (
         body.skip_special_tokens is None
@@ -178,8 +179,6 @@ async def read_prompt(api: Api, body: ChatBody, calling: Calling | None = None) 
         raise Unsupported(
             "messages", "the target has no chat template; /v1/completions takes plain prompts"
         )
-    # refuses a request without room before any work on it
-    api.processor.cell.check_capacity(current_caller().tenant)
     messages = template.fitted(read_messages(body.messages))
     arguments = dict(body.chat_template_kwargs or {})
     for name in _KEYWORDS:

@@ -315,10 +315,9 @@ async def respond(
             events = paced_events(events, api.pace, longest)
         return EventStream(api, events, asking.gone, asking.headers, failed)
     try:
-        answer = while_connected(request, whole(), asking.gone)
-        if api.pace is not None:
-            answer = paced_whole(answer, api.pace, longest)
-        return Response(await answer, media_type="application/json", headers=asking.headers)
+        answer = whole() if api.pace is None else paced_whole(whole(), api.pace, longest)
+        body = await while_connected(request, answer, asking.gone)
+        return Response(body, media_type="application/json", headers=asking.headers)
     finally:
         asking.leave()
 

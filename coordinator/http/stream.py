@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import json
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -45,7 +45,7 @@ def written(told: object) -> bytes:
 
 
 def event(data: object) -> bytes:
-    """One server-sent event with `data` as JSON."""
+    """One server-sent event with `data` as JSON in ASCII: clients may split lines at U+2028."""
     return b"data: %b\n\n" % json.dumps(data, separators=(",", ":")).encode()
 
 
@@ -56,6 +56,10 @@ def failure(error: Exception) -> bytes:
 
 class _Untaken(Exception):
     """The client did not read an event in time."""
+
+
+class _Left(Exception):
+    """The client has disconnected."""
 
 
 class EventStream(Response):
@@ -81,7 +85,7 @@ class EventStream(Response):
         self.status_code, self.background = 200, None
         self.init_headers({**_HEADERS, **(headers or {})})
         self._events, self._gone = events, gone
-        self._begun = self._over = self._dropped = False
+        self._begun = self._over = self._dropped = self._left = False
         self._sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,10 +95,12 @@ class EventStream(Response):
             await self._tell(send)
         except _Untaken:
             self._cut(scope)
+        except _Left:
+            pass
         finally:
             keeper.cancel()
             await self._events.aclose()
-        if not self._over:
+        if not self._over and self._begun:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         elif self._dropped:
             await left(receive)  # then the server knows why the response is incomplete
@@ -103,7 +109,7 @@ class EventStream(Response):
         try:
             async for part in self._events:
                 await self._write(send, part)
-        except _Untaken:
+        except (_Untaken, _Left):
             raise
         except Exception as error:
             if not self._begun:
@@ -112,6 +118,8 @@ class EventStream(Response):
                 await self._write(send, self._failed(error))
 
     async def _write(self, send: Send, part: bytes) -> None:
+        if self._left:  # with a pace, events go on when the answer is over
+            raise _Left
         if not self._begun:
             self._begun = True
             await send(
@@ -142,6 +150,7 @@ class EventStream(Response):
             try:
                 async with asyncio.timeout_at(self._sent + KEEPALIVE_S):
                     await left(receive)
+                self._left = True
                 self._gone()
                 return
             except TimeoutError:
@@ -163,16 +172,22 @@ async def left(receive: Receive) -> None:
 async def while_connected(
     request: Request, work: Coroutine[Any, Any, T], gone: Callable[[], None]
 ) -> T:
-    """The result of `work`; calls `gone()` if the client disconnects meanwhile. The request's body
-    must have been read before."""
+    """The result of `work`. If the client disconnects meanwhile, calls `gone()`, ends the work and
+    raises RequestCancelled. The request's body must have been read before."""
+    working = asyncio.create_task(work)
 
     async def watch() -> None:
         await left(request.receive)
         gone()
+        working.cancel()  # with a pace it waits for the end of a term when the answer is over
 
     watcher = asyncio.create_task(watch())
     try:
-        return await work
+        return await working
+    except asyncio.CancelledError:
+        if watcher.done():
+            raise RequestCancelled("the client went away") from None
+        raise
     finally:
         watcher.cancel()
 
@@ -210,7 +225,9 @@ async def paced_events(
             await reading
 
 
-async def paced_whole(answer: Awaitable[bytes], pace: PacketPace, max_tokens: int) -> bytes:
+async def paced_whole(
+    answer: Coroutine[Any, Any, bytes], pace: PacketPace, max_tokens: int
+) -> bytes:
     """The whole answer, padded, when a term ends."""
     loop = asyncio.get_running_loop()
     began = loop.time()

@@ -186,8 +186,9 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         self._tokens = dict(tokens or {})
-        # How answers are written: with marks around reasoning, or in channels.
-        self.marks_thoughts, self.has_channels = "</think>" in source, "<|channel|>" in source
+        # How answers are written: in channels, or with marks around reasoning.
+        self.has_channels = "<|channel|>" in source
+        self.marks_thoughts = "</think>" in source and not self.has_channels
         try:
             self._template = environment.from_string(source)
             # Keyword arguments that may change the text: names it reads, even if some branch sets
@@ -275,7 +276,7 @@ class ChatTemplate:
                 )
         try:
             return self._template.render(
-                messages=[_with_reasoning(message) for message in messages],
+                messages=[self._with_reasoning(message) for message in messages],
                 tools=list(tools) if tools else None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
@@ -296,13 +297,18 @@ class ChatTemplate:
                 "messages", f"the target's chat template cannot render them: {str(error)[:300]}"
             ) from error
 
-
-def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The message with its reasoning under all names that templates read."""
-    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
-    if reasoning is None:
-        return message
-    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    def _with_reasoning(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The message with its reasoning under all names that templates read."""
+        reasoning = next(
+            (message[name] for name in _REASONING if message.get(name) is not None), None
+        )
+        if reasoning is None:
+            return message
+        content = message.get("content")
+        if self.has_channels and "tool_calls" in message and reasoning and content:
+            # gpt-oss's template takes one of both before a call, and writes either as reasoning
+            return {**message, "thinking": f"{reasoning}\n{content}", "content": ""}
+        return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def find_template(target: str | None, revision: str | None) -> ChatTemplate | None:

@@ -12,11 +12,12 @@ start, which the prompt has written. A message without a head is text.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Protocol
 
 from coordinator.http.calls import Part, new_call_id, parted
 from coordinator.http.schema import Form
-from coordinator.http.tools import Shape, part_of
+from coordinator.http.tools import Shape, part_of, spelled
 from dspark.errors import InvalidRequest, Unsupported
 
 BEGIN, END = "<think>", "</think>"
@@ -111,9 +112,12 @@ class ThoughtReader:
         return self._rest.push(text) if text else []
 
 
-def with_budget(budget: int, form: Form | None, *, inside: bool, token: int | None) -> Form:
+def with_budget(
+    budget: int, form: Form | None, *, inside: bool, token: int | None, special: Mapping[str, int]
+) -> Form:
     """A form of at most `budget` reasoning tokens followed by `form`. inside: the prompt began the
-    reasoning. token: ends it. Raises Unsupported without one."""
+    reasoning. token: ends it. special: ids of special tokens by text. Raises Unsupported without
+    a token that ends it."""
     if token is None:
         raise Unsupported("thinking_token_budget", f"the target has no token {END}")
     if not 0 <= budget <= MOST:
@@ -128,7 +132,7 @@ def with_budget(budget: int, form: Form | None, *, inside: bool, token: int | No
         {"type": "token", "token": token},
     ]
     if not inside:
-        thoughts.insert(0, {"type": "const_string", "value": f"{BEGIN}\n"})
+        thoughts = [*spelled(f"{BEGIN}\n", special), *thoughts]
     rest = (
         {"type": "any_tokens", "exclude_tokens": []}
         if form is None
@@ -143,7 +147,7 @@ _MESSAGE = "<|message|>"
 _START = "<|start|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
 _HEADS = (_START, BEGINS, "to=")
-_CALLED = re.compile(r"to=functions\.([A-Za-z0-9_.-]{1,64})")
+_CALLED = re.compile(r"to=functions\.([A-Za-z0-9_.-]{1,128})")
 _LONGEST = 256  # characters of a head
 
 

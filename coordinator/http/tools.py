@@ -22,7 +22,7 @@ from dspark.errors import InvalidRequest, Unsupported
 MAX_TOOLS = 128
 SPACES = 4  # most white space between two parts of a call's arguments, in characters
 FORM_SPACES = 16  # the same for an answer's JSON
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 Shape = dict[str, Any]  # a part of a structural tag
 
@@ -229,7 +229,7 @@ def _check(tools: Sequence[Tool]) -> None:
     for index, name in enumerate(names):
         if not NAME.fullmatch(name):
             raise InvalidRequest(
-                f"tools[{index}].function.name", "must have 1 to 64 letters, digits, _, - and ."
+                f"tools[{index}].function.name", "must have 1 to 128 letters, digits, _, - and ."
             )
         if name in names[:index]:
             raise InvalidRequest(f"tools[{index}].function.name", f"{name!r} stands twice")
@@ -254,7 +254,7 @@ def _form(
         chosen = [tool for tool in tools if tool.function.name == choice.function.name]
         if not chosen:
             raise InvalidRequest(
-                "tool_choice.function.name", f"{choice.function.name[:64]!r} is none of the tools"
+                "tool_choice.function.name", f"{choice.function.name[:128]!r} is none of the tools"
             )
         many = False
     forced = _forces(choice)

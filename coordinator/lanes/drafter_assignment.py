@@ -17,8 +17,9 @@ from dspark.rounds.events import RoundReport
 from dspark.runtime.telemetry import Metrics
 
 AGAIN_S = 0.5  # between two searches for a drafter for the same sequence
-# rows missing at a drafter for this long will not arrive: it has no room, or does not work
-ROWS_S = 15.0
+# Rows missing at a drafter for this long will not arrive. A drafter that takes none is given up by
+# the verifier much earlier; a language model may take a minute for those of a long prompt.
+ROWS_S = 120.0
 KINDS = 1 << 16  # pairs of drafter and bucket that are numbered
 REASONS = {  # why a block was empty, as metrics name it
     "rows missing": "features_missing",
@@ -67,8 +68,9 @@ class DrafterAssignment:
         """Notes from a round whether the drafter has the sequence's rows and delivers blocks."""
         if len(said.confidence):
             placed.rows_missing_since = None
-            placed.fed = placed.fed or said.drafter == placed.drafter
-            self._drafters.drafted(said.drafter)
+            first = not placed.fed and said.drafter == placed.drafter
+            placed.fed = placed.fed or first
+            self._drafters.drafted(said.drafter, first=first)
         elif REASONS.get(said.why_empty) not in ("features_missing", "unknown_sequence"):
             placed.rows_missing_since = None
         elif placed.rows_missing_since is None:
@@ -117,20 +119,20 @@ class DrafterAssignment:
 
     def _detach(self, placed: Placed) -> None:
         if placed.drafter:
-            self._drafters.detach(placed.drafter, placed.state)
-            placed.drafter = 0
+            self._drafters.detach(placed.drafter, placed.state, fed=placed.fed)
+            placed.drafter, placed.fed = 0, False
 
     def _assign(self, placed: Placed, drafter: int) -> None:
         """Assigns this drafter, 0 for none."""
         before, request = placed.drafter, placed.state.request
         self._detach(placed)
-        params, label = request.params, request.label
+        params = request.params
         kind = (
             self._drafters.fingerprint(drafter),
             params.rule,
             params.greedy,
             params.constraint is not None,
-            label,
+            self._metrics.bounded_label(request.label) if request.label else "",
         )
         placed.key = (
             self._kinds.setdefault(kind, len(self._kinds))

@@ -207,10 +207,13 @@ class Lane:
         self._closed = True
         if self._watching is not None:
             self._watching.cancel()
-        self._metrics.cost_curve_in_force.labels(lane=self.facts.name).set(0)
+        self._metrics.cost_curve_in_force.remove(self.facts.name)
         self._learning.close()
         for placed in reversed(tuple(self._members)):
-            self._take_out(placed)  # an end that was announced is no loss to its sequences
+            if self._members.get(placed.number) is not placed:
+                continue  # it ended with another answer of its request
+            self._take_out(placed)
+            # an end that was announced is no loss to its sequences
             hand_back(
                 self._owner, placed.state, LifeEvent.MOVED if self.draining else LifeEvent.ORPHANED
             )
@@ -222,6 +225,8 @@ class Lane:
 
     def _take_in(self, news: Sequence[Up]) -> None:
         self._heard = self._clock.time()
+        if not news:
+            self._silence.got_on(self._heard)
         for each in news:
             self._hear[type(each)](each)
         # in this turn of the event loop, so before a client can see what it committed

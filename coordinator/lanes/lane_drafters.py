@@ -26,6 +26,9 @@ log = structlog.get_logger("dspark.watchdog")
 
 AGAIN_S = 2.0  # before a drafter that the verifier lost, or that had no room, is named to it again
 LONGEST_S = 16.0  # the same for one that is lost again and again
+# After a drafter had no room it gets new sequences one at a time for so long. Of several at once it
+# refuses one without saying which, and all that it has not drafted for yet are taken off it.
+TIGHT_S = 30.0
 
 
 class _Known:
@@ -37,7 +40,8 @@ class _Known:
         self.leaves = False
         self.not_before = 0.0  # clock time before which it is not named to the verifier
         self.pause_s = AGAIN_S
-        self.sequences = 0  # of this lane
+        self.sequences = self.fed = 0  # of this lane; those that it has drafted for
+        self.tight_until = 0.0  # clock time, see TIGHT_S
         self.told: Use | None = None
 
     @property
@@ -109,15 +113,18 @@ class LaneDrafters:
         if alarm is not None and known.watch.raised(alarm, self._clock.time()):
             self._tell(known)
         now = self._clock.time()
+        if why == "full":
+            known.tight_until = now + TIGHT_S
         if now >= known.not_before:  # else one of several that it had no room for at once
             known.not_before = now + known.pause_s
             known.pause_s = min(2.0 * known.pause_s, LONGEST_S)
         known.told = Use.NO_NEW  # so that it is sent again
 
-    def drafted(self, number: int) -> None:
-        """Resets the pause of a drafter: one of its blocks arrived."""
+    def drafted(self, number: int, *, first: bool) -> None:
+        """Resets the pause of a drafter: one of its blocks arrived. first: for its sequence."""
         if number in self._by_number:
             self._by_number[number].pause_s = AGAIN_S
+            self._by_number[number].fed += first
 
     def observe(self, rounds: Sequence[RoundReport], formed: Sequence[bool]) -> bool:
         """Gives the finished rounds of a pass to the watchdog. formed: for each, whether its answer
@@ -208,11 +215,12 @@ class LaneDrafters:
         self._load[known.port] += 1
         state.drafter, state.last_drafter = known.port, known.port.facts.name
 
-    def detach(self, number: int, state: RequestState) -> None:
+    def detach(self, number: int, state: RequestState, *, fed: bool) -> None:
         state.drafter = None
         known = self._by_number.get(number)
         if known is not None:
             known.sequences -= 1
+            known.fed -= fed
             if known.there:
                 self._load[known.port] -= 1
 
@@ -261,7 +269,8 @@ class LaneDrafters:
         named = state.request.drafter in ("", known.port.facts.name)
         tried = known.watch.alarm is not None and self._heeds(known, state)
         room = not tried or (known.sequences == 0 and not known.watch.left_out(self._clock.time()))
-        return free and named and room and self._fits(known.port, state)
+        tight = self._clock.time() < known.tight_until and known.sequences > known.fed
+        return free and named and room and not tight and self._fits(known.port, state)
 
     def _heeds(self, known: _Known, state: RequestState) -> bool:
         """Whether a drafter's alarm matters to a sequence; with fixed slots drafts need not pay."""

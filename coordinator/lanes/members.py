@@ -9,7 +9,7 @@ time.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -52,6 +52,7 @@ class Members:
         self._placed: dict[int, Placed] = {}
         self._line: deque[Placed] = deque()
         self._prompts: dict[str, Placed] = {}  # by request: the prefill that its answers wait for
+        self._computed = Counter[str]()  # by request: its answers here whose prefill has ended
         self._left = asyncio.Event()  # set when a sequence leaves
         self._longest = 0  # pages of all sequences at their longest
         self.prefilling = 0  # admitted, without an anchor yet
@@ -87,6 +88,8 @@ class Members:
         total = self._facts.pages_total
         if not total or self._longest + self._pages(state.request.longest) <= total:
             return True  # fits at full length: spares a sum over all sequences
+        if not self.could_fit(state):
+            return False  # it would never end here
         held = sum(self._soon_held(placed.state) for placed in self._placed.values())
         return bool(self._placed) and held + self._soon_held(state) <= total
 
@@ -119,8 +122,13 @@ class Members:
     def remove(self, placed: Placed) -> None:
         del self._placed[placed.number]
         self._left.set()
-        self._longest -= self._pages(placed.state.request.longest)
+        request = placed.state.request
+        self._longest -= self._pages(request.longest)
         self._prompt_over(placed)
+        if placed.prefilled:
+            self._computed[request.id] -= 1
+            if not self._computed[request.id]:
+                del self._computed[request.id]
 
     def next(self) -> list[Placed]:
         """Admits and returns the next queued sequences, as many as may be prefilled now."""
@@ -133,7 +141,7 @@ class Members:
             if request.id in self._prompts:
                 held.append(placed)
                 continue
-            if request.choices > 1:
+            if request.choices > 1 and not self._computed[request.id]:
                 self._prompts[request.id] = placed
             self._turns += 1
             placed.admitted, placed.turn = True, self._turns
@@ -145,6 +153,7 @@ class Members:
     def joined(self, placed: Placed) -> None:
         """Notes that its prefill ended: it joins the rounds."""
         self._prompt_over(placed)
+        self._computed[placed.state.request.id] += 1
         self._latest = max(self._latest, placed.turn)
         placed.prefilled = True
 
@@ -184,6 +193,10 @@ class Silence:
         self._no_page = said.report.number > 0 and said.pages_free == 0
         if said.started is not None or said.prefill_tokens:
             self._prompts_got_on = now
+
+    def got_on(self, now: float) -> None:
+        """Notes that a prompt got on in passes of its own, which end with no report."""
+        self._prompts_got_on = now
 
     def verifier_lost(self, heard: float, now: float) -> str | None:
         """Why the verifier counts as lost, or None. heard: clock time of its last message."""

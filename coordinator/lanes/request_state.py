@@ -123,6 +123,7 @@ class RequestState:
     note_epoch: Callable[[int], object] = unnoted
     end: End | None = None  # set when the answer is complete
 
+    begun: bool = False  # this answer, or another one of its request, has had a place
     drafter: DrafterPort | None = None
     last_verifier: str = ""  # replica that had it last; empty before it was placed
     last_drafter: str = ""  # likewise

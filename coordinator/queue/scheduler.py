@@ -83,15 +83,19 @@ class Scheduler:
         """The first answer of a running request that has not ended."""
         return next(iter(self._requests.get(request_id, ())), None)
 
-    def check_capacity(self, answers: int = 1, tenant: str = "") -> None:
-        """Raises `Unavailable` or `Overloaded` when a request could not even wait. Cheap, so it is
-        called before anything is parsed."""
+    def check_open(self) -> None:
+        """Raises `Unavailable` while draining or without a verifier."""
         if self.draining:
             raise self._refuse(
                 "draining", Unavailable("the coordinator is draining; try another one")
             )
         if not self._lanes:
             raise self._refuse("no_verifier", Unavailable("no verifier is connected"))
+
+    def check_capacity(self, answers: int = 1, tenant: str = "") -> None:
+        """Raises `Unavailable` or `Overloaded` when a request could not even wait. Cheap, so it is
+        called before anything is parsed."""
+        self.check_open()
         if self._lacks_room(answers) and not self._line.displaced_by(tenant, answers):
             raise self._refuse(
                 "queue_full",
@@ -277,6 +281,8 @@ class Scheduler:
             self._homes[state] = lane
             self._shares.placed(state.request.tenant)
             if state.stats.placed is None:
+                for each in self._requests[state.request.id]:
+                    each.begun = True
                 state.stats.placed = self._clock.time()
                 self._metrics.request_queue_time.observe(state.stats.queue_s())
             lane.take(state)

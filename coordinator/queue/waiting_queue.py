@@ -2,8 +2,9 @@
 all.
 
 When the queue is full, a new sequence of a tenant with fewer queued takes the place of the newest
-one of the tenant with most: a flood is refused at its source. A sequence that has had a place
-before cannot lose it that way.
+one of the tenant with most: a flood is refused at its source. What has had a place before, itself
+or by another answer of its request, cannot lose it that way, as an answer's end by an error is that
+of all answers of its request.
 
 Among tenants the order follows weighted tokens, a virtual token counter (Sheng et al., OSDI 2024):
 the tenant that was given least is served next, so two tenants that both wait are never further
@@ -147,15 +148,15 @@ class WaitingQueue:
         longest = max(self._lines, key=lambda each: len(self._lines[each]), default=tenant)
         if self.of(longest) - answers < self.of(tenant) + answers:
             return []
-        fresh = [state for state in reversed(self._lines[longest]) if state.stats.placed is None]
+        fresh = [state for state in reversed(self._lines[longest]) if not state.begun]
         return fresh[:answers] if len(fresh) >= answers else []
 
     def overdue(self, before: float) -> list[RequestState]:
-        """Sequences that arrived before this clock time and were never placed."""
+        """Sequences of requests that arrived before this clock time and have had no place."""
         late = []
         for line in self._lines.values():
             for state in line:
-                if state.stats.placed is not None:
+                if state.begun:
                     continue
                 if state.stats.arrived >= before:
                     break

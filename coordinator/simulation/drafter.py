@@ -52,10 +52,15 @@ class SimulatedDrafter(SimulatedWorker):
         self.rows: dict[Key, int] = {}
         self.users: dict[str, Callable[[], object]] = {}  # called when it is lost, by verifier
         self.silent = False  # takes orders and answers none
-        self.full = False  # has no room for another context
+        self.room: int | None = None  # contexts that it holds at most; None: any number
         self._waiting: deque[_Waiting] = deque()
         self._passing: list[_Waiting] = []
         self._asked = False  # whether a pass for the waiting orders is submitted
+
+    @property
+    def full(self) -> bool:
+        """Whether it has no room for another context."""
+        return self.room is not None and len(self.rows) >= self.room
 
     def open(self, key: Key) -> None:
         self.rows[key] = 0

@@ -131,7 +131,7 @@ class ControlClient(WorkerStream):
             self._lease_s = message.lease_ms * 1e-3
             self._more.set()
         news = read_up(message)
-        if news and self._listener is not None:
+        if self._listener is not None:
             self._listener.heard(news)
 
     def _lost(self, why: str) -> None:

@@ -6,6 +6,7 @@ from coordinator.lanes.facts import DrafterFacts, VerifierFacts, WorkerFacts
 from coordinator.planning.cost import CostCurve
 from dspark.client.fields import copied
 from dspark.fingerprint import difference
+from dspark.rounds.plan import MAX_SLOTS
 from dspark.wire import codec
 from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
 
@@ -44,6 +45,8 @@ def senseless(facts: WorkerFacts) -> str | None:
     for name, least in _LEAST.items():
         if (value := getattr(facts, name, least)) < least:
             return f"{facts.name} says {name}: {value}, and at least {least} is wanted"
+    if (slots := getattr(facts, "block_size", 1)) > MAX_SLOTS:
+        return f"{facts.name} says block_size: {slots}, and at most {MAX_SLOTS} is possible"
     return None
 
 

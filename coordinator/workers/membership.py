@@ -216,10 +216,13 @@ class Membership:
 
         def lost(why: str) -> None:
             lane = self._lanes.pop(client, None)
-            if lane is not None:
-                lane.close()
-                self._admission.lane_left(lane)
-            self._gone(worker, why)
+            try:
+                if lane is not None:
+                    lane.close()
+            finally:  # a bug must not keep the verifier out for ever
+                if lane is not None:
+                    self._admission.lane_left(lane)
+                self._gone(worker, why)
 
         client = VerifierClient(
             facts, channel, self._access.token, lost, partial(self._leaves, worker)
@@ -262,10 +265,12 @@ class Membership:
 
         def lost(why: str) -> None:
             self._drafters.pop(client, None)
-            for lane in self._lanes.values():
-                lane.drafter_left(client)
-            self._shared.load.pop(client, None)
-            self._gone(worker, why)
+            try:
+                for lane in self._lanes.values():
+                    lane.drafter_left(client)
+            finally:
+                self._shared.load.pop(client, None)
+                self._gone(worker, why)
 
         client = DrafterClient(
             facts, channel, self._access.token, lost, partial(self._leaves, worker)
@@ -383,7 +388,7 @@ class Membership:
             states = Counter(
                 worker.state for worker in self._workers.values() if worker.address.role is role
             )
-            for state in ("serving", "warming", "connecting", "draining"):
+            for state in ("serving", "warming", "connecting", "draining", "lost"):
                 self._metrics.pool_replicas.labels(pool=role.value, state=state).set(states[state])
 
     def _gone(self, worker: WorkerConnection, why: str) -> None:

@@ -107,7 +107,8 @@ Up = PassReport | Released | Refused | DrafterEvent | Draining
 class Listener(Protocol):
     """Receives a verifier's news, on the event loop, in the order in which things happened."""
 
-    def heard(self, news: Sequence[Up]) -> None: ...
+    def heard(self, news: Sequence[Up]) -> None:
+        """No news: a prompt got on, in passes of its own."""
 
     def lost(self, why: str) -> None:
         """Called once, when the verifier is lost: no news follow, and orders no longer arrive."""

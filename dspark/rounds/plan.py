@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 NO_CAP = 1 << 30
+MAX_SLOTS = 64  # of the longest block
 
 
 class PlanKind(enum.IntEnum):

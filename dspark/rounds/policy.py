@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dspark.errors import InvalidRequest
 from dspark.numerals import number_in
+from dspark.rounds.plan import MAX_SLOTS
 
 NAMES = "off, fixed:k, threshold:t or adaptive"
 
@@ -71,8 +72,11 @@ def parse_policy(text: str, *, field: str = "speculation.policy") -> Policy:
 
 
 def _slots(argument: str, field: str) -> int:
-    if not (argument.isascii() and argument.isdigit() and len(argument) <= 4) or int(argument) < 1:
-        raise InvalidRequest(field, f"fixed:k needs a whole number k >= 1, got {argument[:40]!r}")
+    whole = argument.isascii() and argument.isdigit() and len(argument) <= 4
+    if not whole or not 1 <= int(argument) <= MAX_SLOTS:
+        raise InvalidRequest(
+            field, f"fixed:k needs a whole number k in 1..{MAX_SLOTS}, got {argument[:40]!r}"
+        )
     return int(argument)
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from dspark.errors import InvalidRequest
+from dspark.types import MAX_FORM
 
 KIB, MIB = 1 << 10, 1 << 20
 MAX_REQUEST = 4 * MIB  # bytes of one message from any caller
 MOST_PARTS = 64  # of a request for an answer: fields that come again replace each other
-MAX_FORM = 512 * KIB  # bytes of the constraint of an answer
 LOOKED_AT = 64 * KIB  # bytes of a command above which it is checked
 
 _SMALL = 4 * KIB

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from dspark.errors import PeerError
+from dspark.rounds.plan import MAX_SLOTS
 from dspark.types import Block, EmptyReason, SparseQ
-from dspark.wire.cohorts import MAX_SLOTS, bounds, fit
+from dspark.wire.cohorts import bounds, fit
 from dspark.wire.v1 import draft_pb2
 
 MAX_Q_ENTRIES = 4096

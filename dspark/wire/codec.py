@@ -21,6 +21,7 @@ from dspark.types import (
     MAX_BIAS,
     MAX_BIASED,
     MAX_CONSTRAINT,
+    MAX_FORM,
     MAX_LOGPROBS,
     MAX_PENALTY,
     MAX_REPETITION,
@@ -103,6 +104,8 @@ def read_constraint(message: types_pb2.Constraint) -> Constraint | None:
         raise PeerError(
             f"constraint.{name}: {len(text)} characters, at most {MAX_CONSTRAINT} are allowed"
         )
+    if (size := len(text.encode())) > MAX_FORM:
+        raise PeerError(f"constraint.{name}: {size} bytes, at most {MAX_FORM} are allowed")
     return Constraint(kind, text)
 
 

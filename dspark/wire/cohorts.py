@@ -19,7 +19,6 @@ from dspark.types import PLACES, Draws
 from dspark.wire.v1 import verify_pb2
 
 MAX_ROWS = 1 << 16  # sequences of one cohort
-MAX_SLOTS = 64  # longest block that may be sent
 ROUNDING = 1e-6  # by which a sum of chances may miss its bounds
 
 Part = TypeVar("Part", tuple[int, ...], tuple[float, ...], tuple[bool, ...])

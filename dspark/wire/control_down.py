@@ -15,10 +15,10 @@ from typing import Any, cast
 from dspark.errors import PeerError
 from dspark.rounds.control import Admission, Down, DrafterAt, Refused, Use
 from dspark.rounds.events import Acknowledged, Admit, How, Keep, Release
-from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
+from dspark.rounds.plan import MAX_SLOTS, NO_CAP, Plan, PlanKind, SequencePlan, Terms
 from dspark.types import RefusalReason
 from dspark.wire import codec
-from dspark.wire.cohorts import MAX_ROWS, MAX_SLOTS, fit
+from dspark.wire.cohorts import MAX_ROWS, fit
 from dspark.wire.v1 import types_pb2, verify_pb2
 
 MAX_WINDOW = 1 << 16

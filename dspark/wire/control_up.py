@@ -15,11 +15,11 @@ from typing import Any, cast
 from dspark.errors import PeerError
 from dspark.rounds.control import Draining, PassReport, Refused, Started, Timing, Up
 from dspark.rounds.events import DrafterEvent, Released, Report, RoundReport, Why
+from dspark.rounds.plan import MAX_SLOTS
 from dspark.types import Refusal, ScoredToken
 from dspark.wire import codec
 from dspark.wire.cohorts import (
     MAX_ROWS,
-    MAX_SLOTS,
     bounds,
     fit,
     labels_in,

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from dspark.errors import PeerError
 from dspark.rounds.events import OrderRow
-from dspark.wire.cohorts import MAX_ROWS, MAX_SLOTS, bounds, fit
+from dspark.rounds.plan import MAX_SLOTS
+from dspark.wire.cohorts import MAX_ROWS, bounds, fit
 from dspark.wire.v1 import draft_pb2
 
 # Fields of the message, in the order of those of an `OrderRow`, whose last one follows from the

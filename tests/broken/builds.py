@@ -99,7 +99,7 @@ BUILDS = (
     ),
     Build(
         "a seed that changes at failover", "21", "journal", "coordinator/cells/resumption.py",
-        "seed=entry.seed))", "seed=request.params.seed))",
+        "seed=entry.seed, rule=entry.rule)", "rule=entry.rule)",
     ),
     Build(
         "a first token shown before the log has it", "21", "first token",

@@ -155,9 +155,13 @@ JOURNALS = [
             RESUME,
             (
                 "a resumed request goes on under a new seed",
-                "request = replace(request, params=replace(request.params, seed=entry.seed))",
-                "request = replace(request, params=replace(request.params, "
-                "seed=request.params.seed))",
+                "seed=entry.seed, rule=entry.rule)",
+                "rule=entry.rule)",
+            ),
+            (
+                "a resumed request goes on by the rule of the moment",
+                "seed=entry.seed, rule=entry.rule)",
+                "seed=entry.seed)",
             ),
             (
                 "another request's answer is gone on with",
@@ -171,18 +175,18 @@ JOURNALS = [
             ),
             (
                 "draws that cannot be repeated are repeated",
-                "if short and not _repeatable(order, entry):",
+                "if short and not _repeatable(order, request, entry):",
                 "if short and entry is None:",
             ),
             (
                 "answers that nobody knows are begun anew under another noise",
-                "if short and not _repeatable(order, entry):",
+                "if short and not _repeatable(order, request, entry):",
                 "if short and entry is not None:",
             ),
             (
                 "a coupled answer without a seed can be repeated",
                 "(params.rule is Rule.COUPLED and seeded)",
-                "sampling.rule is Rule.COUPLED",
+                "params.rule is Rule.COUPLED",
             ),
             (
                 "any answer with a seed can be repeated",

@@ -20,18 +20,20 @@ class JournalBatch(_message.Message):
     def __init__(self, unix_s: _Optional[float] = ..., requests: _Optional[_Iterable[_Union[JournalRequest, _Mapping]]] = ..., epochs: _Optional[_Iterable[_Union[JournalEpoch, _Mapping]]] = ..., said: _Optional[_Union[_frontend_pb2.CellBatch, _Mapping]] = ...) -> None: ...
 
 class JournalRequest(_message.Message):
-    __slots__ = ("number", "request_id", "digest", "seed", "answers")
+    __slots__ = ("number", "request_id", "digest", "seed", "answers", "rule")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
     number: int
     request_id: str
     digest: bytes
     seed: int
     answers: int
-    def __init__(self, number: _Optional[int] = ..., request_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., seed: _Optional[int] = ..., answers: _Optional[int] = ...) -> None: ...
+    rule: int
+    def __init__(self, number: _Optional[int] = ..., request_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., seed: _Optional[int] = ..., answers: _Optional[int] = ..., rule: _Optional[int] = ...) -> None: ...
 
 class JournalEpoch(_message.Message):
     __slots__ = ("number", "index", "epoch")

@@ -17,8 +17,8 @@ from coordinator.http.calls import CallReader, JsonValue, Part, joined
 from coordinator.http.schema import Tool
 from coordinator.http.template import ChatTemplate
 from coordinator.http.thoughts import HarmonyReader, PlainReader, ThoughtReader, with_budget
-from coordinator.http.tools import FORMATS, _form, format_of, part_of
-from dspark.errors import Unsupported
+from coordinator.http.tools import FORMATS, _check, _form, format_of, part_of
+from dspark.errors import InvalidRequest, Unsupported
 
 TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
 HERMES, LLAMA = FORMATS["hermes"], FORMATS["llama_json"]
@@ -192,6 +192,18 @@ def test_marks_of_published_templates_are_known(written: str, name: str) -> None
     assert found.name == name
 
 
+def test_names_may_have_128_letters() -> None:
+    longest = "f" * 128
+    _check([Tool(type="function", function={"name": longest})])
+    with pytest.raises(InvalidRequest, match="1 to 128 letters"):
+        _check([Tool(type="function", function={"name": longest + "f"})])
+    for form, written in (
+        (GPT, f"{CHANNELS}commentary to=functions.{longest} <|constrain|>json<|message|>{{}}"),
+        (NAMED, f"[TOOL_CALLS]{longest}[ARGS]{{}}"),
+    ):
+        assert read(form, [written]) == ("", [(longest, "{}")])
+
+
 def test_thoughts_are_told_apart_however_the_text_is_cut() -> None:
     for written, inside, thought, said in (
         ("\n<think>\nrain?\n\nsun?\n</think>\n\nSunny.\n", False, "rain?\n\nsun?", "Sunny.\n"),
@@ -282,10 +294,12 @@ def test_an_answer_that_calls_nothing_has_its_own_form(name: str, special: dict[
     )
 
 
-def test_a_budget_ends_thoughts_and_a_form_follows() -> None:
-    bounded = with_budget(9, {"choice": ["yes", "no"]}, inside=False, token=257)
+@pytest.mark.parametrize("special", [{}, {"<think>": 256, "</think>": 257}])
+def test_a_budget_ends_thoughts_and_a_form_follows(special: dict[str, int]) -> None:
+    form = {"choice": ["yes", "no"]}
+    bounded = with_budget(9, form, inside=False, token=257, special=special)
     for thought, fits in ((b"why not?", True), (b"why, oh why not?", False), (b"", True)):
-        written = [*b"<think>\n", *thought, 257, *b"no"]
+        written = [*ids_of("<think>\n", special), *thought, 257, *b"no"]
         info = xgrammar.TokenizerInfo(WORDS, vocab_size=len(WORDS), stop_token_ids=[258])
         made = xgrammar.GrammarCompiler(info).compile_structural_tag(
             json.dumps(bounded["structural_tag"])

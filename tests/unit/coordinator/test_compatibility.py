@@ -66,6 +66,10 @@ def test_a_drafter_that_does_not_fit_is_told_what_differs(
             replace(VERIFIER, context_length=1),
             "verify/0 says context_length: 1, and at least 2 is wanted",
         ),
+        (
+            replace(DRAFTER, block_size=65),
+            "draft/0 says block_size: 65, and at most 64 is possible",
+        ),
         (replace(DRAFTER, block_size=0), "draft/0 says block_size: 0, and at least 1 is wanted"),
         (replace(DRAFTER, vocab_size=0), "draft/0 says vocab_size: 0, and at least 1 is wanted"),
     ],

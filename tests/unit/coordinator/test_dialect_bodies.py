@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
 
 from coordinator.answers.answer import End, Reason
-from coordinator.dialects.messages import MessageWriter
+from coordinator.dialects.messages import MessagesBody, MessageWriter, translated
 from coordinator.dialects.responses import ResponsesBody, ResponseWriter
+from coordinator.dialects.telling import _event
 from coordinator.http.calls import Part
 from coordinator.http.schema import validated
+from coordinator.http.template import ChatTemplate
+from dspark.errors import Unsupported
 
 USAGE = {
     "prompt_tokens": 1,
@@ -37,3 +41,41 @@ def test_what_is_no_number_in_json_is_null_where_an_answer_says_it_again() -> No
     body = validated(ResponsesBody, b'{"input": "x", "metadata": {"a": NaN, "b": 1e999}}')
     told = json.dumps(ResponseWriter(body, "resp_1", "tiny").whole, allow_nan=False)
     assert json.loads(told)["metadata"] == {"a": None, "b": None}
+
+
+def test_an_answer_that_was_aborted_is_not_told_as_whole() -> None:
+    aborted = End(Reason.ABORT)
+    body = validated(ResponsesBody, b'{"input": "x"}')
+    response, message = ResponseWriter(body, "resp_1", "tiny"), MessageWriter("msg_1", "tiny")
+    for writer in (response, message):
+        assert [*writer.begin(USAGE), *writer.part(Part(text="text")), *writer.end(aborted, USAGE)]
+    assert (response.whole["status"], response.whole["incomplete_details"]) == ("incomplete", None)
+    assert message.whole["stop_reason"] is None
+
+
+def test_labels_and_values_that_ask_for_nothing_pass() -> None:
+    """As Codex and Claude Code send them."""
+    labels = b'{"x-codex-installation-id": "1"}'
+    assert validated(ResponsesBody, b'{"input": "x", "client_metadata": ' + labels + b"}")
+    for keep, passes in (('"all"', True), ('{"type": "thinking_turns", "value": 1}', False)):
+        kept = '{"type": "clear_thinking_20251015", "keep": ' + keep + "}"
+        for edits in (f"[{kept}]", "[]") if passes else (f"[{kept}]",):
+            asked = f'"max_tokens": 9, "messages": [], "context_management": {{"edits": {edits}}}'
+            with contextlib.nullcontext() if passes else pytest.raises(Unsupported):
+                assert validated(MessagesBody, f"{{{asked}}}".encode())
+
+
+def test_a_budget_of_thoughts_is_for_targets_that_think() -> None:
+    thinking = b'{"type": "enabled", "budget_tokens": 31999}'
+    body = validated(
+        MessagesBody, b'{"max_tokens": 9, "messages": [], "thinking": ' + thinking + b"}"
+    )
+    for source, budget in (("plain", None), ("<think></think>", 31999), ("<|channel|>", 31999)):
+        assert translated(body, ChatTemplate(source)).fields["thinking_token_budget"] == budget
+
+
+def test_an_event_is_two_lines_for_clients_that_split_at_any_line_end() -> None:
+    told = _event({"type": "delta", "text": "a\u2028b\u2029c\u0085d"}).decode()
+    named, data = told.removesuffix("\n\n").splitlines()
+    assert named == "event: delta"
+    assert json.loads(data.removeprefix("data: "))["text"] == "a\u2028b\u2029c\u0085d"

@@ -14,7 +14,10 @@ from rounds_cell import RoundsCell, virtual
 from coordinator.config import CoordinatorConfig
 from coordinator.lanes.request_state import RequestState
 from coordinator.queue.waiting_queue import ANSWER, MOST_TENANTS, PROMPT, TenantShares
+from coordinator.requests.request import Request
 from dspark.errors import Overloaded
+from dspark.rounds.policy import parse_policy
+from dspark.types import SamplingParams
 
 
 def make(**bounds: Any) -> RoundsCell:
@@ -140,6 +143,22 @@ async def test_waiting_for_a_first_place_has_an_end() -> None:
     cell.port.let_go()
     await cell.finish(running, late)
     assert await read(late) == answer_of((5, 6), 8)
+
+
+@virtual
+async def test_what_another_answer_of_the_request_began_is_not_given_up() -> None:
+    """The end of one answer by an error is that of all, also of those that are being read."""
+    cell = held(make(max_running=2, max_queued=2, queue_deadline_s=4.0))
+    sampling = SamplingParams(temperature=0.0)
+    request = Request("four", (5, 6), sampling, 8, parse_policy("off"), choices=4, tenant="flood")
+    states = cell.submit(request)
+    with pytest.raises(Overloaded, match="2 requests wait"):
+        cell.ask(tenant="light")
+    await asyncio.sleep(9.0)
+    assert not any(state.sequence.finished for state in states)
+    cell.port.let_go()
+    await cell.finish(*states)
+    assert cell.metrics.value("requests_total", outcome="length") == 4
 
 
 def test_remembered_tenants_are_bounded() -> None:

@@ -64,20 +64,6 @@ async def test_what_waits_for_a_front_end_goes_out_in_one_message() -> None:
 
 
 @virtual
-async def test_a_front_end_that_goes_takes_its_sequences_along() -> None:
-    cell = RoundsCell()
-    attachment = await attached(cell)
-    for number in range(3):
-        attachment.heard(submit(number, 90, n=2))
-    assert attachment.requests == 3
-    attachment.close()
-    await asyncio.sleep(0.2)
-    assert cell.admission.running == cell.admission.queued == attachment.requests == 0
-    assert cell.metrics.value("requests_total", outcome="cancelled") == 6
-    assert cell.clean()
-
-
-@virtual
 async def test_a_front_end_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MAX_UNSENT", 5)
     cell = RoundsCell()

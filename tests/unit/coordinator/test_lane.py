@@ -17,6 +17,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.planning.watchdog import PAUSE_S
 from coordinator.queue.scheduler import FORM_RETRY_S
+from coordinator.requests.request import Request
 from coordinator.watching import explaining
 from dspark.errors import DsparkError, Overloaded, PeerError, RequestCancelled, Unavailable
 from dspark.rounds.control import Admission, DrafterAt, PassReport, Refused, Up, Use
@@ -30,6 +31,8 @@ from dspark.rounds.events import (
     Why,
 )
 from dspark.rounds.plan import Plan, PlanKind, Terms
+from dspark.rounds.policy import parse_policy
+from dspark.runtime.telemetry import MOST_LABELS
 from dspark.types import Constraint, ConstraintKind, Draws, RefusalReason, SamplingParams
 
 POLICIES = ("adaptive", "fixed:1", "fixed:3", "threshold:0.5", "off")
@@ -383,11 +386,11 @@ async def test_a_drafter_that_had_no_room_for_many_at_once_is_asked_again_as_soo
     None
 ):
     cell = RoundsCell()
-    cell.drafters[0].full = True
+    cell.drafters[0].room = 0
     states = [cell.ask((seed, 3), max_tokens=2000) for seed in range(8)]
     await asyncio.sleep(0.5)
     assert len([each for each in cell.port.news(DrafterEvent) if each.what == "full"]) > 2
-    cell.drafters[0].full = False
+    cell.drafters[0].room = None
     await cell.until(lambda: all(state.stats.drafted for state in states), within_s=4.0)
     cell.admission.cut_all()
 
@@ -821,6 +824,57 @@ async def test_handovers_are_bounded() -> None:
     (told,) = cell.admission.endings.of(state.request.id)
     assert told.verifier
     assert told.drafter == "draft/0", "those that had it, not nobody"
+
+
+@virtual
+async def test_answers_that_end_together_with_their_verifier_leave_the_others_theirs() -> None:
+    """The end of one, lost too often, is that of the other one, in the middle of handing back."""
+    cell = RoundsCell(config=CoordinatorConfig(max_handovers=1))
+    states = cell.submit(
+        Request(
+            "two", (5, 6), SamplingParams(temperature=0.0), 60, parse_policy("adaptive"), choices=2
+        )
+    )
+    await asyncio.sleep(0.02)
+    cell.lose_verifier()
+    cell.add_verifier()
+    await cell.until(lambda: len(cell.lane) == 2)
+    other = cell.ask((7, 8), max_tokens=30)
+    await asyncio.sleep(0.02)
+    lane = cell.lane
+    cell.lose_verifier()
+    assert len(lane) == 0
+    shown = cell.metrics.registry.get_sample_value
+    gauge = "dspark_cost_curve_in_force"
+    assert shown(gauge, {"lane": lane.facts.name}) is None, "that of a lane that is gone"
+    assert shown(gauge, {"lane": cell.add_verifier().facts.name}) == 1.0
+    with pytest.raises(Unavailable, match="2 verifiers were lost"):
+        await read(states[0])
+    await cell.finish(other)
+    assert await read(other) == answer_of((7, 8), 30)
+    assert cell.clean()
+
+
+@virtual
+async def test_a_prompt_that_gets_on_for_long_is_no_silence() -> None:
+    cell = RoundsCell()
+    cell.port.hold()
+    state, lane = cell.ask(), cell.lane
+    for _ in range(10):
+        await asyncio.sleep(50.0)
+        lane.heard(())
+    assert cell.lanes == [lane]
+    assert state.handovers == 0
+    await asyncio.sleep(150.0)
+    assert cell.lanes == [], "without a sign it is lost"
+
+
+@virtual
+async def test_labels_beyond_those_kept_apart_are_planned_for_together() -> None:
+    cell = RoundsCell(config=CoordinatorConfig(max_running=80))
+    states = [cell.ask(label=f"label{number}") for number in range(MOST_LABELS + 20)]
+    await cell.finish(*states)
+    assert len(cell.lane._assignment._kinds) <= MOST_LABELS + 1
 
 
 @virtual

@@ -8,8 +8,12 @@ from dataclasses import replace
 from fakes import answer_of, read
 from rounds_cell import RoundsCell, virtual
 
+from coordinator.config import CoordinatorConfig
 from coordinator.lanes.members import Members
 from coordinator.queue.waiting_queue import WaitingQueue
+from coordinator.requests.request import Request
+from dspark.rounds.policy import parse_policy
+from dspark.types import SamplingParams
 
 
 @virtual
@@ -33,13 +37,16 @@ async def test_sequences_are_taken_in_by_what_they_hold() -> None:
     assert cell.admission.running == 4, "17 pages each, growth included"
     lone = states[0]
     assert Members(replace(cell.lane.facts, pages_total=63), 1).fits(lone)
-    assert not Members(replace(cell.lane.facts, pages_total=62), 1).fits(lone)
+    small = Members(replace(cell.lane.facts, pages_total=62), 1)
+    assert not small.fits(lone)
+    small.add(states[1])
+    assert not small.fits(lone), "it would never end there, whatever the others hold now"
 
 
 @virtual
 async def test_a_drafter_without_room_costs_drafts_and_nothing_else() -> None:
     cell = RoundsCell()
-    cell.drafters[0].full = True
+    cell.drafters[0].room = 0
     states = [cell.ask((seed, 7), max_tokens=12) for seed in range(3)]
     await cell.finish(*states)
     assert [await read(state) for state in states] == [
@@ -48,3 +55,43 @@ async def test_a_drafter_without_room_costs_drafts_and_nothing_else() -> None:
     assert cell.metrics.value("empty_blocks_total", reason="no_drafter") > 0
     assert sum(state.stats.drafted for state in states) == 0
     assert cell.metrics.value("num_preemptions_total") == 0
+
+
+@virtual
+async def test_a_drafter_with_room_for_some_drafts_for_as_many() -> None:
+    cell = RoundsCell(config=CoordinatorConfig(bypass=False))
+    cell.drafters[0].room = 3
+    states = [cell.ask((seed, 7), max_tokens=10_000) for seed in range(8)]
+
+    def drafting() -> int:
+        return len(cell.drafters[0].rows)
+
+    async def settled() -> None:
+        before = [state.stats.drafted for state in states]
+        await asyncio.sleep(1.0)
+        grown = [state.stats.drafted > old for state, old in zip(states, before, strict=True)]
+        assert grown.count(True) >= 3
+
+    await cell.until(lambda: drafting() == 3, within_s=20.0)
+    await settled()
+    first = next(state for state in states if state.stats.drafted)
+    cell.admission.abort(first.request.id)
+    await cell.until(lambda: drafting() < 3)
+    await cell.until(lambda: drafting() == 3, within_s=20.0)
+    cell.admission.cut_all()
+
+
+@virtual
+async def test_answers_of_a_request_enter_together_behind_its_first_prompt() -> None:
+    cell = RoundsCell()
+    cell.port.hold()
+    sampling, policy = SamplingParams(temperature=0.0), parse_policy("off")
+    states = cell.submit(Request("four", (5, 6), sampling, 8, policy, choices=4))
+    members = Members(cell.lane.facts, 8)
+    for state in states:
+        members.add(state)
+    (first,) = members.next()
+    assert members.next() == []
+    members.joined(first)
+    assert len(members.next()) == 3
+    cell.admission.cut_all()

@@ -18,7 +18,7 @@ from coordinator.cells.local_cell import LocalCell, LocalHandle
 from coordinator.config import CoordinatorConfig
 from coordinator.reception.output_processor import OutputProcessor
 from coordinator.requests.request import Request
-from dspark.errors import InvalidRequest, RequestCancelled
+from dspark.errors import InvalidRequest, RequestCancelled, Unavailable
 from dspark.rounds.control import Admission, PassReport, Up
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
@@ -44,10 +44,13 @@ class Desk:
         offsets: tuple[int, ...] | None = None,
         choices: int = 1,
         seeded: bool = False,
+        rule: Rule | None = None,
     ) -> tuple[OutputProcessor, OutputQueue, LocalHandle]:
         message = generate_pb2.GenerateRequest(request_id="r")
         if seeded:
             message.sampling_params.seed = 3
+        if rule is not None:
+            message.speculation.rule = rule  # type: ignore[assignment]
         if offsets is not None:
             message.resume.offsets.extend(offsets)
         request = Request(
@@ -333,3 +336,39 @@ async def test_a_tenant_s_request_runs_under_its_tenant_s_names() -> None:
     await asyncio.sleep(0.1)
     assert (call.states[0].request.id, call.states[0].request.cache_salt) == ("acme/r", "acme/s")
     assert [each.cache_salt for each in desk.toy.port.orders(Admission)] == ["acme/s"]
+
+
+@virtual
+async def test_the_rest_is_drawn_by_the_rule_it_began_with() -> None:
+    """Whatever the deployment's rule is by now: after a restart, or when no drafter is trusted."""
+    journal, by_token = in_memory(), replace(SAMPLED, rule=Rule.TOKEN)
+    first = Desk(journal)
+    reader, sink, _ = first.ask(params=SAMPLED)
+    await first.read(reader, sink, at_least=3)
+    lose(first)
+    second = Desk(journal)
+    with pytest.raises(InvalidRequest, match=r"speculation\.rule: .* began with another"):
+        second.ask(params=by_token, offsets=(0,), rule=Rule.TOKEN)
+    reader, sink, call = second.ask(params=by_token, offsets=(0,))
+    assert {state.request.params.rule for state in call.states.values()} == {Rule.BLOCK}
+    await second.read(reader, sink)
+    assert second.shown[0] == EXPECTED
+
+
+@pytest.mark.parametrize("full", [False, True])
+@virtual
+async def test_a_resume_of_what_runs_has_its_place_or_leaves_it(full: bool) -> None:
+    desk = Desk(in_memory(), RoundsCell(config=CoordinatorConfig(max_running=1, max_queued=1)))
+    reader, sink, _ = desk.ask()
+    await desk.read(reader, sink, at_least=3)
+    waiting = desk.toy.ask() if full else None
+    desk.cell.draining = not full
+    if full:
+        reader, sink, _ = desk.ask(offsets=(len(desk.shown[0]),))
+    else:
+        with pytest.raises(Unavailable):
+            desk.ask(offsets=(3,))
+    await desk.read(reader, sink)
+    assert desk.shown[0] == EXPECTED
+    if waiting is not None:
+        await desk.toy.finish(waiting)

@@ -211,3 +211,13 @@ def test_a_call_that_was_no_json_goes_back_as_it_was_written(name: str, written:
         return
     text = template.render(said, {}, add_generation_prompt=True)
     assert written in text or json.dumps(written, ensure_ascii=False) in text
+
+
+def test_gpt_oss_s_template_gets_what_was_said_before_a_call_as_reasoning() -> None:
+    template = ChatTemplate(FAMILIES["gpt_oss"], TOKENS)
+    said = {"content": "Let me look.", "reasoning_content": "It rains?", "thinking": "It rains?"}
+    turn = {"role": "assistant", "tool_calls": [CALL], **said}
+    messages = template.fitted(read_messages([USER, turn, RESULT]))
+    assert "clear" in template.render(messages, {}, add_generation_prompt=True)
+    text = template.render(messages[:2], {}, add_generation_prompt=False)
+    assert "<|channel|>analysis<|message|>It rains?\nLet me look.<|end|>" in text

@@ -28,6 +28,7 @@ def test_every_policy_reads_back_what_it_prints(text: str, policy: Policy) -> No
         "greedy:2",
         "fixed",
         "fixed:0",
+        "fixed:65",
         "fixed:1.5",
         "fixed:²",
         "threshold:nan",

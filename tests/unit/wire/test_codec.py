@@ -177,3 +177,14 @@ def test_a_cost_curve_survives_and_a_broken_one_is_absent() -> None:
     message.seconds[0] = float("nan")
     assert codec.read_cost(message) is None
     assert codec.read_cost(types_pb2.CostCurve()) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "what"), [("a" * 262_145, "characters"), ("世" * 200_000, "bytes")]
+)
+def test_a_form_that_a_verifier_would_not_let_in_is_refused_before_it_is_sent(
+    text: str, what: str
+) -> None:
+    with pytest.raises(PeerError, match=rf"^constraint\.regex: \d+ {what}, at most"):
+        codec.read_constraint(types_pb2.Constraint(regex=text))
+    assert codec.read_constraint(types_pb2.Constraint(regex="世" * 100)) is not None

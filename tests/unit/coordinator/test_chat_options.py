@@ -1,0 +1,58 @@
+"""What a chat asks of the target, by the target's template and its special tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tokenizers import Tokenizer as Backend
+
+from coordinator.http.api import Api
+from coordinator.http.chat import AskedChat, read_chat
+from coordinator.http.schema import ChatBody, validated
+from coordinator.http.template import ChatTemplate
+from coordinator.reception.tokenizer import Tokenizer
+from dspark.errors import Unsupported
+
+DATA = Path(__file__).parents[2] / "data"
+MARKS = ["<think>", "</think>"]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+def asked(family: str, *, special: bool = True, **fields: Any) -> AskedChat:
+    backend = Backend.from_file(str(DATA / "pair" / "target" / "tokenizer.json"))
+    (backend.add_special_tokens if special else backend.add_tokens)(MARKS)
+    source = (DATA / "chat_templates" / f"{family}.jinja").read_text(encoding="utf-8")
+    api = SimpleNamespace(
+        template=ChatTemplate(source, {"bos_token": "", "eos_token": ""}),
+        processor=SimpleNamespace(tokenizer=Tokenizer(backend)),
+        config=SimpleNamespace(tool_format=""),
+    )
+    body = {"messages": [{"role": "user", "content": "a"}], **fields}
+    return asyncio.run(read_chat(cast(Api, api), validated(ChatBody, json.dumps(body).encode())))
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": TOOLS}])
+def test_marks_of_thoughts_are_decoded_where_they_are_special(fields: Any) -> None:
+    assert asked("qwen", **fields).options["skip_special_tokens"] is False
+    assert asked("qwen", special=False, **fields).options["skip_special_tokens"] is None
+    assert asked("hermes", **fields).options["skip_special_tokens"] is None
+
+
+def test_a_budget_begins_thoughts_by_the_token_that_does() -> None:
+    def first(special: bool) -> Any:
+        options = asked("qwen", special=special, thinking_token_budget=9).options
+        return options["constraint"]["structural_tag"]["format"]["elements"][0]["type"]
+
+    assert (first(True), first(False)) == ("token", "const_string")
+
+
+@pytest.mark.parametrize("family", ["hermes", "gpt_oss"])
+@pytest.mark.parametrize("fields", [{}, {"tools": TOOLS}])
+def test_a_budget_is_refused_where_no_marks_end_thoughts(family: str, fields: Any) -> None:
+    with pytest.raises(Unsupported, match=r"^thinking_token_budget: .* no thoughts by <think>"):
+        asked(family, thinking_token_budget=9, **fields)
