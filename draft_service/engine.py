@@ -14,7 +14,7 @@ import structlog
 import torch
 
 from draft_service.config import DraftConfig
-from draft_service.contexts import ContextStore
+from draft_service.contexts import PASS_TOKENS, ContextStore
 from draft_service.engine_core import DraftEngineCore
 from draft_service.interface import DrafterShape, Rows
 from draft_service.interface import DraftItem as DraftItem
@@ -24,7 +24,7 @@ from dspark.model.calibration import IDENTITY, Calibration, load_calibration
 from dspark.model.checkpoint import fingerprint, load_drafter
 from dspark.model.family import Drafter, Proposal
 from dspark.model.location import locate
-from dspark.model.placement import pick_device, pick_dtype
+from dspark.model.placement import pick_device, pick_dtype, use
 from dspark.runtime.process import threads_for
 from dspark.types import NO_Q, Block, Cursor, Refusal, Rule, SparseQ
 from dspark.wire import tensors
@@ -47,6 +47,8 @@ class DraftEngine(DraftEngineCore):
         self.dtype = str(drafter.dtype).removeprefix("torch.")
         self._calibration = calibration
         self._lag = drafter.needs.lag
+        if drafter.needs.past:  # a whole model reads them: blocks and acknowledgements wait for it
+            self.job_rows = PASS_TOKENS
         contexts = ContextStore(
             drafter,
             tokens=config.context_tokens,
@@ -62,6 +64,7 @@ class DraftEngine(DraftEngineCore):
         """Loads the weights; call it on the thread that will own the device."""
         torch.set_num_threads(config.threads or threads_for(verifies=False))
         device = pick_device(config.device, key="draft.device")
+        use(device)
         dtype = pick_dtype(config.dtype, device, key="draft.dtype")
         folder = locate(config.drafter, revision=config.drafter_revision)
         shared = {"target": config.target or None, "target_revision": config.target_revision}

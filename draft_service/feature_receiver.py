@@ -19,7 +19,6 @@ from dspark.types import Refusal, RefusalReason
 
 log = structlog.get_logger("dspark.feature_sink")
 
-JOB_ROWS = 2048  # rows of one device job
 QUEUE_ROWS = 1 << 18  # rows that may wait for the device
 
 Outcome = int | Refusal  # the watermark afterwards, or why the run was dropped
@@ -60,7 +59,7 @@ class FeatureReceiver:
                 taken, rows = 1, _count(self._waiting[0][0])
                 while (
                     taken < len(self._waiting)
-                    and rows + (more := _count(self._waiting[taken][0])) <= JOB_ROWS
+                    and rows + (more := _count(self._waiting[taken][0])) <= self._engine.job_rows
                 ):
                     taken, rows = taken + 1, rows + more
                 chunks, self._waiting[:taken] = self._waiting[:taken], []

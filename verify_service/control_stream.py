@@ -19,8 +19,9 @@ from dspark.errors import InvalidRequest, PeerError, Unavailable
 from dspark.rounds.control import Draining, Up
 from dspark.runtime.backlog import Backlog
 from dspark.runtime.outbox import Outbox
-from dspark.runtime.wire_limits import KIB, MAX_FORM, Bounds, Read
+from dspark.runtime.wire_limits import KIB, Bounds, Read
 from dspark.runtime.worker import Worker, new_owner
+from dspark.types import MAX_FORM
 from dspark.wire import cohorts
 from dspark.wire.control_down import MAX_SALT, read_down
 from dspark.wire.control_up import write_up

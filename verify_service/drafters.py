@@ -143,7 +143,11 @@ class Drafters:
         known = self._known.get(asked.drafter)
         if known is None or known.stream is None:
             return [DrafterLost(asked.drafter, "lost: there is no stream")]
-        kept = self._engine.kept_rows(asked.rows)
+        try:
+            kept = self._engine.kept_rows(asked.rows)
+        except Exception as error:  # out of memory, say: it costs this drafter, not the stream
+            log.error("rows.not_read", drafter=asked.drafter, exc_info=error)
+            return self._lose(asked.drafter, known, "lost: its rows cannot be read")
         for message in orders.write_order(asked.order, asked.rows, *kept):
             known.stream.send(message)
         self.orders[asked.order] = OutstandingOrder(asked.drafter, asked.rows, time.monotonic())

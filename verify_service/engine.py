@@ -102,6 +102,7 @@ class VerifyEngine(EngineCore):
             return unknown(Cursor(sequence, epoch or 0, 0, 0))
         logits, state.last_logits = state.last_logits, None
         if state.broken is not None:
+            self._holdings.forget_prefix(state)
             return state.broken
         cursor = Cursor(sequence, state.epoch, 0, state.committed_len)
         matcher = matcher_of(state, grammar)
@@ -114,6 +115,7 @@ class VerifyEngine(EngineCore):
         try:
             anchor = draw_first_token(logits, state.params, cursor, shaper_of(state))
         except FloatingPointError:
+            self._holdings.forget_prefix(state)
             return Refusal(RefusalReason.INTERNAL, "the target's logits are not numbers")
         state.anchor_logprobs = told(state.params, logits.unsqueeze(0), [anchor])
         if matcher is not None:

@@ -8,6 +8,7 @@ builds that refuse.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,9 @@ SEQUENCES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
 PAGES = (4, 8, 16, 32, 64, 128, 256, 512)
 QUERIES = (1, 8, 16, 72)  # per sequence
 MOST_GRAPHS = 64  # all in one memory pool
+# How often another shape has to be asked for before it takes the place of the one that was not
+# used for longest: to record takes longer than many passes without a recording.
+ASKED = 16
 AT_START = 40  # of them recorded at start; the rest is room for longer contexts
 BLOCK = 8  # tokens of a sequence that verifies a whole block
 
@@ -101,7 +105,7 @@ class _Recording:
 
 
 class Graphs:
-    """Recordings by shape; the oldest is dropped beyond MOST_GRAPHS."""
+    """Recordings by shape, MOST_GRAPHS at most."""
 
     def __init__(
         self,
@@ -113,17 +117,24 @@ class Graphs:
     ) -> None:
         self._forward, self._kernel, self._page_size = forward, kernel, page_size
         self._spare_page, self._device = spare_page, device
-        self._made: dict[PlanShape, _Recording] = {}
-        self._pool: Any = None  # memory shared by all recordings, as one is replayed at a time
-        self._refused = False
+        self._made: dict[PlanShape, _Recording] = {}  # last used last
+        self._asked: Counter[PlanShape] = Counter()  # of shapes that found no place
+        # memory shared by all recordings, as one is replayed at a time; kept by stream
+        self._pool: Any = None
+        self._side: Any = None
+        self._refused: set[PlanShape] = set()
 
     def run(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor | None] | None:
         """Logits [T, V] and taps of every token, valid until the next call; None if the pass cannot
         be replayed."""
-        shape = None if self._refused else shape_of(segments, self._page_size)
-        if shape is None:
+        shape = shape_of(segments, self._page_size)
+        if shape is None or not self._may_record(shape):
             return None
-        recording = self._made.get(shape) or self._record(shape, segments)
+        recording = self._made.pop(shape, None)
+        if recording is not None:
+            self._made[shape] = recording
+        elif self._finds_place(shape):
+            recording = self._record(shape, segments)
         if recording is None or recording.outputs is None:
             return None
         recording.fill(arrays_of(segments, shape, self._page_size, self._spare_page))
@@ -137,15 +148,29 @@ class Graphs:
         first = self._spare_page * self._page_size
         nobody = [Segment(0, 0, [0], range(first, first + 1))]
         for shape in shapes_at_start(sequences, tokens, self._page_size):
-            if not self._refused and shape not in self._made:
+            if shape not in self._made and self._may_record(shape):
                 self._record(shape, nobody)
         log.info("graphs.recorded", shapes=len(self._made))
 
     def forget(self) -> None:
         """Drops all recordings before the memory they use is freed."""
         self._made.clear()
+        self._refused.clear()
         # without recordings the library refuses the handle of the old pool
         self._pool = None
+
+    def _may_record(self, shape: PlanShape) -> bool:
+        """False for a shape that was refused, and for any where nothing but refusals was seen: then
+        it is the model or the build that cannot be recorded, not a shape that found no memory."""
+        return shape not in self._refused and bool(self._made or not self._refused)
+
+    def _finds_place(self, shape: PlanShape) -> bool:
+        """Whether there is room for one more recording, or this shape was asked for often enough
+        to take another one's."""
+        if len(self._made) < MOST_GRAPHS:
+            return True
+        self._asked[shape] += 1
+        return self._asked[shape] % ASKED == 0
 
     def _record(self, shape: PlanShape, segments: Sequence[Segment]) -> _Recording | None:
         if len(self._made) >= MOST_GRAPHS:
@@ -153,21 +178,24 @@ class Graphs:
         recording = _Recording(shape, self._device)
         recording.fill(arrays_of(segments, shape, self._page_size, self._spare_page))
         try:
-            side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream(self._device))
+            self._side = side = self._side or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            before = torch.cuda.current_stream(self._device)
+            side.wait_stream(before)
             with torch.cuda.stream(side):  # kernels tune and allocate before the recording
                 self._forward(recording.plan(shape, self._kernel, self._page_size))
-            torch.cuda.current_stream(self._device).wait_stream(side)
+            before.wait_stream(side)
             # "thread_local": the thread that owns sequences uses the device meanwhile.
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(
-                recording.graph, pool=self._pool, capture_error_mode="thread_local"
+            pool, mode = self._pool, "thread_local"
+            with (
+                torch.cuda.stream(before),  # which a recording that fails would not put back
+                torch.cuda.graph(recording.graph, pool, side, capture_error_mode=mode),
             ):
                 recording.outputs = self._forward(
                     recording.plan(shape, self._kernel, self._page_size)
                 )
         except RuntimeError as error:
-            self._refused = True
+            self._refused.add(shape)
             log.warning("graphs.refused", shape=tuple(shape), reason=str(error)[:200])
             return None
         self._made[shape] = recording

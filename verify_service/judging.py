@@ -106,17 +106,15 @@ def judge_each(
     """
     try:
         return list(judge(logits, cases, near_ties, watch))
-    except Exception:  # NaN logits, or a bug: run one by one to find its case
+    except Exception:  # NaN logits, or a bug: one by one, to find its case
         decided: list[Decided] = []
-        for case in cases:
-            try:
-                decided.extend(judge(logits, [case]))
-            except FloatingPointError:
-                decided.append(
-                    Refusal(RefusalReason.INTERNAL, "the target's logits are not numbers")
-                )
-            except DsparkError as error:
-                decided.append(invalid(str(error)))
-            except Exception as error:
-                decided.append(failed(case.cursor.sequence, error))
-        return decided
+    for case in cases:  # here, as an exception that is handled holds the tensors of its frames
+        try:
+            decided.extend(judge(logits, [case]))
+        except FloatingPointError:
+            decided.append(Refusal(RefusalReason.INTERNAL, "the target's logits are not numbers"))
+        except DsparkError as error:
+            decided.append(invalid(str(error)))
+        except Exception as error:
+            decided.append(failed(case.cursor.sequence, error))
+    return decided

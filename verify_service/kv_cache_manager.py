@@ -130,6 +130,13 @@ class KVCacheManager:
                 rows=rows,
             )
 
+    def forget_prefix(self, state: CachedSequence) -> None:
+        """Takes what a sequence computed, or shared, out of the prefix cache for good: no numbers
+        came of it, and nobody else's would."""
+        if state.salt is not None:
+            self.prefixes.forget(state.token_ids, state.salt)
+            state.salt = None
+
     def keep_state(self, state: CachedSequence) -> None:
         """Keeps the target's state of the prompt so far: at its last whole page, and where an
         earlier prompt diverged. Between those only when the length has doubled since the last kept

@@ -20,7 +20,14 @@ from dspark.model.config_file import read_drafter_config
 from dspark.model.context import Projection
 from dspark.model.location import locate
 from dspark.model.pairing import mismatch
-from dspark.model.placement import card_memory, free_bytes, pick_device, pick_dtype, slot_bytes
+from dspark.model.placement import (
+    card_memory,
+    free_bytes,
+    pick_device,
+    pick_dtype,
+    slot_bytes,
+    use,
+)
 from dspark.model.target import TargetTaps, decoder_layers
 from dspark.runtime.process import threads_for
 from verify_service import kernels, reach, rotation, self_test
@@ -48,6 +55,7 @@ def load_parts(config: VerifyConfig) -> VerifierParts:
     """Loads all parts onto the device; call it on the thread that will own the device."""
     torch.set_num_threads(config.threads or threads_for(verifies=True))
     device = pick_device(config.device, key="verify.device")
+    use(device)
     dtype = pick_dtype(config.dtype, device, key="verify.dtype")
     target = load_target(config.target, dtype=dtype, device=device, revision=config.target_revision)
     projection = None
@@ -71,7 +79,14 @@ def load_parts(config: VerifyConfig) -> VerifierParts:
     taps = None
     if projection is not None and projection.target_layer_ids:
         taps = TargetTaps(target.model, projection.target_layer_ids).attach()
-    runner = choose_runner(config, target, taps)
+    try:
+        runner = choose_runner(config, target, taps)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"verify.{'kv_tokens' if asked.kv_tokens else 'gpu_memory_utilization'}: a pool of "
+            f"{config.kv_tokens} slots leaves no room for a pass on {device}: "
+            f"{str(error).partition('.')[0]}"
+        ) from error
     if not asked.kv_tokens and runner.path == "stateful" and card_memory(device) is not None:
         # A pass copies all its keys and values and keeps the old ones until the next pass: halve.
         kept = config.state_cache_mb << 20 if config.prefix_cache and runner.shares_prefixes else 0
@@ -141,12 +156,15 @@ def check_room(
 ) -> None:
     """Raises ConfigError if the pool does not fit into the memory left beside the weights."""
     each, there = _slot_bytes(target, dtype), free_bytes(device)
+    if there is not None and card_memory(device) is not None:
+        there = max(there - pass_bytes(config, target, dtype), 0)
     if not each or there is None or config.kv_tokens * each <= there:
         return
     raise ConfigError(
         f"verify.kv_tokens: {config.kv_tokens} slots of {each} bytes take "
         f"{config.kv_tokens * each / 1e9:.1f} GB, and "
-        f"{there / 1e9:.1f} GB are free on {device} beside the weights: {there // each} would fit"
+        f"{there / 1e9:.1f} GB are free on {device} beside weights and a pass: {there // each} "
+        "would fit"
     )
 
 
@@ -156,6 +174,8 @@ def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps |
     try:
         cases = self_test.expected(target)
         forgets = self_test.forgets(target, cases)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # any error here means that the library cannot run it
         raise CheckpointError(
             f"{config.target}: not eligible as a target: the library itself cannot run it "

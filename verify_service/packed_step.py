@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 
 from dspark.decoding.acceptance import DrawsWatch, PackedCase
 from dspark.decoding.logprobs import prompt_logprobs
 from dspark.decoding.masking import Masks, in_form, mask
-from dspark.types import NO_Q, InForm, Refusal, ScoredPrompt, ScoredToken, Verdict
+from dspark.types import NO_Q, InForm, Refusal, RefusalReason, ScoredPrompt, ScoredToken, Verdict
 from verify_service.batch_runner import PromptChunk, RuleSaw
 from verify_service.drafts import unsound
 from verify_service.feature_store import FeatureStore
@@ -36,6 +37,8 @@ from verify_service.sequences import CachedSequence, VerifyItem, failed, unknown
 # Cohorts of MANY or more sequences are watched in one of EVERY rounds only: these give enough
 # draws, and the device waits for it. The choice of rounds depends on no drafted token.
 MANY, EVERY = 32, 4
+
+log = structlog.get_logger("dspark.verify")
 
 
 # number of accepted drafted tokens, the next token, log-probabilities
@@ -257,6 +260,8 @@ class PackedStep:
         each = zip(prepared.states, prepared.items, executed.decided, prepared.masks, strict=True)
         for state, item, decided, masks in each:
             if isinstance(decided, Refusal):
+                if decided.reason is RefusalReason.INTERNAL and self._there(state):
+                    holdings.forget_prefix(state)
                 outcomes.append(decided)
             elif not self._there(state):
                 outcomes.append(unknown(item.cursor))
@@ -271,7 +276,12 @@ class PackedStep:
                 holdings.keep_state(chunk.state)
                 if logits is not None:
                     chunk.state.last_logits = logits
-        self._keep(executed)
+        try:
+            self._keep(executed)
+        except Exception as error:  # rows are for drafts: without them the verdicts stand
+            log.error("rows.not_kept", sequences=len(executed.committed), exc_info=error)
+            for kept in executed.committed:
+                kept.state.keep_features, kept.state.salt = False, None
         for chunk in prepared.chunks:
             if self._there(chunk.state) and chunk.state.cached == chunk.state.prompt_len:
                 # after `_keep`, as prefixes share feature rows too

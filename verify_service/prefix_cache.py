@@ -83,16 +83,26 @@ class PrefixCache:
 
     def reclaim(self, pages: int) -> int:
         """Frees up to `pages` pages that no sequence holds; returns how many."""
-        freed = 0
-        if pages > 0:
-            for name, kept in list(self._kept.items()):
-                if self._pool.holders(kept.page) == 1:
-                    del self._kept[name]
-                    self._pool.give_up(kept.page)
-                    freed += 1
-                    if freed == pages:
-                        break
-        return freed
+        pages = min(pages, self._pool.idle)
+        idle, held = list[bytes](), list[bytes]()
+        for name, kept in self._kept.items() if pages > 0 else ():
+            (idle if self._pool.holders(kept.page) == 1 else held).append(name)
+            if len(idle) == pages:
+                break
+        for name in idle:
+            self._pool.give_up(self._kept.pop(name).page)
+        for name in held:  # in use, so the next call need not pass them again
+            self._kept.move_to_end(name)
+        return len(idle)
+
+    def forget(self, token_ids: Sequence[int], salt: str) -> None:
+        """Drops the pages of this prefix, and states at their ends: a later prompt computes them
+        anew."""
+        for name in self._names(token_ids, salt):
+            if (kept := self._kept.pop(name, None)) is not None:
+                self._pool.give_up(kept.page)
+            if self.states is not None:
+                self.states.drop(name)
 
     def clear(self) -> None:
         """Drops all pages and states."""

@@ -41,16 +41,7 @@ def cost_curve(engine: VerifyEngine) -> Curve | None:
 def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
     """Times every point several times within the budget; only while no request is served. None if
     no point fits."""
-    limit = min(engine.config.cost_max_tokens, engine.config.max_batch_tokens)
-    if engine.attention_path != "paged":
-        limit = min(limit, 32)
-    contexts = [c for c in CONTEXTS if c + PER_SEQUENCE + 1 < engine.target.context_length]
-    tokens = [t for t in TOKENS if t <= limit]
-    size = engine.config.page_size
-    room = engine.held.pages_total // 2
-    contexts = [c for c in contexts if _pages(c, size) * 2 <= room]
-    most = min(engine.config.max_sequences, room // _pages(contexts[-1], size)) if contexts else 0
-    tokens = [t for t in tokens if _sequences(t) <= most]
+    tokens, contexts = _points(engine)
     if not tokens or not contexts:
         return None
     samples: dict[tuple[int, int], list[float]] = {}
@@ -85,6 +76,22 @@ def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None
         return curve
     more = tuple(np.maximum.accumulate(each).tolist())
     return dataclasses.replace(curve, sequence_seconds=more, tokens_per_sequence=PER_SEQUENCE)
+
+
+def _points(engine: VerifyEngine) -> tuple[list[int], list[int]]:
+    """(tokens of a step, contexts) that fit the engine's limits and its pool."""
+    limit = min(engine.config.cost_max_tokens, engine.config.max_batch_tokens)
+    if engine.attention_path != "paged":
+        limit = min(limit, 32)
+    size = engine.config.page_size
+    room = engine.held.pages_total // 2
+    contexts = [
+        c
+        for c in CONTEXTS
+        if c + PER_SEQUENCE + 1 < engine.target.context_length and _pages(c, size) * 2 <= room
+    ]
+    most = min(engine.config.max_sequences, room // _pages(contexts[-1], size)) if contexts else 0
+    return [t for t in TOKENS if t <= limit and _sequences(t) <= most], contexts
 
 
 def _sequence_seconds(
@@ -177,6 +184,6 @@ def _key(engine: VerifyEngine) -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "limit": engine.config.cost_max_tokens,
+        "points": _points(engine),
         "form": 3,
     }

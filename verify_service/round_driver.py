@@ -55,6 +55,7 @@ from verify_service.under_way import UnderWay
 
 log = structlog.get_logger("dspark.rounds")
 
+SIGN_S = 1.0  # between two signs of life of a prompt that runs in passes of its own
 ENDS_S, LOOK_S = 10.0, 0.002  # timeout for the last passes of an ended stream, and poll interval
 
 # run in a turn: makes the loop's events from something received
@@ -90,7 +91,7 @@ class RoundDriver:
         self._admitted: dict[int, Admission] = {}
         self._more: list[Told | Plan] = []  # events caused by actions of this turn
         self._began: dict[int, Began] = {}  # finished prompts of this turn, by sequence
-        self._last_pass = 0.0
+        self._last_pass = self._sign_at = 0.0
         config = self._engine.config
         waits = Waits(config.draft_deadline_s, config.drafter_patience_s)
         self.rounds = RoundLoop(self, waits)
@@ -237,6 +238,9 @@ class RoundDriver:
         self._worker.metrics.forward_seconds.labels(kind="prefill").observe(
             judged.forward_ns * 1e-9
         )
+        if (now := time.monotonic()) >= self._sign_at:
+            self._sign_at = now + SIGN_S
+            self._say_news(())  # else a long prompt looks like a verifier that hangs
         return ()  # `_take` collects the progress of prompts
 
     def _compute(self, step: UnderWay, end: Came) -> None:

@@ -11,14 +11,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import structlog
+
 from dspark.rounds.events import DrafterLost, DrafterReady, SendRows, Told
 from dspark.types import Cursor, Refusal
 from dspark.wire.v1 import features_pb2
+from verify_service.batch_runner import FeatureRun
 from verify_service.engine_core import EngineCore
 from verify_service.feature_push import BULK_ROWS, FeaturePush, Sink
 
+log = structlog.get_logger("dspark.rounds")
+
 AWAY_BYTES = 8 << 20  # most unacknowledged bytes per drafter
-PATIENCE_S = 5.0  # without an acknowledgement, after which a drafter is lost
+# without an acknowledgement, after which a drafter is lost; longer if its blocks may take longer
+PATIENCE_S = 5.0
 
 Key = tuple[int, int]  # sequence, epoch
 
@@ -47,7 +53,11 @@ class RowFeeds:
         self._engine, self._push, self._loop, self._tell = engine, push, loop, tell
         self._feeds: dict[tuple[int, Key], _Feed] = {}
         self._opened: set[tuple[int, Key]] = set()  # contexts that the drafter has opened
-        self._most = max(AWAY_BYTES // max(2 * engine.feature_width, 1), BULK_ROWS)  # rows
+        config = engine.config
+        self._patience_s = max(PATIENCE_S, config.drafter_patience_s)
+        # rows; half of what the queue to a drafter takes, as rows of a language model have no bytes
+        fits = max(AWAY_BYTES // max(2 * engine.feature_width, 1), BULK_ROWS)
+        self._most = min(fits, max(config.push_queue_rows // 2, BULK_ROWS))
 
     def opened(self, drafter: int, key: Key) -> None:
         """Starts sending: the drafter has opened this context."""
@@ -80,11 +90,13 @@ class RowFeeds:
 
     def overdue_at(self) -> float | None:
         """When the first feed is overdue, in monotonic seconds; None without feeds."""
-        return min((feed.since + PATIENCE_S for feed in self._feeds.values()), default=None)
+        return min((feed.since + self._patience_s for feed in self._feeds.values()), default=None)
 
     def overdue(self, now: float) -> list[DrafterLost]:
-        """Drafters with a feed without progress for PATIENCE_S."""
-        late = {feed.drafter for feed in self._feeds.values() if now >= feed.since + PATIENCE_S}
+        """Drafters with a feed without progress for too long."""
+        late = {
+            feed.drafter for feed in self._feeds.values() if now >= feed.since + self._patience_s
+        }
         return [DrafterLost(drafter, "lost: it takes no rows") for drafter in late]
 
     def _go_on(self, drafter: int) -> None:
@@ -97,13 +109,21 @@ class RowFeeds:
         for key, feed in mine:
             while feed.next < feed.stop and room > 0:
                 last = min(feed.next + BULK_ROWS, feed.stop)
-                run = self._engine.features(Cursor(*key, 0, last + 1), feed.next)
-                if isinstance(run, Refusal):  # no rows are kept: the sequence has no drafts
+                run = self._read(Cursor(*key, 0, last + 1), feed.next)
+                if run is None:  # no rows are kept: the sequence has no drafts
                     self._feeds.pop((drafter, key), None)
                     break
                 self._loop.call_soon_threadsafe(self._push.push, feed.sink, run)
                 room -= last - feed.next
                 feed.next = last
+
+    def _read(self, cursor: Cursor, start: int) -> FeatureRun | None:
+        try:
+            run = self._engine.features(cursor, start)
+        except Exception as error:  # out of memory, say
+            log.error("rows.not_read", sequence=cursor.sequence, exc_info=error)
+            return None
+        return None if isinstance(run, Refusal) else run
 
     # `PushListener`, called on the event loop.
 

@@ -97,6 +97,8 @@ def disagreement(runner: Runner, cases: list[Case]) -> str | None:
             worst, scale = _run(runner, cases)
             if runner.path == "stateful":
                 worst = max(worst, _side_by_side(runner, cases))
+    except torch.OutOfMemoryError:  # no fault of the runner: another one would only hide it
+        raise
     except Exception as error:  # any error of an unknown model means "not eligible"
         return f"{type(error).__name__}: {error}"[:300]
     finally:
@@ -181,6 +183,8 @@ def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
         (True, [segment(0, split, last), segment(1, ready)]),
         # A short step, partly repeated, as few tokens may use another code path than prompts.
         (True, [segment(0, last), segment(1, ready)]),
+        # The same shape again, with other inputs: a recording must not say what it said before.
+        (True, [segment(1, ready), segment(0, last)]),
     ]
     if len(cases) > 2:
         passes += [

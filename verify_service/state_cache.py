@@ -75,6 +75,11 @@ class StateCache:
             return False
         return True
 
+    def drop(self, name: bytes) -> None:
+        if (kept := self._kept.pop(name, None)) is not None:
+            self.bytes -= kept.bytes
+            self._used.discard(name)
+
     def _give_way(self) -> None:
         """Drops all states, as running sequences need the memory."""
         log.warning(

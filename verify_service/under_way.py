@@ -79,10 +79,12 @@ class UnderWay:
             return
         # from the target, or from the rule: nothing of it is committed
         except Exception as error:
-            self._error = error
             log.error(
                 "pass.failed", sequences=len(indices), prompts=len(prepared.chunks), exc_info=error
             )
+            # Its frames hold the tensors of the pass, and what follows needs the memory.
+            self._error = error.with_traceback(None)
+            error.__context__ = error.__cause__ = None
         self._spoilt.append(prepared)
         places = range(len(indices))
         for part in ([places] if indices else []) if prepared.chunks else halves(places):

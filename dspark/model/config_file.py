@@ -19,6 +19,7 @@ from dspark.model.config import DrafterConfig, HeadType, Kind
 from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, show
 from dspark.model.config_layers import layer_keys, layer_shape
 from dspark.model.formats import deepseek_v4, nested, released
+from dspark.rounds.plan import MAX_SLOTS
 
 if TYPE_CHECKING:
     from dspark.model.weights_file import TensorEntry
@@ -28,7 +29,6 @@ LANGUAGE_MODELS = ("Qwen3ForCausalLM",)
 DRAFT_TOKENS = 7  # of a language model or an MTP module whose file states none
 # class names, after the name of the layers' family
 _CLASS = {"block": "DSparkModel", "eagle3": "Eagle3Model", "mtp": "MTPModel"}
-_MOST_SLOTS = 256
 
 
 def read_drafter_config(folder: Path) -> DrafterConfig:
@@ -180,7 +180,7 @@ def _block(keys: Keys, vocab: int) -> dict[str, Any]:
             "markov_head_type: 'rnn' needs sample_from_anchor, its state would begin at the anchor"
         )
     return {
-        "block_size": keys.count("block_size", most=_MOST_SLOTS),
+        "block_size": keys.count("block_size", most=MAX_SLOTS),
         "mask_token_id": keys.count("mask_token_id", least=0, most=vocab - 1),
         "markov_rank": rank,
         "markov_head_type": head,
@@ -193,10 +193,10 @@ def _block(keys: Keys, vocab: int) -> dict[str, Any]:
 
 def _chain(keys: Keys, kind: Kind) -> dict[str, Any]:
     if kind == "eagle3":
-        size = keys.count("ttt_length", most=_MOST_SLOTS)
+        size = keys.count("ttt_length", most=MAX_SLOTS)
     else:
         keys.must_equal("num_nextn_predict_layers", 1)
-        size = keys.count("block_size", default=DRAFT_TOKENS, most=_MOST_SLOTS)
+        size = keys.count("block_size", default=DRAFT_TOKENS, most=MAX_SLOTS)
     return {"block_size": size, "step_loss_decay": keys.positive("step_loss_decay", default=0.8)}
 
 
@@ -205,7 +205,7 @@ def _language_model(keys: Keys, shape: dict[str, Any]) -> DrafterConfig:
     return DrafterConfig(
         **shape,
         kind="lm",
-        block_size=keys.count("block_size", default=DRAFT_TOKENS, most=_MOST_SLOTS),
+        block_size=keys.count("block_size", default=DRAFT_TOKENS, most=MAX_SLOTS),
         target_layer_ids=(),
         num_target_layers=0,
         tie_word_embeddings=keys.flag("tie_word_embeddings", default=False),

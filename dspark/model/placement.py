@@ -32,6 +32,13 @@ def pick_device(name: str, *, key: str) -> torch.device:
     return device
 
 
+def use(device: torch.device) -> None:
+    """Makes a card the current one of this thread: recordings and some kernels name no device.
+    Without a number it is the current one already."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
 def pick_dtype(name: str, device: torch.device, *, key: str) -> torch.dtype:
     """The dtype by name; `auto` is float32 on a CPU and bfloat16 elsewhere."""
     if name == "auto":

@@ -1,12 +1,14 @@
 """Rewrites a JSON schema into an equivalent one with keywords that the compiler supports. Pure.
 
 Formats of dates and addresses become patterns, `oneOf` becomes `anyOf` if no value fits two
-alternatives, and `allOf` of objects becomes one object. Tuples and `propertyNames` get one form.
+alternatives, and `allOf` of objects becomes one object. Tuples and `propertyNames` get one form. An
+object of which nothing is named takes any properties, and an array any items.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import re
 import warnings
 from itertools import combinations
@@ -14,9 +16,11 @@ from typing import Any
 
 from verify_service.grammars.expressions import anchored
 from verify_service.grammars.schema import (
+    BRANCHES,
     FORMATS,
     FORMATTED,
     NOTES,
+    of_type,
     pointed,
     types_of,
     values_of,
@@ -67,6 +71,13 @@ _AHEAD = {  # common patterns with lookahead, and equivalents without
 }
 _INMOST = 40  # deepest rewriting of a recursive schema, in steps
 _DEEPEST = 8  # chained references, nested parts
+_OF_KEYS = {
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+}
 _MERGED = {
     "type",
     "properties",
@@ -83,6 +94,9 @@ def rewritten(schema: Any) -> Any:
     for where, part in walk(made):
         if where.count("/") < _INMOST:
             _merge_objects(part, made)
+        # pydantic 2.9 and older write a literal both ways; JSON tells 1 from true
+        if "const" in part and json.dumps(part.get("enum")) == json.dumps([part["const"]]):
+            del part["enum"]
         _one_of_as_any_of(part, made)
         _keys_as_properties(part, made)
         if isinstance(part.get("items"), list):
@@ -107,7 +121,32 @@ def rewritten(schema: Any) -> Any:
             and FORMATTED.isdisjoint(part)
         ):
             part["pattern"] = f"^{_PATTERNS[part.pop('format')]}$"
+    for part in [part for _, part in walk(made) if _typed_by_branches(part, made)]:
+        del part["type"]
+    for _, part in walk(made):
+        _open(part)
     return made
+
+
+def _typed_by_branches(part: dict[str, Any], root: Any) -> bool:
+    """Whether every branch has the part's type, which the compiler would ignore beside them."""
+    branches = part.get("anyOf") or part.get("allOf")
+    if "type" not in part or not isinstance(branches, list):
+        return False
+    found = [_dereferenced(each, root) for each in branches]
+    return all(one is not None and of_type(one, part) for one in found)
+
+
+def _open(part: dict[str, Any]) -> None:
+    """Allows any properties or items, in place, where nothing is said of them: beside a bound the
+    compiler would allow none."""
+    if not {"const", "enum", *BRANCHES}.isdisjoint(part):
+        return
+    types = types_of(part)
+    if "object" in types and _OF_KEYS.isdisjoint(part):
+        part["additionalProperties"] = True
+    if "array" in types and {"items", "prefixItems", "unevaluatedItems"}.isdisjoint(part):
+        part["items"] = {}
 
 
 def _lengths_as_patterns(part: dict[str, Any]) -> None:
@@ -169,7 +208,9 @@ def _merge_objects(part: dict[str, Any], root: Any) -> None:
     properties = copy.deepcopy(properties)  # they may contain this part
     closed = part.pop("unevaluatedProperties", True)
     del part["allOf"]
-    part |= {"type": "object", "properties": properties, "required": list(needed)}
+    part |= {"type": "object", "required": list(needed)}
+    if any("properties" in piece for piece in pieces if piece):  # else it is open, see `_open`
+        part["properties"] = properties
     if closed is not True or any("additionalProperties" in piece for piece in pieces if piece):
         part["additionalProperties"] = closed
 

@@ -36,7 +36,7 @@ _UNKEPT = (
     "$dynamicRef",
     "$recursiveRef",
 )
-_BRANCHES = ("anyOf", "oneOf", "allOf", "$ref")  # the compiler ignores keywords beside these
+BRANCHES = ("anyOf", "oneOf", "allOf", "$ref")  # the compiler ignores keywords beside these
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SINGLE = (
     "items",
@@ -96,7 +96,7 @@ _SHAPES: dict[type, tuple[str, tuple[str, ...]]] = {
 }
 _LARGEST = 2**63 - 1
 _LONGEST = 80  # characters of a path in a message
-_CONDITIONS = {"type", "const", "enum", *_OF_TYPES, *_TELL_TYPES, *_UNKEPT, *_BRANCHES}
+_CONDITIONS = {"type", "const", "enum", *_OF_TYPES, *_TELL_TYPES, *_UNKEPT, *BRANCHES}
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
     "boolean": lambda value: isinstance(value, bool),
@@ -224,19 +224,15 @@ def _find(root: Any) -> Iterator[tuple[str, str]]:
 
 def _beside(schema: dict[str, Any]) -> Iterator[str]:
     """Conditions beside a keyword that makes the compiler ignore them."""
-    for name in _BRANCHES:
+    for name in BRANCHES:
         if name not in schema:
             continue
-        rest = set(schema) & _CONDITIONS - {name}
-        branches = schema[name] if isinstance(schema[name], list) else []
-        if branches and all(isinstance(one, dict) and _of_type(one, schema) for one in branches):
-            rest -= {"type"}
-        if rest:
-            yield f"{', '.join(sorted(rest))} beside {name} is not supported"
+        if rest := sorted(set(schema) & _CONDITIONS - {name}):
+            yield f"{', '.join(rest)} beside {name} is not supported"
         return
 
 
-def _of_type(branch: dict[str, Any], schema: dict[str, Any]) -> bool:
+def of_type(branch: dict[str, Any], schema: dict[str, Any]) -> bool:
     """Whether the schema's type adds nothing to the branch."""
     if "type" in branch:
         return bool(branch["type"] == schema.get("type"))
@@ -275,7 +271,7 @@ def _untyped(schema: dict[str, Any]) -> Iterator[str]:
     if (
         schema.get("type")
         or not _TELL_TYPES.isdisjoint(schema)
-        or not {"const", "enum", *_BRANCHES}.isdisjoint(schema)
+        or not {"const", "enum", *BRANCHES}.isdisjoint(schema)
     ):
         return
     rest = sorted(set(schema) & _OF_TYPES)
@@ -310,7 +306,7 @@ def _formatted(schema: dict[str, Any]) -> Iterator[str]:
 def _empty(schema: dict[str, Any]) -> Iterator[str]:
     """Parts that no value satisfies, for which the compiler allows an empty one."""
     yield from (
-        f"{name} must not be empty" for name in ("type", *_BRANCHES) if schema.get(name) == []
+        f"{name} must not be empty" for name in ("type", *BRANCHES) if schema.get(name) == []
     )
     if "number" in types_of(schema):
         low, high = [

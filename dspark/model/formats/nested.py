@@ -1,8 +1,10 @@
 """Converts configs of trainers that nest a drafter's own settings in `dflash_config` to the
 released keys.
 
-Layers are Qwen3's, with keys at the top level. Tap ids are layer ids, every slot of a block drafts,
-and the tables are mostly left to the target. Pure: JSON objects in and out.
+Layers are Qwen3's, with keys at the top level. Tap ids are layer ids, and the tables are mostly
+left to the target. In files of the projector `dspark` every slot of a block drafts, the anchor's
+too; in those of the original DFlash, which are older, masks alone draft, each its own position, so
+a block drafts one token less. Pure: JSON objects in and out.
 """
 
 from __future__ import annotations
@@ -43,4 +45,8 @@ def to_released(raw: Mapping[str, Any]) -> dict[str, Any]:
         if said.get(key) not in (None, inner[key]):
             raise CheckpointError(f"{KEY}.{key}: {inner[key]!r}, and {said[key]!r} beside it")
         said[key] = inner[key]
+    size = said.get("block_size")
+    if "sample_from_anchor" not in said and not inner.get("shift_label", projector == "dspark"):
+        drafted = {"block_size": size - 1} if isinstance(size, int) else {}
+        said |= {"sample_from_anchor": False, **drafted}
     return {"num_target_layers": 0, **said}

@@ -121,22 +121,13 @@ def test_a_slot_that_its_q_cannot_give_counts_as_not_sent() -> None:
         assert judge_at_once.judge_at_once(logits, cases) == judge(logits, cases)
 
 
-def test_the_watch_sees_what_it_sees_on_the_host() -> None:
-    for seed in range(10):
-        logits, cases = pass_of(seed)
-        watches = [DrawsWatch(7), DrawsWatch(7)]
-        judge_at_once.judge_at_once(logits, cases, watch=watches[0])
-        judge(logits, cases, watch=watches[1])
-        labels = [each.labels() for each in watches]
-        assert labels[0].keys() == labels[1].keys()
-        for sequence, told in labels[1].items():
-            np.testing.assert_allclose(labels[0][sequence], told, rtol=1e-6)
-
-
-def test_a_pass_of_many_rows_is_weighed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rows", [12, judge_at_once.ROWS])
+def test_a_pass_of_many_rows_is_weighed_in_pieces(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One long block would else make as many rows of every sequence, each as wide as the
     vocabulary."""
-    monkeypatch.setattr(judge_at_once, "ROWS", 12)
+    monkeypatch.setattr(judge_at_once, "ROWS", rows)
     sizes = []
 
     def counted(logits: torch.Tensor, at: Given, columns: SamplingColumns) -> Decision:
@@ -152,7 +143,7 @@ def test_a_pass_of_many_rows_is_weighed_in_pieces(monkeypatch: pytest.MonkeyPatc
         assert labels[0].keys() == labels[1].keys()
         for sequence, told in labels[1].items():
             np.testing.assert_allclose(labels[0][sequence], told, rtol=1e-6)
-    assert max(sizes) <= 12
+    assert max(sizes) <= rows
 
 
 def test_near_ties_of_coupled_sequences_are_counted() -> None:

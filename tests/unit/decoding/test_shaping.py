@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dspark.decoding.acceptance import PackedCase, first_token, judge
 from dspark.decoding.sampling import SamplingColumns, distribution
-from dspark.decoding.shaping import Shaper, params_problem, shaped, shaped_last
+from dspark.decoding.shaping import Shaper, shaped, shaped_last
 from dspark.types import NO_Q, Cursor, SamplingParams, SparseQ
 
 VOCAB = 8
@@ -194,20 +194,6 @@ def test_where_a_form_lets_nothing_else_come_the_answer_may_end_early() -> None:
     assert made[0, 1] == -1.0
     assert torch.isneginf(made[0, [0, *range(2, VOCAB)]]).all()
     assert torch.isneginf(made[1, [1, 2]]).all()
-
-
-def test_ids_outside_the_vocabulary_are_found_before_they_are_used() -> None:
-    assert params_problem(SamplingParams(), VOCAB) is None
-    assert (params_problem(SamplingParams(logit_bias=((VOCAB, 1.0),)), VOCAB) or "").startswith(
-        "logit_bias"
-    )
-    assert (
-        params_problem(SamplingParams(min_tokens=1, stop_token_ids=(VOCAB,)), VOCAB) or ""
-    ).startswith("stop_token_ids")
-    every = tuple(range(VOCAB))
-    assert (
-        params_problem(SamplingParams(min_tokens=1, stop_token_ids=every), VOCAB) or ""
-    ).startswith("min_tokens")
 
 
 # -- the rule's own doors --------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from dspark.types import Refusal, RefusalReason
 class Taking:
     """An engine that takes everything below a position."""
 
+    job_rows = 2048
+
     def ingest_many(self, runs: Sequence[Rows]) -> list[Outcome]:
         if any(run.start > 1000 for run in runs):
             raise RuntimeError("a bug")

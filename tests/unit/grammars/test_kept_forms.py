@@ -47,6 +47,11 @@ KEYS = {
     "propertyNames": {"$ref": "#/$defs/k"},
     "additionalProperties": {},
 }
+CATS = {
+    "$defs": {"cat": {"type": "object", **CAT}, "dog": {"type": "object", **DOG}},
+    "type": "object",
+    "anyOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
+}
 MORE = {"properties": {"ab": {"type": "integer"}}, "additionalProperties": {"type": "string"}}
 TUPLE = {"type": "array", "items": [{"type": "string"}, {"type": "integer"}], "minItems": 2}
 SHORT = {"type": "json_schema", "json_schema": {"type": "string", "maxLength": 2}}
@@ -153,6 +158,17 @@ HUNDRED = {
             "null",
             '{"is": "dog"}',
         ),
+        (KIND.JSON_SCHEMA, json.dumps(CATS), '{"is": "cat"}', '{"is": "cow"}'),
+        (KIND.JSON_SCHEMA, text(const="cat", enum=["cat"]), '"cat"', '"dog"'),
+        (KIND.JSON_SCHEMA, '{"type":"object"}', '{"a": {"b": [1]}}', "[1]"),
+        (KIND.JSON_SCHEMA, '{"type":["array","null"],"maxItems":2}', '["a", {}]', "[1, 2, 3]"),
+        (
+            KIND.JSON_SCHEMA,
+            '{"properties":{"o":{"type":"object","maxProperties":1}}}',
+            '{"o": {"a": 1}}',
+            '{"o": {"a": 1, "b": 2}}',
+        ),
+        (KIND.JSON_SCHEMA, '{"type":"object","properties":{}}', "{}", '{"a": 1}'),
         (KIND.JSON_SCHEMA, json.dumps(BOTH), '{"n": 1, "m": 2}', '{"n": 1}'),
         (
             KIND.JSON_SCHEMA,
@@ -310,6 +326,8 @@ def test_a_pattern_is_written_as_json_writes_it(
         ({"type": "string", "enum": [1, "a"]}, "enum has a value that is not of its type"),
         ({"type": ["integer", "null"], "const": True}, "const has a value that is not of its type"),
         ({"const": "a", "enum": ["a", "b"]}, "enum beside const"),
+        ({"const": 1, "enum": [True]}, "enum beside const"),
+        ({"type": "object", "minProperties": 2}, "minProperties above 1"),
         ({"minLength": 3}, "minLength without type"),
         (
             {"type": "object", "properties": {"a": {"minimum": 3, "description": "x"}}},

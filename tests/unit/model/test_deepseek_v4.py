@@ -105,27 +105,6 @@ def test_every_block_is_the_references(folder: Path) -> None:
                 assert torch.equal(torch.stack(said[1:], 1), case["draft_token_ids"])
 
 
-@torch.inference_mode()
-def test_a_padded_batch_of_unequal_contexts_equals_single_blocks() -> None:
-    drafter, cases = staged(SHIPPED), block_cases(SHIPPED)
-    lengths = torch.tensor([case["context_features"].shape[1] for case in cases])
-    # loud garbage beyond each context
-    keys = torch.full((3, len(cases), int(lengths.max()), 1, 32), 1e3)
-    for row, case in enumerate(cases):
-        rows = drafter.project(case["context_features"][0])
-        keys[:, row, : len(rows)], _ = drafter.ingest(
-            ContextTokens(rows, None, torch.arange(len(rows)))
-        )
-    hidden = drafter.propose(
-        anchor_ids=torch.cat([case["anchor_id"] for case in cases]),
-        anchor_positions=lengths,
-        context=Entries(keys, keys, lengths),
-        slots=5,
-    ).hidden
-    for row, case in enumerate(cases):
-        torch.testing.assert_close(hidden[row], case["head_hidden"][0], **CLOSE_STREAMS)
-
-
 def test_training_sees_what_serving_sees() -> None:
     """All anchors of a text in one pass equal the blocks that are served one by one."""
     drafter = as_block(load_drafter(SHIPPED))

@@ -303,3 +303,22 @@ def test_settings_inside_are_checked_against_those_beside_them(
     raw = json.loads((DRAFTER / "config.json").read_text())
     with pytest.raises(error, match=named):
         parse_drafter_config(raw | {"dflash_config": inner})
+
+
+@pytest.mark.parametrize(
+    ("inner", "slots", "anchored"),
+    [
+        ({}, 4, False),
+        ({"projector_type": "dflash"}, 4, False),
+        ({"shift_label": True}, 5, True),
+        ({"projector_type": "dspark"}, 5, True),
+    ],
+)
+def test_the_anchor_s_slot_drafts_in_newer_files_alone(
+    inner: dict[str, Any], slots: int, anchored: bool
+) -> None:
+    raw = json.loads((DRAFTER / "config.json").read_text()) | {"block_size": 5}
+    raw = {key: value for key, value in raw.items() if not key.startswith("markov")}
+    raw |= {"enable_confidence_head": False, "confidence_head_with_markov": False}
+    config = parse_drafter_config(raw | {"dflash_config": inner})
+    assert (config.block_size, config.sample_from_anchor, config.query_size) == (slots, anchored, 5)

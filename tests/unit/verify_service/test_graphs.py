@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from verify_service import graphs as graphs_module
 from verify_service.graphs import Graphs
 from verify_service.plan import Segment
 
@@ -36,7 +37,9 @@ def card(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     living, used, names = WeakSet[_Graph](), list[int](), itertools.count(1)
 
     @contextlib.contextmanager
-    def graph(recording: _Graph, *, pool: int, capture_error_mode: str) -> Iterator[None]:
+    def graph(
+        recording: _Graph, pool: int, stream: object, *, capture_error_mode: str
+    ) -> Iterator[None]:
         if pool in used and all(one.pool != pool for one in living):
             raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
         recording.pool = pool
@@ -73,3 +76,45 @@ def test_recordings_that_were_let_go_leave_their_memory_too(card: list[int]) -> 
             assert graphs.run([segment]) is not None
         graphs.forget()
     assert card == [1, 1, 2, 2], "those that live together share memory"
+
+
+def test_a_shape_that_cannot_be_recorded_leaves_the_others_theirs(card: list[int]) -> None:
+    """As one that finds no memory; where the very first is refused, no other is tried."""
+    asked = list[int]()
+
+    def forward(plan: Any) -> tuple[Tensor, None]:
+        asked.append(tokens := plan.slots.shape[0])
+        if tokens == 2:
+            raise torch.cuda.OutOfMemoryError("out of memory")
+        return torch.zeros(tokens, 3), None
+
+    one, two = Segment(0, 0, [5], range(1)), Segment(0, 0, [5, 6], range(2))
+    for order, refused in (
+        ((one, two, two, one), [False, True, True, False]),
+        ((two, one, two), [True, True, True]),
+    ):
+        asked.clear()
+        graphs = Graphs(forward, lambda *_: None, PAGE, 8, torch.device("cpu"))  # type: ignore[arg-type]
+        assert [graphs.run([segment]) is None for segment in order] == refused
+        assert asked.count(2) == 1
+    assert asked == [2]
+
+
+def test_the_recordings_in_use_stay_and_a_rare_shape_takes_no_place(
+    card: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(plan: Any) -> tuple[Tensor, None]:
+        return torch.zeros(plan.slots.shape[0], 3), None
+
+    monkeypatch.setattr(graphs_module, "MOST_GRAPHS", 2)
+    made = Graphs(forward, lambda *_: None, PAGE, 8, torch.device("cpu"))  # type: ignore[arg-type]
+    one, two, four = ([Segment(0, 0, [5] * count, range(count))] for count in (1, 2, 4))
+    assert made.run(one) is not None
+    assert made.run(two) is not None
+    assert made.run(one) is not None
+    for asked in range(1, graphs_module.ASKED):
+        assert made.run(four) is None, asked
+    recorded = len(card)
+    assert made.run(four) is not None
+    assert made.run(one) is not None, "the one that was used last has stayed"
+    assert len(card) == recorded + 1

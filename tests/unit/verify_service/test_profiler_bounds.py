@@ -129,3 +129,20 @@ def test_a_curve_that_is_short_of_time_loses_points_and_not_its_reach(
     tokens = [count for count in verify_profiler.TOKENS if count < 100] + [100]
     kept = verify_profiler._affordable(None, tokens, 128, 3.0 * (affordable - 0.5))  # type: ignore[arg-type]
     assert kept == sizes
+
+
+def test_a_curve_that_the_pool_cut_short_is_not_that_of_a_larger_one(
+    golden_target: Path, golden_drafter: Path
+) -> None:
+    verifiers = [
+        VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=tokens))
+        for tokens in (1024, 4096)
+    ]
+    drafters = [
+        DraftEngine.load(DraftConfig(drafter=str(golden_drafter), context_tokens=tokens))
+        for tokens in (1024, 4096)
+    ]
+    small, large = map(verify_profiler._key, verifiers)
+    assert small != large
+    small, large = map(draft_profiler._key, drafters)
+    assert small != large

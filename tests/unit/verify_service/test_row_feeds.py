@@ -36,11 +36,11 @@ class Feeds:
     """Of two prompts, the first of which takes all the room there is, at a time that the test
     sets."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, **settings: Any) -> None:
         self.now = 100.0
         self.told: list[Told] = []
         engine = SyntheticVerifyEngine(
-            read_spec(SPEC), VerifyConfig(prefill_chunk=ROWS, kv_tokens=4 * ROWS)
+            read_spec(SPEC), VerifyConfig(prefill_chunk=ROWS, kv_tokens=4 * ROWS, **settings)
         )
         worker: Any = SimpleNamespace(engine=engine, incarnation=1, metrics=Metrics())
         push = FeaturePush(worker)
@@ -104,3 +104,16 @@ def test_a_drafter_that_takes_nothing_is_given_up_although_more_is_sent_to_it(fe
     assert feeds.feeds.overdue(feeds.now) == []
     feeds.now += 0.1 * PATIENCE_S
     assert feeds.feeds.overdue(feeds.now) == [DrafterLost(DRAFTER, "lost: it takes no rows")]
+
+
+def test_no_more_rows_are_on_their_way_than_the_queue_takes() -> None:
+    """Rows without bytes, those of a language model, are bounded by nothing else."""
+    loop, sent = asyncio.new_event_loop(), list[int]()
+    feeds = Feeds(loop, push_queue_rows=4 * BULK_ROWS)
+    feeds.feeds._loop = SimpleNamespace(  # type: ignore[assignment]
+        call_soon_threadsafe=lambda job, sink, run: sent.append(len(run.token_ids))
+    )
+    for sequence in (1, 2):
+        feeds.send(sequence)
+    loop.close()
+    assert sum(sent) == 2 * BULK_ROWS

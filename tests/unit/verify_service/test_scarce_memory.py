@@ -393,3 +393,37 @@ def test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one(pair: PAIR) -> No
     assert isinstance(engine.features(Cursor(2, 1, 0, 20), 0), Refusal), (
         "rows are those of an epoch"
     )
+
+
+def test_what_made_no_numbers_is_in_no_cache(pair: PAIR) -> None:
+    engine = VerifyEngine.load(VerifyConfig(**pair, page_size=8))
+    prefixes = engine._holdings.prefixes
+    take_in(engine, 1, PROMPT)
+    engine.release(1, 1)
+    assert len(prefixes.match(PROMPT, "", needs_rows=False)) == 2
+    line_up(engine, 2, PROMPT)
+    while (done := engine.prefill_next()) is not None and not done.done:
+        continue
+    engine._holdings.states[2].last_logits.fill_(torch.nan)  # type: ignore[union-attr]
+    refusal = engine.first_token(2)
+    assert isinstance(refusal, Refusal)
+    engine.release(2, 1)
+    assert prefixes.match(PROMPT, "", needs_rows=False) == []
+    assert engine.held.pages_held == 0
+
+
+def test_rows_that_cannot_be_kept_cost_drafts_and_no_verdict(
+    pair: PAIR, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = VerifyEngine.load(VerifyConfig(**pair, page_size=8))
+    calm = [*PROMPT, take_in(engine, 1, PROMPT)]
+    other = [*PROMPT, take_in(engine, 2, PROMPT)]
+    say(engine, {1: calm})
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(engine._holdings.store, "put_later", full)
+    say(engine, {2: other})
+    assert other == calm
+    assert not engine._holdings.states[2].keep_features

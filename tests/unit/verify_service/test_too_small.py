@@ -16,6 +16,7 @@ from dspark.model.checkpoint import load_target
 from verify_service import loading
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
+from verify_service.model_runner import ModelRunner
 
 LEAST = 64  # two cases of up to 23 tokens, in pages of 16
 
@@ -82,6 +83,11 @@ def test_a_card_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         match=r"^draft\.device: cuda:2 was asked for, and the last of the 2 cards .* cuda:1",
     ):
         placement.pick_device("cuda:2", key="draft.device")
+    used = list[torch.device]()
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    for name in ("cpu", "cuda", "cuda:1"):
+        placement.use(torch.device(name))
+    assert used == [torch.device("cuda:1")]
 
 
 def test_a_target_whose_layers_have_other_names_is_no_smaller_for_it(
@@ -96,3 +102,14 @@ def test_a_target_whose_layers_have_other_names_is_no_smaller_for_it(
         loading.check_room(
             VerifyConfig(), replace(target, model=stranger), torch.device("cpu"), torch.float32
         )
+
+
+def test_a_pool_that_leaves_no_room_for_a_pass_is_refused_and_not_served_another_way(
+    golden_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: ModelRunner, *_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(ModelRunner, "run", full)
+    with pytest.raises(ConfigError, match=r"^verify\.kv_tokens: .* no room .*CUDA out of memory"):
+        VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=1024))
