@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,7 @@ def _drafter(args: argparse.Namespace) -> dict[str, Any]:
     if args.workers > 1:
         from deploy.train_workers import train_with_workers
 
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as Ctrl-C does
         folder = train_with_workers(
             settings, workers=args.workers, gpus=args.gpus, address=args.address, say=say
         )

@@ -40,16 +40,13 @@ def numbers_of(plan: BatchPlan, *, seed: int, step: int, rank: int = 0, size: in
 
 
 def pieces(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Groups indices 0 .. n-1 into pieces of at most `most` tokens, similar lengths together; a
-    longer sample is alone."""
+    """Groups indices 0 .. n-1 into pieces of at most `most` tokens, padding to the longest of each
+    included, similar lengths together; a longer sample is alone."""
     found: list[list[int]] = []
-    room = 0
     for place in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
-        if not found or lengths[place] > room:
+        if not found or (len(found[-1]) + 1) * lengths[found[-1][0]] > most:
             found.append([])
-            room = most
         found[-1].append(place)
-        room -= lengths[place]
     return found
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.client import Client
+from dspark.errors import ConfigError
 from dspark.training import evaluate
 from dspark.training.asked import first_turn
 from dspark.training.chat import Chat
@@ -18,13 +19,19 @@ from dspark.training.settings import Settings
 from dspark.training.split import split_prompts
 
 SERVED_PROMPTS = 8
+LEAST_HELD = 3  # prompts: calibration needs two
 
 
 def split(prompts: Path, out: Path, share: float, seed: int, limit: int) -> dict[str, Any]:
     """Writes the training prompts, and the held-out ones in halves to calibrate and to evaluate."""
     found = split_prompts(prompts, out / "prompts", held_out=share, seed=seed, limit=limit)
     held = list(read_rows(Path(found["test_file"])))
-    halves = {"calibrate": held[::2], "evaluate": held[1::2] or held}
+    if len(held) < LEAST_HELD:
+        raise ConfigError(
+            f"held_out_share: {share:g} of the prompts are {len(held)}, and {LEAST_HELD} are "
+            "needed to calibrate and to evaluate"
+        )
+    halves = {"calibrate": held[::2], "evaluate": held[1::2]}
     for name, rows in halves.items():
         path = out / "prompts" / f"{name}.jsonl"
         write_rows(path, rows)
@@ -45,6 +52,8 @@ def measure_cell(client: Client, target: str, prompts: Path, tokens: int) -> dic
     chat, found = Chat(target), {}
     rows = [row for _, row in zip(range(SERVED_PROMPTS), read_rows(prompts), strict=False)]
     answers: dict[str, list[tuple[int, ...]]] = {}
+    for row in rows:  # neither policy pays for the cell's first steps, nor for whole prompts
+        client.complete(chat.prompt_ids(first_turn(row)), max_tokens=1, timeout=600)
     for policy in ("off", ""):
         start, made, rounds, kept = time.perf_counter(), 0, 0, list[tuple[int, ...]]()
         for row in rows:

@@ -100,6 +100,7 @@ def language_loss(drafter: LanguageDrafter, batch: SampleBatch, target_head: Ten
         target_ids=following[judged],
         scale=torch.ones(int(judged.sum()), device=input_ids.device),
         weights=DFLASH_WEIGHTS,
+        softcap=drafter.config.logit_softcap,
     )
     ce, l1, size = ce.unsqueeze(-1), l1.unsqueeze(-1), drafter.config.block_size
     each = torch.ones_like(ce)

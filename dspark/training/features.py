@@ -29,7 +29,7 @@ from torch import Tensor
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import fingerprint, load_target
 from dspark.model.location import locate
-from dspark.model.placement import pick_device
+from dspark.model.placement import pick_device, use
 from dspark.model.target import tapped
 from dspark.training import record
 from dspark.training.disk import save_tensors, write_whole
@@ -257,6 +257,7 @@ def plan_for(settings: Settings, dtype: str) -> CachePlan:
 def make_cache(settings: Settings, plan: CachePlan, folder: Path) -> None:
     """Writes the missing shards of a run's cache, with a progress bar."""
     device = pick_device(settings.device, key="device")
+    use(device)
     target = load_target(
         settings.target,
         dtype=torch.float32 if device.type == "cpu" else torch.bfloat16,

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import itertools
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -145,7 +146,12 @@ class _Asker:
                 seed=seed,
             )
 
-        answer = await _patiently(complete, ask.patience_s)
+        try:
+            answer = await _patiently(complete, ask.patience_s)
+        except DeadlineExceeded as error:  # again and again: it needs longer than that
+            raise ConfigError(
+                f"answer_timeout_s: {ask.answer_timeout_s:g} s, and {error}"
+            ) from error
         return {
             "role": "assistant",
             "content": answer.text,
@@ -156,12 +162,13 @@ class _Asker:
 
 async def _patiently(ask: Callable[[], Awaitable[Told]], patience_s: float) -> Told:
     """Retries, with growing pauses, while the cell is unreachable or full; raises the failure when
-    the patience is over."""
-    deadline, pause = time.monotonic() + patience_s, PAUSE_S
+    the patience is over, which begins with the first failure."""
+    deadline, pause = math.inf, PAUSE_S
     while True:
         try:
             return await ask()
         except (Overloaded, Unavailable, DeadlineExceeded) as failure:
+            deadline = min(deadline, time.monotonic() + patience_s)
             if isinstance(failure, Overloaded):
                 pause = max(pause, failure.retry_after_s)
             if time.monotonic() + pause > deadline:

@@ -20,7 +20,7 @@ from dspark.errors import ConfigError
 from dspark.model.checkpoint import LoadedTarget, fingerprint, load_target
 from dspark.model.config import DrafterConfig
 from dspark.model.family import Drafter
-from dspark.model.placement import pick_device
+from dspark.model.placement import pick_device, use
 from dspark.training.batches import BatchPlan, SampleBatch, assemble, make_plan, pieces
 from dspark.training.disk import content_digest
 from dspark.training.features import (
@@ -84,6 +84,7 @@ class TrainingRun:
 def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
     """Loads and checks everything that a run needs; takes no step. ConfigError names a setting."""
     device = pick_device(settings.device, key="device")
+    use(device)
     mixed = settings.precision == "bf16" or (settings.precision == "auto" and device.type == "cuda")
     # Resolved here: a run that is resumed on another device keeps this precision, or is refused.
     settings = replace(settings, precision="bf16" if mixed else "fp32")
@@ -118,12 +119,27 @@ def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
         drafter=drafter,
         samples=samples,
         features=_features(settings, target, drafter.config, samples, identity["target"]),
-        target_head=target.model.get_output_embeddings().weight,
+        target_head=_target_head(target, drafter.config),
         device=device,
         mixed=mixed,
         plan=plan,
         identity=identity,
     )
+
+
+def _target_head(target: LoadedTarget, config: DrafterConfig) -> Tensor:
+    """The target's head [V, H], times what it scales logits by. Raises ConfigError for logits that
+    are not its product with the last hidden state: losses are of those."""
+    text = target.model.config.get_text_config()
+    head, cap = target.model.get_output_embeddings(), getattr(text, "final_logit_softcapping", None)
+    if getattr(head, "bias", None) is not None:
+        raise ConfigError("target: its head has a bias, which drafters cannot be trained for")
+    if cap not in (None, config.logit_softcap):
+        raise ConfigError(f"target: its logits are capped at {cap}, those of this drafter are not")
+    scale = getattr(text, "logit_scale", None) or getattr(text, "lm_head_multiplier", None) or 1.0
+    scale /= getattr(text, "logits_scaling", None) or 1.0
+    weight: Tensor = head.weight
+    return weight if scale == 1.0 else (weight * scale).detach()
 
 
 def _features(

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from dspark.errors import ConfigError
+from dspark.rounds.plan import MAX_SLOTS
 from dspark.runtime.setting import check_settings, setting
 
 FAMILIES = ("dspark", "dflash", "eagle3", "mtp", "lm")
@@ -32,7 +33,7 @@ class Settings:
     layers: int = setting(
         0, "Depth; 0: 5 for blocks (3 for DeepSeek-V4), 1 for eagle3 and mtp, 2 for lm.", least=0
     )
-    block_size: int = setting(7, "Tokens drafted in a round.", least=1)
+    block_size: int = setting(7, "Tokens drafted in a round.", least=1, most=MAX_SLOTS)
     taps: tuple[int, ...] = setting(
         (),
         "Target layers read; none named: five, evenly spread (mtp: the last; DeepSeek-V4: the last "

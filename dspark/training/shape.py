@@ -98,7 +98,7 @@ def drafter_config(folder: Path, text: Any, settings: Settings) -> DrafterConfig
         return DrafterConfig(**common)
     head: HeadType = "none"
     if settings.family == "dspark":
-        head = settings.head  # type: ignore[assignment]
+        head = settings.head if settings.markov_rank else "none"  # type: ignore[assignment]
     return DrafterConfig(
         **common,
         mask_token_id=mask_token(folder, common["vocab_size"]),
@@ -144,7 +144,8 @@ def tap_layers(layers: int, settings: Settings, kind: Kind) -> tuple[int, ...]:
     """The layers in `taps`, else evenly spread ones from 1 on (mtp: the last one). ConfigError if
     `taps` do not fit."""
     if settings.taps:
-        wrong = [i for i in settings.taps if not -1 <= i < layers]
+        least = -1 if kind == "block" else 0  # -1: the embeddings
+        wrong = [i for i in settings.taps if not least <= i < layers]
         if wrong or list(settings.taps) != sorted(set(settings.taps)):
             raise ConfigError(
                 f"taps: {list(settings.taps)} are no ascending layers of a target with {layers}"

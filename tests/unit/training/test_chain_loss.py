@@ -13,7 +13,7 @@ from dspark.model.config import Kind, ModelType
 from dspark.model.family import softcapped
 from dspark.model.language import LanguageDrafter
 from dspark.training.batches import SampleBatch
-from dspark.training.eagle3_loss import chain_loss, judged_at, language_loss
+from dspark.training.eagle3_loss import chain_loss, language_loss
 from tests.unit.model.tiny import FAMILIES, family_drafter
 
 CHAINS = [family for family in FAMILIES if family[0] in ("eagle3", "mtp")]
@@ -127,34 +127,6 @@ def test_padding_adds_nothing(kind: Kind, model_type: ModelType) -> None:
     assert whole.sums.slots.tolist() == sum(loss.sums.slots for loss in alone).tolist()  # type: ignore[union-attr]
     assert whole.sums.denominator == sum(loss.sums.denominator for loss in alone)
     assert 1 <= whole.sums.tau / whole.sums.blocks <= 1 + len(whole.sums.slots)
-
-
-def test_a_step_is_judged_where_its_token_is_supervised_and_followed() -> None:
-    mask, length = torch.tensor([[False, True, True, True, True, False]]), torch.tensor([6])
-    assert judged_at(mask, 0, 1, length)[0].tolist() == [False, True, True, True, True, False]
-    assert judged_at(mask, 2, 1, length)[0].tolist() == [True, True, True, False, False, False]
-    assert judged_at(mask, 0, 1, torch.tensor([5]))[0].tolist() == [
-        False,
-        True,
-        True,
-        True,
-        False,
-        False,
-    ]
-
-
-def test_mtp_is_judged_where_the_predicted_token_is_supervised() -> None:
-    mask, length = torch.tensor([[False, False, False, True, True, False]]), torch.tensor([6])
-    assert judged_at(mask, 2, 0, length)[0].tolist() == [False, True, True, False, False, False]
-    assert judged_at(mask, 3, 0, length)[0].tolist() == [True, True, False, False, False, False]
-    assert judged_at(mask, 2, 0, torch.tensor([4]))[0].tolist() == [
-        False,
-        True,
-        False,
-        False,
-        False,
-        False,
-    ]
 
 
 def test_a_language_models_loss_is_the_formula_and_reaches_its_head() -> None:
