@@ -166,6 +166,13 @@ class Autoscaler:
             )
         return wanted["verifiers"], wanted["drafters"]
 
+    def forget(self) -> None:
+        """Forgets how long pools have been too small, too large or idle: while replicas start or
+        leave nobody looks, so what comes after is not without a break. Rests go on."""
+        self._memory = {
+            pool: Memory(rests_until=memory.rests_until) for pool, memory in self._memory.items()
+        }
+
     def rest(self, now: float) -> None:
         """Lets both pools rest after an operator or the controller resized them: earlier readings
         say nothing about the new sizes."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from deploy.ray_environment import joined
-from deploy.topology import WORKERS
+from deploy.topology import WORKERS, ProcessRole
 from dspark.client import Client, find_cell
-from dspark.client.cell import Cell
+from dspark.client.cell import Cell, write_cell
 from dspark.errors import ConfigError, DsparkError, Unavailable
 
 Say = Callable[[str], None]
@@ -67,6 +68,18 @@ def await_replicas(
     return rows
 
 
+def as_placed(cell: Cell, rows: list[dict[str, Any]]) -> Cell:
+    """The cell with the addresses that its controller reports, written to the state file too: what
+    starts on another node of the cluster has another address."""
+    (served,) = [row for row in rows if row["name"].startswith(f"{ProcessRole.COORDINATOR}/")]
+    fronts = [row["endpoint"] for row in rows if row["name"].startswith(f"{ProcessRole.FRONTEND}/")]
+    cell = replace(
+        cell, endpoint=served["endpoint"], http=served["http"], frontends=",".join(fronts)
+    )
+    write_cell(cell)
+    return cell
+
+
 def await_lanes(cell: Cell, verifiers: int, drafters: int, deadline: float, say: Say) -> None:
     """Waits until the coordinator is connected to exactly these workers and has a lane for every
     verifier."""
@@ -113,9 +126,9 @@ def scale(
         raise ConfigError("scale: a cell needs at least one verifier, and no pool can be negative")
     cell = find_cell()
     with joined(cell) as cluster:
-        wanted: tuple[int, int] = cluster.resize(cell.name, verifiers, drafters, autoscale)
+        wanted: tuple[int, int] = cluster.resize(cell, verifiers, drafters, autoscale)
         deadline = time.monotonic() + TIMEOUT_S
         if (verifiers, drafters) != (None, None):
-            await_replicas(lambda: cluster.report(cell.name), deadline, say)
-            await_lanes(cell, *wanted, deadline, say)
+            rows = await_replicas(lambda: cluster.report(cell), deadline, say)
+            await_lanes(as_placed(cell, rows), *wanted, deadline, say)
     return wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from dspark.synthetic.spec import load_spec
 from dspark.targets import is_imported
 
 FILES = ("synthetic", "tls_cert", "tls_key", "tls_ca")
+CLIENT_TOKENS = "client_token_file"
 # Settings of the cell that every process gets, where it has a setting of that name.
 HANDED_ON = (
     *("target", "drafter", "engine", "device", "policy", "rule", "cell", "insecure"),
@@ -71,20 +73,23 @@ def plan_topology(
     """Every process with its resolved settings; a wrong key or value raises ConfigError here,
     before anything starts. most: largest number of processes of each role, for pools that may
     grow."""
+    drawn = {key: str(path) for key, path in token_files.items()}
+    for_clients = drawn.pop(CLIENT_TOKENS, None)
     shared: dict[str, object] = {
         **{key: getattr(config, key) for key in HANDED_ON},
-        **{key: str(path) for key, path in token_files.items()},
+        **drawn,
         "target_revision": config.revision,
         "drafter_revision": config.revision,
         "bind": f"{config.bind}:0",
     }
-    own = {
-        ProcessRole.COORDINATOR: {"bind": f"{config.bind}:{port}", "http": http_bind(config.http)}
-    }
+    # "none": None would keep what the file says of the coordinator
+    http = http_bind(config.http, here=_is_here(config.address)) or "none"
+    own = {ProcessRole.COORDINATOR: {"bind": f"{config.bind}:{port}", "http": http}}
     settings = {
         role: load_settings(role, file=file, environ=environ, flags=shared | own.get(role, {}))
         for role in ProcessRole
     }
+    _admit_clients(settings, for_clients)
     for role in ProcessRole:
         if role is not ProcessRole.FRONTEND and (
             role is not ProcessRole.DRAFT or config.drafter != NO_DRAFTER
@@ -102,6 +107,16 @@ def plan_topology(
             role, settings[role], max(count, (most or {}).get(role, 0))
         )
     return desired(config, settings)
+
+
+def _admit_clients(settings: Mapping[ProcessRole, dict[str, Any]], drawn: str | None) -> None:
+    """Gives the processes that clients call one file of tokens: the operator's own, with those of
+    tenants, else the drawn one."""
+    doors = [settings[role] for role in (ProcessRole.COORDINATOR, ProcessRole.FRONTEND)]
+    own = [_full_path(door[CLIENT_TOKENS]) for door in doors if door[CLIENT_TOKENS]]
+    for door in doors:
+        named = door[CLIENT_TOKENS]
+        door[CLIENT_TOKENS] = _full_path(named) if named else own[0] if own else drawn
 
 
 def within(config: ClusterConfig, autoscale: AutoscaleConfig) -> ClusterConfig:
@@ -125,18 +140,31 @@ def largest(config: ClusterConfig, autoscale: AutoscaleConfig) -> dict[ProcessRo
     return most
 
 
-def http_bind(wanted: str | None) -> str | None:
+def http_bind(wanted: str | None, *, here: bool = True) -> str | None:
     """Where the HTTP front listens: at `wanted`, or at a free port if that one is taken. None if it
-    is off or its packages are not installed."""
+    is off or its packages are not installed. here: whether it is to run on this machine; what is
+    taken on another one is not known."""
     if wanted is None or http_missing():
         return None
     _, port = split_endpoint(wanted)
     try:
-        check_listeners([("http", wanted)])
+        if here:
+            check_listeners([("http", wanted)])
     except ConfigError:
         port = 0
     # Not port 0, which would give each successor of the process another port.
     return f"{wanted.rpartition(':')[0]}:{port or free_ports(1)[0]}"
+
+
+def _is_here(address: str | None) -> bool:
+    """Whether the Ray cluster at this address is of this machine; None: one of our own."""
+    if address is None:
+        return True
+    try:
+        socket.create_server((split_endpoint(address, "cluster.address")[0], 0)).close()
+    except OSError:  # not an address of this machine
+        return False
+    return True
 
 
 def _check_words(config: ClusterConfig) -> None:
@@ -174,5 +202,5 @@ def token_files(config: ClusterConfig) -> dict[str, Path]:
     }
     hosts = [config.bind, *([split_endpoint(config.http)[0]] if config.http is not None else ())]
     if not all(map(is_loopback, hosts)) and not config.insecure:
-        files["client_token_file"] = state_dir() / "client_token"
+        files[CLIENT_TOKENS] = state_dir() / "client_token"
     return files

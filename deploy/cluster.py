@@ -27,10 +27,18 @@ from deploy.actors import DsparkProcess
 from deploy.autoscale import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.controller import Controller
-from deploy.fleet import NobodyListens, NothingStarted, Pending, StartedProcess, StartFailed
+from deploy.fleet import (
+    AnotherCell,
+    NobodyListens,
+    NothingStarted,
+    Pending,
+    StartedProcess,
+    StartFailed,
+)
 from deploy.probe import ControlAnnouncer
 from deploy.reserving import Node, missing, needs, shown
-from deploy.topology import ProcessRole, Replica, Topology
+from deploy.topology import ProcessRole, Replica, Topology, resized
+from dspark.client.cell import Cell
 from dspark.errors import ConfigError, Unavailable
 from dspark.runtime.security import split_endpoint
 from dspark.runtime.telemetry import configure_logging
@@ -44,8 +52,9 @@ CONNECT_TIMEOUT_S = 5.0
 CARRIED = ("HF_", "TRANSFORMERS_")
 LOCAL_JOIN_S = 120.0
 CONTROLLER = "controller"
-# key in Ray's own table, where a restarted controller finds the last setting
-AUTOSCALE = "autoscale"
+# Keys in Ray's own table: what a controller that Ray restarted goes on from, and whose that is.
+AUTOSCALE, SIZES, OWNER = "autoscale", "sizes", "owner"
+ASK_S = 15.0  # for an answer of the controller
 # Actor name = cell, slash, replica name, separator, a random part: a dead actor's name is not free
 # at once.
 _SEPARATOR = "#"
@@ -212,15 +221,21 @@ class RayFleet:
         TimeoutError. Ray does not refuse an actor that no node can hold, so `pending` reports what
         it waits for."""
         placed = asyncio.ensure_future(_awaitable(handle.here.remote()))
+        try:
+            return await self._placed(placed, replica, deadline)
+        finally:
+            placed.cancel()
+
+    async def _placed(
+        self, placed: asyncio.Future[tuple[str, str]], replica: Replica, deadline: float
+    ) -> tuple[str, str]:
         short_since: float | None = None
         while True:
             done, _ = await asyncio.wait({placed}, timeout=LOOK_S)
             if done:
-                node: tuple[str, str] = await placed
-                return node
+                return await placed
             now = time.monotonic()
             if now > deadline:
-                placed.cancel()
                 raise TimeoutError
             held = {name: actor.node for name, actor in self._actors.items() if actor.node}
             short = missing(
@@ -267,6 +282,7 @@ class DsparkController:
 
     def __init__(
         self,
+        cell_id: str,
         topology: Topology,
         secrets: Mapping[str, str],
         config: ClusterConfig,
@@ -274,14 +290,19 @@ class DsparkController:
     ) -> None:
         configure_logging(role="controller", name=CONTROLLER, fmt="json")
         self._cell, tls = config.cell, Tls.of(config)
-        said = internal_kv._internal_kv_get(_autoscale(self._cell), namespace=NAMESPACE)
+        said, sizes = _taken_over(self._cell, cell_id)
+        if sizes is not None:
+            topology = resized(topology, *map(int, sizes.split()))
         self._controller = Controller(
             topology,
             RayFleet(topology, secrets, config),
             ControlAnnouncer(secrets.get("operator_token_file"), tls),
             tls=tls,
             drain_s=config.drain_s,
-            autoscale=autoscale if said is None else replace(autoscale, enabled=said == b"on"),
+            autoscale=autoscale if said is None else replace(autoscale, enabled=said == "on"),
+        )
+        self._controller.on_resized = lambda *sizes: _keep(
+            self._cell, SIZES, " ".join(map(str, sizes))
         )
         # Started here, so that a controller that Ray restarted resumes its work by itself.
         self._loop = asyncio.get_event_loop().create_task(self._controller.run())
@@ -311,9 +332,7 @@ class DsparkController:
         except ConfigError as error:
             return str(error)
         if autoscale is not None:
-            internal_kv._internal_kv_put(
-                _autoscale(self._cell), "on" if autoscale else "off", namespace=NAMESPACE
-            )
+            _keep(self._cell, AUTOSCALE, "on" if autoscale else "off")
         return wanted
 
     async def close(self, grace_s: float) -> None:
@@ -323,38 +342,63 @@ class DsparkController:
 
 
 def start_controller(
+    cell_id: str,
     topology: Topology,
     secrets: Mapping[str, str],
     config: ClusterConfig,
     autoscale: AutoscaleConfig,
 ) -> None:
     """Creates the controller. Raises NothingStarted if a cell of this name is already there."""
-    if controller(config.cell) is not None:
+    actor = ray.remote(DsparkController).options(
+        name=_controller(config.cell),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        num_cpus=0,
+        max_restarts=-1,
+    )
+    try:
+        handle = actor.remote(cell_id, topology, dict(secrets), config, autoscale)
+    except ValueError as error:  # the name is taken
         raise NothingStarted(
             f"this Ray cluster already runs a cell named {config.cell!r}; it ends with "
             "`dspark down` of its owner; one beside it needs another name (--cell)"
-        )
-    internal_kv._internal_kv_del(_autoscale(config.cell), namespace=NAMESPACE)  # an earlier cell's
-    handle = (
-        ray.remote(DsparkController)
-        .options(
-            name=_controller(config.cell),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            num_cpus=0,
-            max_restarts=-1,
-        )
-        .remote(topology, dict(secrets), config, autoscale)
-    )
-    _get(handle.report.remote(), LOCAL_JOIN_S, "the controller did not start")
+        ) from error
+    try:
+        _get(handle.report.remote(), LOCAL_JOIN_S, "the controller did not start")
+    except BaseException:  # before it has noted whose it is, nobody else could end it
+        ray.kill(handle, no_restart=True)
+        raise
 
 
 def _controller(cell: str) -> str:
     return f"{cell}/{CONTROLLER}"
 
 
-def _autoscale(cell: str) -> str:
-    return f"{cell}/{AUTOSCALE}"
+def _taken_over(cell: str, cell_id: str) -> tuple[str | None, str | None]:
+    """What was last said to the controller of this very cell: its autoscaling and its sizes. What
+    an earlier cell of this name left is deleted."""
+    if _kept(cell, OWNER) == cell_id:  # Ray restarted it
+        return _kept(cell, AUTOSCALE), _kept(cell, SIZES)
+    _forget(cell)
+    _keep(cell, OWNER, cell_id)
+    return None, None
+
+
+def _forget(cell: str) -> None:
+    for what in (OWNER, AUTOSCALE, SIZES):
+        internal_kv._internal_kv_del(f"{cell}/{what}", namespace=NAMESPACE)
+
+
+def _kept(cell: str, what: str) -> str | None:
+    said: bytes | None = internal_kv._internal_kv_get(f"{cell}/{what}", namespace=NAMESPACE)
+    return None if said is None else said.decode()
+
+
+def _keep(cell: str, what: str, said: str) -> None:
+    try:
+        internal_kv._internal_kv_put(f"{cell}/{what}", said, namespace=NAMESPACE)
+    except Exception as error:  # Ray's table is away: it holds for as long as this controller
+        log.warning("controller.not_kept", what=what, said=said, reason=_first_line(error))
 
 
 def controller(cell: str) -> Any | None:
@@ -365,42 +409,64 @@ def controller(cell: str) -> Any | None:
         return None
 
 
-def report(cell: str) -> list[dict[str, Any]]:
-    """The controller's report. Raises Unavailable if it is gone or does not answer."""
+def report(cell: Cell) -> list[dict[str, Any]]:
+    """The controller's report. Raises Unavailable if it is gone or does not answer, AnotherCell if
+    it is another cell's."""
     rows: list[dict[str, Any]] = _asked(cell, "report")
     return rows
 
 
 def resize(
-    cell: str, verifiers: int | None, drafters: int | None, autoscale: bool | None
+    cell: Cell, verifiers: int | None, drafters: int | None, autoscale: bool | None
 ) -> tuple[int, int]:
     """Sends the controller new sizes, and whether they follow the load; None keeps the value.
-    Returns the wanted sizes; raises ConfigError if they are refused."""
+    Returns the wanted sizes; raises ConfigError if they are refused, else as `report`."""
     wanted: tuple[int, int] | str = _asked(cell, "resize", verifiers, drafters, autoscale)
     if isinstance(wanted, str):
         raise ConfigError(wanted)
     return wanted
 
 
-def close_cell(cell: str, grace_s: float) -> None:
-    """Ends the cell's actors and the controller; other users of the cluster are left alone."""
-    handle = controller(cell)
+def close_cell(cell: Cell, grace_s: float) -> None:
+    """Ends the cell's actors and the controller; other users of the cluster are left alone. Raises
+    AnotherCell if what has this name is another cell's."""
+    handle = _own(cell)
     if handle is not None:
         with contextlib.suppress(Unavailable):  # then its workers are killed below
-            _get(handle.close.remote(grace_s), 2 * grace_s + 15.0, "the controller does not answer")
+            _get(handle.close.remote(grace_s), 2 * grace_s + ASK_S)
+    _forget(cell.name)  # before the name is free for another cell
+    if handle is not None:
         ray.kill(handle, no_restart=True)
-    for actor in actors_of(cell):
+    for actor in actors_of(cell.name):
         with contextlib.suppress(ValueError, ray.exceptions.RayError):
             ray.kill(ray.get_actor(actor), no_restart=True)
 
 
-def _asked(cell: str, method: str, *words: object) -> Any:
-    if (handle := controller(cell)) is None:
+def _asked(cell: Cell, method: str, *words: object) -> Any:
+    if (handle := _own(cell)) is None:
         raise Unavailable("the controller is gone")
-    return _get(getattr(handle, method).remote(*words), 15.0, "the controller does not answer")
+    return _get(getattr(handle, method).remote(*words), ASK_S)
 
 
-def _get(reference: Any, timeout_s: float, otherwise: str) -> Any:
+def _own(cell: Cell) -> Any | None:
+    """Handle of the controller of this very cell; None without one. Names come again, ids do not:
+    raises AnotherCell if the name is another cell's by now."""
+    handle, owner = controller(cell.name), _kept(cell.name, OWNER)
+    # It notes whose it is before it answers; before that an earlier cell's note may be there.
+    if handle is not None and owner != cell.cell_id:
+        _get(handle.report.remote(), ASK_S)
+        owner = _kept(cell.name, OWNER)
+    if owner not in (None, cell.cell_id):
+        raise AnotherCell(
+            f"the cell named {cell.name!r} of this Ray cluster is another one by now, and left as "
+            "it is"
+        )
+    return handle
+
+
+def _get(
+    reference: Any, timeout_s: float, otherwise: str = "the controller does not answer"
+) -> Any:
     try:
         return ray.get(reference, timeout=timeout_s)
     except (ray.exceptions.RayError, TimeoutError) as error:

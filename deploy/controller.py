@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from deploy.load_report import LoadWindow
 from deploy.probe import ControlAnnouncer, Probe
 from deploy.reconcile import Observed, Phase
 from deploy.service_registry import ROOMS
-from deploy.topology import POOLS, WORKERS, ProcessRole, Replica, Topology, adopted, resized
+from deploy.topology import POOLS, WORKERS, ProcessRole, Replica, Topology, resized
 from dspark.errors import ConfigError, DsparkError
 from dspark.runtime.tls import Tls
 
@@ -74,17 +75,17 @@ class Controller:
         self._fronts: dict[str, tuple[str, str]] = {}  # of front ends: (coordinator, own endpoint)
         self._announced: tuple[float, object] = (float("-inf"), None)
         self._closing = False
+        # told of the wanted (verifiers, drafters) when they change, to keep them for a successor
+        self.on_resized: Callable[[int, int], None] = lambda verifiers, drafters: None
 
     async def run(self) -> None:
         """Adopts the processes that are there, then keeps the cell running until `close`."""
-        left = await self._fleet.adopt()
-        self._topology = adopted(self._topology, left)
-        for name, started in left.items():
-            log.info("replica.adopted", replica=name, endpoint=started.endpoint)
-            now = time.monotonic()
-            self._serve(name, reconcile.starting(None, now), started)
+        adopted = False
         while not self._closing:
             try:
+                if not adopted:
+                    await self._adopt()
+                    adopted = True
                 await self.step()
             except asyncio.CancelledError:
                 if not self._closing:  # else a probe was closed while it looked
@@ -93,16 +94,32 @@ class Controller:
                 log.exception("controller.tick_failed")
             await asyncio.sleep(TICK_S)
 
+    async def _adopt(self) -> None:
+        """Takes over what an earlier controller left; called again after it raised."""
+        left = await self._fleet.adopt()
+        # the coordinator first, as front ends are known by theirs
+        for name in sorted(left, key=lambda name: name != self._topology.coordinator.name):
+            if name not in self._running:
+                started = left[name]
+                self._serve(name, reconcile.starting(None, time.monotonic()), started)
+                log.info("replica.adopted", replica=name, endpoint=started.endpoint)
+
     async def step(self) -> None:
         """One tick: probes, decides, acts, announces, and lets the pools follow the load."""
-        await asyncio.gather(*(self._watch(name) for name in list(self._running)))
+        names = list(self._running)
+        found = await asyncio.gather(*map(self._watch, names), return_exceptions=True)
+        for name, error in zip(names, found, strict=True):
+            if isinstance(error, asyncio.CancelledError):  # its probe was closed
+                raise error
+            if error is not None:  # a bug in one watch must not end the others
+                log.error("replica.not_watched", replica=name, exc_info=error)
         await self._follow_coordinator()
         starts, stops = reconcile.plan(self._topology.names, self._seen, time.monotonic())
         for name in filter(self._idle, starts):
             self._begin(name)
-        for name in filter(self._idle, stops):
-            self._seen[name] = Observed(Phase.STOPPING, time.monotonic())
-            self._tasks[name] = asyncio.create_task(self._stop(name))
+        for name in stops:
+            before, self._seen[name] = self._seen[name], Observed(Phase.STOPPING, time.monotonic())
+            self._tasks[name] = asyncio.create_task(self._stop(name, before, self._tasks.get(name)))
         await self._announce()
         await self._follow_load()
 
@@ -134,6 +151,7 @@ class Controller:
 
     def _resize(self, verifiers: int, drafters: int, why: str) -> None:
         self._topology = resized(self._topology, verifiers, drafters)
+        self.on_resized(verifiers, drafters)
         log.info("cell.resized", verifiers=verifiers, drafters=drafters, why=why)
 
     def report(self) -> list[dict[str, Any]]:
@@ -209,6 +227,10 @@ class Controller:
         seen = self._seen[replica.name]
         try:
             started = await self._fleet.launch(replica)
+            self._serve(replica.name, seen, started)
+            log.info(
+                "replica.serving", replica=replica.name, endpoint=started.endpoint, pid=started.pid
+            )
         except StartFailed as error:
             self._fronts.pop(replica.name, None)  # its former port may be taken
             log.error(
@@ -222,21 +244,19 @@ class Controller:
             self._seen[replica.name] = reconcile.down(
                 seen, time.monotonic(), f"{type(error).__name__}: {error}"
             )
-        else:
-            log.info(
-                "replica.serving", replica=replica.name, endpoint=started.endpoint, pid=started.pid
-            )
-            self._serve(replica.name, seen, started)
+            await self._fleet.end(replica.name, 0.0)  # it may have started all the same
 
     def _serve(self, name: str, seen: Observed, started: StartedProcess) -> None:
-        replica = self._topology.named(name)
+        role = ProcessRole(name.partition("/")[0])
+        # First, as it raises for unreadable certificates: no process serves without a probe.
+        self._probes[name] = Probe(started.endpoint, ROOMS[role].service, self._tls)
         self._running[name] = started
         self._seen[name] = reconcile.serving(seen, time.monotonic())
         coordinator = self._running.get(self._topology.coordinator.name)
-        if replica is not None and replica.role is ProcessRole.FRONTEND and coordinator is not None:
-            self._fronts[name] = (coordinator.endpoint, started.endpoint)
-        if replica is not None:
-            self._probes[name] = Probe(started.endpoint, ROOMS[replica.role].service, self._tls)
+        if role is ProcessRole.FRONTEND:
+            # one that is adopted without its coordinator follows the next one
+            its = coordinator.endpoint if coordinator is not None else ""
+            self._fronts[name] = (its, started.endpoint)
 
     def _placed(self, replica: Replica) -> Replica:
         """The front end with the coordinator's endpoint in its settings, and with its former port,
@@ -279,28 +299,39 @@ class Controller:
         await self._forget(name)
         self._seen[name] = reconcile.down(self._seen[name], time.monotonic(), reason)
 
-    async def _stop(self, name: str) -> None:
-        began = time.monotonic()
-        idle = (
-            name not in self._running
-            or not name.startswith(WORKERS)
-            or await self._until_idle(name)
-        )
+    async def _stop(self, name: str, before: Observed, start: asyncio.Task[None] | None) -> None:
+        """Ends a replica that is not wanted. before: what was known of it. start: the task of its
+        last start, which may still be waiting for a place."""
+        began, idle, grace_s = time.monotonic(), True, END_GRACE_S
+        if name not in self._running:
+            grace_s = 0.0  # without a place it could not hear that it is to end
+        if start is not None and not start.done():
+            start.cancel()
+            await asyncio.wait({start})
+        if name in self._running and name.startswith(WORKERS):
+            idle = await self._until_idle(name)
+            if name in self._topology.names:  # wanted again while it drained
+                log.info("replica.stays", replica=name)
+                self._seen[name], self._probes[name].heard = before, time.monotonic()
+                return
+            self._released.add(name)
         if not idle:
             await self._announce()  # without it, so that its sequences move before it ends
         log.info(
             "replica.leaves", replica=name, idle=idle, drained_s=round(time.monotonic() - began, 2)
         )
-        await self._fleet.end(name, END_GRACE_S)
+        await self._fleet.end(name, grace_s)
         await self._forget(name)
         del self._seen[name]
 
     async def _until_idle(self, name: str) -> bool:
-        """Waits for one draining worker, then releases it; returns whether it was idle in time."""
+        """Waits for one draining worker, unless it is wanted again; returns whether it was idle in
+        time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain_s), self._said:
-                await self._said.wait_for(lambda: name in self._unneeded)
-        self._released.add(name)
+                await self._said.wait_for(
+                    lambda: name in self._unneeded or name in self._topology.names
+                )
         return name in self._unneeded
 
     async def _forget(self, name: str) -> None:
@@ -355,6 +386,7 @@ class Controller:
             self._seen.get(name, _UNSEEN).phase is Phase.SERVING for name in self._topology.names
         )
         if not settled:
+            scaler.forget()
             self._give_back(scaler, now)
             # readings of other sizes say nothing about these
             self._window = LoadWindow(self._scaling.window_s)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from deploy.fleet import NobodyListens
+from deploy.fleet import AnotherCell, NobodyListens
 from deploy.head import Head, stop_head
 from deploy.process_tags import end_all, has_marks, marked
 from deploy.ray_environment import joined
@@ -50,8 +50,10 @@ def take_down(say: Say, grace_s: float = GRACE_S) -> None:
             raise DsparkError(
                 f"processes {left} would not end; end them and run `dspark down` again"
             )
-    else:
-        close_remote(cell, say, grace_s)
+    elif not close_remote(cell, say, grace_s):
+        remove_cell()
+        say("cleared the state file")
+        return
     remove_cell()
     say(f"down: {cell.endpoint}")
 
@@ -84,11 +86,16 @@ def under_way(cell: Cell) -> str:
     return f"{count} requests" if count else ""
 
 
-def close_remote(cell: Cell, say: Say, grace_s: float = 0.0) -> None:
-    """Drains and removes the cell's actors; a Ray cluster that others run is left as it is."""
+def close_remote(cell: Cell, say: Say, grace_s: float = 0.0) -> bool:
+    """Drains and removes the cell's actors; a Ray cluster that others run is left as it is. False
+    where another cell has the name by now."""
     try:
         with joined(cell) as cluster:
-            cluster.close_cell(cell.name, grace_s)
+            cluster.close_cell(cell, grace_s)
     # any other failure is the user's to mend, and the state file stays
     except NobodyListens as error:
         say(f"{error}; with the cluster its actors are gone too")
+    except AnotherCell as error:
+        say(str(error))
+        return False
+    return True

@@ -37,6 +37,10 @@ class NobodyListens(NothingStarted):
     """Nothing listens at a Ray cluster's address: it is gone, and with it every actor."""
 
 
+class AnotherCell(DsparkError):
+    """What has the cell's name in a Ray cluster is another cell, started since."""
+
+
 @dataclass(frozen=True)
 class Pending:
     """What a launch waits for. why: empty while the process is simply loading. unplaced: no node

@@ -7,6 +7,7 @@ ticks; silence on an open connection is judged by how long it has lasted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping, Set
 from typing import Any
@@ -18,6 +19,7 @@ from deploy.fleet import StartedProcess
 from deploy.topology import ProcessRole
 from dspark.client.errors import read_error
 from dspark.client.status import CellStatus, read_status
+from dspark.errors import ConfigError
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.runtime.security import split_endpoint
 from dspark.runtime.tls import Tls
@@ -34,11 +36,14 @@ class Probe:
     """Checks one process. misses: refused checks in a row. heard: when it last answered."""
 
     def __init__(self, endpoint: str, service: str, tls: Tls | None = None) -> None:
-        self._channel = open_channel(endpoint, tls=tls)
-        self._stub = health_pb2_grpc.HealthStub(self._channel)
-        self._endpoint, self._service = endpoint, service
+        self._endpoint, self._service, self._tls = endpoint, service, tls
+        self._open()
         self.misses = 0
         self.heard = time.monotonic()
+
+    def _open(self) -> None:
+        self._channel = open_channel(self._endpoint, tls=self._tls)
+        self._stub = health_pb2_grpc.HealthStub(self._channel)
 
     async def look(self) -> None:
         """Sends one health check. Any answer counts as life, even "not serving"."""
@@ -48,10 +53,16 @@ class Probe:
         except grpc.aio.AioRpcError as error:
             # On a busy machine a call may fail while the process is well: only a refused connection
             # is death.
-            if error.code() is grpc.StatusCode.UNAVAILABLE and await _refuses(self._endpoint):
+            lost = error.code() is grpc.StatusCode.UNAVAILABLE
+            if lost and await _refuses(self._endpoint):
                 self.misses += 1
             else:
                 self.misses = 0
+            if lost:  # the next channel has the certificate of the present files
+                former = self._channel
+                with contextlib.suppress(ConfigError):  # they do not fit: the next look tries again
+                    self._open()
+                    await former.close()
         else:
             self.misses, self.heard = 0, time.monotonic()
 
@@ -113,12 +124,19 @@ class ControlAnnouncer:
         )
 
     async def _asked(self, endpoint: str, method: str, message: Any, timeout_s: float) -> Any:
-        if endpoint != self._endpoint or self._channel is None:
-            if self._channel is not None:
-                await self._channel.close()
+        if endpoint != self._endpoint:
+            await self._hang_up()
+        if self._channel is None:
             self._channel, self._endpoint = open_channel(endpoint, tls=self._tls), endpoint
         stub = control_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
         try:
             return await getattr(stub, method)(message, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                await self._hang_up()  # the next channel has the certificate of the present files
             raise read_error(error, endpoint) from None
+
+    async def _hang_up(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:  # a call beside this one may end first
+            await channel.close(ANNOUNCE_TIMEOUT_S)

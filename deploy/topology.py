@@ -4,7 +4,7 @@ clock."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -115,22 +115,6 @@ def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
         )
     pools = {ProcessRole.VERIFY: verifiers, ProcessRole.DRAFT: drafters}
     return replace(topology, sizes={**topology.sizes, **pools})
-
-
-def adopted(topology: Topology, names: Iterable[str]) -> Topology:
-    """The cell as an earlier controller left it: pools that were resized keep their sizes.
-
-    Without a coordinator among the names the cell had not come up, and the topology stays as it is.
-    """
-    left = set(names)
-    if topology.coordinator.name not in left:
-        return topology
-    parted = [name.partition("/") for name in left]
-    sizes = {
-        role: max((int(i) + 1 for r, _, i in parted if r == role and i.isdigit()), default=0)
-        for role in ProcessRole
-    }
-    return resized(topology, max(1, sizes[ProcessRole.VERIFY]), sizes[ProcessRole.DRAFT])
 
 
 def _labels(selector: str | None) -> dict[str, str]:

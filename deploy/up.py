@@ -14,8 +14,8 @@ from pathlib import Path
 from coordinator.config import http_missing
 from deploy import footprint
 from deploy.autoscale import AutoscaleConfig
-from deploy.awaiting import Say, await_lanes, await_replicas
-from deploy.cell_plan import largest, plan_topology, token_files, within
+from deploy.awaiting import Say, as_placed, await_lanes, await_replicas
+from deploy.cell_plan import CLIENT_TOKENS, largest, plan_topology, token_files, within
 from deploy.config import ClusterConfig
 from deploy.down import take_down
 from deploy.fleet import NothingStarted
@@ -23,7 +23,7 @@ from deploy.head import Head, free_ports, start_head
 from deploy.process_tags import new_cell_id
 from deploy.ray_environment import check_guarded, joined
 from deploy.reserving import reserve
-from deploy.topology import ProcessRole, Topology
+from deploy.topology import Topology
 from dspark.client import NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cell
 from dspark.errors import DsparkError
@@ -84,9 +84,11 @@ def bring_up(
     topology = plan_topology(
         config, file=file, environ=environ, port=port, token_files=files, most=most
     )
+    if topology.coordinator.settings[CLIENT_TOKENS] != str(files.get(CLIENT_TOKENS)):
+        files.pop(CLIENT_TOKENS, None)  # the operator brings the tokens
     secrets = {key: write_token(path) for key, path in files.items()}
-    if "client_token_file" in secrets:
-        say(f"clients from elsewhere need the token in {files['client_token_file']}")
+    if CLIENT_TOKENS in secrets:
+        say(f"clients from elsewhere need the token in {files[CLIENT_TOKENS]}")
     deadline = time.monotonic() + config.start_timeout_s
     cell = Cell(
         endpoint=f"{_reachable(config.bind)}:{port}",
@@ -125,8 +127,6 @@ def bring_up(
                 noted,
                 dashboard=config.dashboard,
             )
-        else:
-            write_cell(cell)
         return _serve(cell, topology, secrets, config, autoscale, deadline, say)
     except BaseException as error:
         if config.address is not None and isinstance(error, NothingStarted):
@@ -161,17 +161,9 @@ def _serve(
         topology, warning = reserve(topology, config, cluster.nodes(), most=most, memory=memory)
         if warning:
             say(warning)
-        cluster.start_controller(topology, secrets, config, autoscale)
-        rows = await_replicas(lambda: cluster.report(cell.name), deadline, say)
-        served = next(row for row in rows if row["name"] == topology.coordinator.name)
-        fronts = [
-            row["endpoint"] for row in rows if row["name"].startswith(f"{ProcessRole.FRONTEND}/")
-        ]
-        # The endpoint is another one where the coordinator runs on another node of the cluster.
-        cell = replace(
-            cell, endpoint=served["endpoint"], http=served["http"], frontends=",".join(fronts)
-        )
-        write_cell(cell)
+        write_cell(cell)  # before the first of the cell's actors, in whosever cluster
+        cluster.start_controller(cell.cell_id, topology, secrets, config, autoscale)
+        cell = as_placed(cell, await_replicas(lambda: cluster.report(cell), deadline, say))
         if cell.http:
             say(f"OpenAI endpoint: {cell.http}/v1")
         if cell.frontends:

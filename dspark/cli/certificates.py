@@ -2,8 +2,8 @@
 small cells.
 
 The authority's key is in the same folder. An organisation that has an authority uses that one
-instead; the other files are the same. Run again, the command renews all certificates and keeps the
-authority.
+instead; the other files are the same. Run again, the command renews all certificates, and keeps the
+authority and the hosts and tenants of before.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def add_commands(commands: Any) -> None:
         help="make an authority and certificates for TLS",
         description="Writes ca.crt, and a certificate and key for processes of the cell (node), "
         "operators, readers of metrics (monitor) and clients. Certificates name a role: "
-        "dspark://ROLE/NAME. Run again, it renews them.",
+        "dspark://ROLE/NAME. Run again, it renews them, for the hosts and tenants it was told "
+        "before too.",
     )
     parser.add_argument(
         "directory", metavar="DIR", type=Path, help="folder for the files; made if it is not there"
@@ -84,14 +85,36 @@ def issue(folder: Path, *, hosts: list[str], tenants: list[str], days: int) -> l
     authority = _load(folder) or _made(None, "dspark development authority", [], CA_DAYS)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     near = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
-    wanted = {"node": ([*near, *hosts], ["worker/node"]), "operator": ([], ["operator/operator"])}
+    hosts = [*near, *_hosts(folder), *hosts]
+    tenants = [*dict.fromkeys([*_tenants(folder), *tenants])] or ["default"]
+    wanted = {"node": (hosts, ["worker/node"]), "operator": ([], ["operator/operator"])}
     wanted |= {"monitor": ([], ["monitor/monitor"])}
-    wanted |= {f"client-{tenant}": ([], [f"client/{tenant}"]) for tenant in tenants or ["default"]}
+    wanted |= {f"client-{tenant}": ([], [f"client/{tenant}"]) for tenant in tenants}
     written = _write(folder, "ca", authority)
     for name, (reached, roles) in wanted.items():
         names = [*dict.fromkeys(reached), *(f"dspark://{role}" for role in roles)]
         written += _write(folder, name, _made(authority, f"dspark {name}", names, days))
     return written
+
+
+def _hosts(folder: Path) -> list[str]:
+    """The names and addresses in the folder's certificate of the node; none if it cannot be
+    read."""
+    from cryptography import x509
+
+    try:
+        node = x509.load_pem_x509_certificate((folder / "node.crt").read_bytes())
+        names = node.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return []
+    addresses = map(str, names.get_values_for_type(x509.IPAddress))
+    return [*names.get_values_for_type(x509.DNSName), *addresses]
+
+
+def _tenants(folder: Path) -> list[str]:
+    """The tenants who have a certificate in the folder."""
+    found = sorted(path.stem.removeprefix("client-") for path in folder.glob("client-*.crt"))
+    return [tenant for tenant in found if _NAME.fullmatch(tenant)]
 
 
 def _made(authority: _Pair | None, name: str, names: list[str], days: int) -> _Pair:

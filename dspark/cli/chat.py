@@ -101,7 +101,7 @@ def _chat(args: argparse.Namespace) -> int:
             f"{info.model.rstrip('/').rpartition('/')[2]} answers; Ctrl-C interrupts it, Ctrl-D "
             "ends"
         )
-        ears = Ears()
+        ears, failed = Ears(), False
         for turn in turns(ears):
             said.append({"role": "user", "content": turn})
             try:
@@ -113,9 +113,11 @@ def _chat(args: argparse.Namespace) -> int:
             except DsparkError as error:
                 _tell(f"dspark: {error}")
                 said.pop()  # so that the user can repeat it
+                failed = True
             if ears.over:
                 break
-    return 0
+    # who typed it has read it; a script is to know
+    return 1 if failed and not sys.stdin.isatty() else 0
 
 
 def renderer(target: str) -> Render:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dspark.client import CellStatus
 
 Groups = list[dict[str, Any]]
+EVERYWHERE = ("0.0.0.0", "[::]")  # hosts of processes that listen on all addresses
 
 
 def add_commands(commands: Any) -> None:
@@ -38,13 +39,16 @@ def add_commands(commands: Any) -> None:
     parser.set_defaults(run=_discover)
 
 
-def groups(reply: CellStatus) -> Groups:
-    """One target group per process with metrics: [{"targets": [...], "labels": {...}}]."""
+def groups(reply: CellStatus, asked: str) -> Groups:
+    """One target group per process with metrics: [{"targets": [...], "labels": {...}}]. asked:
+    endpoint of the coordinator, whose host stands for those that a process does not know."""
     found: Groups = []
     for process in reply.processes:
         if not process.metrics_port:
             continue
         host, _, _ = process.endpoint.rpartition(":")
+        if host in EVERYWHERE:
+            host = asked.rpartition(":")[0]
         role, _, _ = process.name.partition("/")
         labels = {"role": role, "replica": process.name, "incarnation": str(process.incarnation)}
         found.append({"targets": [f"{host}:{process.metrics_port}"], "labels": labels})
@@ -52,11 +56,14 @@ def groups(reply: CellStatus) -> Groups:
 
 
 def _discover(args: argparse.Namespace) -> int:
+    from dspark.client.cell import whom_to_call
+
     with open_client(args) as client:
+        _, asked, _, _ = whom_to_call(args.endpoint, None, None)
         if args.serve is None:
-            print(json.dumps(groups(client.status()), indent=2))
+            print(json.dumps(groups(client.status(), asked), indent=2))
             return 0
-        server = serve(args.serve, lambda: groups(client.status()))
+        server = serve(args.serve, lambda: groups(client.status(), asked))
         print(
             f"targets at http://{args.serve.rpartition(':')[0]}:{server.server_port}/sd", flush=True
         )

@@ -35,10 +35,8 @@ class AsyncStream(AnswerCall, AsyncIterator[Event]):
                     continue
             except grpc.aio.AioRpcError as error:
                 await asyncio.sleep(self._pause(read_error(error, self._endpoint)))
-                self._call, self._messages = (
-                    self._ask(self._resuming.again(), self._resuming.left_s),
-                    None,
-                )
+                self._resume()
+                self._messages = None
                 continue
             self._resuming.note(event)
             return event

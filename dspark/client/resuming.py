@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from dspark.client.errors import Cancelled
 from dspark.client.events import Chunk, Event
 from dspark.errors import DsparkError, Overloaded, Unavailable
 from dspark.wire.v1 import generate_pb2
@@ -85,6 +86,8 @@ class AnswerCall:
     ask: starts a call with a message and a deadline in seconds.
     """
 
+    _closed = False
+
     def __init__(
         self,
         ask: Callable[[generate_pb2.GenerateRequest, float | None], Any],
@@ -103,14 +106,29 @@ class AnswerCall:
 
     def close(self) -> None:
         """Ends the request; harmless after its end."""
+        self._closed = True
         if self._call is not None:
             self._call.cancel()
 
     def _pause(self, error: DsparkError) -> float:
-        """Seconds until the request is resumed; raises `error` when it is not."""
+        """Seconds until the request is resumed; raises `error` when it is not, Cancelled when it
+        was closed."""
         if (pause := self._resuming.pause(error)) is None:
             raise error from None
+        self._check_open()
         return pause
+
+    def _resume(self) -> None:
+        """Makes the call that goes on, after the pause. Raises Cancelled if the request was closed
+        meanwhile."""
+        self._check_open()
+        self._call = self._ask(self._resuming.again(), self._resuming.left_s)
+        if self._closed:  # on another thread, which still saw the call before
+            self._call.cancel()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Cancelled("the call was cancelled") from None
 
     def __del__(self) -> None:
         self.close()

@@ -34,7 +34,7 @@ class Stream(AnswerCall, Iterator[Event]):
                     continue
             except grpc.RpcError as error:
                 time.sleep(self._pause(read_error(error, self._endpoint)))
-                self._call = self._ask(self._resuming.again(), self._resuming.left_s)
+                self._resume()
                 continue
             self._resuming.note(event)
             return event

@@ -127,7 +127,7 @@ def _convert(value: object, hint: Any, key: str, source: str) -> object:
         if typing.get_origin(hint) is tuple:
             item = typing.get_args(hint)[0]
             parts = (
-                value.split(",")
+                [part.strip() for part in value.split(",")]
                 if isinstance(value, str)
                 else list(typing.cast("list[object]", value))
             )

@@ -170,7 +170,9 @@ async def run_until_signal(
     stopping = asyncio.create_task(process.stop(grace_s))
     hurry = asyncio.create_task(hurried.wait())
     await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
-    if not stopping.done():
+    if stopping.done():
+        await stopping  # raises what went wrong
+    else:
         stopping.cancel()
         await process.stop(0.0)
     hurry.cancel()

@@ -21,22 +21,6 @@ async def calm(cell: SimulatedCell) -> list[int]:
     return answer.ids
 
 
-def test_a_killed_verifier_s_answer_goes_on_with_the_same_ids_on_real_engines() -> None:
-    async def story(cell: SimulatedCell) -> Answer:
-        asking = asyncio.create_task(cell.ask(PROMPT, max_tokens=24))
-        await cell.after(0.05)
-        cell.kill(lost := cell.holder())
-        answer = await asking
-        await cell.restart(lost)
-        await cell.connected(3)
-        assert cell.left_over() == {}
-        return answer
-
-    answer = simulate(story, verifiers=2)
-    assert answer.error is None
-    assert answer.ids == simulate(calm)
-
-
 def test_a_story_with_a_seed_is_the_same_story_again() -> None:
     def told(seed: int) -> tuple[list[Answer], dict[tuple[str, Action], int], float]:
         plan = Plan(storm(seed, 0.02, actions=[Action.TWICE, Action.LATE, Action.CUT]))

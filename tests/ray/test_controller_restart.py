@@ -25,7 +25,7 @@ with joined(cell) as cluster:
     ray.kill(cluster.controller(cell.name), no_restart=False)
     for left in range(60, -1, -1):  # until it is there again
         try:
-            cluster.report(cell.name)
+            cluster.report(cell)
             break
         except Unavailable:
             if not left:

@@ -123,6 +123,7 @@ def test_two_cells_of_one_cluster_keep_apart(host: dict[str, str], tmp_path: Pat
     one.run(*UP)
     try:
         assert "already runs a cell named 'dspark'" in other.refused(*UP)
+        _meddle_with_the_state_of_an_earlier_cell(one, Guest(host, tmp_path / "stale"))
         staying = other.begin(*UP, "--cell", "other", "--drafters", "0", "--block")
         try:
             assert staying.stdout is not None
@@ -166,6 +167,22 @@ def test_a_bad_checkpoint_surfaces_the_worker_s_sentence_and_cleans_up(
     assert "broken" in last
     assert "Traceback" not in said
     assert "no cluster is running here" in guest.refused("status")
+
+
+def _meddle_with_the_state_of_an_earlier_cell(serving: Guest, stale: Guest) -> None:
+    """Names come again, ids do not: what the earlier cell's owner says is not for this one."""
+    there, here = (Path(each.environment["DSPARK_HOME"]) for each in (serving, stale))
+    before = serving.processes()
+    here.mkdir()
+    for file in ("operator_token", "worker_token"):
+        (here / file).write_text((there / file).read_text())
+        (here / file).chmod(0o600)
+    state = json.loads((there / "cell.json").read_text())
+    (here / "cell.json").write_text(json.dumps({**state, "cell_id": "earlier"}))
+    assert "another one by now" in stale.refused("scale", "draft=0")
+    stale.run("down", "--now")
+    assert "no cluster is running here" in stale.refused("status")
+    assert serving.processes().keys() == before.keys()
 
 
 def _interrupt_up(guest: Guest) -> None:

@@ -198,7 +198,7 @@ def test_a_pipe_is_a_conversation_too_and_errors_leave_it_open(
     done = subprocess.run(
         [*command, "--top-p", "7"], input=asked, capture_output=True, text=True, timeout=LONGEST_S
     )
-    assert done.returncode == 0
+    assert done.returncode == 1, "a script is to know"
     assert done.stderr.count("dspark: ") == 2, "every turn is refused, none ends the conversation"
     bare = [
         sys.executable,
@@ -226,7 +226,7 @@ def test_a_line_that_is_not_utf_8_costs_that_turn_alone(cell: HttpCell) -> None:
     code, said, told = _talk(
         _words(cell, "--max-tokens", "12"), b"gr\xfc\xdfe\n" + FIRST.encode() + b"\n"
     )
-    assert code == 0, told
+    assert code == 1, told
     assert "dspark: this line: is not UTF-8: byte 0xFC behind 2 characters; is it Latin-1?" in told
     assert said == _expected(cell, [("user", FIRST)], 12) + "\n"
     code, _, told = _talk(

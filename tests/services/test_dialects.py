@@ -76,6 +76,15 @@ def test_a_message_says_what_a_chat_says(
     counted = claude.messages.count_tokens(model="tiny", messages=[USER], system="Be brief.")
     assert counted.input_tokens == said.usage.prompt_tokens
 
+    cell.coordinator.admission.draining = True
+    try:
+        again = claude.messages.count_tokens(model="tiny", messages=[USER], system="Be brief.")
+        with pytest.raises(anthropic.APIStatusError, match="draining"):
+            claude.messages.create(messages=[USER], **fields)
+    finally:
+        cell.coordinator.admission.draining = False
+    assert again == counted, "which generates nothing and needs no room"
+
     with claude.messages.stream(messages=[USER], system="Be brief.", **fields) as stream:
         text = "".join(stream.text_stream)
         whole = stream.get_final_message()

@@ -1,9 +1,7 @@
-"""Answers in a form whose verifier is lost, that are preempted, or whose coordinator goes: word for
-word as if calm."""
+"""Answers in a form whose verifier is lost, or whose coordinator goes: word for word as if calm."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -13,7 +11,6 @@ from typing import Any
 import jsonschema
 import pytest
 import pytest_asyncio
-from faults.promises import take_out_youngest
 from tokenizers import Tokenizer
 
 from dspark.client import AsyncClient, Completion
@@ -70,21 +67,6 @@ async def test_a_verifier_is_lost(params: str, cell: Cell) -> None:
     calm, hurt = await moved(coordinator.endpoint, partial(lose, cell), **ALL_PARAMS[params])
     assert hurt == calm
     assert coordinator.metrics.value("handovers_total", reason="lost") >= 1
-
-
-@pytest.mark.parametrize("params", ALL_PARAMS)
-async def test_it_is_preempted(params: str, cell: Cell) -> None:
-    coordinator = await cell.whole()
-
-    async def preempt() -> None:
-        for _ in range(3):
-            for lane in coordinator.membership.lanes:
-                take_out_youngest(lane)
-            await asyncio.sleep(0.05)
-
-    calm, hurt = await moved(coordinator.endpoint, preempt, **ALL_PARAMS[params])
-    assert hurt == calm
-    assert coordinator.metrics.value("num_preemptions_total") >= 1
 
 
 @pytest.mark.parametrize("params", ALL_PARAMS)

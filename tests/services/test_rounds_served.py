@@ -167,20 +167,6 @@ async def test_sequences_settle_and_go_on_under_another_epoch(cell: Cell) -> Non
     await freed(cell)
 
 
-async def test_stop_ids_end_an_answer_inside_what_was_accepted(cell: Cell) -> None:
-    (prompt,) = prompts(1, cell.verifier.engine.target.vocab_size)
-    whole = truth(prompt, GREEDY, 40)
-    stop = whole[17]
-    async with conducting(cell.verifier, planned(PlanKind.FIXED, 5, window=2)) as conductor:
-        conductor.know(1, cell.drafter)
-        (tokens,) = await conductor.tokens(
-            conductor.ask(prompt, GREEDY, 40, stop_ids=[stop], drafter=1)
-        )
-        assert tokens == truth(prompt, GREEDY, 40, [stop])
-        assert tokens[-1] == stop
-    await freed(cell)
-
-
 async def test_a_prefix_that_was_seen_is_spared_with_its_rows(cell: Cell) -> None:
     (prompt,) = prompts(1, cell.verifier.engine.target.vocab_size, longest=41, seed=2)
     prompt = (prompt * 50)[:200]

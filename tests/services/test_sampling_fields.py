@@ -20,7 +20,6 @@ from faults import oracle
 from dspark.client import AsyncClient, Chunk, Completion, Finished
 from dspark.decoding.reference import Target
 from tests.services.cell import Cell
-from tests.waiting import until
 
 PROMPT = [7, 19, 3, 50, 7, 21]
 VOCAB = 128
@@ -148,20 +147,3 @@ async def test_each_of_several_answers_ends_on_its_own(cell: Running) -> None:
     assert (end.finish_reason, end.matched_stop) == (first.finish_reason, first.matched_stop)
     assert (answer.text, answer.token_ids) == (first.text, first.token_ids)
     assert len({len(choice.token_ids) for choice in answer.choices}) > 1
-
-
-async def test_aborting_or_leaving_a_request_frees_all_its_answers(cell: Running) -> None:
-    stream = cell.client.generate(PROMPT, n=3, max_tokens=400, ignore_eos=True, request_id="mine")
-    await anext(stream)
-    with pytest.raises(Exception, match="running request has this id"):
-        await cell.client.complete(PROMPT, request_id="mine")
-    assert await cell.client.abort(["mine"]) == ("mine",)
-    events = [event async for event in stream]
-    assert [one.finish_reason for one in events[-1].choices] == ["abort"] * 3  # type: ignore[union-attr]
-    stream = cell.client.generate(PROMPT, n=3, max_tokens=400, ignore_eos=True, request_id="mine")
-    await anext(stream)
-    stream.close()
-    admission = cell.coordinator.admission
-    await until(lambda: not admission.running and admission.find("mine") is None)
-    assert cell.coordinator.metrics.value("requests_total", outcome="abort") == 3
-    assert cell.coordinator.metrics.value("requests_total", outcome="cancelled") == 3

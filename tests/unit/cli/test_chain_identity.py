@@ -65,3 +65,13 @@ def test_settings_that_change_no_result_may_differ(prompts: Path, golden_target:
         "--ask-patience-s 9"
     )
     assert "nothing" in _begin(prompts, golden_target, *other.split()).notes["stages"]
+
+
+def test_other_kept_tokens_are_another_run(prompts: Path, golden_target: Path) -> None:
+    kept = prompts.parent / "kept.json"
+    for content in ("[1]", "[1, 2]"):
+        kept.write_text(content, encoding="utf-8")
+        if content == "[1]":
+            _begin(prompts, golden_target, "--keep-tokens", str(kept))
+    with pytest.raises(ConfigError, match=r"^keep_tokens: "):
+        _begin(prompts, golden_target, "--keep-tokens", str(kept))

@@ -160,7 +160,7 @@ STATUS = CellStatus(
 
 
 def test_targets_are_those_that_show_metrics() -> None:
-    assert groups(STATUS) == [
+    assert groups(STATUS, "10.0.0.1:7000") == [
         {
             "targets": ["10.0.0.1:9100"],
             "labels": {"role": "coordinator", "replica": "coordinator/0", "incarnation": "5"},
@@ -168,8 +168,15 @@ def test_targets_are_those_that_show_metrics() -> None:
     ]
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_a_process_that_listens_everywhere_is_where_the_cell_was_asked(host: str) -> None:
+    process = ProcessStatus(name="coordinator/0", endpoint=f"{host}:7000", metrics_port=9100)
+    (found,) = groups(CellStatus(processes=(process,)), "cell.example.org:7000")
+    assert found["targets"] == ["cell.example.org:9100"]
+
+
 def test_targets_are_asked_for_anew_and_a_lost_coordinator_is_told() -> None:
-    answers = [groups(STATUS)]
+    answers = [groups(STATUS, "10.0.0.1:7000")]
 
     def ask() -> list[dict[str, object]]:
         if not answers:

@@ -1,9 +1,17 @@
 """When a client goes on with a broken stream, when it gives up, and what it asks for."""
 
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import grpc
 import pytest
 
+from dspark.client import Cancelled, asynchronous, synchronous
+from dspark.client.asynchronous import AsyncStream
 from dspark.client.events import Chunk
 from dspark.client.resuming import LONGEST_PAUSE_S, Resuming
+from dspark.client.synchronous import Stream
 from dspark.errors import DsparkError, Expired, InvalidRequest, Overloaded, Unavailable
 from dspark.wire.v1 import generate_pb2
 
@@ -76,3 +84,55 @@ def test_a_full_queue_ends_a_new_request_and_holds_up_one_that_comes_back() -> N
     assert stream.pause(Overloaded("full", retry_after_s=0.3)) is None
     assert stream.pause(Unavailable("gone")) == 0.1
     assert stream.pause(Overloaded("full", retry_after_s=0.3)) == 0.3
+
+
+class Broken(grpc.RpcError):
+    """A call that breaks at its first event."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "gone"
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+    def __next__(self) -> None:
+        raise self
+
+    def __aiter__(self) -> Broken:
+        return self
+
+    async def __anext__(self) -> None:
+        none = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(self.code(), none, none, "gone")
+
+    def cancel(self) -> None:
+        """It has ended."""
+
+
+def test_a_stream_that_is_closed_while_it_pauses_is_not_resumed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[object] = []
+    stream = Stream(lambda *words: calls.append(words) or Broken(), "h:1", resuming()[0])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(synchronous.time, "sleep", lambda _: stream.close())
+    with pytest.raises(Cancelled):
+        next(stream)
+    with pytest.raises(Cancelled):
+        next(stream)
+    assert len(calls) == 1
+
+
+async def test_nor_is_one_of_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    stream = AsyncStream(lambda *words: calls.append(words) or Broken(), "h:1", resuming()[0])  # type: ignore[func-returns-value]
+
+    async def sleep(_: float) -> None:
+        stream.close()
+
+    monkeypatch.setattr(asynchronous, "asyncio", SimpleNamespace(sleep=sleep))
+    with pytest.raises(Cancelled):
+        await anext(stream)
+    assert len(calls) == 1

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from deploy import train_workers
 from dspark.cli.main import main
 from dspark.cli.options import read_keys
 from dspark.cli.train import build_parser
+from dspark.errors import DsparkError
 from dspark.training.settings import RegenerationSettings, Settings
 
 REQUIRED = ["drafter", "s.safetensors", "--target", "t", "--out", "o"]
@@ -119,3 +122,19 @@ def test_reading_the_command_line_loads_no_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "False"
+
+
+def test_a_signal_ends_several_workers_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[object] = []
+
+    def train(*_: object, **__: object) -> Path:
+        found.append(signal.getsignal(signal.SIGTERM))
+        raise DsparkError("no cluster")
+
+    monkeypatch.setattr(train_workers, "train_with_workers", train)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["train", *REQUIRED, "--workers", "2"]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert found == [signal.default_int_handler]

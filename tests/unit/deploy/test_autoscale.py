@@ -199,3 +199,18 @@ def test_a_pool_that_shrank_under_load_still_goes_when_nobody_is_left() -> None:
 
     sizes = [drafters for _, _, drafters in _simulate(reading, 900, start=(1, 6))]
     assert sizes == [6, 2, 1, 0]
+
+
+def test_patience_begins_anew_where_nobody_looked_and_rests_go_on() -> None:
+    spare, short = PoolReading(streams=1, drafter_busy=0.1), PoolReading(streams=9, drafter_busy=1)
+    patient = Autoscaler(CONFIG)
+    assert patient.look(spare, 1, 4, 0.0) == (1, 4)
+    patient.forget()
+    assert patient.look(spare, 1, 4, CONFIG.down_after_s) == (1, 4)
+    assert patient.look(spare, 1, 4, 2 * CONFIG.down_after_s) == (1, 1)
+    resting = Autoscaler(CONFIG)
+    resting.rest(0.0)
+    resting.forget()
+    for now in (1.0, CONFIG.cool_down_s - 1):
+        assert resting.look(short, 1, 1, now) == (1, 1)
+    assert resting.look(short, 1, 1, CONFIG.cool_down_s) == (1, 2)

@@ -225,6 +225,27 @@ async def test_a_new_controller_adopts_what_still_runs(cell: Cell) -> None:
     assert cell.listener.told[-1]["verify/0"] == cell.fleet.left["verify/0"].incarnation
 
 
+async def test_front_ends_that_are_adopted_first_follow_the_coordinator_too(make: Make) -> None:
+    cell = make(frontends=1)
+    for name in ("frontend/0", "coordinator/0", "verify/0"):
+        cell.fleet.left[name] = await cell.fleet.serve(name)
+    await cell.run()
+    coordinator = cell.fleet.left["coordinator/0"].endpoint
+    assert cell.controller._fronts["frontend/0"][0] == coordinator
+
+
+async def test_wanted_sizes_are_told_for_a_successor_and_kept_whoever_is_left(cell: Cell) -> None:
+    told: list[tuple[int, int]] = []
+    cell.controller.on_resized = lambda *sizes: told.append(sizes)
+    for name in ("coordinator/0", "verify/0"):
+        cell.fleet.left[name] = await cell.fleet.serve(name)
+    wanted = cell.controller.sizes()
+    await cell.run()
+    assert cell.controller.sizes() == wanted, "a worker that is gone is started again"
+    cell.controller.resize(2, 1)
+    assert told == [(2, 1)]
+
+
 async def test_a_controller_that_is_closed_while_it_looks_ends_in_order(cell: Cell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         cell.fleet.left = {"verify/0": StartedProcess(f"127.0.0.1:{silent.getsockname()[1]}", 1, 1)}
@@ -273,6 +294,70 @@ async def test_a_worker_that_leaves_is_announced_as_draining_until_nobody_needs_
     await until(lambda: "draft/1" not in cell.listener.told[-1])
 
 
+@pytest.mark.parametrize("adopted", [False, True])
+async def test_a_worker_that_is_wanted_again_while_it_drains_stays(
+    adopted: bool, cell: Cell
+) -> None:
+    cell.listener.needed = {"draft/1"}
+    if adopted:  # by a controller that Ray restarted meanwhile
+        cell.fleet.left = {"draft/1": await cell.fleet.serve("draft/1")}
+        cell.controller.resize(1, 1)
+    await cell.run()
+    await cell.told("draft/1")
+    cell.controller.resize(1, 1)
+    await until(lambda: cell.listener.drained[-1] == {"draft/1"})
+    cell.controller.resize(1, 2)
+    await until(lambda: cell.phases().get("draft/1") == "serving")
+    cell.listener.needed.clear()
+    heard = len(cell.listener.told)
+    await until(lambda: len(cell.listener.told) > heard)
+    assert not cell.fleet.ended
+    assert "draft/1" in cell.listener.told[-1]
+    assert not cell.listener.drained[-1]
+    await cell.fleet.crash("draft/1")
+    await until(lambda: "draft/1" in cell.fleet.ended and "draft/1" in cell.fleet.servers)
+    await until(lambda: set(cell.phases().values()) == {"serving"})
+
+
+async def test_a_worker_that_is_not_wanted_while_it_waits_for_a_place_is_ended_at_once(
+    cell: Cell,
+) -> None:
+    cell.fleet.unplaced = {"draft/1"}
+    cell.begin()
+    await until(lambda: "draft/1" in cell.fleet.started)
+    cell.controller.resize(1, 1)
+    await until(lambda: cell.fleet.ended == ["draft/1"])
+    cell.fleet.unplaced.clear()
+    cell.controller.resize(1, 2)
+    await until(lambda: set(cell.phases().values()) == {"serving"})
+    assert cell.fleet.started.count("draft/1") == 2
+
+
+async def test_certificates_that_cannot_be_read_leave_nobody_unwatched(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe, readable = controller_module.Probe, False
+
+    def opened(*words: Any) -> Any:
+        if not readable:
+            raise ConfigError("tls_cert: cannot be read")
+        return probe(*words)
+
+    monkeypatch.setattr(controller_module, "Probe", opened)
+    adopting, starting = make(), make()
+    adopting.fleet.left = {"verify/0": await adopting.fleet.serve("verify/0")}
+    adopting.begin()
+    starting.begin()
+    await until(lambda: "tls_cert" in starting.row("verify/0")["reason"])
+    assert starting.row("verify/0")["phase"] == "down"
+    assert "verify/0" in starting.fleet.ended
+    readable = True
+    for cell in (adopting, starting):
+        await until(lambda cell=cell: set(cell.phases().values()) == {"serving"})
+        assert cell.controller._probes.keys() == cell.phases().keys()
+    assert "verify/0" not in adopting.fleet.started
+
+
 async def test_a_worker_that_is_needed_too_long_is_taken_from_the_set_before_it_ends(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,6 +393,17 @@ async def test_pools_follow_the_load_within_their_bounds(make: Make) -> None:
     cell.listener.cell = CellStatus()
     await until(lambda: "draft/0" not in cell.fleet.servers)
     assert cell.controller.sizes() == (1, 0)
+
+
+async def test_the_patience_of_autoscaling_begins_anew_while_replicas_start(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[object] = []
+    monkeypatch.setattr(controller_module.Autoscaler, "forget", lambda self: forgotten.append(self))
+    cell = make(drafters=1, options={"autoscale": AutoscaleConfig(enabled=True, look_s=0.02)})
+    cell.fleet.unplaced = {"draft/0"}
+    cell.begin()
+    await until(lambda: bool(forgotten))
 
 
 async def test_a_pool_that_grew_by_itself_gives_back_what_no_node_can_hold(make: Make) -> None:
@@ -356,15 +452,6 @@ async def test_a_cell_without_a_drafter_is_never_given_one(make: Make) -> None:
     await cell.run()
     await asyncio.sleep(0.3)
     assert cell.controller.sizes() == (1, 0)
-
-
-async def test_a_new_controller_keeps_the_sizes_of_the_one_before(cell: Cell) -> None:
-    cell.fleet.left = {
-        name: await cell.fleet.serve(name) for name in ("coordinator/0", "verify/0", "verify/1")
-    }
-    await cell.run()
-    assert cell.controller.sizes() == (2, 0)
-    assert not cell.fleet.started
 
 
 async def test_front_ends_are_told_their_coordinator_and_come_back_where_they_were(

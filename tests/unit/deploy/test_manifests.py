@@ -170,6 +170,25 @@ def test_the_headless_names_in_the_configuration_are_those_of_the_stateful_sets(
             assert endpoint == f"{pool}-{index}.{pool}:{port}"
 
 
+def test_ports_of_workers_are_known_and_open_to_the_cell() -> None:
+    sections = yaml.safe_load(MANIFESTS["plain/config.yaml:0"]["data"]["cell.yaml"])
+    cell, metrics = (
+        {each["port"] for each in rule["ports"]}
+        for rule in MANIFESTS["plain/network.yaml:0"]["spec"]["ingress"]
+    )
+    for pool in ("verify", "draft"):
+        settings = load_settings(ProcessRole(pool), file=None, environ={}, flags=sections[pool])
+        calls = {int(settings["bind"].rpartition(":")[2])}
+        if pool == "draft":
+            calls.add(settings["rounds_port"])
+        assert 0 not in calls, "the policy could not name it"
+        assert calls <= cell
+        assert settings["metrics_port"] in metrics
+        (container,) = next(_pods(MANIFESTS[f"plain/{pool}.yaml:0"]))["spec"]["containers"]
+        ports = {port["containerPort"] for port in container["ports"]}
+        assert ports == calls | {settings["metrics_port"]}
+
+
 def test_probes_ask_for_services_that_exist_at_ports_that_are_listened_on() -> None:
     services = {room.service for room in ROOMS.values()}
     probed = 0
@@ -292,7 +311,8 @@ def test_the_image_installs_extras_that_exist_and_copies_files_that_exist() -> N
     ]
     asked = re.findall(r'^RUN pip install .*"\.\[([\w,]+)\]"$', DOCKERFILE, re.MULTILINE)
     assert len(asked) == 2
-    assert set(",".join(asked).split(",")) <= set(extras)
+    given = set(",".join(asked).split(","))
+    assert {"serve", "http", "structured", "quantised"} <= given <= set(extras)
     assert all(
         (ROOT / source).exists()
         for source in re.findall(r"^COPY ([^-]\S*) ", DOCKERFILE, re.MULTILINE)

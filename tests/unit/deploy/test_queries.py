@@ -106,7 +106,7 @@ def test_labels_of_a_target_hide_none_of_a_metric() -> None:
     """Prometheus would rename the metric's to exported_NAME, and queries by it would be about the
     target."""
     process = ProcessStatus(name="draft/0", endpoint="10.0.0.2:7000", metrics_port=9102)
-    (found,) = groups(CellStatus(processes=(process,)))
+    (found,) = groups(CellStatus(processes=(process,)), "10.0.0.1:7000")
     given = set(found["labels"])
     scrape = yaml.safe_load((DEPLOY / "observability" / "prometheus.yml").read_text())[
         "scrape_configs"

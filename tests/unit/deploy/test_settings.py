@@ -31,7 +31,10 @@ def _plan(
         file=file,
         environ=environ,
         port=4242,
-        token_files={"token_file": Path("/s/worker_token")},
+        token_files={
+            "token_file": Path("/s/worker_token"),
+            "client_token_file": Path("/s/client_token"),
+        },
     )
     return {replica.name: dict(replica.settings) for replica in topology.replicas}
 
@@ -53,6 +56,26 @@ def test_every_process_gets_what_its_room_understands() -> None:
         "r1",
         "r1",
     )
+
+
+@pytest.mark.parametrize("section", ["coordinator", "frontend"])
+def test_tokens_that_the_operator_names_are_those_of_every_door(
+    section: str, tmp_path: Path
+) -> None:
+    (tmp_path / "cell.yaml").write_text(f"{section}: {{client_token_file: /tenants}}")
+    config = ClusterConfig(target="t", drafter="d", frontends=1)
+    for file, wanted in ((tmp_path / "cell.yaml", "/tenants"), (None, "/s/client_token")):
+        plan = _plan(config, file)
+        assert plan["coordinator/0"]["client_token_file"] == wanted
+        assert plan["frontend/0"]["client_token_file"] == wanted
+
+
+def test_http_that_is_off_is_off_whatever_the_section_of_the_coordinator_says(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "cell.yaml").write_text("coordinator: {http: '127.0.0.1:0'}")
+    off = ClusterConfig(target="t", drafter="d", http=None)
+    assert _plan(off, tmp_path / "cell.yaml")["coordinator/0"]["http"] is None
 
 
 def test_a_synthetic_pair_needs_its_file_and_no_models(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +161,7 @@ def test_http_takes_the_port_that_is_wanted_or_any_and_can_be_off() -> None:
         assert http_bind(other) == other, (
             "a port with a number, so that a successor of the process finds it again"
         )
+        assert http_bind(taken, here=False) == taken, "it may be free on another machine"
     assert http_bind(taken) == taken
     assert http_bind(None) is None
     assert load_config(ClusterConfig, section="cluster", flags={"http": "none"}).http is None

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+from pathlib import Path
 
 import pytest
 
+from deploy import down, up
 from deploy.config import ClusterConfig
+from deploy.fleet import NothingStarted
 from deploy.up import bring_up
+from dspark.client.cell import cell_file
 from dspark.errors import ConfigError, DsparkError
 from dspark.runtime.identity import state_dir
+
+FLAT = Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flat.yaml"
 
 
 def test_of_two_that_start_at_one_time_one_is_refused() -> None:
@@ -30,3 +36,37 @@ def test_of_two_that_start_at_one_time_one_is_refused() -> None:
 def test_an_address_that_no_server_here_can_have_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match=r"cluster.bind: cannot listen on 192\.0\.2\.1:"):
         bring_up(ClusterConfig(bind="192.0.2.1", insecure=True), file=None, environ={}, say=print)
+
+
+GUEST = ClusterConfig(
+    engine="synthetic", synthetic=str(FLAT), address="127.0.0.1:1", bind="0.0.0.0", http=None
+)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_tokens_that_the_operator_names_are_neither_drawn_nor_handed_on(
+    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, str]] = []
+
+    def serve(cell: object, topology: object, secrets: dict[str, str], *_: object) -> None:
+        given.append(secrets)
+        raise NothingStarted("enough is known")
+
+    monkeypatch.setattr(up, "_serve", serve)
+    file = tmp_path / "cell.yaml"
+    file.write_text(f"coordinator: {{client_token_file: {tmp_path / 'tenants'}}}" if named else "")
+    with pytest.raises(NothingStarted):
+        bring_up(GUEST, file=file, environ={}, say=print)
+    assert ("client_token_file" in given[0]) != named
+
+
+def test_a_guest_that_cannot_join_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    def joined(_: object) -> None:
+        raise ImportError("No module named 'ray'")
+
+    for module in (up, down):
+        monkeypatch.setattr(module, "joined", joined)
+    with pytest.raises(ImportError, match="ray"):
+        bring_up(GUEST, file=None, environ={}, say=print)
+    assert not cell_file().exists()

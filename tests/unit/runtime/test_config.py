@@ -28,7 +28,7 @@ def test_flags_beat_environment_beats_file(tmp_path: Path) -> None:
     )
     environ = {
         "DSPARK_VERIFY__PORT": "2",
-        "DSPARK_VERIFY__PEERS": "a:1,b:2",
+        "DSPARK_VERIFY__PEERS": "a:1, b:2, ",
         "DSPARK_DRAFT__PORT": "9",
     }
     config = load_config(

@@ -103,20 +103,6 @@ def test_what_is_no_endpoint_is_refused_by_its_setting() -> None:
         check_listeners([("a.http", "nowhere")])
 
 
-def test_a_state_folder_that_cannot_be_written_stops_no_cost_curve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import numpy as np
-
-    from dspark.runtime.cost_store import Curve, load_curve, store_curve
-
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "file" / "inside"))
-    curve = Curve(np.array([1]), np.array([1]), np.array([[1.0]]), "measured")
-    assert store_curve({"a": 1}, curve) is None
-    assert load_curve({"a": 1}) is None
-
-
 def test_commands_that_need_the_state_folder_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,36 @@
+"""Waiting for a cell, without Ray."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deploy import awaiting
+from dspark.client import find_cell
+from dspark.client.cell import Cell, write_cell
+
+
+def _row(name: str, endpoint: str, http: str = "") -> dict[str, Any]:
+    quiet = {"reason": "", "unplaced": False, "fatal": False, "failures": 0, "leaving": []}
+    return {**quiet, "name": name, "phase": "serving", "pid": 1, "endpoint": endpoint, "http": http}
+
+
+def test_scale_asks_the_coordinator_where_it_is_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cell(Cell("old:1", "id", "", "h:2", 0, "", "t", "d", http="http://old:2"))
+    rows = [
+        _row("coordinator/0", "new:1", "http://new:2"),
+        _row("frontend/0", "new:3"),
+        _row("frontend/1", "new:4"),
+        _row("verify/0", "new:5"),
+    ]
+    ray = SimpleNamespace(resize=lambda *_: (2, 1), report=lambda _: rows)
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(awaiting, "joined", lambda _: nullcontext(ray))
+    monkeypatch.setattr(awaiting, "await_lanes", lambda *words: asked.append(words))
+    assert awaiting.scale(2, None, None, lambda _: None) == (2, 1)
+    cell = find_cell()
+    assert (cell.endpoint, cell.http, cell.frontends) == ("new:1", "http://new:2", "new:3,new:4")
+    assert asked[0][:3] == (cell, 2, 1)

@@ -1,0 +1,124 @@
+"""Names of cells come again in a Ray cluster that many use, ids do not. Ray is not started."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deploy import cluster, down
+from deploy.autoscale import AutoscaleConfig
+from deploy.config import ClusterConfig
+from deploy.fleet import AnotherCell, NothingStarted
+from deploy.topology import desired
+from dspark.client.cell import Cell, cell_file, write_cell
+from dspark.errors import Unavailable
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """What is kept in Ray's own table."""
+    kept: dict[str, bytes] = {}
+
+    def put(key: str, said: str, namespace: str) -> None:
+        kept[key] = said.encode()
+
+    monkeypatch.setattr(
+        cluster,
+        "internal_kv",
+        SimpleNamespace(
+            _internal_kv_get=lambda key, namespace: kept.get(key),
+            _internal_kv_put=put,
+            _internal_kv_del=lambda key, namespace: kept.pop(key, None),
+        ),
+    )
+    return kept
+
+
+def cell(cell_id: str) -> Cell:
+    return Cell("h:1", cell_id, "", "h:2", 0, "", "t", "d", name="ours")
+
+
+def test_what_was_said_holds_for_the_very_cell_that_it_was_said_to(table: dict[str, bytes]) -> None:
+    assert cluster._taken_over("ours", "one") == (None, None)
+    cluster._keep("ours", cluster.SIZES, "3 2")
+    cluster._keep("ours", cluster.AUTOSCALE, "off")
+    assert cluster._taken_over("ours", "one") == ("off", "3 2"), "Ray restarted its controller"
+    assert cluster._taken_over("ours", "another") == (None, None)
+    assert table == {"ours/owner": b"another"}
+
+
+def test_another_cell_of_the_name_is_neither_asked_nor_sized_nor_ended(
+    table: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = SimpleNamespace(report=SimpleNamespace(remote=lambda: None))
+    monkeypatch.setattr(cluster, "controller", lambda name: asked)
+    monkeypatch.setattr(cluster, "_get", lambda *_: [])
+    cluster._taken_over("ours", "theirs")
+    for call in (
+        lambda: cluster.report(cell("mine")),
+        lambda: cluster.resize(cell("mine"), 1, 1, None),
+        lambda: cluster.close_cell(cell("mine"), 0.0),
+    ):
+        with pytest.raises(AnotherCell, match="'ours'"):
+            call()
+
+
+def test_the_end_of_a_cell_leaves_nothing_in_the_table(
+    table: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "controller", lambda name: None)
+    monkeypatch.setattr(cluster, "actors_of", lambda name: [])
+    cluster._taken_over("ours", "mine")
+    with pytest.raises(Unavailable, match="gone"):
+        cluster.report(cell("mine"))
+    cluster.close_cell(cell("mine"), 0.0)
+    assert not table
+
+
+def start(monkeypatch: pytest.MonkeyPatch, created: Any) -> list[Any]:
+    """Starts a controller where creating its actor is `created`; returns the handles it killed."""
+    killed: list[Any] = []
+    actor = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=created))
+    monkeypatch.setattr(cluster.ray, "remote", lambda _: actor)
+    monkeypatch.setattr(cluster.ray, "kill", lambda handle, no_restart: killed.append(handle))
+    config = ClusterConfig(target="t", drafter="d")
+    try:
+        cluster.start_controller("mine", desired(config, {}), {}, config, AutoscaleConfig())
+    except BaseException as error:
+        return [*killed, error]
+    return killed
+
+
+def test_a_name_that_is_taken_leaves_nothing_to_undo(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(*_: object) -> None:
+        raise ValueError("The name is already taken")
+
+    (error,) = start(monkeypatch, taken)
+    assert isinstance(error, NothingStarted)
+
+
+def test_a_controller_whose_start_is_interrupted_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    handle = SimpleNamespace(report=SimpleNamespace(remote=interrupted))
+    killed, error = start(monkeypatch, lambda *_: handle)
+    assert killed is handle
+    assert isinstance(error, KeyboardInterrupt)
+
+
+def test_down_clears_its_state_file_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def close_cell(*_: object) -> None:
+        raise AnotherCell("it is another's")
+
+    monkeypatch.setattr(
+        down, "joined", lambda _: nullcontext(SimpleNamespace(close_cell=close_cell))
+    )
+    write_cell(cell("mine"))
+    said: list[str] = []
+    down.take_down(said.append, 0.0)
+    assert said[0] == "it is another's"
+    assert not cell_file().exists()
