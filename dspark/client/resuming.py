@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import grpc
+
 from dspark.client.errors import Cancelled
 from dspark.client.events import Chunk, Event
 from dspark.errors import DsparkError, Overloaded, Unavailable
@@ -122,7 +124,10 @@ class AnswerCall:
         """Makes the call that goes on, after the pause. Raises Cancelled if the request was closed
         meanwhile."""
         self._check_open()
-        self._call = self._ask(self._resuming.again(), self._resuming.left_s)
+        try:
+            self._call = self._ask(self._resuming.again(), self._resuming.left_s)
+        except (ValueError, grpc.aio.UsageError) as error:  # its client was closed meanwhile
+            raise Cancelled("the call was cancelled") from error
         if self._closed:  # on another thread, which still saw the call before
             self._call.cancel()
 

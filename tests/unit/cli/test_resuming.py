@@ -136,3 +136,20 @@ async def test_nor_is_one_of_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Cancelled):
         await anext(stream)
     assert len(calls) == 1
+
+
+def test_a_client_that_is_closed_meanwhile_ends_its_streams_in_the_same_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[object] = []
+
+    def ask(*words: object) -> Broken:
+        calls.append(words)
+        if len(calls) > 1:
+            raise ValueError("Cannot invoke RPC on closed channel!")
+        return Broken()
+
+    stream = Stream(ask, "h:1", resuming()[0])
+    monkeypatch.setattr(synchronous.time, "sleep", lambda _: None)
+    with pytest.raises(Cancelled):
+        next(stream)
