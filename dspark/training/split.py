@@ -9,6 +9,7 @@ dropped and counted by reason; a file without a good row is refused.
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -79,7 +80,8 @@ def split_prompts(
     returns the counts.
 
     The part of a row depends on the seed and its place among the good rows. `limit` keeps so many
-    rows, drawn with the same seed; 0 keeps all. A row's `domain` is kept.
+    rows, drawn with the same seed; 0 keeps all. A row's `domain` is kept. No row of the training
+    part asks what a held-out one does.
     """
     if not 0 <= held_out < 1:
         raise ConfigError(f"held_out: {held_out} is no share from 0 to 1")
@@ -92,7 +94,13 @@ def split_prompts(
         order = order[:limit]
     away = round(len(order) * held_out)
     away = min(max(away, 1 if held_out else 0), len(order) - 1)
-    tests, trains = sorted(order[:away]), sorted(order[away:])
+    tests = sorted(order[:away])
+    held = {_asked(good[n]) for n in tests}
+    trains = [n for n in sorted(order[away:]) if _asked(good[n]) not in held]
+    if repeats := len(order) - away - len(trains):
+        refused["repeats a held-out prompt"] = repeats
+    if not trains:
+        raise ConfigError(f"{prompts}: every prompt repeats a held-out one")
     write_rows(folder / "train.jsonl", (good[n] for n in trains))
     write_rows(folder / "test.jsonl", (_as_test(good[n]) for n in tests))
     return {
@@ -125,7 +133,16 @@ def _good_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]],
     return good, refused
 
 
-def _as_test(row: Mapping[str, Any]) -> dict[str, Any]:
+def _turns(row: Mapping[str, Any]) -> list[Any]:
     users = [turn for turn in row["conversations"] if turn["role"] == "user"]
-    turns = [turn.get("token_ids") or turn["content"] for turn in users]
-    return {key: value for key, value in row.items() if key != "conversations"} | {"turns": turns}
+    return [turn.get("token_ids") or turn["content"] for turn in users]
+
+
+def _asked(row: Mapping[str, Any]) -> str:
+    """What a row asks, the same for rows that ask the same."""
+    return json.dumps(_turns(row))
+
+
+def _as_test(row: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in row.items() if key != "conversations"}
+    return kept | {"turns": _turns(row)}

@@ -83,3 +83,18 @@ def test_a_file_without_a_prompt_is_refused(tmp_path: Path) -> None:
     path.write_text('{"nothing": 1}\n', encoding="utf-8")
     with pytest.raises(ConfigError, match="no row is a prompt"):
         split_prompts(path, tmp_path / "out")
+
+
+def test_what_is_held_out_is_not_trained_on_under_another_name(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"id": str(number), "prompt": f"q{number % 5}"} for number in range(50)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    found = split_prompts(file, tmp_path / "out", held_out=0.04)
+    held = {row["turns"][0] for row in read_rows(Path(found["test_file"]))}
+    trained = [row["conversations"][0]["content"] for row in read_rows(Path(found["train_file"]))]
+    assert held
+    assert trained
+    assert not held & set(trained)
+    assert found["refused"] == {"repeats a held-out prompt": 50 - 2 - len(trained)}
+    with pytest.raises(ConfigError, match="every prompt repeats a held-out one"):
+        split_prompts(file, tmp_path / "all", held_out=0.9)
