@@ -4,6 +4,7 @@ side goes."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -295,8 +296,9 @@ async def test_a_front_end_that_is_killed_leaves_nothing_behind(pair: str) -> No
                 tasks = [
                     asyncio.create_task(client.complete([n, 2], max_tokens=9000)) for n in range(8)
                 ]
+                await until(lambda: cell.running == 8)
                 kept = asyncio.create_task(survivor.complete([1, 2], max_tokens=100))
-                await until(lambda: cell.running == 9)
+                await until(lambda: cell.running == 9 or kept.done())
                 process.send_signal(signal.SIGKILL)
                 await kept
                 ends = await asyncio.gather(*tasks, return_exceptions=True)
@@ -304,6 +306,8 @@ async def test_a_front_end_that_is_killed_leaves_nothing_behind(pair: str) -> No
             await cell.freed()
             assert cell.coordinator.metrics.value("requests_total", outcome="cancelled") == 8
         finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()  # where it failed before
             await process.wait()
 
 
