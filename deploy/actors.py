@@ -1,5 +1,5 @@
 """The class that runs inside a Ray actor: a thin shell around one room's process. It is a plain
-class; `cluster.py` makes it an actor.
+class; `ray_fleet.py` makes it an actor.
 
 The room keeps its own gRPC server, so no request passes through the shell. Arguments and results
 are plain values.

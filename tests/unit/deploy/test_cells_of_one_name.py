@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deploy import cluster, down
+from deploy import cluster, down, ray_table
 from deploy.autoscale import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.fleet import AnotherCell, NothingStarted
@@ -26,7 +26,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
         kept[key] = said.encode()
 
     monkeypatch.setattr(
-        cluster,
+        ray_table,
         "internal_kv",
         SimpleNamespace(
             _internal_kv_get=lambda key, namespace: kept.get(key),
@@ -42,11 +42,11 @@ def cell(cell_id: str) -> Cell:
 
 
 def test_what_was_said_holds_for_the_very_cell_that_it_was_said_to(table: dict[str, bytes]) -> None:
-    assert cluster._taken_over("ours", "one") == (None, None)
-    cluster._keep("ours", cluster.SIZES, "3 2")
-    cluster._keep("ours", cluster.AUTOSCALE, "off")
-    assert cluster._taken_over("ours", "one") == ("off", "3 2"), "Ray restarted its controller"
-    assert cluster._taken_over("ours", "another") == (None, None)
+    assert ray_table.taken_over("ours", "one") == (None, None)
+    ray_table.keep("ours", ray_table.SIZES, "3 2")
+    ray_table.keep("ours", ray_table.AUTOSCALE, "off")
+    assert ray_table.taken_over("ours", "one") == ("off", "3 2"), "Ray restarted its controller"
+    assert ray_table.taken_over("ours", "another") == (None, None)
     assert table == {"ours/owner": b"another"}
 
 
@@ -56,7 +56,7 @@ def test_another_cell_of_the_name_is_neither_asked_nor_sized_nor_ended(
     asked = SimpleNamespace(report=SimpleNamespace(remote=lambda: None))
     monkeypatch.setattr(cluster, "controller", lambda name: asked)
     monkeypatch.setattr(cluster, "_get", lambda *_: [])
-    cluster._taken_over("ours", "theirs")
+    ray_table.taken_over("ours", "theirs")
     for call in (
         lambda: cluster.report(cell("mine")),
         lambda: cluster.resize(cell("mine"), 1, 1, None),
@@ -71,7 +71,7 @@ def test_the_end_of_a_cell_leaves_nothing_in_the_table(
 ) -> None:
     monkeypatch.setattr(cluster, "controller", lambda name: None)
     monkeypatch.setattr(cluster, "actors_of", lambda name: [])
-    cluster._taken_over("ours", "mine")
+    ray_table.taken_over("ours", "mine")
     with pytest.raises(Unavailable, match="gone"):
         cluster.report(cell("mine"))
     cluster.close_cell(cell("mine"), 0.0)

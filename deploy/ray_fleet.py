@@ -1,0 +1,188 @@
+"""The processes of a cell as Core actors of a Ray cluster: adopted, launched, waited for, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from secrets import token_hex
+from typing import Any
+
+import ray
+
+from deploy.actors import DsparkProcess
+from deploy.config import ClusterConfig
+from deploy.fleet import Pending, StartedProcess, StartFailed, first_line
+from deploy.ray_table import NAMESPACE
+from deploy.reserving import Node, missing, needs, shown
+from deploy.topology import ProcessRole, Replica, Topology
+
+# Actor name = cell, slash, replica name, separator, a random part: a dead actor's name is not free
+# at once.
+_SEPARATOR = "#"
+LOOK_S = 3.0  # between two looks for a place
+
+
+@dataclass
+class _Actor:
+    """The actor of one replica. node: id of its node, empty until Ray has placed it."""
+
+    handle: Any
+    replica: Replica
+    node: str = ""
+
+
+class RayFleet:
+    """Runs the processes of a cell as detached actors of this cluster."""
+
+    def __init__(
+        self, topology: Topology, secrets: Mapping[str, str], config: ClusterConfig
+    ) -> None:
+        self._cell, self._templates, self._secrets = config.cell, topology.templates, dict(secrets)
+        self._timeout_s, self._place_s = config.start_timeout_s, config.place_timeout_s
+        self._actors: dict[str, _Actor] = {}  # by the replica's name
+        self._pending: dict[str, Pending] = {}
+
+    async def adopt(self) -> dict[str, StartedProcess]:
+        """Takes over an earlier controller's actors; ends those that do not answer."""
+        found: dict[str, StartedProcess] = {}
+        for actor in actors_of(self._cell):
+            name = actor.removeprefix(f"{self._cell}/").partition(_SEPARATOR)[0]
+            node = described = None
+            try:
+                handle = ray.get_actor(actor)
+                node, _ = await asyncio.wait_for(_awaitable(handle.here.remote()), 5.0)
+                described = await asyncio.wait_for(_awaitable(handle.describe.remote()), 5.0)
+            except (ValueError, TimeoutError, ray.exceptions.RayError):
+                described = None
+            if described is None or name in found:
+                with contextlib.suppress(ValueError, ray.exceptions.RayError):
+                    ray.kill(ray.get_actor(actor))
+                continue
+            replica = replace(self._templates[ProcessRole(name.partition("/")[0])], name=name)
+            self._actors[name] = _Actor(handle, replica, str(node))
+            found[name] = StartedProcess(**described)
+        return found
+
+    async def launch(self, replica: Replica) -> StartedProcess:
+        """Creates the actor, then starts the room in it. Raises StartFailed."""
+        await self.end(replica.name, 0.0)
+        title = f"{self._cell}/{replica.name}"
+        handle = (
+            ray.remote(DsparkProcess)
+            .options(
+                name=f"{title}{_SEPARATOR}{token_hex(4)}",
+                namespace=NAMESPACE,
+                lifetime="detached",
+                num_cpus=replica.cpus,  # 0 makes Ray give torch one thread
+                num_gpus=replica.gpus,
+                memory=replica.memory or None,
+                label_selector=dict(replica.selector),
+                max_restarts=0,
+            )
+            .remote(title)
+        )
+        actor = self._actors[replica.name] = _Actor(handle, replica)
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            actor.node, node_ip = await self._await_place(handle, replica, deadline)
+            told = {"name": replica.name, "secrets": self._secrets, "node_ip": node_ip}
+            call = handle.start.remote(str(replica.role), dict(replica.settings), **told)
+            reply = await asyncio.wait_for(_awaitable(call), max(1.0, deadline - time.monotonic()))
+        except TimeoutError:
+            waited = self.pending(replica.name).why or "it was still loading"
+            await self.end(replica.name, 0.0)
+            raise StartFailed(
+                f"not serving after {self._timeout_s:.0f} s: {waited}", fatal=False
+            ) from None
+        except ray.exceptions.RayActorError as error:
+            await self.end(replica.name, 0.0)
+            raise StartFailed(
+                f"its process died while starting ({first_line(error)})", fatal=False
+            ) from error
+        finally:
+            self._pending.pop(replica.name, None)
+        if "failed" in reply:
+            await self.end(replica.name, 0.0)
+            raise StartFailed(reply["failed"], fatal=reply["fatal"])
+        return StartedProcess(**reply)
+
+    async def end(self, name: str, grace_s: float) -> None:
+        """Drains if there is grace, then kills."""
+        if (actor := self._actors.pop(name, None)) is None:
+            return
+        if grace_s > 0:
+            with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
+                await asyncio.wait_for(_awaitable(actor.handle.stop.remote(grace_s)), grace_s + 2.0)
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(actor.handle, no_restart=True)
+
+    def pending(self, name: str) -> Pending:
+        """What the launch of a replica waits for."""
+        return self._pending.get(name, Pending())
+
+    async def _await_place(self, handle: Any, replica: Replica, deadline: float) -> tuple[str, str]:
+        """Waits until Ray has placed the actor; returns the node's id and address, or raises
+        TimeoutError. Ray does not refuse an actor that no node can hold, so `pending` reports what
+        it waits for."""
+        placed = asyncio.ensure_future(_awaitable(handle.here.remote()))
+        try:
+            return await self._placed(placed, replica, deadline)
+        finally:
+            placed.cancel()
+
+    async def _placed(
+        self, placed: asyncio.Future[tuple[str, str]], replica: Replica, deadline: float
+    ) -> tuple[str, str]:
+        short_since: float | None = None
+        while True:
+            done, _ = await asyncio.wait({placed}, timeout=LOOK_S)
+            if done:
+                return await placed
+            now = time.monotonic()
+            if now > deadline:
+                raise TimeoutError
+            held = {name: actor.node for name, actor in self._actors.items() if actor.node}
+            short = missing(
+                replica, [actor.replica for actor in self._actors.values()], nodes(), held
+            )
+            short_since = None if not short else short_since if short_since is not None else now
+            overdue = short_since is not None and now - short_since >= self._place_s - LOOK_S
+            self._pending[replica.name] = Pending(short or _why_pending(replica), overdue)
+
+
+def nodes() -> list[Node]:
+    """Living nodes of the cluster."""
+    return [
+        Node(each["NodeID"], each["Resources"], each.get("Labels") or {})
+        for each in ray.nodes()
+        if each["Alive"]
+    ]
+
+
+def actors_of(cell: str) -> list[str]:
+    """Names of the actors of a cell's processes."""
+    return [
+        name
+        for name in ray.util.list_named_actors()
+        if name.startswith(f"{cell}/") and _SEPARATOR in name
+    ]
+
+
+def _why_pending(replica: Replica) -> str:
+    """Why a replica waits that some node could hold."""
+    free = ray.available_resources()
+    busy = [
+        shown(kind, amount)
+        for kind, amount in needs(replica).items()
+        if free.get(kind, 0.0) < amount
+    ]
+    if busy:
+        return f"waiting for {' and '.join(busy)}, which others hold"
+    return "waiting for Ray to start a worker process"
+
+
+async def _awaitable(reference: Any) -> Any:
+    return await reference
