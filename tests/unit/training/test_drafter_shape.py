@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from dspark.errors import ConfigError
 from dspark.model.config_file import config_to_json, parse_drafter_config
+from dspark.training.run import _target_head
 from dspark.training.shape import drafter_config, mask_token, tap_layers, text_config
 from tests.architectures.families import FAMILIES, model_of
 from tests.unit.training.pipeline import short_run
@@ -85,3 +88,56 @@ def test_what_such_a_module_cannot_be_is_named(
         drafter_config(
             deepseek, text_config(deepseek), short_run(deepseek, deepseek, deepseek, **told)
         )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"family": "eagle3", "taps": (-1, 1)}, "taps: "),
+        ({"block_size": 65}, "block_size: "),
+    ],
+)
+def test_a_drafter_that_nobody_could_load_is_refused_before_it_is_trained(
+    changes: dict[str, Any], said: str, golden_target: Path
+) -> None:
+    settings, text = short_run(golden_target, Path(), Path()), text_config(golden_target)
+    with pytest.raises(ConfigError, match=said):
+        drafter_config(golden_target, text, replace(settings, **changes))
+
+
+def test_a_sequential_head_of_no_rank_is_none(golden_target: Path) -> None:
+    settings = replace(short_run(golden_target, Path(), Path()), markov_rank=0)
+    config = drafter_config(golden_target, text_config(golden_target), settings)
+    assert (config.markov_head_type, config.confidence_head_with_markov) == ("none", False)
+    assert parse_drafter_config(config_to_json(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("said", "scale"), [({}, 1.0), ({"logits_scaling": 8.0}, 0.125), ({"logit_scale": 0.5}, 0.5)]
+)
+def test_the_target_s_distribution_is_scaled_as_the_target_scales_it(
+    said: dict[str, float], scale: float
+) -> None:
+    head = torch.nn.Linear(3, 5, bias=False)
+    found = _target_head(target_with(head, said), UNCAPPED)
+    torch.testing.assert_close(found, head.weight * scale)
+
+
+def test_logits_that_are_no_product_with_the_head_are_refused() -> None:
+    for head, said in (
+        (torch.nn.Linear(3, 5), {}),
+        (torch.nn.Linear(3, 5, bias=False), {"final_logit_softcapping": 30.0}),
+    ):
+        with pytest.raises(ConfigError, match=r"^target: its "):
+            _target_head(target_with(head, said), UNCAPPED)
+
+
+UNCAPPED: Any = SimpleNamespace(logit_softcap=None)
+
+
+def target_with(head: torch.nn.Linear, said: dict[str, float]) -> Any:
+    text = SimpleNamespace(**said)
+    model = SimpleNamespace(
+        config=SimpleNamespace(get_text_config=lambda: text), get_output_embeddings=lambda: head
+    )
+    return SimpleNamespace(model=model)

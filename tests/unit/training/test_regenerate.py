@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from dspark.client import AsyncClient, ModelInfo, Unavailable
+from dspark.client import AsyncClient, DeadlineExceeded, ModelInfo, Unavailable
 from dspark.errors import ConfigError
 from dspark.training import regenerate as stage
 from dspark.training.chat import Chat
@@ -109,3 +109,34 @@ async def test_a_cell_that_is_away_at_the_start_is_waited_for(
             chat,
             RegenerationSettings(patience_s=-1.0),
         )
+
+
+async def test_a_row_that_never_comes_in_time_is_written_as_failed(
+    golden_target: Path, tmp_path: Path
+) -> None:
+    class Slow(Answering):
+        async def complete(self, prompt: list[int], **_: Any) -> Any:
+            raise DeadlineExceeded("no answer within 600 s")
+
+    path, out = tmp_path / "one.jsonl", tmp_path / "out.jsonl"
+    path.write_text(json.dumps(ROWS[0]) + "\n", encoding="utf-8")
+    asking = RegenerationSettings(patience_s=-1.0)
+    await regenerate(cast(AsyncClient, Slow()), path, out, Chat(golden_target), asking)
+    (row,) = read_rows(out)
+    assert row["status"] == "error"
+    assert row["reason"].startswith("answer_timeout_s: 600 s")
+
+
+async def test_patience_begins_with_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, failures = [0.0], [1]
+
+    async def ask() -> str:
+        now[0] += 600.0
+        if failures:
+            failures.pop()
+            raise Unavailable("away")
+        return "here"
+
+    monkeypatch.setattr(stage, "PAUSE_S", 0.0)
+    monkeypatch.setattr(stage, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert await stage._patiently(ask, 300.0) == "here"
