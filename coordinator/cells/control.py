@@ -16,6 +16,7 @@ from coordinator.cells.frontends import CellService, FrontendConnection
 from coordinator.cells.local_cell import LocalCell
 from coordinator.lanes.lane import Lane
 from coordinator.planning.cost import CostCurve
+from coordinator.watching.endings import KEPT
 from coordinator.watching.explaining import told
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerConnection, WorkerRole
@@ -112,9 +113,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
         found = (
             endings.of(request.request_id)
             if request.request_id
-            else endings.last(request.most or endings.most)
+            else endings.last(request.most or KEPT)
         )
-        return control_pb2.GetEndedReply(answers=found, kept=endings.most)
+        return control_pb2.GetEndedReply(answers=found, kept=KEPT)
 
     def _own_status(self) -> control_pb2.ProcessStatus:
         return control_pb2.ProcessStatus(

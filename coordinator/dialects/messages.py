@@ -175,9 +175,8 @@ def _messages(message: Object, field: str) -> list[tuple[Object, str]]:
             call = {"id": string(block, "id", at), "type": "function", "function": function}
             turn.setdefault("tool_calls", []).append(call)
         elif kind == "thinking" and role == "assistant":
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + string(
-                block, "thinking", at
-            )
+            thought = string(block, "thinking", at)
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
         elif isinstance(kind, str):
             raise Unsupported(
                 f"{at}.type", f"{kind[:100]!r} is not supported in a turn of the {role}"
@@ -185,9 +184,8 @@ def _messages(message: Object, field: str) -> list[tuple[Object, str]]:
         else:
             raise InvalidRequest(at, "must be a block with a type")
     if texts or len(turn) > 1 or not made:
-        made.append(
-            (turn | {"content": "\n".join(texts) or (None if len(turn) > 1 else "")}, field)
-        )
+        text = "\n".join(texts) or (None if len(turn) > 1 else "")
+        made.append((turn | {"content": text}, field))
     return made
 
 
@@ -203,9 +201,8 @@ def _choice(choice: ToolChoice | None) -> Object:
     if choice.type == "tool" and choice.name is None:
         raise InvalidRequest("tool_choice.name", "field required")
     kinds: dict[str, Any] = {"auto": "auto", "none": "none", "any": "required", "tool": named}
-    parallel = (
-        None if choice.disable_parallel_tool_use is None else not choice.disable_parallel_tool_use
-    )
+    alone = choice.disable_parallel_tool_use
+    parallel = None if alone is None else not alone
     return {"tool_choice": kinds[choice.type], "parallel_tool_calls": parallel}
 
 
@@ -224,13 +221,11 @@ def _thinking(asked: Thinking | None, template: ChatTemplate | None) -> Object:
     target without thoughts keeps any budget."""
     if asked is None or template is None:
         return {}
-    said = (
-        {"enable_thinking": asked.type != "disabled"}
-        if "enable_thinking" in template.arguments
-        else {}
-    )
     thinks = template.marks_thoughts or template.has_channels
-    return said | {"thinking_token_budget": asked.budget_tokens if thinks else None}
+    fields: Object = {"thinking_token_budget": asked.budget_tokens if thinks else None}
+    if "enable_thinking" in template.arguments:
+        fields["enable_thinking"] = asked.type != "disabled"
+    return fields
 
 
 def arguments_of(written: str) -> Any:
@@ -282,24 +277,20 @@ class MessageWriter:
         self._open = False
 
     def begin(self, usage: Object) -> Iterator[Object]:
-        yield {
-            "type": "message_start",
-            "message": self.whole | {"content": [], "usage": _usage(usage)},
-        }
+        whole = self.whole | {"content": [], "usage": _usage(usage)}
+        yield {"type": "message_start", "message": whole}
 
     def part(self, part: Part) -> Iterator[Object]:
         if part.call is None:
             kind, said = ("thinking", part.reasoning) if part.reasoning else ("text", part.text)
             if not self._open or self._content[-1]["type"] != kind:
-                yield from self._start(
-                    {"type": kind, kind: "", **({"signature": ""} if part.reasoning else {})}
-                )
+                more = {"signature": ""} if part.reasoning else {}
+                yield from self._start({"type": kind, kind: "", **more})
             yield from self._more(f"{kind}_delta", kind, said)
             return
         if part.name:
-            yield from self._start(
-                {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
-            )
+            use = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+            yield from self._start(use)
         if part.arguments:
             yield from self._more("input_json_delta", "partial_json", part.arguments)
 
@@ -318,29 +309,25 @@ class MessageWriter:
         yield from self._stop()
         self._content.append(dict(block))
         self._open, self._written = True, ""
-        yield {
-            "type": "content_block_start",
-            "index": len(self._content) - 1,
-            "content_block": block,
-        }
+        yield self._told("start", content_block=block)
 
     def _more(self, kind: str, key: str, said: str) -> Iterator[Object]:
         self._written += said
-        yield {
-            "type": "content_block_delta",
-            "index": len(self._content) - 1,
-            "delta": {"type": kind, key: said},
-        }
+        yield self._told("delta", delta={"type": kind, key: said})
 
     def _stop(self) -> Iterator[Object]:
         if not self._open:
             return
         self._open, block = False, self._content[-1]
         kind = block["type"]
-        block |= (
-            {"input": arguments_of(self._written)} if kind == "tool_use" else {kind: self._written}
-        )
-        yield {"type": "content_block_stop", "index": len(self._content) - 1}
+        if kind == "tool_use":
+            block["input"] = arguments_of(self._written)
+        else:
+            block[kind] = self._written
+        yield self._told("stop")
+
+    def _told(self, what: str, **fields: object) -> Object:
+        return {"type": f"content_block_{what}", "index": len(self._content) - 1, **fields}
 
 
 def _usage(told: Object) -> Object:

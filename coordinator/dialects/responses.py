@@ -194,11 +194,9 @@ def _tool(tool: ResponsesTool) -> Object:
 
 
 def _choice(choice: str | ResponsesChoice | None) -> Any:
-    return (
-        {"type": "function", "function": {"name": choice.name}}
-        if isinstance(choice, ResponsesChoice)
-        else choice
-    )
+    if isinstance(choice, ResponsesChoice):
+        return {"type": "function", "function": {"name": choice.name}}
+    return choice
 
 
 def _format(form: ResponsesFormat | None) -> Object | None:
@@ -268,13 +266,13 @@ class ResponseWriter:
             kind, said = ("reasoning", part.reasoning) if part.reasoning else ("message", part.text)
             if not self._open or self._items[-1]["type"] != kind:
                 yield from self._start_text(kind)
-            yield from self._more(_DELTAS[kind], said)
+            yield from self._more(said)
             return
         if part.name:
             call = {"type": "function_call", "call_id": part.id, "name": part.name, "arguments": ""}
-            yield from self._start("fc", call)
+            yield from self._start(call)
         if part.arguments:
-            yield from self._more(_DELTAS["function_call"], part.arguments)
+            yield from self._more(part.arguments)
 
     def end(self, end: End, usage: Object) -> Iterator[Object]:
         details = {"reason": "max_output_tokens"} if end.reason is Reason.LENGTH else None
@@ -291,9 +289,10 @@ class ResponseWriter:
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **fields}
 
-    def _start(self, kind: str, item: Object) -> Iterator[Object]:
+    def _start(self, item: Object) -> Iterator[Object]:
         yield from self._stop("completed")
-        made = {"id": f"{kind}_{secrets.token_hex(12)}", **item, "status": "in_progress"}
+        begin, _ = _KINDS[item["type"]]
+        made = {"id": f"{begin}_{secrets.token_hex(12)}", **item, "status": "in_progress"}
         self._items.append(made)
         self._open, self._written = True, ""
         yield self._told(
@@ -301,52 +300,46 @@ class ResponseWriter:
         )
 
     def _start_text(self, kind: str) -> Iterator[Object]:
-        empty: Object = (
-            {"role": "assistant", "content": []}
-            if kind == "message"
-            else {"summary": [], "content": []}
-        )
-        yield from self._start("msg" if kind == "message" else "rs", {"type": kind, **empty})
-        yield self._told(
-            "response.content_part.added", **self._place(), content_index=0, part=_content(kind, "")
-        )
+        more: Object = {"role": "assistant"} if kind == "message" else {"summary": []}
+        yield from self._start({"type": kind, **more, "content": []})
+        added = "response.content_part.added"
+        yield self._told(added, **self._place(), part=_content(kind, ""))
 
-    def _more(self, kind: str, said: str) -> Iterator[Object]:
+    def _more(self, said: str) -> Iterator[Object]:
         self._written += said
-        where = (
-            self._place()
-            if kind == _DELTAS["function_call"]
-            else self._place() | {"content_index": 0}
-        )
-        more: Object = {"logprobs": []} if kind == _DELTAS["message"] else {}
-        yield self._told(f"{kind}.delta", **where, delta=said, **more)
+        kind = self._items[-1]["type"]
+        more: Object = {"logprobs": []} if kind == "message" else {}
+        yield self._told(f"{_KINDS[kind][1]}.delta", **self._place(), delta=said, **more)
 
     def _stop(self, status: str) -> Iterator[Object]:
         if not self._open:
             return
         self._open, item = False, self._items[-1]
         item["status"], kind = status, item["type"]
-        done = f"{_DELTAS[kind]}.done"
+        done = f"{_KINDS[kind][1]}.done"
         if kind == "function_call":
             item["arguments"] = self._written or "{}"
             yield self._told(done, **self._place(), arguments=item["arguments"], name=item["name"])
         else:
             content = _content(kind, self._written)
             item["content"] = [content]
-            where = self._place() | {"content_index": 0}
             more: Object = {"logprobs": []} if kind == "message" else {}
-            yield self._told(done, **where, text=self._written, **more)
-            yield self._told("response.content_part.done", **where, part=content)
+            yield self._told(done, **self._place(), text=self._written, **more)
+            yield self._told("response.content_part.done", **self._place(), part=content)
         yield self._told("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
     def _place(self) -> Object:
-        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+        """Which item is open, and of one with text which part."""
+        item = self._items[-1]
+        part = {} if item["type"] == "function_call" else {"content_index": 0}
+        return {"item_id": item["id"], "output_index": len(self._items) - 1, **part}
 
 
-_DELTAS = {
-    "message": "response.output_text",
-    "reasoning": "response.reasoning_text",
-    "function_call": "response.function_call_arguments",
+# by type of an item: how its id begins, and its events of text
+_KINDS = {
+    "message": ("msg", "response.output_text"),
+    "reasoning": ("rs", "response.reasoning_text"),
+    "function_call": ("fc", "response.function_call_arguments"),
 }
 
 

@@ -118,9 +118,8 @@ async def answer_chat(
     def failed(error: Exception) -> bytes:
         return _event(writer.failed(error))
 
-    return await respond(
-        api, request, asking, _events(told, asking) if body.stream else None, whole, failed
-    )
+    events = _events(told, asking) if body.stream else None
+    return await respond(api, request, asking, events, whole, failed)
 
 
 async def _told(

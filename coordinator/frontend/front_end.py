@@ -103,16 +103,7 @@ class FrontEnd:
         api = make_api(self._config, self.processor)
         ours = (system.routes, chat.routes, completions.routes, system.tokenizing_routes)
         routers = [routes(api) for routes in (*ours, messages.routes, responses.routes)]
-        app = build_app(api, [*routers, *more(api)])
-        metrics = self.processor.metrics
-        self._http = HttpServer(
-            app,
-            self._config.http,
-            most=self._most,
-            security=api.security,
-            metrics=metrics,
-            origins=self._config.cors_origin,
-        )
+        self._http = HttpServer(build_app(api, [*routers, *more(api)]), api, self._most)
         await self._http.start()
 
     async def close(self, grace_s: float) -> None:

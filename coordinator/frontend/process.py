@@ -26,45 +26,36 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> ClientsP
     """Starts a front end. It listens at once, and reports SERVING whenever a coordinator with ready
     workers is attached."""
     check(config)
-    cell: RemoteCell | None = None
-    front: FrontEnd | None = None
     shell = Shell("frontend", config, lambda: config.target or served(cell), config.http)
     tokenizer = find_tokenizer(config.target, config.target_revision)
     hello = frontend_pb2.FrontendHello(name=name, incarnation=shell.incarnation, pid=os.getpid())
 
     def changed(serving: bool) -> None:
-        if cell is not None and cell.draining:
+        if cell.draining:
             return  # it stays NOT_SERVING, whatever becomes of the coordinator meanwhile
-        log.info(
-            "frontend.serving" if serving else "frontend.waiting",
-            name=name,
-            coordinator=config.coordinator,
-        )
+        event = "frontend.serving" if serving else "frontend.waiting"
+        log.info(event, name=name, coordinator=config.coordinator)
         shell.server.say_serving(serving)
 
+    cell = RemoteCell(
+        config.coordinator,
+        shell.security,
+        max_calls=config.max_streams,
+        hello=hello,
+        on_change=changed,
+        metrics=shell.metrics,
+    )
+    most, interval_s = config.max_streams + SPARE_STREAMS, config.chunk_interval_ms / 1000
+    front = FrontEnd(config, shell, cell, tokenizer, most=most, interval_s=interval_s)
     try:
-        cell = RemoteCell(
-            config.coordinator,
-            shell.security,
-            max_calls=config.max_streams,
-            hello=hello,
-            on_change=changed,
-            metrics=shell.metrics,
-        )
-        most = config.max_streams + SPARE_STREAMS
-        front = FrontEnd(
-            config, shell, cell, tokenizer, most=most, interval_s=config.chunk_interval_ms / 1000
-        )
         await shell.listen([front.servicer], **front.listening())
         hello.endpoint, hello.metrics_port = shell.endpoint, shell.metrics_port
         await front.open_http()
         cell.start()
         await cell.attached(config.attach_wait_s)
     except BaseException:
-        if front is not None:
-            await front.close(0.0)
-        if cell is not None:
-            await cell.close()
+        await front.close(0.0)
+        await cell.close()
         await shell.abandon()
         raise
     return ClientsProcess(shell, cell, front)

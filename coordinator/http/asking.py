@@ -15,6 +15,7 @@ from coordinator.http.api import Api
 from coordinator.http.schema import Body, Form
 from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.response_stream import ResponseStream
+from coordinator.requests.validation import check_count
 from dspark.client.request import Options, write_request
 from dspark.errors import InvalidRequest, RequestCancelled, naming
 from dspark.numerals import shown as as_shown
@@ -30,25 +31,17 @@ _PLAIN = Options.__annotations__.keys() & Body.model_fields.keys()
 Prompt = str | Sequence[int]
 
 
-def sampling(
-    body: Body,
-    form: Form | None,
-    *,
-    max_tokens: int | None,
-    logprobs: int | None,
-    prompt_logprobs: int | None = None,
-) -> dict[str, Any]:
-    """The fields of a body as options of the gRPC interface. form: the answer's constraint."""
+def sampling(body: Body, form: Form | None, **more: int | None) -> dict[str, Any]:
+    """The fields of a body as options of the gRPC interface. form: the answer's constraint. more:
+    options in the place of the body's own."""
     return {
         **{name: getattr(body, name) for name in _PLAIN},
         **(body.speculation.model_dump() if body.speculation else {}),
-        "max_tokens": max_tokens,
-        "logprobs": logprobs,
-        "prompt_logprobs": body.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
         "seed": _seed(body.seed),
         "stop": body.stop or None,
         "logit_bias": _biases(body.logit_bias or {}),
         "constraint": form,
+        **more,
     }
 
 
@@ -72,11 +65,9 @@ def _biases(given: dict[str, float]) -> dict[int, float]:
 def new_id(kind: str, given: str | None) -> str:
     """A unique id for a response and its request in logs. given: the client's own id, which may
     repeat: clients that retry, and proxies that forward an id, send it twice."""
-    return (
-        f"{kind}-{given[:GIVEN]}-{secrets.token_hex(4)}"
-        if given
-        else f"{kind}-{secrets.token_hex(12)}"
-    )
+    if given:
+        return f"{kind}-{given[:GIVEN]}-{secrets.token_hex(4)}"
+    return f"{kind}-{secrets.token_hex(12)}"
 
 
 ID_HEADER = "x-request-id"  # answers have `request-id` as well, which Anthropic's clients read
@@ -107,10 +98,7 @@ class Asking:
         """Submits all prompts, or none. kind: first word of the id. names: the body's names for
         fields of the gRPC interface. usual: default `max_tokens`, None for the deployment's.
         record: answers keep (verified, accepted) of each round as `steps`."""
-        if len(prompts) > MAX_PROMPTS:
-            raise InvalidRequest(
-                "text", f"{len(prompts)} prompts, at most {MAX_PROMPTS} are allowed"
-            )
+        check_count("text", len(prompts), MAX_PROMPTS, "prompts")
         asking = Asking(kind, request.headers.get(ID_HEADER), names)
         try:
             with naming(asking._name):

@@ -35,22 +35,15 @@ def joined(parts: Iterable[Part]) -> list[Part]:
     """The same increments, with neighbours of one kind merged."""
     made: list[Part] = []
     for part in parts:
-        if (
-            made
-            and not part.name
-            and (part.call, bool(part.reasoning)) == (made[-1].call, bool(made[-1].reasoning))
-        ):
-            text, reasoning, call, name, id, arguments = made[-1]
-            part = Part(
-                text + part.text,
-                reasoning + part.reasoning,
-                call,
-                name,
-                id,
-                arguments + part.arguments,
+        last = made[-1] if made and not part.name else None
+        if last and (part.call, bool(part.reasoning)) == (last.call, bool(last.reasoning)):
+            made[-1] = last._replace(
+                text=last.text + part.text,
+                reasoning=last.reasoning + part.reasoning,
+                arguments=last.arguments + part.arguments,
             )
-            made.pop()
-        made.append(part)
+        else:
+            made.append(part)
     return made
 
 
@@ -363,8 +356,6 @@ def _text(written: str) -> str:
 
 def new_call_id(form: Format | None = None) -> str:
     """A random id for a call: of nine characters where the target's format has short ids."""
-    return (
-        secrets.token_hex(5)[:9]
-        if form is not None and form.short_ids
-        else f"call_{secrets.token_hex(12)}"
-    )
+    if form is not None and form.short_ids:
+        return secrets.token_hex(5)[:9]
+    return f"call_{secrets.token_hex(12)}"

@@ -3,6 +3,7 @@ assistant's turn."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -46,14 +47,10 @@ _KEYWORDS = ("enable_thinking", "reasoning_effort")
 
 
 def routes(api: Api) -> APIRouter:
-    router = APIRouter(tags=["OpenAI"])
+    router = APIRouter(tags=["OpenAI"], dependencies=[Depends(api.guard)])
     texts = TokenTexts(api.processor.tokenizer)
 
-    @router.post(
-        "/v1/chat/completions",
-        dependencies=[Depends(api.guard)],
-        openapi_extra=described_by(ChatBody),
-    )
+    @router.post("/v1/chat/completions", openapi_extra=described_by(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """Answers a conversation."""
         body = await read_body(request, ChatBody, prompt_bytes(api.processor.cell))
@@ -99,22 +96,17 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
         field = "thinking_token_budget" if form is None else field
         token, special = tokenizer.id_of(END), tokenizer.special_ids()
         form = with_budget(budget, form, inside=inside, token=token, special=special)
-    options = sampling(body, form, max_tokens=_max_tokens(body), logprobs=_logprobs(body))
+    limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    options = sampling(body, form, max_tokens=getattr(body, limit), logprobs=_logprobs(body))
     # The marks between an answer's parts may be special tokens: then these are decoded too.
     marks = (
         *((BEGINS,) if template.has_channels else ()),
         *((BEGIN, END) if template.marks_thoughts else ()),
         *(calling.format.marks if calling is not None else ()),
     )
-    if (
-        body.skip_special_tokens is None
-        and marks
-        and not tokenizer.special_ids().keys().isdisjoint(marks)
-    ):
+    if body.skip_special_tokens is None and not tokenizer.special_ids().keys().isdisjoint(marks):
         options["skip_special_tokens"] = False
-    names = {**_NAMES, "constraint": field}
-    if body.max_completion_tokens is not None:
-        names["sampling_params.max_tokens"] = "max_completion_tokens"
+    names = {**_NAMES, "constraint": field, "sampling_params.max_tokens": limit}
     return AskedChat(prompt, options, partial(_reader, calling, template, inside), names)
 
 
@@ -131,8 +123,8 @@ class ChatShape:
     whole_object, part_object = "chat.completion", "chat.completion.chunk"
 
     def __init__(self, texts: TokenTexts, make_reader: Callable[[], Reader]) -> None:
-        self._texts, self._make_reader = texts, make_reader
-        self._readers: dict[int, Reader] = {}  # by answer
+        self._texts = texts
+        self._readers = defaultdict[int, Reader](make_reader)  # by answer
 
     @property
     def thought(self) -> int:
@@ -142,34 +134,23 @@ class ChatShape:
         return {"delta": {"role": "assistant", "content": ""}}
 
     def part(self, prompt: int, shown: OutputChunk) -> Object:
-        reader = self._readers.get(shown.index) or self._readers.setdefault(
-            shown.index, self._make_reader()
-        )
+        reader = self._readers[shown.index]
         parts = [part for text in shown.texts for part in reader.push(text)]
         delta = _delta(parts + reader.close() if shown.ended else parts)
         return {"delta": delta, "logprobs": chat_logprobs(self._texts, shown)}
 
     def reason(self, index: int, reason: str) -> str:
-        reader = self._readers.get(index)
-        return "tool_calls" if reason == "stop" and reader is not None and reader.calls else reason
+        return "tool_calls" if reason == "stop" and self._readers[index].calls else reason
 
     def whole(self, made: Object, output: OutputProcessor) -> Object:
         message: Object = {"refusal": None, **made.pop("delta")}
         calls: dict[int, Object] = {}
         for part in message.pop("tool_calls", ()):
-            calls[part["index"]] = added(calls.get(part["index"]), part)
+            added(calls.setdefault(part.pop("index"), {}), part)
         if calls:
-            told = [
-                {key: value for key, value in call.items() if key != "index"}
-                for call in calls.values()
-            ]
-            message |= {"content": message["content"] or None, "tool_calls": told}
-        return {
-            "message": message,
-            "logprobs": None,
-            **made,
-            **prompt_logprobs(self._texts, output),
-        }
+            message |= {"content": message["content"] or None, "tool_calls": [*calls.values()]}
+        scores = prompt_logprobs(self._texts, output)
+        return {"message": message, "logprobs": None, **made, **scores}
 
 
 async def read_prompt(api: Api, body: ChatBody, calling: Calling | None = None) -> tuple[int, ...]:
@@ -187,31 +168,23 @@ async def read_prompt(api: Api, body: ChatBody, calling: Calling | None = None) 
                 raise Unsupported(name, "the target's chat template has no such argument")
             arguments[name] = value
     tools = calling.tools if calling is not None else ()
-    asked = (template, messages, arguments, body, tools)
-    text = await beside(len(str((messages, arguments, tools))) > LONG_TEXT, _rendered, *asked)
+    render = partial(template.render, arguments=arguments, tools=tools)
+    long = len(str((messages, arguments, tools))) > LONG_TEXT
+    text = await beside(long, _rendered, render, messages, body)
     # the template writes special tokens itself
     return await encoded(tokenizer, text, "messages", add_special=False)
 
 
-def _rendered(
-    template: ChatTemplate,
-    messages: list[Mapping[str, Any]],
-    arguments: dict[str, Any],
-    body: ChatBody,
-    tools: Sequence[Mapping[str, Any]],
-) -> str:
+def _rendered(render: Callable[..., str], messages: list[Mapping[str, Any]], body: ChatBody) -> str:
     last = bool(body.continue_final_message)
     begin = not last if body.add_generation_prompt is None else body.add_generation_prompt
     if last and begin:
         raise InvalidRequest("continue_final_message", "goes without add_generation_prompt")
     if not last:
-        return template.render(messages, arguments, add_generation_prompt=begin, tools=tools)
+        return render(messages, add_generation_prompt=begin)
     said = str(messages[-1].get("content") or "")
     marked = {**messages[-1], "content": said + _HERE}
-    text = template.render(
-        [*messages[:-1], marked], arguments, add_generation_prompt=begin, tools=tools
-    )
-    return _cut_behind(text, said)
+    return _cut_behind(render([*messages[:-1], marked], add_generation_prompt=False), said)
 
 
 def _cut_behind(text: str, said: str) -> str:
@@ -227,10 +200,6 @@ def _cut_behind(text: str, said: str) -> str:
     return kept if text[at : at + len(_HERE)] == _HERE else kept.rstrip()
 
 
-def _max_tokens(body: ChatBody) -> int | None:
-    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-
-
 def _logprobs(body: ChatBody) -> int | None:
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs", "only beside logprobs")
@@ -243,16 +212,11 @@ def _delta(parts: Sequence[Part]) -> Object:
     calls: dict[int, Object] = {}
     for part in parts:
         if part.call is None:
-            added(
-                made,
-                {"reasoning_content": part.reasoning} if part.reasoning else {"content": part.text},
-            )
+            kind = "reasoning_content" if part.reasoning else "content"
+            added(made, {kind: part.reasoning or part.text})
             continue
-        named = (
-            {"id": part.id, "type": "function", "function": {"name": part.name}}
-            if part.name
-            else {}
-        )
         call = calls.setdefault(part.call, {"index": part.call})
-        added(added(call, named), {"function": {"arguments": part.arguments}})
+        if part.name:
+            call |= {"id": part.id, "type": "function", "function": {"name": part.name}}
+        added(call, {"function": {"arguments": part.arguments}})
     return made | ({"tool_calls": list(calls.values())} if calls else {})

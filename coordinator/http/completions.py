@@ -25,23 +25,17 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's default for completions
 
 
 def routes(api: Api) -> APIRouter:
-    router = APIRouter(tags=["OpenAI"])
+    router = APIRouter(tags=["OpenAI"], dependencies=[Depends(api.guard)])
     texts = TokenTexts(api.processor.tokenizer)
 
-    @router.post(
-        "/v1/completions",
-        dependencies=[Depends(api.guard)],
-        openapi_extra=described_by(CompletionBody),
-    )
+    @router.post("/v1/completions", openapi_extra=described_by(CompletionBody))
     async def completions(request: Request) -> Response:
         """Continues each prompt."""
         body = await read_body(request, CompletionBody, prompt_bytes(api.processor.cell))
         prompts = read_prompts(body.prompt)
         field, form = form_of(body)
         scores, names = _scores(body)
-        options = sampling(
-            body, form, max_tokens=body.max_tokens, logprobs=body.logprobs, prompt_logprobs=scores
-        )
+        options = sampling(body, form, logprobs=body.logprobs, prompt_logprobs=scores)
         echoes = [await _echoed(api, prompt) for prompt in prompts] if body.echo else None
         shape = CompletionShape(texts, echoes, body.logprobs, body.prompt_logprobs)
         asked = (prompts, options, shape, names | {"constraint": field})
@@ -80,8 +74,12 @@ class CompletionShape:
         return {"text": self._echoes[prompt], "logprobs": told}
 
     def part(self, prompt: int, shown: OutputChunk) -> Object:
-        before = self._told((prompt, shown.index), shown)
-        return {"text": shown.text, "logprobs": completion_logprobs(self._texts, shown, before)}
+        key = prompt, shown.index
+        before = self._said.get(key, self._before.get(prompt, 0))
+        told = completion_logprobs(self._texts, shown, before)
+        if told is not None:
+            self._said[key] = before + sum(map(len, told["tokens"]))
+        return {"text": shown.text, "logprobs": told}
 
     def reason(self, index: int, reason: str) -> str:
         return reason
@@ -91,20 +89,12 @@ class CompletionShape:
         told = {} if top is None else prompt_logprobs(self._texts, output, top)
         return {"text": "", "logprobs": None, **made, **told}
 
-    def _told(self, key: tuple[int, int], shown: OutputChunk) -> int:
-        before = self._said.get(key, self._before.get(key[0], 0))
-        if shown.logprobs:
-            self._said[key] = before + sum(
-                len(self._texts.text_of(token)) for token in shown.tokens
-            )
-        return before
-
 
 def _scores(body: CompletionBody) -> tuple[int | None, dict[str, str]]:
-    """(likeliest tokens at each position of an echoed prompt, None for no scores; the body's name
-    for that field, if it has another)."""
+    """(likeliest tokens to score at each position of the prompt, None for no scores; the body's
+    name for that field, if it has another)."""
     if not body.echo or (body.logprobs is None and body.max_tokens != 0):
-        return None, {}
+        return body.prompt_logprobs, {}
     if body.prompt_logprobs is not None:
         return max(body.prompt_logprobs, body.logprobs or 0), {}
     return body.logprobs or 0, {"sampling_params.prompt_logprobs": "logprobs"}
@@ -127,6 +117,5 @@ async def _echoed(api: Api, prompt: Prompt) -> str:
     tokenizer = api.processor.tokenizer
     if tokenizer is None:
         raise InvalidRequest("echo", "the target has no tokenizer, so there is no text to show")
-    return await decoded(
-        tokenizer, prompt, "text", api.processor.cell.terms().limits.context_length
-    )
+    most = api.processor.cell.terms().limits.context_length
+    return await decoded(tokenizer, prompt, "text", most)

@@ -60,12 +60,8 @@ def described(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
             status, kind, code = 401, _INVALID, "invalid_api_key"
             headers["WWW-Authenticate"] = "Bearer"
         case Overloaded():
-            status, kind, code, headers = (
-                429,
-                "rate_limit_error",
-                "rate_limit_exceeded",
-                _retry(error.retry_after_s),
-            )
+            status, kind, code = 429, "rate_limit_error", "rate_limit_exceeded"
+            headers = _retry(error.retry_after_s)
         case Unavailable():
             status, code, headers = 503, "unavailable", _retry(_RETRY_UNAVAILABLE_S)
         case Expired():
@@ -73,21 +69,15 @@ def described(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         case RequestCancelled():
             status, code = 499, "cancelled"
         case HTTPException():
-            status, message, headers = (
-                error.status_code,
-                str(error.detail),
-                dict(error.headers or {}),
-            )
+            status, message = error.status_code, str(error.detail)
+            headers = dict(error.headers or {})
             kind = _INVALID if status < 500 else kind
         case _:
             reference = secrets.token_hex(4)
             log.error("http.failed", reference=reference, exc_info=error)
             status, message = 500, f"internal error, reference {reference}"
-    return (
-        status,
-        {"error": {"message": message, "type": kind, "param": param, "code": code}},
-        headers,
-    )
+    told = {"message": message, "type": kind, "param": param, "code": code}
+    return status, {"error": told}, headers
 
 
 # Anthropic's error types by status, for its own routes.
@@ -143,11 +133,8 @@ def handle_errors(app: FastAPI) -> None:
 
     async def respond(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, HTTPException) and (error.status_code, error.detail) in _UNROUTED:
-            said = (
-                f"{request.method} {request.url.path[:200]} is no route here; there are "
-                f"{_routes(app)}"
-            )
-            error = HTTPException(error.status_code, said, error.headers)
+            said = f"{request.method} {request.url.path[:200]} is no route here; there are "
+            error = HTTPException(error.status_code, said + _routes(app), error.headers)
         return error_response(request.url.path, error)
 
     for kind in (DsparkError, HTTPException, Exception):

@@ -86,10 +86,8 @@ def echo_logprobs(texts: TokenTexts, output: OutputProcessor, top: int) -> dict[
     if told is None:
         return None
     tops = zip(told.top_ids[:, :top].tolist(), told.top_logprobs[:, :top].tolist(), strict=True)
-    values, likeliest = (
-        [None, *told.logprobs.tolist()],
-        [(), *(zip(*each, strict=True) for each in tops)],
-    )
+    values = [None, *told.logprobs.tolist()]
+    likeliest = [(), *(zip(*each, strict=True) for each in tops)]
     return _listed(texts, list(zip(output.request.prompt, values, likeliest, strict=True)))
 
 

@@ -109,19 +109,14 @@ async def _told(
     choice has its finish reason."""
     opened: set[int] = set()
     async for prompt, parts in asking.scored_parts():
-        out, stream = Told(), asking.streams[prompt]
-        answers, many = (
-            stream.output.answers,
-            prompt not in opened and len(stream.request.prompt) > MANY,
-        )
+        out, stream, many = Told(), asking.streams[prompt], False
+        answers = stream.output.answers
         if prompt not in opened:
             opened.add(prompt)
+            many = len(stream.request.prompt) > MANY
             opening = await beside(many, _opening, asking, prompt, shape, frame)
-            out += [
-                (prompt * len(answers) + answer.index, opening)
-                for answer in answers
-                if opening is not None
-            ]
+            if opening is not None:
+                out += [(prompt * len(answers) + answer.index, opening) for answer in answers]
         for shown in parts:
             choice = shape.part(prompt, shown)  # also counts tokens that have no text yet
             said = shown.text and choice.get("delta", True)  # a reader may hold text back

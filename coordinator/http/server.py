@@ -16,11 +16,11 @@ import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from coordinator.http.api import Api
 from coordinator.http.connection import Connection, Quiet
 from coordinator.http.errors import error_response
 from dspark.errors import ConfigError, Overloaded
-from dspark.runtime.security import Security, join_endpoint, split_endpoint
-from dspark.runtime.telemetry import Metrics
+from dspark.runtime.security import join_endpoint, split_endpoint
 
 log = structlog.get_logger("dspark.http")
 
@@ -102,25 +102,20 @@ class Bounded:
 
 class HttpServer:
     """An HTTP listener, bound at construction, that serves from `start` to `stop`. most: requests
-    at one time; more are refused. origins: web pages of these may read answers."""
+    at one time; more are refused."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        bind: str,
-        *,
-        most: int,
-        security: Security,
-        metrics: Metrics,
-        origins: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, app: ASGIApp, api: Api, most: int) -> None:
+        metrics, bind, origins = api.processor.metrics, api.config.http, api.config.cors_origin
+        assert bind is not None
+
         def ended(why: str) -> None:
             metrics.dropped.labels(kind="connection", reason=why).inc()
 
         refused = metrics.admission_rejections.labels(reason="http_requests").inc
         self._socket = _listen(bind)
         at = join_endpoint(split_endpoint(bind)[0], self._socket.getsockname()[1])
-        self.url = f"{'https' if security.tls else 'http'}://{at}"
+        self.url = f"{'https' if api.security.tls else 'http'}://{at}"
+        quiet = Quiet(room(CONNECTIONS * most), ended)
         bounded: ASGIApp = Bounded(app, most, refused)
         config = uvicorn.Config(
             _readable(bounded, origins) if origins else bounded,
@@ -128,16 +123,14 @@ class HttpServer:
             access_log=False,
             lifespan="off",
             ws="none",
-            http=cast(
-                Any, functools.partial(Connection, quiet=Quiet(room(CONNECTIONS * most), ended))
-            ),
+            http=cast(Any, functools.partial(Connection, quiet=quiet)),
             server_header=False,
             proxy_headers=False,
             backlog=ACCEPTS,
             timeout_keep_alive=int(IDLE_S),
         )
         config.load()
-        config.ssl = security.server_context()
+        config.ssl = api.security.server_context()
         # Started and ended step by step: `serve` would replace the process's signal handlers.
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
@@ -147,9 +140,8 @@ class HttpServer:
 
     async def start(self) -> None:
         """Starts to serve; returns when the socket listens."""
-        self._exhausted = Exhausted(
-            asyncio.get_running_loop(), lambda: self._ended("no_descriptors")
-        )
+        refused = functools.partial(self._ended, "no_descriptors")
+        self._exhausted = Exhausted(asyncio.get_running_loop(), refused)
         await self._server.startup([self._socket])
         self._socket.listen(BACKLOG)  # asyncio listened with ACCEPTS, its accepts per turn
         self._ticking = asyncio.create_task(self._server.main_loop())

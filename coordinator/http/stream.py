@@ -58,10 +58,6 @@ class _Untaken(Exception):
     """The client did not read an event in time."""
 
 
-class _Left(Exception):
-    """The client has disconnected."""
-
-
 class EventStream(Response):
     """Sends what `events` yields, whole events in bytes. `gone()` is called once when the client
     has disconnected.
@@ -95,8 +91,6 @@ class EventStream(Response):
             await self._tell(send)
         except _Untaken:
             self._cut(scope)
-        except _Left:
-            pass
         finally:
             keeper.cancel()
             await self._events.aclose()
@@ -108,27 +102,22 @@ class EventStream(Response):
     async def _tell(self, send: Send) -> None:
         try:
             async for part in self._events:
+                if self._left:  # with a pace, events go on when the answer is over
+                    return
                 await self._write(send, part)
-        except (_Untaken, _Left):
+        except _Untaken:
             raise
         except Exception as error:
             if not self._begun:
                 raise
-            if not isinstance(error, RequestCancelled):  # the client is gone
+            if not (self._left or isinstance(error, RequestCancelled)):  # the client is gone
                 await self._write(send, self._failed(error))
 
     async def _write(self, send: Send, part: bytes) -> None:
-        if self._left:  # with a pace, events go on when the answer is over
-            raise _Left
         if not self._begun:
             self._begun = True
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": self.status_code,
-                    "headers": self.raw_headers,
-                }
-            )
+            head = {"status": self.status_code, "headers": self.raw_headers}
+            await send({"type": "http.response.start", **head})
         self._sent = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self._api.config.max_unread_s):

@@ -67,9 +67,8 @@ def routes(api: Api) -> APIRouter:
     @router.get("/metrics", dependencies=[Depends(api.operator_guard)], tags=["operation"])
     async def metrics() -> Response:
         """This process's metrics, for Prometheus."""
-        return Response(
-            generate_latest(api.processor.metrics.exposed), media_type=CONTENT_TYPE_LATEST
-        )
+        page = generate_latest(api.processor.metrics.exposed)
+        return Response(page, media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/version", tags=["operation"])
     async def version() -> dict[str, str]:
@@ -130,14 +129,10 @@ def tokenizing_routes(api: Api) -> APIRouter:
         body = await read_body(request, TokenizeBody, prompt_bytes(api.processor.cell))
         tokenizer = tokenizer_for(body.model)
         ids = await ids_of(body, tokenizer)
-        told = {
-            "count": len(ids),
-            "max_model_len": api.processor.cell.terms().limits.longest,
-            "tokens": ids,
-        }
-        return await beside(
-            len(ids) > LONG_IDS, _with_names, told, tokenizer if body.return_token_strs else None
-        )
+        longest = api.processor.cell.terms().limits.longest
+        told = {"count": len(ids), "max_model_len": longest, "tokens": ids}
+        namer = tokenizer if body.return_token_strs else None
+        return await beside(len(ids) > LONG_IDS, _with_names, told, namer)
 
     @router.post("/detokenize", openapi_extra=described_by(DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, str]:

@@ -21,6 +21,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from coordinator.reception.tokenizer import find_file
+from coordinator.requests.validation import check_count
 from dspark.errors import ConfigError, InvalidRequest, Unsupported
 from dspark.token_bytes import CONFIG, SPECIAL
 
@@ -35,10 +36,7 @@ def read_messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with parts of text joined. Raises InvalidRequest for other parts, by name."""
     if not given:
         raise InvalidRequest("messages", "the list is empty")
-    if len(given) > MAX_MESSAGES:
-        raise InvalidRequest(
-            "messages", f"{len(given)} messages, at most {MAX_MESSAGES} are allowed"
-        )
+    check_count("messages", len(given), MAX_MESSAGES, "messages")
     return [_read_message(message, f"messages[{index}]") for index, message in enumerate(given)]
 
 

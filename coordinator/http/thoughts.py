@@ -122,22 +122,16 @@ def with_budget(
         raise Unsupported("thinking_token_budget", f"the target has no token {END}")
     if not 0 <= budget <= MOST:
         raise InvalidRequest("thinking_token_budget", f"must be in 0..{MOST}, got {budget}")
+    thought = {"type": "exclude_token", "exclude_tokens": [token]}
     thoughts: list[Shape] = [
-        {
-            "type": "repeat",
-            "min": 0,
-            "max": budget,
-            "content": {"type": "exclude_token", "exclude_tokens": [token]},
-        },
+        {"type": "repeat", "min": 0, "max": budget, "content": thought},
         {"type": "token", "token": token},
     ]
     if not inside:
         thoughts = [*spelled(f"{BEGIN}\n", special), *thoughts]
-    rest = (
-        {"type": "any_tokens", "exclude_tokens": []}
-        if form is None
-        else part_of(form, "thinking_token_budget")
-    )
+    rest: Shape = {"type": "any_tokens", "exclude_tokens": []}
+    if form is not None:
+        rest = part_of(form, "thinking_token_budget")
     whole = {"type": "sequence", "elements": [*thoughts, rest]}
     return {"structural_tag": {"type": "structural_tag", "format": whole}}
 

@@ -17,12 +17,14 @@ from typing import Any
 from coordinator.http.api import Api
 from coordinator.http.schema import ChatBody, Choice, Chosen, Form, Function, Tool, form_of
 from coordinator.http.template import CALLED, CALLS, USER, ChatTemplate
+from coordinator.requests.validation import check_count
 from dspark.errors import InvalidRequest, Unsupported
 
 MAX_TOOLS = 128
 SPACES = 4  # most white space between two parts of a call's arguments, in characters
 FORM_SPACES = 16  # the same for an answer's JSON
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+ANY_OBJECT = {"type": "object", "additionalProperties": True}
 
 Shape = dict[str, Any]  # a part of a structural tag
 
@@ -32,7 +34,7 @@ class Format:
     """How calls are written: `begin`, the name, `middle`, the arguments as JSON, `end`; all calls
     are between `opening` and `closing`, joined by `separator`.
 
-    trigger: text that starts a call within an answer. close: text behind the JSON of a call.
+    trigger: text that starts a call within an answer.
     parameters: the key of the arguments; empty where the name precedes them and is not in the JSON.
     many: an answer may hold several calls. marked: `trigger` is not part of the JSON; where it is,
     a call is the whole answer. around: marks around calls that are not answer text. parted: the
@@ -45,7 +47,6 @@ class Format:
     middle: str
     end: str
     trigger: str
-    close: str
     parameters: str = ""
     opening: str = ""
     closing: str = ""
@@ -56,6 +57,11 @@ class Format:
     parted: str = ""
     short_ids: bool = False
     free: bool = True
+
+    @property
+    def close(self) -> str:
+        """Text behind the JSON of a call, or of a list of calls."""
+        return self.end.removeprefix("}").strip() or self.closing
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -74,7 +80,6 @@ FORMATS = {
             '", "arguments": ',
             "}\n</tool_call>",
             trigger="<tool_call>",
-            close="</tool_call>",
             parameters="arguments",
         ),
         Format(
@@ -83,7 +88,6 @@ FORMATS = {
             '", "parameters": ',
             "}",
             trigger='{"name":',
-            close="",
             parameters="parameters",
             many=False,
             marked=False,
@@ -94,7 +98,6 @@ FORMATS = {
             '", "arguments": ',
             "}",
             trigger="[TOOL_CALLS]",
-            close="]",
             parameters="arguments",
             opening="[TOOL_CALLS] [",
             closing="]",
@@ -108,7 +111,6 @@ FORMATS = {
             "[ARGS]",
             "",
             trigger="[TOOL_CALLS]",
-            close="",
             separator="",
             short_ids=True,
         ),
@@ -118,7 +120,6 @@ FORMATS = {
             "\n```json\n",
             f"\n```{_CALL[2]}",
             trigger=f"{_CALL[0]}function{_CALL[1]}",
-            close=f"```{_CALL[2]}",
             opening=_CALLS[0],
             closing=_CALLS[1],
             around=_CALLS,
@@ -129,7 +130,6 @@ FORMATS = {
             _CALL[1],
             _CALL[2],
             trigger=_CALL[0],
-            close=_CALL[2],
             opening=_CALLS[0],
             closing=_CALLS[1],
             separator="",
@@ -141,7 +141,6 @@ FORMATS = {
             " <|constrain|>json<|message|>",
             "",
             trigger="<|channel|>",
-            close="<|call|>",
             many=False,
             free=False,
         ),
@@ -223,8 +222,7 @@ def read_calling(api: Api, body: ChatBody) -> Calling | None:
 
 
 def _check(tools: Sequence[Tool]) -> None:
-    if len(tools) > MAX_TOOLS:
-        raise InvalidRequest("tools", f"{len(tools)} tools, at most {MAX_TOOLS} are allowed")
+    check_count("tools", len(tools), MAX_TOOLS, "tools")
     names = [tool.function.name for tool in tools]
     for index, name in enumerate(names):
         if not NAME.fullmatch(name):
@@ -260,12 +258,8 @@ def _form(
     forced = _forces(choice)
     if not forced and answer is not None and not (form.marked and form.free):
         raise Unsupported(field, "is not supported beside tools: the target marks no calls")
-    if (
-        not forced
-        and answer is None
-        and many == form.many
-        and not any(tool.function.strict for tool in tools)
-    ):
+    strict = any(tool.function.strict for tool in tools)
+    if not (forced or strict or answer is not None or many != form.many):
         return None
     if not forced and not form.free:
         raise Unsupported(
@@ -280,15 +274,13 @@ def _form(
         ]
         for tool in chosen
     ]
+    several = _several(calls, form, special, many)
     if forced:
-        inside = _sequence(_several(calls, form, special, many))
+        inside = _sequence(several)
     elif answer is not None:
-        inside = {
-            "type": "or",
-            "elements": [_sequence(_several(calls, form, special, many)), answer],
-        }
+        inside = {"type": "or", "elements": [_sequence(several), answer]}
     elif form.opening:
-        inside = _triggered([_several(calls, form, special, many)], form.opening, many=False)
+        inside = _triggered([several], form.opening, many=False)
     else:
         inside = _triggered(calls, form.trigger, many)
     return {"structural_tag": {"type": "structural_tag", "format": inside}}
@@ -313,11 +305,7 @@ def _triggered(calls: list[list[Shape]], trigger: str, many: bool) -> Shape:
     tags, of_token = [], calls[0][0]["type"] == "token"
     for first, *rest in calls:
         begin = first if of_token else first["value"]
-        last = (
-            rest.pop()
-            if rest[-1]["type"] == "token" or rest[-1]["type"] == "const_string"
-            else None
-        )
+        last = rest.pop() if rest[-1]["type"] in ("token", "const_string") else None
         end = "" if last is None else last if last["type"] == "token" else last["value"]
         tags.append({"type": "tag", "begin": begin, "content": _sequence(rest), "end": end})
     common = {"tags": tags, "at_least_one": False, "stop_after_first": not many}
@@ -327,14 +315,12 @@ def _triggered(calls: list[list[Shape]], trigger: str, many: bool) -> Shape:
 
 
 def _arguments(function: Function, *, strict: bool) -> Shape:
-    schema = (
-        (function.parameters or {"type": "object", "properties": {}})
-        if strict
-        else {"type": "object"}
-    )
-    if not strict:
-        schema = {**schema, "additionalProperties": True}
-    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": SPACES}
+    schema = function.parameters or {"type": "object", "properties": {}}
+    return _json(schema if strict else ANY_OBJECT, SPACES)
+
+
+def _json(schema: dict[str, Any], spaces: int) -> Shape:
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": spaces}
 
 
 def _sequence(parts: list[Shape]) -> Shape:
@@ -347,19 +333,16 @@ def part_of(form: Form, field: str) -> Shape:
         case {"structural_tag": {"format": dict() as made}}:
             return made
         case {"json_schema": dict() as schema}:
-            return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": FORM_SPACES}
+            return _json(schema, FORM_SPACES)
         case {"json_object": _}:
-            schema = {"type": "object", "additionalProperties": True}
-            return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": FORM_SPACES}
+            return _json(ANY_OBJECT, FORM_SPACES)
         case {"regex": str() as pattern}:
             return {"type": "regex", "pattern": pattern}
         case {"grammar": str() as grammar}:
             return {"type": "grammar", "grammar": grammar}
         case {"choice": list() as texts}:
-            return {
-                "type": "or",
-                "elements": [{"type": "const_string", "value": text} for text in texts],
-            }
+            words = [{"type": "const_string", "value": text} for text in texts]
+            return {"type": "or", "elements": words}
     raise Unsupported(field, "is not supported with this form as a part of another")
 
 

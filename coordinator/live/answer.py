@@ -19,12 +19,12 @@ from coordinator.http.stream import EventStream, event
 from coordinator.http.template import Turn, newest_that_fit
 from coordinator.reception.input_processor import LONG_TEXT, encoded_now
 from coordinator.reception.response_stream import ResponseStream, write_complete
-from coordinator.reception.tokenizer import TextStream, Tokenizer
+from coordinator.reception.tokenizer import Tokenizer
 from coordinator.requests.request import inside
 from coordinator.watching.explaining import origins, told
 from coordinator.watching.watch import Explain, RoundPart
 from dspark.client.explanation import ORIGINS, RoundExplanation, read_explanation
-from dspark.client.request import Options, write_request
+from dspark.client.request import write_request
 from dspark.errors import RequestCancelled
 from dspark.wire.v1.control_pb2 import ORIGIN_PLAIN
 
@@ -84,38 +84,32 @@ class Speaker:
 
     def __init__(self, prompt: Sequence[int], tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._stream: TextStream | None = (
-            tokenizer.stream(prompt, skip_special=True) if tokenizer else None
-        )
+        self._stream = tokenizer.stream(prompt, skip_special=True) if tokenizer else None
         self._offset = 0
         self._parts: dict[int, RoundPart] = {}
 
     def say(self, piece: CommittedTokens, parts: Sequence[RoundPart]) -> dict[str, Any]:
         """The event of a committed piece. parts: explanations received since the last one."""
         self._parts.update((part.offset, part) for part in parts)
-        round = piece.round
-        shown = len(piece.tokens)
-        came = (
-            [ORIGIN_PLAIN] * shown
-            if round is None
-            else origins(round.accepted, round.verified, shown)
-        )
-        words = [ORIGINS[each] for each in came]
+        round, shown = piece.round, len(piece.tokens)
+        came = [ORIGIN_PLAIN] * shown
+        if round is not None:
+            came = origins(round.accepted, round.verified, shown)
         part = self._parts.pop(self._offset, None)
         found = read_explanation(told(part)) if part is not None and round is not None else None
-        forced = found.forced if found is not None else (False,) * len(piece.tokens)
+        forced = found.forced if found is not None else (False,) * shown
         said = {
             "type": "round" if round is not None else "first",
             "offset": self._offset,
             "tokens": [
-                {"id": token, "text": text, "origin": origin, "forced": only}
+                {"id": token, "text": text, "origin": ORIGINS[origin], "forced": only}
                 for token, text, origin, only in zip(
-                    piece.tokens, self._texts(piece), words, forced, strict=True
+                    piece.tokens, self._texts(piece), came, forced, strict=True
                 )
             ],
             "told": self._told(found) if found is not None else None,
         }
-        self._offset += len(piece.tokens)
+        self._offset += shown
         return said
 
     def _texts(self, piece: CommittedTokens) -> list[str]:
@@ -128,11 +122,9 @@ class Speaker:
         return texts
 
     def _alone(self, token: int) -> str:
-        return (
-            f" {token}"
-            if self._tokenizer is None
-            else self._tokenizer.decode([token], skip_special=False)
-        )
+        if self._tokenizer is None:
+            return f" {token}"
+        return self._tokenizer.decode([token], skip_special=False)
 
     def _told(self, found: RoundExplanation) -> dict[str, Any]:
         """The explanation as a dict, with a text for every drafted token that it names."""
@@ -144,39 +136,30 @@ class Speaker:
 
 async def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventStream:
     """The event stream of one answer: `begin`, `first`, a `round` for each round, `end`."""
-    options = Options(
-        max_tokens=wish.max_tokens,
-        temperature=wish.temperature,
-        policy=wish.policy,
-        rule=wish.rule,
-        seed=wish.seed,
-        drafter=wish.drafter,
-        constraint={"json_schema" if wish.shape.startswith("{") else "regex": wish.shape}
-        if wish.shape
-        else None,
-        request_id=f"live-{secrets.token_hex(8)}",
-    )
-    prompt, left_out = await prompt_of(
-        api, [each.model_dump() for each in wish.messages], wish.max_tokens
-    )
+    options = wish.model_dump(exclude={"messages", "shape"})
+    options["request_id"] = f"live-{secrets.token_hex(8)}"
+    if wish.shape:
+        form = "json_schema" if wish.shape.startswith("{") else "regex"
+        options["constraint"] = {form: wish.shape}
+    messages = [each.model_dump() for each in wish.messages]
+    prompt, left_out = await prompt_of(api, messages, wish.max_tokens)
     stream = await api.processor.accept(write_request(prompt, options))
     request = stream.request
+    begin = {
+        "type": "begin",
+        "id": request.id,
+        "prompt_tokens": len(request.prompt),
+        "left_out": left_out,
+        "policy": str(request.policy),
+        "rule": request.params.rule.name.lower(),
+    }
 
     async def events() -> AsyncGenerator[bytes]:
         try:
             with explain.request(inside(request.tenant, request.id)) as watch:
                 # watching begins before the first round
                 speaker = Speaker(request.prompt, api.processor.tokenizer)
-                yield event(
-                    {
-                        "type": "begin",
-                        "id": request.id,
-                        "prompt_tokens": len(request.prompt),
-                        "left_out": left_out,
-                        "policy": str(request.policy),
-                        "rule": request.params.rule.name.lower(),
-                    }
-                )
+                yield event(begin)
                 while not stream.done:
                     await stream.parts()
                     parts = watch.taken()

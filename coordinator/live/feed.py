@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -68,8 +68,6 @@ class BackgroundLoad:
                 await asyncio.sleep(
                     error.retry_after_s if isinstance(error, Overloaded) else PAUSE_S
                 )
-            except asyncio.CancelledError:
-                raise
             except Exception as error:  # a bug: this stream tries again, and the page goes on
                 log.error("live.load_failed", exc_info=error)
                 await asyncio.sleep(PAUSE_S)
@@ -166,36 +164,32 @@ class CellFeed:
         shown.set()
 
     def _cell(self, rounds: list[Reported]) -> dict[str, Any]:
-        by_lane: dict[str, list[Reported]] = {}
-        for each in rounds:
-            by_lane.setdefault(each.lane, []).append(each)
         lanes = self._membership.lanes
         drafting = Counter(
             state.drafter.facts.name for lane in lanes for state in lane.states if state.drafter
         )
         verifying = {lane.facts.name: len(lane) for lane in lanes}
+        held = {WorkerRole.VERIFY: verifying, WorkerRole.DRAFT: drafting}
         return {
             "type": "cell",
             "running": self._admission.running,
             "load": {"streams": self._load.streams, "most": self._load.most},
-            "lanes": [self._lane(lane, by_lane.get(lane.facts.name, [])) for lane in lanes],
+            "lanes": [self._lane(lane, rounds) for lane in lanes],
             "ended": [_ended(each) for each in self._admission.endings.last(SHOWN)],
             "workers": [
-                _worker(
-                    worker, (verifying if worker.address.role is WorkerRole.VERIFY else drafting)
-                )
-                for worker in self._membership.workers
+                _worker(each, held[each.address.role]) for each in self._membership.workers
             ],
         }
 
     def _lane(self, lane: Lane, rounds: list[Reported]) -> dict[str, Any]:
         waiting = lane.waiting
-        expected = lane.expected_rates if rounds else None
+        mine = [each for each in rounds if each.lane == lane.facts.name]
+        expected = lane.expected_rates if mine else None
         return {
             "name": lane.facts.name,
             "running": len(lane) - waiting,
             "curve": lane.facts.cost is not None,
-            **_recent([step_of(each) for each in rounds]),
+            **_recent([step_of(each) for each in mine]),
             "rates": None
             if expected is None
             else {
@@ -232,7 +226,7 @@ def _ended(each: EndedAnswer) -> dict[str, Any]:
     }
 
 
-def _worker(worker: WorkerConnection, holding: dict[str, int] | Counter[str]) -> dict[str, Any]:
+def _worker(worker: WorkerConnection, holding: Mapping[str, int]) -> dict[str, Any]:
     address = worker.address
     return {
         "role": address.role.value,

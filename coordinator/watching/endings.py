@@ -25,14 +25,10 @@ KEPT = 256  # answers
 class Endings:
     """Counts and logs every answer that ends, and keeps the last ones."""
 
-    def __init__(self, metrics: Metrics, most: int = KEPT) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         # (time of arrival, answer)
-        self._ring: deque[tuple[float, EndedAnswer]] = deque(maxlen=most)
-
-    @property
-    def most(self) -> int:
-        return self._ring.maxlen or 0
+        self._ring: deque[tuple[float, EndedAnswer]] = deque(maxlen=KEPT)
 
     def add(self, state: RequestState, error: Exception | None) -> str:
         """Records an answer, once its stats have their end. Returns the outcome."""

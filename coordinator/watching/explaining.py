@@ -19,13 +19,8 @@ from dspark.wire.v1 import control_pb2 as wire
 def origins(accepted: int, judged: int, kept: int) -> list[wire.Origin]:
     """Origins of the tokens that a round committed: `accepted` of `judged` drafted ones and the
     target's own, the first `kept`."""
-    last = (
-        wire.ORIGIN_PLAIN
-        if not judged
-        else wire.ORIGIN_BONUS
-        if accepted == judged
-        else wire.ORIGIN_CORRECTED
-    )
+    own = wire.ORIGIN_BONUS if accepted == judged else wire.ORIGIN_CORRECTED
+    last = own if judged else wire.ORIGIN_PLAIN
     return [*[wire.ORIGIN_DRAFTED] * accepted, last][:kept]
 
 

@@ -106,9 +106,8 @@ class Tracing:
         placed = stats.placed if stats.placed is not None else end
         self._span("admission", at(stats.arrived), inside).end(at(placed))
         if stats.placed is not None:
-            self._span("prefill", at(placed), inside).end(
-                at(stats.first if stats.first is not None else end)
-            )
+            first = stats.first if stats.first is not None else end
+            self._span("prefill", at(placed), inside).end(at(first))
         for part in parts:
             self._round(part, inside, at)
         root.end(at(end))
@@ -126,13 +125,10 @@ class Tracing:
                 "dspark.spec.verified": said.verified,
                 "dspark.spec.accepted": said.accepted,
                 "dspark.spec.committed": part.kept,
-                **(
-                    {"dspark.spec.without_draft": made.why_empty[part.at]}
-                    if made.why_empty[part.at]
-                    else {}
-                ),
             }
         )
+        if why := made.why_empty[part.at]:
+            span.set_attribute("dspark.spec.without_draft", why)
         within = _child_of(span)
         if len(said.confidence):
             drafted = self._span("draft", at(began), within)

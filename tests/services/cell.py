@@ -10,6 +10,7 @@ from typing import Any
 
 import workers
 
+from coordinator.workers.worker import Address, WorkerRole
 from dspark.client import AsyncClient
 
 
@@ -29,13 +30,13 @@ class Cell:
             "name": f"verify/{len(self.verifiers)}",
             **settings,
         }
-        self.verifiers.append(await self._begun(workers.verifier(grace_s=0.2, **given)))
+        self.verifiers.append(await self.begun(workers.verifier(grace_s=0.2, **given)))
         return self.verifiers[-1]
 
     async def drafter(self, folder: Path | None = None, **settings: Any) -> Any:
         name = f"draft/{len(self.drafters)}"
         made = workers.drafter(folder or self._drafter, grace_s=0.2, name=name, **settings)
-        self.drafters.append(await self._begun(made))
+        self.drafters.append(await self.begun(made))
         return self.drafters[-1]
 
     async def coordinator(
@@ -51,7 +52,7 @@ class Cell:
         }
         known = {role: tuple(each.endpoint for each in pool) for role, pool in pools.items()}
         given = {"metrics_port": 0, "warm_up_s": 0.0, **known, **settings}
-        return await self._begun(workers.coordinator(grace_s=0.2, **given))
+        return await self.begun(workers.coordinator(grace_s=0.2, **given))
 
     async def whole(self, *, verifiers: int = 1, **settings: Any) -> Any:
         """A coordinator with workers of both pools."""
@@ -61,7 +62,7 @@ class Cell:
         return await self.coordinator(**settings)
 
     async def frontend(self, coordinator: Any, **settings: Any) -> Any:
-        return await self._begun(
+        return await self.begun(
             workers.frontend(grace_s=0.2, coordinator=coordinator.endpoint, **settings)
         )
 
@@ -69,6 +70,17 @@ class Cell:
         made = AsyncClient(process.endpoint, **options)
         self._ends.push_async_callback(made.close)
         return made
+
+    def addresses(self) -> list[Address]:
+        """Of the workers of both pools, as a deployment announces them."""
+        return [
+            Address(role, process.endpoint, 0, f"{role.value}/{number}")
+            for role, pool in (
+                (WorkerRole.VERIFY, self.verifiers),
+                (WorkerRole.DRAFT, self.drafters),
+            )
+            for number, process in enumerate(pool)
+        ]
 
     @property
     def held(self) -> int:
@@ -78,5 +90,6 @@ class Cell:
     async def close(self) -> None:
         await self._ends.aclose()
 
-    async def _begun(self, serving: workers.Serving) -> Any:
+    async def begun(self, serving: workers.Serving) -> Any:
+        """What a context starts, until the end."""
         return await self._ends.enter_async_context(serving)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import socket
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import openai
@@ -36,13 +36,8 @@ class HttpCell:
         verify: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        self._pair, self._workers, self._settings, self._shared = (
-            pair,
-            workers,
-            settings,
-            dict(shared or {}),
-        )
-        self._verify = dict(verify or {})
+        self._pair, self._workers, self._settings = pair, workers, settings
+        self._shared, self._verify = dict(shared or {}), dict(verify or {})
         self._ends = contextlib.AsyncExitStack()
         self.verifier: Any = None
         self.drafter: Any = None
@@ -53,18 +48,18 @@ class HttpCell:
         self.run(self._start())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.run(self._ends.aclose())
         self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Something on the cell's loop."""
         return self._loop.run(work)
+
+    @property
+    def thread(self) -> int | None:
+        """Of the cell's loop."""
+        return self._loop._thread.ident
 
     @property
     def url(self) -> str:
@@ -75,6 +70,23 @@ class HttpCell:
         return openai.OpenAI(
             base_url=f"{self.url}/v1", max_retries=0, **{"api_key": "none", **options}
         )
+
+    def chat(self, **fields: Any) -> Any:
+        """A chat of one turn through the official client."""
+        turn = {"role": "user", "content": "def f"}
+        given = {"model": "", "messages": [turn], "max_tokens": 400, **fields}
+        return self.openai().chat.completions.create(**given)
+
+    def connected(self, request: str, content: bytes = b"", length: int = 0) -> socket.socket:
+        """A connection that asks, and reads little. length: of the content as its head tells it."""
+        host, port = self.url.removeprefix("http://").split(":")
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((host, int(port)))
+        head = f"{request} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        told = f"{head}Content-Length: {length or len(content)}\r\n\r\n"
+        connection.sendall(told.encode() + content)
+        return connection
 
     @property
     def held(self) -> int:
@@ -114,6 +126,11 @@ class HttpCell:
             known = {"verify": (self.verifier.endpoint,), "draft": (self.drafter.endpoint,)}
         given = {"target": str(TARGET), "http": "127.0.0.1:0", **known, **shared, **self._settings}
         self.coordinator = await start(processes.coordinator(**given))
+
+
+def in_schema(schema: Any, **more: Any) -> Any:
+    """A `response_format` of OpenAI's. more: beside the schema."""
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}
 
 
 def target_that_calls(folder: Path) -> dict[str, Any]:

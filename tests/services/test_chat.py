@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -30,6 +29,7 @@ LONGEST_S = 200.0
 # a signal that falls between the library of the terminal and Python waits there for the next one
 AGAIN_S = 15.0
 SYSTEM, FIRST, SECOND = "import functools", "def wrapper(self", "class Action"
+CHAT = [sys.executable, "-m", "dspark.cli.main", "chat"]
 # Ctrl-C is a signal for whoever has the terminal: a new session takes it, then becomes the command.
 # A background shell has its children ignore that signal.
 TAKES_TERMINAL = (
@@ -44,16 +44,7 @@ class Terminal:
 
     def __init__(self, *words: str) -> None:
         self._screen, inside = pty.openpty()
-        command = [
-            sys.executable,
-            "-c",
-            TAKES_TERMINAL,
-            sys.executable,
-            "-m",
-            "dspark.cli.main",
-            "chat",
-            *words,
-        ]
+        command = [sys.executable, "-c", TAKES_TERMINAL, *CHAT, *words]
         self._process = subprocess.Popen(
             command, stdin=inside, stdout=inside, stderr=inside, env={**os.environ, "TERM": "dumb"},
             start_new_session=True,
@@ -105,12 +96,7 @@ class Terminal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None:
             self._process.kill()
         self.code = self._process.wait(LONGEST_S)
@@ -124,15 +110,8 @@ def cell() -> Iterator[HttpCell]:
 
 
 def _words(cell: HttpCell, *more: str) -> list[str]:
-    return [
-        "--endpoint",
-        cell.coordinator.endpoint,
-        "--target",
-        str(TARGET),
-        "--temperature",
-        "0",
-        *more,
-    ]
+    there = ["--endpoint", cell.coordinator.endpoint, "--target", str(TARGET)]
+    return [*there, "--temperature", "0", *more]
 
 
 def _expected(cell: HttpCell, said: list[tuple[str, str]], tokens: int) -> str:
@@ -187,38 +166,19 @@ def test_ctrl_c_ends_the_answer_and_keeps_the_conversation(cell: HttpCell) -> No
 def test_a_pipe_is_a_conversation_too_and_errors_leave_it_open(
     cell: HttpCell, tmp_path: Path
 ) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "dspark.cli.main",
-        "chat",
-        *_words(cell, "--max-tokens", "4000"),
-    ]
-    asked = "word " * 2000 + "\n" + FIRST + "\n"
-    done = subprocess.run(
-        [*command, "--top-p", "7"], input=asked, capture_output=True, text=True, timeout=LONGEST_S
-    )
-    assert done.returncode == 1, "a script is to know"
-    assert done.stderr.count("dspark: ") == 2, "every turn is refused, none ends the conversation"
-    bare = [
-        sys.executable,
-        "-m",
-        "dspark.cli.main",
-        "chat",
-        "--endpoint",
-        cell.coordinator.endpoint,
-    ]
-    done = subprocess.run(
-        [*bare, "--target", str(tmp_path)], capture_output=True, text=True, timeout=LONGEST_S
-    )
-    assert done.returncode == 1
-    assert f"{tmp_path}: no tokenizer is found; --target names a folder" in done.stderr
+    words = _words(cell, "--max-tokens", "4000", "--top-p", "7")
+    code, _, told = _talk(words, b"word " * 2000 + b"\n" + FIRST.encode() + b"\n")
+    assert code == 1, "a script is to know"
+    assert told.count("dspark: ") == 2, "every turn is refused, none ends the conversation"
+    elsewhere = ["--endpoint", cell.coordinator.endpoint, "--target", str(tmp_path)]
+    code, _, told = _talk(elsewhere, b"")
+    assert code == 1
+    assert f"{tmp_path}: no tokenizer is found; --target names a folder" in told
 
 
 def _talk(words: list[str], typed: bytes) -> tuple[int, str, str]:
     """(status, conversation, what is not) of a chat that reads a pipe."""
-    command = [sys.executable, "-m", "dspark.cli.main", "chat", *words]
-    done = subprocess.run(command, input=typed, capture_output=True, timeout=LONGEST_S)
+    done = subprocess.run([*CHAT, *words], input=typed, capture_output=True, timeout=LONGEST_S)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 

@@ -11,7 +11,6 @@ import pytest
 from faults.oracle import plain_greedy
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from dspark.client import Completion
 from dspark.errors import Unavailable
 from tests.services.cell import Cell
 from tests.waiting import until
@@ -63,21 +62,3 @@ async def test_draining_flips_health_first_and_lets_streams_finish(
         await client.complete((5,), max_tokens=24, **GREEDY)
     assert [list((await running).token_ids)] == plain_greedy(golden_target, [PROMPT], 200)
     await asyncio.wait_for(stopping, 5)
-
-
-async def test_who_asks_again_while_it_drains_is_refused_in_words(cell: Cell) -> None:
-    """Also who asks in the moment in which the last answer ends, and with it the server."""
-    coordinator = await cell.whole()
-    answers: list[Completion] = []
-
-    async def ask() -> None:
-        client = cell.client(coordinator)
-        while True:
-            answers.append(await client.complete(PROMPT, max_tokens=40, **GREEDY))
-
-    asking = [asyncio.ensure_future(ask()) for _ in range(4)]
-    await until(lambda: len(answers) >= 4)
-    await coordinator.stop(20.0)
-    for each in await asyncio.gather(*asking, return_exceptions=True):
-        assert isinstance(each, Unavailable)
-        assert "the coordinator is draining; try another one" in str(each)

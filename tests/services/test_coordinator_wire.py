@@ -4,62 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import pytest_asyncio
-import workers
 from fake_drafter import LIES, FakeDrafter, Reply, Said, sound
 
 from dspark.client import AsyncClient
 from dspark.wire.v1 import draft_pb2
+from tests.services.cell import Cell
 from tests.waiting import until
 from verify_service.drafters import MALFORMED_ORDERS
 
 
-class Stage:
-    """A verifier, a wild drafter, a coordinator between them."""
-
-    def __init__(self, ends: AsyncExitStack, target: Path, drafter: Path) -> None:
-        self._start, self._pair = ends.enter_async_context, (target, drafter)
-        self.verifier: Any = None
-
-    async def set(self, reply: Reply) -> tuple[Any, FakeDrafter]:
-        self.verifier = await self._start(workers.verifier(*self._pair, grace_s=0.1))
-        drafter = await self._start(FakeDrafter(reply, self.verifier.engine.projection))
-        told = {
-            "verify": (self.verifier.endpoint,),
-            "draft": (drafter.endpoint,),
-            "policy": "fixed:7",
-        }
-        coordinator = await self._start(workers.coordinator(grace_s=0.1, warm_up_s=0.0, **told))
-        return coordinator, drafter
-
-    async def ask(self, coordinator: Any, policy: str = "", tokens: int = 30) -> tuple[int, ...]:
-        asked = {
-            "temperature": 0.0,
-            "max_tokens": tokens,
-            "ignore_eos": True,
-            "policy": policy,
-            "timeout": 30.0,
-        }
-        async with AsyncClient(coordinator.endpoint) as client:
-            return (await client.complete([3, 17, 42], **asked)).token_ids
-
-    async def until(self, condition: Callable[[], bool], coordinator: Any) -> None:
-        """Asks and asks, until it is so."""
-        async with asyncio.timeout(30.0):
-            while not condition():
-                await self.ask(coordinator)
+async def staged(cell: Cell, reply: Reply) -> tuple[Any, FakeDrafter]:
+    """(coordinator, drafter): a verifier, a wild drafter, a coordinator between them."""
+    verifier = await cell.verifier()
+    drafter = await cell.begun(FakeDrafter(reply, verifier.engine.projection))
+    return await cell.coordinator(drafters=[drafter], policy="fixed:7"), drafter
 
 
-@pytest_asyncio.fixture
-async def stage(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Stage]:
-    async with AsyncExitStack() as ends:
-        yield Stage(ends, golden_target, golden_drafter)
+async def ask(coordinator: Any, policy: str = "", tokens: int = 30) -> tuple[int, ...]:
+    asked: Any = {"temperature": 0.0, "ignore_eos": True, "policy": policy, "timeout": 30.0}
+    async with AsyncClient(coordinator.endpoint) as client:
+        return (await client.complete([3, 17, 42], max_tokens=tokens, **asked)).token_ids
+
+
+async def ask_until(condition: Callable[[], bool], coordinator: Any) -> None:
+    async with asyncio.timeout(30.0):
+        while not condition():
+            await ask(coordinator)
 
 
 def ends_the_stream(order: draft_pb2.Order) -> None:
@@ -70,11 +44,7 @@ WILD: dict[str, Reply] = {
     **{
         what: LIES[what]
         # every lie is told in test_rounds_failing
-        for what in (
-            "twice",
-            "no distributions",
-            "nothing at all",
-        )
+        for what in ("twice", "no distributions", "nothing at all")
     },
     "the end of its stream": ends_the_stream,
     "the greeting of another process": lambda order: [
@@ -91,47 +61,47 @@ def empty(order: draft_pb2.Order, **changes: Any) -> draft_pb2.Blocks:
 
 @pytest.mark.parametrize("what", WILD)
 async def test_whatever_it_says_no_id_changes_and_it_is_let_go_and_tried_again(
-    stage: Stage, what: str
+    cell: Cell, what: str
 ) -> None:
-    coordinator, wild = await stage.set(WILD[what])
-    expected = await stage.ask(coordinator, policy="off", tokens=200)
-    assert await stage.ask(coordinator, tokens=200) == expected
-    await stage.until(lambda: wild.streams > 1, coordinator)
+    coordinator, wild = await staged(cell, WILD[what])
+    expected = await ask(coordinator, policy="off", tokens=200)
+    assert await ask(coordinator, tokens=200) == expected
+    await ask_until(lambda: wild.streams > 1, coordinator)
     assert wild.orders <= MALFORMED_ORDERS * wild.streams
-    malformed = stage.verifier.metrics.value("dropped_total", kind="block", reason="malformed")
+    malformed = cell.verifiers[0].metrics.value("dropped_total", kind="block", reason="malformed")
     assert (malformed > 0) is (WILD[what] is not ends_the_stream)
 
 
-async def test_one_malformed_block_among_good_ones_costs_that_block(stage: Stage) -> None:
+async def test_one_malformed_block_among_good_ones_costs_that_block(cell: Cell) -> None:
     numbers = itertools.count()
 
     def reply(order: draft_pb2.Order) -> list[Said] | None:
         return [sound(order)] if next(numbers) % 2 else LIES["no distributions"](order)
 
-    coordinator, wild = await stage.set(reply)
-    expected = await stage.ask(coordinator, policy="off")
-    assert await stage.ask(coordinator) == expected
+    coordinator, wild = await staged(cell, reply)
+    expected = await ask(coordinator, policy="off")
+    assert await ask(coordinator) == expected
     assert wild.orders > 2 * MALFORMED_ORDERS
     assert wild.streams == 1
     told = coordinator.metrics.value("empty_blocks_total", reason="invalid")
     assert wild.orders // 2 <= told <= wild.orders // 2 + 2
 
 
-async def test_a_drafter_that_forgot_a_context_gets_it_again(stage: Stage) -> None:
+async def test_a_drafter_that_forgot_a_context_gets_it_again(cell: Cell) -> None:
     def reply(order: draft_pb2.Order) -> list[Said]:
         forgot = {"empty_reasons": [draft_pb2.EMPTY_REASON_UNKNOWN_SEQUENCE], "watermarks": [0]}
         return [empty(order, **forgot) if wild.opened == 1 else sound(order)]
 
-    coordinator, wild = await stage.set(reply)
-    expected = await stage.ask(coordinator, policy="off")
-    assert await stage.ask(coordinator) == expected
+    coordinator, wild = await staged(cell, reply)
+    expected = await ask(coordinator, policy="off")
+    assert await ask(coordinator) == expected
     assert (wild.opened, wild.streams) == (2, 1)
     assert coordinator.metrics.value("spec_decode_num_drafts_total") > 3
 
 
-async def test_a_lost_drafter_is_known_by_its_broken_stream(stage: Stage) -> None:
-    coordinator, drafter = await stage.set(LIES["honest"])
-    await stage.ask(coordinator)
+async def test_a_lost_drafter_is_known_by_its_broken_stream(cell: Cell) -> None:
+    coordinator, drafter = await staged(cell, LIES["honest"])
+    await ask(coordinator)
     assert coordinator.membership.drafters
     await drafter.__aexit__()
     await until(lambda: not coordinator.membership.drafters, 5.0)  # no deadline is this short

@@ -13,7 +13,7 @@ from dspark.runtime.channel import open_channel
 from dspark.types import RefusalReason
 from dspark.wire import tensors
 from dspark.wire.v1 import features_pb2, features_pb2_grpc
-from tests.services.test_rounds_at_drafter import RoundsCall
+from tests.services.test_rounds_at_drafter import greeted
 
 VERIFIER = 4
 
@@ -48,8 +48,7 @@ async def test_rows_of_a_sequence_nobody_opened_are_dropped_and_counted(
 
 
 async def test_a_malformed_chunk_is_refused_and_the_stream_goes_on(golden_drafter: Path) -> None:
-    async with drafter(golden_drafter) as d, RoundsCall(d, verifier=VERIFIER) as rounds:
-        await rounds.hear()
+    async with drafter(golden_drafter) as d, greeted(d, verifier=VERIFIER) as rounds:
         await rounds.open(1, epoch=2)
         (number,) = d.engine._contexts._contexts
         call = features_pb2_grpc.FeaturesStub(rounds.channel).Push()

@@ -136,13 +136,14 @@ def test_an_answer_that_ended_is_still_known(
     assert "nor any of the last that ended" in capsys.readouterr().err
 
 
-def test_only_so_many_ended_answers_are_kept(cell: HttpCell) -> None:
-    endings = cell.coordinator.admission.endings
-    small = Endings(Metrics(), most=3)
+def test_only_so_many_ended_answers_are_kept(
+    cell: HttpCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.watching.endings.KEPT", 3)
+    endings, small = cell.coordinator.admission.endings, Endings(Metrics())
     with Client(cell.coordinator.endpoint) as client:
         for name in ("a", "b"):
             client.complete([5, 6, 7], max_tokens=2, ignore_eos=True, request_id=name, n=2)
     small._ring.extend(list(endings._ring)[-4:])
     assert [each.request_id for each in small.last(9)] == ["b", "b", "a"]
     assert len(small.of("b")) == 2
-    assert endings.most == 256

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pydantic
 import pytest
@@ -19,7 +20,7 @@ from dspark.client import AsyncClient, Client
 from dspark.errors import InvalidRequest
 from dspark.types import Constraint
 from tests.services import workers
-from tests.services.http_cell import TARGET, HttpCell
+from tests.services.http_cell import TARGET, HttpCell, in_schema
 from tests.waiting import wait_until
 from verify_service.grammars import grammars
 
@@ -37,10 +38,12 @@ SCHEMA = {
     "required": ["name", "kind", "sizes"],
     "additionalProperties": False,
 }
-FORMAT: Any = {
-    "type": "json_schema",
-    "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True},
-}
+FORMAT = in_schema(SCHEMA, strict=True)
+
+
+def form(**outputs: Any) -> Any:
+    """A form in vLLM's words."""
+    return {"extra_body": {"structured_outputs": outputs}}
 
 
 @pytest.fixture(scope="module")
@@ -49,26 +52,15 @@ def cell() -> Iterator[HttpCell]:
         yield running
 
 
-def asked(cell: HttpCell, **fields: Any) -> Any:
-    given = {
-        "model": "target",
-        "messages": [{"role": "user", "content": "def f"}],
-        "max_tokens": 400,
-    }
-    return cell.openai().chat.completions.create(**{**given, **fields})
-
-
 def check(text: str) -> None:
-    import jsonschema
-
     jsonschema.validate(json.loads(text), SCHEMA)
 
 
 def test_every_answer_that_ended_fits_its_schema(cell: HttpCell) -> None:
     for rule in ("token", "block", "coupled"):
         extra = {"speculation": {"rule": rule}}
-        made = asked(
-            cell, response_format=FORMAT, n=2, temperature=1.0, logprobs=True, extra_body=extra
+        made = cell.chat(
+            response_format=FORMAT, n=2, temperature=1.0, logprobs=True, extra_body=extra
         )
         assert [choice.finish_reason for choice in made.choices] == ["stop"] * 2
         for choice in made.choices:
@@ -83,7 +75,7 @@ def test_drafts_do_not_change_an_answer(cell: HttpCell) -> None:
     ]
     for fields in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 7}):
         texts = {
-            asked(cell, response_format=FORMAT, extra_body=policy, **fields)
+            cell.chat(response_format=FORMAT, extra_body=policy, **fields)
             .choices[0]
             .message.content
             for policy in policies
@@ -135,31 +127,31 @@ def test_a_class_of_pydantic_comes_back_as_one_of_its_objects(cell: HttpCell) ->
 
 
 @pytest.mark.parametrize(
-    ("form", "fits"),
+    ("wanted", "fits"),
     [
         ({"regex": "[a-f]{3}-[0-9]{2}"}, "[a-f]{3}-[0-9]{2}"),
         ({"choice": ["red", "grün"]}, "red|grün"),
         ({"grammar": 'root ::= "<" [a-z]{1,20} ">"'}, "<[a-z]{1,20}>"),
     ],
 )
-def test_vllm_s_words(form: dict[str, Any], fits: str, cell: HttpCell) -> None:
+def test_vllm_s_words(wanted: dict[str, Any], fits: str, cell: HttpCell) -> None:
     stops = {"min_tokens": 2, "repetition_penalty": 1.3}
-    made = asked(cell, temperature=1.0, extra_body={"structured_outputs": form, **stops})
+    made = cell.chat(temperature=1.0, extra_body={"structured_outputs": wanted, **stops})
     assert made.choices[0].finish_reason == "stop"
     assert re.fullmatch(fits, made.choices[0].message.content)
-    early = asked(
-        cell, max_tokens=9, extra_body={"structured_outputs": {"choice": ["7"]}, "min_tokens": 9}
+    early = cell.chat(
+        max_tokens=9, extra_body={"structured_outputs": {"choice": ["7"]}, "min_tokens": 9}
     )
     assert early.choices[0].message.content == "7"
     completed = cell.openai().completions.create(
-        model="target", prompt="x = ", max_tokens=60, extra_body={"structured_outputs": form}
+        model="target", prompt="x = ", max_tokens=60, extra_body={"structured_outputs": wanted}
     )
     assert completed.choices[0].finish_reason == "stop"
     assert re.fullmatch(fits, completed.choices[0].text)
 
 
 def test_log_probabilities_tell_of_no_token_that_may_not_come(cell: HttpCell) -> None:
-    made = asked(cell, response_format=FORMAT, temperature=0.0, logprobs=True, top_logprobs=20)
+    made = cell.chat(response_format=FORMAT, temperature=0.0, logprobs=True, top_logprobs=20)
     check(made.choices[0].message.content)
     told = made.choices[0].logprobs.content
     assert {len(one.top_logprobs) for one in told} > {20}, "somewhere few may come"
@@ -168,9 +160,8 @@ def test_log_probabilities_tell_of_no_token_that_may_not_come(cell: HttpCell) ->
             one.token in [other.token for other in one.top_logprobs] or len(one.top_logprobs) == 20
         )
         assert all(other.logprob <= 0.0 for other in one.top_logprobs)
-    body = {"structured_outputs": {"choice": ["7"]}}
     completed = cell.openai().completions.create(
-        model="target", prompt="x = ", logprobs=5, extra_body=body
+        model="target", prompt="x = ", logprobs=5, **form(choice=["7"])
     )
     assert completed.choices[0].logprobs.top_logprobs[0] == {"7": 0.0}
 
@@ -178,28 +169,14 @@ def test_log_probabilities_tell_of_no_token_that_may_not_come(cell: HttpCell) ->
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": {"type": "no"}},
-                }
-            },
-            "format",
-        ),
+        ({"response_format": in_schema({"type": "no"})}, "format"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"extra_body": {"structured_outputs": {"regex": "(?=a)"}}}, "structured_outputs"),
-        (
-            {"extra_body": {"structured_outputs": {"regex": "a", "choice": ["a"]}}},
-            "structured_outputs",
-        ),
-        ({"extra_body": {"structured_outputs": {"choice": ["a", "a"]}}}, "structured_outputs"),
+        (form(regex="(?=a)"), "structured_outputs"),
+        (form(regex="a", choice=["a"]), "structured_outputs"),
+        (form(choice=["a", "a"]), "structured_outputs"),
         ({"response_format": FORMAT, "extra_body": {"ignore_eos": True}}, "ignore_eos"),
-        (
-            {"response_format": FORMAT, "extra_body": {"structured_outputs": {"regex": "a"}}},
-            "structured_outputs",
-        ),
+        ({"response_format": FORMAT, **form(regex="a")}, "structured_outputs"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -207,7 +184,7 @@ def test_what_cannot_be_kept_is_refused_by_name(
     fields: dict[str, Any], param: str, stream: bool, cell: HttpCell
 ) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        asked(cell, stream=stream, **fields)
+        cell.chat(stream=stream, **fields)
     assert param in str(refused.value.param)
     cell.freed()
 
@@ -222,9 +199,9 @@ def test_grpc_has_the_same(cell: HttpCell) -> None:
 
         check(said(constraint={"json_schema": SCHEMA}, temperature=1.0))
         assert said(constraint={"choice": ["7"]}) == "7"
-        for form in ({"regex": "("}, {"json_schema": "{"}, {"regex": ""}, {"nonsense": "x"}):
+        for wrong in ({"regex": "("}, {"json_schema": "{"}, {"regex": ""}, {"nonsense": "x"}):
             with pytest.raises(InvalidRequest, match="constraint"):
-                said(constraint=form)
+                said(constraint=wrong)
 
 
 def test_metrics_tell_what_forms_did(cell: HttpCell) -> None:
@@ -234,11 +211,7 @@ def test_metrics_tell_what_forms_did(cell: HttpCell) -> None:
         return {name: cell.verifier.metrics.value(f"{name}_total") for name in names}
 
     before = told()
-    form = {
-        "structured_outputs": {"regex": "abcdefgh[0-9]{4}"},
-        "speculation": {"policy": "fixed:3"},
-    }
-    made = asked(cell, temperature=0.0, extra_body=form)
+    made = cell.chat(temperature=0.0, **form(regex="abcdefgh[0-9]{4}"))
     cell.freed()
     after = {name: value - before[name] for name, value in told().items()}
     assert after["form_tokens"] >= made.usage.completion_tokens - 1, "the first is of no round"
@@ -290,14 +263,8 @@ def test_explain_tells_what_forms_did(cell: HttpCell) -> None:
     def answer() -> None:
         with Client(cell.coordinator.endpoint) as mine:
             shape = {"regex": "[0-9]{400}xyz"}
-            mine.complete(
-                "x",
-                constraint=shape,
-                policy="fixed:3",
-                max_tokens=500,
-                temperature=0.0,
-                request_id="shaped",
-            )
+            asked: Any = {"constraint": shape, "policy": "fixed:3", "max_tokens": 500}
+            mine.complete("x", temperature=0.0, request_id="shaped", **asked)
 
     asking = threading.Thread(target=answer)
     asking.start()
@@ -318,7 +285,7 @@ def test_a_verifier_that_keeps_no_form_says_so(
 ) -> None:
     monkeypatch.setattr(grammars, "find_spec", lambda name: None)
     with pytest.raises(openai.BadRequestError, match="xgrammar is not installed") as refused:
-        asked(cell, extra_body={"structured_outputs": {"choice": ["nowhere"]}})
+        cell.chat(**form(choice=["nowhere"]))
     assert refused.value.code == "unsupported_parameter"
     cell.freed()
 
@@ -346,7 +313,7 @@ def test_a_fault_of_the_compiler_is_not_the_client_s(
     cell: HttpCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = compiling(cell, monkeypatch, OSError("broken"))
-    made = asked(cell, extra_body={"structured_outputs": {"choice": ["broken"]}})
+    made = cell.chat(**form(choice=["broken"]))
     assert len(failed) == 2
     assert made.choices[0].message.content == "broken"
     cell.freed()
@@ -356,9 +323,8 @@ def test_who_came_when_no_time_was_left_for_a_form_is_told_to_come_again(
     cell: HttpCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiling(cell, monkeypatch, None)
-    form = {"structured_outputs": {"choice": ["busy"]}}
     with pytest.raises(openai.RateLimitError, match="no time was left") as refused:
-        asked(cell, extra_body=form)
+        cell.chat(**form(choice=["busy"]))
     assert refused.value.response.headers["retry-after"] == "1"
-    assert asked(cell, extra_body=form).choices[0].message.content == "busy"
+    assert cell.chat(**form(choice=["busy"])).choices[0].message.content == "busy"
     cell.freed()

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,34 +64,25 @@ def target(tmp_path: Path) -> str:
     return str(folder)
 
 
+@dataclass
 class Stage:
     """A cell, its front ends and clients; all of them end with it."""
 
-    def __init__(
-        self,
-        ends: AsyncExitStack,
-        target: str | None,
-        coordinator: Any,
-        verifier: Any,
-        drafter: Any,
-    ) -> None:
-        self._ends, self._target = ends, target
-        self.coordinator, self.verifier, self.drafter = coordinator, verifier, drafter
+    ends: AsyncExitStack
+    target: str | None
+    coordinator: Any
+    verifier: Any
+    drafter: Any
 
     async def frontend(self, coordinator: str = "", **settings: Any) -> ClientsProcess[RemoteCell]:
-        given = {
-            "coordinator": coordinator or self.coordinator.endpoint,
-            "target": self._target,
-            **settings,
-        }
-        made: ClientsProcess[RemoteCell] = await self._ends.enter_async_context(
-            workers.frontend(**given)
-        )
+        endpoint = coordinator or self.coordinator.endpoint
+        front = workers.frontend(**{"coordinator": endpoint, "target": self.target, **settings})
+        made: ClientsProcess[RemoteCell] = await self.ends.enter_async_context(front)
         return made
 
     def client(self, process: Any) -> AsyncClient:
         client = AsyncClient(process.endpoint)
-        self._ends.push_async_callback(client.close)
+        self.ends.push_async_callback(client.close)
         return client
 
     @property
@@ -116,22 +108,14 @@ async def stage(pair: str, target: str | None = None, **settings: Any) -> AsyncI
         yield Stage(ends, target, *processes)
 
 
-def same(one: Completion, other: Completion) -> bool:
-    return (
-        one.text,
-        one.token_ids,
-        one.end.finish_reason,
-        one.end.matched_stop,
-        one.end.usage,
-    ) == (
-        other.text,
-        other.token_ids,
-        other.end.finish_reason,
-        other.end.matched_stop,
-        other.end.usage,
-    ) and [
-        (c.index, c.text, c.token_ids, c.finish_reason, c.matched_stop) for c in one.choices
-    ] == [(c.index, c.text, c.token_ids, c.finish_reason, c.matched_stop) for c in other.choices]
+def said(one: Completion) -> list[Any]:
+    """What a client is told of an answer, its times and rounds aside."""
+    choices = [
+        (each.index, each.text, each.token_ids, each.finish_reason, each.matched_stop)
+        for each in one.choices
+    ]
+    end = one.end
+    return [one.text, one.token_ids, end.finish_reason, end.matched_stop, end.usage, choices]
 
 
 async def test_an_answer_is_the_same_through_a_front_end_of_its_own(pair: str, target: str) -> None:
@@ -148,14 +132,10 @@ async def test_an_answer_is_the_same_through_a_front_end_of_its_own(pair: str, t
         for options in asked:
             one = await near.complete("Grüße, ", max_tokens=40, **options)
             other = await far.complete("Grüße, ", max_tokens=40, **options)
-            assert same(one, other), options
+            assert said(one) == said(other), options
             assert other.end.speculation.rounds > 0
-            assert (
-                other.end.timings.total_ms
-                >= other.end.timings.ttft_ms
-                >= other.end.timings.queue_ms
-                >= 0
-            )
+            times = other.end.timings
+            assert times.total_ms >= times.ttft_ms >= times.queue_ms >= 0
         await cell.freed()
 
 
@@ -266,15 +246,10 @@ async def test_ids_are_unique_in_the_cell_and_any_front_end_aborts(pair: str) ->
 
 async def start_process(*words: str) -> tuple[asyncio.subprocess.Process, str]:
     """A hand-started process and its endpoint."""
+    serve = [sys.executable, "-m", "dspark.cli.main", "serve", *words]
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "dspark.cli.main",
-        "serve",
-        *words,
-        "--ready-json",
-        "--log-format",
-        "json",
+        *serve,
+        *("--ready-json", "--log-format", "json"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         cwd=ROOT,
@@ -316,14 +291,8 @@ async def test_a_killed_coordinator_ends_streams_with_their_offset_and_another_o
 ) -> None:
     async with stage(pair) as cell:
         await cell.coordinator.stop(0.0)
-        words = [
-            "--verify",
-            cell.verifier.endpoint,
-            "--draft",
-            cell.drafter.endpoint,
-            "--metrics-port",
-            "none",
-        ]
+        words = ["--verify", cell.verifier.endpoint, "--draft", cell.drafter.endpoint]
+        words += ["--metrics-port", "none"]
         process, endpoint = await start_process("coordinator", *words)
         try:
             frontend = await cell.frontend(endpoint)
@@ -386,7 +355,7 @@ async def test_chunks_may_be_held_back_and_lose_nothing(pair: str, target: str) 
             events = [event async for event in stream]
         chunks = [event for event in events if isinstance(event, Chunk)]
         assert len(chunks) < 50
-        assert same(Completion.of(events), whole)
+        assert said(Completion.of(events)) == said(whole)
         await cell.freed()
 
 
@@ -402,22 +371,23 @@ async def test_a_full_front_end_says_so(pair: str) -> None:
         assert cell.coordinator.metrics.value("requests_total", outcome="cancelled") == 1
 
 
-async def test_who_asks_again_while_it_stops_is_refused_in_words(pair: str) -> None:
+@pytest.mark.parametrize("far", [False, True])
+async def test_who_asks_again_while_it_stops_is_refused_in_words(pair: str, far: bool) -> None:
     """Also who asks in the moment in which the last answer ends, and with it the server."""
     async with stage(pair) as cell:
-        frontend = await cell.frontend()
+        process = await cell.frontend() if far else cell.coordinator
         done: list[Completion] = []
 
         async def ask() -> None:
-            client = cell.client(frontend)
+            client = cell.client(process)
             while True:
                 done.append(await client.complete([1, 2], max_tokens=40))
 
         asking = [asyncio.create_task(ask()) for _ in range(4)]
         await until(lambda: len(done) >= 4)
-        await frontend.stop(20.0)
+        await process.stop(20.0)
         for one in asking:
-            with pytest.raises(Unavailable, match="draining"):
+            with pytest.raises(Unavailable, match="is draining; try another one"):
                 await one
 
 

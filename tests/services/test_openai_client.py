@@ -37,6 +37,13 @@ def direct(cell: HttpCell) -> Iterator[Client]:
         yield made
 
 
+def complete(client: openai.OpenAI, **fields: Any) -> Any:
+    """A completion of `PROMPT`, the likeliest one unless the fields say otherwise."""
+    return client.completions.create(
+        **{"model": MODEL, "prompt": PROMPT, "temperature": 0.0, **fields}
+    )
+
+
 def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert (model.id, model.object) == (MODEL, "model")
@@ -50,17 +57,14 @@ def test_a_completion_says_what_the_grpc_interface_says(
     client: openai.OpenAI, direct: Client
 ) -> None:
     said = direct.complete(PROMPT, max_tokens=32, temperature=0.0)
-    answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=32, temperature=0.0)
+    answer = complete(client, max_tokens=32)
     (choice,) = answer.choices
     assert (choice.text, choice.index, choice.logprobs) == (said.text, 0, None)
     assert choice.finish_reason == said.end.finish_reason
-    assert answer.usage is not None
-    usage = said.end.usage
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (
-        usage.prompt_tokens,
-        usage.completion_tokens,
-    )
-    assert answer.usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    usage, wanted = answer.usage, said.end.usage
+    assert usage.prompt_tokens == wanted.prompt_tokens
+    assert usage.completion_tokens == wanted.completion_tokens
+    assert usage.total_tokens == wanted.prompt_tokens + wanted.completion_tokens
     assert (answer.object, answer.model) == ("text_completion", MODEL)
 
 
@@ -139,15 +143,14 @@ def test_several_answers_differ_and_equal_those_of_grpc(
     client: openai.OpenAI, direct: Client
 ) -> None:
     said = direct.complete(CODE, max_tokens=20, seed=5, n=3)
-    answer = client.completions.create(model=MODEL, prompt=CODE, max_tokens=20, seed=5, n=3)
+    asked: Any = {"model": MODEL, "prompt": CODE, "max_tokens": 20, "seed": 5, "n": 3}
+    answer = client.completions.create(**asked)
     assert [choice.text for choice in answer.choices] == [choice.text for choice in said.choices]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len({choice.text for choice in answer.choices}) > 1
     texts = ["", "", ""]
     ended = []
-    for event in client.completions.create(
-        model=MODEL, prompt=CODE, max_tokens=20, seed=5, n=3, stream=True
-    ):
+    for event in client.completions.create(**asked, stream=True):
         for choice in event.choices:
             texts[choice.index] += choice.text
             ended += [choice.index] if choice.finish_reason else []
@@ -157,84 +160,45 @@ def test_several_answers_differ_and_equal_those_of_grpc(
 
 def test_several_prompts_are_answered_in_their_order(client: openai.OpenAI) -> None:
     prompts = [CODE, PROMPT]
-    alone = [
-        client.completions.create(model=MODEL, prompt=prompt, max_tokens=12, temperature=0)
-        for prompt in prompts
-    ]
-    both = client.completions.create(model=MODEL, prompt=prompts, max_tokens=12, temperature=0)
+    alone = [complete(client, prompt=prompt, max_tokens=12) for prompt in prompts]
+    both = complete(client, prompt=prompts, max_tokens=12)
     assert [choice.text for choice in both.choices] == [one.choices[0].text for one in alone]
-    assert both.usage is not None
-    assert both.usage.total_tokens == sum(one.usage.total_tokens for one in alone if one.usage)
+    assert both.usage.total_tokens == sum(one.usage.total_tokens for one in alone)
     tokenizer = Tokenizer.load(TARGET)
     assert tokenizer is not None
     ids = [list(tokenizer.encode(prompt)) for prompt in prompts]
-    by_ids = client.completions.create(model=MODEL, prompt=ids, max_tokens=12, temperature=0)
+    by_ids = complete(client, prompt=ids, max_tokens=12)
     assert [choice.text for choice in by_ids.choices] == [choice.text for choice in both.choices]
     streamed = ["", ""]
-    for event in client.completions.create(
-        model=MODEL, prompt=ids, max_tokens=12, temperature=0, stream=True
-    ):
+    for event in complete(client, prompt=ids, max_tokens=12, stream=True):
         for choice in event.choices:
             streamed[choice.index] += choice.text
     assert streamed == [choice.text for choice in both.choices]
 
 
 def test_an_echo_stands_before_the_answer(client: openai.OpenAI) -> None:
-    asked = {"model": MODEL, "prompt": CODE, "max_tokens": 8, "temperature": 0.0}
-    plain, echoed = (
-        client.completions.create(**asked),
-        client.completions.create(**asked, echo=True),
-    )
+    plain = complete(client, prompt=CODE, max_tokens=8)
+    echoed = complete(client, prompt=CODE, max_tokens=8, echo=True)
     assert echoed.choices[0].text == CODE + plain.choices[0].text
-    streamed = client.completions.create(**asked, echo=True, stream=True)
+    streamed = complete(client, prompt=CODE, max_tokens=8, echo=True, stream=True)
     assert "".join(event.choices[0].text for event in streamed) == echoed.choices[0].text
 
 
 def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
-    whole = (
-        client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=60, temperature=0)
-        .choices[0]
-        .text
-    )
+    whole = complete(client, max_tokens=60).choices[0].text
     stop = whole[10:13]
-    answer = client.completions.create(
-        model=MODEL, prompt=PROMPT, max_tokens=60, temperature=0, stop=[stop, "zzzz"]
-    )
+    answer = complete(client, max_tokens=60, stop=[stop, "zzzz"])
     assert answer.choices[0].text == whole[: whole.index(stop)]
     assert answer.choices[0].finish_reason == "stop"
-    assert (answer.choices[0].model_extra or {})["stop_reason"] == stop
-    events = list(
-        client.completions.create(
-            model=MODEL, prompt=PROMPT, max_tokens=60, temperature=0, stop=stop, stream=True
-        )
-    )
+    assert answer.choices[0].stop_reason == stop
+    events = list(complete(client, max_tokens=60, stop=stop, stream=True))
     assert "".join(event.choices[0].text for event in events) == answer.choices[0].text
     assert events[-1].choices[0].finish_reason == "stop"
 
 
-def test_a_seed_fixes_the_answer(client: openai.OpenAI) -> None:
-    def said(seed: int) -> str:
-        return (
-            client.completions.create(model=MODEL, prompt=CODE, max_tokens=30, seed=seed)
-            .choices[0]
-            .text
-        )
-
-    assert said(11) == said(11) != said(12)
-    assert said(-1) == said(-1)  # OpenAI's seeds are signed
-
-
 def test_log_probabilities_of_a_completion(client: openai.OpenAI) -> None:
-    answer = client.completions.create(
-        model=MODEL, prompt=PROMPT, max_tokens=10, temperature=0, logprobs=3
-    )
-    (choice,) = answer.choices
+    (choice,) = complete(client, max_tokens=10, logprobs=3).choices
     told = choice.logprobs
-    assert told is not None
-    assert told.tokens is not None
-    assert told.token_logprobs is not None
-    assert told.top_logprobs is not None
-    assert told.text_offset is not None
     assert "".join(told.tokens) == choice.text
     assert all(value <= 0 for value in told.token_logprobs)
     assert [len(top) for top in told.top_logprobs] == [3] * len(told.tokens)
@@ -243,11 +207,7 @@ def test_log_probabilities_of_a_completion(client: openai.OpenAI) -> None:
     assert told.text_offset == [
         len("".join(told.tokens[:index])) for index in range(len(told.tokens))
     ]
-    streamed = list(
-        client.completions.create(
-            model=MODEL, prompt=PROMPT, max_tokens=10, temperature=0, logprobs=3, stream=True
-        )
-    )
+    streamed = list(complete(client, max_tokens=10, logprobs=3, stream=True))
     parts = [event.choices[0].logprobs for event in streamed if event.choices[0].logprobs]
     assert [token for part in parts for token in part.tokens or []] == told.tokens
     assert [offset for part in parts for offset in part.text_offset or []] == told.text_offset
@@ -282,90 +242,46 @@ def test_penalties_bias_and_the_other_fields_change_the_answer(
     tokenizer = Tokenizer.load(TARGET)
     assert tokenizer is not None
     (comma,) = tokenizer.encode(",")
-    answer = client.completions.create(
-        model=MODEL, prompt=CODE, max_tokens=5, logit_bias={str(comma): 100}, temperature=0
-    )
+    answer = complete(client, prompt=CODE, max_tokens=5, logit_bias={str(comma): 100})
     assert answer.choices[0].text == ",,,,,"
-    told = {
-        "presence_penalty": 1.5,
-        "frequency_penalty": 0.5,
-        "top_p": 0.9,
-        "seed": 4,
-        "temperature": 0.9,
-    }
-    more = {
-        "repetition_penalty": 1.2,
-        "top_k": 20,
-        "min_p": 0.02,
-        "min_tokens": 12,
-        "speculation": {"policy": "off"},
-    }
-    ours = direct.complete(
-        CODE,
-        max_tokens=24,
-        **told,
-        **{key: value for key, value in more.items() if key != "speculation"},
-        policy="off",
-    )
-    theirs = client.completions.create(
-        model=MODEL, prompt=CODE, max_tokens=24, **told, extra_body=more
-    )
+    law: Any = {"presence_penalty": 1.5, "frequency_penalty": 0.5, "top_p": 0.9, "seed": 4}
+    law |= {"temperature": 0.9, "max_tokens": 24}
+    more: Any = {"repetition_penalty": 1.2, "top_k": 20, "min_p": 0.02, "min_tokens": 12}
+    ours = direct.complete(CODE, **law, **more, policy="off")
+    extra = more | {"speculation": {"policy": "off"}}
+    theirs = complete(client, prompt=CODE, **law, extra_body=extra)
     assert theirs.choices[0].text == ours.text
 
 
 def test_what_speculation_did_is_told_on_request(client: openai.OpenAI) -> None:
-    asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
     extra = {"per_request_spec_decode_metrics": "detailed", "ignore_eos": True}
-    plain = client.completions.create(**asked)
-    assert "metrics" not in (plain.model_extra or {})
-    events = list(
-        client.completions.create(
-            **asked, extra_body=extra, stream=True, stream_options={"include_usage": True}
-        )
-    )
-    whole = client.completions.create(**asked, extra_body=extra)
-    for told in ((events[-1].model_extra or {})["metrics"], (whole.model_extra or {})["metrics"]):
+    told_all = {"extra_body": extra, "max_tokens": 40}
+    assert not hasattr(complete(client, max_tokens=40), "metrics")
+    usage = {"stream_options": {"include_usage": True}}
+    *_, last = complete(client, **told_all, stream=True, **usage)
+    for told in (last.metrics, complete(client, **told_all).metrics):
         spec = told["speculative_decoding"]
         histogram = spec["acceptance_histogram"]
         assert len(histogram) == spec["num_spec_tokens"] + 1
         assert sum(histogram) == spec["num_spec_steps"] == len(spec["per_step_accepted"])
-        assert (
-            sum(index * count for index, count in enumerate(histogram))
-            == spec["num_accepted_draft_tokens"]
-        )
-        assert sum(spec["per_step_accepted"]) == spec["num_accepted_draft_tokens"] > 0
-        assert (
-            sum(spec["per_step_drafted"])
-            == spec["num_draft_tokens"]
-            <= spec["num_proposed_draft_tokens"]
-        )
+        accepted, verified = spec["num_accepted_draft_tokens"], spec["num_draft_tokens"]
+        assert sum(index * count for index, count in enumerate(histogram)) == accepted
+        assert sum(spec["per_step_accepted"]) == accepted > 0
+        assert sum(spec["per_step_drafted"]) == verified <= spec["num_proposed_draft_tokens"]
         by_length = spec["acceptance_histogram_by_draft_length"]
         assert sum(sum(counts) for counts in by_length.values()) == spec["num_spec_steps"]
-        assert 1 + spec["num_spec_steps"] + spec["num_accepted_draft_tokens"] == 40
+        assert 1 + spec["num_spec_steps"] + accepted == 40
         assert math.isclose(spec["mean_acceptance_length"], 39 / spec["num_spec_steps"])
         assert told["time_to_first_token_ms"] > 0
-    by_header = client.completions.create(
-        **asked, extra_headers={"X-Spec-Decode-Metrics": "summary"}
-    )
-    assert (
-        "per_step_accepted" not in (by_header.model_extra or {})["metrics"]["speculative_decoding"]
-    )
+    by_header = complete(client, extra_headers={"X-Spec-Decode-Metrics": "summary"})
+    assert "per_step_accepted" not in by_header.metrics["speculative_decoding"]
 
 
 def test_token_ids_are_returned_on_request(client: openai.OpenAI, direct: Client) -> None:
     said = direct.complete(PROMPT, max_tokens=12, temperature=0.0)
-    asked = {
-        "model": MODEL,
-        "prompt": PROMPT,
-        "max_tokens": 12,
-        "temperature": 0,
-        "extra_body": {"return_token_ids": True},
-    }
-    (choice,) = client.completions.create(**asked).choices
-    assert tuple((choice.model_extra or {})["token_ids"]) == said.token_ids
-    parts = [
-        event.choices[0].model_extra or {}
-        for event in client.completions.create(**asked, stream=True)
-    ]
-    assert tuple(token for part in parts for token in part["token_ids"]) == said.token_ids
-    assert len(parts[0]["prompt_token_ids"]) == said.end.usage.prompt_tokens
+    asked = {"max_tokens": 12, "extra_body": {"return_token_ids": True}}
+    (choice,) = complete(client, **asked).choices
+    assert tuple(choice.token_ids) == said.token_ids
+    parts = [event.choices[0] for event in complete(client, **asked, stream=True)]
+    assert tuple(token for part in parts for token in part.token_ids) == said.token_ids
+    assert len(parts[0].prompt_token_ids) == said.end.usage.prompt_tokens

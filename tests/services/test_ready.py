@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import workers
-from workers import drafter, until, verifier
 
 from coordinator.lanes.facts import DrafterPort
 from coordinator.workers import membership
@@ -19,97 +17,68 @@ from coordinator.workers.warming import Unwarmed
 from coordinator.workers.worker import Address, WorkerRole
 from deploy.head import free_ports
 from dspark.cli.main import main
-from dspark.client import AsyncClient
 from dspark.runtime.server import GrpcServer
 from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
+from tests.services.cell import Cell
+from tests.waiting import until
 
 LONG_S = 200.0  # nobody waits so long
 
 
-async def _states(endpoint: str) -> dict[str, str]:
-    async with AsyncClient(endpoint) as client:
-        return {process.name: process.state for process in (await client.status()).processes}
-
-
-async def test_a_request_of_every_kind_has_run_before_anybody_asks(
-    golden_target: Path, golden_drafter: Path
-) -> None:
-    async with (
-        verifier(golden_target, golden_drafter) as v,
-        drafter(golden_drafter) as d,
-        workers.coordinator(
-            verify=(v.endpoint,), draft=(d.endpoint,), warm_up_s=LONG_S
-        ) as coordinator,
+async def test_a_request_of_every_kind_has_run_before_anybody_asks(cell: Cell) -> None:
+    coordinator = await cell.whole(warm_up_s=LONG_S)
+    (v,), (d,) = cell.verifiers, cell.drafters
+    assert coordinator.membership.ready
+    assert v.metrics.value("forward_seconds_count", kind="prefill") > 0
+    assert v.metrics.value("forward_seconds_count", kind="verify") > 1
+    assert d.metrics.value("forward_seconds_count", kind="draft") > 0
+    for counted in (
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "rounds_total",
+        "requests_total",
     ):
-        assert coordinator.membership.ready
-        assert v.metrics.value("forward_seconds_count", kind="prefill") > 0
-        assert v.metrics.value("forward_seconds_count", kind="verify") > 1
-        assert d.metrics.value("forward_seconds_count", kind="draft") > 0
-        for counted in (
-            "prompt_tokens_total",
-            "generation_tokens_total",
-            "rounds_total",
-            "requests_total",
-        ):
-            assert coordinator.metrics.value(counted) == 0, counted
-        assert coordinator.metrics.value("spec_decode_num_draft_tokens_total") == 0
-        assert coordinator.membership.lanes[0].rounds == 0
-        await until(lambda: v.engine.held.sequences == d.engine.held.sequences == 0)
-        async with AsyncClient(coordinator.endpoint) as client:
-            answer = await client.complete(
-                [3, 4, 5], max_tokens=8, temperature=0.0, policy="fixed:4"
-            )
-        assert answer.end.speculation.draft_tokens > 0
+        assert coordinator.metrics.value(counted) == 0, counted
+    assert coordinator.metrics.value("spec_decode_num_draft_tokens_total") == 0
+    assert coordinator.membership.lanes[0].rounds == 0
+    await until(lambda: cell.held == 0)
+    options: Any = {"max_tokens": 8, "temperature": 0.0, "policy": "fixed:4"}
+    answer = await cell.client(coordinator).complete([3, 4, 5], **options)
+    assert answer.end.speculation.draft_tokens > 0
 
 
 async def test_nothing_says_that_it_serves_before(
-    golden_target: Path, golden_drafter: Path, capsys: pytest.CaptureFixture[str]
+    cell: Cell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A drafter that was announced is not there yet: requests are taken, and the cell is not
     ready."""
-    (port,) = free_ports(1)
-    async with verifier(golden_target, golden_drafter) as v:
-        told = {"verify": (v.endpoint,), "draft": (f"127.0.0.1:{port}",), "http": "127.0.0.1:0"}
-        async with (
-            workers.coordinator(**told, warm_up_s=LONG_S, describe_deadline_s=0.2) as coordinator,
-            workers.frontend(coordinator=coordinator.endpoint) as front,
-        ):
-            assert coordinator.membership.lanes
-            async with httpx.AsyncClient(base_url=str(coordinator.http_url)) as http:
-                assert (await http.get("/health")).status_code == 503
-                for endpoint in (coordinator.endpoint, front.endpoint):
-                    words = ["health", endpoint, "--wait", "0"]
-                    assert await asyncio.to_thread(main, words) == 1
-                    assert "is not_serving" in capsys.readouterr().err
-                    assert await asyncio.to_thread(main, ["health", endpoint]) == 0, "it lives"
-                async with drafter(golden_drafter, bind=f"127.0.0.1:{port}"):
-                    await until(lambda: coordinator.membership.ready)
-                    assert (
-                        await asyncio.to_thread(
-                            main, ["health", coordinator.endpoint, "--wait", "60"]
-                        )
-                        == 0
-                    )
-                    assert (
-                        await asyncio.to_thread(main, ["health", front.endpoint, "--wait", "60"])
-                        == 0
-                    )
-                    assert (await http.get("/health")).status_code == 200
-
-
-async def test_a_cell_whose_drafter_does_not_come_is_ready_without(
-    golden_target: Path, golden_drafter: Path
-) -> None:
-    async with (
-        verifier(golden_target, golden_drafter) as v,
-        workers.coordinator(
-            verify=(v.endpoint,),
-            draft=(f"127.0.0.1:{free_ports(1)[0]}",),
-            warm_up_s=5.0,
-            describe_deadline_s=0.2,
-        ) as coordinator,
-    ):
+    await cell.verifier()
+    place = f"127.0.0.1:{free_ports(1)[0]}"
+    coordinator = await cell.coordinator(
+        draft=(place,), http="127.0.0.1:0", warm_up_s=LONG_S, describe_deadline_s=0.2
+    )
+    front = await cell.frontend(coordinator)
+    assert coordinator.membership.lanes
+    async with httpx.AsyncClient(base_url=str(coordinator.http_url)) as http:
+        assert (await http.get("/health")).status_code == 503
+        for endpoint in (coordinator.endpoint, front.endpoint):
+            words = ["health", endpoint, "--wait", "0"]
+            assert await asyncio.to_thread(main, words) == 1
+            assert "is not_serving" in capsys.readouterr().err
+            assert await asyncio.to_thread(main, ["health", endpoint]) == 0, "it lives"
+        await cell.drafter(bind=place)
         await until(lambda: coordinator.membership.ready)
+        for endpoint in (coordinator.endpoint, front.endpoint):
+            words = ["health", endpoint, "--wait", "60"]
+            assert await asyncio.to_thread(main, words) == 0
+        assert (await http.get("/health")).status_code == 200
+
+
+async def test_a_cell_whose_drafter_does_not_come_is_ready_without(cell: Cell) -> None:
+    await cell.verifier()
+    nobody = f"127.0.0.1:{free_ports(1)[0]}"
+    coordinator = await cell.coordinator(draft=(nobody,), warm_up_s=5.0, describe_deadline_s=0.2)
+    await until(lambda: coordinator.membership.ready)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +89,7 @@ async def test_a_cell_whose_drafter_does_not_come_is_ready_without(
     ],
 )
 async def test_a_verifier_whose_first_requests_fail_is_not_taken_in_until_they_do_not(
-    golden_target: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+    cell: Cell, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
 ) -> None:
     real, fails = membership.warm, True
 
@@ -130,18 +99,17 @@ async def test_a_verifier_whose_first_requests_fail_is_not_taken_in_until_they_d
         await real(verifier, drafter, **options)
 
     monkeypatch.setattr(membership, "warm", warm)
-    async with (
-        verifier(golden_target, None) as v,
-        workers.coordinator(verify=(v.endpoint,), warm_up_s=LONG_S, flap_limit=0) as coordinator,
-    ):
-        (worker,) = coordinator.membership.workers
-        await until(lambda: said in worker.detail)
-        assert not worker.connected
-        assert not coordinator.membership.lanes
-        assert not coordinator.membership.ready
-        fails = False
-        await until(lambda: coordinator.membership.ready)
-        assert (await _states(coordinator.endpoint))["verify/0"] == "serving"
+    await cell.verifier(drafter=None)
+    coordinator = await cell.coordinator(warm_up_s=LONG_S, flap_limit=0)
+    (worker,) = coordinator.membership.workers
+    await until(lambda: said in worker.detail)
+    assert not worker.connected
+    assert not coordinator.membership.lanes
+    assert not coordinator.membership.ready
+    fails = False
+    await until(lambda: coordinator.membership.ready)
+    states = (await cell.client(coordinator).status()).processes
+    assert {each.name: each.state for each in states}["verify/0"] == "serving"
 
 
 class _Odd(verify_pb2_grpc.VerifyServicer):
@@ -175,7 +143,7 @@ async def test_a_verifier_that_says_what_none_is_is_refused_by_the_field() -> No
 
 
 async def test_a_worker_that_is_lost_again_and_again_before_it_serves_is_held_off(
-    golden_target: Path, monkeypatch: pytest.MonkeyPatch
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = membership.warm
 
@@ -186,20 +154,16 @@ async def test_a_worker_that_is_lost_again_and_again_before_it_serves_is_held_of
         await real(verifier, drafter, **options)
 
     monkeypatch.setattr(membership, "warm", warm)
-    async with (
-        verifier(golden_target, None) as good,
-        verifier(golden_target, None) as bad,
-        workers.coordinator(
-            verify=(good.endpoint, bad.endpoint), warm_up_s=LONG_S, flap_limit=2
-        ) as coordinator,
-    ):
-        _, worker = coordinator.membership.workers
-        await until(lambda: worker.detail.startswith("lost too often; tried again in "))
-        assert len(coordinator.membership.lanes) == 1
+    for _ in range(2):
+        await cell.verifier(drafter=None)
+    coordinator = await cell.coordinator(warm_up_s=LONG_S, flap_limit=2)
+    _, worker = coordinator.membership.workers
+    await until(lambda: worker.detail.startswith("lost too often; tried again in "))
+    assert len(coordinator.membership.lanes) == 1
 
 
 async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
-    golden_target: Path, monkeypatch: pytest.MonkeyPatch
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, go = membership.warm, asyncio.Event()
 
@@ -210,66 +174,53 @@ async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
 
     monkeypatch.setattr(membership, "warm", warm)
     options: Any = {"max_tokens": 60, "temperature": 0.0, "ignore_eos": True}
-    async with (
-        verifier(golden_target, None) as first,
-        verifier(golden_target, None) as second,
-        workers.coordinator(
-            verify=(first.endpoint,), warm_up_s=LONG_S, verifier_wait_s=0.05
-        ) as coordinator,
-    ):
-        admission, looks = coordinator.admission, 0
-        warms = admission.verifier_warms
+    first, second = [await cell.verifier(drafter=None) for _ in range(2)]
+    coordinator = await cell.coordinator([first], warm_up_s=LONG_S, verifier_wait_s=0.05)
+    admission, looks = coordinator.admission, 0
+    warms = admission.verifier_warms
 
-        def looked() -> bool:
-            nonlocal looks
-            looks += 1
-            return warms()
+    def looked() -> bool:
+        nonlocal looks
+        looks += 1
+        return warms()
 
-        admission.verifier_warms = looked
-        known = [worker.address for worker in coordinator.membership.workers]
-        address = Address(WorkerRole.VERIFY, second.endpoint, 0, "verify/1")
-        await coordinator.membership.announce([*known, address], wait_s=0.0)
-        await until(warms)
-        async with AsyncClient(coordinator.endpoint) as client:
-            whole = await client.complete([3, 4, 5], **options)
-            stream = client.generate([3, 4, 5], **options)
-            tokens = list((await anext(stream)).token_ids)
-            await first.shell.server._server.stop(None)
-            await until(lambda: looks > 1)
-            go.set()
-            async for event in stream:
-                tokens += event.token_ids
-        assert tuple(tokens) == whole.token_ids
+    admission.verifier_warms = looked
+    known = [worker.address for worker in coordinator.membership.workers]
+    address = Address(WorkerRole.VERIFY, second.endpoint, 0, "verify/1")
+    await coordinator.membership.announce([*known, address], wait_s=0.0)
+    await until(warms)
+    client = cell.client(coordinator)
+    whole = await client.complete([3, 4, 5], **options)
+    stream = client.generate([3, 4, 5], **options)
+    tokens = list((await anext(stream)).token_ids)
+    await first.shell.server._server.stop(None)
+    await until(lambda: looks > 1)
+    go.set()
+    async for event in stream:
+        tokens += event.token_ids
+    assert tuple(tokens) == whole.token_ids
 
 
-async def test_a_drafter_that_joins_drafts_first_for_nobody(
-    golden_target: Path, golden_drafter: Path
-) -> None:
-    async with (
-        verifier(golden_target, golden_drafter) as v,
-        workers.coordinator(verify=(v.endpoint,), warm_up_s=LONG_S) as coordinator,
-    ):
-        assert coordinator.membership.ready
-        async with drafter(golden_drafter) as d:
-            address = Address(WorkerRole.DRAFT, d.endpoint, 0, "draft/0")
-            known = [worker.address for worker in coordinator.membership.workers]
-            await coordinator.membership.announce([*known, address], wait_s=LONG_S)
-            assert len(coordinator.membership.drafters) == 1
-            assert d.metrics.value("forward_seconds_count", kind="draft") > 0
+async def test_a_drafter_that_joins_drafts_first_for_nobody(cell: Cell) -> None:
+    await cell.verifier()
+    coordinator = await cell.coordinator(warm_up_s=LONG_S)
+    assert coordinator.membership.ready
+    d = await cell.drafter()
+    address = Address(WorkerRole.DRAFT, d.endpoint, 0, "draft/0")
+    known = [worker.address for worker in coordinator.membership.workers]
+    await coordinator.membership.announce([*known, address], wait_s=LONG_S)
+    assert len(coordinator.membership.drafters) == 1
+    assert d.metrics.value("forward_seconds_count", kind="draft") > 0
 
 
-async def test_a_coordinator_that_comes_back_finds_workers_that_have_run(
-    golden_target: Path, golden_drafter: Path
-) -> None:
+async def test_a_coordinator_that_comes_back_finds_workers_that_have_run(cell: Cell) -> None:
     """Streams that resume wait for no first requests, and the cost curve is the measured one."""
-    async with (
-        verifier(golden_target, golden_drafter, measure_cost=True, cost_max_tokens=8) as v,
-        drafter(golden_drafter) as d,
-    ):
-        told = {"verify": (v.endpoint,), "draft": (d.endpoint,), "warm_up_s": LONG_S}
-        async with workers.coordinator(**told) as first:
-            assert first.membership.lanes[0].facts.cost is not None
-        run = v.metrics.value("forward_seconds_count", kind="verify")
-        async with workers.coordinator(**told) as again:
-            assert again.membership.ready
-            assert v.metrics.value("forward_seconds_count", kind="verify") == run
+    v = await cell.verifier(measure_cost=True, cost_max_tokens=8)
+    await cell.drafter()
+    first = await cell.coordinator(warm_up_s=LONG_S)
+    assert first.membership.lanes[0].facts.cost is not None
+    await first.stop(0.0)
+    run = v.metrics.value("forward_seconds_count", kind="verify")
+    again = await cell.coordinator(warm_up_s=LONG_S)
+    assert again.membership.ready
+    assert v.metrics.value("forward_seconds_count", kind="verify") == run

@@ -131,6 +131,13 @@ class RoundsCall:
         return rows_of(read_blocks(len(rows), blocks, VOCAB), cursors)
 
 
+@contextlib.asynccontextmanager
+async def greeted(process: Any, **said: Any) -> AsyncIterator[RoundsCall]:
+    async with RoundsCall(process, **said) as call:
+        await call.hear()  # the welcome
+        yield call
+
+
 def row(
     sequence: int, committed_len: int, *, have: int = 0, epoch: int = 1, slots: int = BLOCK
 ) -> OrderRow:
@@ -186,8 +193,7 @@ async def test_the_mask_of_a_first_slot_is_its_own_sequence_s(
         return drafts(items)
 
     monkeypatch.setattr(drafter.engine, "draft", draft)
-    async with RoundsCall(drafter) as call:
-        await call.hear()
+    async with greeted(drafter) as call:
         for sequence in (1, 3):
             await call.open(sequence)
         rows = [row(1, 10)._replace(anchor=11), row(2, 3), row(3, 8)._replace(anchor=13)]
@@ -201,8 +207,7 @@ async def test_the_mask_of_a_first_slot_is_its_own_sequence_s(
 
 
 async def test_more_rows_than_one_message_takes_come_behind_it(drafter: Any) -> None:
-    async with RoundsCall(drafter) as call:
-        await call.hear()
+    async with greeted(drafter) as call:
         for sequence in (1, 2, 3):
             await call.open(sequence, reserve=1000)
         messages = written(1, row(1, 300), row(2, 2), row(3, 120))
@@ -216,8 +221,7 @@ async def test_more_rows_than_one_message_takes_come_behind_it(drafter: Any) -> 
 async def test_rows_that_are_missing_or_contexts_that_are_not_there_leave_blocks_empty(
     drafter: Any,
 ) -> None:
-    async with RoundsCall(drafter) as call:
-        await call.hear()
+    async with greeted(drafter) as call:
         await call.open(1)
         await call.order(1, row(1, 10))
         blocks = await call.order(2, row(1, 20, have=15), row(8, 3), row(1 << 40, 3, epoch=2))
@@ -232,8 +236,7 @@ async def test_rows_that_are_missing_or_contexts_that_are_not_there_leave_blocks
 
 
 async def test_verifiers_that_name_sequences_alike_do_not_meet(drafter: Any) -> None:
-    async with RoundsCall(drafter) as one, RoundsCall(drafter, verifier=78) as other:
-        await one.hear(), await other.hear()
+    async with greeted(drafter) as one, greeted(drafter, verifier=78) as other:
         await one.open(1)
         await other.open(1)
         mine, theirs = await asyncio.gather(
@@ -247,8 +250,7 @@ async def test_verifiers_that_name_sequences_alike_do_not_meet(drafter: Any) -> 
 async def test_bulk_rows_find_the_context_of_their_verifier_and_are_acknowledged_with_a_watermark(
     drafter: Any,
 ) -> None:
-    async with RoundsCall(drafter) as call:
-        await call.hear()
+    async with greeted(drafter) as call:
         await call.open(4)
         await call.order(1, row(4, 2))
         push = features_pb2_grpc.FeaturesStub(call.channel).Push()
@@ -279,8 +281,7 @@ async def test_a_silent_verifier_loses_its_contexts_and_one_with_little_to_say_d
 ) -> None:
     monkeypatch.setattr(rounds, "LEAST_LEASE_S", 1.0)
     drafter.engine.config = replace(drafter.engine.config, lease_s=0.1)
-    async with RoundsCall(drafter) as silent, RoundsCall(drafter, verifier=78) as other:
-        await silent.hear(), await other.hear()
+    async with greeted(drafter) as silent, greeted(drafter, verifier=78) as other:
         await silent.open(1)
         await other.open(2)
 
@@ -302,8 +303,7 @@ async def test_a_silent_verifier_loses_its_contexts_and_one_with_little_to_say_d
 
 
 async def test_contexts_that_nobody_names_any_more_are_freed(drafter: Any) -> None:
-    async with RoundsCall(drafter) as call, RoundsCall(drafter, verifier=78) as other:
-        await call.hear(), await other.hear()
+    async with greeted(drafter) as call, greeted(drafter, verifier=78) as other:
         for sequence in (1, 2):
             await call.open(sequence)
         await other.open(3)
@@ -318,8 +318,7 @@ async def test_contexts_that_nobody_names_any_more_are_freed(drafter: Any) -> No
 
 
 async def test_a_context_without_room_is_refused_and_the_stream_goes_on(drafter: Any) -> None:
-    async with RoundsCall(drafter) as call:
-        await call.hear()
+    async with greeted(drafter) as call:
         reasons = [(await call.open(sequence)).refusal.reason for sequence in range(9)]
         assert reasons == [0] * 8 + [RefusalReason.NO_PAGES]
         assert (await call.open(0, epoch=0)).refusal.reason
@@ -343,26 +342,16 @@ async def test_who_is_not_meant_or_understands_other_rows_ends_the_stream(
         assert why.startswith(field)
 
 
-def _order(**changes: Any) -> draft_pb2.RoundsCommand:
+def _order(*, of_features: bool = False, **changes: Any) -> draft_pb2.RoundsCommand:
+    """An order with other values of its fields, or of its features'."""
     (message,) = written(1, row(1, 10))
+    changed: Any = message.order.features if of_features else message.order
     for name, value in changes.items():
-        field = getattr(message.order, name)
-        if isinstance(value, int | bytes):
-            setattr(message.order, name, value)
+        if isinstance(value, list):
+            del getattr(changed, name)[:]
+            getattr(changed, name).extend(value)
         else:
-            del field[:]
-            field.extend(value)
-    return message
-
-
-def _features(**changes: Any) -> draft_pb2.RoundsCommand:
-    (message,) = written(1, row(1, 10))
-    for name, value in changes.items():
-        if name == "shape":
-            del message.order.features.shape[:]
-            message.order.features.shape.extend(value)
-        else:
-            setattr(message.order.features, name, value)
+            setattr(changed, name, value)
     return message
 
 
@@ -379,9 +368,9 @@ HOSTILE = {
     "order.mask_bytes": _order(mask_bytes=[4, 4], masks=bytes(8)),
     "order.masks": _order(mask_bytes=[3], masks=bytes(3)),
     "order.masks: 8": _order(mask_bytes=[4], masks=bytes(8)),
-    "rows.dtype": _features(dtype="int8"),
-    "rows.shape": _features(shape=[9, WIDTH + 1]),
-    "rows.data": _features(data=b"x"),
+    "rows.dtype": _order(of_features=True, dtype="int8"),
+    "rows.shape": _order(of_features=True, shape=[9, WIDTH + 1]),
+    "rows.data": _order(of_features=True, data=b"x"),
     "rows.order": draft_pb2.RoundsCommand(rows=draft_pb2.OrderRows(order=1)),
     "sampling.top_p": draft_pb2.RoundsCommand(open=draft_pb2.OpenContext(sequence=1)),
     "hello": draft_pb2.RoundsCommand(hello=draft_pb2.RoundsHello()),
@@ -393,8 +382,7 @@ HOSTILE = {
 async def test_what_does_not_fit_ends_the_stream_by_field_and_harms_nobody_else(
     drafter: Any, field: str
 ) -> None:
-    async with RoundsCall(drafter) as good, RoundsCall(drafter, verifier=78) as bad:
-        await good.hear(), await bad.hear()
+    async with greeted(drafter) as good, greeted(drafter, verifier=78) as bad:
         await good.open(1)
         await bad.open(1)
         await bad.call.write(HOSTILE[field])
@@ -407,15 +395,13 @@ async def test_what_does_not_fit_ends_the_stream_by_field_and_harms_nobody_else(
 
 
 async def test_rows_that_never_come_and_orders_out_of_turn_end_the_stream(drafter: Any) -> None:
-    async with RoundsCall(drafter) as call:
-        await call.hear()
+    async with greeted(drafter) as call:
         await call.open(1, reserve=1000)
         await call.call.write(written(1, row(1, 300))[0])
         await call.call.write(written(2, row(1, 300))[0])
         code, why = await call.refused()
         assert (code, why.split(":")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, "rows")
-    async with RoundsCall(drafter) as call:
-        await call.hear()
+    async with greeted(drafter) as call:
         await call.open(1)
         await call.order(2, row(1, 10))
         await call.call.write(written(2, row(1, 12, have=9))[0])
@@ -428,8 +414,7 @@ async def test_a_verifier_that_says_more_than_is_heard_loses_its_stream(
     """By its bytes, long before its messages are too many."""
     monkeypatch.setattr(backlog, "BYTES", 1 << 20)
     go_on = threading.Event()
-    async with RoundsCall(drafter) as call:
-        await call.hear()
+    async with greeted(drafter) as call:
         drafter.worker.device.post(lambda: go_on.wait(20), asyncio.get_running_loop())
         refs = [
             types_pb2.SequenceRef(sequence=1 << 60, epoch=1 << 30)
@@ -445,8 +430,7 @@ async def test_a_verifier_that_says_more_than_is_heard_loses_its_stream(
 
 
 async def test_a_drafter_that_leaves_says_so_and_opens_nobody(drafter: Any) -> None:
-    async with RoundsCall(drafter) as call:
-        await call.hear()
+    async with greeted(drafter) as call:
         drafter.worker.draining.begin(5.0)
         assert (await call.hear()).draining.finish_within_ms > 0
         assert (await call.open(1)).refusal.reason == RefusalReason.NO_PAGES
@@ -458,10 +442,9 @@ async def test_more_streams_than_the_own_port_has_threads_for_are_refused_and_th
     drafter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with contextlib.AsyncExitStack() as calls:
-        first = await calls.enter_async_context(RoundsCall(drafter))
-        await first.hear()
+        first = await calls.enter_async_context(greeted(drafter))
         for verifier in range(1, rounds_server.MAX_STREAMS):
-            await (await calls.enter_async_context(RoundsCall(drafter, verifier=verifier))).hear()
+            await calls.enter_async_context(greeted(drafter, verifier=verifier))
         endpoint = f"127.0.0.1:{await port_of_rounds(drafter)}"
         channel = await calls.enter_async_context(open_channel(endpoint))
         one_more = draft_pb2_grpc.DraftStub(
@@ -517,21 +500,14 @@ async def test_a_drafter_whose_passes_fail_says_that_it_does_not_serve(
 
     async def serves(expected: bool) -> None:
         async with open_channel(drafter.endpoint) as channel:
-            stub, asked = (
-                health_pb2_grpc.HealthStub(channel),
-                health_pb2.HealthCheckRequest(service="dspark.wire.v1.Draft"),
-            )
-            wanted = (
-                health_pb2.HealthCheckResponse.SERVING
-                if expected
-                else health_pb2.HealthCheckResponse.NOT_SERVING
-            )
+            stub, status = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckResponse
+            asked = health_pb2.HealthCheckRequest(service="dspark.wire.v1.Draft")
+            wanted = status.SERVING if expected else status.NOT_SERVING
             async with asyncio.timeout(10):
                 while (await stub.Check(asked)).status != wanted:  # noqa: ASYNC110 - it has to be asked
                     await asyncio.sleep(0.02)
 
-    async with RoundsCall(drafter) as call:
-        await call.hear()  # the welcome
+    async with greeted(drafter) as call:
         await call.open(1)
         await serves(True)
         monkeypatch.setattr(type(drafter.engine), "draft", broken)

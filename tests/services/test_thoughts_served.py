@@ -16,7 +16,7 @@ import jsonschema
 import openai
 import pytest
 
-from tests.services.http_cell import HttpCell, target_that_calls
+from tests.services.http_cell import HttpCell, in_schema, target_that_calls
 from tests.services.test_tools_served import PARAMETERS, TOOLS
 
 BUDGET = 6
@@ -26,7 +26,7 @@ SCHEMA = {
     "required": ["kind", "good"],
     "additionalProperties": False,
 }
-FORM: Any = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
+FORM = in_schema(SCHEMA)
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +42,8 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
 
 
 def asked(cell: HttpCell, budget: int | None, **fields: Any) -> Any:
-    given = {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": "def f"}],
-        "max_tokens": 300,
-        "temperature": 1.0,
-    }
     more = {} if budget is None else {"extra_body": {"thinking_token_budget": budget}}
-    return cell.openai().chat.completions.create(**{**given, **more, **fields})
+    return cell.chat(**{"max_tokens": 300, "temperature": 1.0, **more, **fields})
 
 
 @pytest.mark.parametrize("budget", [0, 1, BUDGET])
@@ -142,22 +136,17 @@ def test_other_interfaces_tell_of_thoughts(cell: HttpCell) -> None:
     assert [item.type for item in said.output] == ["reasoning", "message"]
 
 
-@pytest.mark.parametrize(("budget", "form"), [(-1, FORM), (1 << 20, FORM)])
-def test_a_budget_beyond_its_bounds_is_refused(budget: int, form: Any, cell: HttpCell) -> None:
+@pytest.mark.parametrize("budget", [-1, 1 << 20])
+def test_a_budget_beyond_its_bounds_is_refused(budget: int, cell: HttpCell) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        asked(cell, budget, response_format=form)
+        asked(cell, budget, response_format=FORM)
     assert refused.value.param == "thinking_token_budget"
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "x", "schema": {"uniqueItems": True}},
-            }
-        },
+        {"response_format": in_schema({"uniqueItems": True})},
         {"extra_body": {"thinking_token_budget": BUDGET, "structured_outputs": {"regex": "(?=a)"}}},
     ],
 )

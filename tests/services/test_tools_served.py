@@ -11,10 +11,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
-from tests.services.http_cell import HttpCell, target_that_calls
+from tests.services.http_cell import HttpCell, in_schema, target_that_calls
 
 PARAMETERS = {
     "type": "object",
@@ -32,7 +33,9 @@ def tool(name: str, **more: Any) -> Any:
 
 
 UNKEPT = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
-KEPT: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}}
+KEPT = in_schema({"type": "integer"})
+FREE = [tool("f", parameters=UNKEPT)]
+STRICT = [tool("f", parameters=UNKEPT, strict=True)]
 TOOLS = [tool("weather", description="What it will be like."), tool("alarm")]
 
 
@@ -43,18 +46,10 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
 
 
 def asked(cell: HttpCell, **fields: Any) -> Any:
-    given = {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": "def f"}],
-        "max_tokens": 300,
-        "tools": TOOLS,
-    }
-    return cell.openai().chat.completions.create(**{**given, **fields})
+    return cell.chat(**{"max_tokens": 300, "tools": TOOLS, **fields})
 
 
 def check(call: Any) -> None:
-    import jsonschema
-
     assert call.type == "function"
     assert call.id.startswith("call_")
     jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
@@ -117,16 +112,11 @@ def test_a_free_answer_is_text_and_its_tools_are_in_the_prompt(cell: HttpCell) -
 
 
 def test_an_answer_that_calls_nothing_has_its_format(cell: HttpCell) -> None:
-    import jsonschema
-
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     schema["additionalProperties"] = False
-    given: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    strict: Any = {
-        "tools": [tool("alarm", strict=True)],
-        "parallel_tool_calls": False,
-        "response_format": given,
-    }
+    given = in_schema(schema)
+    strict: Any = {"tools": [tool("alarm", strict=True)], "parallel_tool_calls": False}
+    strict["response_format"] = given
     for choice in asked(cell, temperature=1.0, n=4, **strict).choices:
         if choice.message.tool_calls:
             assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
@@ -160,14 +150,9 @@ def test_results_go_back_into_the_conversation(cell: HttpCell) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        (
-            {"tool_choice": {"type": "function", "function": {"name": "none"}}},
-            "tool_choice.function.name",
-        ),
-        ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
-        (
-            {"tool_choice": {"type": "function", "function": {"name": 3}}},
-            "tool_choice.function.name",
+        *(
+            ({"tool_choice": {"type": "function", "function": named}}, "tool_choice.function.name")
+            for named in ({"name": "none"}, {}, {"name": 3})
         ),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         (
@@ -182,24 +167,11 @@ def test_results_go_back_into_the_conversation(cell: HttpCell) -> None:
         ({"tools": [tool("a"), tool("a")]}, "tools[1].function.name"),
         ({"tools": openai.omit, "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 1}}}},
-            "response_format",
-        ),
-        ({"tool_choice": "required", "tools": [tool("f", parameters=UNKEPT)]}, "tools"),
-        (
-            {
-                "tool_choice": "required",
-                "tools": [tool("f", parameters=UNKEPT)],
-                "response_format": KEPT,
-            },
-            "tools",
-        ),
-        ({"tools": [tool("f", parameters=UNKEPT, strict=True)]}, "tools"),
-        (
-            {"tools": [tool("f", parameters=UNKEPT, strict=True)], "response_format": KEPT},
-            "response_format or tools",
-        ),
+        ({"response_format": in_schema({"type": 1})}, "response_format"),
+        ({"tool_choice": "required", "tools": FREE}, "tools"),
+        ({"tool_choice": "required", "tools": FREE, "response_format": KEPT}, "tools"),
+        ({"tools": STRICT}, "tools"),
+        ({"tools": STRICT, "response_format": KEPT}, "response_format or tools"),
         ({"extra_body": {"structured_outputs": {"json": UNKEPT}}}, "structured_outputs"),
         (
             {"messages": [{"role": "user", "content": "a"}, {"role": "function", "content": "b"}]},

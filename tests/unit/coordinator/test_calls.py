@@ -55,8 +55,7 @@ MISTRAL, NAMED = FORMATS["mistral"], FORMATS["mistral_named"]
 DEEPSEEK, DEEPSEEK_NAMED, GPT = FORMATS["deepseek"], FORMATS["deepseek_named"], FORMATS["gpt_oss"]
 LISTED = (
     '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}, '
-    '"id": '
-    '"abcdefgh1"}]'
+    '"id": "abcdefgh1"}]'
 )
 FENCED = "function<｜tool▁sep｜>weather\n```json\n" + ARGUMENTS + "\n```"
 CHANNELS = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>"
@@ -275,11 +274,8 @@ def test_forms_hold_an_answer_to_how_calls_are_written(name: str, special: dict[
 @pytest.mark.parametrize("special", [{}, SPECIAL], ids=["plain", "special"])
 @pytest.mark.parametrize("name", WRITTEN)
 def test_an_answer_that_calls_nothing_has_its_own_form(name: str, special: dict[str, int]) -> None:
-    form, written, answer = (
-        FORMATS[name],
-        WRITTEN[name],
-        part_of({"choice": ["yes", "no"]}, "structured_outputs"),
-    )
+    form, written = FORMATS[name], WRITTEN[name]
+    answer = part_of({"choice": ["yes", "no"]}, "structured_outputs")
     if not (form.free and form.marked):
         with pytest.raises(Unsupported, match="structured_outputs"):
             _form(TOOLS, None, form.many, form, special, answer, "structured_outputs")
@@ -298,14 +294,9 @@ def test_an_answer_that_calls_nothing_has_its_own_form(name: str, special: dict[
 def test_a_budget_ends_thoughts_and_a_form_follows(special: dict[str, int]) -> None:
     form = {"choice": ["yes", "no"]}
     bounded = with_budget(9, form, inside=False, token=257, special=special)
-    for thought, fits in ((b"why not?", True), (b"why, oh why not?", False), (b"", True)):
-        written = [*ids_of("<think>\n", special), *thought, 257, *b"no"]
-        info = xgrammar.TokenizerInfo(WORDS, vocab_size=len(WORDS), stop_token_ids=[258])
-        made = xgrammar.GrammarCompiler(info).compile_structural_tag(
-            json.dumps(bounded["structural_tag"])
-        )
-        matcher = xgrammar.GrammarMatcher(made)
-        assert all(map(matcher.accept_token, [*written, 258])) == fits
+    marks = special | {"</think>": 257}
+    for thought, fits in (("why not?", True), ("why, oh why not?", False), ("", True)):
+        assert accepts(bounded, f"<think>\n{thought}</think>no", marks) is fits
 
 
 def test_every_character_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,19 +373,9 @@ def test_tokens_of_thoughts_are_counted(reader: Any, tokens: list[str], thought:
 
 
 def test_parts_that_come_together_are_joined() -> None:
-    apart = [
-        Part(reasoning="a"),
-        Part(reasoning="b"),
-        Part("c"),
-        Part("d"),
-        Part(call=0, name="f", id="x"),
-    ]
-    apart += [
-        Part(call=0, arguments="{"),
-        Part(call=0, arguments="}"),
-        Part(call=1, name="g", id="y"),
-        Part("e"),
-    ]
+    apart = [Part(reasoning="a"), Part(reasoning="b"), Part("c"), Part("d")]
+    apart += [Part(call=0, name="f", id="x"), Part(call=0, arguments="{")]
+    apart += [Part(call=0, arguments="}"), Part(call=1, name="g", id="y"), Part("e")]
     together = [Part(reasoning="ab"), Part("cd"), Part(call=0, name="f", id="x", arguments="{}")]
     assert joined(apart) == [*together, Part(call=1, name="g", id="y"), Part("e")]
 

@@ -104,11 +104,6 @@ def test_it_knows_its_arguments_and_refuses_others() -> None:
             template.render([USER], {ours: "x"}, add_generation_prompt=True)
 
 
-def test_a_template_s_own_refusal_is_the_client_s_error() -> None:
-    with pytest.raises(InvalidRequest, match="messages: System role not supported"):
-        ChatTemplate(TURNS).render([SYSTEM, USER], {}, add_generation_prompt=True)
-
-
 @pytest.mark.parametrize(
     "source",
     [
@@ -187,16 +182,3 @@ def test_without_one_there_is_none(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{}", encoding="utf-8")
     assert find_template(str(tmp_path), None) is None
     assert find_template(None, None) is None
-
-
-def test_the_tiny_target_goes_on_with_what_was_said() -> None:
-    template = find_template(str(Path(__file__).parents[2] / "data" / "pair" / "target"), None)
-    assert template is not None
-    messages = [
-        SYSTEM,
-        {"role": "user", "content": "One"},
-        {"role": "assistant", "content": ", two"},
-        USER,
-    ]
-    said = template.render(messages, {}, add_generation_prompt=True)
-    assert said == f"Be brief.\n\nOne, two\n\n{USER['content']}"

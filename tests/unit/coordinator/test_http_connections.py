@@ -40,8 +40,9 @@ class Application:
     client to leave."""
 
     def __init__(self, counted: Metrics) -> None:
-        config, processor = SimpleNamespace(max_unread_s=0.2), SimpleNamespace(metrics=counted)
-        self.api: Any = SimpleNamespace(config=config, processor=processor)
+        config = SimpleNamespace(max_unread_s=0.2, http="127.0.0.1:0", cors_origin=[PAGE])
+        processor = SimpleNamespace(metrics=counted)
+        self.api: Any = SimpleNamespace(config=config, processor=processor, security=Security())
         self.held = asyncio.Event()
         self.running = 0
         self.said: list[str] = []
@@ -77,22 +78,13 @@ def application(counted: Metrics) -> Application:
     return Application(counted)
 
 
-def dropped(counted: Metrics, why: str) -> float | None:
-    return counted.registry.get_sample_value(
-        "dspark_dropped_total", {"kind": "connection", "reason": why}
-    )
+def dropped(counted: Metrics, why: str) -> float:
+    return counted.value("dropped_total", kind="connection", reason=why)
 
 
 @pytest_asyncio.fixture
-async def server(application: Application, counted: Metrics) -> AsyncIterator[HttpServer]:
-    server = HttpServer(
-        application,
-        "127.0.0.1:0",
-        most=MOST,
-        security=Security(),
-        metrics=counted,
-        origins=[PAGE],
-    )
+async def server(application: Application) -> AsyncIterator[HttpServer]:
+    server = HttpServer(application, application.api, MOST)
     await server.start()
     yield server
     application.held.set()
@@ -137,10 +129,7 @@ async def test_a_connection_without_a_head_in_time_ends(
     address: tuple[str, int], counted: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "HEAD_S", 0.1)
-    silent, dripping = (
-        await asyncio.open_connection(*address),
-        await asyncio.open_connection(*address),
-    )
+    silent, dripping = [await asyncio.open_connection(*address) for _ in range(2)]
     dripping[1].write(b"GET / HT")
     again = await _ask(address)
     assert (await _head(again[0]))[0] == 200
@@ -212,12 +201,7 @@ async def test_requests_beyond_the_bound_hear_when_to_come_back(
     status, _, body = await _head(other)
     assert (status, json.loads(body)["error"]["type"]) == (429, "rate_limit_error")
     assert json.loads(body)["type"] == "error", "in Anthropic's shape"
-    assert (
-        counted.registry.get_sample_value(
-            "dspark_admission_rejections_total", {"reason": "http_requests"}
-        )
-        == 2
-    )
+    assert counted.value("admission_rejections_total", reason="http_requests") == 2
     application.held.set()
     for each, _ in running:
         assert (await _head(each))[0] == 200
@@ -243,7 +227,7 @@ async def test_a_client_that_reads_nothing_loses_its_connection(
         # it.
         await until(lambda: application.said == ["gone"])
         await until(lambda: not (application.running or server._server.server_state.connections))
-    assert counted.registry.get_sample_value("dspark_slow_readers_cut_total") == 1
+    assert counted.value("slow_readers_cut_total") == 1
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 

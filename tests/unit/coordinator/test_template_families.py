@@ -122,22 +122,6 @@ def test_text_and_ids_are_the_library_s(name: str, talk: str, begin: bool) -> No
     assert list(ours().encode(wanted, add_special=False)) == list(ids)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_histories_with_tools_go_to_templates_that_know_them_and_are_refused_by_name_elsewhere(
-    name: str,
-) -> None:
-    template = ChatTemplate(FAMILIES[name], TOKENS)
-    if name in TOOLS_KNOWN:
-        text = template.render(
-            template.fitted(read_messages([USER, CALLS, RESULT])), {}, add_generation_prompt=True
-        )
-        assert "weather" in text
-        assert "clear" in text
-        return
-    with pytest.raises(Unsupported, match=r"^messages\[1\]\.tool_calls: "):
-        template.fitted(read_messages([USER, CALLS, RESULT]))
-
-
 def test_a_role_a_template_leaves_out_is_refused_by_name() -> None:
     for name in ("phi_3", "zephyr", "llama_2", "gemma"):
         with pytest.raises(Unsupported, match=r"^messages\[1\]\.role: .*'tool'"):

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from coordinator.http.completions import CompletionShape
-from coordinator.http.logprobs import TokenTexts, completion_logprobs
+from coordinator.http.logprobs import TokenTexts
 from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.types import ScoredToken
@@ -55,19 +55,6 @@ def test_special_tokens_stand_for_themselves_and_unknown_ids_for_nothing() -> No
     assert texts.text_of(0) == "<|endoftext|>"
     assert texts.text_of(1 << 20) == ""
     assert TokenTexts(None).text_of(7) == "token_id:7"
-
-
-def test_a_completion_s_offsets_count_what_the_tokens_say() -> None:
-    tokenizer = tiny()
-    ids = list(tokenizer.encode("def add(a, b):"))
-    told = [ScoredToken(-0.5, (ids[0],), (-0.5,)) for _ in ids]
-    shown = completion_logprobs(
-        TokenTexts(tokenizer), OutputChunk(0, 0, ids, ["def add(a, b):"], told), 10
-    )
-    assert shown is not None
-    assert "".join(shown["tokens"]) == "def add(a, b):"
-    assert shown["text_offset"][:2] == [10, 10 + len(shown["tokens"][0])]
-    assert completion_logprobs(TokenTexts(tokenizer), OutputChunk(0, 0, ids), 0) is None
 
 
 def test_offsets_of_a_stream_are_those_of_its_own_prompt_and_answer() -> None:

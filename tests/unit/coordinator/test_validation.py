@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -40,15 +41,8 @@ def test_what_is_absent_takes_the_default() -> None:
 
 
 def test_what_is_given_is_taken() -> None:
-    message = ask(
-        temperature=0.5,
-        top_p=0.25,
-        top_k=9,
-        seed=3,
-        max_tokens=5,
-        stop_token_ids=[4],
-        ignore_eos=True,
-    )
+    law = {"temperature": 0.5, "top_p": 0.25, "top_k": 9, "seed": 3}
+    message = ask(**law, max_tokens=5, stop_token_ids=[4], ignore_eos=True)
     message.request_id = "mine"
     message.speculation.policy = "fixed:2"
     request = read(message)
@@ -76,6 +70,11 @@ def test_zero_is_a_temperature_and_a_seed() -> None:
 P = "sampling_params."
 
 
+def beside(**fields: Any) -> g.GenerateRequest:
+    """A request with fields beside its sampling parameters."""
+    return g.GenerateRequest(tokenized=g.TokenizedInput(input_ids=[1]), **fields)
+
+
 @pytest.mark.parametrize(
     ("field", "message"),
     [
@@ -85,16 +84,10 @@ P = "sampling_params."
         ("tokenized.input_ids", ask((5,) * 50)),
         ("tokenized.input_ids", ask((5,) * 45)),
         ("text", g.GenerateRequest(text="hello")),
-        (
-            "request_id",
-            g.GenerateRequest(request_id="x" * 129, tokenized=g.TokenizedInput(input_ids=[1])),
-        ),
-        ("label", g.GenerateRequest(label="a b", tokenized=g.TokenizedInput(input_ids=[1]))),
-        ("label", g.GenerateRequest(label="x" * 33, tokenized=g.TokenizedInput(input_ids=[1]))),
-        (
-            "cache_salt",
-            g.GenerateRequest(cache_salt="x" * 129, tokenized=g.TokenizedInput(input_ids=[1])),
-        ),
+        ("request_id", beside(request_id="x" * 129)),
+        ("label", beside(label="a b")),
+        ("label", beside(label="x" * 33)),
+        ("cache_salt", beside(cache_salt="x" * 129)),
         (P + "temperature", ask(temperature=-0.1)),
         (P + "temperature", ask(temperature=math.nan)),
         (P + "temperature", ask(temperature=math.inf)),
@@ -107,13 +100,7 @@ P = "sampling_params."
         (P + "stop", ask(stop=["x"])),
         (P + "stop_token_ids", ask(stop_token_ids=list(range(65)))),
         (P + "stop_token_ids", ask(stop_token_ids=[100])),
-        (
-            "speculation.policy",
-            g.GenerateRequest(
-                tokenized=g.TokenizedInput(input_ids=[1]),
-                speculation=g.SpeculationParams(policy="fastest"),
-            ),
-        ),
+        ("speculation.policy", beside(speculation=g.SpeculationParams(policy="fastest"))),
     ],
 )
 def test_what_is_malformed_is_refused_by_field_name(field: str, message: g.GenerateRequest) -> None:
@@ -288,15 +275,7 @@ def test_rules_have_names(text: str, rule: Rule) -> None:
 
 
 def test_every_field_of_the_sampling_parameters_is_read() -> None:
-    known = {
-        "temperature",
-        "top_p",
-        "top_k",
-        "max_tokens",
-        "stop",
-        "stop_token_ids",
-        "skip_special_tokens",
-        "n",
-    }
+    known = {"temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids"}
+    known |= {"skip_special_tokens", "n"}
     known |= {"prompt_logprobs", "ignore_eos", "seed", "include_stop_str_in_output", *SHAPED}
     assert {field.name for field in g.SamplingParams.DESCRIPTOR.fields} == known
