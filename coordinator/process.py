@@ -15,7 +15,6 @@ from coordinator.cells.frontends import CELL, CellService
 from coordinator.cells.journal import Journal
 from coordinator.cells.journal_file import JournalFile
 from coordinator.cells.local_cell import LocalCell
-from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
 from coordinator.frontend.front_end import ClientsProcess, FrontEnd
 from coordinator.lanes.lane_context import LaneContext
@@ -53,9 +52,10 @@ SPARE_STREAMS = 256
 class CoordinatorProcess(ClientsProcess[LocalCell]):
     """A serving coordinator."""
 
-    def __init__(self, shell: Shell, cell: LocalCell, front: FrontEnd, tracing: Any) -> None:
+    def __init__(self, shell: Shell, cell: LocalCell, front: FrontEnd, provider: Any) -> None:
+        """provider: of spans; None without tracing."""
         super().__init__(shell, cell, front)
-        self._tracing = tracing
+        self._provider = provider
 
     @property
     def membership(self) -> Membership:
@@ -67,8 +67,8 @@ class CoordinatorProcess(ClientsProcess[LocalCell]):
 
     async def _close(self, grace_s: float) -> None:
         await super()._close(grace_s)
-        if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.shutdown)  # exports the spans still held
+        if self._provider is not None:
+            await asyncio.to_thread(self._provider.shutdown)  # exports the spans still held
 
 
 async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> CoordinatorProcess:
@@ -82,14 +82,8 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     admission = Scheduler(config, clock, metrics)
     journal = _journal(config, metrics)
     explain = Explain(metrics.dropped.labels(kind="explained", reason="not_read").inc)
-    lanes = LaneContext(
-        clock,
-        metrics,
-        Monitor(metrics),
-        config,
-        explain,
-        write=journal.write if journal is not None else None,
-    )
+    write = journal.write if journal is not None else None
+    lanes = LaneContext(clock, metrics, Monitor(metrics), config, explain, write=write)
     security = shell.security
     access = WorkerAccess(
         config.describe_deadline_s, security.token, security.tls, config.flap_limit
@@ -97,7 +91,12 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     membership = Membership(
         admission, lanes, access, explain=explain, warm_up_s=config.warm_up_s, rule=rule
     )
-    tracing = _traced(config, name, admission, membership, clock, metrics)
+    provider: Any = None  # of spans
+    if config.otel_endpoint is not None:
+        tracer, provider = open_tracer(
+            config.otel_endpoint, service="dspark-coordinator", instance=name
+        )
+        admission.tracing = Tracing(tracer, config.otel_share, explain, clock, metrics)
     cell = LocalCell(admission, membership, policy, rule, journal)
     frontends = CellService(cell, clock, metrics)
     front = FrontEnd(
@@ -132,7 +131,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         rule=rule.name.lower(),
         text=tokenizer is not None,
     )
-    return CoordinatorProcess(shell, cell, front, tracing)
+    return CoordinatorProcess(shell, cell, front, provider)
 
 
 def _live(
@@ -185,24 +184,6 @@ def _static(config: CoordinatorConfig) -> list[Address]:
         for role, endpoints in given
         for index, endpoint in enumerate(endpoints)
     ]
-
-
-def _traced(
-    config: CoordinatorConfig,
-    name: str,
-    admission: Scheduler,
-    membership: Membership,
-    clock: Clock,
-    metrics: Metrics,
-) -> Any:
-    """Turns on tracing of requests; returns the provider of spans, None without an endpoint."""
-    if config.otel_endpoint is None:
-        return None
-    tracer, provider = open_tracer(
-        config.otel_endpoint, service="dspark-coordinator", instance=name
-    )
-    admission.tracing = Tracing(tracer, config.otel_share, membership.explain, clock, metrics)
-    return provider
 
 
 def _journal(config: CoordinatorConfig, metrics: Metrics) -> Journal | None:

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from fakes import VOCAB, after
+from fakes import VOCAB, after, answer_of, read
 
 from coordinator.answers.answer import Answer, CommitLog, RequestStats
 from coordinator.answers.output_queue import OutputQueue
@@ -316,6 +316,13 @@ class RoundsCell:
         """Until these are over, and the verifiers have heard of it."""
         await self.until(lambda: all(state.sequence.finished for state in states), within_s)
         await asyncio.sleep(0.05)
+
+    async def answered(self, *states: RequestState) -> None:
+        """These end, and each client was told what the target says, each token once."""
+        await self.finish(*states)
+        for state in states:
+            request = state.request
+            assert await read(state) == answer_of(request.prompt, request.max_tokens)
 
     def clean(self) -> bool:
         """Whether neither pool holds anything, nor anybody thinks so."""

@@ -106,16 +106,7 @@ def read_commits(batch: frontend_pb2.CellBatch) -> Iterator[tuple[int, Committed
     last = {(calls[at], indices[at]): at for at in range(count)} if ends else {}
     start = 0
     for at, (call, index, length, judged, drafted, verified, accepted) in enumerate(
-        zip(
-            calls,
-            indices,
-            lengths,
-            batch.rounds,
-            batch.drafted,
-            batch.verified,
-            batch.accepted,
-            strict=True,
-        )
+        zip(calls, *columns, strict=True)
     ):
         stop = start + length
         yield (

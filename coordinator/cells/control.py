@@ -23,7 +23,7 @@ from coordinator.workers.worker import Address, WorkerConnection, WorkerRole
 from dspark.errors import InvalidRequest
 from dspark.runtime.shell import Shell
 from dspark.runtime.telemetry import Metrics
-from dspark.wire.v1 import control_pb2, control_pb2_grpc, draft_pb2, types_pb2, verify_pb2
+from dspark.wire.v1 import control_pb2, control_pb2_grpc, types_pb2
 
 LOOK_S = 0.25  # longest time until the end of an explained request is noticed
 DESCRIBE_S = 0.5  # a worker that takes longer to describe itself is shown without its load
@@ -166,9 +166,7 @@ async def _worker_status(
 ) -> control_pb2.ProcessStatus:
     address = worker.address
     status = control_pb2.ProcessStatus(
-        role=control_pb2.ROLE_VERIFY
-        if address.role is WorkerRole.VERIFY
-        else control_pb2.ROLE_DRAFT,
+        role=next(number for number, role in _ROLES.items() if role is address.role),
         name=address.name,
         endpoint=address.endpoint,
         incarnation=worker.port.facts.incarnation if worker.port else address.incarnation,
@@ -179,9 +177,7 @@ async def _worker_status(
         return status
     status.detail = status.detail or membership.why_not(worker.port)
     try:
-        said: verify_pb2.VerifierDescription | draft_pb2.DrafterDescription = await worker.describe(
-            DESCRIBE_S
-        )
+        said = await worker.describe(DESCRIBE_S)
     except grpc.aio.AioRpcError as error:
         status.detail = f"does not say what it holds: {error.code().name.lower()}"
         return status

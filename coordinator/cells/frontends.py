@@ -155,16 +155,12 @@ class FrontendConnection:
             relay.answers = order.request.choices
             self._calls[number] = relay
             relay.call = self._cell.submit(order, relay)
-        except DsparkError as error:
+        except Exception as error:
             self._calls.pop(number, None)
+            if not isinstance(error, DsparkError):  # a bug
+                log.error("frontend.submit_failed", name=self.hello.name, exc_info=error)
+                error = PeerError("the request could not be taken in; see the coordinator's log")
             self._fail(number, error)
-            return
-        except Exception as error:  # a bug
-            log.error("frontend.submit_failed", name=self.hello.name, exc_info=error)
-            self._calls.pop(number, None)
-            self._fail(
-                number, PeerError("the request could not be taken in; see the coordinator's log")
-            )
             return
         late = Expired(f"no answer within {order.lasts_s:.3g} s")
         relay.timer = self._clock.call_later(order.lasts_s + BACKSTOP_S, relay.call.cut, late)
@@ -196,10 +192,8 @@ class FrontendConnection:
             relay.call.finish(finish.index)
 
     def _cut(self, relay: _Relay, error: Exception) -> None:
-        if relay.timer is not None:
-            relay.timer.cancel()
         if relay.call is not None:
-            relay.call.cut(error)
+            relay.call.cut(error)  # which calls `over`, unless it was over before
 
     # Messages to the front end.
 

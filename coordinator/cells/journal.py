@@ -96,9 +96,6 @@ class Journal:
             file.begin([*self._snapshot()])
             log.info("journal.read", requests=len(self._entries))
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def find(self, request_id: str) -> Entry | None:
         return self._entries.get(request_id)
 

@@ -84,12 +84,8 @@ class JournalFile:
         os.fsync(descriptor)
         os.replace(draft, path)
         flush_to_disk(self._folder)
-        before, self._descriptor, self._size, self._begun = (
-            self._descriptor,
-            descriptor,
-            len(content),
-            len(content),
-        )
+        before, self._descriptor = self._descriptor, descriptor
+        self._size = self._begun = len(content)
         if before >= 0:
             os.close(before)
         for each in old:

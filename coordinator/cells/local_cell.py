@@ -55,13 +55,8 @@ class LocalCell:
         rule: Rule = Rule.BLOCK,
         journal: Journal | None = None,
     ) -> None:
-        self.admission, self.membership, self.policy, self._rule = (
-            admission,
-            membership,
-            policy,
-            rule,
-        )
-        self.journal = journal
+        self.admission, self.membership, self.journal = admission, membership, journal
+        self.policy, self._rule = policy, rule
         # Drafters may serve several coordinators, so their sequence numbers must not collide.
         self._numbers = itertools.count(secrets.randbits(47) << 16)
 
@@ -151,11 +146,10 @@ class LocalCell:
     def _take_over(self, request_id: str) -> bool:
         """Ends the request if it runs, and says whether it did: the client that resumes it replaces
         its earlier reader, and has its place."""
-        ran = False
-        while (state := self.admission.find(request_id)) is not None:
+        state = self.admission.find(request_id)
+        if state is not None:  # an error of one answer ends them all
             self.admission.ended(state, RequestCancelled("its client resumed it elsewhere"))
-            ran = True
-        return ran
+        return state is not None
 
     async def abort(self, request_ids: Sequence[str]) -> list[str]:
         return [name for name in request_ids if self.admission.abort(name)]

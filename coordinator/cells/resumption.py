@@ -96,13 +96,10 @@ class Journaled:
 def tell_again(sink: OutputSink, known: Known) -> None:
     """Pushes everything committed before to `sink`, each answer in one piece."""
     for index, said in enumerate(known.answers):
-        told = CommittedTokens(tuple(said.tokens), said.end, index, tuple(said.logprobs))
+        # an abort follows the last token in a piece of its own
+        alone = said.end is not None and (said.end.reason is Reason.ABORT or not said.tokens)
         if said.tokens:
-            sink.push(told if not aborted(said.end) else replace(told, end=None))
-        if said.end is not None and (aborted(said.end) or not said.tokens):
-            # the end follows the last token in a piece of its own
+            end = None if alone else said.end
+            sink.push(CommittedTokens(tuple(said.tokens), end, index, tuple(said.logprobs)))
+        if alone:
             sink.push(CommittedTokens((), said.end, index))
-
-
-def aborted(end: End | None) -> bool:
-    return end is not None and end.reason is Reason.ABORT

@@ -54,12 +54,8 @@ class Lane:
         """on_lost: called when the verifier is gone, before the lane closes."""
         clock, metrics, config = shared.clock, shared.metrics, shared.config
         self.facts, self._port, self._owner, self._config = facts, port, owner, config
-        self._clock, self._metrics, self._shared, self._round_watch = (
-            clock,
-            metrics,
-            shared,
-            shared.watch,
-        )
+        self._clock, self._metrics = clock, metrics
+        self._shared, self._round_watch = shared, shared.watch
         self._on_lost, self._on_draining = on_lost, on_draining
         self._members = Members(facts, config.max_prefills)
         self._drafters = LaneDrafters(facts.name, shared)
@@ -193,10 +189,8 @@ class Lane:
 
     def _settle(self, placed: Placed, becomes: LifeEvent = LifeEvent.MOVED) -> None:
         """Releases a sequence once everything that was drawn for it has been reported."""
-        placed.leaving, placed.settled_by = (
-            becomes,
-            self._clock.time() + self._config.verify_deadline_s,
-        )
+        placed.leaving = becomes
+        placed.settled_by = self._clock.time() + self._config.verify_deadline_s
         self._orders.append(Release(placed.number, placed.epoch, How.SETTLE))
         self._soon()
 
@@ -209,14 +203,13 @@ class Lane:
             self._watching.cancel()
         self._metrics.cost_curve_in_force.remove(self.facts.name)
         self._learning.close()
+        # an end that was announced is no loss to its sequences
+        event = LifeEvent.MOVED if self.draining else LifeEvent.ORPHANED
         for placed in reversed(tuple(self._members)):
             if self._members.get(placed.number) is not placed:
                 continue  # it ended with another answer of its request
             self._take_out(placed)
-            # an end that was announced is no loss to its sequences
-            hand_back(
-                self._owner, placed.state, LifeEvent.MOVED if self.draining else LifeEvent.ORPHANED
-            )
+            hand_back(self._owner, placed.state, event)
 
     # Messages of the verifier.
 
@@ -383,12 +376,9 @@ class Lane:
         state.note_epoch(placed.epoch)
         self._metrics.prefills.labels(reason=placed.why_prefilled).inc()
         self._assignment.admitted(placed)
+        drafted = placed.drafter > 0
         member = self._plans.add(
-            placed.number,
-            request.policy,
-            request.weight,
-            placed.key,
-            drafted=placed.drafter > 0,
+            placed.number, request.policy, request.weight, placed.key, drafted=drafted
         )
         self._changed = self._changed or not self._plans.covers(member)
         return placed.admission()

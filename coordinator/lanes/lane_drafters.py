@@ -55,12 +55,8 @@ class LaneDrafters:
     """The drafters of one lane. `news` yields the changes to send to its verifier."""
 
     def __init__(self, lane: str, shared: LaneContext) -> None:
-        self._lane, self._load, self._clock, self._monitor = (
-            lane,
-            shared.load,
-            shared.clock,
-            shared.monitor,
-        )
+        self._lane, self._load = lane, shared.load
+        self._clock, self._monitor = shared.clock, shared.monitor
         self._metrics, self._bypass = shared.metrics, shared.config.bypass
         self._past: dict[str, BlockSums] = {}  # by version
         self._known: dict[tuple[str, int], _Known] = {}  # by endpoint and incarnation
@@ -144,26 +140,18 @@ class LaneDrafters:
 
     def _tell(self, known: _Known) -> None:
         """Reports an alarm, or its end, to metrics and log."""
-        facts, alarm = known.port.facts, known.watch.alarm
+        alarm, version = known.watch.alarm, known.port.facts.fingerprint
+        whose = {"drafter": known.port.facts.name, "version": version, "verifier": self._lane}
         self._metrics.drafters_left_out.labels(lane=self._lane).set(
             sum(each.watch.alarm is not None for each in self._by_number.values())
         )
         if alarm is None:
-            log.info(
-                "watchdog.recovered",
-                drafter=facts.name,
-                version=facts.fingerprint,
-                verifier=self._lane,
-            )
+            log.info("watchdog.recovered", **whose)
             return
-        self._metrics.drafter_alarms.labels(
-            drafter=facts.fingerprint[:16], reason=alarm.value
-        ).inc()
+        self._metrics.drafter_alarms.labels(drafter=version[:16], reason=alarm.value).inc()
         log.error(
             "watchdog.alarm",
-            drafter=facts.name,
-            version=facts.fingerprint,
-            verifier=self._lane,
+            **whose,
             reason=alarm.value,
             tried_again_in_s=round(known.watch.pause_left_s(self._clock.time()), 1),
             effect="its sequences go to another drafter, or on without drafts",
@@ -183,11 +171,8 @@ class LaneDrafters:
 
     def choose(self, state: RequestState, besides: int = 0) -> int:
         """The least loaded drafter, except `besides`, that may serve this sequence; 0 for none."""
-        able = [
-            each
-            for each in self._by_number.values()
-            if each.number != besides and self._able(each, state)
-        ]
+        known = self._by_number.values()
+        able = [each for each in known if each.number != besides and self._able(each, state)]
         if not able:
             return 0
         return min(able, key=lambda each: (self._load[each.port], each.port.facts.name)).number

@@ -54,7 +54,6 @@ class Members:
         self._prompts: dict[str, Placed] = {}  # by request: the prefill that its answers wait for
         self._computed = Counter[str]()  # by request: its answers here whose prefill has ended
         self._left = asyncio.Event()  # set when a sequence leaves
-        self._longest = 0  # pages of all sequences at their longest
         self.prefilling = 0  # admitted, without an anchor yet
         self._turns = self._latest = 0  # admissions, and the latest one whose prefill ended
 
@@ -85,20 +84,17 @@ class Members:
 
     def fits(self, state: RequestState) -> bool:
         """Whether the page pool, as far as this coordinator filled it, has room for one more."""
-        total = self._facts.pages_total
-        if not total or self._longest + self._pages(state.request.longest) <= total:
-            return True  # fits at full length: spares a sum over all sequences
+        if not self._facts.pages_total:
+            return True
         if not self.could_fit(state):
             return False  # it would never end here
         held = sum(self._soon_held(placed.state) for placed in self._placed.values())
-        return bool(self._placed) and held + self._soon_held(state) <= total
+        return held + self._soon_held(state) <= self._facts.pages_total
 
     def could_fit(self, state: RequestState) -> bool:
         """Whether it would fit if the pool were empty."""
-        return (
-            not self._facts.pages_total
-            or self._pages(state.request.longest) <= self._facts.pages_total
-        )
+        total = self._facts.pages_total
+        return not total or self._pages(state.request.longest) <= total
 
     def _soon_held(self, state: RequestState) -> int:
         """Pages of a sequence once it has grown by `GROWTH` tokens."""
@@ -110,7 +106,6 @@ class Members:
     def add(self, state: RequestState) -> None:
         placed = Placed(state)
         self._placed[placed.number] = placed
-        self._longest += self._pages(state.request.longest)
         self._line.append(placed)
 
     async def emptied(self) -> None:
@@ -123,7 +118,6 @@ class Members:
         del self._placed[placed.number]
         self._left.set()
         request = placed.state.request
-        self._longest -= self._pages(request.longest)
         self._prompt_over(placed)
         if placed.prefilled:
             self._computed[request.id] -= 1
@@ -202,13 +196,11 @@ class Silence:
         """Why the verifier counts as lost, or None. heard: clock time of its last message."""
         since = min((placed.since for placed in self._members if placed.admitted), default=now)
         silent_s = now - max(heard, since)
-        if (
-            any(placed.prefilled for placed in self._members)
-            and silent_s >= self._config.verify_deadline_s
-        ):
-            return f"no verdict for {self._config.verify_deadline_s:g} s"
-        if self._members.prefilling and silent_s >= self._config.prefill_deadline_s:
-            return f"no prefill within {self._config.prefill_deadline_s:g} s"
+        verdict_s, prefill_s = self._config.verify_deadline_s, self._config.prefill_deadline_s
+        if silent_s >= verdict_s and any(placed.prefilled for placed in self._members):
+            return f"no verdict for {verdict_s:g} s"
+        if silent_s >= prefill_s and self._members.prefilling:
+            return f"no prefill within {prefill_s:g} s"
         return None
 
     def overdue(self, now: float) -> Iterator[Placed]:
@@ -220,11 +212,9 @@ class Silence:
                 placed.heard = now if self._no_page else placed.heard
                 late = now >= placed.heard + self._config.verify_deadline_s
             else:
-                got_on = (
-                    placed.since
-                    if self._members.overtook(placed)
-                    else max(placed.since, self._prompts_got_on)
-                )
+                got_on = placed.since
+                if not self._members.overtook(placed):
+                    got_on = max(got_on, self._prompts_got_on)
                 late = now >= got_on + self._config.prefill_deadline_s
             if late:
                 yield placed

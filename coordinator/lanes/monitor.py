@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
@@ -41,7 +41,7 @@ class _Version:
     windows: int = 1
     looked_at: int = 0  # draws of `life` at the last test
     why: str = ""  # the statistic that raised the alarm
-    name: str = field(default="")  # in metrics
+    name: str = ""  # in metrics
 
 
 class Monitor:
@@ -58,12 +58,9 @@ class Monitor:
 
     def why_not(self, version: str) -> str:
         """For people: why a version is distrusted; empty if it is trusted."""
-        why = self._alarm(version)
-        return (
-            f"distrusted by the monitor ({why}): drafts under coupled and at temperature 0 only"
-            if why
-            else ""
-        )
+        if not (why := self._alarm(version)):
+            return ""
+        return f"distrusted by the monitor ({why}): drafts under coupled and at temperature 0 only"
 
     def distrusts_all(self, versions: Sequence[str]) -> bool:
         """Whether there are versions and every one has had an alarm."""

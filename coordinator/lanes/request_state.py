@@ -65,18 +65,6 @@ NEXT: dict[tuple[LifeState, LifeEvent], LifeState] = {
 }
 
 
-# After these events the epoch is higher, whether anything was drawn under the old one or not.
-HANDED_BACK = frozenset(
-    (
-        LifeEvent.TURNED_AWAY,
-        LifeEvent.ORPHANED,
-        LifeEvent.MOVED,
-        LifeEvent.PREEMPTED,
-        LifeEvent.HELD_UP,
-    )
-)
-
-
 class UnlistedLifeEvent(RuntimeError):
     """A bug: an event arrived in a state for which the table does not list it."""
 
@@ -99,17 +87,14 @@ class SequenceLife:
             raise UnlistedLifeEvent(
                 f"sequence {self.number} is {self.state.value} and was {event.value}"
             ) from None
-        if event in HANDED_BACK:
+        if self.state is LifeState.WAITING:
+            # handed back: higher, whether anything was drawn under the old one or not
             self.epoch += 1
             self.turned_away += event in (LifeEvent.TURNED_AWAY, LifeEvent.HELD_UP)
 
     @property
     def finished(self) -> bool:
         return self.state is LifeState.FINISHED
-
-
-def unnoted(epoch: int) -> None:
-    """Stands in for `note_epoch` where a request cannot be resumed: keeps nothing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -119,8 +104,8 @@ class RequestState:
     answer: Answer
     stats: RequestStats
     sink: OutputSink
-    # keeps an epoch before anything is drawn under it
-    note_epoch: Callable[[int], object] = unnoted
+    # keeps an epoch before anything is drawn under it; nothing where it cannot be resumed
+    note_epoch: Callable[[int], object] = lambda epoch: None
     end: End | None = None  # set when the answer is complete
 
     begun: bool = False  # this answer, or another one of its request, has had a place
@@ -189,15 +174,9 @@ class Placed:
         """The message with all that a verifier needs for its prefill and its rounds."""
         answer, request = self.state.answer, self.state.request
         ids = answer.log.ids()
+        room, stops = max(answer.room, 1), request.stop_ids
         return Admission(
-            Admit(
-                self.number,
-                self.epoch,
-                len(ids),
-                max(answer.room, 1),
-                request.stop_ids,
-                self.drafter,
-            ),
+            Admit(self.number, self.epoch, len(ids), room, stops, self.drafter),
             ids,
             request.params,
             request.longest,

@@ -71,21 +71,12 @@ class RoundCounts:
 
     def _tell_drafts(self, drafts: Sequence[JudgedRound]) -> None:
         metrics, said = self._metrics, [each.said for each in drafts]
-        drafted, verified = (
-            sum(len(each.confidence) for each in said),
-            sum(each.verified for each in said),
-        )
-        judged, accepted = (
-            sum(each.accepted for each in said),
-            sum(each.accepted for each in drafts),
-        )
-        metrics.num_expected_tokens.inc(
-            sum(
-                sum(accumulate(each.confidence[: each.verified], mul))
-                for each in said
-                if each.verified
-            )
-        )
+        drafted = sum(len(each.confidence) for each in said)
+        verified = sum(each.verified for each in said)
+        judged = sum(each.accepted for each in said)
+        accepted = sum(each.accepted for each in drafts)
+        promised = [sum(accumulate(each.confidence[: each.verified], mul)) for each in said]
+        metrics.num_expected_tokens.inc(sum(promised))
         metrics.num_drafts.inc(len(drafts))
         metrics.num_draft_tokens.inc(drafted)
         metrics.num_verified_tokens.inc(verified)
@@ -105,12 +96,9 @@ class RoundCounts:
 
     def _tell_label(self, label: str, mine: Sequence[JudgedRound]) -> None:
         metrics, name = self._metrics, self._metrics.bounded_label(label)
-        metrics.label_rounds.labels(label=name).inc(
-            sum(bool(each.said.confidence) for each in mine)
-        )
-        metrics.label_draft_tokens.labels(label=name).inc(
-            sum(len(each.said.confidence) for each in mine)
-        )
+        drafted = [len(each.said.confidence) for each in mine]
+        metrics.label_rounds.labels(label=name).inc(sum(map(bool, drafted)))
+        metrics.label_draft_tokens.labels(label=name).inc(sum(drafted))
         metrics.label_accepted_tokens.labels(label=name).inc(sum(each.accepted for each in mine))
         metrics.label_generation_tokens.labels(label=name).inc(sum(each.committed for each in mine))
 

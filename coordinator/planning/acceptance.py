@@ -72,11 +72,9 @@ class AcceptanceEstimator:
     def ratios(self, key: Hashable) -> Floats:
         """[b] factors for a slot's confidence: the slot's own record, shrunk to its key's, which is
         shrunk to the lane's, which is shrunk to agreement."""
-        lane = self._shrunk(self._everybody.sum(axis=1), 1.0)
-        sums = self._sums.get(key)
+        sums, whole = self._sums.get(key), self.trust(key)
         if sums is None:
-            return np.full(self.slots, lane)
-        whole = self._shrunk(sums.sum(axis=1), lane)
+            return np.full(self.slots, whole)
         found: Floats = np.clip((sums[1] + STIFFNESS * whole) / (sums[0] + STIFFNESS), *BOUNDS)
         return found
 

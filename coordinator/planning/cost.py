@@ -23,7 +23,6 @@ import numpy as np
 from dspark.rounds.survival import Floats
 from dspark.runtime.cost_store import never_falling
 
-StepSeconds = Callable[[Floats], Floats]  # tokens in the step -> seconds, element by element
 DraftSeconds = Callable[[float, int], float]  # (sequences, slots) -> seconds of a pass
 
 LEAST_SECONDS = 1e-7  # a step is never free, so that rates stay finite
@@ -66,19 +65,17 @@ class CostCurve:
         # sequences that the tokens fill
         self._filled = np.maximum(self._tokens / self._per_sequence, 1.0)
         self._more = np.zeros(len(contexts))
-        if (
-            tokens_per_sequence
-            and len(sequence_seconds) == len(contexts)
-            and np.isfinite(sequence_seconds).all()
-        ):
+        told = tokens_per_sequence and len(sequence_seconds) == len(contexts)
+        if told and np.isfinite(sequence_seconds).all():
             self._more = np.maximum.accumulate(np.maximum(sequence_seconds, 0.0))
         # a plan reads the same few columns many times
         self._column = functools.lru_cache(16)(self._read)
 
-    def stairs(self, context: float, sequences: float = 0.0) -> StepSeconds:
-        """Tokens -> seconds at one context length, as measured."""
-        values = self._column(context, sequences)
-        return lambda tokens: np.maximum(np.interp(tokens, self._tokens, values), LEAST_SECONDS)
+    def stairs(self, tokens: Floats, context: float, sequences: float = 0.0) -> Floats:
+        """Seconds of steps of so many tokens [m], as measured, at one context length."""
+        column = self._column(context, sequences)
+        seconds: Floats = np.maximum(np.interp(tokens, self._tokens, column), LEAST_SECONDS)
+        return seconds
 
     def measured(self, tokens: float, context: float, sequences: float = 0.0) -> float:
         """What a step of this size took when the curve was measured."""
@@ -91,14 +88,10 @@ class CostCurve:
         if sequences > 1.0 and self._more.any():
             spread = np.maximum(sequences - self._filled, 0.0)[:, None] * self._more
             grid = np.maximum.accumulate(grid + spread, axis=0)
-        if len(self._contexts) == 1:
-            return grid[:, 0]
-        at = min(max(context, float(self._contexts[0])), float(self._contexts[-1]))
-        right = min(max(int(np.searchsorted(self._contexts, at)), 1), len(self._contexts) - 1)
-        share = (at - self._contexts[right - 1]) / (
-            self._contexts[right] - self._contexts[right - 1]
-        )
-        mixed: Floats = (1.0 - share) * grid[:, right - 1] + share * grid[:, right]
+        last = len(self._contexts) - 1
+        at = float(np.interp(context, self._contexts, np.arange(last + 1.0)))
+        left, share = int(at), at - int(at)
+        mixed: Floats = (1.0 - share) * grid[:, left] + share * grid[:, min(left + 1, last)]
         return mixed
 
     def grid(self) -> tuple[list[int], list[int], list[float]]:
@@ -109,11 +102,9 @@ class CostCurve:
 
 def _going_on(tokens: Floats, seconds: Floats) -> Floats:
     """[t, c] -> [t + 1, c]: a row `FAR` tokens on by the last slope, never falling with context."""
-    slope = (
-        (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
-        if len(tokens) > 1
-        else np.zeros(seconds.shape[1])
-    )
+    slope = np.zeros(seconds.shape[1])
+    if len(tokens) > 1:
+        slope = (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
     return np.vstack((seconds, np.maximum.accumulate(seconds[-1] + FAR * slope)))
 
 
@@ -143,18 +134,6 @@ class CostCorrector:
     drafted: RunningRatio = field(default_factory=lambda: RunningRatio(1.0))
     drafting: RunningRatio = field(default_factory=lambda: RunningRatio(1.0))
 
-    def observe_plain(self, tokens: float, context: float, sequences: int, round_s: float) -> None:
-        """Learns from a plain round, by its whole duration."""
-        self.plain.add(round_s / self.verify.measured(tokens, context, sequences))
-
-    def observe_drafted(
-        self, tokens: float, context: float, sequences: int, forward_s: float
-    ) -> None:
-        self.drafted.add(forward_s / self.verify.measured(tokens, context, sequences))
-
-    def observe_draft(self, sequences: int, slots: int, forward_s: float) -> None:
-        self.drafting.add(forward_s / max(self.draft(sequences, slots), LEAST_SECONDS))
-
     def plain_s(self, sequences: float, context: float) -> float:
         return self.plain.value * self.verify.measured(sequences, context, sequences)
 
@@ -178,7 +157,7 @@ class CostCorrector:
         drafts, and of one cohort's round by itself.
         """
         part = sequences / cohorts
-        step = self.drafted.value * self.verify.stairs(context, part)(tokens / cohorts)
+        step = self.drafted.value * self.verify.stairs(tokens / cohorts, context, part)
         draft = self.draft_s(drafting / cohorts, slots)
         alone: Floats = step + draft + self.hop.value
         return alone if cohorts == 1 else np.maximum(np.maximum(2.0 * step, 2.0 * draft), alone)

@@ -74,7 +74,6 @@ class LanePlans:
         self.block = 0  # slots of the longest blocks
         self._planner: Planner | None = None
         self._adaptive = Plan()  # the planner's last
-        self._changed = True  # whether members or drafters did since
         self._alone: dict[int, bool] = {}  # by plan: whether one cohort was in force
         self._verified = 0.0  # recent mean of a drafted block's verified slots
         self._context = 1.0
@@ -82,7 +81,6 @@ class LanePlans:
 
     def drafters(self, drafters: Sequence[DrafterCost]) -> None:
         """Sets the drafters of this lane."""
-        self._changed = True
         self._drafters, self.block = drafters, max((each.block for each in drafters), default=0)
         if not drafters:
             return  # a drafter out of reach may still draft, under the old terms
@@ -95,16 +93,9 @@ class LanePlans:
             member.own = self._terms(member)
 
     def add(
-        self,
-        number: int,
-        policy: Policy,
-        weight: float,
-        key: Hashable,
-        *,
-        drafted: bool = True,
+        self, number: int, policy: Policy, weight: float, key: Hashable, *, drafted: bool = True
     ) -> Member:
-        member = Member(number, policy, weight, key, drafted=drafted)
-        self._members[number], self._changed = member, True
+        member = self._members[number] = Member(number, policy, weight, key, drafted=drafted)
         member.own = self._terms(member)
         return member
 
@@ -112,19 +103,17 @@ class LanePlans:
         """Changes the key of a sequence's drafter, and whether it has one."""
         if number in self._members:
             self._members[number].key, self._members[number].drafted = key, drafted
-            self._changed = True
 
     def tries(self, number: int, tries: bool) -> None:
         """Sets whether a sequence's drafter is on trial: it then drafts whole blocks, whatever they
         promise, so that a trial is short, even where drafting for one of many does not pay."""
         member = self._members.get(number)
         if member is not None and member.tries is not tries:
-            member.tries, self._changed = tries, True
+            member.tries = tries
             member.own = self._terms(member)
 
     def remove(self, number: int) -> None:
         self._members.pop(number, None)
-        self._changed = True
 
     def _terms(self, member: Member) -> Terms | None:
         policy, weight = member.policy, member.weight
@@ -134,20 +123,17 @@ class LanePlans:
             return Terms(PlanKind.THRESHOLD, self.block, policy.at, weight)
         if not isinstance(policy, Adaptive):
             return PLAIN
-        return (
-            Terms(PlanKind.FIXED, self.block, 0.0, weight)
-            if self._verify is None or member.tries
-            else None
-        )
+        if self._verify is None or member.tries:
+            return Terms(PlanKind.FIXED, self.block, 0.0, weight)
+        return None
 
     def _draft_s(self, sequences: float, slots: int) -> float:
         """Seconds of a draft pass, sequences dealt out evenly to the drafters that share them."""
         shares, slowest = max(sum([each.shares for each in self._drafters]), 1), 0.0
         for each in self._drafters:
             if each.curve is not None and slots:
-                whole_s = each.curve.measured(
-                    sequences / shares if each.shares else 1.0, self._context
-                )
+                mine = sequences / shares if each.shares else 1.0
+                whole_s = each.curve.measured(mine, self._context)
                 part = 1.0 - SLOT_SHARE + SLOT_SHARE * min(slots / max(each.block, 1), 1.0)
                 slowest = max(slowest, part * whole_s)
         return slowest
@@ -155,10 +141,8 @@ class LanePlans:
     # From reports.
 
     def learn(self, applied: Applied) -> None:
-        """Learns cost and acceptance from one pass; a prefill teaches nothing."""
+        """Learns cost and acceptance from one pass, of a round at least."""
         report, rounds = applied.report, applied.rounds
-        if not report.report.number or not rounds:
-            return
         self._context = max(report.context, 1.0) if math.isfinite(report.context) else self._context
         drafted = [each.verified for each in rounds if len(each.confidence)]
         if drafted:
@@ -197,9 +181,6 @@ class LanePlans:
         """Plans the adaptive sequences anew, from what was learned."""
         if self._planner is None:
             return
-        if not self._changed and self._planner.stands(self._context):
-            return
-        self._changed = False
         adaptive, others = list[Member](), list[Member]()
         for each in self._members.values():
             (adaptive if each.own is None and each.drafted else others).append(each)
@@ -266,9 +247,7 @@ class LanePlans:
     @property
     def mode(self) -> tuple[int, int]:
         """(slots, cohorts) of the planner's best option, or in force if no adaptive one drafts."""
-        if self._planner is not None and any(
-            each.own is None and each.drafted for each in self._members.values()
-        ):
+        if self._planner is not None and self._adaptive.number:
             return self._planner.home
         return self._drafted_own()[1], self.in_force.cohorts
 
@@ -288,7 +267,7 @@ class LanePlans:
             return 0.0, self._cohorts[0] if len(self._cohorts) == 1 and slots else 0
         cost, count = self._planner.cost, len(self._members)
         draft_s = cost.draft_s(own, slots) + cost.hop.value
-        if len(self._adaptive.sequences) or self._adaptive.number:
+        if self._adaptive.number:
             return draft_s, 0
         able = [each for each in self._cohorts if each <= count]
         if len(able) < 2:
@@ -310,8 +289,6 @@ def _grid(blocks: Sequence[Sequence[float]]) -> Floats:
     """Confidences as [n, k], NaN beyond each block."""
     lengths = [len(each) for each in blocks]
     longest = max(lengths, default=0)
-    if lengths and min(lengths) == longest:  # nearly always
-        return np.array(blocks, np.float64).reshape(len(blocks), longest)
     grid = np.full((len(blocks), longest), np.nan)
     inside = np.arange(longest) < np.array(lengths)[:, None]
     grid[inside] = np.fromiter(chain.from_iterable(blocks), np.float64, sum(lengths))

@@ -171,25 +171,17 @@ class LaneOptions:
         self._ranks.clear()
         self._news, self._plain = 0.0, self._cost.plain.value
 
-    @property
-    def due(self) -> bool:
-        """Whether so much was learned, by the next plan, that options have to be computed anew."""
-        moved = abs(self._cost.plain.value - self._plain) > MOVED * self._plain
-        return moved or self._news + PLAN > RENEWED * min(self.blocks, WINDOW)
-
-    def planned(self) -> None:
-        """Counts a plan."""
-        self._news += PLAN
-
     def of(self, lane: PlannedLane) -> tuple[Option, list[Option]]:
         """(plain rounds, drafts of every length and number of cohorts) for the next plan. A lane
         where one sequence comes and one goes has the same options again."""
         near, worth = lane.context // CONTEXT_STEP, float(lane.weight.sum())
         of = (frozenset(lane.keys), len(lane.sequences), worth, near, lane.cohorts, lane.others)
-        if self.due or len(self.known) >= MOST_KNOWN:
+        moved = abs(self._cost.plain.value - self._plain) > MOVED * self._plain
+        due = moved or self._news + PLAN > RENEWED * min(self.blocks, WINDOW)
+        if due or len(self.known) >= MOST_KNOWN:
             self.renew()
         else:
-            self.planned()
+            self._news += PLAN
         if of not in self.known:
             self.known[of] = self._computed(lane)
         return self.known[of]
@@ -232,10 +224,8 @@ class LaneOptions:
         scale = len(lane.sequences) / ranked.blocks
         compared, gained = ranked.among(slots)
         taken = scale * np.arange(len(gained) + 1, dtype=np.float64)
-        drafting, longest = (
-            len(lane.sequences) + lane.others.drafting,
-            max(slots, lane.others.slots),
-        )
+        drafting = len(lane.sequences) + lane.others.drafting
+        longest = max(slots, lane.others.slots)
         seconds = self._cost.round_s(
             tokens + taken, lane.context, lane.together, drafting, longest, cohorts
         )

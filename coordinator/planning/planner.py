@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.planning.acceptance import AcceptanceEstimator
-from coordinator.planning.cost import CostCorrector
-from coordinator.planning.options import CONTEXT_STEP, LaneOptions, Option, PlannedLane
+from coordinator.planning.cost import LEAST_SECONDS, CostCorrector
+from coordinator.planning.options import LaneOptions, Option, PlannedLane
 from coordinator.planning.tries import EXPLORE, Tries, few_of, keyed
 from dspark.rounds.plan import PLAIN, Plan, PlanKind, SequencePlan, Terms
 from dspark.rounds.survival import Floats, Ints
@@ -71,19 +71,17 @@ class Planner:
         again, self._drafted = self._drafted is (width > 0), width > 0
         self._tries.seen(done.drafted)
         if again and not done.prefill_tokens:
+            expected_s = self.cost.verify.measured(done.tokens, done.context, count)
             if width:
-                self.cost.observe_drafted(done.tokens, done.context, count, done.forward_s)
+                self.cost.drafted.add(done.forward_s / expected_s)
                 if done.alone:
                     self.cost.hop.add(done.round_s - done.forward_s - done.draft_s)
             elif done.alone:
-                self.cost.observe_plain(done.tokens, done.context, count, done.round_s)
-        drafted = (
-            np.flatnonzero(~np.isnan(done.confidence).all(axis=1))
-            if width
-            else np.zeros(0, np.int64)
-        )
+                self.cost.plain.add(done.round_s / expected_s)
+        drafted = np.flatnonzero(~np.isnan(done.confidence).all(axis=1))
         if len(drafted):
-            self.cost.observe_draft(len(drafted), width, done.draft_s)
+            expected_s = max(self.cost.draft(len(drafted), width), LEAST_SECONDS)
+            self.cost.drafting.add(done.draft_s / expected_s)
             self.acceptance.observe(
                 done.keys, done.confidence, done.verified, done.accepted, done.labels
             )
@@ -112,31 +110,15 @@ class Planner:
     def renew(self) -> None:
         """Seconds of drafts changed: the next plan computes everything anew."""
         self._options.renew()
-        self._tries.forget()
 
     @property
     def home(self) -> tuple[int, int]:
         """(slots, cohorts) of the option thought best; a few plans try another one."""
         return self._last.slots, self._last.cohorts
 
-    def stands(self, context: float) -> bool:
-        """Whether the last plan is the next one, too, without computing it: where its lane, now of
-        this mean context, goes without drafts. If so, counts as a plan."""
-        lane, number = self._lane, self._number + 1
-        if lane is None or self._last.slots or lane.others.drafting:
-            return False
-        if context // CONTEXT_STEP != lane.context // CONTEXT_STEP or self._options.due:
-            return False
-        if not self._tries.begins_none(keyed(lane.sequences[0], number)):
-            return False
-        self._number = number
-        self._options.planned()
-        return True
-
     def next(self, lane: PlannedLane) -> Plan:
-        self._number, self._lane = self._number + 1, lane if len(lane.sequences) else None
-        if not len(lane.sequences):
-            return Plan(self._number)
+        """The next plan of a lane with a sequence at least."""
+        self._number, self._lane = self._number + 1, lane
         plain, drafted = self._options.of(lane)
         best = max((plain, *drafted), key=lambda option: option.rate)
         kept = next((each for each in (plain, *drafted) if each.alike(self._last)), best)
@@ -151,17 +133,11 @@ class Planner:
             return self._plan(lane, whole)
         other = plain if chosen.slots else max(able, key=lambda option: option.rate)
         few = range(len(lane.sequences)) if chosen.slots else few_of(lane.keys)
-        tried = self._tries.next(
-            (plain, *drafted),
-            lambda: self._tries.drawn(
-                keyed(lane.sequences[0], self._number),
-                chosen,
-                whole,
-                other,
-                lambda option: self._options.for_few(lane, len(few), option),
-                self._options.blocks,
-            ),
-        )
+        tried = self._tries.going_on((plain, *drafted))
+        if tried is None:
+            drawn = keyed(lane.sequences[0], self._number)
+            rated = [self._options.for_few(lane, len(few), each) for each in (whole, other)]
+            tried = self._tries.begun(drawn, chosen, (whole, other), rated, self._options.blocks)
         return self._plan(lane, chosen) if tried is None else self._plan(lane, tried, few)
 
     @property

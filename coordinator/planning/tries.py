@@ -8,7 +8,7 @@ for all: each of them has to be sent its context first, and the try lasts until 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 
 from coordinator.planning.options import WINDOW, Option
 
@@ -24,9 +24,6 @@ IN_A_ROW = 2
 WAITED = 16  # most plans of a try whose feature rows are on their way
 # sequences that a try out of plain rounds drafts for: so many of a kind, one in so many of all
 LEAST_TRYING, TRYING = 2, 4
-
-# (rate, seconds) of one round by an option
-Rated = Callable[[Option], tuple[float, float]]
 
 
 def few_of(keys: Sequence[Hashable]) -> list[int]:
@@ -46,49 +43,43 @@ class Tries:
         self.tried: Option | None = None  # by the last plan
         self._times = 0  # plans in a row
         self._met = False  # whether a pass of its kind was seen since
-        self._draws = (1.0, 0.0)  # a plan whose draw is between these begins no try
 
     def seen(self, drafted: bool) -> None:
         """Notes a finished pass: whether sequences of this planner had blocks in it."""
         if self.tried is not None:
             self._met = self._met or drafted is (self.tried.slots > 0)
 
-    def begins_none(self, drawn: float) -> bool:
-        """Whether a plan of this draw tries nothing, all else being as it was at the last one."""
-        least, most = self._draws
-        return self.tried is None and least <= drawn <= most
-
-    def forget(self) -> None:
-        """What a try would cost is not known any more."""
-        self._draws = 1.0, 0.0
-
-    def next(self, options: Sequence[Option], begun: Callable[[], Option | None]) -> Option | None:
-        """The option that the next plan tries: the one that is being tried, unless that is over, or
-        what `begun` finds."""
+    def going_on(self, options: Sequence[Option]) -> Option | None:
+        """The option that is being tried, if the next plan goes on with it."""
         tried, times = self.tried, self._times
         if tried is not None and times < (IN_A_ROW if self._met else WAITED):
-            tried = next((each for each in options if each.alike(tried)), None)
+            self.tried = next((each for each in options if each.alike(tried)), None)
         else:
-            tried = None
-        if tried is None:
-            self._times, self._met, tried = 0, False, begun()
-        self.tried, self._times = tried, self._times + (tried is not None)
-        return tried
+            self.tried = None
+        self._times += 1
+        return self.tried
 
-    def drawn(
-        self, drawn: float, best: Option, whole: Option, other: Option, rated: Rated, blocks: int
+    def begun(
+        self,
+        drawn: float,
+        best: Option,
+        others: tuple[Option, Option],
+        rated: Sequence[tuple[float, float]],
+        blocks: int,
     ) -> Option | None:
         """The alternative to `best` that a plan of this draw begins to try; None for none.
 
-        whole: drafts of whole blocks; other: plain rounds or, out of these, the likeliest drafts;
-        blocks: on which their rates are based.
+        others: drafts of whole blocks, and plain rounds or, out of these, the likeliest drafts;
+        rated: [2] (rate, seconds) of one round of each; blocks: on which these are based.
         """
         either = EITHER if blocks >= SETTLED else 1.0
         for_whole, for_other = (1.0, PLAINLY) if best.slots else (either, either)
-        least = for_whole * self._share(best, rated(whole)) / IN_A_ROW
-        share = for_other * self._share(best, rated(other)) / IN_A_ROW if other.rate else 0.0
-        self._draws = least, 1.0 - share
-        return whole if drawn < least else other if drawn > 1.0 - share else None
+        whole, other = others
+        least = for_whole * self._share(best, rated[0]) / IN_A_ROW
+        share = for_other * self._share(best, rated[1]) / IN_A_ROW if other.rate else 0.0
+        self.tried = whole if drawn < least else other if drawn > 1.0 - share else None
+        self._times, self._met = 1, False
+        return self.tried
 
     def _share(self, best: Option, rated: tuple[float, float]) -> float:
         """Share of plans that try an option of this rate and these seconds."""

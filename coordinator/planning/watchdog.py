@@ -131,11 +131,8 @@ def drafted_passes(rounds: Sequence[RoundReport], formed: Sequence[bool]) -> dic
             seen.formed += 1
         else:
             promised = _survivals(each.confidence[: each.verified])
-            behind = (
-                _survivals(each.confidence[each.verified :])
-                if each.accepted == each.verified
-                else 0.0
-            )
+            whole = each.accepted == each.verified
+            behind = _survivals(each.confidence[each.verified :]) if whole else 0.0
             seen.blocks += 1
             seen.promised += promised
             seen.accepted += each.accepted
@@ -184,10 +181,8 @@ class DrafterWatch:
         if self.alarm is not None and not self._began:
             self._began = now
         asked = seen.blocks + seen.formed + seen.malformed + seen.missing
-        for kind, count in (
-            (Alarm.MALFORMED, seen.malformed),
-            (Alarm.NOTHING_DRAFTED, seen.missing),
-        ):
+        bad = {Alarm.MALFORMED: seen.malformed, Alarm.NOTHING_DRAFTED: seen.missing}
+        for kind, count in bad.items():
             self._bad[kind] += (count / asked - self._bad[kind]) / BAD_MEMORY
         self.recent.add(seen, RECENT)
         self._squares = math.exp(-2.0 * seen.blocks / RECENT) * self._squares + seen.blocks
@@ -214,14 +209,9 @@ class DrafterWatch:
         # most of a trial may be idle
         self._until = now + max(self._pause_s, min(COST * trial_s, LONGEST_S))
         self._pause_s = min(2.0 * self._pause_s, LONGEST_S)
-        self.alarm, self._began, self._trial, self.recent, self._squares = (
-            alarm,
-            0.0,
-            0.0,
-            BlockSums(),
-            0.0,
-        )
-        self._bad, self._in_vain = {kind: ON_TRIAL * most for kind, most in BAD.items()}, 0.0
+        self.alarm, self._began, self._trial = alarm, 0.0, 0.0
+        self.recent, self._squares, self._in_vain = BlockSums(), 0.0, 0.0
+        self._bad = {kind: ON_TRIAL * most for kind, most in BAD.items()}
         return True
 
     def _found(self) -> Alarm | None:

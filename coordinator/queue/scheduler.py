@@ -86,9 +86,8 @@ class Scheduler:
     def check_open(self) -> None:
         """Raises `Unavailable` while draining or without a verifier."""
         if self.draining:
-            raise self._refuse(
-                "draining", Unavailable("the coordinator is draining; try another one")
-            )
+            drains = Unavailable("the coordinator is draining; try another one")
+            raise self._refuse("draining", drains)
         if not self._lanes:
             raise self._refuse("no_verifier", Unavailable("no verifier is connected"))
 
@@ -97,10 +96,8 @@ class Scheduler:
         called before anything is parsed."""
         self.check_open()
         if self._lacks_room(answers) and not self._line.displaced_by(tenant, answers):
-            raise self._refuse(
-                "queue_full",
-                Overloaded(f"{self._line.count} requests wait already", self._hint_s()),
-            )
+            full = Overloaded(f"{self._line.count} requests wait already", self._hint_s())
+            raise self._refuse("queue_full", full)
 
     def check(self, request: Request) -> None:
         """Raises when a request cannot be admitted."""
@@ -116,9 +113,8 @@ class Scheduler:
 
     def _hint_s(self) -> float:
         """Seconds until the whole queue would be served, by the time between the last ends."""
-        return min(
-            max(self._between_ends.seconds * max(self._line.count, 1), LEAST_HINT_S), MOST_HINT_S
-        )
+        whole_s = self._between_ends.seconds * max(self._line.count, 1)
+        return min(max(whole_s, LEAST_HINT_S), MOST_HINT_S)
 
     def submit(self, *states: RequestState) -> None:
         """Queues all answers of a request that `check` passed in this turn of the event loop."""
@@ -263,12 +259,10 @@ class Scheduler:
             self._outage = self._clock.call_later(min(left, WARM_LOOK_S), self._waited)
             return
         self._outage = None
-        for state in [
-            each for each in self._line if not any(lane.could_take(each) for lane in self._lanes)
-        ]:
-            self.ended(
-                state, Unavailable(f"no verifier came back within {waited:.3g} s; {_said(state)}")
-            )
+        for state in [*self._line]:
+            if not any(lane.could_take(state) for lane in self._lanes):
+                why = f"no verifier came back within {waited:.3g} s; {_said(state)}"
+                self.ended(state, Unavailable(why))
 
     # Placing.
 
@@ -343,18 +337,13 @@ class Scheduler:
 
     def _look_after_the_line(self) -> None:
         if self._overdue is None and self._line.count:
-            self._overdue = self._clock.call_later(
-                self._config.queue_deadline_s / LOOKS, self._look
-            )
+            each_s = self._config.queue_deadline_s / LOOKS
+            self._overdue = self._clock.call_later(each_s, self._look)
 
     def _look(self) -> None:
-        self._overdue = None
-        for state in self._line.overdue(self._clock.time() - self._config.queue_deadline_s):
-            self._give_up(
-                state,
-                "queue_deadline",
-                f"no place was free within {self._config.queue_deadline_s:g} s",
-            )
+        self._overdue, longest_s = None, self._config.queue_deadline_s
+        for state in self._line.overdue(self._clock.time() - longest_s):
+            self._give_up(state, "queue_deadline", f"no place was free within {longest_s:g} s")
         self._look_after_the_line()
 
     def _give_up(self, state: RequestState, reason: str, why: str) -> None:

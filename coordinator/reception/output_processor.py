@@ -61,14 +61,8 @@ class StopStrings:
 
 def overlap(text: str, mark: str) -> int:
     """Length of the longest end of `text` that is a proper prefix of `mark`."""
-    return next(
-        (
-            size
-            for size in range(min(len(mark) - 1, len(text)), 0, -1)
-            if text.endswith(mark[:size])
-        ),
-        0,
-    )
+    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if text.endswith(mark[:size])), 0)
 
 
 @dataclass(slots=True)

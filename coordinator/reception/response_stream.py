@@ -39,13 +39,8 @@ class ResponseStream:
         why_left: Callable[[], Exception],
     ) -> None:
         self.request, self.output = output.request, output
-        self._call, self._sink, self._timer, self._metrics, self._why_left = (
-            call,
-            sink,
-            timer,
-            metrics,
-            why_left,
-        )
+        self._call, self._sink, self._metrics = call, sink, metrics
+        self._timer, self._why_left = timer, why_left
         # the pieces of the newest parts, with clock times
         self.pieces: list[tuple[CommittedTokens, float]] = []
         self.scored: ScoredPrompt | None = None  # the prompt's log-probabilities, if among them

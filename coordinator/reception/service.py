@@ -51,12 +51,8 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
         unread_s: float = 10.0,
         pace: PacketPace | None = None,
     ) -> None:
-        self._processor, self._interval_s, self._unread_s, self._pace = (
-            processor,
-            interval_s,
-            unread_s,
-            pace,
-        )
+        self._processor, self._pace = processor, pace
+        self._interval_s, self._unread_s = interval_s, unread_s
 
     async def Generate(
         self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext
@@ -108,13 +104,10 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
             raise InvalidRequest(
                 "request_ids", f"{len(request.request_ids)} ids, at most {MAX_ABORTS} are allowed"
             )
-        caller = current_caller()
+        caller, abort = current_caller(), self._processor.cell.abort
         if Role.OPERATOR in caller.roles:  # may end any tenant's requests, by the cell's names
-            return generate_pb2.AbortReply(
-                aborted=await self._processor.cell.abort(request.request_ids)
-            )
-        names = [inside(caller.tenant, name) for name in request.request_ids]
-        ended = await self._processor.cell.abort(names)
+            return generate_pb2.AbortReply(aborted=await abort(request.request_ids))
+        ended = await abort([inside(caller.tenant, name) for name in request.request_ids])
         return generate_pb2.AbortReply(aborted=[outside(caller.tenant, name) for name in ended])
 
     async def GetModelInfo(

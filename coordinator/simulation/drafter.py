@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from coordinator.lanes.facts import DrafterFacts
@@ -117,13 +118,11 @@ class SimulatedDrafter(SimulatedWorker):
         if self.closed:
             return
         for each in passed:
-            marks = [
-                self.rows.get((each.verifier, row.sequence, row.epoch), 0)
-                for row in each.order.rows
-            ]
+            rows = each.order.rows
+            marks = [self.rows.get((each.verifier, row.sequence, row.epoch), 0) for row in rows]
             able = [
                 (held, row.slots)
-                for held, row, mark in zip(each.held, each.order.rows, marks, strict=True)
+                for held, row, mark in zip(each.held, rows, marks, strict=True)
                 if held is not None and mark == row.committed_len - 1 == len(held.tokens) - 1
             ]
             drafted = iter(self._pair.draft(able)) if able else iter(())
@@ -131,12 +130,7 @@ class SimulatedDrafter(SimulatedWorker):
             blocks = [
                 next(drafted) if id(held) in fit else SimulatedBlock((), ()) for held in each.held
             ]
-            self.serve(
-                len(blocks),
-                lambda each=each, blocks=blocks, marks=marks: each.answer(  # type: ignore[misc]
-                    Answered(blocks, marks, seconds)
-                ),
-            )
+            self.serve(len(blocks), partial(each.answer, Answered(blocks, marks, seconds)))
 
     def lose(self) -> None:
         """Ends like a killed process: every verifier's stream to it breaks."""

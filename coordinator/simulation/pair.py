@@ -53,10 +53,8 @@ class SyntheticPair:
 
     def admitted(self, held: SimulatedContext) -> None:
         params, first = held.admission.params, held.admission.token_ids[0]
-        held.key, held.domain = (
-            self._oracle.key(first, params.seed, params.choice),
-            self._oracle.domain(first),
-        )
+        held.key = self._oracle.key(first, params.seed, params.choice)
+        held.domain = self._oracle.domain(first)
 
     def first(self, held: SimulatedContext) -> int:
         return int(

@@ -59,13 +59,8 @@ class _Cell:
         self._admission = Scheduler(config, self._clock, self._metrics)
         self._lost: list[str] = []  # why lanes ended
         kv = KVShape(scenario.kv_tokens // PAGE_SIZE, PAGE_SIZE, scenario.prefill_chunk)
-        world = World(
-            SyntheticPair(SyntheticOracle(scenario.spec)),
-            scenario.spec,
-            scenario.hops,
-            kv,
-            scenario.cores,
-        )
+        pair = SyntheticPair(SyntheticOracle(scenario.spec))
+        world = World(pair, scenario.spec, scenario.hops, kv, scenario.cores)
         self._shared = LaneContext(self._clock, self._metrics, Monitor(self._metrics), config)
         self._processors = [Device(world.cores) for _ in range(scenario.coordinators)]
         self._drafters = [

@@ -245,10 +245,8 @@ class SimulatedVerifier(SimulatedWorker):
         def came(said: Answered) -> None:
             if self.closed:
                 return
-            cohort.block_at, cohort.draft_s = (
-                self.world.loop.time(),
-                max(cohort.draft_s, said.forward_s),
-            )
+            cohort.block_at = self.world.loop.time()
+            cohort.draft_s = max(cohort.draft_s, said.forward_s)
             for row, block in zip(action.rows, said.blocks, strict=True):
                 self._blocks[row.sequence, row.epoch] = block.token_ids
             blocks = [block.confidence for block in said.blocks]
@@ -296,16 +294,14 @@ class SimulatedVerifier(SimulatedWorker):
         told: list[events.Prefilled | events.PrefillRefused] = []
         for prompt in prompts:
             held, admit = prompt.held, prompt.held.admission.admit
-            there = (admit.sequence, admit.epoch) in self.held  # else it was dropped meanwhile
-            if (
-                not there
-                or self.pages.grow(admit.sequence, admit.epoch, len(held.tokens), 0) is None
-            ):
-                told.append(events.PrefillRefused(admit.sequence, admit.epoch))
+            key = (admit.sequence, admit.epoch)
+            there = key in self.held  # else it was dropped meanwhile
+            if not there or self.pages.grow(*key, len(held.tokens), 0) is None:
+                told.append(events.PrefillRefused(*key))
                 continue
             token = self._pair.first(held)
             held.tokens.append(token)
-            told.append(events.Prefilled(admit.sequence, admit.epoch, token))
+            told.append(events.Prefilled(*key, token))
         return told
 
     def _pump(self) -> None:

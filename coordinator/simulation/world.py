@@ -32,11 +32,8 @@ class Pages:
 
     def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
         held = self.held.get((sequence, epoch), 0)
-        room = (
-            (held + self.total - self._taken) * self.page_size - committed_len
-            if self.total
-            else slots
-        )
+        left = held + self.left
+        room = left * self.page_size - committed_len if self.total else slots
         if room < 0:
             return None
         given = min(slots, room)
@@ -89,10 +86,8 @@ class Device:
         self.busy_s = 0.0
         self._cores = cores
         self._loop = asyncio.get_running_loop()
-        self._waiting: tuple[deque[tuple[Work, Done]], deque[tuple[Work, Done]]] = (
-            deque(),
-            deque(),
-        )
+        # urgent ones, ordinary ones
+        self._waiting = [deque[tuple[Work, Done]]() for _ in range(2)]
         self._free_at = 0.0
         self._running = False
 

@@ -83,12 +83,7 @@ class ControlClient(WorkerStream):
     message. incarnation: the verifier process that is expected."""
 
     def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        *,
-        name: str,
-        incarnation: int,
-        token: str | None,
+        self, channel: grpc.aio.Channel, *, name: str, incarnation: int, token: str | None
     ) -> None:
         self._incarnation = incarnation
         self._listener: Listener | None = None
@@ -113,10 +108,9 @@ class ControlClient(WorkerStream):
 
     async def _messages(self) -> AsyncIterator[verify_pb2.ControlDown]:
         while not self._closed:
+            sign_s = None if self._lease_s is None else self._lease_s / SIGNS
             with contextlib.suppress(TimeoutError):  # an empty message keeps the lease alive
-                async with asyncio.timeout(
-                    None if self._lease_s is None else self._lease_s / SIGNS
-                ):
+                async with asyncio.timeout(sign_s):
                     await self._more.wait()
             self._more.clear()
             orders, self._unsent = self._unsent, []

@@ -9,6 +9,7 @@ again with a capped back-off. A worker serves once its first requests have run, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
@@ -122,12 +123,10 @@ class Membership:
                 )
         for worker in self._workers.values():
             self._drain(worker, worker.address in self._draining)
-        waiting = [worker.settled.wait() for worker in self._workers.values()]
-        if waiting:
-            tasks = [asyncio.ensure_future(wait) for wait in waiting]
-            await asyncio.wait(tasks, timeout=wait_s)
-            for task in tasks:
-                task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                for worker in self.workers:
+                    await worker.settled.wait()
         self._note_fits()
         return sum(worker.connected for worker in self._workers.values())
 
@@ -307,40 +306,28 @@ class Membership:
     async def _warm(self, worker: WorkerConnection, client: WorkerPort) -> str | None:
         """Runs a worker's first requests; returns why it cannot serve, or None. A drafted request
         that fails is no reason."""
-        warmed = list[tuple[VerifierClient, DrafterClient]]()
-        first = self._warm_up_s > 0 and not worker.has_run
-        if (
-            first
-            and isinstance(client, VerifierClient)
-            and (problem := await self._first_request(client))
-        ):
+        if not self._warm_up_s or worker.has_run:
+            return None
+        if isinstance(client, VerifierClient) and (problem := await self._first_request(client)):
             return problem
-        while first and worker.port is client:
+        warmed = list[tuple[VerifierClient, DrafterClient]]()
+        while worker.port is client:
             new = [pair for pair in self._fitting(client) if pair not in warmed]
             if not new:
-                break
+                return None
             await asyncio.gather(*(self._first_request(*pair) for pair in new))
             warmed += new
-        return (
-            None
-            if worker.port is client
-            else f"it was lost while its first requests ran: {worker.detail}"
-        )
+        return f"it was lost while its first requests ran: {worker.detail}"
 
     async def _first_request(
         self, verifier: VerifierClient, drafter: DrafterClient | None = None
     ) -> str | None:
         """Runs one request, drafted or plain; returns why it did not complete, or None."""
         problem = None
+        config = self._shared.config
         try:
             async with asyncio.timeout(self._warm_up_s):
-                await warm(
-                    verifier,
-                    drafter,
-                    rule=self._rule,
-                    config=self._shared.config,
-                    clock=self._clock,
-                )
+                await warm(verifier, drafter, rule=self._rule, config=config, clock=self._clock)
         except TimeoutError:
             problem = f"its first requests did not end within {self._warm_up_s:g} s"
         except Unwarmed as error:
@@ -361,16 +348,6 @@ class Membership:
 
         self._patience = self._clock.call_later(self._warm_up_s, over)
 
-    def _note_ready(self) -> None:
-        wanted = any(worker.address.role is WorkerRole.DRAFT for worker in self._workers.values())
-        if (
-            not self._ready
-            and self._lanes
-            and (self._drafters or not wanted or not self._warm_up_s)
-        ):
-            self._ready = True
-        self.on_serving(self.ready)
-
     def _note_fits(self) -> None:
         """Updates whether each drafter fits any verifier, which changes as verifiers come and go;
         then readiness and the pool metrics."""
@@ -378,12 +355,13 @@ class Membership:
             problems = [drafter_mismatch(verifier, drafter.facts) for verifier in self.verifiers]
             problem = next(filter(None, problems), "") if all(problems) else ""
             if problem != worker.detail and not worker.leaving:
-                worker.state, worker.detail = (
-                    ("connecting", problem) if problem else ("serving", "")
-                )
+                worker.state, worker.detail = "connecting" if problem else "serving", problem
                 if problem:
                     log.warning("drafter.does_not_fit", drafter=drafter.facts.name, why=problem)
-        self._note_ready()
+        wanted = any(worker.address.role is WorkerRole.DRAFT for worker in self.workers)
+        if self._lanes and (self._drafters or not wanted or not self._warm_up_s):
+            self._ready = True
+        self.on_serving(self.ready)
         for role in WorkerRole:
             states = Counter(
                 worker.state for worker in self._workers.values() if worker.address.role is role

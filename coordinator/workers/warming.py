@@ -56,14 +56,8 @@ async def warm(
             return
         lane.drafter_joined(drafter)
         block = drafter.facts.block_size
-        state = _state(
-            verifier.facts,
-            Fixed(block),
-            1 + DRAFTED_STEPS * (block + 1),
-            rule,
-            clock,
-            drafter.facts,
-        )
+        tokens = 1 + DRAFTED_STEPS * (block + 1)
+        state = _state(verifier.facts, Fixed(block), tokens, rule, clock, drafter.facts)
         await owner.run(lane, state)
         if not state.stats.drafted:
             raise Unwarmed(f"{drafter.facts.name} drafted nothing")
@@ -76,18 +70,13 @@ async def _lane(
     """A lane of its own over a control stream of its own, which is closed on exit."""
     stream, facts = verifier.open(), replace(verifier.facts, cost=None)
     metrics = Metrics()
+    shared = LaneContext(clock, metrics, Monitor(metrics), config)
 
     def lost(why: str) -> None:
         owner.why_lost = why
 
     try:
-        yield Lane(
-            facts,
-            stream,
-            owner,
-            LaneContext(clock, metrics, Monitor(metrics), config),
-            on_lost=lost,
-        )
+        yield Lane(facts, stream, owner, shared, on_lost=lost)
     finally:
         stream.close("its first requests are over")
         await stream.ended()
@@ -130,10 +119,12 @@ class _Owner:
         self._settle(_WHY_LEFT.get(event, lost))
 
     def _settle(self, why: str | None) -> None:
-        if not self._over.done():
-            self._over.set_exception(Unwarmed(why)) if why is not None else self._over.set_result(
-                None
-            )
+        if self._over.done():
+            return
+        if why is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(Unwarmed(why))
 
 
 class _Unread:

@@ -20,18 +20,18 @@ ANSWERS = [
             LOST,
             (
                 "an epoch is kept when a verifier is lost",
-                "        LifeEvent.ORPHANED,\n        LifeEvent.MOVED,",
-                "        LifeEvent.MOVED,",
+                "self.epoch += 1",
+                "self.epoch += event is not LifeEvent.ORPHANED",
             ),
             (
                 "an epoch is kept when a verifier leaves",
-                "        LifeEvent.MOVED,\n        LifeEvent.PREEMPTED,",
-                "        LifeEvent.PREEMPTED,",
+                "self.epoch += 1",
+                "self.epoch += event is not LifeEvent.MOVED",
             ),
             (
                 "an epoch is kept when pages are given up",
-                "        LifeEvent.PREEMPTED,\n        LifeEvent.HELD_UP,",
-                "        LifeEvent.HELD_UP,",
+                "self.epoch += 1",
+                "self.epoch += event is not LifeEvent.PREEMPTED",
             ),
         ),
         (
@@ -64,7 +64,7 @@ ANSWERS = [
             "a hand-over takes the prompt alone",
             "        ids = answer.log.ids()",
             "        ids = request.prompt",
-            (f"{LANES}a_verifier_that_dies_is_replaced_and_nothing_said_changes",),
+            (f"{LANES}a_verifier_that_will_leave_settles_its_sequences_and_they_move",),
         ),
         (
             "cache salts are not passed on",

@@ -108,8 +108,8 @@ LANES: list[Mutant] = [
         ),
         (
             "a prompt that was overtaken waits on",
-            "if self._members.overtook(placed)\n",
-            "if False\n",
+            "if not self._members.overtook(placed):",
+            "if True:",
             (f"{L}a_prompt_that_others_overtook_is_run_again",),
         ),
         (
@@ -219,8 +219,8 @@ LANES: list[Mutant] = [
         "coordinator/lanes/request_state.py",
         (
             "an epoch is kept when a prompt finds no page",
-            "        LifeEvent.TURNED_AWAY,\n        LifeEvent.ORPHANED,",
-            "        LifeEvent.ORPHANED,",
+            "self.epoch += 1",
+            "self.epoch += event is not LifeEvent.TURNED_AWAY",
             NO_PAGE,
         ),
     ),

@@ -422,8 +422,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "options stay though plain rounds became slower",
-            "return moved or self._news",
-            "return self._news",
+            "due = moved or self._news",
+            "due = self._news",
             (f"{P}a_machine_that_became_slower_than_it_was_measured_is_planned_for_as_it_is",),
         ),
     ),
@@ -442,15 +442,9 @@ MUTANTS: list[Mutant] = [
             (f"{P}a_try_lasts_until_its_rows_came_and_no_longer_than_they_are_waited_for",),
         ),
         (
-            "a plan stands though a try is due",
-            "return self.tried is None and least <= drawn <= most",
-            "return self.tried is None",
-            (f"{P}a_plan_that_stands_is_the_one_that_would_be_made",),
-        ),
-        (
             "whole blocks are never tried",
-            "return whole if drawn < least",
-            "return whole if False",
+            "self.tried = whole if drawn < least",
+            "self.tried = whole if False",
             (f"{P}plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear",),
         ),
         (

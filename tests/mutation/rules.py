@@ -424,8 +424,8 @@ RULES = [
         ),
         (
             "a lane is never looked at anew",
-            "return moved or self._news + PLAN > RENEWED * min(self.blocks, WINDOW)",
-            "return False",
+            "due = moved or self._news + PLAN > RENEWED * min(self.blocks, WINDOW)",
+            "due = False",
             ("tests/unit/planning/test_lane_plans.py",),
         ),
         (

@@ -60,11 +60,9 @@ def test_an_end_stays_with_its_last_commit_and_a_start_with_its_first() -> None:
 
 
 def test_an_end_without_a_commit_comes_last() -> None:
-    abort = CommittedTokens((), End(Reason.ABORT), 1)
-    assert there_and_back([(3, abort), (3, CommittedTokens((5,), None))]) == [
-        (3, CommittedTokens((5,), None)),
-        (3, abort),
-    ]
+    abort = (3, CommittedTokens((), End(Reason.ABORT), 1))
+    commit = (3, CommittedTokens((5,), None))
+    assert there_and_back([abort, commit]) == [commit, abort]
 
 
 def test_log_probabilities_stay_with_their_commit() -> None:

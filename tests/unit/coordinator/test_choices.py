@@ -110,10 +110,8 @@ async def test_a_verdict_whose_log_probabilities_are_not_its_tokens_fails_the_re
     cell, one = RoundsCell(), ScoredToken(-1.0)
 
     def tampered(each: PassReport) -> list[Up]:
-        told = [
-            (one,) * (len(row.tokens) + (more if each.report.number else 0))
-            for row in each.report.rounds
-        ]
+        extra = more if each.report.number else 0
+        told = [(one,) * (len(row.tokens) + extra) for row in each.report.rounds]
         return [each._replace(logprobs=told)]
 
     cell.port.in_reports(tampered)
@@ -134,9 +132,8 @@ async def test_a_prompt_that_is_scored_otherwise_than_it_was_asked_for_fails_the
     cell = RoundsCell()
     began = Started(prompt_logprobs=scored)
     cell.port.in_reports(lambda each: [each._replace(started=each.started and began)])
-    states = cell.submit(
-        Request("scored", (5, 6), SamplingParams(0.0), 8, Fixed(3), prompt_logprobs=1)
-    )
+    request = Request("scored", (5, 6), SamplingParams(0.0), 8, Fixed(3), prompt_logprobs=1)
+    states = cell.submit(request)
     other = ask(cell, 1, "plain")
     await cell.finish(*states, *other)
     with pytest.raises(PeerError, match="of the prompt"):
@@ -145,10 +142,8 @@ async def test_a_prompt_that_is_scored_otherwise_than_it_was_asked_for_fails_the
 
 
 def test_numbers_of_several_answers_add_up() -> None:
-    one, two = (
-        RequestStats(1.0, placed=2.0, first=4.0, ended=9.0),
-        RequestStats(1.0, placed=1.5, first=5.0, ended=8.0),
-    )
+    one = RequestStats(1.0, placed=2.0, first=4.0, ended=9.0)
+    two = RequestStats(1.0, placed=1.5, first=5.0, ended=8.0)
     one.drafted, two.drafted = 7, 14
     one.round(verified=3, accepted=2, committed=3)
     two.round(verified=3, accepted=0, committed=1)

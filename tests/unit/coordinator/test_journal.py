@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -24,14 +25,8 @@ from dspark.types import SamplingParams, ScoredToken
 def request(
     name: str = "r", *, seed: int = 7, choices: int = 1, prompt: tuple[int, ...] = (5, 6)
 ) -> Request:
-    return Request(
-        name,
-        prompt,
-        SamplingParams(temperature=0.7, seed=seed),
-        100,
-        parse_policy("adaptive"),
-        choices=choices,
-    )
+    sampling = SamplingParams(temperature=0.7, seed=seed)
+    return Request(name, prompt, sampling, 100, parse_policy("adaptive"), choices=choices)
 
 
 class Hand:
@@ -44,11 +39,10 @@ class Hand:
         return self.now
 
 
-def on_disk(
-    folder: Path, *, segment: int = 1 << 20, keep_s: float = 60.0, clock: Hand | None = None
-) -> Journal:
+def on_disk(folder: Path, *, segment: int = 1 << 20, **more: Any) -> Journal:
     file = JournalFile(folder, sync="always", sync_s=1.0, segment_bytes=segment)
-    return Journal(file, keep_s=keep_s, metrics=Metrics(), clock=clock or Hand())
+    given: dict[str, Any] = {"keep_s": 60.0, "metrics": Metrics(), "clock": Hand(), **more}
+    return Journal(file, **given)
 
 
 def test_what_was_written_is_there_when_the_process_is_not(tmp_path: Path) -> None:
@@ -106,11 +100,8 @@ def test_a_damaged_tail_costs_the_tail_alone(tmp_path: Path, damage: str) -> Non
     path.write_bytes(content)
     again = on_disk(tmp_path)
     found = again.find("r")
-    assert (
-        (found is None)
-        if damage == "no magic"
-        else (found is not None and found.answers[0].tokens == [1, 2])
-    )
+    tokens = None if found is None else found.answers[0].tokens
+    assert tokens == (None if damage == "no magic" else [1, 2])
     again.close()
 
 
@@ -177,7 +168,7 @@ def test_the_folder_stays_bounded_and_nothing_that_runs_is_lost(tmp_path: Path) 
         journal.left(entry)
         journal.write()
         assert sum(path.stat().st_size for path in tmp_path.glob("journal-*")) < 3 * 4096
-    assert len(journal) <= 8, "those that may still be resumed"
+    assert len(journal._entries) <= 8, "those that may still be resumed"
     journal.close()
     again = on_disk(tmp_path, keep_s=5.0, clock=clock)
     found = again.find("lasting")
@@ -239,11 +230,9 @@ def test_those_nobody_runs_are_bounded_by_number() -> None:
     journal = Journal(None, keep_s=1e9, metrics=metrics)
     for number in range(2 * MAX_KEPT + 10):  # however many come between two searches
         journal.left(journal.open(request(f"r{number}")))
-        assert len(journal) <= 2 * MAX_KEPT + 1
-    dropped = metrics.registry.get_sample_value(
-        "dspark_dropped_total", {"kind": "journaled", "reason": "too_many"}
-    )
-    assert dropped == 2 * MAX_KEPT + 10 - len(journal)
+        assert len(journal._entries) <= 2 * MAX_KEPT + 1
+    dropped = metrics.value("dropped_total", kind="journaled", reason="too_many")
+    assert dropped == 2 * MAX_KEPT + 10 - len(journal._entries)
     assert journal.find("r0") is None
 
 
@@ -257,10 +246,10 @@ def test_one_process_writes_a_folder(tmp_path: Path) -> None:
 
 def test_a_disk_that_fails_is_said_once_and_answers_go_on(tmp_path: Path) -> None:
     metrics = Metrics()
-    file = JournalFile(tmp_path, sync="always", sync_s=1.0, segment_bytes=1 << 20)
-    journal = Journal(file, keep_s=60.0, metrics=metrics)
+    journal = on_disk(tmp_path, metrics=metrics)
+    assert journal._file is not None
     entry = journal.open(request())
-    os.close(file._descriptor)
+    os.close(journal._file._descriptor)
     journal.committed(entry, CommittedTokens((1,), None))
     journal.write()
     assert metrics.value("journal_failed") == 1
@@ -300,10 +289,8 @@ def test_a_segment_that_begins_full_is_not_begun_again_with_every_round(tmp_path
 
 
 def test_what_nobody_runs_takes_half_a_segment_at_most(tmp_path: Path) -> None:
-    metrics = Metrics()
-    file = JournalFile(tmp_path, sync="always", sync_s=1.0, segment_bytes=4096)
-    clock = Hand()
-    journal = Journal(file, keep_s=1e9, metrics=metrics, clock=clock)
+    metrics, clock = Metrics(), Hand()
+    journal = on_disk(tmp_path, segment=4096, keep_s=1e9, clock=clock, metrics=metrics)
     for number in range(20):
         clock.now += 1.0
         entry = journal.open(request(f"r{number}"))
@@ -314,8 +301,6 @@ def test_what_nobody_runs_takes_half_a_segment_at_most(tmp_path: Path) -> None:
     journal.open(request("last"))
     kept = [number for number in range(20) if journal.find(f"r{number}") is not None]
     assert kept == [17, 18, 19], "the newest"
-    dropped = metrics.registry.get_sample_value(
-        "dspark_dropped_total", {"kind": "journaled", "reason": "too_large"}
-    )
+    dropped = metrics.value("dropped_total", kind="journaled", reason="too_large")
     assert dropped == 17
     journal.close()

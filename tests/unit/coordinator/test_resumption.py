@@ -27,6 +27,7 @@ from dspark.wire.v1 import generate_pb2
 
 PROMPT, TOKENS = (5, 6), 40
 EXPECTED = answer_of(PROMPT, TOKENS)
+GREEDY, ADAPTIVE = SamplingParams(temperature=0.0), parse_policy("adaptive")
 
 
 class Desk:
@@ -53,14 +54,7 @@ class Desk:
             message.speculation.rule = rule  # type: ignore[assignment]
         if offsets is not None:
             message.resume.offsets.extend(offsets)
-        request = Request(
-            "r",
-            PROMPT,
-            params or SamplingParams(temperature=0.0),
-            TOKENS,
-            parse_policy("adaptive"),
-            choices=choices,
-        )
+        request = Request("r", PROMPT, params or GREEDY, TOKENS, ADAPTIVE, choices=choices)
         sink = OutputQueue(64 * choices)
         reader = OutputProcessor(request, None, 0.0, offsets or ())
         return reader, sink, self.cell.submit(SubmitRequest(message, request, 0.0, 60.0), sink)
@@ -194,11 +188,8 @@ async def test_log_probabilities_are_told_again_with_their_tokens() -> None:
 
     def scored(each: PassReport) -> list[Up]:
         rows = each.report.rounds
-        return [
-            each._replace(
-                logprobs=[[ScoredToken(-float(token)) for token in row.tokens] for row in rows]
-            )
-        ]
+        logprobs = [[ScoredToken(-float(token)) for token in row.tokens] for row in rows]
+        return [each._replace(logprobs=logprobs)]
 
     journal = in_memory()
     first = Desk(journal)
@@ -274,7 +265,7 @@ async def test_a_running_request_is_taken_over() -> None:
 @pytest.mark.parametrize(
     ("params", "seeded"),
     [
-        (SamplingParams(temperature=0.0), False),
+        (GREEDY, False),
         (SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED), True),
     ],
 )
@@ -293,18 +284,14 @@ async def test_without_a_journal_repeatable_answers_are_computed_anew(
 async def test_what_cannot_be_resumed_is_refused_by_name() -> None:
     journal = in_memory()
     desk = Desk(journal)
-    with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
-        desk.ask(params=SAMPLED, offsets=(3,))
-    with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
-        # a seed nobody else knows
-        desk.ask(params=SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED), offsets=(3,))
-    with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
-        # its drafts are not known
-        desk.ask(
-            params=SamplingParams(temperature=1.0, seed=3, rule=Rule.BLOCK),
-            seeded=True,
-            offsets=(3,),
-        )
+    unknown = [
+        (SAMPLED, False),
+        (replace(SAMPLED, seed=3, rule=Rule.COUPLED), False),  # a seed nobody else knows
+        (replace(SAMPLED, seed=3), True),  # its drafts are not known
+    ]
+    for params, seeded in unknown:
+        with pytest.raises(InvalidRequest, match=r"resume\.offsets: nothing is known"):
+            desk.ask(params=params, seeded=seeded, offsets=(3,))
     reader, sink, _ = desk.ask(params=SAMPLED)
     await desk.read(reader, sink, at_least=3)
     with pytest.raises(InvalidRequest, match="another request had this id"):
@@ -322,15 +309,7 @@ async def test_what_cannot_be_resumed_is_refused_by_name() -> None:
 @virtual
 async def test_a_tenant_s_request_runs_under_its_tenant_s_names() -> None:
     desk = Desk(in_memory())
-    request = Request(
-        "r",
-        PROMPT,
-        SamplingParams(0.0),
-        TOKENS,
-        parse_policy("adaptive"),
-        cache_salt="s",
-        tenant="acme",
-    )
+    request = Request("r", PROMPT, GREEDY, TOKENS, ADAPTIVE, cache_salt="s", tenant="acme")
     message = generate_pb2.GenerateRequest(request_id="r")
     call = desk.cell.submit(SubmitRequest(message, request, 0.0, 60.0), OutputQueue(64))
     await asyncio.sleep(0.1)

@@ -12,24 +12,10 @@ from coordinator.lanes.request_state import (
 )
 
 
-def a_sequence() -> SequenceLife:
-    return SequenceLife(7)
-
-
-def test_a_life_without_trouble() -> None:
-    sequence = a_sequence()
-    events = [LifeEvent.PLACED, LifeEvent.PREFILLED, LifeEvent.JUDGED, LifeEvent.ENDED]
-    passed = []
-    for event in events:
-        sequence.apply(event)
-        passed.append(sequence.state)
-    assert passed == [LifeState.PREFILLING, LifeState.ROUNDS, LifeState.ROUNDS, LifeState.FINISHED]
-
-
 @pytest.mark.parametrize("state", LifeState)
 @pytest.mark.parametrize("event", LifeEvent)
 def test_an_event_the_table_does_not_list_is_an_error(state: LifeState, event: LifeEvent) -> None:
-    sequence = a_sequence()
+    sequence = SequenceLife(7)
     sequence.state = state
     if (state, event) in NEXT:
         sequence.apply(event)
@@ -47,19 +33,22 @@ def test_every_living_state_can_end_and_the_finished_one_knows_no_event() -> Non
     assert not [key for key in NEXT if key[0] is LifeState.FINISHED]
 
 
-@pytest.mark.parametrize("event", [LifeEvent.ORPHANED, LifeEvent.MOVED, LifeEvent.PREEMPTED])
-def test_a_hand_over_raises_the_epoch(event: LifeEvent) -> None:
-    sequence = a_sequence()
-    for each in (LifeEvent.PLACED, LifeEvent.PREFILLED, event):
+@pytest.mark.parametrize(
+    ("event", "turned_away"),
+    [
+        (LifeEvent.ORPHANED, 0),
+        (LifeEvent.MOVED, 0),
+        (LifeEvent.PREEMPTED, 0),
+        (LifeEvent.TURNED_AWAY, 1),
+        (LifeEvent.HELD_UP, 1),
+    ],
+)
+def test_being_handed_back_raises_the_epoch(event: LifeEvent, turned_away: int) -> None:
+    sequence = SequenceLife(7)
+    for each in (LifeEvent.PLACED, event):
         sequence.apply(each)
-    assert (sequence.epoch, sequence.turned_away, sequence.state) == (1, 0, LifeState.WAITING)
-
-
-def test_being_turned_away_raises_the_epoch_and_is_counted() -> None:
-    sequence = a_sequence()
-    for each in (LifeEvent.PLACED, LifeEvent.TURNED_AWAY):
-        sequence.apply(each)
-    assert (sequence.epoch, sequence.turned_away) == (1, 1)
+    assert sequence.state is LifeState.WAITING
+    assert (sequence.epoch, sequence.turned_away) == (1, turned_away)
 
 
 def test_the_log_keeps_every_position() -> None:
@@ -69,10 +58,6 @@ def test_the_log_keeps_every_position() -> None:
     assert (len(log), log.ids()[-1], log.answered) == (5, 5, 3)
     assert log.ids() == (9, 8, 7, 6, 5)
     assert log.ids()[log.prompt_len :] == (7, 6, 5)
-
-
-def test_a_stop_token_inside_what_was_accepted_cuts_behind_it() -> None:
-    assert cut([4, 5, 6], room=9, stop_ids=frozenset({5})) == ((4, 5), End(Reason.STOP, token_id=5))
 
 
 def test_a_stop_token_at_the_last_place_is_a_stop_and_not_a_length() -> None:

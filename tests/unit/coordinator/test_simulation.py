@@ -232,18 +232,8 @@ def test_the_command_prints_a_table_and_json_and_draws(
         "[0.9, 0.8]}}\n",
         encoding="utf-8",
     )
-    words = [
-        "simulate",
-        str(file),
-        "--concurrency",
-        "1,2",
-        "--duration",
-        "1",
-        "--warmup",
-        "0.5",
-        "--policy",
-        "off",
-    ]
+    words = ["simulate", str(file), "--concurrency", "1,2", "--duration", "1"]
+    words += ["--warmup", "0.5", "--policy", "off"]
     assert main(words) == 0
     head, *rows = [re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines()]
     assert [len(row) for row in rows] == [len(head)] * 2

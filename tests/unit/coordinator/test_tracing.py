@@ -26,14 +26,9 @@ class Traced:
         self._kept = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._kept))
-        self.tracing = Tracing(
-            provider.get_tracer("test"),
-            share,
-            self.cell.explain,
-            self.cell.clock,
-            self.cell.metrics,
-        )
-        self.cell.admission.tracing = self.tracing
+        cell, tracer = self.cell, provider.get_tracer("test")
+        self.tracing = Tracing(tracer, share, cell.explain, cell.clock, cell.metrics)
+        cell.admission.tracing = self.tracing
 
     def spans(self, name: str = "") -> list[Any]:
         return [span for span in self._kept.get_finished_spans() if not name or span.name == name]

@@ -8,8 +8,9 @@ drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from algorithm_1 import lengths_of
@@ -18,7 +19,7 @@ from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
 from coordinator.planning.options import PlannedLane
 from coordinator.planning.planner import FinishedPass, Planner
 from dspark.rounds.plan import prefixes
-from dspark.rounds.survival import Floats
+from dspark.rounds.survival import Floats, Ints
 
 SLOTS = 7
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -54,6 +55,44 @@ COSTS = {
     ),
     "cpu": Costs(lambda t: 2e-3 + 1.5e-3 * t, lambda n, k: 1e-3 + 0.2e-3 * k * n, 1e-3),
 }
+
+
+def planner_of(costs: Costs, **options: Any) -> Planner:
+    """Of a lane whose services announced these costs."""
+    cost = CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s))
+    return Planner(cost, SLOTS, **options)
+
+
+def lane(streams: int, cohorts: int = 2) -> PlannedLane:
+    return PlannedLane(
+        range(streams),
+        ["d"] * streams,
+        np.ones(streams),
+        CONTEXT,
+        cohorts=tuple(range(1, cohorts + 1)),
+    )
+
+
+def a_pass(
+    confidence: Floats,  # [n, k]
+    verified: int | Ints,
+    accepted: int | Ints,
+    seconds: tuple[float, float, float],  # of the pass, of the round, of the draft
+    *,
+    keys: Sequence[str] = (),
+    prompts: int = 0,  # tokens of them
+    drafted: bool = False,
+    alone: bool = True,
+) -> FinishedPass:
+    """By sequences of the same weight. verified, accepted: of each, or of all alike."""
+    count = len(confidence)
+    verified = np.broadcast_to(np.asarray(verified, np.int64), count)
+    accepted = np.broadcast_to(np.asarray(accepted, np.int64), count)
+    load = count + int(verified.sum())
+    return FinishedPass(
+        keys or ["d"] * count, confidence, verified, accepted, np.ones(count), CONTEXT, load,
+        prompts, *seconds, drafted=drafted, alone=alone,
+    )  # fmt: skip
 
 
 def blocks(rng: np.random.Generator, texts: Floats) -> Floats:
@@ -97,18 +136,10 @@ def planned(
     takes longer than one behind another plain one.
     """
     rng = np.random.default_rng(seed)
-    base = announced or costs
-    planner = Planner(CostCorrector(base.curve(), base.draft_s, RunningRatio(base.hop_s)), SLOTS)
+    planner, one = planner_of(announced or costs), lane(streams, cohorts)
     texts = draw_texts(rng, kinds, streams)
     tokens = seconds = 0.0
-    lane = PlannedLane(
-        range(streams),
-        ["d"] * streams,
-        np.ones(streams),
-        CONTEXT,
-        cohorts=tuple(range(1, cohorts + 1)),
-    )
-    plans = [planner.next(lane)] * (lag + 1)
+    plans = [planner.next(one)] * (lag + 1)
     slots_of = []
     slots = 0
     for number in range(rounds):
@@ -131,24 +162,18 @@ def planned(
         took = costs.round_s(load, drafting, slots, plan.cohorts) * (
             switching if before and not slots else 1.0
         )
+        told_s = took * (10.0 if stalls and number % stalls == stalls - 1 else 1.0)
         planner.learn(
-            FinishedPass(
-                lane.keys,
+            a_pass(
                 said,
                 verified,
                 accepted,
-                lane.weight,
-                CONTEXT,
-                load,
-                0,
-                costs.verify_s(load),
-                took * (10.0 if stalls and number % stalls == stalls - 1 else 1.0),
-                costs.draft_s(drafting, slots) if slots else 0.0,
+                (costs.verify_s(load), told_s, costs.draft_s(drafting, slots) * (slots > 0)),
                 alone=plan.cohorts == 1,
                 drafted=slots > 0,
             )
         )
-        plans.append(planner.next(lane))
+        plans.append(planner.next(one))
         slots_of.append(slots)
         if number >= rounds // 4:
             tokens += streams + brought
@@ -171,16 +196,14 @@ def live(
     rng = np.random.default_rng(seed)
     texts = draw_texts(rng, kinds, streams)
     overhead = costs.draft_s(streams, slots) + costs.hop_s if slots else 0.0
-    convex = costs.curve().stairs(CONTEXT)  # the models are convex
+    convex = costs.curve()  # the models are convex
     tokens = seconds = 0.0
     for number in range(rounds):
         leaving = rng.random(streams) < 1 / 30
         texts = np.where(leaving, draw_texts(rng, kinds, streams), texts)
         true = blocks(rng, texts) if recorded is None else blocks_at(recorded, streams, number)
         chosen = np.array(
-            lengths_of(
-                true[:, :slots], lambda tokens: float(convex(np.array([tokens]))[0]) + overhead
-            )
+            lengths_of(true[:, :slots], lambda tokens: convex.measured(tokens, CONTEXT) + overhead)
         )
         alive = np.cumprod(true, axis=1)
         rng.random(true.shape)  # as `planned` draws

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from rounds_of import COSTS, SIZES
+from rounds_of import COSTS, SIZES, a_pass, lane, planner_of
 
 from coordinator.planning import lane_plans
-from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
+from coordinator.planning.cost import CostCurve
 from coordinator.planning.lane_plans import HOP_S, Applied, DrafterCost, LanePlans, differs
 from coordinator.planning.options import (
     MOST_KNOWN,
@@ -31,9 +31,14 @@ GPU = COSTS["gpu"]
 DRAFT = CostCurve([1, 64], [128], [0.002, 0.003])
 
 
-def plans(curve: CostCurve | None = None, drafters: int = 1, **settings: object) -> LanePlans:
+def plans(
+    *policies: str, curve: CostCurve | None = None, drafters: int = 1, **settings: object
+) -> LanePlans:
+    """Of sequences 1, 2 ... of these policies."""
     made = LanePlans(curve or GPU.curve(), **settings)  # type: ignore[arg-type]
     made.drafters([DrafterCost(7, DRAFT)] * drafters)
+    for number, policy in enumerate(policies, 1):
+        made.add(number, parse_policy(policy), 1.0, 0)
     return made
 
 
@@ -58,9 +63,7 @@ def report(
 
 
 def test_each_policy_has_its_terms_and_adaptive_ones_share_the_planner_s() -> None:
-    made = plans()
-    for number, policy in enumerate(("adaptive", "fixed:3", "threshold:0.4", "off", "adaptive"), 1):
-        made.add(number, parse_policy(policy), 1.0, 0)
+    made = plans("adaptive", "fixed:3", "threshold:0.4", "off", "adaptive")
     made.replan()
     plan = told(made)
     assert plan.terms.kind is PlanKind.PRICE
@@ -73,9 +76,7 @@ def test_each_policy_has_its_terms_and_adaptive_ones_share_the_planner_s() -> No
 
 
 def test_the_planner_is_told_whether_its_own_sequences_drafted() -> None:
-    made, seen = plans(), list[FinishedPass]()
-    made.add(1, parse_policy("adaptive"), 1.0, 0)
-    made.add(2, parse_policy("fixed:7"), 1.0, 0)
+    made, seen = plans("adaptive", "fixed:7"), list[FinishedPass]()
     assert made._planner is not None
     made._planner.learn = seen.append  # type: ignore[method-assign]
     for plain in ((), (0,), (1,), (0, 1)):
@@ -87,9 +88,7 @@ def test_the_planner_is_told_whether_its_own_sequences_drafted() -> None:
 
 
 def test_drafters_are_named_in_the_plan_that_changes_them_and_not_again() -> None:
-    made = plans()
-    made.add(1, parse_policy("adaptive"), 1.0, 0)
-    made.add(2, parse_policy("fixed:3"), 1.0, 0)
+    made = plans("adaptive", "fixed:3")
     made.replan()
     named = told(made, {1: 4, 2: 0})
     assert (named.of(1).drafter, named.of(2).drafter) == (4, 0)
@@ -129,9 +128,8 @@ def test_a_drafter_that_comes_late_is_planned_for(policy: str, curve: CostCurve 
 def test_a_lane_goes_without_drafts_that_do_not_pay_unless_it_must_not(
     bypass: bool, slots: int
 ) -> None:
-    made = plans(CostCurve(SIZES, [128], [0.001 * size for size in SIZES]), bypass=bypass)
-    for number in (1, 2):
-        made.add(number, parse_policy("adaptive"), 1.0, 0)
+    dear = CostCurve(SIZES, [128], [0.001 * size for size in SIZES])
+    made = plans("adaptive", "adaptive", curve=dear, bypass=bypass)
     for _ in range(200):
         made.replan()
         told(made)
@@ -142,10 +140,8 @@ def test_a_lane_goes_without_drafts_that_do_not_pay_unless_it_must_not(
 
 def test_what_others_bring_along_is_in_the_plan_of_adaptive_ones() -> None:
     def planned(others: Others) -> tuple[float, int]:
-        planner = Planner(
-            CostCorrector(GPU.curve(), GPU.draft_s, RunningRatio(GPU.hop_s)), 7, explore=0.0
-        )
-        planner.next(PlannedLane([1], ["d"], np.ones(1), 128.0, cohorts=(1,), others=others))
+        planner = planner_of(GPU, explore=0.0)
+        planner.next(dataclasses.replace(lane(1, cohorts=1), others=others))
         return planner._last.rate, planner.home[0]
 
     alone, beside = planned(Others()), planned(Others(63, 63 + 200.0, 7, 63 + 150.0, 63))
@@ -154,11 +150,11 @@ def test_what_others_bring_along_is_in_the_plan_of_adaptive_ones() -> None:
 
 
 def test_one_who_is_drafted_for_among_many_who_are_not_pays_for_its_own_draft() -> None:
+    costs = dataclasses.replace(GPU, draft_s=lambda n, k: 1e-3 * n, hop_s=1e-4)
+
     def slots(others: Others) -> int:
-        planner = Planner(
-            CostCorrector(GPU.curve(), lambda n, k: 1e-3 * n, RunningRatio(1e-4)), 7, explore=0.0
-        )
-        planner.next(PlannedLane([1], ["d"], np.ones(1), 128.0, cohorts=(1,), others=others))
+        planner = planner_of(costs, explore=0.0)
+        planner.next(dataclasses.replace(lane(1, cohorts=1), others=others))
         return planner.home[0]
 
     assert slots(Others(7, 7.0, 0, 7.0)) > 0
@@ -166,12 +162,11 @@ def test_one_who_is_drafted_for_among_many_who_are_not_pays_for_its_own_draft() 
 
 
 def test_terms_of_those_that_nobody_drafts_for_make_no_cohorts_and_no_draft() -> None:
-    made = plans(CostCurve(SIZES, [128], [1e-3 + 2e-4 * size for size in SIZES]))
-    for number in range(64):
-        made.add(number, parse_policy("fixed:7"), 1.0, 0)
+    curve = CostCurve(SIZES, [128], [1e-3 + 2e-4 * size for size in SIZES])
+    made = plans(*["fixed:7"] * 64, curve=curve)
     drafted = told(made)
     assert (drafted.cohorts, made.mode) == (2, (7, 2))
-    for number in range(64):
+    for number in range(1, 65):
         made.drafted_by(number, 0, drafted=False)
     plain = told(made)
     assert (plain.cohorts, plain.draft_s, made.mode) == (1, 0.0, (0, 1))
@@ -181,9 +176,7 @@ def test_terms_of_those_that_nobody_drafts_for_make_no_cohorts_and_no_draft() ->
 def test_cohorts_are_as_told_or_whichever_is_faster(cohorts: int, expected: set[int]) -> None:
     seen = set()
     for streams in (1, 64):
-        made = plans(cohorts=cohorts)
-        for number in range(streams):
-            made.add(number, parse_policy("fixed:5"), 1.0, 0)
+        made = plans(*["fixed:5"] * streams, cohorts=cohorts)
         made.replan()
         seen.add(told(made).cohorts)
     assert seen <= expected | {1}
@@ -191,9 +184,7 @@ def test_cohorts_are_as_told_or_whichever_is_faster(cohorts: int, expected: set[
 
 
 def test_passes_of_two_cohorts_say_nothing_of_what_lies_between() -> None:
-    made = plans(cohorts=2)
-    for number in (1, 2):
-        made.add(number, parse_policy("fixed:7"), 1.0, 0)
+    made = plans("fixed:7", "fixed:7", cohorts=2)
     told(made)
     assert made.in_force.cohorts == 2
     made.learn(report(made))
@@ -202,15 +193,6 @@ def test_passes_of_two_cohorts_say_nothing_of_what_lies_between() -> None:
     made.learn(report(made))
     assert made._planner.cost.hop.seen == 0
     assert made._planner.cost.drafted.seen == 1
-
-
-def test_a_prefill_and_a_pass_of_nobody_known_teach_nothing() -> None:
-    made = plans()
-    told(made)
-    for applied in (report(made, 0), Applied(report(made).report, [], [], [], [])):
-        made.learn(applied)
-    assert made._planner is not None
-    assert made._planner.cost.drafted.seen == made._planner.acceptance.usual().size - 7 == 0
 
 
 def test_chances_are_read_by_row_and_slot_and_left_out_where_they_do_not_fit() -> None:
@@ -244,9 +226,7 @@ def test_plans_that_say_the_same_need_not_be_told() -> None:
 def test_a_plan_that_is_not_told_is_neither_numbered_nor_what_the_next_one_is_compared_with() -> (
     None
 ):
-    made = plans()
-    for number in (1, 2):
-        made.add(number, parse_policy("fixed:5"), 1.0, 0)
+    made = plans("fixed:5", "fixed:5")
     first = made.compose({})
     assert first is not None
     assert made._planner is not None
@@ -279,14 +259,9 @@ def test_whoever_tries_a_drafter_drafts_whole_blocks_and_is_one_of_the_others_me
 def test_a_drafter_that_gets_nobody_takes_no_part_of_the_drafts() -> None:
     """All but the one that tries it go to the other, whose passes are as long as they are."""
     slow = CostCurve([1, 64], [128], [0.001, 0.1])
-    alone, beside, shared = plans(), plans(), plans(drafters=2)
+    alone, beside, shared = (plans(*["fixed:7"] * 64, drafters=each) for each in (1, 1, 2))
     beside.drafters([DrafterCost(7, DRAFT), DrafterCost(7, slow, shares=False)])
-    expected = []
-    for made in (alone, beside, shared):
-        for number in range(1, 65):
-            made.add(number, parse_policy("fixed:7"), 1.0, 0)
-        expected.append(told(made).draft_s)
-    assert expected[0] == expected[1] > expected[2]
+    assert told(alone).draft_s == told(beside).draft_s > told(shared).draft_s
 
 
 def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(
@@ -297,21 +272,20 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(
     monkeypatch.setattr(
         LaneOptions, "_computed", lambda self, lane: looked.append(lane) or computed(self, lane)
     )
-    planner = Planner(CostCorrector(GPU.curve(), GPU.draft_s, RunningRatio(HOP_S)), 7)
-    lane = PlannedLane([1, 2], ["d", "d"], np.ones(2), 500.0)
+    planner, two = planner_of(GPU), lane(2)
 
-    def looks(lane: PlannedLane, plans: int = 1) -> int:
+    def looks(one: PlannedLane, plans: int = 1) -> int:
         before = len(looked)
         for _ in range(plans):
-            planner.next(lane)
+            planner.next(one)
         return len(looked) - before
 
     for _ in range(3 * WINDOW):  # 1,000 at once are not forgotten more slowly
         planner.learn(_drafted(2))
     planner.learn(_drafted(1000))
-    looks(lane)
+    looks(two)
     enough = int(RENEWED * WINDOW) + 1
-    assert looks(lane, 5 * (int(RENEWED * WINDOW / PLAN) + 1)) == 5
+    assert looks(two, 5 * (int(RENEWED * WINDOW / PLAN) + 1)) == 5
     changes: list[dict[str, object]] = [
         {"keys": ["d", "e"]},
         {"weight": np.array([1.0, 2.0])},
@@ -321,30 +295,30 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(
         {"sequences": [1, 2, 3], "keys": ["d"] * 3, "weight": np.ones(3)},
     ]
     for change in changes:
-        changed = dataclasses.replace(lane, **change)  # type: ignore[arg-type]
+        changed = dataclasses.replace(two, **change)  # type: ignore[arg-type]
         assert looks(changed) == 1, change
         # one came and went: what is known of either is known still
-        assert looks(lane) == looks(changed) == 0
+        assert looks(two) == looks(changed) == 0
     planner.learn(_drafted(enough))
-    assert looks(lane) == looks(changed) == 1
+    assert looks(two) == looks(changed) == 1
     for count in range(1, 2 * MOST_KNOWN):
-        looks(PlannedLane([*range(count)], ["d"] * count, np.ones(count), 500.0))
+        looks(lane(count))
         assert len(planner._options.known) <= MOST_KNOWN
     planner.renew()
-    assert looks(lane) == 1
+    assert looks(two) == 1
 
 
 def test_a_lane_is_planned_by_blocks_of_the_kinds_that_are_in_it() -> None:
     """As of answers in a form, of which drafters know nothing, behind free ones; of an unknown kind
     by all."""
-    planner = Planner(CostCorrector(GPU.curve(), GPU.draft_s, RunningRatio(HOP_S)), 7, explore=0.0)
+    planner = planner_of(GPU, explore=0.0)
     for _ in range(30):
         for _ in range(2):
-            planner.learn(_plain(4))
+            planner.learn(a_pass(np.zeros((4, 0)), 0, 0, (0.01, 0.011, 0.0)))
         planner.learn(_drafted(4, sure=0.9))
         planner.learn(_drafted(4, sure=0.01, key="formed"))
     slots = {
-        kinds: planner.next(PlannedLane(range(4), list(kinds), np.ones(4), 500.0)).terms.slots
+        kinds: planner.next(dataclasses.replace(lane(4), keys=kinds)).terms.slots
         for kinds in (("d",) * 4, ("formed",) * 4, ("d", "d", "d", "formed"), ("new",) * 4)
     }
     assert slots[("d",) * 4] > 0 == slots[("formed",) * 4]
@@ -353,32 +327,12 @@ def test_a_lane_is_planned_by_blocks_of_the_kinds_that_are_in_it() -> None:
 
 def _drafted(count: int, *, sure: float = 0.5, key: str = "d") -> FinishedPass:
     """A pass of whole blocks that were promised and accepted alike."""
-    return FinishedPass(
-        [key] * count, np.full((count, 7), sure), np.full(count, 2),
-        np.full(count, round(2 * sure)), np.ones(count),
-        500.0, 3 * count, 0, 0.01, 0.015, 0.003,
-    )  # fmt: skip
-
-
-def _plain(count: int) -> FinishedPass:
-    nothing = np.zeros(count, np.int64)
-    return FinishedPass(
-        ["d"] * count,
-        np.zeros((count, 0)),
-        nothing,
-        nothing,
-        np.ones(count),
-        500.0,
-        count,
-        0,
-        0.01,
-        0.011,
-    )
+    accepted, seconds = round(2 * sure), (0.01, 0.015, 0.003)
+    return a_pass(np.full((count, 7), sure), 2, accepted, seconds, keys=[key] * count)
 
 
 def test_other_drafters_make_a_lane_be_looked_at_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = plans()
-    made.add(1, parse_policy("adaptive"), 1.0, 0)
+    made = plans("adaptive")
     made.replan()
     renewed: list[Planner] = []
     monkeypatch.setattr(Planner, "renew", lambda self: renewed.append(self))

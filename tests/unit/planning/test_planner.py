@@ -9,12 +9,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rounds_of import CONTEXT, COSTS, HARD, MIXED, SLOTS, Costs, live, planned
+from rounds_of import (
+    CONTEXT,
+    COSTS,
+    HARD,
+    MIXED,
+    SLOTS,
+    Costs,
+    a_pass,
+    lane,
+    live,
+    planned,
+    planner_of,
+)
 
 from coordinator.planning.acceptance import AcceptanceEstimator
-from coordinator.planning.cost import OUTLIER, CostCorrector, RunningRatio
+from coordinator.planning.cost import OUTLIER, RunningRatio
 from coordinator.planning.options import SENT, PlannedLane
-from coordinator.planning.planner import FinishedPass, Planner
+from coordinator.planning.planner import FinishedPass
 from coordinator.planning.tries import IN_A_ROW, WAITED
 from dspark.rounds.plan import PLAIN, Plan, PlanKind, Terms, prefixes
 from dspark.synthetic.spec import load_spec
@@ -36,16 +48,6 @@ COSTS |= {
     ),
 }
 ROUNDS = {1: 2000, 8: 200, 64: 80, 256: 40}
-
-
-def lane(streams: int, cohorts: int = 2, keys: str = "d") -> PlannedLane:
-    return PlannedLane(
-        range(streams),
-        [keys] * streams,
-        np.ones(streams),
-        CONTEXT,
-        cohorts=tuple(range(1, cohorts + 1)),
-    )
 
 
 @pytest.mark.parametrize(
@@ -120,17 +122,13 @@ def test_drafts_begin_where_they_bring_more_than_beginning_costs(
     """A plain round 10 ms, one of a slot 14.6: 2.7 % better for half a token more, 14 % for two
     thirds."""
     costs = Costs(lambda t: 10e-3 + 5e-3 * max(t - 2, 0), lambda n, k: 2.6e-3, 2e-3)
-    planner = Planner(CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s)), SLOTS)
+    planner = planner_of(costs)
 
     def learn(rounds: int, outcomes: tuple[int, ...]) -> None:
-        one = np.ones(1)
         said = np.array([[sum(outcomes) / len(outcomes), *[0.0] * (SLOTS - 1)]])
         for number in range(rounds):
-            count = np.array([outcomes[number % len(outcomes)]])
-            done = FinishedPass(
-                ["d"], said, one.astype(np.int64), count, one, CONTEXT, 2, 0, 10e-3, 14.6e-3, 2.6e-3
-            )
-            planner.learn(done)
+            accepted = outcomes[number % len(outcomes)]
+            planner.learn(a_pass(said, 1, accepted, (10e-3, 14.6e-3, 2.6e-3)))
             planner.next(lane(1, cohorts=1))
 
     learn(200, (0,) * 19 + (1,))
@@ -174,28 +172,12 @@ def test_a_drafter_that_promises_too_much_is_found_out() -> None:
 
 
 def test_a_drafter_s_trust_is_in_the_weight_that_the_verifier_compares_with() -> None:
-    planner = Planner(
-        CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, RunningRatio(2e-3)), SLOTS
-    )
+    planner = planner_of(COSTS["gpu"])
     rng = np.random.default_rng(0)
     for _ in range(40):
-        confidence = np.full((2, SLOTS), 0.9)
-        accepted = np.array([SLOTS, int(rng.integers(0, 2))])
-        planner.learn(
-            FinishedPass(
-                ["good", "bad"],
-                confidence,
-                np.full(2, SLOTS),
-                accepted,
-                np.ones(2),
-                CONTEXT,
-                16,
-                0,
-                22e-3,
-                28e-3,
-                3e-3,
-            )
-        )
+        accepted, seconds = np.array([SLOTS, int(rng.integers(0, 2))]), (22e-3, 28e-3, 3e-3)
+        sure = np.full((2, SLOTS), 0.9)
+        planner.learn(a_pass(sure, SLOTS, accepted, seconds, keys=["good", "bad"]))
     plan = planner.next(PlannedLane([4, 6], ["good", "bad"], np.ones(2), CONTEXT))
     good, bad = plan.terms_of(4), plan.terms_of(6)
     assert good.kind is bad.kind is PlanKind.PRICE
@@ -211,25 +193,16 @@ def test_two_cohorts_where_halves_hide_their_drafts_and_one_where_halves_cost_a_
     hidden = Costs(lambda t: 1e-3 + 0.2e-3 * t, lambda n, k: 0.3e-3 * n, 4e-3)
     flat = Costs(lambda t: 20e-3, lambda n, k: 2e-3, 1e-3)
     for costs, cohorts in ((hidden, 2), (flat, 1)):
-        planner = Planner(
-            CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s)),
-            SLOTS,
-            explore=0.0,
-        )
-        sure = np.full((64, SLOTS), 0.9)
-        planner.learn(
-            FinishedPass(
-                ["d"] * 64, sure, np.full(64, 4), np.full(64, 4), np.ones(64), CONTEXT, 320, 0,
-                costs.verify_s(320), costs.round_s(320, 64, SLOTS), costs.draft_s(64, SLOTS),
-            )
-        )  # fmt: skip
+        planner = planner_of(costs, explore=0.0)
+        seconds = (costs.verify_s(320), costs.round_s(320, 64, SLOTS), costs.draft_s(64, SLOTS))
+        planner.learn(a_pass(np.full((64, SLOTS), 0.9), 4, 4, seconds))
         assert planner.next(lane(64)).cohorts == cohorts
         assert planner.next(lane(64, cohorts=1)).cohorts == 1
 
 
 def test_what_two_cohorts_take_is_the_longest_of_what_must_follow_each_other() -> None:
     costs = Costs(lambda t: 10e-3, lambda n, k: 1e-3 * k, 3e-3)
-    corrector = CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s))
+    corrector = planner_of(costs).cost
     tokens = np.array([64.0])
     assert corrector.round_s(tokens, CONTEXT, 32, 32, 4, 1)[0] == pytest.approx(17e-3)
     # both passes
@@ -242,7 +215,7 @@ def test_what_two_cohorts_take_is_the_longest_of_what_must_follow_each_other() -
 
 def test_a_draft_takes_what_those_take_who_are_drafted_for() -> None:
     costs = Costs(lambda t: 10e-3, lambda n, k: 1e-3 * n, 3e-3)
-    corrector = CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s))
+    corrector = planner_of(costs).cost
     tokens = np.array([64.0])
     assert corrector.round_s(tokens, CONTEXT, 64, 64, 4, 1)[0] == pytest.approx(77e-3)
     assert corrector.round_s(tokens, CONTEXT, 64, 2, 4, 1)[0] == pytest.approx(15e-3)
@@ -255,19 +228,15 @@ def of_drafts(plan: Plan) -> Terms:
 
 def passed(costs: Costs, sequences: int, slots: int) -> FinishedPass:
     """A pass of poor blocks, of which nothing was verified."""
-    drafted, nothing = costs.draft_s(sequences, slots), np.zeros(sequences, np.int64)
-    took = costs.verify_s(sequences)
-    return FinishedPass(
-        ["d"] * sequences, np.full((sequences, slots), 0.2), nothing, nothing,
-        np.ones(sequences), CONTEXT, sequences, 0, took,
-        took + (drafted + costs.hop_s) * bool(slots), drafted * bool(slots), drafted=bool(slots),
-    )  # fmt: skip
+    took, drafted_s = costs.verify_s(sequences), costs.draft_s(sequences, slots)
+    between_s = drafted_s + costs.hop_s if slots else 0.0
+    seconds = (took, took + between_s, drafted_s * bool(slots))
+    return a_pass(np.full((sequences, slots), 0.2), 0, 0, seconds, drafted=bool(slots))
 
 
 def tried(costs: Costs, plans: int, cohorts: int = 1) -> list[Plan]:
     """Of a lane whose drafts are poor."""
-    planner = Planner(CostCorrector(costs.curve(), costs.draft_s, RunningRatio(costs.hop_s)), SLOTS)
-    made, slots = list[Plan](), SLOTS
+    planner, made, slots = planner_of(costs), list[Plan](), SLOTS
     for _ in range(plans):
         planner.learn(passed(costs, 64, slots))
         made.append(planner.next(lane(64, cohorts)))
@@ -347,24 +316,6 @@ def test_a_try_lasts_until_its_rows_came_and_no_longer_than_they_are_waited_for(
     assert {run % lasts for run in runs} == {0}, "of one behind another, too"
 
 
-def test_a_plan_that_stands_is_the_one_that_would_be_made() -> None:
-    costs, at = COSTS["cpu"], lane(8, cohorts=1)
-    (_, computed, _), (_, standing, _) = (planned(costs, HARD, 8, 300) for _ in range(2))
-    stood, last = 0, standing.next(at)
-    computed.next(at)
-    for _ in range(3000):
-        if standing.stands(CONTEXT):
-            stood += 1
-        else:
-            last = standing.next(at)
-        plan = computed.next(at)
-        assert dataclasses.replace(last, number=plan.number) == plan
-        done = passed(costs, 8, of_drafts(plan).slots)
-        computed.learn(done)
-        standing.learn(done)
-    assert 2500 < stood < 3000
-
-
 def test_what_is_tried_for_one_plan_keeps_the_cohorts_in_force() -> None:
     plans = tried(COSTS["cpu"], 3000, cohorts=2)
     assert sum(of_drafts(plan).slots == 0 for plan in plans) > 2500
@@ -373,30 +324,17 @@ def test_what_is_tried_for_one_plan_keeps_the_cohorts_in_force() -> None:
     )
 
 
-def test_nobody_is_planned_for_without_a_sequence() -> None:
-    planner = Planner(
-        CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, RunningRatio(2e-3)), SLOTS
-    )
-    assert planner.next(lane(0)).terms.slots == 0
-    assert planner.next(lane(8)).draft_s > COSTS["gpu"].hop_s
+def test_a_plan_expects_a_draft_with_what_lies_between() -> None:
+    assert planner_of(COSTS["gpu"]).next(lane(8)).draft_s > COSTS["gpu"].hop_s
 
 
 def test_empty_blocks_in_a_drafted_round_say_nothing() -> None:
-    planner = Planner(
-        CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, RunningRatio(2e-3)),
-        SLOTS,
-        explore=0.0,
-    )
+    planner = planner_of(COSTS["gpu"], explore=0.0)
     rounds = np.full((4, SLOTS), np.nan)
     rounds[0] = 0.9
-    zeros = np.zeros(4, np.int64)
     draft_s = COSTS["gpu"].draft_s(1, SLOTS)
     for _ in range(40):
-        planner.learn(
-            FinishedPass(
-                ["d"] * 4, rounds, zeros, zeros, np.ones(4), CONTEXT, 4, 0, 20.4e-3, 25e-3, draft_s
-            )
-        )
+        planner.learn(a_pass(rounds, 0, 0, (20.4e-3, 25e-3, draft_s)))
     assert planner.acceptance.usual() == pytest.approx(np.full(SLOTS, 0.9), abs=0.01)
     assert planner.cost.drafting.value == pytest.approx(1.0)
     assert planner.next(lane(4, cohorts=1)).terms.price == pytest.approx(0.9**SLOTS, rel=0.05), (
@@ -470,17 +408,10 @@ def test_a_running_ratio_is_slow_and_no_single_value_pulls_it_away() -> None:
 
 
 def test_passes_with_prompts_say_nothing_of_rounds() -> None:
-    planner = Planner(
-        CostCorrector(COSTS["gpu"].curve(), COSTS["gpu"].draft_s, RunningRatio(2e-3)), SLOTS
-    )
+    planner = planner_of(COSTS["gpu"])
     nothing = np.zeros((4, 0))
-    zeros = np.zeros(4, np.int64)
     for _ in range(2):
-        planner.learn(
-            FinishedPass(["d"] * 4, nothing, zeros, zeros, np.ones(4), CONTEXT, 260, 256, 1.0, 1.0)
-        )
+        planner.learn(a_pass(nothing, 0, 0, (1.0, 1.0, 0.0), prompts=256))
     assert planner.cost.plain.seen == 0
-    planner.learn(
-        FinishedPass(["d"] * 4, nothing, zeros, zeros, np.ones(4), CONTEXT, 4, 0, 0.02, 0.03)
-    )
+    planner.learn(a_pass(nothing, 0, 0, (0.02, 0.03, 0.0)))
     assert planner.cost.plain.seen == 1

@@ -60,7 +60,7 @@ def _check(curve: CostCurve, draw: np.random.Generator) -> None:
     contexts = sorted(draw.choice(BETWEEN, 3, replace=False).tolist())
     sequences = sorted(draw.integers(1, 80, 2).tolist())
     # [sequences, contexts, tokens]
-    stairs = np.array([[curve.stairs(c, s)(ASKED) for c in contexts] for s in sequences])
+    stairs = np.array([[curve.stairs(ASKED, c, s) for c in contexts] for s in sequences])
     measured = np.array(
         [[[curve.measured(t, c, s) for t in ASKED[::3]] for c in contexts] for s in sequences]
     )

@@ -65,31 +65,19 @@ class Rounds:
 
 def test_a_pass_says_what_was_promised_and_what_was_kept_of_it() -> None:
     half = (0.5, 0.5, 0.5)
-    rounds = [
-        block(1, 2, half),
-        block(2, 2, half),
-        block(0),
-        empty("invalid"),
-        empty("late"),
-        empty("off"),
-    ]
+    rounds = [block(1, 2, half), block(2, 2, half), block(0)]
+    rounds += map(empty, ("invalid", "late", "off"))
     seen = drafted_passes(rounds, [each == block(0) for each in rounds])
     blocks = DraftedPass(
         2, 1.5, 3.0, 0.25**2 + 1.25**2, 1.0 + 2.5, 6.0, malformed=1, missing=1, formed=1, first=1.0
     )
     assert seen == {3: blocks}
-    lacking = drafted_passes(
-        [empty("rows lost"), empty("unknown sequence"), empty("drafter late")], [False] * 3
-    )
-    assert lacking == {3: DraftedPass(missing=3)}, (
+    lacking = [*map(empty, ("rows lost", "unknown sequence", "drafter late"))]
+    assert drafted_passes(lacking, [False] * 3) == {3: DraftedPass(missing=3)}, (
         "told by the drafter, which every time drafts nothing"
     )
-    assert (
-        drafted_passes(
-            [empty("no drafter", 0), empty("last token"), empty("rows missing")], [False] * 3
-        )
-        == {}
-    )
+    others = [empty("no drafter", 0), empty("last token"), empty("rows missing")]
+    assert drafted_passes(others, [False] * 3) == {}
 
 
 @pytest.mark.parametrize("sequences", [1, 4, 64])
