@@ -39,39 +39,31 @@ def flat(
     return path
 
 
-class Workers(ProcessCell):
-    """Workers without a coordinator, driven by the benchmark."""
-
-    led = False
-
-
 def workers(
     file: Path = FLAT,
     *,
     room: int,
     tokens_each: int = 1 << 15,
     target: str | Path = "",
-    kind: type[ProcessCell] = Workers,
+    led: bool = False,
     verify: Mapping[str, object] = MappingProxyType({}),
     **more: Any,
 ) -> ProcessCell:
     """Synthetic workers as processes. room: sequences that each can hold, of `tokens_each`
-    tokens."""
+    tokens. led: with a coordinator; else the benchmark drives them."""
     synthetic = {"engine": "synthetic", "synthetic": file, "max_sequences": room}
     verify = {**synthetic, "kv_tokens": room * tokens_each, **verify}
-    return kind(
-        target, "", verify=verify, draft={**synthetic, "context_tokens": room * tokens_each}, **more
-    )
+    draft = {**synthetic, "context_tokens": room * tokens_each}
+    made = ProcessCell(target, "", verify=verify, draft=draft, **more)
+    made.led = led
+    return made
 
 
 def cell(file: Path, *, verifiers: int = 1) -> ProcessCell:
     """A coordinator and synthetic workers with room for all requests; start it with `with`."""
-    led: dict[str, Any] = {
-        "kind": ProcessCell,
-        "coordinator": {"max_running": 4096},
-        "verifiers": verifiers,
-    }
-    return workers(file, room=8192, tokens_each=256, verify={"max_batch_tokens": 65536}, **led)
+    batch = {"max_batch_tokens": 65536}
+    more: dict[str, Any] = {"coordinator": {"max_running": 4096}, "verifiers": verifiers}
+    return workers(file, room=8192, tokens_each=256, led=True, verify=batch, **more)
 
 
 def sampling(scenario: Scenario) -> Options:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.row import note
 from benchmarks.ship_card import card
 from dspark import shipped
 from dspark.errors import ConfigError, DsparkError
@@ -82,7 +83,7 @@ def ship(args: argparse.Namespace) -> None:
         without_tables(
             _drafter(run, facts, Path(scratch)), folder, target=target, dtype=torch.bfloat16
         )
-        _say("calibrating")
+        note("calibrating")
         fits = calibrate(
             target,
             folder,
@@ -92,7 +93,7 @@ def ship(args: argparse.Namespace) -> None:
             plots=folder,
             keep=args.keep,
         )
-        _say("measuring")
+        note("measuring")
         report = evaluate(
             target,
             folder,
@@ -139,7 +140,7 @@ def _drafter(run: Path, facts: dict[str, Any], scratch: Path) -> Path:
     made = settings.from_json(facts["settings"])
     if facts["step"] >= made.steps and (run / MODEL).is_dir():
         return run / MODEL
-    _say(f"the run goes on; this is its state after {facts['step']} steps")
+    note(f"the run goes on; this is its state after {facts['step']} steps")
     drafter = make_drafter(load_target(made.target), made)
     trained = {
         name.removeprefix("model/"): tensor
@@ -161,10 +162,6 @@ def _without_paths(report: dict[str, Any]) -> dict[str, Any]:
         for name, value in report.items()
         if name not in ("target", "drafter", "seconds")
     }
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

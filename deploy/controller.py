@@ -189,21 +189,10 @@ class Controller:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        fronts = [
-            replica.name
-            for replica in self._topology.replicas
-            if replica.role is ProcessRole.FRONTEND
-        ]
-        first = [
-            replica.name
-            for replica in self._topology.replicas
-            if replica.role is ProcessRole.COORDINATOR
-        ]
-        rest = sorted((set(self._running) | self._topology.names) - {*fronts, *first})
-        for names in (fronts, first, rest):
-            await asyncio.gather(
-                *(self._fleet.end(name, grace_s) for name in names), return_exceptions=True
-            )
+        names = sorted(set(self._running) | self._topology.names)
+        for roles in ((ProcessRole.FRONTEND,), (ProcessRole.COORDINATOR,), POOLS):
+            ends = [self._fleet.end(name, grace_s) for name in names if _role(name) in roles]
+            await asyncio.gather(*ends, return_exceptions=True)
         await asyncio.gather(
             *(probe.close() for probe in self._probes.values()), return_exceptions=True
         )
@@ -247,7 +236,7 @@ class Controller:
             await self._fleet.end(replica.name, 0.0)  # it may have started all the same
 
     def _serve(self, name: str, seen: Observed, started: StartedProcess) -> None:
-        role = ProcessRole(name.partition("/")[0])
+        role = _role(name)
         # First, as it raises for unreadable certificates: no process serves without a probe.
         self._probes[name] = Probe(started.endpoint, ROOMS[role].service, self._tls)
         self._running[name] = started
@@ -348,7 +337,7 @@ class Controller:
         if coordinator is None:
             return
         workers = {
-            name: (ProcessRole(name.partition("/")[0]), started)
+            name: (_role(name), started)
             for name, started in sorted(self._running.items())
             if name.startswith(WORKERS) and name not in self._released
         }
@@ -408,3 +397,7 @@ class Controller:
         while size and self._pending(f"{role}/{size - 1}").unplaced:
             size -= 1
         return size
+
+
+def _role(name: str) -> ProcessRole:
+    return ProcessRole(name.partition("/")[0])

@@ -67,7 +67,7 @@ def _cell(pair: Path, room: int) -> Iterator[ProcessCell]:
         "max_prefills": 256,
         "request_deadline_s": 1200,
     }
-    own: dict[str, Any] = {"kind": ProcessCell, "target": TARGET, "coordinator": served}
+    own: dict[str, Any] = {"led": True, "target": TARGET, "coordinator": served}
     with real_cell.workers(pair, room=2 * room, tokens_each=TOKENS_EACH, **own) as cell:
         cell.add_front_end(request_deadline_s=1200, max_streams=2 * room)
         yield cell

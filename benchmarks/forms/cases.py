@@ -13,91 +13,29 @@ from typing import Any
 
 Schema = dict[str, Any]
 
-# (subject, three names of texts, a number's name with its bounds, a flag's name, words of an enum)
-SUBJECTS: tuple[
-    tuple[str, tuple[str, str, str], tuple[str, int, int], str, tuple[str, ...]], ...
-] = (
-    ("person", ("name", "city", "job"), ("age", 0, 120), "married", ("mother", "father", "child")),
-    ("order", ("item", "shop", "note"), ("pieces", 1, 99), "paid", ("open", "sent", "back")),
-    (
-        "book",
-        ("title", "author", "publisher"),
-        ("pages", 1, 2000),
-        "translated",
-        ("novel", "poem", "play"),
-    ),
-    ("weather", ("place", "wind", "sky"), ("degrees", -40, 50), "rain", ("sun", "snow", "fog")),
-    ("flight", ("from", "to", "airline"), ("minutes", 30, 900), "direct", ("economy", "business")),
-    (
-        "recipe",
-        ("dish", "spice", "cook"),
-        ("servings", 1, 12),
-        "vegan",
-        ("starter", "main", "dessert"),
-    ),
-    (
-        "mail",
-        ("subject", "sender", "receiver"),
-        ("attachments", 0, 9),
-        "read",
-        ("inbox", "archive", "trash"),
-    ),
-    (
-        "bug",
-        ("summary", "module", "reporter"),
-        ("votes", 0, 500),
-        "fixed",
-        ("low", "high", "urgent"),
-    ),
-    (
-        "film",
-        ("title", "director", "country"),
-        ("year", 1900, 2030),
-        "colour",
-        ("drama", "comedy", "thriller"),
-    ),
-    (
-        "hotel",
-        ("street", "chef", "view"),
-        ("stars", 1, 5),
-        "breakfast",
-        ("single", "double", "suite"),
-    ),
-    (
-        "café",
-        ("größe", "süßung", "milch"),
-        ("preis", 1, 20),
-        "heiß",
-        ("klein", "groß", "überraschung"),
-    ),
-    ("都市", ("名前", "国", "川"), ("人口", 0, 40_000_000), "首都", ("東京", "大阪", "京都")),
-    ("город", ("имя", "улица", "река"), ("дома", 1, 9999), "столица", ("север", "юг")),
-    ("song", ("artist", "album", "label"), ("seconds", 10, 900), "live", ("rock", "jazz", "folk")),
-    ("server", ("host", "owner", "rack"), ("port", 1, 65535), "up", ("debian", "fedora", "alpine")),
-    ("exam", ("pupil", "subject", "teacher"), ("points", 0, 100), "passed", ("A", "B", "C", "D")),
-    (
-        "plant",
-        ("species", "soil", "garden"),
-        ("height", 1, 300),
-        "evergreen",
-        ("tree", "shrub", "herb"),
-    ),
-    ("train", ("line", "platform", "driver"), ("delay", 0, 240), "full", ("local", "express")),
-    (
-        "invoice",
-        ("customer", "street", "iban"),
-        ("total", 0, 100_000),
-        "overdue",
-        ("EUR", "USD", "JPY"),
-    ),
-    (
-        "game",
-        ("home", "guest", "referee"),
-        ("spectators", 0, 90_000),
-        "over",
-        ("league", "cup", "friendly 🏆"),
-    ),
-)
+# subject | names of texts | a number's name and bounds | a flag's name | words of an enum
+SUBJECTS = """
+person | name, city, job | age 0 120 | married | mother, father, child
+order | item, shop, note | pieces 1 99 | paid | open, sent, back
+book | title, author, publisher | pages 1 2000 | translated | novel, poem, play
+weather | place, wind, sky | degrees -40 50 | rain | sun, snow, fog
+flight | from, to, airline | minutes 30 900 | direct | economy, business
+recipe | dish, spice, cook | servings 1 12 | vegan | starter, main, dessert
+mail | subject, sender, receiver | attachments 0 9 | read | inbox, archive, trash
+bug | summary, module, reporter | votes 0 500 | fixed | low, high, urgent
+film | title, director, country | year 1900 2030 | colour | drama, comedy, thriller
+hotel | street, chef, view | stars 1 5 | breakfast | single, double, suite
+café | größe, süßung, milch | preis 1 20 | heiß | klein, groß, überraschung
+都市 | 名前, 国, 川 | 人口 0 40000000 | 首都 | 東京, 大阪, 京都
+город | имя, улица, река | дома 1 9999 | столица | север, юг
+song | artist, album, label | seconds 10 900 | live | rock, jazz, folk
+server | host, owner, rack | port 1 65535 | up | debian, fedora, alpine
+exam | pupil, subject, teacher | points 0 100 | passed | A, B, C, D
+plant | species, soil, garden | height 1 300 | evergreen | tree, shrub, herb
+train | line, platform, driver | delay 0 240 | full | local, express
+invoice | customer, street, iban | total 0 100000 | overdue | EUR, USD, JPY
+game | home, guest, referee | spectators 0 90000 | over | league, cup, friendly 🏆
+"""
 PATTERNS = (
     "^[A-Z]{2}-[0-9]{3}$",
     "^[a-z]+@[a-z]+\\.org$",
@@ -135,10 +73,12 @@ def closed(properties: Schema, required: list[str] | None = None) -> Schema:
 
 def schemas() -> Iterator[tuple[str, Schema]]:
     """Two hundred pairs (name, schema)."""
-    for number, (subject, texts, (count, low, high), flag, words) in enumerate(SUBJECTS):
+    for number, line in enumerate(SUBJECTS.strip().splitlines()):
+        subject, names, count_of, flag, said = line.split(" | ")
+        texts, (count, low, high), words = names.split(", "), count_of.split(), said.split(", ")
         text: Schema = {"type": "string", "maxLength": 24}
-        amount: Schema = {"type": "integer", "minimum": low, "maximum": high}
-        choice: Schema = {"enum": list(words)}
+        amount: Schema = {"type": "integer", "minimum": int(low), "maximum": int(high)}
+        choice: Schema = {"enum": words}
         pattern: Schema = {"type": "string", "pattern": PATTERNS[number % len(PATTERNS)]}
         flat = {texts[0]: text, count: amount, flag: {"type": "boolean"}}
         inner = closed({texts[1]: text, "kind": choice})

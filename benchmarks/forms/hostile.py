@@ -25,10 +25,7 @@ from dspark.types import ConstraintKind as KIND
 
 KNOWN = (200, 400, 413, 429)
 # bars: seconds of a response that serves nothing, and honest p99 over its p99 alone
-TOLD_S, WORSE = (
-    1.0,
-    1.5,
-)
+TOLD_S, WORSE = 1.0, 1.5
 WORDS = {KIND.JSON_SCHEMA: "json", KIND.REGEX: "regex", KIND.GRAMMAR: "grammar"}
 AT_ONCE = 8  # requests of the second wave
 LONGEST = 8  # tokens of an answer in a hostile form that is served

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_INSTALLED = "peer not installed"
+START_TIMEOUT_S, ANSWER_TIMEOUT_S = 180.0, 600.0  # of a worker
 ENDS_S = 30.0  # for a program to end after SIGTERM
 
 
@@ -50,14 +53,8 @@ class Peer(ABC):
     ) -> subprocess.Popen[bytes]:
         """Starts the environment's python with these words. Threads are the program's own
         choice."""
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.peers.leash",
-            str(os.getpid()),
-            str(self.python),
-            *words,
-        ]
+        leash = ("-m", "benchmarks.peers.leash", str(os.getpid()))
+        command = [sys.executable, *leash, str(self.python), *words]
         kept = {
             key: value
             for key, value in os.environ.items()
@@ -90,3 +87,44 @@ class Peer(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class PeerWorker(Peer):
+    """A library in a process of its own, which keeps its threads, memory and packages apart from
+    the client's: a JSON line with prompts in, a JSON line with the ids out.
+
+    `python -m module words...` is its command.
+    """
+
+    def __init__(self, python: Path | None, module: str, words: Sequence[str]) -> None:
+        super().__init__(python)
+        self._module, self._words = module, words
+
+    def await_ready(self) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._running = self.start(["-m", self._module, *self._words], {}, **pipes)
+        self._read(START_TIMEOUT_S)
+
+    def ask(self, **asked: Any) -> list[list[int]]:
+        """Sends one request line; returns the worker's ids. Raises Absent."""
+        assert self._running.stdin is not None
+        self._running.stdin.write(json.dumps(asked).encode() + b"\n")
+        self._running.stdin.flush()
+        return self._read(ANSWER_TIMEOUT_S)
+
+    def _read(self, timeout_s: float) -> list[list[int]]:
+        assert self._running.stdout is not None
+        if not select.select([self._running.stdout], [], [], timeout_s)[0]:
+            raise Absent(f"{self._module} said nothing for {timeout_s:g} s")
+        line = self._running.stdout.readline()
+        if not line:
+            raise Absent(f"{self._module} ended with status {self._running.wait()}")
+        ids: list[list[int]] = json.loads(line)
+        return ids
+
+
+def serve(answer: Callable[[dict[str, Any]], list[list[int]]]) -> None:
+    """The worker's loop: reports that it is ready, then answers line by line."""
+    print("[]", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)

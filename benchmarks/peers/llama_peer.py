@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from benchmarks.peers.worker import PeerWorker
+from benchmarks.peers.contestant import PeerWorker
 
 
 class LlamaCpp(PeerWorker):

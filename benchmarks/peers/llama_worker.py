@@ -9,7 +9,7 @@ from typing import Any
 
 from llama_cpp import Llama  # type: ignore[import-not-found]  # in its own environment
 
-from benchmarks.peers.worker import serve
+from benchmarks.peers.contestant import serve
 
 
 def main(argv: list[str] | None = None) -> None:

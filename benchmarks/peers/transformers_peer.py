@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.peers.worker import PeerWorker
+from benchmarks.peers.contestant import PeerWorker
 
 TRIAL_TOKENS = 24
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.peers.worker import serve
+from benchmarks.peers.contestant import serve
 
 LOOKUP_SLOTS = 4  # tokens that prompt lookup proposes at a time
 

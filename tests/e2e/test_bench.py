@@ -15,18 +15,8 @@ from dspark.loadgen import grpc_endpoint
 
 
 def bench(cell: ProcessCell, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
-    asked = [
-        "bench",
-        "--endpoint",
-        cell.endpoint,
-        "--input-len",
-        "12",
-        "--output-len",
-        "10",
-        "--json",
-        *words,
-    ]
-    code = main(asked)
+    shape = ("--input-len", "12", "--output-len", "10", "--json")
+    code = main(["bench", "--endpoint", cell.endpoint, *shape, *words])
     out = capsys.readouterr()
     assert code == 0, out.err
     content: dict[str, object] = json.loads(out.out)

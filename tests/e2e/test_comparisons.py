@@ -31,14 +31,8 @@ def test_everybody_gives_the_ids_of_transformers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DSPARK_VERIFY__MEASURE_COST", "false")
-    pair = [
-        "--target",
-        str(golden_target),
-        "--drafter",
-        str(golden_drafter),
-        "--assistant",
-        str(golden_target),
-    ]
+    target, drafter = str(golden_target), str(golden_drafter)
+    pair = ["--target", target, "--drafter", drafter, "--assistant", target]
     shape = ["--repetitions", "2", "--prompts", "1", "--tokens", "16", "--streams", "1,3", "--json"]
     assert main([*pair, *shape, "--vllm-python", "/nowhere/python"]) == 0
     one, three = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

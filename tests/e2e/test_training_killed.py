@@ -55,40 +55,12 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_training_resumed_after_kills_at_random_steps_writes_the_same_curve(
     family: str, samples: Path, golden_target: Path, tmp_path: Path
 ) -> None:
+    files = ("drafter", str(samples), "--target", str(golden_target), "--family", family)
+    shape = "--layers 1 --steps 14 --batch 4 --anchors 4 --markov-rank 4 --held-out 2"
+    how = "--log-every 1 --evaluate-every 2 --save-every 2 --precision fp32 --device cpu"
+
     def words(out: Path) -> list[str]:
-        told = [
-            "drafter",
-            str(samples),
-            "--target",
-            str(golden_target),
-            "--family",
-            family,
-            "--layers",
-            "1",
-        ]
-        told += [
-            "--steps",
-            "14",
-            "--batch",
-            "4",
-            "--anchors",
-            "4",
-            "--markov-rank",
-            "4",
-            "--held-out",
-            "2",
-        ]
-        told += [
-            "--log-every",
-            "1",
-            "--evaluate-every",
-            "2",
-            "--save-every",
-            "2",
-            "--precision",
-            "fp32",
-        ]
-        return [*told, "--device", "cpu", "--out", str(out)]
+        return [*files, *shape.split(), *how.split(), "--out", str(out)]
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert main(["train", *words(whole)]) == 0

@@ -46,7 +46,6 @@ class Ended:
     entry: Entry
     rows: list[str]
     status: int
-    seconds: float
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -107,17 +106,14 @@ def run(entries: Sequence[Entry], *, jobs: int, until: float | None) -> list[End
     """
     alone = [entry for entry in entries if entry.alone]
     kept = sum(entry.share_s for entry in alone)
-    with ThreadPoolExecutor(max(jobs, 1)) as pool, ThreadPoolExecutor() as waiting:
+    with ThreadPoolExecutor(max(jobs, 1)) as pool:
         begun = [
-            (waiting if entry.idle else pool).submit(_run_in_time, entry, until, kept)
-            for entry in entries
-            if not entry.alone
+            pool.submit(_run_in_time, entry, until, kept) for entry in entries if not entry.alone
         ]
         try:
             ended = [one.result() for one in begun]
         except BaseException:  # the rows that run end with this program, and no other one begins
-            for executor in (pool, waiting):
-                executor.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
             for process in list(_running):
                 stop(process)
             raise
@@ -160,7 +156,6 @@ def _run(entry: Entry, limit_s: float) -> Ended:
     finally:
         _running.discard(process)
     rows = [line for line in out.decode("utf-8", "replace").splitlines() if is_row(line)]
-    seconds = time.monotonic() - began
     with _printing:
         for line in rows:
             print(line, flush=True)
@@ -169,8 +164,8 @@ def _run(entry: Entry, limit_s: float) -> Ended:
             Row(entry.row, entry.words, {"error": missing}, "it gives a row", False).show(
                 as_json=True
             )
-    note(f"row {entry.row}: {seconds:.0f} s")
-    return Ended(entry, rows, process.returncode, seconds)
+    note(f"row {entry.row}: {time.monotonic() - began:.0f} s")
+    return Ended(entry, rows, process.returncode)
 
 
 def stop(process: subprocess.Popen[bytes]) -> bytes:

@@ -368,8 +368,8 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
 
     warm_up = min(count // 5, 20_000)
     alone = count - warm_up if crowd == 1 else min(ALONE, count - warm_up)
-    early, crowded, timed = Tally(), Tally(), Tally()
-    await attackers[0].send(warm_up, early, neighbour)
+    single, crowded = Tally(), Tally()
+    await attackers[0].send(warm_up, single, neighbour)
     warm = {name: cell.resources(name)["rss"] for name in ("verify/0", "draft/0")}
     each = [(count - warm_up - alone) // crowd] * crowd
     each[0] += count - warm_up - alone - sum(each)
@@ -379,7 +379,7 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
             for a, n in zip(attackers, each, strict=True)
         )
     )
-    await attackers[0].send(alone, timed, neighbour)
+    await attackers[0].send(alone, single, neighbour)
 
     grown = max((cell.resources(name)["rss"] - before) / 2**20 for name, before in warm.items())
     unanswered = sum([await attacker.settle() for attacker in attackers])
@@ -392,30 +392,29 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
         await attacker.end()
     for end in ends:
         await end.close()
-    tallies = (early, crowded, timed)
-    took = timed.took + early.took
-    honest_ms = [1e3 * seconds for seconds in timed.honest + early.honest]
+    kinds = single.kinds + crowded.kinds
+    honest_ms = [1e3 * seconds for seconds in single.honest]
     period = calm.said[: LONGEST - len(PROMPT)]
     return {
         "messages": count,
         "attackers": crowd,
-        "refused": sum(sum(tally.kinds.values()) for tally in tallies),
-        "refused_by_kind": dict(sum((tally.kinds for tally in tallies), Counter[str]())),
+        "refused": kinds.total(),
+        "refused_by_kind": dict(kinds),
         "streams_ended": dict(
             sum((end.ends for a in attackers for end in a.victim.streams.values()), Counter[str]())
         ),
-        "hung": sum(tally.hung for tally in tallies) + unanswered,
+        "hung": single.hung + crowded.hung + unanswered,
         "deaths": sum(not cell.alive(name) for name in ("verify/0", "draft/0", "coordinator/0")),
         "honest_refused": sum(attacker.victim.turned_away for attacker in attackers),
         "held_at_the_end": held,
         "neighbour_rounds": len(neighbour.said),
         "neighbour_unchanged": bool(period)
         and all(token == period[at % len(period)] for at, token in enumerate(neighbour.said)),
-        "p50_refusal_ms": round(1e3 * quantile(took, 0.5), 3),
-        "p99_refusal_ms": round(1e3 * quantile(took, 0.99), 3),
+        "p50_refusal_ms": round(1e3 * quantile(single.took, 0.5), 3),
+        "p99_refusal_ms": round(1e3 * quantile(single.took, 0.99), 3),
         "honest_round_trip_ms": {f"p{p}": round(quantile(honest_ms, p / 100), 3) for p in (50, 99)},
         "rss_growth_mb": round(grown, 1),
-        "sent_mb": round((crowded.sent + timed.sent) / 2**20, 1),
+        "sent_mb": round((single.sent + crowded.sent) / 2**20, 1),
     }
 
 

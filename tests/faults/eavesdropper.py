@@ -1,85 +1,41 @@
 """What somebody on the wire sees of an encrypted stream, and how well it tells fifty questions
 apart.
 
-`Tap` passes bytes between a client and a server and notes when how many came back. `guess` learns
+A proxy between a client and a server tells when how many bytes came back (`listen`). `guess` learns
 from such traces, sizes and times alone, and says how often it names the right question of unseen
 ones.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-CHUNK = 1 << 16
+from faults.tcp_proxy import TcpProxy
+
 BIN_S, BINS, FIRST = 0.025, 160, 64
 NEIGHBOURS = 5
 TELLING = (1, 2, 5, 20)  # features, of which the known traces say how many to look at
 RIDGE = 10.0
 
 Matrix = npt.NDArray[np.float64]
+Trace = list[tuple[float, int]]  # seconds since the question, bytes from the server
 
 
-@dataclass
-class Trace:
-    """Bytes from the server, each with its time since the question."""
-
-    seen: list[tuple[float, int]] = field(default_factory=list)
-
-
-class Tap:
-    """Before one server, for one client at a time."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
-        self._trace: Trace | None = None
-        self._began = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> str:
-        """host:port of the tap."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def stop(self) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def listen(self) -> Trace:
-        """A fresh trace, from now on."""
-        self._trace, self._began = Trace(), time.perf_counter()
-        return self._trace
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(self._host, self._port)
-        for source, sink, heard in ((reader, back, False), (there, writer, True)):
-            task = asyncio.create_task(self._pump(source, sink, heard))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: bool
-    ) -> None:
-        with contextlib.suppress(ConnectionError, OSError):
-            while data := await reader.read(CHUNK):
-                if heard and self._trace is not None:
-                    self._trace.seen.append((time.perf_counter() - self._began, len(data)))
-                writer.write(data)
-                await writer.drain()
-        writer.close()
+def listen(wire: TcpProxy) -> Trace:
+    """A fresh trace, from now on."""
+    trace: Trace = []
+    began = time.perf_counter()
+    wire.heard = lambda size: trace.append((time.perf_counter() - began, size))
+    return trace
 
 
 def features(trace: Trace) -> Matrix:
     """Sizes in order, gaps in order, bytes over time, and totals."""
-    times = np.array([when for when, _ in trace.seen] or [0.0])
-    sizes = np.array([size for _, size in trace.seen] or [0], float)
+    times = np.array([when for when, _ in trace] or [0.0])
+    sizes = np.array([size for _, size in trace] or [0], float)
     over_time = np.histogram(times, bins=BINS, range=(0.0, BIN_S * BINS), weights=sizes)[0]
     gaps = np.diff(times, prepend=0.0)
     first = [np.pad(values[:FIRST], (0, max(FIRST - len(values), 0))) for values in (sizes, gaps)]

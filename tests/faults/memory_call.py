@@ -5,29 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from faults.network import Network, Node
 from faults.pipes import UNAVAILABLE, Aborted, Pipe, failure
 
-
-class Channel(Protocol):
-    """Where a call goes."""
-
-    network: Network
-    endpoint: str
-
-
-class Server(Protocol):
-    """Who answers it."""
-
-    async def handler(self, method: str, metadata: Any) -> Any:
-        """What answers a method, behind every interceptor; None when nothing does."""
+if TYPE_CHECKING:
+    from faults.memory_grpc import MemoryChannel, MemoryServer
 
 
 @dataclass(frozen=True)
@@ -42,37 +29,39 @@ class Shape:
 
 
 class MemoryCall:
-    """A call, as its client holds it."""
+    """A call, as its client holds it: to be awaited or iterated, or cancelled."""
 
     def __init__(
-        self, channel: Channel, shape: Shape, request: Any, timeout: float | None, metadata: Any
+        self,
+        channel: MemoryChannel,
+        shape: Shape,
+        request: Any,
+        timeout: float | None,
+        metadata: Any,
     ) -> None:
         network = channel.network
         self._network, self._shape = network, shape
-        self.method = shape.method
+        self.method, self.metadata = shape.method, tuple(metadata or ())
         node = network.here()
         self.source, self.target = node.name, network.names.get(channel.endpoint, channel.endpoint)
+        self.endpoint = channel.endpoint
         self.over = False
         self._up, self._down = Pipe(network, self, asked=True), Pipe(network, self, asked=False)
         self._serving: asyncio.Task[None] | None = None
-        self._metadata = tuple(metadata or ())
         loop = asyncio.get_running_loop()
         self.deadline = None if timeout is None else loop.time() + timeout
-        self._code: grpc.StatusCode | None = None
-        self._error: grpc.aio.AioRpcError | None = None
         self._feeder: asyncio.Task[None] | None = None
         self._timer = None if timeout is None else loop.call_later(timeout, self._expire)
-        self._endpoint = channel.endpoint
         if not node.alive:
             self._end_with(failure(UNAVAILABLE, "this process is dead"))
             return
         network.joined(self)
         loop.call_later(network.hop_s, network.deliver, self.source, self.target, self._arrived)
-        if not shape.request_streaming:
+        if shape.request_streaming:
+            self._feeder = loop.create_task(self._feed(request))
+        else:
             self._up.send(shape.write(request))
             self._up.end()
-        elif request is not None:
-            self._feeder = loop.create_task(self._feed(request))
 
     # The client's side.
 
@@ -82,20 +71,6 @@ class MemoryCall:
     def __await__(self) -> Any:
         return self._one().__await__()
 
-    async def read(self) -> Any:
-        try:
-            return await self._next()
-        except StopAsyncIteration:
-            return grpc.aio.EOF
-
-    async def write(self, request: Any) -> None:
-        if self.over:
-            raise self._error or asyncio.InvalidStateError("the call is over")
-        self._up.send(self._shape.write(request))
-
-    async def done_writing(self) -> None:
-        self._up.end()
-
     def cancel(self) -> bool:
         if self.over:
             return False
@@ -103,22 +78,11 @@ class MemoryCall:
         self._leave()
         return True
 
-    def done(self) -> bool:
-        return self.over
-
-    async def code(self) -> grpc.StatusCode:
-        return self._code or grpc.StatusCode.UNKNOWN
-
-    async def trailing_metadata(self) -> Any:
-        return self._error.trailing_metadata() if self._error is not None else grpc.aio.Metadata()
-
     async def _responses(self) -> AsyncIterator[Any]:
         try:
-            while True:
-                try:
+            with contextlib.suppress(StopAsyncIteration):
+                while True:
                     yield await self._next()
-                except StopAsyncIteration:
-                    return
         finally:
             self.cancel()
 
@@ -145,21 +109,15 @@ class MemoryCall:
             self._end_with(None)
             raise
 
-    async def _feed(self, requests: Any) -> None:
-        if hasattr(requests, "__aiter__"):
-            async for request in requests:
-                self._up.send(self._shape.write(request))
-        else:
-            for request in requests:
-                self._up.send(self._shape.write(request))
+    async def _feed(self, requests: AsyncIterator[Any]) -> None:
+        async for request in requests:
+            self._up.send(self._shape.write(request))
         self._up.end()
 
     def _end_with(self, error: grpc.aio.AioRpcError | None) -> None:
         if self.over:
             return
         self.over = True
-        self._error = error
-        self._code = grpc.StatusCode.OK if error is None else error.code()
         self._network.calls.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
@@ -195,57 +153,38 @@ class MemoryCall:
     # The server's side.
 
     def _arrived(self) -> None:
-        held = self._network.servers.get(self._endpoint)
         if self.over:
             return
-        if held is None:
-            if self._shape.wait_for_ready:
-                asyncio.get_running_loop().call_later(0.05, self._arrived)
-            else:
-                self._end_with(
-                    failure(
-                        UNAVAILABLE, f"failed to connect to {self._endpoint}: Connection refused"
-                    )
-                )
-            return
-        node, server = held
-        self._serving = node.context.run(
-            asyncio.get_running_loop().create_task, self._serve(node, server)
-        )
+        loop, held = asyncio.get_running_loop(), self._network.servers.get(self.endpoint)
+        if held is not None:
+            node, server = held
+            self._serving = node.context.run(loop.create_task, self._serve(server))
+        elif self._shape.wait_for_ready:
+            loop.call_later(0.05, self._arrived)
+        else:
+            why = f"failed to connect to {self.endpoint}: Connection refused"
+            self._end_with(failure(UNAVAILABLE, why))
 
     def _stop_serving(self) -> None:
         if self._serving is not None:
             self._serving.cancel()
 
-    async def _serve(self, node: Node, server: Server) -> None:
-        context = Context(self)
+    async def _serve(self, server: MemoryServer) -> None:
         try:
-            handler = await server.handler(self.method, self._metadata)
+            handler = await server.handler(self.method, self.metadata)
             if handler is None:
                 raise Aborted(failure(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"))
+            context = Context(self, handler.response_serializer)
             read = handler.request_deserializer or bytes  # some read for themselves
-
-            async def requests() -> AsyncIterator[Any]:
-                with contextlib.suppress(StopAsyncIteration):
-                    while True:
-                        yield read(await self._up.next())
-
-            asked = requests() if handler.request_streaming else read(await self._up.next())
-            if handler.response_streaming:
-                run = handler.stream_stream if handler.request_streaming else handler.unary_stream
-                made = run(asked, context)
-                if inspect.isawaitable(made):
-                    context.send = lambda response: self._down.send(
-                        handler.response_serializer(response)
-                    )
-                    await made
-                else:
-                    async with contextlib.aclosing(made) as responses:
-                        async for response in responses:
-                            self._down.send(handler.response_serializer(response))
+            if handler.request_streaming:
+                asked: Any = self._requests(read)
             else:
-                once = handler.stream_unary if handler.request_streaming else handler.unary_unary
-                self._down.send(handler.response_serializer(await once(asked, context)))
+                asked = read(await self._up.next())
+            if handler.response_streaming:  # it writes by itself
+                run = handler.stream_stream if handler.request_streaming else handler.unary_stream
+                await run(asked, context)
+            else:
+                await context.write(await handler.unary_unary(asked, context))
             self._down.end()
         except Aborted as aborted:
             self._down.end(aborted.error)
@@ -255,41 +194,36 @@ class MemoryCall:
         except Exception as error:
             self._down.end(failure(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}"))
 
+    async def _requests(self, read: Callable[[bytes], Any]) -> AsyncIterator[Any]:
+        with contextlib.suppress(StopAsyncIteration):
+            while True:
+                yield read(await self._up.next())
+
+    def answer(self, data: bytes) -> None:
+        """One response on its way to the client."""
+        self._down.send(data)
+
 
 class Context:
     """What a handler may ask of its call."""
 
-    def __init__(self, call: MemoryCall) -> None:
-        self._call = call
-        self._trailing: Any = ()
-        self.send: Callable[[Any], None] = lambda response: None
+    def __init__(self, call: MemoryCall, serialize: Callable[[Any], bytes]) -> None:
+        self._call, self._serialize = call, serialize
 
     async def write(self, response: Any) -> None:
-        self.send(response)
+        self._call.answer(self._serialize(response))
 
     def time_remaining(self) -> float | None:
         deadline = self._call.deadline
         return None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
 
     def invocation_metadata(self) -> Any:
-        return self._call._metadata
-
-    def peer(self) -> str:
-        return f"ipv4:{self._call.source}"
+        return self._call.metadata
 
     def auth_context(self) -> dict[str, Any]:
         return {}
 
-    def cancelled(self) -> bool:
-        return self._call.over
-
-    def done(self) -> bool:
-        return self._call.over
-
-    def set_trailing_metadata(self, trailing: Any) -> None:
-        self._trailing = trailing
-
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()
     ) -> None:
-        raise Aborted(failure(code, details, trailing_metadata or self._trailing))
+        raise Aborted(failure(code, details, trailing_metadata))

@@ -9,10 +9,14 @@ come through. What is left out: flow control (a call holds any number of message
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
+
+from dspark.runtime.channel import auth_metadata
+from dspark.wire.v1 import draft_pb2, draft_pb2_grpc
 from faults.memory_call import MemoryCall, Shape
 from faults.network import Network
 
@@ -20,7 +24,7 @@ from faults.network import Network
 class MemoryChannel:
     """To one address."""
 
-    def __init__(self, network: Network, endpoint: str) -> None:
+    def __init__(self, network: Network, endpoint: str, *_: Any, **__: Any) -> None:
         self.network, self.endpoint = network, endpoint
         self._calls: list[MemoryCall] = []
 
@@ -35,8 +39,6 @@ class MemoryChannel:
         self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any
     ) -> Any:
         return self._method(method, True, request_serializer, response_deserializer)
-
-    stream_unary = stream_stream
 
     async def close(self, grace: float | None = None) -> None:
         for call in self._calls:
@@ -64,7 +66,7 @@ class MemoryChannel:
 class MemoryServer:
     """Serves the node whose code made it."""
 
-    def __init__(self, network: Network, interceptors: Iterable[Any] = ()) -> None:
+    def __init__(self, network: Network, *, interceptors: Iterable[Any] = (), **_: Any) -> None:
         self._network, self._interceptors = network, tuple(interceptors or ())
         self._handlers: list[Any] = []
         self._binds: list[str] = []
@@ -89,9 +91,7 @@ class MemoryServer:
     async def stop(self, grace: float | None) -> None:
         for address in self._binds:
             self._network.servers.pop(address, None)
-        mine = [
-            call for call in self._network.calls if getattr(call, "_endpoint", "") in self._binds
-        ]
+        mine = [call for call in self._network.calls if call.endpoint in self._binds]
         if grace:
             await asyncio.sleep(0 if not mine else grace)
         for call in mine:
@@ -116,3 +116,48 @@ class MemoryServer:
 
             continuation = through
         return await continuation(details)
+
+
+class MemoryDrafterStream:
+    """A verifier's stream to a drafter, with the names of `DrafterStream`: in tasks, and
+    not on threads."""
+
+    leaving = False  # nothing here waits in simulated time
+
+    def __init__(
+        self,
+        network: Network,
+        endpoint: str,
+        hello: draft_pb2.RoundsHello,
+        *,
+        token: str | None,
+        came: Callable[[draft_pb2.RoundsEvent], None],
+        lost: Callable[[str], None],
+        **_: Any,
+    ) -> None:
+        self._came, self._lost = came, lost
+        self._unsent: asyncio.Queue[draft_pb2.RoundsCommand | None] = asyncio.Queue()
+        self.send(draft_pb2.RoundsCommand(hello=hello))
+        stub = draft_pb2_grpc.DraftStub(MemoryChannel(network, endpoint))  # type: ignore[no-untyped-call]
+        self._call = stub.Rounds(self._commands(), metadata=auth_metadata(token))
+        self._reading = asyncio.get_running_loop().create_task(self._read())
+
+    def send(self, command: draft_pb2.RoundsCommand) -> None:
+        self._unsent.put_nowait(command)
+
+    def close(self) -> None:
+        self._unsent.put_nowait(None)
+        self._call.cancel()
+
+    async def _commands(self) -> AsyncIterator[draft_pb2.RoundsCommand]:
+        while (command := await self._unsent.get()) is not None:
+            yield command
+
+    async def _read(self) -> None:
+        why = "the drafter ended the stream"
+        try:
+            async for event in self._call:
+                self._came(event)
+        except grpc.aio.AioRpcError as error:
+            why = f"{error.code().name.lower()}: {error.details()}"
+        self._lost(why)

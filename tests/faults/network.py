@@ -1,5 +1,4 @@
-"""Processes and the wires between them, in one event loop: who is there, who hangs, what is cut off
-from what.
+"""Processes and the wires between them, in one event loop: who is there, and who hangs.
 
 A node stands for a process: the tasks it started, the calls it takes part in. Killing it cuts its
 calls and ends its tasks; a frozen one keeps its connections, hears nothing and says nothing, until
@@ -12,19 +11,12 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from faults.plan import Plan
 
-
-class Call(Protocol):
-    """One RPC between two nodes, by name."""
-
-    source: str
-    target: str
-
-    def cut(self, why: str) -> None:
-        """Both ends learn that the connection is gone."""
+if TYPE_CHECKING:
+    from faults.memory_call import MemoryCall
 
 
 class Node:
@@ -56,22 +48,21 @@ _here: ContextVar[Node | None] = ContextVar("node", default=None)
 
 
 class Network:
-    """hop_s: one way, in seconds. watch_s: silence after which a peer that hangs is given up, as
-    the keepalive says."""
+    """watch_s: silence in seconds after which a peer that hangs is given up, as the keepalive
+    says."""
 
-    def __init__(
-        self, plan: Plan | None = None, *, hop_s: float = 0.0002, watch_s: float = 4.0
-    ) -> None:
+    hop_s = 0.0002  # one way
+
+    def __init__(self, plan: Plan | None = None, *, watch_s: float = 4.0) -> None:
         self.plan = plan or Plan()
-        self.hop_s, self.watch_s = hop_s, watch_s
+        self.watch_s = watch_s
         self.outside = Node("client")
         self.nodes: dict[str, Node] = {"client": self.outside}
         self.servers: dict[str, tuple[Node, Any]] = {}  # by address: the node, its server
         self.names: dict[str, str] = {}  # of whoever listened at an address last
-        self.calls: dict[Call, None] = {}  # in the order they began
+        self.calls: dict[MemoryCall, None] = {}  # in the order they began
         self._loop = asyncio.get_running_loop()
         self._ports = 20_000
-        self._walls: set[tuple[str, str]] = set()  # (source, target) that nothing passes
         self._held: list[tuple[str, str, Callable[[], None]]] = []
         self._loop.set_task_factory(self._task)  # so that a killed node's tasks end with it
 
@@ -99,21 +90,15 @@ class Network:
     def freeze(self, name: str) -> None:
         """SIGSTOP."""
         self.nodes[name].frozen = True
-        self._watch(name)
+        for call in self._calls_of(name):
+            self._loop.call_later(self.watch_s, self._give_up, call)
 
     def thaw(self, name: str) -> None:
         """SIGCONT: what was held on its way goes on, on calls that nobody gave up."""
         self.nodes[name].thaw()
-        self._pass_held()
-
-    def wall(self, source: str, target: str) -> None:
-        """Nothing passes in this direction. Twice, the other way round, for a whole partition."""
-        self._walls.add((source, target))
-        self._watch(source, target)
-
-    def open_walls(self) -> None:
-        self._walls.clear()
-        self._pass_held()
+        held, self._held = self._held, []
+        for source, target, arrive in held:
+            self.deliver(source, target, arrive)
 
     # What calls ask.
 
@@ -134,40 +119,26 @@ class Network:
         self.servers[address], self.names[address] = (node, server), node.name
         return int(port)
 
-    def joined(self, call: Call) -> None:
+    def joined(self, call: MemoryCall) -> None:
         self.calls[call] = None
-        if self._blocked(call.source, call.target) or self._blocked(call.target, call.source):
+        if self._hangs(call.source, call.target):
             self._loop.call_later(self.watch_s, self._give_up, call)
 
     def deliver(self, source: str, target: str, arrive: Callable[[], None]) -> None:
-        """Hands over now, or when the way is free again."""
-        if self._blocked(source, target):
+        """Hands over now, or when neither of the two hangs any more."""
+        if self._hangs(source, target):
             self._held.append((source, target, arrive))
         else:
             arrive()
 
-    def _blocked(self, source: str, target: str) -> bool:
-        ends = (self.nodes.get(source), self.nodes.get(target))
-        return (source, target) in self._walls or any(
-            end is not None and end.frozen for end in ends
-        )
+    def _hangs(self, *names: str) -> bool:
+        return any(name in self.nodes and self.nodes[name].frozen for name in names)
 
-    def _pass_held(self) -> None:
-        held, self._held = self._held, []
-        for source, target, arrive in held:
-            self.deliver(source, target, arrive)
+    def _calls_of(self, name: str) -> list[MemoryCall]:
+        return [call for call in self.calls if name in (call.source, call.target)]
 
-    def _calls_of(self, *names: str) -> list[Call]:
-        return [call for call in self.calls if set(names) <= {call.source, call.target}]
-
-    def _watch(self, *names: str) -> None:
-        for call in self._calls_of(*names):
-            self._loop.call_later(self.watch_s, self._give_up, call)
-
-    def _give_up(self, call: Call) -> None:
-        if call in self.calls and (
-            self._blocked(call.source, call.target) or self._blocked(call.target, call.source)
-        ):
+    def _give_up(self, call: MemoryCall) -> None:
+        if call in self.calls and self._hangs(call.source, call.target):
             call.cut("ping timeout")
 
     def _task(

@@ -61,7 +61,7 @@ def logits(tokens: Sequence[int], rows: int, target: Path = TARGET) -> torch.Ten
     return out[0, -rows:].float()
 
 
-def params_of(options: Mapping[str, Any], prompt_len: int, choice: int = 0) -> SamplingParams:
+def params_of(options: Mapping[str, Any], prompt_len: int) -> SamplingParams:
     """As workers read it: request fields travel as float32."""
     given = {name: _float32(value) for name, value in options.items() if name not in NOT_LAW}
     if "logit_bias" in given:
@@ -71,7 +71,7 @@ def params_of(options: Mapping[str, Any], prompt_len: int, choice: int = 0) -> S
     if "stop_token_ids" in given:
         given["stop_token_ids"] = tuple(sorted(given["stop_token_ids"]))
     rule = Rule[given.pop("rule", "coupled" if "seed" in given else "block").upper()]
-    return SamplingParams(**given, rule=rule, choice=choice, prompt_len=prompt_len)
+    return SamplingParams(**given, rule=rule, prompt_len=prompt_len)
 
 
 def examine(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from faults.boundaries import kind_of
 from faults.network import Network
 from faults.plan import Action
+
+if TYPE_CHECKING:
+    from faults.memory_call import MemoryCall
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 _END = object()
@@ -28,21 +31,10 @@ class Aborted(grpc.aio.AbortError):
         self.error = error
 
 
-class Ends(Protocol):
-    """A call, as its pipes know it."""
-
-    source: str
-    target: str
-    method: str
-    over: bool
-
-    def cut(self, why: str) -> None: ...
-
-
 class Pipe:
     """One direction of a call: messages in order, then an end or an error."""
 
-    def __init__(self, network: Network, call: Ends, *, asked: bool) -> None:
+    def __init__(self, network: Network, call: MemoryCall, *, asked: bool) -> None:
         self._network, self._call, self._asked = network, call, asked
         self._queue: deque[Any] = deque()
         self._news = asyncio.Event()
@@ -50,11 +42,10 @@ class Pipe:
 
     def send(self, data: bytes) -> None:
         call, network = self._call, self._network
-        source, target = (call.source, call.target) if self._asked else (call.target, call.source)
+        source = call.source if self._asked else call.target
         kind = kind_of(call.method, self._asked, data)
-        plan = network.plan
-        message = plan.meets(source, target, call.method, kind, asyncio.get_running_loop().time())
-        fate, data = plan.fate(message), plan.tampered(message, data)
+        message = network.plan.meets(source, call.method, kind)
+        fate, data = network.plan.fate(message), network.plan.tampered(message, data)
         if fate.action is Action.CUT:
             call.cut("Connection reset by peer")
         elif fate.action is Action.SWAP:

@@ -29,11 +29,9 @@ class Message:
     """One message at a boundary."""
 
     source: str  # process that sends it, e.g. "verify/0"
-    target: str
     method: str
     kind: str  # see `boundaries`; "" between a client and the cell
     number: int  # of its kind on this network, from 1
-    time: float  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +56,10 @@ class Plan:
         self.seen: Counter[str] = Counter()
         self.hurt: Counter[tuple[str, Action]] = Counter()
 
-    def meets(self, source: str, target: str, method: str, kind: str, time: float) -> Message:
+    def meets(self, source: str, method: str, kind: str) -> Message:
         """The next message."""
         self.seen[kind] += 1
-        return Message(source, target, method, kind, self.seen[kind], time)
+        return Message(source, method, kind, self.seen[kind])
 
     def fate(self, message: Message) -> Fate:
         for rule in self.rules:
@@ -94,20 +92,14 @@ def storm(
     kinds: Collection[str] = (),
     actions: Collection[Action] = tuple(Action),
     late_s: float = 0.05,
-    until_s: float = float("inf"),
 ) -> Rule:
-    """Hurts a share of all internal messages (or of some kinds), each in a random way; from
-    `until_s` on, none."""
+    """Hurts a share of all internal messages (or of some kinds), each in a random way."""
     draw = random.Random(f"storm/{seed}")
     chosen = sorted(actions, key=lambda action: action.value)
 
     def rule(message: Message) -> Fate | None:
         hit, action, late = draw.random() < rate, draw.choice(chosen), draw.random() * late_s
-        if (
-            not hit
-            or message.time >= until_s
-            or (message.kind not in kinds if kinds else not message.kind)
-        ):
+        if not hit or (message.kind not in kinds if kinds else not message.kind):
             return None
         return Fate(action, late if action in (Action.LATE, Action.SWAP) else 0.0)
 

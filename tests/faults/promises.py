@@ -9,10 +9,11 @@ the ratio rules.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +277,7 @@ async def _batches(cell: SimulatedCell, draw: random.Random) -> list[str]:
 def lied_to(seed: int, lie: str = "random ids") -> list[str]:
     """Drafted ids are changed on their way; under rules that no draft can hurt nothing else
     changes."""
-    from faults.rows.r11_lying_drafter import LIES, lying
+    from faults.rows.r11_lying_drafter import LIES, Lying
 
     async def story(cell: SimulatedCell) -> list[str]:
         first = random.Random(seed).randrange(32)
@@ -289,7 +290,7 @@ def lied_to(seed: int, lie: str = "random ids") -> list[str]:
         ]
         return judged(cell, await asyncio.gather(*asked))
 
-    return simulate(story, plan=lying(LIES[lie]), seed=seed)
+    return simulate(story, plan=Lying(LIES[lie]), seed=seed)
 
 
 def gone_bad(seed: int) -> list[str]:
@@ -326,19 +327,21 @@ def _journal(at_first: bool) -> Callable[[int], list[str]]:
     return run
 
 
-def _of_tenants(seed: int) -> list[str]:
+@contextlib.contextmanager
+def knowing(*tenants: str) -> Iterator[dict[str, dict[str, Any]]]:
+    """Settings of a simulated cell that knows these tenants, by their `token`."""
     with tempfile.TemporaryDirectory(prefix="dspark-tenants-") as folder:
         worker, clients = Path(folder) / "worker", Path(folder) / "clients"
         worker.write_text("worker-token-of-this-cell")
-        clients.write_text("".join(f"{tenant} {token(tenant)}\n" for tenant in ("ann", "bob")))
+        clients.write_text("".join(f"{tenant} {token(tenant)}\n" for tenant in tenants))
         keys = {"token_file": str(worker)}
-        return _told(
-            _tenants,
-            "tenants",
-            coordinator={"client_token_file": str(clients), **keys},
-            verify=keys,
-            draft=keys,
-        )(seed)
+        its = {"client_token_file": str(clients), **keys}
+        yield {"coordinator": its, "verify": keys, "draft": keys}
+
+
+def _of_tenants(seed: int) -> list[str]:
+    with knowing("ann", "bob") as settings:
+        return _told(_tenants, "tenants", **settings)(seed)
 
 
 def _twice(seed: int) -> list[str]:

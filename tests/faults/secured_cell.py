@@ -38,7 +38,6 @@ class SecuredCell(FaultCell):
 
     def __init__(self, **settings: Any) -> None:
         coordinator = settings.pop("coordinator", {})
-        self._http = bool(coordinator.get("http"))
         super().__init__(**settings)
         self.stranger = Authority(self.folder / "stranger")
         self.authority = Authority(self.folder / "authority", TENANTS)

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -31,8 +32,7 @@ from draft_service.config import DraftConfig
 from dspark.client import AsyncClient, Chunk, DsparkError, Finished
 from dspark.runtime import worker
 from faults.device import Seconds, SimulatedDevice
-from faults.drafter_stream import MemoryDrafterStream
-from faults.memory_grpc import MemoryChannel, MemoryServer
+from faults.memory_grpc import MemoryChannel, MemoryDrafterStream, MemoryServer
 from faults.network import Network
 from faults.pair import DRAFTER, FLAT, TARGET
 from faults.plan import Plan
@@ -77,11 +77,10 @@ class SimulatedCell:
         verify: Mapping[str, Any] | None = None,
         draft: Mapping[str, Any] | None = None,
         plan: Plan | None = None,
-        hop_s: float = 0.0002,
         watch_s: float = 4.0,
         seconds: Seconds | None = None,
     ) -> None:
-        self.network = Network(plan, hop_s=hop_s, watch_s=watch_s)
+        self.network = Network(plan, watch_s=watch_s)
         self.tape = None if synthetic else Tape()
         self.seconds = seconds or {}
         self.processes: dict[str, Any] = {}  # what each `start` returned
@@ -190,18 +189,8 @@ class SimulatedCell:
             self.kill(name)
         return await self.begin(name)
 
-    def partition(self, one: str, other: str, *, one_way: bool = False) -> None:
-        """Nothing passes until `heal`."""
-        self.network.wall(one, other)
-        if not one_way:
-            self.network.wall(other, one)
-
-    def heal(self) -> None:
-        self.network.open_walls()
-
     async def ask_from(self, client: str, prompt: list[int], **options: Any) -> Answer:
-        """`ask` by a process of this name, which can be killed, frozen and cut off like any
-        other."""
+        """`ask` by a process of this name, which can be killed and frozen like any other."""
         asking: Answer = await self.network.within(
             self.network.begin(client), self.ask(prompt, **options)
         )
@@ -311,18 +300,11 @@ def in_memory(cell: SimulatedCell) -> Iterator[None]:
     """Servers, channels and devices of this story are those of its network."""
     network = cell.network
 
-    def channel(endpoint: str, *_: Any, **__: Any) -> MemoryChannel:
-        return MemoryChannel(network, endpoint)
-
-    def server(*_: Any, interceptors: Any = (), **__: Any) -> MemoryServer:
-        return MemoryServer(network, interceptors)
-
-    def drafter_stream(*args: Any, **more: Any) -> MemoryDrafterStream:
-        return MemoryDrafterStream(network, *args, **more)
-
     def device(name: str, **_: Any) -> SimulatedDevice:
         return SimulatedDevice(network, cell.seconds)
 
+    channel, server = partial(MemoryChannel, network), partial(MemoryServer, network)
+    drafter_stream = partial(MemoryDrafterStream, network)
     with contextlib.ExitStack() as stack:
         for name, made in (
             ("insecure_channel", channel),

@@ -20,6 +20,8 @@ from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
 from faults.pair import DRAFTER, FLAT, TARGET
 from faults.processes import FaultCell
 
+PROMPT = 16  # tokens of each request
+
 
 def synthetic_cell(*, sequences: int, coordinator: Mapping[str, Any] | None = None) -> FaultCell:
     """One verifier and one drafter with room for so many sequences."""
@@ -81,12 +83,10 @@ class Told:
         return self.ended - self.began
 
 
-def message(
-    tokens: int, *, prompt: int = 16, seed: int = 0, policy: str = ""
-) -> generate_pb2.GenerateRequest:
+def message(tokens: int, *, seed: int = 0, policy: str = "") -> generate_pb2.GenerateRequest:
     return generate_pb2.GenerateRequest(
         tokenized=generate_pb2.TokenizedInput(
-            input_ids=[(seed * 31 + at) % 1000 + 1 for at in range(prompt)]
+            input_ids=[(seed * 31 + at) % 1000 + 1 for at in range(PROMPT)]
         ),
         sampling_params=generate_pb2.SamplingParams(
             max_tokens=tokens, ignore_eos=True, temperature=0.0
@@ -95,22 +95,14 @@ def message(
     )
 
 
-async def ask(
-    channel: grpc.aio.Channel,
-    request: generate_pb2.GenerateRequest,
-    *,
-    timeout: float = 600.0,
-    token: str | None = None,
-) -> Told:
+async def ask(channel: grpc.aio.Channel, request: generate_pb2.GenerateRequest) -> Told:
     """One request to its end, whatever that is."""
     told = Told(time.monotonic())
-    metadata = (("authorization", f"Bearer {token}"),) if token else ()
-    call = generate_pb2_grpc.GenerationStub(channel).Generate(
-        request, timeout=timeout, metadata=metadata
-    )
     last = None
     try:
-        async for response in call:
+        async for response in generate_pb2_grpc.GenerationStub(channel).Generate(
+            request, timeout=600.0
+        ):
             now = time.monotonic()
             if response.HasField("chunk"):
                 told.first = now if told.first is None else told.first

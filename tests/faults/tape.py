@@ -123,12 +123,10 @@ class Tape:
 
     # Judging.
 
-    def problem(self, prompt: Sequence[int], answer: Sequence[int], choice: int = 0) -> str:
+    def problem(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
         """What is wrong with the answer to this prompt, which nobody else asked for; empty when
         nothing is."""
-        mine = [
-            one for one in self.taken if one.given == tuple(prompt) and one.params.choice == choice
-        ]
+        mine = [one for one in self.taken if one.given == tuple(prompt)]
         if not answer or not mine:
             return "" if not answer else "nobody computed it"
         params = mine[0].params

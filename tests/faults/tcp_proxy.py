@@ -1,4 +1,4 @@
-"""A TCP proxy before one process: the connection that hangs, stalls one way, crawls, is reset or
+"""A TCP proxy before one process: the connection that hangs, stalls one way, is reset or
 refused.
 
 `blackhole` keeps every connection open and passes nothing, as a process under SIGSTOP or a route
@@ -36,20 +36,19 @@ class TcpProxy:
     their own numbers.
     """
 
-    def __init__(self, name: str, upstream: str) -> None:
-        self.name = name
+    def __init__(self, name: str, upstream: str, at: str = BESIDE) -> None:
+        self.name, self._at = name, at
         self._host, _, port = upstream.rpartition(":")
         self._servers: list[asyncio.Server] = []
         self._loop = LoopThread(f"tcp-proxy-{name}")
         self._open = {way: asyncio.Event() for way in Way}
         for gate in self._open.values():
             gate.set()
-        self.late_s = 0.0  # per chunk
-        self.bytes_per_s = 0.0  # 0: as fast as it goes
         self.refusing = False
         self.passed = dict.fromkeys(Way, 0)  # bytes
+        self.heard: Callable[[int], None] = lambda size: None  # of what comes from the process
         self._writers: set[asyncio.StreamWriter] = set()
-        self.endpoint = f"{BESIDE}:{self._loop.run(self._listen(0, int(port)))}"
+        self.endpoint = f"{at}:{self._loop.run(self._listen(0, int(port)))}"
 
     def carry(self, port: int) -> None:
         """Stands before this port of the process, too."""
@@ -85,7 +84,8 @@ class TcpProxy:
             call()
 
     async def _listen(self, port: int, upstream: int) -> int:
-        server = await asyncio.start_server(functools.partial(self._serve, upstream), BESIDE, port)
+        serve = functools.partial(self._serve, upstream)
+        server = await asyncio.start_server(serve, self._at, port)
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
@@ -126,10 +126,8 @@ class TcpProxy:
     ) -> None:
         with contextlib.suppress(ConnectionError, OSError):
             while data := await reader.read(CHUNK):
-                if self.late_s or self.bytes_per_s:
-                    await asyncio.sleep(
-                        self.late_s + (len(data) / self.bytes_per_s if self.bytes_per_s else 0.0)
-                    )
+                if way is Way.OUT:
+                    self.heard(len(data))
                 await self._open[way].wait()
                 self.passed[way] += len(data)
                 writer.write(data)

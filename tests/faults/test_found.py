@@ -8,7 +8,7 @@ import pytest
 
 from faults.bad_checkpoints import TARGET, WEIGHTS
 from faults.plan import Action, Plan, once
-from faults.rows.r11_lying_drafter import LIES, SPEED, STEPS, answers, lying
+from faults.rows.r11_lying_drafter import LIES, SPEED, STEPS, Lying, answers
 from faults.rows.r26_bad_checkpoints import attempt
 from faults.simulated import Answer, SimulatedCell, simulate
 
@@ -55,7 +55,7 @@ def test_a_drafter_that_is_always_sure_and_always_wrong_is_done_without() -> Non
     """Trust in its confidence may sink as low as it deserves: simulated seconds, not real ones."""
     settings = {"synthetic": True, "seconds": STEPS}
     _, plain_s = simulate(lambda cell: answers(cell, "off"), **settings)
-    _, took = simulate(answers, plan=lying(LIES["random ids, confidence 1"]), **settings)
+    _, took = simulate(answers, plan=Lying(LIES["random ids, confidence 1"]), **settings)
     assert plain_s / took >= SPEED
 
 

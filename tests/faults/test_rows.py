@@ -45,10 +45,8 @@ def test_rows_are_saved_and_take_the_place_of_older_ones(tmp_path: Path) -> None
         for name in "ab"
     )
     one, two = Entry("1", "one", 1.0), Entry("1", "two --long", 1.0)
-    runner.save(
-        path, [runner.Ended(one, [first], 0, 1.0), runner.Ended(two, [first], 0, 1.0)], ["--long"]
-    )
-    runner.save(path, [runner.Ended(two, [second], 0, 1.0)], [])
+    runner.save(path, [runner.Ended(one, [first], 0), runner.Ended(two, [first], 0)], ["--long"])
+    runner.save(path, [runner.Ended(two, [second], 0)], [])
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(row["name"], row["program"]) for row in rows] == [("a", "one"), ("b", "two --long")]
     assert all({"command", "commit", "machine", "date"} <= row.keys() for row in rows)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -96,10 +95,10 @@ class WireProxy:
     async def _through(
         self, method: str, messages: AsyncIterator[bytes], *, asked: bool
     ) -> AsyncIterator[bytes]:
-        ends = ("", self.name) if asked else (self.name, "")
+        source = "" if asked else self.name
         swapped: list[bytes] = []
         async for data in messages:
-            message = self.plan.meets(*ends, method, kind_of(method, asked, data), time.monotonic())
+            message = self.plan.meets(source, method, kind_of(method, asked, data))
             fate, data = self.plan.fate(message), self.plan.tampered(message, data)
             if fate.action is Action.CUT:
                 raise Cut

@@ -250,23 +250,6 @@ def test_down_lets_streams_finish_and_leaves_no_process_no_folder_and_no_state(
     assert not cell_file().exists()
 
 
-@pytest.mark.slow  # on a cluster of others: `test_guests`
-def test_a_bad_checkpoint_surfaces_the_worker_s_sentence_and_cleans_up(
-    home: Path, golden_target: Path, golden_drafter: Path, tmp_path: Path
-) -> None:
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "config.json").write_text((golden_drafter / "config.json").read_text())
-    result = run("up", "--target", str(golden_target), "--drafter", str(broken))
-    assert result.returncode == 1
-    last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("dspark: ")
-    assert "cannot start" in last
-    assert "broken" in last
-    assert "Traceback" not in result.stderr
-    assert not cell_file().exists()
-
-
 @pytest.mark.slow  # a `dspark down` elsewhere is given its time
 def test_whoever_stays_with_a_cell_learns_that_its_ray_is_gone(
     golden_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -25,18 +25,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.ray
 
 UP = (*SYNTHETIC, "--http", "none")
-LOAD = (
-    "--concurrency",
-    "2",
-    "--requests",
-    "4",
-    "--input-len",
-    "8",
-    "--output-len",
-    "16",
-    "--temperature",
-    "1",
-)
+LOAD = "--concurrency 2 --requests 4 --input-len 8 --output-len 16 --temperature 1"
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +100,7 @@ def test_a_signal_while_processes_start_takes_them_back_and_the_next_cell_serves
             ("--endpoint", told["coordinator/0"]["endpoint"]),
         ):
             # by themselves clients ask the front end
-            (point,) = json.loads(guest.run("bench", "--json", *where, *LOAD))["points"]
+            (point,) = json.loads(guest.run("bench", "--json", *where, *LOAD.split()))["points"]
             assert (point["answers"], point["errors"]) == (4, {})
             assert point["tau"] > 1.0
     finally:

@@ -66,16 +66,8 @@ def test_a_job_brings_a_cell_up_that_outlives_it(
         json.dumps({"cluster": {"target": str(golden_target), "drafter": str(golden_drafter)}})
     )
     up = [*DSPARK, "up", "-f", str(file), "--http", "none"]
-    job = [
-        *RAY,
-        "job",
-        "submit",
-        "--address",
-        cluster.dashboard,
-        "--runtime-env-json",
-        json.dumps(variables),
-        "--",
-    ]
+    job = [*RAY, "job", "submit", "--address", cluster.dashboard]
+    job += ["--runtime-env-json", json.dumps(variables), "--"]
     done = subprocess.run([*job, *up], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert find_cell().ray_address == cluster.address, "the job's own cluster was joined"
@@ -83,13 +75,8 @@ def test_a_job_brings_a_cell_up_that_outlives_it(
     assert {"dspark/coordinator/0", "dspark/verify/0", "dspark/draft/0"} <= set(
         re.findall(r"dspark/\w+/\d", actors)
     )
-    assert (
-        len(dspark("generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos").split())
-        == 4
-    )
+    ask = ("generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos")
+    assert len(dspark(*ask).split()) == 4
     assert dspark("scale", "draft=0") == "1 verifiers, 0 drafters\n"
-    assert (
-        len(dspark("generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos").split())
-        == 4
-    )
+    assert len(dspark(*ask).split()) == 4
     dspark("down")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dspark.training.record import Log
+from dspark.training.settings import Settings
 from dspark.training.trainer import LOG, train_drafter
+from tests.commands import dspark
 from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
 
 pytestmark = pytest.mark.ray
@@ -22,35 +21,15 @@ def test_two_ray_workers_write_the_curve_of_one(golden_target: Path, tmp_path: P
     samples = random_samples(tmp_path / "samples.safetensors")
     alone = short_run(samples, golden_target, tmp_path / "alone", steps=3, rate=1e-3)
     both = short_run(samples, golden_target, tmp_path / "both", steps=3, rate=1e-3)
-    words = [
-        sys.executable,
-        "-m",
-        "dspark.cli.main",
-        "train",
-        "drafter",
-        both.samples,
-        "--workers",
-        "2",
-        "--json",
-    ]
-    changed = {
-        name: value for name, value in both.to_json().items() if value != short_default(name)
-    }
-    for name, value in changed.items():
-        if name != "samples":
+    words = ["drafter", both.samples, "--workers", "2", "--json"]
+    usual = Settings(target="", samples="", out="").to_json()
+    for name, value in both.to_json().items():
+        if name != "samples" and value != usual[name]:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    environment = {**os.environ, "DSPARK_HOME": str(tmp_path / "home")}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=280, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["drafter"] == str(Path(both.out) / "drafter")
+    home = {"DSPARK_HOME": str(tmp_path / "home")}
+    said = dspark("train", *words, environment=home, within_s=280)
+    assert json.loads(said)["drafter"] == str(Path(both.out) / "drafter")
     train_drafter(alone)
     curve, again = (Log(Path(settings.out) / LOG).read() for settings in (alone, both))
     for name in COLUMNS:
         assert again[name] == pytest.approx(curve[name], rel=2e-4, nan_ok=True)
-
-
-def short_default(name: str) -> object:
-    """What the command takes when a flag is not given."""
-    from dspark.training.settings import Settings
-
-    return Settings(target="", samples="", out="").to_json()[name]

@@ -8,14 +8,13 @@ role is another; over gRPC on every method of the protocol, and over HTTP.
 
 from __future__ import annotations
 
-import http.client
 import ipaddress
 import ssl
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import grpc
+import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.row import Row, note
@@ -30,10 +29,7 @@ ASK_S = 5.0
 REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 PAGES = ("/metrics", "/", "/v1/models", "/v1/chat/completions", "/health")
 # who is alive may be asked, as over gRPC; the live page itself says nothing
-OPEN_PAGES = (
-    "/health",
-    "/",
-)
+OPEN_PAGES = ("/health", "/")
 GENERATE = "/dspark.wire.v1.Generation/Generate"
 
 
@@ -106,13 +102,8 @@ def _knock(
                 yield method, _lets_in(channel, method, connects=role is not None)
 
 
-@contextmanager
-def _channel(listener: Listener, tls: Tls | None) -> Iterator[grpc.Channel]:
-    channel = sync_channel(f"127.0.0.1:{listener.port}", tls=tls)
-    try:
-        yield channel
-    finally:
-        channel.close()
+def _channel(listener: Listener, tls: Tls | None) -> grpc.Channel:
+    return sync_channel(f"127.0.0.1:{listener.port}", tls=tls)
 
 
 def _answers_grpc(listener: Listener, tls: Tls) -> bool:
@@ -143,23 +134,14 @@ def _lets_in(channel: grpc.Channel, method: str, *, connects: bool) -> bool:
 
 
 def _http(listener: Listener, tls: Tls | None, page: str) -> bool:
+    scheme, context = "http", ssl.create_default_context(cafile=tls and tls.ca)
+    if tls is not None:
+        scheme = "https"
+        if tls.cert:
+            context.load_cert_chain(tls.cert, tls.key)
     try:
-        if tls is None:
-            connection = http.client.HTTPConnection("127.0.0.1", listener.port, timeout=ASK_S)
-        else:
-            context = ssl.create_default_context(cafile=tls.ca)
-            if tls.cert:
-                context.load_cert_chain(tls.cert, tls.key)
-            connection = http.client.HTTPSConnection(
-                "127.0.0.1", listener.port, timeout=ASK_S, context=context
-            )
-        connection.request("GET", page)
-        # a page may not be there, or not to be got
-        return connection.getresponse().status not in (
-            401,
-            403,
-            404,
-            405,
-        )
-    except (OSError, ssl.SSLError, http.client.HTTPException):
+        url = f"{scheme}://127.0.0.1:{listener.port}{page}"
+        reply = httpx.get(url, timeout=ASK_S, verify=context, trust_env=False)
+    except (OSError, httpx.HTTPError):
         return False
+    return reply.status_code not in (401, 403, 404, 405)  # it may not be there, or not to be got

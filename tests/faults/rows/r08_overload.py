@@ -21,12 +21,13 @@ from typing import Any
 import grpc
 
 from benchmarks.row import Row, note
+from dspark.wire.v1 import generate_pb2_grpc
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, quantile
 from faults.synthetic_cell import Told, ask, closed_loop, message, synthetic_cell
 
 PLACES, QUEUE, TOKENS = 8, 16, 64
-TIMES = 10.0
+TIMES, EACH_S = 10.0, 0.05  # of the capacity; between two questions of the prober
 EXPECTED = (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED)
 BARS = {"goodput": 0.95, "refusal_p99_ms": 10.0, "back_s": 5.0}
 
@@ -56,13 +57,9 @@ async def _measure(cell: FaultCell, seconds: float) -> dict[str, Any]:
         capacity, _ = await closed_loop(channel, PLACES + 2, 8.0, TOKENS)
         before = cell.resources("coordinator/0")["rss"]
         note(f"capacity {capacity:.1f}/s")
+        words = ("-m", "faults.rows.r08_overload", cell.endpoint, str(seconds))
         prober = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "faults.prober",
-            cell.endpoint,
-            str(seconds),
-            stdout=asyncio.subprocess.PIPE,
+            sys.executable, *words, stdout=asyncio.subprocess.PIPE
         )
         asked = await _open_loop(channel, TIMES * capacity, seconds)
         ended = time.monotonic()
@@ -112,3 +109,27 @@ async def _open_loop(channel: grpc.aio.Channel, rate: float, seconds: float) -> 
         due += draw.expovariate(rate)
     await asyncio.gather(*running)
     return told
+
+
+def _probe(endpoint: str, seconds: float) -> list[float]:
+    """Asks now and then; milliseconds of each refusal."""
+    took: list[float] = []
+    with grpc.insecure_channel(endpoint) as channel:
+        grpc.channel_ready_future(channel).result(20.0)
+        stub = generate_pb2_grpc.GenerationStub(channel)
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            began = time.monotonic()
+            call = stub.Generate(message(TOKENS), timeout=20.0)
+            try:
+                next(iter(call))
+                call.cancel()  # it was taken in
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    took.append(1e3 * (time.monotonic() - began))
+            time.sleep(max(began + EACH_S - time.monotonic(), 0.0))
+    return took
+
+
+if __name__ == "__main__":  # the client in a process of its own
+    print(json.dumps(_probe(sys.argv[1], float(sys.argv[2]))))

@@ -24,7 +24,7 @@ from dspark.runtime.channel import sync_channel
 from dspark.runtime.security import PUBLIC_STREAMS
 from dspark.wire.v1 import generate_pb2
 from faults.processes import FaultCell
-from faults.rows.program import Args, Rows
+from faults.rows.program import Args, Rows, quantile
 
 STORM, BARE = "--storm", "--bare"
 AT_ONCE = 50
@@ -108,11 +108,7 @@ def _honest(endpoint: str) -> dict[str, Any]:
             except grpc.RpcError as error:
                 failed[error.code().name] += 1
             took.append(1e3 * (time.perf_counter() - began))
-    took.sort()
-    found = {
-        f"p{share}_ms": round(took[min(int(len(took) * share / 100), len(took) - 1)], 2)
-        for share in (50, 99)
-    }
+    found = {f"p{share}_ms": round(quantile(took, share / 100), 2) for share in (50, 99)}
     return {"calls": len(took), "failed": failed.total(), "statuses": dict(failed), **found}
 
 

@@ -34,6 +34,7 @@ from test_exact_law import policy_of
 BOUND = 1e-9
 SPEED = 0.90
 TOKENS = 400
+BLOCKS = "RoundsEvent.blocks"
 # seconds, as the synthetic pair announces them
 STEPS = {
     "judge_cohort": 0.015,
@@ -42,13 +43,13 @@ STEPS = {
 Lie = Callable[[draft_pb2.Blocks, random.Random], None]
 
 
-def _random_ids(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
+def random_ids(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
     for at in range(len(blocks.token_ids)):
         blocks.token_ids[at] = draw.randrange(100)
 
 
 def _sure(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
-    _random_ids(blocks, draw)
+    random_ids(blocks, draw)
     blocks.confidence[:] = [1.0] * len(blocks.confidence)
 
 
@@ -67,7 +68,7 @@ def _slow(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
 
 
 LIES: dict[str, Lie] = {
-    "random ids": _random_ids,
+    "random ids": random_ids,
     "random ids, confidence 1": _sure,
     "confidence 0": _unsure,
     "false watermarks": _watermarks,
@@ -75,18 +76,21 @@ LIES: dict[str, Lie] = {
 }
 
 
-def lying(lie: Lie) -> Plan:
-    plan, draw = Plan(), random.Random("lies")
+class Lying(Plan):
+    """A plan under which every block is changed on its way, from when it is switched on."""
 
-    def tamper(message: Message, data: bytes) -> bytes:
-        if message.kind != "RoundsEvent.blocks":
-            return data
-        event = draft_pb2.RoundsEvent.FromString(data)
-        lie(event.blocks, draw)
-        return event.SerializeToString()
+    def __init__(self, lie: Lie, seed: str = "lies", *, on: bool = True) -> None:
+        super().__init__()
+        self.on, draw = on, random.Random(seed)
 
-    plan.tampers.append(tamper)
-    return plan
+        def tamper(message: Message, data: bytes) -> bytes:
+            if not self.on or message.kind != BLOCKS:
+                return data
+            event = draft_pb2.RoundsEvent.FromString(data)
+            lie(event.blocks, draw)
+            return event.SerializeToString()
+
+        self.tampers.append(tamper)
 
 
 async def answers(cell: SimulatedCell, policy: str = "adaptive") -> tuple[list[Answer], float]:
@@ -125,7 +129,7 @@ def rows(args: Args) -> Rows:
     speeds: dict[str, float] = {}
     wrong: list[str] = []
     for name, lie in LIES.items():
-        speeds[name] = round(plain_s / simulate(answers, plan=lying(lie), **settings)[1], 3)
+        speeds[name] = round(plain_s / simulate(answers, plan=Lying(lie), **settings)[1], 3)
         wrong += [
             f"{name}: {each}"
             for seed in range(8 if args.long else 1)

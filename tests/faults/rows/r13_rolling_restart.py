@@ -12,9 +12,12 @@ import itertools
 import time
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.row import Row, note
+from deploy.service_registry import ROOMS
+from deploy.topology import ProcessRole
+from dspark.runtime.channel import health_of, sync_channel
+from faults import processes
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows
 from faults.streams import Stream, asking, judged, until, wave, whole
@@ -22,7 +25,6 @@ from faults.streams import Stream, asking, judged, until, wave, whole
 STREAMS, TOKENS = 8, 160
 HEALTH_S = 0.2
 RESTARTS, LONG_RESTARTS = 4, 20
-SERVICES = {"verify": "dspark.wire.v1.Verify", "draft": "dspark.wire.v1.Draft"}
 
 
 def rows(args: Args) -> Rows:
@@ -49,13 +51,7 @@ async def _roll(cell: FaultCell, restarts: int) -> tuple[list[Stream], list[floa
     async with asking(cell, wave(STREAMS, TOKENS)) as streams:
         for number, name in zip(range(restarts), itertools.cycle(names), strict=False):
             await asyncio.sleep(0.5)
-            async with grpc.aio.insecure_channel(cell.children[name].endpoint) as channel:
-                stub = health_pb2_grpc.HealthStub(channel)
-                await _healthy(stub, name)
-                told = time.monotonic()
-                cell.terminate(name)
-                await _flipped(stub, name)
-                flips.append(time.monotonic() - told)
+            flips.append(await asyncio.to_thread(_flip, cell, name))
             codes.append(await asyncio.to_thread(cell.await_exit, name))
             await asyncio.to_thread(cell.restart, name)
             await until(lambda: whole(cell))
@@ -63,17 +59,19 @@ async def _roll(cell: FaultCell, restarts: int) -> tuple[list[Stream], list[floa
     return streams, flips, codes
 
 
-async def _flipped(stub: health_pb2_grpc.HealthStub, name: str) -> None:
-    while True:
-        if not await _healthy(stub, name):
-            return
-        await asyncio.sleep(0.005)
+def _flip(cell: FaultCell, name: str) -> float:
+    """Seconds from SIGTERM until health says that it does not serve, or nothing more."""
+    service = ROOMS[ProcessRole(name.partition("/")[0])].service
+    with sync_channel(cell.children[name].endpoint) as channel:
 
+        def serves() -> bool:
+            try:
+                return health_of(channel, service) == "serving"
+            except grpc.RpcError:
+                return False
 
-async def _healthy(stub: health_pb2_grpc.HealthStub, name: str) -> bool:
-    message = health_pb2.HealthCheckRequest(service=SERVICES[name.partition("/")[0]])
-    try:
-        said = await stub.Check(message, timeout=2.0)
-    except grpc.aio.AioRpcError:
-        return False
-    return bool(said.status == health_pb2.HealthCheckResponse.SERVING)
+        serves()  # the connection is there
+        told = time.monotonic()
+        cell.terminate(name)
+        processes.until(lambda: not serves(), each_s=0.005)
+        return time.monotonic() - told

@@ -139,7 +139,8 @@ def _requests() -> Iterator[Case]:
     small = ask(max_tokens=4)
     long_text = "x" * (4 * MIB + 1)
     ids = generate_pb2.TokenizedInput(input_ids=[1] * MANY)
-    yield Case("message of 16 MiB + 1", b"\x0a" + _length(16 * MIB) + bytes(16 * MIB))
+    huge = generate_pb2.GenerateRequest(request_id="r" * (16 * MIB))
+    yield Case("message of 16 MiB + 1", huge.SerializeToString())
     yield Case(
         "text of 4 MiB + 1",
         generate_pb2.GenerateRequest(text=long_text).SerializeToString(),
@@ -158,14 +159,11 @@ def _requests() -> Iterator[Case]:
     yield Case("a million stop ids", ask(stop_token_ids=[1] * MANY))
     yield Case("200,000 biases", ask(logit_bias=dict.fromkeys(range(200_000), 1.0)))
     yield Case("logprobs of 4e9", ask(logprobs=2**31 - 1), {"logprobs": 2**31 - 1})
-    request = generate_pb2.GenerateRequest(
-        request_id="r" * MIB, tokenized=generate_pb2.TokenizedInput(input_ids=[1])
-    )
-    yield Case("a request id of 1 MiB", request.SerializeToString())
-    request = generate_pb2.GenerateRequest(
-        cache_salt="r" * MIB, tokenized=generate_pb2.TokenizedInput(input_ids=[1])
-    )
-    yield Case("a salt of 1 MiB", request.SerializeToString())
+    for name, field in (("a request id of 1 MiB", "request_id"), ("a salt of 1 MiB", "cache_salt")):
+        request = generate_pb2.GenerateRequest(
+            tokenized=generate_pb2.TokenizedInput(input_ids=[1]), **{field: "r" * MIB}
+        )
+        yield Case(name, request.SerializeToString())
     yield Case(
         "300,000 ids to abort",
         generate_pb2.AbortRequest(request_ids=["some-id"] * 300_000).SerializeToString(),
@@ -311,12 +309,3 @@ def _http(host: str, body: bytes) -> bool:
         return 400 <= reply.status < 500
     finally:
         connection.close()
-
-
-def _length(count: int) -> bytes:
-    """As a protobuf varint."""
-    out = bytearray()
-    while count >= 0x80:
-        out.append(count & 0x7F | 0x80)
-        count >>= 7
-    return bytes([*out, count])

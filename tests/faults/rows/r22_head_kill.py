@@ -34,6 +34,8 @@ AWAY_S = 5.0  # until a drafter is killed too
 # the head is back by then, even under longer streams: Ray ends nodes after 60 s without one
 AWAY_MOST_S = 30.0
 BAR_S = 60.0
+HEAD = "--head --node-ip-address=127.0.0.1 --include-dashboard=false --disable-usage-stats"
+POOLS = "--verifiers=2 --drafters=2 --http=none"
 
 
 OPTIONS = {"kills": 1, "tokens": 800}  # of the head, 20 in a night; of each answer
@@ -79,28 +81,12 @@ class Site:
 
     def start(self) -> None:
         (port,) = free_ports(1)
-        where = (
-            f"--port={port}",
-            "--node-ip-address=127.0.0.1",
-            f"--temp-dir={self._folder / 'ray'}",
-        )
-        self._run(
-            "ray.scripts.scripts",
-            "start",
-            "--head",
-            "--include-dashboard=false",
-            "--disable-usage-stats",
-            *where,
-        )
+        where = (f"--port={port}", f"--temp-dir={self._folder / 'ray'}")
+        self._run("ray.scripts.scripts", "start", *HEAD.split(), *where)
         note("Ray is up")
-        pair = (
-            f"--target={TARGET}",
-            f"--drafter={DRAFTER}",
-            "--verifiers=2",
-            "--drafters=2",
-            "--http=none",
-        )
-        said = self._run("dspark.cli.main", "up", f"--address=127.0.0.1:{port}", *pair)
+        pair = (f"--target={TARGET}", f"--drafter={DRAFTER}")
+        address = f"--address=127.0.0.1:{port}"
+        said = self._run("dspark.cli.main", "up", address, *pair, *POOLS.split())
         self.endpoint = said.strip().splitlines()[0]
         note(f"the cell serves at {self.endpoint}")
 

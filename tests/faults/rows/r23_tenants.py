@@ -11,26 +11,29 @@ from __future__ import annotations
 
 import asyncio
 import random
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from benchmarks.row import Row
 from coordinator.queue.waiting_queue import ANSWER, PROMPT
 from dspark.client import AsyncClient
-from faults.rows.program import Args, Rows
+from faults.promises import knowing, token
+from faults.rows.program import Args, Rows, quantile
 from faults.simulated import SimulatedCell, simulate
 
 FLOOD, LIGHT = 64, 4
 PLACES, PROMPT_TOKENS, FLOOD_TOKENS, LIGHT_TOKENS = 16, 32, 48, 24
-WORKER = "worker-token-of-this-cell"
 
 
 def rows(args: Args) -> Rows:
     seconds = 600.0 if args.long else 30.0
-    with tempfile.TemporaryDirectory() as folder:
-        alone = _run(Path(folder), seconds, flood=0)
-        beside = _run(Path(folder), seconds, flood=FLOOD)
+    with knowing("flood", *(f"light{number}" for number in range(LIGHT))) as settings:
+        settings["coordinator"] |= {"max_running": PLACES, "max_queued": 256}
+        alone, beside = (
+            simulate(
+                lambda cell, flood=flood: _story(cell, seconds, flood), synthetic=True, **settings
+            )
+            for flood in (0, FLOOD)
+        )
     bound = 2.0 * max(PROMPT * PROMPT_TOKENS, ANSWER * PLACES * FLOOD_TOKENS)
     ratio = beside["light_first_token_p99_ms"] / alone["light_first_token_p99_ms"]
     value = {
@@ -48,32 +51,6 @@ def rows(args: Args) -> Rows:
     yield Row(23, "a tenant floods", value, bar, bool(holds))
 
 
-def _run(folder: Path, seconds: float, *, flood: int) -> dict[str, Any]:
-    worker, clients = folder / "worker", folder / "clients"
-    worker.write_text(WORKER)
-    tenants = ["flood", *(f"light{number}" for number in range(LIGHT))]
-    clients.write_text("".join(f"{tenant} {_token(tenant)}\n" for tenant in tenants))
-    settings = {"token_file": str(worker)}
-    return simulate(
-        lambda cell: _story(cell, seconds, flood),
-        verifiers=1,
-        drafters=1,
-        synthetic=True,
-        coordinator={
-            "max_running": PLACES,
-            "max_queued": 256,
-            "client_token_file": str(clients),
-            **settings,
-        },
-        verify=settings,
-        draft=settings,
-    )
-
-
-def _token(tenant: str) -> str:
-    return f"token-of-tenant-{tenant}"
-
-
 async def _story(cell: SimulatedCell, seconds: float, flood: int) -> dict[str, Any]:
     draw, firsts, errors, widest, looks = random.Random(23), list[float](), 0, 0.0, 0
     ends, served = cell.now + seconds, dict.fromkeys(("flood", "light"), 0)
@@ -81,7 +58,7 @@ async def _story(cell: SimulatedCell, seconds: float, flood: int) -> dict[str, A
     async def client(tenant: str, number: int, tokens: int, pause_s: float) -> None:
         nonlocal errors
         kind = "flood" if tenant == "flood" else "light"
-        async with AsyncClient(cell.endpoint, token=_token(tenant)) as own:
+        async with AsyncClient(cell.endpoint, token=token(tenant)) as own:
             while cell.now < ends:
                 began, first = cell.now, None
                 prompt = [draw.randrange(1, 1000) for _ in range(PROMPT_TOKENS)]
@@ -112,8 +89,8 @@ async def _story(cell: SimulatedCell, seconds: float, flood: int) -> dict[str, A
         *(client(f"light{number}", number, LIGHT_TOKENS, 0.2) for number in range(LIGHT)),
     )
     return {
-        "light_first_token_p50_ms": round(1e3 * sorted(firsts)[len(firsts) // 2], 1),
-        "light_first_token_p99_ms": round(1e3 * sorted(firsts)[int(0.99 * len(firsts))], 1),
+        "light_first_token_p50_ms": round(1e3 * quantile(firsts, 0.5), 1),
+        "light_first_token_p99_ms": round(1e3 * quantile(firsts, 0.99), 1),
         "light_answers": len(firsts),
         "light_errors": errors,
         "tokens": served,

@@ -22,11 +22,12 @@ from benchmarks.row import Row, note
 from dspark.client import AsyncClient
 from dspark.loadgen.prompts import built_in
 from dspark.runtime.tls import Tls
-from faults.eavesdropper import Tap, Trace, features, guess
+from faults.eavesdropper import Trace, features, guess, listen
 from faults.pair import DRAFTER, TARGET
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows
 from faults.secured_cell import SecuredCell
+from faults.tcp_proxy import TcpProxy
 
 QUESTIONS, TOKENS, AT_ONCE = 50, 32, 3
 TRACES = 15  # of each question, of which a third is guessed
@@ -64,7 +65,7 @@ def _mode(prompts: list[Any], pace: dict[str, float]) -> dict[str, Any]:
     accuracy = guess(rows[share:], labels[share:], rows[:share], labels[:share])
     note(f"{'paced' if pace else 'plain'}: {accuracy:.1%}")
     tokens = sum(count for *_, count in found["answers"])
-    sent = sum(size for _, trace, _ in found["answers"] for _, size in trace.seen)
+    sent = sum(size for _, trace, _ in found["answers"] for _, size in trace)
     return {
         "accuracy": round(accuracy, 4),
         "guesses": share,
@@ -81,8 +82,8 @@ async def _listen(cell: FaultCell, prompts: list[Any]) -> dict[str, Any]:
     lasted: list[float] = []
     firsts: list[float] = []
 
-    async def ask(client: AsyncClient, tap: Tap, label: int) -> None:
-        trace, began, first, count = tap.listen(), time.perf_counter(), 0.0, 0
+    async def ask(client: AsyncClient, wire: TcpProxy, label: int) -> None:
+        trace, began, first, count = listen(wire), time.perf_counter(), 0.0, 0
         async with client.generate(
             prompts[label], max_tokens=TOKENS, temperature=0.0, timeout=60
         ) as stream:
@@ -95,17 +96,15 @@ async def _listen(cell: FaultCell, prompts: list[Any]) -> dict[str, Any]:
         firsts.append(first)
 
     async def one(cell: FaultCell) -> None:
-        host, _, port = cell.endpoint.rpartition(":")
-        tap = Tap(host, int(port))
-        endpoint = await tap.start()
+        wire = TcpProxy("wire", cell.endpoint, "127.0.0.1")  # as its certificate says
         mine: Tls = cell.authority.tls("client-acme")  # type: ignore[attr-defined]
         token = cell.tenants["acme"]  # type: ignore[attr-defined]
-        async with AsyncClient(endpoint, token=token, tls=mine) as client:
-            await ask(client, tap, 0)  # the connection, and what its headers learn
+        async with AsyncClient(wire.endpoint, token=token, tls=mine) as client:
+            await ask(client, wire, 0)  # the connection, and what its headers learn
             answers.pop()
             while asked:
-                await ask(client, tap, asked.pop())
-        await tap.stop()
+                await ask(client, wire, asked.pop())
+        wire.close()
 
     await asyncio.gather(*(one(cell) for _ in range(AT_ONCE)))
     return {"answers": answers, "lasted": lasted, "first": firsts}

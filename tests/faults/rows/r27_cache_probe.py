@@ -13,6 +13,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from statistics import median
 
 from benchmarks.row import Row, note
 from dspark.client import Client
@@ -73,7 +74,7 @@ def _probe(pairs: int) -> dict[str, float]:
         "cached_tokens": cached,
         "forged_hits": forged,
         "own_auc": round(_auc(again, once), 4),
-        "own_spared_ms": round(1e3 * (_median(once) - _median(again)), 2),
+        "own_spared_ms": round(1e3 * (median(once) - median(again)), 2),
         "pairs": min(len(asked), len(fresh)),
     }
 
@@ -108,7 +109,3 @@ def _auc(low: Sequence[float], high: Sequence[float]) -> float:
     ranks = sum(place for place, (_, which) in enumerate(order, 1) if which == 1)
     area = (ranks - len(high) * (len(high) + 1) / 2) / (len(low) * len(high))
     return max(area, 1 - area)
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import http.client
-import json
 import os
 import tempfile
-import urllib.request
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+import httpx
 
 from benchmarks.pair import ROOT, Pair
 from benchmarks.row import Row, note
@@ -88,17 +87,9 @@ def _asked(client: Client, errors: list[str], **options: Any) -> None:
 
 def _posted(url: str, path: str, body: dict[str, Any]) -> str:
     """The error that HTTP gives, empty after success: an answer may of course repeat its prompt."""
-    host, _, port = url.removeprefix("http://").partition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=30)
-    headers = {
-        "Authorization": f"Bearer {CLIENT}",
-        "X-Canary": HEADER,
-        "Content-Type": "application/json",
-    }
-    connection.request("POST", path, body=json.dumps(body), headers=headers)
-    reply = connection.getresponse()
-    said = reply.read().decode("utf-8", "replace")
-    return said if reply.status >= 400 else ""
+    headers = {"Authorization": f"Bearer {CLIENT}", "X-Canary": HEADER}
+    reply = httpx.post(url + path, json=body, headers=headers, timeout=30)
+    return reply.text if reply.status_code >= 400 else ""
 
 
 def canaries(worker: str) -> dict[str, str]:
@@ -139,11 +130,9 @@ def rows(args: Args) -> Rows:
             for process in status.processes:
                 if process.metrics_port:
                     page = f"http://127.0.0.1:{process.metrics_port}/metrics"
-                    asked = urllib.request.Request(
-                        page, headers={"Authorization": f"Bearer {worker}"}
-                    )
-                    with urllib.request.urlopen(asked, timeout=10) as reply:
-                        outputs[f"metrics of {process.name}"] = reply.read().decode()
+                    shown = {"Authorization": f"Bearer {worker}"}
+                    reply = httpx.get(page, headers=shown, timeout=10).raise_for_status()
+                    outputs[f"metrics of {process.name}"] = reply.text
             children = dict(cell.children)
         for who, child in children.items():
             outputs[f"log of {who}"] = child.log.read_text(encoding="utf-8", errors="replace")

@@ -8,30 +8,25 @@ each. And over HTTP on every page.
 from __future__ import annotations
 
 import ast
-import http.client
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 
 from benchmarks.pair import ROOT
 from benchmarks.row import Row, note
 from dspark.runtime.channel import sync_channel
 from dspark.runtime.identity import write_token
-from dspark.wire.v1 import (
-    control_pb2,
-    draft_pb2,
-    features_pb2,
-    frontend_pb2,
-    generate_pb2,
-    verify_pb2,
-)
+from dspark.wire.v1 import generate_pb2
+from faults.boundaries import methods
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows
 
-FILES = (generate_pb2, control_pb2, draft_pb2, features_pb2, frontend_pb2, verify_pb2)
+GENERATION = generate_pb2.DESCRIPTOR.services_by_name["Generation"]
+METHODS = [*methods(), *(f"/{GENERATION.full_name}/{name}" for name in GENERATION.methods_by_name)]
 OTHERS = (
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
@@ -42,16 +37,6 @@ PAGES = (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("POST", "/v1/
 UNKNOWN = grpc.StatusCode.UNIMPLEMENTED
 ASK_S = 5.0
 CLIENT = "client-key-0123456789abcdef"
-
-
-def methods() -> list[str]:
-    """Every method of the protocol."""
-    return [
-        f"/{service.full_name}/{method.name}"
-        for file in FILES
-        for service in file.DESCRIPTOR.services_by_name.values()
-        for method in service.methods
-    ]
 
 
 def keys(worker: str) -> Iterator[tuple[str, Any]]:
@@ -74,13 +59,6 @@ def asked(channel: grpc.Channel, method: str, metadata: Any) -> grpc.StatusCode:
     except grpc.RpcError as error:
         return error.code()  # type: ignore[no-any-return]
     return grpc.StatusCode.OK
-
-
-def page(endpoint: str, way: str, path: str, headers: dict[str, str]) -> int:
-    host, _, port = endpoint.removeprefix("http://").partition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=ASK_S)
-    connection.request(way, path, body="{}" if way == "POST" else None, headers=headers)
-    return connection.getresponse().status
 
 
 def compares_in_constant_time() -> bool:
@@ -108,7 +86,7 @@ def rows(args: Args) -> Rows:
         with FaultCell(verify=common, draft=common, coordinator=settings) as cell:
             for name, child in cell.children.items():
                 with sync_channel(child.endpoint) as channel:
-                    for method in (*methods(), *OTHERS):
+                    for method in (*METHODS, *OTHERS):
                         for what, metadata in keys(worker):
                             tried += 1
                             code = asked(channel, method, metadata)
@@ -117,7 +95,7 @@ def rows(args: Args) -> Rows:
                                     f"{name} {method} with a key that is {what}: {code.name}"
                                 )
                     client = (("authorization", f"Bearer {CLIENT}"),)
-                    for method in methods():
+                    for method in METHODS:
                         if "Generation" not in method:
                             tried += 1
                             code = asked(channel, method, client)
@@ -138,13 +116,14 @@ def rows(args: Args) -> Rows:
                     {"Authorization": f"Basic {CLIENT}"},
                 ):
                     pages += 1
-                    if (status := page(cell.http, way, path, headers)) != 401:
-                        let_in.append(f"HTTP {path}: {status}")
+                    reply = httpx.request(way, cell.http + path, headers=headers, json={})
+                    if reply.status_code != 401:
+                        let_in.append(f"HTTP {path}: {reply.status_code}")
             with cell.client() as good:
                 served = good.complete([5, 9], max_tokens=4, ignore_eos=True).token_ids
         note(f"{tried} calls")
     value = {
-        "methods": len(methods()) + len(OTHERS),
+        "methods": len(METHODS) + len(OTHERS),
         "calls_tried": tried,
         "pages_tried": pages,
         "let_in": let_in[:5],

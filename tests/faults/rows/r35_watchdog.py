@@ -16,10 +16,10 @@ from typing import Any
 from benchmarks.row import Row, note
 from dspark.wire.v1 import draft_pb2
 from faults import pair
-from faults.plan import Action, Fate, Message, Plan
+from faults.plan import Action, Fate, Message
 from faults.promises import judged
 from faults.rows.program import Args, Rows
-from faults.rows.r11_lying_drafter import STEPS
+from faults.rows.r11_lying_drafter import BLOCKS, STEPS, Lying, random_ids
 from faults.simulated import Answer, SimulatedCell, simulate
 
 ROUNDS, SPEED = 100, 0.90
@@ -27,11 +27,6 @@ HEALTHY = 200  # passes before anything goes bad, on engines without weights
 TOKENS = 2600  # of each of two answers there: some 40 simulated seconds
 # rules that other ids than were drafted cannot hurt
 ALL_PARAMS = {"collapse": (pair.GREEDY, pair.COUPLED)}
-
-
-def _collapse(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
-    for at in range(len(blocks.token_ids)):
-        blocks.token_ids[at] = draw.randrange(100)
 
 
 def _nan(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
@@ -50,37 +45,27 @@ def _nothing(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
 
 
 FAULTS = {
-    "collapse": _collapse,
+    "collapse": random_ids,
     "NaN": _nan,
     "foreign ids": _foreign,
     "nothing drafted": _nothing,
-    "silence": None,
+    "silence": lambda blocks, draw: None,  # nothing comes at all
 }
 
 
-class Bad(Plan):
-    """A plan that hurts nothing until it is told to."""
+def gone(name: str) -> Lying:
+    """A plan that hurts nothing until it is switched on."""
+    plan = Lying(FAULTS[name], name, on=False)
 
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.on, spoil, draw = False, FAULTS[name], random.Random(name)
+    def silence(message: Message) -> Fate | None:
+        hit = plan.on and name == "silence" and message.kind == BLOCKS
+        return Fate(Action.DROP) if hit else None
 
-        def silence(message: Message) -> Fate | None:
-            hit = self.on and spoil is None and message.kind == "RoundsEvent.blocks"
-            return Fate(Action.DROP) if hit else None
-
-        def tamper(message: Message, data: bytes) -> bytes:
-            if not self.on or spoil is None or message.kind != "RoundsEvent.blocks":
-                return data
-            event = draft_pb2.RoundsEvent.FromString(data)
-            spoil(event.blocks, draw)
-            return event.SerializeToString()
-
-        self.rules.append(silence)
-        self.tampers.append(tamper)
+    plan.rules.append(silence)
+    return plan
 
 
-async def _alarm(cell: SimulatedCell, plan: Bad) -> int:
+async def _alarm(cell: SimulatedCell, plan: Lying) -> int:
     """Passes from the first bad block to the alarm, or until it is too late for one."""
     plan.on, before = True, cell.metric("cohorts_total")
 
@@ -95,7 +80,7 @@ async def _alarm(cell: SimulatedCell, plan: Bad) -> int:
 
 def ids(name: str, seed: int) -> tuple[int, list[str]]:
     """(passes to the alarm, what is wrong) on the real pair."""
-    plan = Bad(name)
+    plan = gone(name)
 
     async def story(cell: SimulatedCell) -> tuple[int, list[str]]:
         first = random.Random(seed).randrange(32)
@@ -118,7 +103,7 @@ def ids(name: str, seed: int) -> tuple[int, list[str]]:
 def speed(name: str) -> tuple[int, float]:
     """(passes to the alarm, tokens a second from then on) without weights; of "" plain decoding,
     and no alarm."""
-    plan = Bad(name) if name else None
+    plan = gone(name) if name else None
 
     async def story(cell: SimulatedCell) -> tuple[int, float]:
         answers = [Answer(), Answer()]

@@ -15,7 +15,6 @@ class Entry:
     share_s: float  # kept for it whatever those before it take
     statements: int = 1  # rows that it prints
     alone: bool = False  # it measures time, or wants both processors
-    idle: bool = False  # it mostly waits, and disturbs nobody
 
     @property
     def command(self) -> list[str]:
@@ -49,7 +48,7 @@ QUICK: tuple[Entry, ...] = (
     Entry("26", "r26_bad_checkpoints", 70),
     Entry("28", "r28_canary", 40),
     Entry("29", "r29_keys", 40),
-    Entry("32", "r32_pings", 90, idle=True),
+    Entry("32", "r32_pings", 90),
     Entry("33", "r33_health", 30, alone=True),
     Entry("35", "r35_watchdog", 60),
     Entry("36", "r36_forms", 60, alone=True),

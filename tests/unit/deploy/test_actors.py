@@ -35,9 +35,9 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     return process
 
 
-async def _start(settings: Mapping[str, Any]) -> dict[str, Any]:
+async def _start(settings: Mapping[str, Any], secret: str = SECRET) -> dict[str, Any]:
     return await DsparkProcess("cell/verify/0").start(
-        "verify", settings, name="verify/0", secrets={"token_file": SECRET}, node_ip="10.0.0.7"
+        "verify", settings, name="verify/0", secrets={"token_file": secret}, node_ip="10.0.0.7"
     )
 
 
@@ -70,13 +70,7 @@ async def test_cells_of_one_node_keep_their_secrets_apart(
     elsewhere = {"token_file": "/another/node/worker_token"}
     await _start({**elsewhere, "cell": "one"})
     first = started.settings["token_file"]
-    await DsparkProcess("cell/verify/0").start(
-        "verify",
-        {**elsewhere, "cell": "two"},
-        name="verify/0",
-        secrets={"token_file": "another-secret-of-another-cell"},
-        node_ip="10.0.0.7",
-    )
+    await _start({**elsewhere, "cell": "two"}, "another-secret-of-another-cell")
     assert read_token(first) == SECRET
 
 

@@ -11,17 +11,20 @@ import pytest
 from deploy import awaiting
 from dspark.client import find_cell
 from dspark.client.cell import Cell, write_cell
+from dspark.errors import Unavailable
 
 
-def _row(name: str, endpoint: str, http: str = "") -> dict[str, Any]:
+def _row(name: str, endpoint: str = "", **told: Any) -> dict[str, Any]:
+    """What a controller reports of a process that serves, but for what is told."""
     quiet = {"reason": "", "unplaced": False, "fatal": False, "failures": 0, "leaving": []}
-    return {**quiet, "name": name, "phase": "serving", "pid": 1, "endpoint": endpoint, "http": http}
+    row = {**quiet, "name": name, "phase": "serving", "pid": 1, "endpoint": endpoint, "http": ""}
+    return row | told
 
 
 def test_scale_asks_the_coordinator_where_it_is_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
     write_cell(Cell("old:1", "id", "", "h:2", 0, "", "t", "d", http="http://old:2"))
     rows = [
-        _row("coordinator/0", "new:1", "http://new:2"),
+        _row("coordinator/0", "new:1", http="http://new:2"),
         _row("frontend/0", "new:3"),
         _row("frontend/1", "new:4"),
         _row("verify/0", "new:5"),
@@ -34,3 +37,25 @@ def test_scale_asks_the_coordinator_where_it_is_by_now(monkeypatch: pytest.Monke
     cell = find_cell()
     assert (cell.endpoint, cell.http, cell.frontends) == ("new:1", "http://new:2", "new:3,new:4")
     assert asked[0][:3] == (cell, 2, 1)
+
+
+def test_only_a_replica_that_does_not_serve_ends_the_wait() -> None:
+    again = [_row("draft/0", reason="lost", failures=3)]
+    assert awaiting.await_replicas(lambda: again, 0.0, lambda _: None) == again
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"phase": "down", "reason": "lost", "failures": 3}, "cannot start: lost"),
+        (
+            {"phase": "starting", "reason": "no node with 1 GPU free", "unplaced": True},
+            "cannot be placed: no node with 1 GPU free",
+        ),
+    ],
+)
+def test_what_cannot_start_or_be_placed_ends_the_wait_with_the_reason(
+    told: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(Unavailable, match=f"draft/0 {said}"):
+        awaiting.await_replicas(lambda: [_row("draft/0", **told)], 0.0, lambda _: None)

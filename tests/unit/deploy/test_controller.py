@@ -162,18 +162,6 @@ def cell(make: Make) -> Cell:
     return make(drafters=2)
 
 
-async def test_everything_desired_comes_up_and_the_coordinator_is_told_the_full_set(
-    cell: Cell,
-) -> None:
-    await cell.run()
-    await until(
-        lambda: (
-            bool(cell.listener.told)
-            and set(cell.listener.told[-1]) == {"verify/0", "draft/0", "draft/1"}
-        )
-    )
-
-
 async def test_a_lost_drafter_is_replaced_with_a_new_incarnation_and_announced(cell: Cell) -> None:
     await cell.run()
     await cell.told("draft/1")

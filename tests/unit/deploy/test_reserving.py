@@ -13,7 +13,6 @@ from deploy import footprint
 from deploy.config import ClusterConfig
 from deploy.reserving import GIB, Node, missing, reserve
 from deploy.topology import ProcessRole, Replica, Topology, desired, resized
-from dspark.errors import ConfigError
 from dspark.model.formats.convert import without_tables
 
 PAIR = Path(__file__).parents[2] / "data" / "pair"
@@ -246,19 +245,3 @@ def test_what_a_worker_takes_follows_from_its_files_and_its_cache(
         == footprint.of(ProcessRole.COORDINATOR, {})
         == footprint.LIGHT
     )
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("verifier_gpus", 1.5),
-        ("drafter_memory_gib", -1.0),
-        ("coordinator_cpus", -1.0),
-        ("cell", "No Name"),
-        ("cell", ""),
-        ("place_timeout_s", 0.0),
-    ],
-)
-def test_reservations_and_names_that_cannot_be_are_refused_by_key(key: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=rf"cluster\.{key}"):
-        ClusterConfig(**ALONE, **{key: value})

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from deploy.autoscale import AutoscaleConfig
-from deploy.awaiting import await_replicas
 from deploy.cell_plan import http_bind, plan_topology, read_config, token_files, within
 from deploy.config import ClusterConfig
 from deploy.service_registry import config_class
 from deploy.topology import ProcessRole, resized
-from dspark.errors import ConfigError, Unavailable
+from dspark.errors import ConfigError
 from dspark.runtime.config import load_config
 from verify_service.config import VerifyConfig
 
@@ -241,41 +240,30 @@ def test_what_no_process_could_start_with_is_refused_before_any_does(
         )
 
 
-def test_only_a_replica_that_does_not_serve_ends_the_wait() -> None:
-    row = {
-        "name": "draft/0",
-        "endpoint": "",
-        "pid": 0,
-        "reason": "lost",
-        "fatal": False,
-        "failures": 3,
-        "leaving": [],
-    }
-    row |= {"unplaced": False}
-    again = [{**row, "phase": "serving"}]
-    assert await_replicas(lambda: again, 0.0, lambda _: None) == again
-    with pytest.raises(Unavailable, match="draft/0 cannot start: lost"):
-        await_replicas(lambda: [{**row, "phase": "down"}], 0.0, lambda _: None)
-
-
-def test_what_no_node_can_hold_ends_the_wait_with_what_is_missing() -> None:
-    row = {
-        "name": "verify/1",
-        "endpoint": "",
-        "pid": 0,
-        "fatal": False,
-        "failures": 0,
-        "leaving": [],
-    }
-    row |= {
-        "phase": "starting",
-        "reason": "no node with 1 GPU free: 2 wanted, 1 there",
-        "unplaced": True,
-    }
-    with pytest.raises(
-        Unavailable, match="verify/1 cannot be placed: no node with 1 GPU free: 2 wanted, 1 there"
-    ):
-        await_replicas(lambda: [row], 0.0, lambda _: None)
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("verifiers", 0),
+        ("drafters", -1),
+        ("frontends", -1),
+        ("port", 70_000),
+        ("verifier_gpus", -0.5),
+        ("verifier_gpus", 1.5),
+        ("drafter_memory_gib", -1.0),
+        ("coordinator_cpus", -1.0),
+        ("drafter_cpus", -1.0),
+        ("verifier_selector", "role"),
+        ("cell", "No Name"),
+        ("cell", ""),
+        ("http", "8000"),
+        ("place_timeout_s", 0.0),
+        ("start_timeout_s", 0.0),
+        ("drain_s", -1.0),
+    ],
+)
+def test_what_no_cell_can_have_is_refused_by_its_key(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"cluster\.{key}"):
+        load_config(ClusterConfig, section="cluster", flags={key: value})
 
 
 def test_pools_begin_within_the_bounds_of_autoscaling() -> None:

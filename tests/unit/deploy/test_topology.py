@@ -47,23 +47,6 @@ def test_a_cell_without_drafters_is_plain_decoding() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("verifiers", 0),
-        ("drafters", -1),
-        ("frontends", -1),
-        ("port", 70_000),
-        ("verifier_gpus", -0.5),
-        ("start_timeout_s", 0.0),
-    ],
-)
-def test_a_senseless_value_is_refused_by_name(key: str, value: float) -> None:
-    given: dict[str, object] = {"target": "t", "drafter": "d", key: value}
-    with pytest.raises(ConfigError, match=key):
-        ClusterConfig(**given)  # type: ignore[arg-type]
-
-
 def test_resizing_keeps_names_and_drops_the_highest_numbers() -> None:
     before = desired(
         ClusterConfig(target="t", drafter="d", verifiers=2, drafters=0),

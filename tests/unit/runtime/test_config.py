@@ -1,14 +1,16 @@
-"""Configuration: three sources, one order, errors that name the key."""
+"""Configuration: three sources, one order, bounds, errors that name the key."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dspark.errors import ConfigError
 from dspark.runtime.config import load_config
+from dspark.runtime.setting import check_settings, setting
 
 
 @dataclass(frozen=True)
@@ -113,3 +115,36 @@ def test_merged_mappings_may_be_overridden(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("draft: &shared {target: a, port: 1}\nverify: {<<: *shared, port: 2}")
     assert load_config(Sample, section="verify", file=file) == Sample("a", 2)
+
+
+@dataclass(frozen=True)
+class Bounded:
+    count: int = setting(1, "From one on.", least=1)
+    span: float = setting(0.5, "A share.", above=0, most=1)
+    port: int | None = setting(None, "A port, or none.", least=0, most=65535)
+    wait_s: float = setting(1.0, "Longer than nothing.", above=0)
+    mode: str = setting("one", "One or two.", one_of=("one", "two"))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"count": 0}, "count: 0 is less than 1"),
+        ({"span": 0.0}, "span: 0.0 is not above 0, up to 1"),
+        ({"span": 1.5}, "span: 1.5 is not above 0, up to 1"),
+        ({"port": 65536}, "port: 65536 is not in 0..65535"),
+        ({"port": -1}, "port: -1 is not in 0..65535"),
+        ({"wait_s": 0.0}, "wait_s: 0.0 is not above 0"),
+        ({"mode": "three"}, "mode: 'three' is none of one, two"),
+    ],
+)
+def test_a_value_out_of_its_bounds_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        check_settings(Bounded(**given))
+    with pytest.raises(ConfigError, match=rf"^part\.{said}"):
+        load_config(Bounded, section="part", flags=given)
+
+
+def test_what_is_at_its_bounds_will_do() -> None:
+    for given in ({"count": 1, "span": 1.0, "port": 0}, {"port": 65535, "mode": "two"}, {}):
+        check_settings(Bounded(**given))  # type: ignore[arg-type]

@@ -1,11 +1,33 @@
-"""A worker that leaves waits for what it holds, for what it has just let in too, and no longer than
-it was given."""
+"""How a process ends: what goes wrong is raised, and a worker that leaves waits for what it holds,
+for what it has just let in too, and no longer than it was given."""
+
+from __future__ import annotations
 
 import asyncio
+import signal
 import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.shell import run_until_signal
 from dspark.runtime.worker import emptied
+
+
+async def test_what_goes_wrong_in_an_orderly_stop_is_raised() -> None:
+    async def stop(grace_s: float) -> None:
+        raise RuntimeError("the journal cannot be closed")
+
+    async def start() -> Any:
+        return SimpleNamespace(endpoint="h:1", incarnation=1, stop=stop)
+
+    def ready(_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(RuntimeError, match="journal"):
+        await run_until_signal(start, grace_s=1.0, ready=ready)
 
 
 async def test_a_sequence_that_was_let_in_but_not_yet_taken_up_is_waited_for() -> None:

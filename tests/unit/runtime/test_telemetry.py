@@ -1,13 +1,16 @@
 """What logs may hold: event names and numbers, and of an error its frames, never the values in
-them."""
+them; and many values told to a histogram at once."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
+
+from dspark.runtime.telemetry import Metrics, observe_all
 
 _PROGRAM = """
 import sys, structlog
@@ -71,3 +74,21 @@ def test_every_line_says_whose_it_is_whatever_context_it_comes_from() -> None:
     lines = [json.loads(line) for line in result.stderr.splitlines()]
     assert [line["event"] for line in lines] == ["ours", "theirs"]
     assert {(line["role"], line["process"]) for line in lines} == {("verify", "verify/0")}
+
+
+@pytest.mark.parametrize("values", [[], [3], [0, 1, 1, 7, 8, 9, 16, 17, 1000], [0.5, 2.0, 2.5]])
+def test_a_histogram_told_at_once_equals_one_told_one_by_one(values: Sequence[float]) -> None:
+    once, each = Metrics(), Metrics()
+    observe_all(once.scheduled_verify_length, values)
+    for value in values:
+        each.scheduled_verify_length.observe(value)
+
+    def samples(metrics: Metrics) -> list[tuple[str, str, float]]:
+        (family,) = metrics.scheduled_verify_length.collect()
+        return [
+            (s.name, s.labels.get("le", ""), s.value)
+            for s in family.samples
+            if not s.name.endswith("_created")
+        ]
+
+    assert samples(once) == samples(each)

@@ -1,8 +1,9 @@
-"""Which processors a process is kept to."""
+"""Which processors a process is kept to, and what it does with memory that it frees."""
 
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -108,3 +109,37 @@ def test_a_container_has_what_its_quota_allows(
     monkeypatch.setattr("dspark.runtime.process.usable", lambda: tuple(range(8)))
     monkeypatch.setattr("dspark.runtime.process.CPU_QUOTA", tmp_path / "cpu.max")
     assert threads_for(verifies=True) == threads
+
+
+ROUNDS = """
+import resource, sys
+from dspark.runtime.process import keep_freed_memory
+
+def parts():
+    return [bytearray(1 << 18) for _ in range(20)]
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+for _ in range(5):
+    parts()
+before = faults()
+for _ in range(20):
+    parts()
+print((faults() - before) * resource.getpagesize())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are not told")
+def test_memory_of_a_round_is_asked_of_the_system_once() -> None:
+    def asked(how: str) -> int:
+        made = subprocess.run(
+            [sys.executable, "-c", ROUNDS, how], capture_output=True, text=True, check=True
+        )
+        return int(made.stdout)
+
+    a_round = 20 << 18
+    assert asked("as it was") > 10 * a_round, "it would be asked for again every round"
+    assert asked("kept") < a_round
