@@ -128,7 +128,7 @@ def ship(args: argparse.Namespace) -> None:
 
 def _facts(run: Path) -> dict[str, Any]:
     """Steps done, the settings, and what the run was made with."""
-    state = run / f"{STATE}.safetensors"
+    state = run / STATE
     if not state.is_file():
         raise ConfigError(f"{run}: no {state.name}, which `dspark train drafter --out` writes")
     facts: dict[str, Any] = checkpoint.read_header(state)["facts"]
@@ -144,7 +144,7 @@ def _drafter(run: Path, facts: dict[str, Any], scratch: Path) -> Path:
     drafter = make_drafter(load_target(made.target), made)
     trained = {
         name.removeprefix("model/"): tensor
-        for name, tensor in read_file(run / f"{STATE}.safetensors").items()
+        for name, tensor in read_file(run / STATE).items()
         if name.startswith("model/")
     }
     wanted = {name for name, parameter in drafter.named_parameters() if parameter.requires_grad}

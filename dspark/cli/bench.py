@@ -22,7 +22,6 @@ and what speculation did. Latency counts from the intended start of a request. L
 
 
 def add_commands(commands: Any) -> None:
-    """Adds `bench`."""
     parser = commands.add_parser(
         "bench", help="measure a server under load", description=DESCRIPTION
     )

@@ -29,7 +29,6 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def add_commands(commands: Any) -> None:
-    """Adds `certificates`."""
     parser = commands.add_parser(
         "certificates",
         help="make an authority and certificates for TLS",

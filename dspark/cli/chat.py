@@ -26,7 +26,6 @@ Render = Callable[[list[Message]], tuple[int, ...]]
 
 
 def add_commands(commands: Any) -> None:
-    """Adds `chat`."""
     parser = commands.add_parser(
         "chat",
         help="talk with the target",

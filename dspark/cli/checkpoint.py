@@ -14,7 +14,6 @@ leaves out what is a copy of the target's; import makes a folder of a GGUF targe
 
 
 def add_commands(commands: Any) -> None:
-    """Adds `checkpoint`."""
     group = commands.add_parser(
         "checkpoint", help="check, convert or import checkpoints", description=NOTE
     )
@@ -33,9 +32,20 @@ def add_commands(commands: Any) -> None:
     convert.add_argument(
         "drafter", metavar="PATH", type=Path, help="DSpark, DFlash or Eagle3 with Qwen3 layers"
     )
-    convert.add_argument(
-        "out", metavar="DIR", type=Path, help="folder to write, which must not be there yet"
+    share = actions.add_parser(
+        "share", help="write a drafter without copies of the target's tables"
     )
+    share.add_argument(
+        "drafter", metavar="PATH", type=Path, help="of any family but a language model"
+    )
+    taken = actions.add_parser("import", help="write a GGUF target as an ordinary model folder")
+    taken.add_argument(
+        "source", metavar="FILE_OR_NAME", help="a .gguf file, a known name (smollm2), or its wheel"
+    )
+    for each in (convert, share, taken):
+        each.add_argument(
+            "out", metavar="DIR", type=Path, help="folder to write, which must not be there yet"
+        )
     convert.add_argument("--verifier", metavar="NAME", help="name of the target, for the file")
     convert.add_argument(
         "--share-tables", action="store_true", help="leave out what is a copy of the target's"
@@ -44,15 +54,6 @@ def add_commands(commands: Any) -> None:
         "--keep-tokens", metavar="FILE", type=Path, help="JSON list of the ids the head may draft"
     )
     convert.set_defaults(run=_convert)
-    share = actions.add_parser(
-        "share", help="write a drafter without copies of the target's tables"
-    )
-    share.add_argument(
-        "drafter", metavar="PATH", type=Path, help="of any family but a language model"
-    )
-    share.add_argument(
-        "out", metavar="DIR", type=Path, help="folder to write, which must not be there yet"
-    )
     share.add_argument(
         "--target", metavar="PATH_OR_ID", required=True, help="whose tables the drafter has"
     )
@@ -60,13 +61,6 @@ def add_commands(commands: Any) -> None:
         "--dtype", choices=["float32", "bfloat16", "float16"], help="round to it (as it is stored)"
     )
     share.set_defaults(run=_share)
-    taken = actions.add_parser("import", help="write a GGUF target as an ordinary model folder")
-    taken.add_argument(
-        "source", metavar="FILE_OR_NAME", help="a .gguf file, a known name (smollm2), or its wheel"
-    )
-    taken.add_argument(
-        "out", metavar="DIR", type=Path, help="folder to write, which must not be there yet"
-    )
     taken.add_argument("--json", action="store_true", help="one JSON object, of a failure too")
     taken.set_defaults(run=_import)
 

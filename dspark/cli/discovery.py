@@ -25,7 +25,6 @@ EVERYWHERE = ("0.0.0.0", "[::]")  # hosts of processes that listen on all addres
 
 
 def add_commands(commands: Any) -> None:
-    """Adds `sd`."""
     parser = commands.add_parser(
         "sd",
         help="list where metrics are, for Prometheus",

@@ -15,7 +15,7 @@ from typing import Any
 
 from dspark.cli import extras
 from dspark.cli.checks import cluster, machine, pair
-from dspark.cli.checks.finding import Finding, Level
+from dspark.cli.checks.finding import Finding, Level, doubtful
 from dspark.cli.options import add_endpoint, open_client
 
 MARKS = {Level.OK: "ok  ", Level.WARN: "WARN", Level.FAIL: "FAIL"}
@@ -23,7 +23,6 @@ COLOURS = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31"}
 
 
 def add_commands(commands: Any) -> None:
-    """Adds `doctor`."""
     parser = commands.add_parser(
         "doctor",
         help="check this machine, the pair and the cell; says how to mend what is wrong",
@@ -93,12 +92,12 @@ def _guarded(args: argparse.Namespace) -> Iterator[Finding]:
                 f"not checked: that takes the module {module!r}, of the extra "
                 f"{extras.extra_of(module)}"
             )
-            yield Finding(name, Level.WARN, said, extras.how_to_install(module))
+            yield doubtful(name, said, extras.how_to_install(module))
         except Exception as error:
             if args.debug:
                 raise
             said = f"could not be checked: {type(error).__name__}: {error}"
-            yield Finding(name, Level.WARN, said, "run again with --debug, or report it")
+            yield doubtful(name, said, "run again with --debug, or report it")
 
 
 def _print(finding: Finding) -> None:

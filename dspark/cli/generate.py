@@ -16,7 +16,6 @@ from dspark.numerals import number_in, whole_in
 
 
 def add_commands(commands: Any) -> None:
-    """Adds `generate`."""
     parser = commands.add_parser("generate", help="stream one answer")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt")

@@ -14,7 +14,6 @@ POLL_S = 0.1
 
 
 def add_commands(commands: Any) -> None:
-    """Adds `health`."""
     parser = commands.add_parser(
         "health",
         help="ask one process whether it serves, or wait until it does",

@@ -24,7 +24,6 @@ which a block is cut."""
 
 
 def add_commands(commands: Any) -> None:
-    """Adds `calibrate` and `evaluate`."""
     fit = commands.add_parser(
         "calibrate", help="fit a drafter's confidence on held-out rounds", description=CALIBRATE
     )

@@ -26,7 +26,6 @@ WORDS = {"on": True, "off": False}
 
 
 def add_commands(commands: Any) -> None:
-    """Adds `up`, `down` and `scale`."""
     from deploy.config import ClusterConfig
 
     up = commands.add_parser(

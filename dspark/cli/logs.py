@@ -23,7 +23,6 @@ _KNOWN = ("timestamp", "level", "event", "process", "role", "logger")
 
 
 def add_commands(commands: Any) -> None:
-    """Adds `logs`."""
     parser = commands.add_parser(
         "logs",
         help="show what processes wrote",

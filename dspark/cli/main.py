@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import dspark
 from dspark.cli import (
     bench,
     certificates,
@@ -51,7 +52,10 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action=_ShowVersion, help="print the version and end")
+    version = f"dspark {dspark.__version__}"
+    parser.add_argument(
+        "--version", action="version", version=version, help="print the version and end"
+    )
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )
@@ -111,19 +115,6 @@ def _ray(args: argparse.Namespace) -> int:
     from deploy.ray_environment import run
 
     return run(args.rest)
-
-
-class _ShowVersion(argparse.Action):
-    """Prints the version, which is looked up only then."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, help=help)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        import dspark
-
-        print(f"dspark {dspark.__version__}")
-        parser.exit()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,6 @@ ROLES = ("coordinator", "frontend", "verify", "draft")
 
 
 def add_commands(commands: Any) -> None:
-    """Adds `serve`."""
     parser = commands.add_parser(
         "serve",
         help="run one process by hand, without Ray",

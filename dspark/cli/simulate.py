@@ -19,7 +19,6 @@ simulated time. Lists make a sweep: every combination is simulated."""
 
 
 def add_commands(commands: Any) -> None:
-    """Adds `simulate`."""
     parser = commands.add_parser(
         "simulate", help="size pools in simulated time", description=DESCRIPTION
     )

@@ -39,7 +39,6 @@ _SIGNS = {
 
 
 def add_commands(commands: Any) -> None:
-    """Adds `status`."""
     parser = commands.add_parser("status", help="list every process and lane")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument(

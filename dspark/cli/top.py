@@ -21,7 +21,6 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def add_commands(commands: Any) -> None:
-    """Adds `top`."""
     parser = commands.add_parser("top", help="watch a cell at work; Ctrl-C ends it")
     add_endpoint(parser)
     parser.add_argument(

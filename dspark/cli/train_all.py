@@ -32,7 +32,6 @@ NOTES = "chain.json"
 
 
 def add_stage(stages: Any) -> None:
-    """Adds `all`."""
     from dspark.training.settings import RegenerationSettings, Settings
 
     parser = stages.add_parser("all", help="everything: target and prompts to drafter and report")

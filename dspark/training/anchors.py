@@ -27,17 +27,15 @@ def candidates(supervised: Tensor) -> Tensor:
     return supervised & torch.nn.functional.pad(supervised[1:], (0, 1))
 
 
-def draw_anchors(
-    supervised: Tensor, num_anchors: int, *, generator: torch.Generator | None = None
-) -> Tensor:
+def draw_anchors(supervised: Tensor, num_anchors: int, *, generator: torch.Generator) -> Tensor:
     """Up to `num_anchors` candidates, uniform without replacement, ascending: [A].
 
     The keys are drawn on the generator's device, so a CPU generator gives the same anchors
     whatever the device of the text.
     """
     possible = candidates(supervised)
-    where = generator.device if generator is not None else possible.device
-    keys = torch.rand(len(possible), generator=generator, device=where).to(possible.device)
+    keys = torch.rand(len(possible), generator=generator, device=generator.device)
+    keys = keys.to(possible.device)
     # Every candidate sorts before every other position: rand() stays below 1.
     order = keys.masked_fill(~possible, 1.0).argsort(stable=True)[:num_anchors]
     return order[possible[order]].sort().values

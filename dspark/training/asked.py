@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dspark.decoding.gumbel import times
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import LoadedTarget, fingerprint
 from dspark.model.weights_file import read_file
@@ -25,7 +26,7 @@ from dspark.training import lockstep, rounds
 from dspark.training.chat import Chat
 from dspark.training.disk import read_rows, save_tensors
 from dspark.training.split import conversation_of
-from dspark.types import Rule
+from dspark.types import Rule, SamplingParams
 
 ROWS_AT_ONCE = 64
 _LAYOUT = 1  # version of the files of kept answers
@@ -47,8 +48,8 @@ class TargetText:
     ids: Tensor  # [1, T]: prompt, answer, and room for a block after the last anchor
     ends: tuple[bool, ...]  # for each token from the first new one on: whether it ends the text
     anchors: int  # number of new tokens at which a round may start
-    seed: int  # seed of the coupled rule's noise
-    choice: int
+    new_tokens: int  # of the answer, at most
+    params: SamplingParams  # seed and choice are the key of the coupled rule's noise
 
 
 def questions(
@@ -150,14 +151,17 @@ def answers(
             last = ends.index(True) if True in ends[:new_tokens] else new_tokens
             if last:
                 text = ids[row : row + 1, : start + last + room]
-                yield TargetText(asked[number], text, ends, last, seed, number)
+                params = SamplingParams(temperature, seed=seed, choice=number, rule=rule)
+                yield TargetText(asked[number], text, ends, last, new_tokens, params)
 
 
 def _racing(
     seed: int, choices: Sequence[int], temperature: float
 ) -> Callable[[Tensor, int], Tensor]:
+    drawn = [SamplingParams(seed=seed, choice=choice, rule=Rule.COUPLED) for choice in choices]
+
     def pick(logits: Tensor, place: int) -> Tensor:
-        noise = [rounds.race_noise(seed, choice, [place], logits.shape[-1]) for choice in choices]
-        return (rounds.distribution(logits, temperature) / torch.cat(noise)).argmax(dim=-1)
+        noise = times(drawn, [place] * len(drawn), logits.shape[-1])
+        return (rounds.distribution(logits, temperature) / noise).argmax(dim=-1)
 
     return pick

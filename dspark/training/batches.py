@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dspark.training.features import Features
 from dspark.training.samples import Sample, Samples
+from dspark.training.settings import Settings
 
 
 class BatchPlan(NamedTuple):
@@ -25,11 +26,11 @@ class BatchPlan(NamedTuple):
     steps: int
 
 
-def make_plan(samples: Samples, *, batch: int, epochs: int, steps: int, held_out: int) -> BatchPlan:
+def make_plan(samples: Samples, settings: Settings) -> BatchPlan:
     """The plan of a run: at least one sample is trained on, and a batch is at most all of them."""
-    used = max(1, len(samples) - held_out)
-    batch = min(batch, used)
-    return BatchPlan(used, batch, steps or epochs * (used // batch))
+    used = max(1, len(samples) - settings.held_out)
+    batch = min(settings.batch, used)
+    return BatchPlan(used, batch, settings.steps or settings.epochs * (used // batch))
 
 
 def numbers_of(plan: BatchPlan, *, seed: int, step: int, rank: int = 0, size: int = 1) -> list[int]:

@@ -19,8 +19,7 @@ from dspark.training.disk import save_tensors
 
 
 def save(
-    folder: Path,
-    name: str,
+    path: Path,
     model: nn.Module,
     optimizers: Mapping[str, Optimizer],
     facts: Mapping[str, Any],
@@ -38,7 +37,7 @@ def save(
     # The facts are in the header of the same file, so state and step always belong together.
     header = {"facts": json.dumps(dict(facts)), "groups": json.dumps(groups)}
     whole = {key: value.contiguous().clone() for key, value in tensors.items()}
-    save_tensors(folder / f"{name}.safetensors", whole, header)
+    save_tensors(path, whole, header)
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -46,13 +45,8 @@ def read_header(path: Path) -> dict[str, Any]:
         return {key: json.loads(value) for key, value in file.metadata().items()}
 
 
-def load(
-    folder: Path, name: str, model: nn.Module, optimizers: Mapping[str, Optimizer]
-) -> dict[str, Any] | None:
-    """Restores in place and returns the facts, or None where there is no state to resume from."""
-    path = folder / f"{name}.safetensors"
-    if not path.exists():
-        return None
+def load(path: Path, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
+    """Restores parameters and optimiser states in place."""
     header, tensors = read_header(path), load_file(path)
     parameters = dict(model.named_parameters())
     states: dict[str, dict[int, dict[str, torch.Tensor]]] = {label: {} for label in optimizers}
@@ -66,5 +60,3 @@ def load(
                 states[label].setdefault(int(index), {})[slot] = value
     for label, optimizer in optimizers.items():
         optimizer.load_state_dict({"state": states[label], "param_groups": header["groups"][label]})
-    facts: dict[str, Any] = header["facts"]
-    return facts

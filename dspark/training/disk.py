@@ -62,7 +62,6 @@ class RowFile:
     """Appends JSON rows to a file; a context manager that holds the file's lock."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
         try:

@@ -77,10 +77,10 @@ def evaluate(
             for name, questions_of in sets.items():
                 texts: list[Text] = []
                 drawn = judge.answers(questions_of, temperature, Rule[rule.upper()], seed)
-                for text in judge.texts(drawn, temperature, Rule[rule.upper()], seed + 1):
+                for text in judge.texts(drawn, Rule[rule.upper()], seed + 1):
                     texts.append(text)
                     progress.advance(task)
-                rows_of[name] = _measured(texts, size, new_tokens, fit, thresholds)
+                rows_of[name] = _measured(texts, size, fit, thresholds)
                 progress.update(
                     task, note=f"T={temperature:g} {name} tau {rows_of[name]['tau']:.2f}"
                 )
@@ -115,33 +115,25 @@ def evaluate(
 
 
 def _measured(
-    texts: Sequence[Text],
-    size: int,
-    new_tokens: int,
-    fit: SlotFit | None,
-    thresholds: Sequence[float],
+    texts: Sequence[Text], size: int, fit: SlotFit | None, thresholds: Sequence[float]
 ) -> dict[str, Any]:
     """Figures of one data set at one temperature. ConfigError if it has no text."""
     if not texts:
         raise ConfigError(
             "data: the target ends every answer of a data set at once; there is no round to measure"
         )
-    by_text = metrics.played(texts, new_tokens, fit)
+    by_text = metrics.played(texts, fit)
     row = metrics.figures([made for rounds in by_text for made in rounds], size)
     row["tau_95"] = metrics.interval(by_text)
-    once = [
-        rounds
-        for text, rounds in zip(texts, by_text, strict=True)
-        if not metrics.loops(text, new_tokens)
-    ]
+    once = [made for text, made in zip(texts, by_text, strict=True) if not metrics.loops(text)]
     row["texts"], row["loops"] = len(texts), len(texts) - len(once)
     row["tau_without_loops"] = metrics.figures([made for rounds in once for made in rounds], size)[
         "tau"
     ]
     row["domain"] = texts[0].answer.question.domain
-    row["confidence"] = metrics.confidence(texts, size, new_tokens, fit)
+    row["confidence"] = metrics.confidence(texts, size, fit)
     if row["confidence"] is not None and thresholds:
-        row["sweep"] = metrics.sweep(texts, size, new_tokens, thresholds, fit)
+        row["sweep"] = metrics.sweep(texts, size, thresholds, fit)
     return row
 
 
@@ -263,9 +255,7 @@ def _acceptance(report: Mapping[str, Any], path: Path) -> None:
                 if not math.isnan(share)
             ]
             pane.plot(*zip(*points, strict=True), marker=".", label=f"{name}, tau {row['tau']:.2f}")
-        pane.set_title(temperature)
-        pane.set_xlabel("slot")
-        pane.set_ylabel("accepted, given the slot before")
+        pane.set(title=temperature, xlabel="slot", ylabel="accepted, given the slot before")
     plots.write(figure, path)
 
 
@@ -276,7 +266,8 @@ def _sweep(swept: Mapping[str, Any], path: Path) -> None:
     for number, (temperature, part) in enumerate(swept.items()):
         left, right = axes[2 * number : 2 * number + 2]
         for name, row in part["datasets"].items():
-            points = row["sweep"]
+            if not (points := row.get("sweep")):
+                continue  # no whole block of it was judged
             at = [point["threshold"] for point in points]
             (line,) = left.plot(
                 at, [point["tau"] for point in points], marker=".", label=f"{name}: tau"
@@ -291,10 +282,7 @@ def _sweep(swept: Mapping[str, Any], path: Path) -> None:
                 marker=".",
                 label=name,
             )
-        left.set_title(temperature)
-        left.set_xlabel("threshold")
-        left.set_ylabel("tokens a round")
+        left.set(title=temperature, xlabel="threshold", ylabel="tokens a round")
         right.axhline(0.95, color="grey", linewidth=0.7)
-        right.set_xlabel("verified tokens per committed token")
-        right.set_ylabel("share of tau kept")
+        right.set(xlabel="verified tokens per committed token", ylabel="share of tau kept")
     plots.write(figure, path)

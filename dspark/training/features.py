@@ -119,8 +119,6 @@ def plan_cache(
 ) -> CachePlan:
     """Lays the samples out in shards of about `shard_bytes`; a longer sample has a shard of its
     own."""
-    if dtype not in _DTYPES:
-        raise ConfigError(f"dtype: {dtype!r} is none of {', '.join(_DTYPES)}")
     plan = CachePlan(
         samples.digest(),
         len(samples),

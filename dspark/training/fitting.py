@@ -21,6 +21,7 @@ from dspark.model.checkpoint import LoadedTarget
 from dspark.model.family import Drafter
 from dspark.model.pairing import TOKENIZER_NAME
 from dspark.model.target import decoder_layers, tapped
+from dspark.training import lockstep
 from dspark.training.asked import questions
 from dspark.training.rounds import entries_at
 
@@ -128,18 +129,13 @@ class _Drafted(NamedTuple):
 
 def _answer(model: Any, ids: Sequence[int], room: int) -> Tensor:
     """Prompt and greedy answer, [1, T]; the answer does not end at stop tokens."""
-    count = max(NEW_TOKENS, 2 * room)
-    prompt = torch.tensor([list(ids)], device=model.device)
-    out: Tensor = model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=count,
-        min_new_tokens=count,
-        do_sample=False,
-        repetition_penalty=1.0,  # whatever the target's generation_config asks for
-        pad_token_id=0,
+    return lockstep.generate(
+        model,
+        prompts=[ids],
+        total=len(ids) + max(NEW_TOKENS, 2 * room),
+        temperatures=torch.zeros(1),
+        generator=torch.Generator(),
     )
-    return out[:, : len(ids) + count]
 
 
 def _features(

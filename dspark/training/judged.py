@@ -4,7 +4,7 @@ and the rounds that calibration is fitted on."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,11 +31,10 @@ class Text:
     accepted: Ints  # [A] slots
     confidence: Floats  # [A, k] logits
 
-    def play(self, lengths: Sequence[int], new_tokens: int) -> list[rounds.Played]:
+    def play(self, lengths: Sequence[int]) -> list[rounds.Played]:
         """The rounds of this answer, with lengths[i] slots verified at the i-th anchor."""
-        return rounds.play(
-            [*self.accepted.tolist(), 0], [*lengths, 0], self.answer.ends, new_tokens
-        )
+        answer, accepted = self.answer, [*self.accepted.tolist(), 0]
+        return rounds.play(accepted, [*lengths, 0], answer.ends, answer.new_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,7 @@ class Judge:
             keep=self.keep,
         )
 
-    def texts(
-        self, drawn: Iterable[TargetText], temperature: float, rule: Rule, seed: int
-    ) -> Iterator[Text]:
+    def texts(self, drawn: Iterable[TargetText], rule: Rule, seed: int) -> Iterator[Text]:
         """Judges the answers, one after another."""
         generator = torch.Generator().manual_seed(seed)
         for answer in drawn:
@@ -80,12 +77,9 @@ class Judge:
                 self.target.model,
                 answer.ids,
                 torch.arange(start, start + answer.anchors),
-                temperature=temperature,
+                replace(answer.params, rule=rule),
                 generator=generator,
                 cut=self.cut,
-                rule=rule,
-                seed=answer.seed,
-                choice=answer.choice,
             )
             yield Text(answer, blocks.accepted.numpy(), blocks.confidence.double().numpy())
 
@@ -97,14 +91,14 @@ class JudgedRounds(NamedTuple):
     accepted: Ints  # [n]
 
 
-def whole_blocks(texts: Iterable[Text], size: int, new_tokens: int) -> JudgedRounds:
+def whole_blocks(texts: Iterable[Text], size: int) -> JudgedRounds:
     """All rounds of the texts, with blocks verified whole.
 
     A round that ended its text is left out: whether its later slots were right is unknown.
     """
     scores, kept = [], []
     for text in texts:
-        for made in text.play([size] * text.answer.anchors, new_tokens):
+        for made in text.play([size] * text.answer.anchors):
             if made.emitted == made.accepted + 1:
                 scores.append(text.confidence[made.at])
                 kept.append(made.accepted)
@@ -145,8 +139,8 @@ class RoundSource:
                     place = (name, half, first, rule is Rule.COUPLED, temperature)
                     if place not in self.drawn:
                         self.drawn[place] = list(judge.answers(piece, temperature, rule, seed))
-                    texts = judge.texts(self.drawn[place], temperature, rule, seed + 1)
-                    parts.append(whole_blocks(texts, judge.size, judge.new_tokens))
+                    texts = judge.texts(self.drawn[place], rule, seed + 1)
+                    parts.append(whole_blocks(texts, judge.size))
                     told(len(piece))
         logits, accepted = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         if not len(accepted):

@@ -66,22 +66,20 @@ def above(confidence: Floats, threshold: float) -> list[int]:
 
 
 def played(
-    texts: Sequence[Text], new_tokens: int, fit: SlotFit | None, threshold: float = 0.0
+    texts: Sequence[Text], fit: SlotFit | None, threshold: float = 0.0
 ) -> list[list[Played]]:
     """Rounds of every text, blocks cut at the first confidence below the threshold (0: whole),
     calibrated by `fit` or raw (None)."""
     made = []
     for text in texts:
         told = reliability.sigmoid(text.confidence if fit is None else fit.logits(text.confidence))
-        made.append(text.play(above(told, threshold), new_tokens))
+        made.append(text.play(above(told, threshold)))
     return made
 
 
-def confidence(
-    texts: Sequence[Text], size: int, new_tokens: int, fit: SlotFit | None
-) -> dict[str, Any] | None:
+def confidence(texts: Sequence[Text], size: int, fit: SlotFit | None) -> dict[str, Any] | None:
     """Quality of the confidence by slot, raw and calibrated; None if no whole block was judged."""
-    logits, accepted = whole_blocks(texts, size, new_tokens)
+    logits, accepted = whole_blocks(texts, size)
     if not len(accepted):
         return None
     report = {"raw": reliability.by_slot(reliability.survival(logits), accepted)}
@@ -90,25 +88,21 @@ def confidence(
     return {"rounds": len(accepted), **report}
 
 
-def loops(text: Text, new_tokens: int, length: int = 8) -> bool:
+def loops(text: Text, length: int = 8) -> bool:
     """Whether an answer repeats a run of `length` tokens: repeated text is easy to draft."""
     start = len(text.answer.question.ids)
-    ids = text.answer.ids[0, start : start + text.answer.anchors].tolist()[:new_tokens]
+    ids = text.answer.ids[0, start : start + text.answer.anchors].tolist()
     runs = [tuple(ids[n : n + length]) for n in range(len(ids) - length + 1)]
     return len(set(runs)) < len(runs)
 
 
 def sweep(
-    texts: Sequence[Text],
-    size: int,
-    new_tokens: int,
-    thresholds: Sequence[float],
-    fit: SlotFit | None,
+    texts: Sequence[Text], size: int, thresholds: Sequence[float], fit: SlotFit | None
 ) -> list[dict[str, float]]:
     """tau and verified tokens at every threshold; the same texts and drafts throughout."""
     points = []
     for threshold in thresholds:
-        rounds = [r for one in played(texts, new_tokens, fit, threshold) for r in one]
+        rounds = [r for one in played(texts, fit, threshold) for r in one]
         all_of = figures(rounds, size)
         points.append(
             {

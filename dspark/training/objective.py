@@ -23,6 +23,7 @@ from dspark.training.batches import SampleBatch
 from dspark.training.eagle3_loss import chain_loss, language_loss
 from dspark.training.lean_loss import LeanLoss, lean_block_loss
 from dspark.training.loss import DFLASH_WEIGHTS, LossSums, LossWeights
+from dspark.training.settings import Settings
 
 PUBLISHED_DECAY, PUBLISHED_BLOCK = 4.0, 7
 
@@ -30,16 +31,14 @@ PUBLISHED_DECAY, PUBLISHED_BLOCK = 4.0, 7
 def batch_loss(
     drafter: Drafter,
     batch: SampleBatch,
-    *,
-    target_head: Tensor,
-    anchors: int,
-    decay: float,
+    settings: Settings,
+    target_head: Tensor,  # [V, H]
     key: Sequence[int],
 ) -> LeanLoss:
-    """Sums over a batch, not divided. A conversation's `anchors` are drawn by (key, its number), so
+    """Sums over a batch, not divided. A conversation's anchors are drawn by (key, its number), so
     neither the pieces of a step nor its workers change them."""
     if isinstance(drafter, BlockDrafter):
-        return _blocks(drafter, batch, target_head, anchors, decay, key)
+        return _blocks(drafter, batch, settings, target_head, key)
     if isinstance(drafter, ChainDrafter):
         return chain_loss(drafter, batch, target_head)
     assert isinstance(drafter, LanguageDrafter)
@@ -54,16 +53,15 @@ def own_weights(config: DrafterConfig) -> LossWeights:
 def _blocks(
     drafter: BlockDrafter,
     batch: SampleBatch,
+    settings: Settings,
     target_head: Tensor,
-    anchors: int,
-    decay: float,
     key: Sequence[int],
 ) -> LeanLoss:
     size = drafter.config.block_size
     parts = []
     for span, number in zip(batch.spans, batch.numbers, strict=True):
         ids, supervised = batch.ids[span], batch.supervised[span]
-        drawn = draw_anchors(supervised, anchors, generator=_generator([*key, number]))
+        drawn = draw_anchors(supervised, settings.anchors, generator=_generator([*key, number]))
         labels = label_blocks(input_ids=ids, supervised=supervised, anchors=drawn, block_size=size)
         parts.append((drawn + span.start, torch.full_like(drawn, span.start), *labels))
     where, starts, target_ids, eval_mask = (
@@ -75,7 +73,7 @@ def _blocks(
     hidden = drafter.forward_hidden(
         features=batch.features, input_ids=batch.ids, anchors=where, first_rows=starts
     )
-    own = own_weights(drafter.config)
+    own, decay = own_weights(drafter.config), settings.decay
     return lean_block_loss(
         drafter,
         hidden=hidden,

@@ -45,28 +45,11 @@ def separate(
     if len(set(names)) < len(names):
         raise ConfigError(f"prompts: two files are named {max(names, key=names.count)}")
     asked = {path: list(_read(path)) for path in prompts}
-    sizes = {
-        min(RUN, len(words))
-        for rows in asked.values()
-        for _, texts in rows
-        for words in texts
-        if words
-    }
-    wanted = {
-        run
-        for rows in asked.values()
-        for _, texts in rows
-        for words in texts
-        for run in _marks(words)
-    }
-    seen = set(_shared(wanted, sizes, training))
+    wanted = {run for rows in asked.values() for _, texts in rows for run in _marks(texts)}
+    seen = set(_shared(wanted, training))
     files: dict[str, Any] = {}
     for path, rows in asked.items():
-        kept = [
-            row
-            for row, texts in rows
-            if not any(run in seen for words in texts for run in _marks(words))
-        ]
+        kept = [row for row, texts in rows if seen.isdisjoint(_marks(texts))]
         files[path.name] = {
             "prompts": len(rows),
             "shared": len(rows) - len(kept),
@@ -81,17 +64,18 @@ def separate(
     return totals | {"files": files}
 
 
-def _marks(words: Sequence[str]) -> Iterable[Run]:
-    """The runs of a prompt that are searched for."""
-    return runs_of(words, min(RUN, len(words))) if words else ()
+def _marks(texts: Iterable[Sequence[str]]) -> Iterator[Run]:
+    """The runs of a prompt, given the words of its turns, that are searched for."""
+    return (run for words in texts if words for run in runs_of(words, min(RUN, len(words))))
 
 
-def _shared(wanted: set[Run], sizes: set[int], training: Sequence[Path]) -> Iterator[Run]:
+def _shared(wanted: set[Run], training: Sequence[Path]) -> Iterator[Run]:
+    sizes = {len(run) for run in wanted}
     for path in training:
         for _, texts in _read(path):
             for words in texts:
                 for size in sizes:
-                    yield from (run for run in runs_of(words, size) if run in wanted)
+                    yield from wanted.intersection(runs_of(words, size))
 
 
 def _read(path: Path) -> Iterator[tuple[dict[str, Any], list[list[str]]]]:

@@ -96,6 +96,5 @@ def draw(log: Log, panes: Mapping[str, Sequence[str]], path: Path) -> None:
                     linewidth=0.8,
                     marker=marker,
                 )
-        pane.set_xlabel("step")
-        pane.set_ylabel(name)
+        pane.set(xlabel="step", ylabel=name)
     plots.write(figure, path, from_zero=False)

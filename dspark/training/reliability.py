@@ -109,8 +109,7 @@ def _one(axes: Any, predicted: Floats, accepted: Ints) -> None:
             means, [label[bins == b].mean() for b in used], marker=".", label=f"slot {slot + 1}"
         )
     axes.plot((0, 1), (0, 1), color="grey", linewidth=0.7)
-    axes.set_xlabel("predicted survival")
-    axes.set_ylabel("observed survival")
+    axes.set(xlabel="predicted survival", ylabel="observed survival")
 
 
 def _bins(predicted: Floats) -> Ints:

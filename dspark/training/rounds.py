@@ -52,13 +52,6 @@ def distribution(logits: Tensor, temperature: float) -> Tensor:
     return torch.softmax(logits / temperature, dim=-1)
 
 
-def race_noise(seed: int, choice: int, positions: Sequence[int], vocab: int) -> Tensor:
-    """Noise of the coupled rule at absolute positions of one text: [n, V] float64; `choice` tells
-    texts apart."""
-    drawn = SamplingParams(seed=seed, choice=choice, rule=Rule.COUPLED)
-    return times([drawn] * len(positions), positions, vocab)
-
-
 class _Text(NamedTuple):
     """One text, with the target's distributions and the noise of its tokens."""
 
@@ -74,13 +67,10 @@ def judge(
     target: Any,  # a causal language model of transformers
     ids: Tensor,  # [1, T] with at least k tokens after the last anchor
     anchors: Tensor,  # [A], at least 1
+    params: SamplingParams,  # seed and choice: of the coupled rule, as the text was drawn
     *,
-    temperature: float,
     generator: torch.Generator,
     cut: int | None = TOP_K_CUT,
-    rule: Rule = Rule.TOKEN,
-    seed: int = 0,  # of the coupled rule's noise, with which the text was drawn
-    choice: int = 0,
 ) -> JudgedBlocks:
     """Drafts a block at every anchor and judges it against the text. No random state but
     `generator`'s is used."""
@@ -91,9 +81,10 @@ def judge(
         ]
         features = taps.collect()[0] if layers else None
     race = None
-    if rule is Rule.COUPLED and temperature > 0:
-        race = race_noise(seed, choice, range(first + 1, ids.shape[1] + 1), logits.shape[-1])
-    text = _Text(ids[0], distribution(logits, temperature), first, race)
+    if params.rule is Rule.COUPLED and params.temperature > 0:
+        places = range(first + 1, ids.shape[1] + 1)
+        race = times([params] * len(places), places, logits.shape[-1])
+    text = _Text(ids[0], distribution(logits, params.temperature), first, race)
     entries, rows = entries_at(drafter, features=features, token_ids=ids[0], anchors=anchors)
     most = max(1, _FLOATS // (drafter.config.block_size * logits.shape[-1]))
     parts = []
@@ -101,9 +92,7 @@ def judge(
         piece = slice(at, at + most)
         context = Entries(entries.keys[:, piece], entries.values[:, piece], entries.lengths[piece])
         last = None if rows is None else rows[piece]
-        parts.append(
-            _blocks(drafter, text, anchors[piece], context, last, temperature, generator, cut, rule)
-        )
+        parts.append(_blocks(drafter, text, anchors[piece], context, last, params, generator, cut))
     return JudgedBlocks(
         torch.cat([part.accepted for part in parts]), torch.cat([part.confidence for part in parts])
     )
@@ -115,16 +104,11 @@ def _blocks(
     anchors: Tensor,  # [A]
     context: Entries,
     last_rows: Tensor | None,
-    temperature: float,
+    params: SamplingParams,
     generator: torch.Generator,
     cut: int | None,
-    rule: Rule,
 ) -> JudgedBlocks:
-    count, size, columns = (
-        len(anchors),
-        drafter.config.block_size,
-        SamplingColumns.of([SamplingParams(temperature)]),
-    )
+    count, size, columns = len(anchors), drafter.config.block_size, SamplingColumns.of([params])
     previous = text.ids[anchors]
     proposal = drafter.propose(
         anchor_ids=previous,
@@ -160,7 +144,7 @@ def _blocks(
             -1, draw(surplus, torch.rand(count, generator=generator))[:, None]
         ).squeeze(-1)
         previous = torch.where(alive, truth, drawn)
-        if rule is Rule.BLOCK:
+        if params.rule is Rule.BLOCK:
             kept = torch.where(alive, (1 / ratio).clamp(max=1.0), 1.0)
     return JudgedBlocks(accepted, proposal.confidence_logits(torch.stack(before, dim=1)))
 

@@ -67,14 +67,7 @@ class TrainingRun:
         precision = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.mixed)
         for batch in self.batches(numbers):
             with torch.set_grad_enabled(learn), precision:
-                loss = batch_loss(
-                    self.drafter,
-                    batch,
-                    target_head=self.target_head,
-                    anchors=self.settings.anchors,
-                    decay=self.settings.decay,
-                    key=key,
-                )
+                loss = batch_loss(self.drafter, batch, self.settings, self.target_head, key)
             if learn:
                 loss.objective.backward()  # type: ignore[no-untyped-call]
             found.append(LossSums(*(value.detach() for value in loss.sums)))
@@ -94,13 +87,7 @@ def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
     )
     samples.check_vocabulary(target.vocab_size)
     drafter = make_drafter(target, settings).to(device)
-    plan = make_plan(
-        samples,
-        batch=settings.batch,
-        epochs=settings.epochs,
-        steps=settings.steps,
-        held_out=settings.held_out,
-    )
+    plan = make_plan(samples, settings)
     if world.size > plan.batch:
         raise ConfigError(
             f"batch: {plan.batch} conversations cannot be shared by {world.size} workers"

@@ -33,9 +33,8 @@ class Sample(NamedTuple):
     supervised: Tensor  # [T] bool
 
 
-def write_samples(path: Path, samples: Iterable[Sample]) -> int:
-    """Writes the file, whole or not at all; returns the number of samples. ConfigError if there is
-    none."""
+def write_samples(path: Path, samples: Iterable[Sample]) -> None:
+    """Writes the file, whole or not at all. ConfigError if there is no sample."""
     ids, marks, offsets = [], [], [0]
     for sample in samples:
         ids.append(sample.ids.to(torch.int32))
@@ -49,7 +48,6 @@ def write_samples(path: Path, samples: Iterable[Sample]) -> int:
         "offsets": torch.tensor(offsets),
     }
     save_tensors(path, tensors)
-    return len(ids)
 
 
 class Samples(Sequence[Sample]):

@@ -27,7 +27,7 @@ from dspark.training.optimisers import make_optimisers, set_step
 from dspark.training.run import TrainingRun, WorkerGroup, open_run
 from dspark.training.settings import Settings, settled
 
-STATE, LOG, CURVE, MODEL = "state", "log.csv", "loss.png", "drafter"
+STATE, LOG, CURVE, MODEL = "state.safetensors", "log.csv", "loss.png", "drafter"
 CURVES = {name: (name, f"held_out_{name}") for name in ("loss", "tau")}
 HELD_OUT_KEY = 0x7E57  # anchors of held-out conversations are the same at every evaluation
 
@@ -46,13 +46,14 @@ def train_drafter(settings: Settings, *, on_step: OnStep | None = None) -> Path:
     run = open_run(settings, world)
     out, plan = Path(settings.out), run.plan
     optimisers = make_optimisers(run.drafter, settings)
-    if (state_file := out / f"{STATE}.safetensors").exists():
+    done, before = 0, 0.0
+    if (out / STATE).exists():
         # Checked before weights of another shape are copied.
-        kept = checkpoint.read_header(state_file)["facts"]
+        kept = checkpoint.read_header(out / STATE)["facts"]
         check_same_run(out, kept["settings"], settled(run.settings))
         check_same_run(out, kept["identity"], dict.fromkeys(kept["identity"]) | run.identity)
-    facts = checkpoint.load(out, STATE, run.drafter, optimisers)
-    done, before = (facts["step"], facts["seconds"]) if facts else (0, 0.0)
+        checkpoint.load(out / STATE, run.drafter, optimisers)
+        done, before = kept["step"], kept["seconds"]
     log = record.Log(out / LOG) if world.leads else None
     if log:
         log.keep_until(done)
@@ -75,7 +76,7 @@ def train_drafter(settings: Settings, *, on_step: OnStep | None = None) -> Path:
         ):
             state = {"step": step + 1, "seconds": seconds, "settings": run.settings.to_json()}
             state["identity"] = run.identity
-            checkpoint.save(out, STATE, run.drafter, optimisers, state)
+            checkpoint.save(out / STATE, run.drafter, optimisers, state)
             saved = now
     if world.leads:
         _finish(run, out)

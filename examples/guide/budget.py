@@ -49,7 +49,5 @@ def _points(tour: Tour, path: Path) -> list[dict[str, Any]]:
     """The rounds, played at every threshold on the very same texts and drafts."""
     judge = Judge(tour.target, tour.drafter, tour.tokens, cut=64)
     drawn = judge.answers(questions(path, tour.target, rows=tour.rows), 1.0, Rule.TOKEN, seed=0)
-    texts = list(judge.texts(drawn, 1.0, Rule.TOKEN, seed=1))
-    return metrics.sweep(
-        texts, tour.slots, tour.tokens, THRESHOLDS, tour.calibration.fit("sampled", "token")
-    )
+    texts = list(judge.texts(drawn, Rule.TOKEN, seed=1))
+    return metrics.sweep(texts, tour.slots, THRESHOLDS, tour.calibration.fit("sampled", "token"))

@@ -21,3 +21,15 @@ class Finding:
     level: Level
     said: str
     mend: str = ""
+
+
+def fine(what: str, said: str) -> Finding:
+    return Finding(what, Level.OK, said)
+
+
+def doubtful(what: str, said: str, mend: str) -> Finding:
+    return Finding(what, Level.WARN, said, mend)
+
+
+def wrong(what: str, said: str, mend: str) -> Finding:
+    return Finding(what, Level.FAIL, said, mend)

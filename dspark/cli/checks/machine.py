@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from dspark.cli import extras
-from dspark.cli.checks.finding import Finding, Level
+from dspark.cli.checks.finding import Finding, doubtful, fine, wrong
 from dspark.errors import DsparkError
 
 LEAST_FILES = 4096  # open files: a coordinator holds one socket per client
@@ -22,7 +22,7 @@ LEAST_SHARED_MEMORY = 100_000_000  # bytes of /dev/shm: Ray's store of objects t
 
 def versions() -> Iterator[Finding]:
     """Checks Python, and the versions of all distributions in this one's metadata."""
-    yield Finding("python", Level.OK, platform.python_version())
+    yield fine("python", platform.python_version())
     missing: dict[str, list[str]] = {}
     good = 0
     for each in extras.wanted():
@@ -37,16 +37,14 @@ def versions() -> Iterator[Finding]:
             good += 1
         else:
             mend = f"pip install '{each.name}{each.specifier}'"
-            yield Finding(each.name, Level.FAIL, f"{found}, wanted {each.specifier}", mend)
-    yield Finding("packages", Level.OK, f"{good} at versions that fit")
+            yield wrong(each.name, f"{found}, wanted {each.specifier}", mend)
+    yield fine("packages", f"{good} at versions that fit")
     for extra, names in missing.items():
-        what, level = (f"extra {extra}", Level.WARN) if extra else ("packages", Level.FAIL)
-        mend = (
-            f"pip install '.[{extra}]' in the checkout"
-            if extra
-            else "pip install . in the checkout"
-        )
-        yield Finding(what, level, f"not installed: {', '.join(names)}", mend)
+        said = f"not installed: {', '.join(names)}"
+        if extra:
+            yield doubtful(f"extra {extra}", said, f"pip install '.[{extra}]' in the checkout")
+        else:
+            yield wrong("packages", said, "pip install . in the checkout")
 
 
 def device() -> Iterator[Finding]:
@@ -54,65 +52,44 @@ def device() -> Iterator[Finding]:
     try:
         import torch
     except ModuleNotFoundError:
-        yield Finding(
-            "device", Level.WARN, "torch is not installed", "pip install '.[serve]' in the checkout"
-        )
+        mend = "pip install '.[serve]' in the checkout"
+        yield doubtful("device", "torch is not installed", mend)
         return
-    there = Path("/proc/driver/nvidia/version").exists()
+    version = f"torch {torch.__version__}"
     if torch.cuda.is_available():
-        names = ", ".join(
-            torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
-        )
-        yield Finding("device", Level.OK, f"{names}; torch {torch.__version__}")
-    elif there:
-        built = (
-            f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build without CUDA"
-        )
-        mend = (
-            "install a CUDA build of torch that fits the driver (`nvidia-smi` shows the "
-            "driver's CUDA version)"
-        )
-        yield Finding(
-            "device", Level.FAIL, f"a GPU is there; torch {torch.__version__} is {built}", mend
-        )
+        names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+        yield fine("device", f"{', '.join(names)}; {version}")
+    elif Path("/proc/driver/nvidia/version").exists():
+        cuda = torch.version.cuda
+        built = f"built for CUDA {cuda}" if cuda else "a build without CUDA"
+        mend = "install a CUDA build of torch that fits the driver "
+        mend += "(`nvidia-smi` shows the driver's CUDA version)"
+        yield wrong("device", f"a GPU is there; {version} is {built}", mend)
     else:
-        yield Finding(
-            "device",
-            Level.OK,
-            f"CPU, {os.cpu_count()} cores; torch {torch.__version__}, no GPU here",
-        )
+        yield fine("device", f"CPU, {os.cpu_count()} cores; {version}, no GPU here")
 
 
 def limits() -> Iterator[Finding]:
     """Checks the limits of open files and of shared memory."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < LEAST_FILES:
-        mend = (
-            f"ulimit -n {LEAST_FILES}"
-            if hard == resource.RLIM_INFINITY or hard >= LEAST_FILES
-            else (
-                f"raise the hard limit of open files ({hard}) in /etc/security/limits.conf or the "
-                "container's settings"
-            )
-        )
-        yield Finding(
-            "open files", Level.WARN, f"at most {soft}, one is needed per client stream", mend
-        )
+    if soft == resource.RLIM_INFINITY:
+        yield fine("open files", "unlimited")
+    elif soft >= LEAST_FILES:
+        yield fine("open files", f"at most {soft}")
     else:
-        yield Finding(
-            "open files",
-            Level.OK,
-            "unlimited" if soft == resource.RLIM_INFINITY else f"at most {soft}",
-        )
+        mend = f"ulimit -n {LEAST_FILES}"
+        if hard != resource.RLIM_INFINITY and hard < LEAST_FILES:
+            mend = f"raise the hard limit of open files ({hard}) in /etc/security/limits.conf or "
+            mend += "the container's settings"
+        yield doubtful("open files", f"at most {soft}, one is needed per client stream", mend)
     if Path("/dev/shm").is_dir():
         free = shutil.disk_usage("/dev/shm").free
+        said = f"{free // 1_000_000} MB free in /dev/shm"
         if free < LEAST_SHARED_MEMORY:
             mend = "give the container --shm-size=256m; Ray is slow without it"
-            yield Finding(
-                "shared memory", Level.WARN, f"{free // 1_000_000} MB free in /dev/shm", mend
-            )
+            yield doubtful("shared memory", said, mend)
         else:
-            yield Finding("shared memory", Level.OK, f"{free // 1_000_000} MB free in /dev/shm")
+            yield fine("shared memory", said)
 
 
 def http_port(endpoint: str) -> Iterator[Finding]:
@@ -127,11 +104,7 @@ def http_port(endpoint: str) -> Iterator[Finding]:
     try:
         check_listeners([("http", endpoint)])
     except DsparkError as error:
-        yield Finding(
-            "port http",
-            Level.WARN,
-            str(error),
-            "choose another one, or end the process that listens there",
-        )
+        mend = "choose another one, or end the process that listens there"
+        yield doubtful("port http", str(error), mend)
     else:
-        yield Finding("port http", Level.OK, f"{endpoint} is free")
+        yield fine("port http", f"{endpoint} is free")

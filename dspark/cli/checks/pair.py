@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dspark import shipped
-from dspark.cli.checks.finding import Finding, Level
+from dspark.cli.checks.finding import Finding, doubtful, fine, wrong
 from dspark.errors import DsparkError
 
 
@@ -25,80 +25,60 @@ def models(
     try:
         chosen = shipped.pair(target, drafter)
     except DsparkError as error:
-        yield Finding("pair", Level.FAIL, str(error), "name both")
+        yield wrong("pair", str(error), "name both")
         return
     target, drafter = chosen["target"], chosen["drafter"] or "none"
     if not target:
-        yield Finding("target", Level.FAIL, "a drafter alone is no pair", "say --target too")
+        yield wrong("target", "a drafter alone is no pair", "say --target too")
         return
     try:
         if is_imported(target) and not folder_of(target).is_dir():
-            yield Finding(
-                "target", Level.OK, f"{target}: becomes a folder on first use, {folder_of(target)}"
-            )
+            yield fine("target", f"{target}: becomes a folder on first use, {folder_of(target)}")
             return
         theirs = locate(target, revision=revision, weights=False)
         sizes = sizes_of(theirs)
     except DsparkError as error:
-        yield Finding(
-            "target",
-            Level.FAIL,
-            str(error),
-            "name a folder with config.json and *.safetensors, or a hub id",
-        )
+        mend = "name a folder with config.json and *.safetensors, or a hub id"
+        yield wrong("target", str(error), mend)
         return
-    text = (theirs / TOKENIZER_NAME).is_file()
-    mend = (
-        ""
-        if text
-        else f"put {TOKENIZER_NAME} beside the weights; until then clients send and get token ids "
-        "only"
-    )
     said = f"{target}: {sizes['layers']} layers, vocabulary {sizes['vocab_size']}"
-    yield Finding(
-        "target", Level.OK if text else Level.WARN, said + ("" if text else ", no tokenizer"), mend
-    )
+    if (theirs / TOKENIZER_NAME).is_file():
+        yield fine("target", said)
+    else:
+        mend = f"put {TOKENIZER_NAME} beside the weights; until then clients send and get token "
+        yield doubtful("target", f"{said}, no tokenizer", mend + "ids only")
     if drafter == "none":
-        yield Finding("drafter", Level.OK, "none: plain decoding")
+        yield fine("drafter", "none: plain decoding")
         return
     try:
         mine = locate(drafter, revision=revision, weights=False)
         config = read_drafter_config(mine)
         problem = mismatch(config, mine, target=theirs, **sizes)
     except DsparkError as error:
-        yield Finding(
-            "drafter", Level.FAIL, str(error), "`dspark checkpoint check DRAFTER` says more"
-        )
+        yield wrong("drafter", str(error), "`dspark checkpoint check DRAFTER` says more")
         return
     if problem is not None:
-        mend = (
-            "serve the drafter that was made for this target; docs/checkpoints.md lists the "
-            "released pairs"
-        )
-        yield Finding("pair", Level.FAIL, problem, mend)
-    else:
-        said = f"{drafter}: {config.family}, blocks of {config.block_size}, made for this target"
-        yield Finding("pair", Level.OK, said)
-        if try_it:
-            yield from _acceptance(target, drafter, revision)
+        mend = "serve the drafter that was made for this target; "
+        yield wrong("pair", problem, mend + "docs/checkpoints.md lists the released pairs")
+        return
+    said = f"{drafter}: {config.family}, blocks of {config.block_size}, made for this target"
+    yield fine("pair", said)
+    if try_it:
+        yield _acceptance(target, drafter, revision)
 
 
-def _acceptance(target: str, drafter: str, revision: str | None) -> Iterator[Finding]:
+def _acceptance(target: str, drafter: str, revision: str | None) -> Finding:
     """Measures whether the target accepts the drafter's tokens, which no config value shows."""
     from dspark.model.checkpoint import load_drafter, load_target
     from dspark.training.fitting import PROMPTS, fit, held_prompts
 
     loaded = load_target(target, revision=revision)
-    found = fit(
-        loaded,
-        load_drafter(drafter, revision=revision, target=target),
-        held_prompts(loaded, PROMPTS),
-    )
-    mend = ""
-    if not found.fits:
-        mend = (
-            "taps are layer ids whose outputs are read, from 0; `dspark checkpoint check` says "
-            "what the file names"
-        )
-    level = Level.OK if found.fits else Level.WARN if found.off_by is not None else Level.FAIL
-    yield Finding("acceptance", level, f"{found}, at {found.places} places", mend)
+    made = load_drafter(drafter, revision=revision, target=target)
+    found = fit(loaded, made, held_prompts(loaded, PROMPTS))
+    said = f"{found}, at {found.places} places"
+    if found.fits:
+        return fine("acceptance", said)
+    mend = "taps are layer ids whose outputs are read, from 0; `dspark checkpoint check` says what "
+    mend += "the file names"
+    told = wrong if found.off_by is None else doubtful
+    return told("acceptance", said, mend)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dspark.client.cell import is_alive
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -43,16 +43,5 @@ def test_a_foreign_server_and_its_children_end_with_the_benchmark(number: signal
     assert len(pids) == 2
     process.send_signal(number)
     process.wait(60)
-    wait_until(lambda: not any(_runs(pid) for pid in pids))
+    wait_until(lambda: not any(map(is_alive, pids)))
     process.stdout.close()
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        return (
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-            != "Z"
-        )
-    except (ProcessLookupError, FileNotFoundError):
-        return False

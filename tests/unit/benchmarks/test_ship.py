@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from benchmarks import ship
 from dspark.model.calibration import load_calibration
 from dspark.model.checkpoint import load_drafter
+from dspark.training.disk import write_rows
 from dspark.training.samples import Sample, write_samples
 from dspark.training.settings import Settings
 from dspark.training.trainer import train_drafter
@@ -39,20 +40,13 @@ def test_a_run_becomes_the_folder_that_ships(
     train_drafter(settings)
     asked = tmp_path / "made-up.jsonl"
     rows = [{"turns": [[3 + n, 7, 9 + n, 11]], "domain": "made up"} for n in range(4)]
-    asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [str(tmp_path / "run"), "--target", str(golden_target), "--tokens", "10", "--rows", "0"]
-    words += [
-        "--prompts",
-        str(asked),
-        "--datasets",
-        str(asked),
-        "--keep",
-        str(tmp_path / "answers"),
-    ]
+    write_rows(asked, rows)
+    words = f"{tmp_path}/run --target {golden_target} --tokens 10 --rows 0 --prompts {asked} "
+    words += f"--datasets {asked} --keep {tmp_path}/answers --out "
     out = tmp_path / "models" / "shipped"
     out.mkdir(parents=True)
     (out / "of-another-version").touch()
-    assert ship.main([*words, "--out", str(out)]) == 0
+    assert ship.main(f"{words} {out}".split()) == 0
     assert {path.name for path in out.parent.iterdir()} == {"shipped"}
     names = {path.name for path in out.iterdir()}
     assert names == {
@@ -74,7 +68,7 @@ def test_a_run_becomes_the_folder_that_ships(
         assert row in card
     assert str(tmp_path) not in card + (out / "metrics.json").read_text(encoding="utf-8")
     shutil.rmtree(tmp_path / "run" / "drafter")  # as before its last step
-    assert ship.main([*words, "--out", str(tmp_path / "again")]) == 0
+    assert ship.main(f"{words} {tmp_path}/again".split()) == 0
     assert "its state after 2 steps" in capsys.readouterr().err
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "again"))
     assert ours.keys() == theirs.keys()
@@ -86,13 +80,7 @@ def test_a_folder_that_is_no_run_is_refused_and_what_ships_stays(
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "weights").touch()
-    words = [
-        str(tmp_path / "nothing"),
-        "--target",
-        str(golden_target),
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert ship.main(words) == 1
+    words = f"{tmp_path}/nothing --target {golden_target} --out {tmp_path}/out"
+    assert ship.main(words.split()) == 1
     assert "nothing: no state.safetensors" in capsys.readouterr().err
     assert (tmp_path / "out" / "weights").exists()

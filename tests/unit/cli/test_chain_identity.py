@@ -20,18 +20,9 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def _begin(prompts: Path, target: Path, *words: str) -> _Chain:
-    told = [
-        "all",
-        "--prompts",
-        str(prompts),
-        "--target",
-        str(target),
-        "--out",
-        str(prompts.parent / "chain"),
-        *words,
-    ]
-    args: argparse.Namespace = build_parser().parse_args(told)
+def _begin(prompts: Path, target: Path, options: str = "") -> _Chain:
+    told = f"all --prompts {prompts} --target {target} --out {prompts.parent}/chain {options}"
+    args: argparse.Namespace = build_parser().parse_args(told.split())
     settings = _settings(args, Path(args.out))
     chain = _Chain(Path(args.out), _identity(args, settings, _asking(args)))
     chain.do("nothing", dict)  # what was begun is on the disk from the first stage on
@@ -55,16 +46,16 @@ def test_the_setting_that_differs_is_named(
 ) -> None:
     _begin(prompts, golden_target)
     with pytest.raises(ConfigError, match=re.compile(f"^{said}")):
-        _begin(prompts, golden_target, *words.split())
+        _begin(prompts, golden_target, words)
 
 
 def test_settings_that_change_no_result_may_differ(prompts: Path, golden_target: Path) -> None:
-    _begin(prompts, golden_target, "--taps", "1,3")
+    _begin(prompts, golden_target, "--taps 1,3")
     other = (
         "--taps 1,3 --device cpu --save-every 7 --log-every 3 --ask-concurrency 2 "
         "--ask-patience-s 9"
     )
-    assert "nothing" in _begin(prompts, golden_target, *other.split()).notes["stages"]
+    assert "nothing" in _begin(prompts, golden_target, other).notes["stages"]
 
 
 def test_other_kept_tokens_are_another_run(prompts: Path, golden_target: Path) -> None:
@@ -72,6 +63,6 @@ def test_other_kept_tokens_are_another_run(prompts: Path, golden_target: Path) -
     for content in ("[1]", "[1, 2]"):
         kept.write_text(content, encoding="utf-8")
         if content == "[1]":
-            _begin(prompts, golden_target, "--keep-tokens", str(kept))
+            _begin(prompts, golden_target, f"--keep-tokens {kept}")
     with pytest.raises(ConfigError, match=r"^keep_tokens: "):
-        _begin(prompts, golden_target, "--keep-tokens", str(kept))
+        _begin(prompts, golden_target, f"--keep-tokens {kept}")

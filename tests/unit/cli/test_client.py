@@ -37,17 +37,19 @@ class Counter(generate_pb2_grpc.GenerationServicer):
     """Answers prompt [p, ...] with p, p+1, ...; fails as the request id says; remembers what became
     of each call."""
 
+    endpoint = ""
+
     def __init__(self) -> None:
-        self.ended: dict[str, bool] = {}
+        self.ended: set[str] = set()
         self.calls = 0
-        self.seen: generate_pb2.GenerateRequest | None = None
+        self.seen = generate_pb2.GenerateRequest()
 
     def Generate(
         self, request: generate_pb2.GenerateRequest, context: grpc.ServicerContext
     ) -> Iterator[generate_pb2.GenerateResponse]:
         self.calls += 1
         self.seen = request
-        context.add_callback(lambda: self.ended.__setitem__(request.request_id, True))
+        context.add_callback(lambda: self.ended.add(request.request_id))
         match request.request_id:
             case "bad":
                 context.set_trailing_metadata((("bad-field", "sampling_params.top_p"),))
@@ -99,34 +101,39 @@ class Counter(generate_pb2_grpc.GenerationServicer):
 
 
 @pytest.fixture
-def service() -> Iterator[tuple[Counter, str]]:
+def service() -> Iterator[Counter]:
     servicer = Counter()
     server = grpc.server(futures.ThreadPoolExecutor(4))
     generate_pb2_grpc.add_GenerationServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    servicer.endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
-    yield servicer, f"127.0.0.1:{port}"
+    yield servicer
     server.stop(0).wait(5)
 
 
-def test_a_stream_gives_every_token_once_and_then_says_why_it_ended(
-    service: tuple[Counter, str],
-) -> None:
-    with Client(service[1]) as client:
-        events = list(client.generate([5], max_tokens=3))
-    assert events[:-1] == [Chunk(" 5", (5,), 0), Chunk(" 6", (6,), 1), Chunk(" 7", (7,), 2)]
-    end = events[-1]
+@pytest.fixture
+def client(service: Counter) -> Iterator[Client]:
+    with Client(service.endpoint) as made:
+        yield made
+
+
+@pytest.fixture
+def alone() -> Iterator[Client]:
+    """Where nobody listens."""
+    with Client("127.0.0.1:9") as made:
+        yield made
+
+
+def test_a_stream_gives_every_token_once_and_then_says_why_it_ended(client: Client) -> None:
+    *chunks, end = client.generate([5], max_tokens=3)
+    assert chunks == [Chunk(" 5", (5,), 0), Chunk(" 6", (6,), 1), Chunk(" 7", (7,), 2)]
     assert isinstance(end, Finished)
-    assert (end.finish_reason, end.usage.completion_tokens, end.speculation.rule) == (
-        "length",
-        3,
-        "token",
-    )
+    told = (end.finish_reason, end.usage.completion_tokens, end.speculation.rule)
+    assert told == ("length", 3, "token")
 
 
-def test_a_completion_prints_exactly_the_promised_keys(service: tuple[Counter, str]) -> None:
-    with Client(service[1]) as client:
-        shape = client.complete([5], max_tokens=2).as_json()
+def test_a_completion_prints_exactly_the_promised_keys(client: Client) -> None:
+    shape = client.complete([5], max_tokens=2).as_json()
     assert list(shape) == ["text", "token_ids", "finish_reason", "usage", "speculation", "timings"]
     assert shape["token_ids"] == [5, 6]
     assert list(shape["speculation"]) == [
@@ -142,21 +149,15 @@ def test_a_completion_prints_exactly_the_promised_keys(service: tuple[Counter, s
     assert list(shape["timings"]) == ["ttft_ms", "itl_ms", "total_ms"]
 
 
-def test_options_travel_and_absent_ones_stay_absent(service: tuple[Counter, str]) -> None:
-    with Client(service[1]) as client:
-        client.complete(
-            [9], max_tokens=1, temperature=0.0, seed=7, stop="x", policy="fixed:3", rule="token"
-        )
-    seen = service[0].seen
-    assert seen is not None
-    params = seen.sampling_params
-    assert params.HasField("temperature")
-    assert (params.temperature, params.seed, list(params.stop)) == (0.0, 7, ["x"])
-    assert not params.HasField("top_p")
-    assert (seen.speculation.policy, seen.speculation.rule) == ("fixed:3", types_pb2.RULE_TOKEN)
+def test_options_travel_and_absent_ones_stay_absent(service: Counter, client: Client) -> None:
+    given: Any = {"max_tokens": 1, "temperature": 0.0, "seed": 7}
+    client.complete([9], **given, stop="x", policy="fixed:3", rule="token")
+    assert service.seen.sampling_params == generate_pb2.SamplingParams(**given, stop=["x"])
+    told = service.seen.speculation
+    assert (told.policy, told.rule) == ("fixed:3", types_pb2.RULE_TOKEN)
 
 
-def test_every_sampling_field_has_an_option(service: tuple[Counter, str]) -> None:
+def test_every_sampling_field_has_an_option(service: Counter, client: Client) -> None:
     fields: dict[str, Any] = {
         "max_tokens": 1,
         "min_tokens": 1,
@@ -179,11 +180,8 @@ def test_every_sampling_field_has_an_option(service: tuple[Counter, str]) -> Non
         "seed": 7,
     }
     assert set(fields) == {field.name for field in generate_pb2.SamplingParams.DESCRIPTOR.fields}
-    with Client(service[1]) as client:
-        client.complete([9], **fields)
-    seen = service[0].seen
-    assert seen is not None
-    assert seen.sampling_params == generate_pb2.SamplingParams(**fields)
+    client.complete([9], **fields)
+    assert service.seen.sampling_params == generate_pb2.SamplingParams(**fields)
 
 
 @pytest.mark.parametrize(
@@ -217,17 +215,14 @@ def test_every_sampling_field_has_an_option(service: tuple[Counter, str]) -> Non
     ],
 )
 async def test_what_would_become_another_value_on_the_wire_is_refused_by_name(
-    name: str, value: Any, problem: str
+    name: str, value: Any, problem: str, alone: Client
 ) -> None:
     options: Any = {name: value}
-    with Client("127.0.0.1:9") as client:
-        for ask in (client.generate, client.complete):
-            with pytest.raises(InvalidRequest) as refused:
-                ask([9], **options)
-            assert (refused.value.field, str(refused.value)) == (
-                f"sampling_params.{name}",
-                f"sampling_params.{name}: {problem}",
-            )
+    field = f"sampling_params.{name}"
+    for ask in (alone.generate, alone.complete):
+        with pytest.raises(InvalidRequest) as refused:
+            ask([9], **options)
+        assert (refused.value.field, str(refused.value)) == (field, f"{field}: {problem}")
     async with AsyncClient("127.0.0.1:9") as other:
         with pytest.raises(InvalidRequest, match=re.escape(problem)):
             other.generate([9], **options)
@@ -236,30 +231,18 @@ async def test_what_would_become_another_value_on_the_wire_is_refused_by_name(
 @pytest.mark.parametrize(
     "prompt", [[1.7, 2.2], [True], ["1"], [-1], [2**32], 7, b"abc", np.array([1.0])]
 )
-def test_a_prompt_is_taken_as_it_is_or_not_at_all(prompt: Any) -> None:
-    with Client("127.0.0.1:9") as client, pytest.raises(InvalidRequest) as refused:
-        client.generate(prompt)
+def test_a_prompt_is_taken_as_it_is_or_not_at_all(prompt: Any, alone: Client) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        alone.generate(prompt)
     assert refused.value.field == "tokenized.input_ids"
 
 
-def test_numbers_of_other_libraries_are_numbers(service: tuple[Counter, str]) -> None:
-    with Client(service[1]) as client:
-        client.complete(
-            np.array([9, 10]),
-            max_tokens=np.int64(1),
-            temperature=np.float32(0.5),
-            top_k=-1,
-            seed=np.uint64(2**64 - 1),
-        )
-    assert service[0].seen is not None
-    params = service[0].seen.sampling_params
-    assert list(service[0].seen.tokenized.input_ids) == [9, 10]
-    assert (params.max_tokens, params.temperature, params.top_k, params.seed) == (
-        1,
-        0.5,
-        0,
-        2**64 - 1,
-    )
+def test_numbers_of_other_libraries_are_numbers(service: Counter, client: Client) -> None:
+    given: Any = {"max_tokens": np.int64(1), "temperature": np.float32(0.5), "top_k": -1}
+    client.complete(np.array([9, 10]), seed=np.uint64(2**64 - 1), **given)
+    plain: Any = {"max_tokens": 1, "temperature": 0.5, "top_k": 0, "seed": 2**64 - 1}
+    assert list(service.seen.tokenized.input_ids) == [9, 10]
+    assert service.seen.sampling_params == generate_pb2.SamplingParams(**plain)
 
 
 def test_both_clients_spell_out_the_same_options() -> None:
@@ -285,9 +268,8 @@ def _awaited(annotation: str) -> str:
 
 @pytest.mark.parametrize("how", ["break", "close", "client"])
 def test_leaving_early_ends_the_request_on_the_server(
-    service: tuple[Counter, str], how: str
+    service: Counter, client: Client, how: str
 ) -> None:
-    client = Client(service[1])
     if how == "break":
         for _ in client.generate([1], max_tokens=10_000, request_id="slow-break"):
             break
@@ -296,8 +278,7 @@ def test_leaving_early_ends_the_request_on_the_server(
         stream = client.generate([1], max_tokens=10_000, request_id=f"slow-{how}")
         next(stream)
         (stream if how == "close" else client).close()
-    wait_until(lambda: service[0].ended.get(f"slow-{how}"))
-    client.close()
+    wait_until(lambda: f"slow-{how}" in service.ended)
 
 
 @pytest.mark.parametrize(
@@ -312,9 +293,9 @@ def test_leaving_early_ends_the_request_on_the_server(
     ],
 )
 def test_every_status_has_its_exception(
-    service: tuple[Counter, str], request_id: str, kind: type[Exception], sentence: str
+    client: Client, request_id: str, kind: type[Exception], sentence: str
 ) -> None:
-    with Client(service[1]) as client, pytest.raises(kind) as caught:
+    with pytest.raises(kind) as caught:
         client.complete([1], max_tokens=1, request_id=request_id)
     assert sentence in str(caught.value)
     if isinstance(caught.value, InvalidRequest):
@@ -323,60 +304,54 @@ def test_every_status_has_its_exception(
         assert caught.value.retry_after_s == 0.25
 
 
-def test_unavailable_before_the_first_token_is_tried_again(service: tuple[Counter, str]) -> None:
-    with Client(service[1]) as client:
-        assert client.complete([3], max_tokens=1, request_id="once").token_ids == (3,)
-    assert service[0].calls == 2
+def test_unavailable_before_the_first_token_is_tried_again(
+    service: Counter, client: Client
+) -> None:
+    assert client.complete([3], max_tokens=1, request_id="once").token_ids == (3,)
+    assert service.calls == 2
 
 
-def test_the_timeout_is_the_deadline(service: tuple[Counter, str]) -> None:
-    with Client(service[1]) as client, pytest.raises(DeadlineExceeded):
+def test_the_timeout_is_the_deadline(service: Counter, client: Client) -> None:
+    with pytest.raises(DeadlineExceeded):
         client.complete([1], max_tokens=10_000, request_id="slow-late", timeout=0.2)
-    wait_until(lambda: service[0].ended.get("slow-late"))
+    wait_until(lambda: "slow-late" in service.ended)
 
 
 def test_a_call_ended_by_the_server_is_unavailable_and_one_ended_here_is_cancelled(
-    service: tuple[Counter, str],
+    client: Client,
 ) -> None:
-    with Client(service[1]) as client:
-        with pytest.raises(Unavailable, match=f"{service[1]} ended the call"):
-            client.complete([1], max_tokens=1, request_id="cut")
-        stream = client.generate([1], max_tokens=1000, request_id="slow-closed")
+    with pytest.raises(Unavailable, match=f"{client.endpoint} ended the call"):
+        client.complete([1], max_tokens=1, request_id="cut")
+    for closed in ("stream", "channel"):
+        stream = client.generate([1], max_tokens=1000, request_id=f"slow-{closed}")
         next(stream)
-        stream.close()
+        (stream if closed == "stream" else client).close()
         with pytest.raises(Cancelled):
             list(stream)
-        stream = client.generate([1], max_tokens=1000, request_id="slow-channel")
-        next(stream)
-    with pytest.raises(Cancelled):
-        list(stream)
 
 
-def test_nobody_listening_is_unavailable() -> None:
-    with Client("127.0.0.1:9") as client, pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
-        client.complete([1], max_tokens=1, timeout=5)
+def test_nobody_listening_is_unavailable(alone: Client) -> None:
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
+        alone.complete([1], max_tokens=1, timeout=5)
 
 
-def test_what_is_larger_than_any_message_is_no_overload(service: tuple[Counter, str]) -> None:
-    with (
-        Client(service[1]) as client,
-        pytest.raises(InvalidRequest, match=r"request: .*larger than max \([0-9]+ vs"),
-    ):
+def test_what_is_larger_than_any_message_is_no_overload(client: Client) -> None:
+    with pytest.raises(InvalidRequest, match=r"request: .*larger than max \([0-9]+ vs"):
         client.complete("x" * (5 << 20))
 
 
-def test_a_rule_that_there_is_not_is_refused_before_the_call() -> None:
-    with Client("127.0.0.1:9") as client, pytest.raises(InvalidRequest, match="rule"):
-        client.generate([1], rule="typical")
+def test_a_rule_that_there_is_not_is_refused_before_the_call(alone: Client) -> None:
+    with pytest.raises(InvalidRequest, match="rule"):
+        alone.generate([1], rule="typical")
 
 
-async def test_the_async_client_says_the_same(service: tuple[Counter, str]) -> None:
-    async with AsyncClient(service[1]) as client:
+async def test_the_async_client_says_the_same(service: Counter) -> None:
+    async with AsyncClient(service.endpoint) as client:
         assert (await client.complete([5], max_tokens=3)).token_ids == (5, 6, 7)
         with pytest.raises(Overloaded):
             await client.complete([1], max_tokens=1, request_id="full")
         await _leave_after_one(client)
-        await until(lambda: service[0].ended.get("slow-async"))
+        await until(lambda: "slow-async" in service.ended)
 
 
 async def _leave_after_one(client: AsyncClient) -> None:

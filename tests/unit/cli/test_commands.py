@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dspark import shipped
-from dspark.cli.main import build_parser, main, split
+from dspark.cli.main import main, split
 from dspark.cli.status import as_json
 from dspark.client import Cell, CellStatus, LaneStatus, MeasuredCost, ProcessStatus, find_cell
 from dspark.client.cell import cell_file, is_alive, write_cell
@@ -93,13 +93,6 @@ def test_without_a_cluster_one_sentence_says_so(
     assert "Traceback" not in said.err
 
 
-def test_scale_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["scale"]) == 1
-    assert "dspark scale verify=2 draft=3" in capsys.readouterr().err
-    assert main(["scale", "verify=0"]) == 1
-    assert "at least one verifier" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "words", ["status", "serve verify", "train split nowhere.jsonl --out o", "checkpoint check o"]
 )
@@ -110,13 +103,6 @@ def test_debug_shows_the_traceback(
     assert main(words.split()) == 1
     with pytest.raises(DsparkError):
         main([*words.split(), "--debug"])
-
-
-def test_nobody_at_an_endpoint_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", "--endpoint", "127.0.0.1:9"]) == 1
-    assert capsys.readouterr().err.startswith(
-        "dspark: the coordinator at 127.0.0.1:9 is unreachable"
-    )
 
 
 def test_status_explains_a_cluster_whose_processes_are_gone(
@@ -217,33 +203,29 @@ def test_the_drafter_is_found_in_a_checkout_and_beside_an_installation(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (
-            ["--target", "/nowhere/at/all", "--drafter", "b"],
-            "/nowhere/at/all is not a folder with a config.json",
-        ),
-        (["--target", "org/model"], "cluster.drafter: required"),
-        (
-            ["--target", "org/a", "--drafter", "org/b", "--verifiers", "0"],
-            "cluster.verifiers: 0 is not in 1..4096",
-        ),
+        ("scale", "say what to change, as in `dspark scale verify=2 draft=3`"),
+        ("scale verify=0", "at least one verifier"),
+        ("status --endpoint 127.0.0.1:9", "dspark: the coordinator at 127.0.0.1:9 is unreachable"),
+        ("serve verify", "dspark: verify.target: required and not given\n"),
+        ("up --target /no/where --drafter b", "/no/where is not a folder with a config.json"),
+        ("up --target org/model", "cluster.drafter: required"),
+        ("up --target a/b --drafter c/d --verifiers 0", "cluster.verifiers: 0 is not in 1..4096"),
+        ("up --target a/b --drafter c/d --config cell.yaml", "cluster.verifierz: unknown key"),
     ],
 )
-def test_up_refuses_a_senseless_request_before_anything_starts(
-    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_is_a_sentence_before_anything_starts(
+    words: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["up", *words]) == 1
+    monkeypatch.chdir(tmp_path)
+    Path("cell.yaml").write_text("cluster:\n  verifierz: 2\n")
+    assert main(words.split()) == 1
     said = capsys.readouterr().err
     assert sentence in said
     assert "ray" not in said
-
-
-def test_up_refuses_an_unknown_key_in_the_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "cell.yaml"
-    file.write_text("cluster:\n  verifierz: 2\n")
-    assert main(["up", "--config", str(file), "--target", "org/a", "--drafter", "org/b"]) == 1
-    assert "cluster.verifierz: unknown key" in capsys.readouterr().err
 
 
 def test_options_of_other_programs_are_left_to_them() -> None:
@@ -251,12 +233,6 @@ def test_options_of_other_programs_are_left_to_them() -> None:
     assert split(["serve", "verify", "--bind", "x"]) == (["serve", "verify"], ["--bind", "x"])
     assert split(["serve", "--help"]) == (["serve", "--help"], [])
     assert split(["generate", "train"]) == (["generate", "train"], [])
-
-
-def test_every_command_is_documented() -> None:
-    text = build_parser().format_help()
-    for command in ("up", "scale", "down", "status", "generate", "serve", "train", "conformance"):
-        assert f"\n    {command} " in text or f"\n    {command}\n" in text
 
 
 def test_the_status_shape_lists_every_process_and_the_curve_in_force() -> None:
@@ -278,12 +254,8 @@ def test_the_status_shape_lists_every_process_and_the_curve_in_force() -> None:
     )
     shape = json.loads(json.dumps(as_json("h:1", reply)))
     (process,), (found,) = shape["processes"], shape["lanes"]
-    assert (process["role"], process["name"], process["pid"], process["incarnation"]) == (
-        "draft",
-        "draft/0",
-        5,
-        2**62,
-    )
+    known = {"role": "draft", "name": "draft/0", "pid": 5, "incarnation": 2**62}
+    assert known.items() <= process.items()
     assert {"endpoint", "state", "sequences", "pages_held", "pages_total"} <= set(process)
     assert (found["policy"], found["tau"]) == ("adaptive", 2.5)
     assert found["verify_cost"]["seconds"] == [[0.1, 0.2], [0.3, 0.4]]
@@ -298,11 +270,6 @@ def test_serve_options_are_the_keys_of_the_configuration(
     assert "--page-size" in said
     assert "Token slots of one page." in said
     assert main(["serve", "verify", "--no-such-key", "1"]) == 2
-
-
-def test_serve_without_its_model_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "verify"]) == 1
-    assert capsys.readouterr().err == "dspark: verify.target: required and not given\n"
 
 
 def test_a_process_that_is_reaped_while_one_looks_is_not_alive(

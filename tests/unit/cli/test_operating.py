@@ -47,51 +47,23 @@ def _write(path: Path, *records: dict[str, object] | str) -> None:
             file.write((record if isinstance(record, str) else json.dumps(record)) + "\n")
 
 
+def _line(at: int, process: str, event: str, **more: object) -> dict[str, object]:
+    return {"timestamp": f"{at:02d}", "process": process, "event": event, **more}
+
+
 def test_logs_of_a_request_are_its_own_and_its_sequences_in_every_process(tmp_path: Path) -> None:
-    folder = tmp_path / "session_latest" / "logs"
-    folder.mkdir(parents=True)
-
-    def write(file: str, *records: tuple[int, dict[str, object]]) -> None:
-        with (folder / file).open("a") as log:
-            log.writelines(
-                json.dumps({"timestamp": f"{at:02d}", **record}) + "\n" for at, record in records
-            )
-
-    write(
-        "worker-a.err",
-        (3, {"process": "verify/0", "event": "sequence.prefilled", "sequence": 7}),
-        (4, {"process": "verify/0", "event": "sequence.prefilled", "sequence": 8}),
-        (9, {"process": "verify/0", "event": "verify.serving"}),
+    logs = tmp_path / "session_latest" / "logs"
+    _write(
+        logs / "worker-a.err",
+        _line(3, "verify/0", "sequence.prefilled", sequence=7),
+        _line(4, "verify/0", "sequence.prefilled", sequence=8),
+        _line(9, "verify/0", "verify.serving"),
     )
-    write(
-        "worker-b.err",
-        (
-            1,
-            {
-                "process": "coordinator/0",
-                "event": "request.accepted",
-                "request": "mine",
-                "sequence": 7,
-            },
-        ),
-        (
-            2,
-            {
-                "process": "coordinator/0",
-                "event": "request.accepted",
-                "request": "yours",
-                "sequence": 8,
-            },
-        ),
-        (
-            5,
-            {
-                "process": "coordinator/0",
-                "event": "request.ended",
-                "request": "mine",
-                "sequence": 7,
-            },
-        ),
+    _write(
+        logs / "worker-b.err",
+        _line(1, "coordinator/0", "request.accepted", request="mine", sequence=7),
+        _line(2, "coordinator/0", "request.accepted", request="yours", sequence=8),
+        _line(5, "coordinator/0", "request.ended", request="mine", sequence=7),
     )
     events = [line["event"] for line in Tails(tmp_path, "", "mine").new()]
     assert events == ["request.accepted", "sequence.prefilled", "request.ended"]
@@ -99,24 +71,16 @@ def test_logs_of_a_request_are_its_own_and_its_sequences_in_every_process(tmp_pa
     assert Tails(tmp_path, "", "nobody").new() == []
     tails = Tails(tmp_path, "", "mine")
     tails.new()
-    write("worker-a.err", (10, {"process": "verify/0", "event": "sequence.resent", "sequence": 7}))
-    assert [line["event"] for line in tails.new()] == ["sequence.resent"], (
-        "its sequences are known from before"
-    )
+    _write(logs / "worker-a.err", _line(10, "verify/0", "sequence.resent", sequence=7))
+    (line,) = tails.new()
+    assert line["event"] == "sequence.resent", "its sequences are known from before"
 
 
 def test_logs_are_those_of_the_replica_whichever_process_it_was(tmp_path: Path) -> None:
     logs = tmp_path / "session_latest" / "logs"
-    _write(
-        logs / "worker-1-2-100.err",
-        {"process": "draft/0", "event": "a", "timestamp": "1"},
-        "not json",
-        "[1]",
-    )
-    _write(logs / "worker-2-2-200.err", {"process": "draft/0", "event": "b", "timestamp": "2"})
-    _write(
-        logs / "worker-3-2-300.err", {"process": "draft/10", "event": "c"}, {"event": "of nobody"}
-    )
+    _write(logs / "worker-1-2-100.err", _line(1, "draft/0", "a"), "not json", "[1]")
+    _write(logs / "worker-2-2-200.err", _line(2, "draft/0", "b"))
+    _write(logs / "worker-3-2-300.err", _line(3, "draft/10", "c"), {"event": "of nobody"})
     assert sorted(line["event"] for line in Tails(tmp_path, "draft/0").new()) == ["a", "b"]
     assert sorted(line["event"] for line in Tails(tmp_path, "draft").new()) == ["a", "b", "c"]
     tails = Tails(tmp_path, "")
@@ -126,19 +90,13 @@ def test_logs_are_those_of_the_replica_whichever_process_it_was(tmp_path: Path) 
     assert list(tails.new()) == [], "half a line is none yet"
     with (logs / "worker-1-2-100.err").open("a") as file:
         file.write('ent": "d"}\n')
-    _write(logs / "worker-4-2-400.err", {"process": "verify/0", "event": "late"})
+    _write(logs / "worker-4-2-400.err", _line(4, "verify/0", "late"))
     assert [line["event"] for line in tails.new()] == ["d", "late"]
 
 
 def test_a_line_for_people_says_when_who_what_and_how_much() -> None:
-    record = {
-        "event": "replica.lost",
-        "level": "warning",
-        "timestamp": "T",
-        "process": "controller",
-        "reason": "is gone",
-    }
-    assert readable(record) == 'T controller     WARNING replica.lost reason="is gone"'
+    record = _line(7, "controller", "replica.lost", level="warning", reason="is gone")
+    assert readable(record) == '07 controller     WARNING replica.lost reason="is gone"'
 
 
 STATUS = CellStatus(
@@ -228,9 +186,7 @@ def test_the_doctor_says_what_is_wrong_with_a_pair_and_how_to_mend_it(
 ) -> None:
     nothing = tmp_path / "nothing"
     nothing.mkdir()
-    assert (
-        main(["doctor", "--target", str(golden_target), "--drafter", str(nothing), "--json"]) == 1
-    )
+    assert main(f"doctor --target {golden_target} --drafter {nothing} --json".split()) == 1
     said = json.loads(capsys.readouterr().out)
     assert not said["ok"]
     wrong = [each for each in said["findings"] if each["level"] == "fail"]
@@ -241,18 +197,13 @@ def test_the_doctor_says_what_is_wrong_with_a_pair_and_how_to_mend_it(
 def test_the_doctor_finds_a_pair_that_fits_and_one_that_does_not(
     golden_target: Path, golden_drafter: Path
 ) -> None:
-    fits = {
-        each.what: each
-        for each in pair_checks.models(str(golden_target), str(golden_drafter), None)
-    }
-    assert fits["pair"].level is Level.OK
+    def checked(target: Path) -> Finding:
+        found = pair_checks.models(str(target), str(golden_drafter), None)
+        return next(each for each in found if each.what == "pair")
+
+    assert checked(golden_target).level is Level.OK
     raw = json.loads((golden_drafter / "config.json").read_text())
-    other = Path(__file__).parents[2] / "data" / "pair" / "target"
-    (pair,) = [
-        each
-        for each in pair_checks.models(str(other), str(golden_drafter), None)
-        if each.what == "pair"
-    ]
+    pair = checked(Path(__file__).parents[2] / "data" / "pair" / "target")
     assert pair.level is Level.FAIL
     assert str(raw["vocab_size"]) in pair.said
 
@@ -275,23 +226,14 @@ def test_a_check_of_the_doctor_that_breaks_is_a_finding_and_a_traceback_for_who_
         raise ZeroDivisionError("in the check")
 
     monkeypatch.setattr(machine, "versions", breaks)
-    words = [
-        "doctor",
-        "--json",
-        "--target",
-        "nowhere",
-        "--drafter",
-        "none",
-        "--http",
-        "127.0.0.1:0",
-    ]
-    main(words)
+    words = "doctor --json --target nowhere --drafter none --http 127.0.0.1:0"
+    main(words.split())
     found = json.loads(capsys.readouterr().out)["findings"]
     (broken,) = [each for each in found if "in the check" in each["said"]]
     assert "--debug" in broken["mend"]
     assert len(found) > 1, "the others are looked at all the same"
     with pytest.raises(ZeroDivisionError):
-        main([*words, "--debug"])
+        main(f"{words} --debug".split())
 
 
 def test_a_port_that_is_taken_is_told() -> None:
@@ -321,8 +263,7 @@ def test_a_ray_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # held, so that nobody else listens there
         port = held.getsockname()[1]
-        (found,) = [
-            each for each in cluster.ray_access(f"127.0.0.1:{port}", {}) if each.what == "ray"
-        ]
+        *_, found = cluster.ray_access(f"127.0.0.1:{port}", {})
+    assert found.what == "ray"
     assert found.level is Level.FAIL
     assert "GCS" in found.mend

@@ -16,6 +16,7 @@ from dspark.cli.main import main
 from dspark.cli.options import read_keys
 from dspark.cli.train import build_parser
 from dspark.errors import DsparkError
+from dspark.training.disk import write_rows
 from dspark.training.settings import RegenerationSettings, Settings
 
 REQUIRED = ["drafter", "s.safetensors", "--target", "t", "--out", "o"]
@@ -91,24 +92,8 @@ def test_a_wrong_command_line_ends_with_2() -> None:
 
 def test_split_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p.jsonl"
-    path.write_text(
-        "".join(json.dumps({"prompt": f"text {n}"}) + "\n" for n in range(10)), encoding="utf-8"
-    )
-    assert (
-        main(
-            [
-                "train",
-                "split",
-                str(path),
-                "--out",
-                str(tmp_path / "o"),
-                "--held-out",
-                "0.3",
-                "--json",
-            ]
-        )
-        == 0
-    )
+    write_rows(path, ({"prompt": f"text {n}"} for n in range(10)))
+    assert main(f"train split {path} --out {tmp_path}/o --held-out 0.3 --json".split()) == 0
     counts = json.loads(capsys.readouterr().out)
     assert (counts["train"], counts["test"]) == (7, 3)
 

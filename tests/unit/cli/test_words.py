@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dspark.cli.options import shown, tell
+from dspark.cli.options import shown
 
 ROOT = Path(__file__).parents[3]
 
@@ -48,11 +48,6 @@ def test_a_process_that_cannot_say_where_it_serves_serves(stdout: str, tmp_path:
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(b"stdout cannot be written")
     assert (tmp_path / "after").read_text() == "served"
-
-
-def test_it_says_it_where_somebody_listens(capsys: pytest.CaptureFixture[str]) -> None:
-    tell("verify/0 serves at 127.0.0.1:7001")
-    assert capsys.readouterr().out == "verify/0 serves at 127.0.0.1:7001\n"
 
 
 @pytest.mark.parametrize("terminal", [True, False])

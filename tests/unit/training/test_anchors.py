@@ -24,7 +24,7 @@ def test_the_draw_is_ascending_without_repeats_and_of_candidates_alone() -> None
     drawn = draw_anchors(marks(20, (0, 20)), 6, generator=generator).tolist()
     assert len(drawn) == 6
     assert drawn == sorted(set(drawn))
-    assert not len(draw_anchors(marks(20), 6))
+    assert not len(draw_anchors(marks(20), 6, generator=generator))
 
 
 def test_the_draw_is_uniform() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,16 +88,11 @@ def test_a_gain_that_could_be_chance_names_no_layer() -> None:
 def test_the_doctor_tries_the_pair_when_asked(
     off_by_one: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["doctor", "--json", "--target", str(PAIR / "target"), "--drafter", str(off_by_one)]
-    main(arguments)
-    assert "acceptance" not in {
-        row["what"] for row in json.loads(capsys.readouterr().out)["findings"]
-    }
-    main([*arguments, "--acceptance"])
-    (row,) = (
-        row
-        for row in json.loads(capsys.readouterr().out)["findings"]
-        if row["what"] == "acceptance"
-    )
+    def found(*options: str) -> dict[str, Any]:
+        main([*f"doctor --json --target {PAIR}/target --drafter {off_by_one}".split(), *options])
+        return {row["what"]: row for row in json.loads(capsys.readouterr().out)["findings"]}
+
+    assert "acceptance" not in found()
+    row = found("--acceptance")["acceptance"]
     assert row["level"] == "warn"
     assert "off by one" in row["said"]

@@ -7,6 +7,8 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +21,10 @@ from dspark.cli.main import main
 from dspark.errors import ConfigError
 from dspark.model.calibration import RULES, RuleName, load_calibration
 from dspark.model.checkpoint import load_target
-from dspark.training import evaluate, lockstep, reliability
+from dspark.training import asked, evaluate, reliability
 from dspark.training.asked import questions
 from dspark.training.calibrate import calibrate
+from dspark.training.disk import write_rows
 from dspark.types import Cursor, SamplingParams
 
 DATA = Path(__file__).parents[2] / "data"
@@ -29,10 +32,16 @@ GOLDEN = Path(__file__).parents[4] / "shared" / "golden"  # more of them, where 
 
 
 @pytest.fixture
+def evaluated(golden_target: Path, golden_drafter: Path) -> str:
+    """The command that evaluates the tiny pair, up to its files."""
+    return f"evaluate --target {golden_target} --drafter {golden_drafter} --quiet"
+
+
+@pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.jsonl"
     rows = [{"turns": [[3 + n, 7, 9 + n, 11], [1]], "domain": "made up"} for n in range(4)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     return path
 
 
@@ -57,28 +66,16 @@ def test_turns_are_ids_for_a_target_without_a_tokenizer(golden_target: Path, pro
     ],
 )
 def test_a_wrong_row_is_named(
-    golden_target: Path,
-    golden_drafter: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    row: object,
-    said: str,
+    evaluated: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], row: object, said: str
 ) -> None:
     path = tmp_path / "wrong.jsonl"
     path.write_text(json.dumps(row) + "\n")
-    command = [
-        "evaluate",
-        str(path),
-        "--target",
-        str(golden_target),
-        "--drafter",
-        str(golden_drafter),
-    ]
-    assert main(command) == 1
+    assert main(f"{evaluated} {path}".split()) == 1
     assert said in capsys.readouterr().err
 
 
 def test_evaluate_writes_what_it_prints(
+    evaluated: str,
     golden_target: Path,
     golden_drafter: Path,
     prompts: Path,
@@ -86,21 +83,8 @@ def test_evaluate_writes_what_it_prints(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out"
-    command = [
-        "evaluate",
-        str(prompts),
-        "--target",
-        str(golden_target),
-        "--drafter",
-        str(golden_drafter),
-        "--json",
-    ]
-    assert (
-        main(
-            [*command, "--new-tokens", "12", "--thresholds", "0,0.5", "--out", str(out), "--quiet"]
-        )
-        == 0
-    )
+    options = f"--json --new-tokens 12 --thresholds 0,0.5 --out {out}"
+    assert main(f"{evaluated} {options} {prompts}".split()) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads((out / "metrics.json").read_text())
     row = printed["temperatures"]["T=1"]["datasets"]["tiny"]
@@ -111,17 +95,18 @@ def test_evaluate_writes_what_it_prints(
     assert row["sweep"][1]["verified"] <= row["sweep"][0]["verified"]
     assert printed["temperatures"]["T=1"]["domains"]["made up"]["tau"] == row["tau"]
     assert {path.name for path in out.iterdir()} == {"metrics.json", "acceptance.png", "sweep.png"}
-    again = evaluate.evaluate(
-        golden_target,
-        golden_drafter,
-        [prompts],
-        new_tokens=12,
-        thresholds=(0.0, 0.5),
-        bar=False,
-        out=None,
-    )
+    told: Any = {"new_tokens": 12, "thresholds": (0.0, 0.5), "bar": False}
+    again = evaluate.evaluate(golden_target, golden_drafter, [prompts], **told)
     # the seed is all there is
     assert again["temperatures"]["T=1"]["datasets"]["tiny"]["tau"] == row["tau"]
+
+
+def test_a_data_set_without_a_whole_block_is_left_out_of_the_sweep(tmp_path: Path) -> None:
+    points = [{"threshold": 0.0, "tau": 2.0, "verified": 3.0, "verified_per_committed": 1.5}]
+    row: Any = {"conditional": [0.5], "tau": 2.0}
+    part = {"datasets": {"much": row | {"sweep": points}, "little": row}}
+    evaluate.draw({"temperatures": {"T=1": part}}, tmp_path)
+    assert (tmp_path / "sweep.png").is_file()
 
 
 def test_answers_that_are_kept_are_not_drawn_again(
@@ -146,7 +131,8 @@ def test_answers_that_are_kept_are_not_drawn_again(
 
     drawn = measured(None)
     assert measured(tmp_path / "kept") == drawn
-    monkeypatch.setattr(lockstep, "generate", lambda *_, **__: pytest.fail("drawn again"))
+    drawing = SimpleNamespace(generate=lambda *_, **__: pytest.fail("drawn again"))
+    monkeypatch.setattr(asked, "lockstep", drawing)  # a drafter is tried on texts of its own
     assert measured(tmp_path / "kept") == drawn
     with pytest.raises(pytest.fail.Exception, match="drawn again"):
         measured(tmp_path / "kept", new_tokens=11)
@@ -242,16 +228,8 @@ def test_a_drafter_without_a_head_for_it_is_fitted_and_serves_by_the_fit(
 ) -> None:
     folder = shutil.copytree(DATA / "eagle3", tmp_path / "eagle3")
     plain = _confidence(folder)
-    command = [
-        "calibrate",
-        str(prompts),
-        "--target",
-        str(golden_target),
-        "--drafter",
-        str(folder),
-        "--quiet",
-    ]
-    assert main([*command, "--new-tokens", "16"]) == 0
+    options = f"--target {golden_target} --drafter {folder} --quiet --new-tokens 16"
+    assert main(f"calibrate {prompts} {options}".split()) == 0
     fit = load_calibration(folder, block_size=len(plain)).fit("greedy", "token")
     assert fit is not None
     logits = np.log(plain / (1.0 - plain))

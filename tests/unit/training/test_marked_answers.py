@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dspark.errors import ConfigError
 from dspark.training.chat import Chat, answer_spans
+from dspark.training.disk import write_rows
 from dspark.training.samples import encode_rows
 
 QWEN = (
@@ -86,11 +86,8 @@ def test_a_row_that_cannot_be_learned_is_named(
     tmp_path: Path, turns: list[object], said: str
 ) -> None:
     rows, chat = tmp_path / "rows.jsonl", Chat(_target(tmp_path, None))
-    rows.write_text(
-        json.dumps({"id": "good", "conversations": [USER, ANSWER]}) + "\n", encoding="utf-8"
-    )
-    with rows.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"id": "b", "conversations": turns}) + "\n")
+    good = {"id": "good", "conversations": [USER, ANSWER]}
+    write_rows(rows, [good, {"id": "b", "conversations": turns}])
     with pytest.raises(ConfigError, match=f"rows.jsonl: row 'b'.*{said}"):
         encode_rows(rows, tmp_path / "samples.safetensors", chat)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from dspark.training import metrics
 from dspark.training.asked import DatasetPrompt, TargetText
 from dspark.training.judged import Text, whole_blocks
 from dspark.training.rounds import Played
+from dspark.types import SamplingParams
+
+DRAWN = SamplingParams()
 
 
 def test_tau_counts_the_targets_own_token_and_pools_over_rounds() -> None:
@@ -43,7 +47,7 @@ def test_a_slot_below_the_threshold_cuts_and_one_at_it_stays() -> None:
 def text(accepted: list[int], logits: list[list[float]]) -> Text:
     size = len(accepted)
     ids = torch.arange(2 + size + 4)[None]
-    answer = TargetText(DatasetPrompt("d", (0, 1)), ids, (False,) * (size + 4), size, 0, 0)
+    answer = TargetText(DatasetPrompt("d", (0, 1)), ids, (False,) * (size + 4), size, size, DRAWN)
     return Text(answer, np.array(accepted), np.array(logits))
 
 
@@ -51,23 +55,14 @@ def test_an_answer_loops_where_eight_tokens_come_twice() -> None:
     question = DatasetPrompt("d", (0, 1))
 
     def said(*ids: int) -> Text:
-        answer = TargetText(
-            question,
-            torch.tensor([[0, 1, *ids, *range(90, 94)]]),
-            (False,) * len(ids),
-            len(ids),
-            0,
-            0,
-        )
-        return Text(answer, np.zeros(len(ids), np.int64), None)
+        size, told = len(ids), torch.tensor([[0, 1, *ids, *range(10, 18)]])
+        answer = TargetText(question, told, (False,) * size, size, size, DRAWN)
+        return Text(answer, np.zeros(size, np.int64), None)
 
     once, twice = range(10, 27), [*range(10, 18), 5, *range(10, 18)]
-    assert [metrics.loops(said(*ids), 64) for ids in (once, twice, range(3))] == [
-        False,
-        True,
-        False,
-    ]
-    assert not metrics.loops(said(*twice), 16), "its last token was not wanted"
+    assert not metrics.loops(said(*once)), "what lies behind the answer does not count"
+    assert metrics.loops(said(*twice))
+    assert not metrics.loops(said(*range(3)))
 
 
 def test_the_sweep_replays_the_same_blocks_with_shorter_prefixes() -> None:
@@ -75,7 +70,7 @@ def test_the_sweep_replays_the_same_blocks_with_shorter_prefixes() -> None:
         [2, 0, 0, 2, 0, 0],
         [[5.0, 5.0], [5.0, -5.0], [5.0, -5.0], [5.0, -5.0], [-5.0, 5.0], [5.0, 5.0]],
     )
-    points = metrics.sweep([one], 2, 6, [0.0, 0.5], None)
+    points = metrics.sweep([one], 2, [0.0, 0.5], None)
     # Whole: rounds at 0 and 3, of 3 tokens each. Cut: at 0 whole, at 3 one slot, and at 5 nothing
     # is left to do.
     assert points[0] == {
@@ -92,7 +87,7 @@ def test_the_sweep_replays_the_same_blocks_with_shorter_prefixes() -> None:
 def test_calibration_moves_where_a_threshold_cuts() -> None:
     one = text([2, 0, 0], [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
     fits = (None, SlotFit((1.0, 4.0)), SlotFit((1.0, 1.0), (-1.0, 0.0)))
-    raw, scaled, moved = (metrics.sweep([one], 2, 3, [0.7], fit)[0]["verified"] for fit in fits)
+    raw, scaled, moved = (metrics.sweep([one], 2, [0.7], fit)[0]["verified"] for fit in fits)
     assert raw == 3.0
     assert scaled == 2.0  # sigmoid(1/4) < 0.7
     assert moved == 1.0  # sigmoid(1 - 1) < 0.7
@@ -100,19 +95,10 @@ def test_calibration_moves_where_a_threshold_cuts() -> None:
 
 def test_rounds_that_ended_their_text_are_no_samples() -> None:
     one = text([1, 0, 1, 0], [[float(n), 0.0] for n in range(4)])
-    ended = Text(
-        TargetText(
-            one.answer.question, one.answer.ids, (False, False, False, True, *[False] * 4), 4, 0, 0
-        ),
-        *one_of(one),
-    )
-    logits, accepted = whole_blocks([ended], 2, 4)
+    answer = replace(one.answer, ends=(False, False, False, True, *[False] * 4))
+    logits, accepted = whole_blocks([replace(one, answer=answer)], 2)
     assert accepted.tolist() == [1]
     assert logits.tolist() == [[0.0, 0.0]]
-
-
-def one_of(text: Text) -> tuple[np.ndarray, np.ndarray | None]:  # type: ignore[type-arg]
-    return text.accepted, text.confidence
 
 
 def test_intervals_hold_the_mean_and_widen_with_fewer_texts() -> None:

@@ -10,13 +10,14 @@ import pytest
 
 from dspark.cli.main import main
 from dspark.errors import ConfigError
+from dspark.training.disk import write_rows
 from dspark.training.overlap import RUN, separate, words_of
 
 LONG = "a clerk counts every sheet of paper in the drawer twice before the office closes at night"
 
 
 def _file(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(path, rows)
     return path
 
 
@@ -59,17 +60,8 @@ def test_the_command_prints_the_counts_and_writes_what_is_clean(
 ) -> None:
     prompts = _file(tmp_path / "p.jsonl", [_turns(LONG), _turns("Name three rivers.")])
     training = _file(tmp_path / "t.jsonl", [{"prompt": LONG}])
-    words = [
-        "train",
-        "overlap",
-        str(prompts),
-        "--training",
-        str(training),
-        "--out",
-        str(tmp_path / "clean"),
-        "--json",
-    ]
-    assert main(words) == 0
+    command = f"train overlap {prompts} --training {training} --out {tmp_path}/clean --json"
+    assert main(command.split()) == 0
     assert json.loads(capsys.readouterr().out)["shared"] == 1
     assert json.loads((tmp_path / "clean/p.jsonl").read_text(encoding="utf-8")) == _turns(
         "Name three rivers."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +12,7 @@ from dspark.client import AsyncClient, DeadlineExceeded, ModelInfo, Unavailable
 from dspark.errors import ConfigError
 from dspark.training import regenerate as stage
 from dspark.training.chat import Chat
-from dspark.training.disk import read_rows
+from dspark.training.disk import read_rows, write_rows
 from dspark.training.regenerate import regenerate
 from dspark.training.samples import encode_rows
 from dspark.training.settings import RegenerationSettings
@@ -51,10 +50,16 @@ class Answering:
         )
 
 
+async def asked(cell: Answering, prompts: Path, out: Path, chat: Chat, **asking: Any) -> Any:
+    """What the stage says it did."""
+    settings = RegenerationSettings(**asking)
+    return await regenerate(cast(AsyncClient, cell), prompts, out, chat, settings)
+
+
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    write_rows(path, ROWS)
     return path
 
 
@@ -62,9 +67,7 @@ async def test_a_row_of_the_wrong_shape_ends_itself_and_not_the_run(
     prompts: Path, golden_target: Path, tmp_path: Path
 ) -> None:
     cell, out, chat = Answering(), tmp_path / "out.jsonl", Chat(golden_target)
-    counts = await regenerate(
-        cast(AsyncClient, cell), prompts, out, chat, RegenerationSettings(concurrency=2)
-    )
+    counts = await asked(cell, prompts, out, chat, concurrency=2)
     rows = list(read_rows(out))
     assert [row["id"] for row in rows] == [row["id"] for row in ROWS]
     assert [row["id"] for row in rows if row["status"] == "success"] == ["ids", "other shape"]
@@ -76,9 +79,7 @@ async def test_a_row_of_the_wrong_shape_ends_itself_and_not_the_run(
     assert "no tokenizer" in reasons["no tokenizer"]
     assert (counts["rows"], counts["failed"], counts["tokens"]) == (9, 7, 5)
     assert sorted(cell.asked) == [[3, 4, 5], [7, 8]]
-    assert (await regenerate(cast(AsyncClient, cell), prompts, out, chat, RegenerationSettings()))[
-        "rows"
-    ] == 9
+    assert (await asked(cell, prompts, out, chat))["rows"] == 9
     encoded = encode_rows(out, tmp_path / "samples.safetensors", chat, min_supervised=1)
     assert (encoded["samples"], encoded["failed"]) == (2, 7)
 
@@ -97,18 +98,10 @@ async def test_a_cell_that_is_away_at_the_start_is_waited_for(
 ) -> None:
     monkeypatch.setattr(stage, "PAUSE_S", 0.0)
     chat, cell = Chat(golden_target), Answering(away=2)
-    await regenerate(
-        cast(AsyncClient, cell), prompts, tmp_path / "out.jsonl", chat, RegenerationSettings()
-    )
+    await asked(cell, prompts, tmp_path / "out.jsonl", chat)
     assert cell.away == 0
     with pytest.raises(Unavailable):
-        await regenerate(
-            cast(AsyncClient, Answering(away=2)),
-            prompts,
-            tmp_path / "o.jsonl",
-            chat,
-            RegenerationSettings(patience_s=-1.0),
-        )
+        await asked(Answering(away=2), prompts, tmp_path / "o.jsonl", chat, patience_s=-1.0)
 
 
 async def test_a_row_that_never_comes_in_time_is_written_as_failed(
@@ -119,9 +112,8 @@ async def test_a_row_that_never_comes_in_time_is_written_as_failed(
             raise DeadlineExceeded("no answer within 600 s")
 
     path, out = tmp_path / "one.jsonl", tmp_path / "out.jsonl"
-    path.write_text(json.dumps(ROWS[0]) + "\n", encoding="utf-8")
-    asking = RegenerationSettings(patience_s=-1.0)
-    await regenerate(cast(AsyncClient, Slow()), path, out, Chat(golden_target), asking)
+    write_rows(path, ROWS[:1])
+    await asked(Slow(), path, out, Chat(golden_target), patience_s=-1.0)
     (row,) = read_rows(out)
     assert row["status"] == "error"
     assert row["reason"].startswith("answer_timeout_s: 600 s")

@@ -78,11 +78,6 @@ def test_a_fit_moves_no_score_past_another() -> None:
         assert conditional_ranking(logits, accepted) == conditional_ranking(moved, accepted)
 
 
-def test_survival_never_increases_along_a_block() -> None:
-    logits, accepted = overconfident(500)
-    assert (np.diff(survival(logits, with_offsets(logits, accepted)), axis=1) <= 0).all()
-
-
 def test_a_right_prediction_has_no_error() -> None:
     assert calibration_error(np.array([0.5, 0.5, 0.0, 1.0]), np.array([1.0, 0.0, 0.0, 1.0])) < 1e-6
 

@@ -7,11 +7,13 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from dspark.decoding.gumbel import times
 from dspark.model.config import DrafterConfig
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block, fresh_drafter
 from dspark.training import lockstep, rounds
-from dspark.types import Rule
+from dspark.types import Rule, SamplingParams
+from tests.unit.model.tiny import dense, walked
 
 
 def target_of(vocabulary: int) -> Qwen3ForCausalLM:
@@ -81,12 +83,9 @@ def first_slot(
     drafter: BlockDrafter, features: torch.Tensor, ids: torch.Tensor, anchor: int
 ) -> torch.Tensor:
     """Logits [1, V] of the first slot behind an anchor of a text [T]."""
-    hidden = drafter.forward_hidden(
-        features=features, input_ids=ids, anchors=torch.tensor([anchor])
-    )[0, :1]
-    bias, _ = drafter.markov_head.bias(torch.empty(1, 0), ids[anchor : anchor + 1], hidden)
-    assert bias is not None
-    return drafter.base_logits(hidden) + bias
+    at = torch.tensor([anchor])
+    hidden = drafter.forward_hidden(features=features, input_ids=ids, anchors=at)[:, :1]
+    return dense(drafter, hidden, ids[at][None])[0][0]
 
 
 def continued(
@@ -129,27 +128,16 @@ def test_replayed_greedy_rounds_keep_what_played_ones_keep(model: Qwen3ForCausal
     drafter.requires_grad_(False)
     ids = continued(model, [[5, 6, 7, 8]], 40, 0.0)
     anchors = torch.arange(4, 36)
-    blocks = rounds.judge(
-        drafter, model, ids, anchors, temperature=0.0, generator=torch.Generator()
-    )
+    params, generator = SamplingParams(temperature=0.0), torch.Generator()
+    blocks = rounds.judge(drafter, model, ids, anchors, params, generator=generator)
     features = features_of(model, drafter, ids)
     for anchor, kept in zip(anchors.tolist(), blocks.accepted.tolist(), strict=True):
         # A round as it is played: only the past is known, and each draft depends on the one before
         # it.
-        hidden = drafter.forward_hidden(
-            features=features[: anchor + 1],
-            input_ids=ids[0, : anchor + 1],
-            anchors=torch.tensor([anchor]),
-        )[0]
-        drafts, previous = [], ids[0, anchor : anchor + 1]
-        for slot in range(3):
-            bias, _ = drafter.markov_head.bias(torch.empty(1, 0), previous, hidden[slot : slot + 1])
-            assert bias is not None
-            previous = (drafter.base_logits(hidden[slot : slot + 1]) + bias).argmax(-1)
-            drafts.append(int(previous))
-        truth = ids[0, anchor + 1 : anchor + 4].tolist()
-        right = [draft == token for draft, token in zip(drafts, truth, strict=True)]
-        assert kept == (right.index(False) if False in right else 3)
+        past = slice(anchor + 1)
+        drafts = walked(drafter, features[past], ids[0, past], torch.tensor([anchor])).tokens[0]
+        right = (drafts == ids[0, anchor + 1 : anchor + 4]).tolist()
+        assert kept == [*right, False].index(False)
 
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
@@ -172,18 +160,11 @@ def test_survival_of_two_slots_is_what_the_rule_says(rule: Rule) -> None:
     carried = alive if rule is Rule.BLOCK else torch.ones_like(alive)
     both = q1[:, None] * torch.minimum(q2, carried * p2) * (1.0 if rule is Rule.BLOCK else alive)
     repeats, first_kept, kept = 400, 0.0, 0.0
+    anchors, params = torch.full((repeats,), 3), SamplingParams(rule=rule)
     generator = torch.Generator().manual_seed(1)
     for row, (first, second) in enumerate(texts):
-        blocks = rounds.judge(
-            drafter,
-            model,
-            ids[row : row + 1],
-            torch.full((repeats,), 3),
-            temperature=1.0,
-            generator=generator,
-            cut=None,
-            rule=rule,
-        )
+        text = ids[row : row + 1]
+        blocks = rounds.judge(drafter, model, text, anchors, params, generator=generator, cut=None)
         chance = float(p1[first] * p2[first, second])
         first_kept += chance * float((blocks.accepted >= 1).float().mean())
         kept += chance * float((blocks.accepted == 2).float().mean())
@@ -199,17 +180,11 @@ def laws_of_a_block(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q of the first slot [V], and of the second after each first token [V, V], at anchor 3."""
     features = features_of(model, drafter, ids[:1])
-    hidden = drafter.forward_hidden(features=features, input_ids=ids[0], anchors=torch.tensor([3]))[
-        0
-    ]
-    after = torch.arange(drafter.config.vocab_size)
-    state = torch.empty(len(after), 0)
-    first, _ = drafter.markov_head.bias(state, ids[0, 3:4], hidden[:1])
-    second, _ = drafter.markov_head.bias(state, after, hidden[1:].expand(len(after), -1))
-    assert first is not None
-    assert second is not None
-    base = drafter.base_logits(hidden)
-    return torch.softmax(base[0] + first[0], -1), torch.softmax(base[1] + second, -1)
+    at, after = torch.tensor([3]), torch.arange(drafter.config.vocab_size)
+    hidden = drafter.forward_hidden(features=features, input_ids=ids[0], anchors=at)
+    previous = torch.stack([ids[0, at].expand(len(after)), after], dim=1)
+    laws = dense(drafter, hidden.expand(len(after), -1, -1), previous)[0].softmax(-1)
+    return laws[0, 0], laws[:, 1]
 
 
 def test_coupled_texts_and_drafts_run_one_race(model: Qwen3ForCausalLM) -> None:
@@ -217,27 +192,17 @@ def test_coupled_texts_and_drafts_run_one_race(model: Qwen3ForCausalLM) -> None:
     winner."""
     drafter = drafter_of(model, block=3)
     drafter.requires_grad_(False)
-    vocabulary, total, seed = model.config.vocab_size, 24, 7
+    vocabulary, total = model.config.vocab_size, 24
+    params = SamplingParams(seed=7, choice=2, rule=Rule.COUPLED)
 
     def pick(logits: torch.Tensor, place: int) -> torch.Tensor:
-        return (
-            rounds.distribution(logits, 1.0) / rounds.race_noise(seed, 2, [place], vocabulary)
-        ).argmax(-1)
+        return (rounds.distribution(logits, 1.0) / times([params], [place], vocabulary)).argmax(-1)
 
     ids = continued(model, [[5, 6, 7, 8]], total, 1.0, pick=pick)
-    anchors = torch.arange(4, total - 4)
+    anchors, generator = torch.arange(4, total - 4), torch.Generator()
     made = [
         rounds.judge(
-            drafter,
-            model,
-            ids,
-            anchors,
-            temperature=1.0,
-            generator=torch.Generator().manual_seed(s),
-            cut=None,
-            rule=Rule.COUPLED,
-            seed=seed,
-            choice=2,
+            drafter, model, ids, anchors, params, generator=generator.manual_seed(s), cut=None
         )
         for s in (0, 1)
     ]
@@ -245,7 +210,7 @@ def test_coupled_texts_and_drafts_run_one_race(model: Qwen3ForCausalLM) -> None:
     features = features_of(model, drafter, ids)
     for anchor, kept in zip(anchors.tolist(), made[0].accepted.tolist(), strict=True):
         q = torch.softmax(first_slot(drafter, features, ids[0], anchor), -1)
-        drafted = (q / rounds.race_noise(seed, 2, [anchor + 1], vocabulary)).argmax(-1)
+        drafted = (q / times([params], [anchor + 1], vocabulary)).argmax(-1)
         assert (kept > 0) == (int(drafted) == int(ids[0, anchor + 1]))
 
 

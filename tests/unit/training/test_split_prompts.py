@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dspark.errors import ConfigError
-from dspark.training.disk import read_rows
+from dspark.training import chain_stages
+from dspark.training.disk import read_rows, write_rows
 from dspark.training.split import conversation_of, split_prompts
 
 
@@ -57,16 +57,13 @@ def test_every_good_row_is_in_exactly_one_part(tmp_path: Path) -> None:
     ]
     rows += [{"nothing": 1}, {"id": "r3", "prompt": "the id again"}]
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(path, rows)
     counts = split_prompts(path, tmp_path / "out", held_out=0.2)
     train, test = (
         list(read_rows(tmp_path / "out" / f"{part}.jsonl")) for part in ("train", "test")
     )
-    assert (counts["train"], counts["test"], sum(counts["refused"].values())) == (
-        len(train),
-        len(test),
-        1,
-    )
+    assert (counts["train"], counts["test"]) == (len(train), len(test))
+    assert sum(counts["refused"].values()) == 1
     ids = [row["id"] for row in train + test]
     assert len(ids) == len(set(ids)) == 41
     assert len(test) == 8
@@ -80,7 +77,7 @@ def test_every_good_row_is_in_exactly_one_part(tmp_path: Path) -> None:
 
 def test_a_file_without_a_prompt_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text('{"nothing": 1}\n', encoding="utf-8")
+    write_rows(path, [{"nothing": 1}])
     with pytest.raises(ConfigError, match="no row is a prompt"):
         split_prompts(path, tmp_path / "out")
 
@@ -88,7 +85,7 @@ def test_a_file_without_a_prompt_is_refused(tmp_path: Path) -> None:
 def test_what_is_held_out_is_not_trained_on_under_another_name(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     rows = [{"id": str(number), "prompt": f"q{number % 5}"} for number in range(50)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(file, rows)
     found = split_prompts(file, tmp_path / "out", held_out=0.04)
     held = {row["turns"][0] for row in read_rows(Path(found["test_file"]))}
     trained = [row["conversations"][0]["content"] for row in read_rows(Path(found["train_file"]))]
@@ -98,3 +95,18 @@ def test_what_is_held_out_is_not_trained_on_under_another_name(tmp_path: Path) -
     assert found["refused"] == {"repeats a held-out prompt": 50 - 2 - len(trained)}
     with pytest.raises(ConfigError, match="every prompt repeats a held-out one"):
         split_prompts(file, tmp_path / "all", held_out=0.9)
+
+
+@pytest.mark.parametrize(("rows", "held"), [(20, 2), (30, 3)])
+def test_too_few_held_out_prompts_are_told_of_before_training(
+    rows: int, held: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    write_rows(file, ({"prompt": f"q{n}"} for n in range(rows)))
+    if held < 3:
+        with pytest.raises(ConfigError, match=f"held_out_share: 0.1 of the prompts are {held}"):
+            chain_stages.split(file, tmp_path, 0.1, 1, 0)
+    else:
+        found = chain_stages.split(file, tmp_path, 0.1, 1, 0)
+        parts = (Path(found[f"{part}_file"]) for part in ("calibrate", "evaluate"))
+        assert [len(list(read_rows(part))) for part in parts] == [2, 1]

@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import load_drafter
 from dspark.model.formats.convert import without_tables
+from dspark.training.batches import pieces
 from dspark.training.checkpoint import read_header
 from dspark.training.disk import check_same_run
 from dspark.training.features import Features, make_cache, plan_for
@@ -27,12 +32,24 @@ from dspark.training.trainer import LOG, STATE, train_drafter
 from tests.unit.model.golden import altered
 from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
 
-pytestmark = pytest.mark.usefixtures("golden_target")
+Run = Callable[..., Settings]
 
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_samples(tmp_path_factory.mktemp("samples") / "samples.safetensors")
+
+
+@pytest.fixture(scope="module")
+def run_in(samples: Path, golden_target: Path) -> Run:
+    """Settings of a short run in a folder."""
+    return partial(short_run, samples, golden_target)
+
+
+@pytest.fixture(scope="module")
+def first(run_in: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A drafter to start from."""
+    return train_drafter(run_in(tmp_path_factory.mktemp("first"), steps=1))
 
 
 class Stopped(Exception):
@@ -45,10 +62,8 @@ def _curve(settings: Settings) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_stopped_run_goes_on_to_the_same_bits(
-    family: str, samples: Path, golden_target: Path, tmp_path: Path
-) -> None:
-    whole = short_run(samples, golden_target, tmp_path / "whole", family=family)
+def test_a_stopped_run_goes_on_to_the_same_bits(family: str, run_in: Run, tmp_path: Path) -> None:
+    whole = run_in(tmp_path / "whole", family=family)
     parts = replace(whole, out=str(tmp_path / "parts"))
     folder = train_drafter(whole)
     assert load_drafter(folder).config.family == family
@@ -71,19 +86,12 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
 
 @pytest.mark.parametrize("family", ["dspark", "eagle3", "mtp", "lm"])
 def test_how_a_step_is_cut_into_pieces_changes_rounding_only(
-    family: str, samples: Path, golden_target: Path, tmp_path: Path
+    family: str, run_in: Run, tmp_path: Path
 ) -> None:
     curves = []
-    for pieces in (1, 70, 4096):
-        settings = short_run(
-            samples,
-            golden_target,
-            tmp_path / str(pieces),
-            family=family,
-            micro_tokens=pieces,
-            steps=2,
-            rate=1e-3,
-        )
+    for tokens in (1, 70, 4096):
+        out, changes = tmp_path / str(tokens), {"family": family, "steps": 2, "rate": 1e-3}
+        settings = run_in(out, micro_tokens=tokens, **changes)
         train_drafter(settings)
         curves.append(_curve(settings))
     for other in curves[1:]:
@@ -91,12 +99,17 @@ def test_how_a_step_is_cut_into_pieces_changes_rounding_only(
             assert other[name] == pytest.approx(curves[0][name], rel=2e-4, nan_ok=True)
 
 
-def test_a_piece_is_learned_from_before_the_next_is_computed(
-    samples: Path, golden_target: Path, tmp_path: Path
-) -> None:
-    run = open_run(
-        short_run(samples, golden_target, tmp_path, micro_tokens=1), WorkerGroup.of_process_group()
-    )
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=60), st.integers(1, 800))
+def test_no_piece_is_larger_than_asked_padding_included(lengths: list[int], most: int) -> None:
+    found = pieces(lengths, most)
+    assert sorted(place for piece in found for place in piece) == list(range(len(lengths)))
+    for piece in found:
+        longest = max(lengths[place] for place in piece)
+        assert len(piece) == 1 or len(piece) * longest <= most
+
+
+def test_a_piece_is_learned_from_before_the_next_is_computed(run_in: Run, tmp_path: Path) -> None:
+    run = open_run(run_in(tmp_path, micro_tokens=1), WorkerGroup.of_process_group())
     events: list[str] = []
 
     class Told:
@@ -116,9 +129,9 @@ def test_a_piece_is_learned_from_before_the_next_is_computed(
 
 
 def test_a_cache_gives_the_curve_of_the_target_beside_the_drafter(
-    samples: Path, golden_target: Path, tmp_path: Path
+    run_in: Run, tmp_path: Path
 ) -> None:
-    online = short_run(samples, golden_target, tmp_path / "online", steps=2)
+    online = run_in(tmp_path / "online", steps=2)
     cached = replace(online, out=str(tmp_path / "cached"), cache=str(tmp_path / "cache"))
     make_cache(cached, plan_for(cached, "float32"), tmp_path / "cache")
     train_drafter(online)
@@ -128,10 +141,8 @@ def test_a_cache_gives_the_curve_of_the_target_beside_the_drafter(
         assert found[name] == pytest.approx(wanted[name], rel=2e-4, nan_ok=True)
 
 
-def test_a_run_goes_on_under_its_own_settings_and_samples_only(
-    samples: Path, golden_target: Path, tmp_path: Path
-) -> None:
-    settings = short_run(samples, golden_target, tmp_path / "run", steps=2)
+def test_a_run_goes_on_under_its_own_settings_and_samples_only(run_in: Run, tmp_path: Path) -> None:
+    settings = run_in(tmp_path / "run", steps=2)
     train_drafter(settings)
     with pytest.raises(ConfigError, match=r"rate: .* was begun with"):
         train_drafter(replace(settings, rate=1e-4))
@@ -142,12 +153,10 @@ def test_a_run_goes_on_under_its_own_settings_and_samples_only(
         train_drafter(replace(settings, samples=str(other)))
 
 
-def test_a_run_keeps_the_precision_that_came_out(
-    samples: Path, golden_target: Path, tmp_path: Path
-) -> None:
-    settings = short_run(samples, golden_target, tmp_path, steps=1, precision="auto")
+def test_a_run_keeps_the_precision_that_came_out(run_in: Run, tmp_path: Path) -> None:
+    settings = run_in(tmp_path, steps=1, precision="auto")
     train_drafter(settings)
-    kept = read_header(tmp_path / f"{STATE}.safetensors")["facts"]["settings"]
+    kept = read_header(tmp_path / STATE)["facts"]["settings"]
     assert kept["precision"] == "fp32"
     train_drafter(settings)
     train_drafter(replace(settings, precision="fp32"))
@@ -166,44 +175,52 @@ def test_a_run_keeps_the_precision_that_came_out(
     ],
 )
 def test_a_start_that_does_not_fit_is_refused_with_what_differs(
-    change: dict[str, object], said: str, samples: Path, golden_target: Path, tmp_path: Path
+    change: dict[str, object], said: str, run_in: Run, first: Path, tmp_path: Path
 ) -> None:
-    first = train_drafter(short_run(samples, golden_target, tmp_path / "first", steps=1))
-    again = short_run(samples, golden_target, tmp_path / "again", steps=1, start=str(first))
     with pytest.raises(ConfigError, match=f"^start: {said}"):
-        train_drafter(replace(again, **change))
-    train_drafter(replace(again, block_size=3))  # any length of blocks will do
+        train_drafter(run_in(tmp_path, start=str(first), **change))
+
+
+def _narrow(tensors: dict[str, torch.Tensor]) -> None:
+    mlp = "layers.0.mlp"
+    for name in (f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"):
+        tensors[name] = tensors[name][:8].clone()
+    name = f"{mlp}.down_proj.weight"
+    tensors[name] = tensors[name][:, :8].contiguous()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "tensors", "said"),
+    [
+        ({"sample_from_anchor": False}, None, "sample_from_anchor of .* is False"),
+        ({"intermediate_size": 8}, _narrow, r"layers\.0\.mlp\.\w+\.weight of .* is of shape "),
+    ],
+)
+def test_a_start_whose_anchor_drafts_nothing_or_of_another_size_is_refused(
+    theirs: dict[str, object], tensors: Any, said: str, run_in: Run, first: Path, tmp_path: Path
+) -> None:
+    start = altered(tmp_path / "first", theirs, tensors, of=first)
+    with pytest.raises(ConfigError, match=f"^start: {said}"):
+        train_drafter(run_in(tmp_path / "again", start=str(start)))
 
 
 def test_a_start_keeps_its_mask_token_and_its_rotation(
-    samples: Path, golden_target: Path, tmp_path: Path
+    run_in: Run, first: Path, golden_target: Path, tmp_path: Path
 ) -> None:
-    """Its weights were trained with them, and no setting of the run says either."""
-    first = train_drafter(short_run(samples, golden_target, tmp_path / "first", steps=1))
+    """Its weights were trained with them, and no setting of the run says either; any length of
+    blocks will do."""
     theirs = {"mask_token_id": 5, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}
-    altered(first, theirs)
-    settings = short_run(samples, golden_target, tmp_path / "again", steps=1, start=str(first))
+    start = altered(tmp_path / "first", theirs, of=first)
+    settings = run_in(tmp_path / "again", steps=1, block_size=3, start=str(start))
     made = load_drafter(train_drafter(settings), target=golden_target).config
-    assert (made.mask_token_id, made.rope_theta) == (5, 5e5)
+    assert (made.mask_token_id, made.rope_theta, made.block_size) == (5, 5e5, 3)
     with pytest.raises(ConfigError, match=r"^start: .* was begun with '\w+', not None"):
         train_drafter(replace(settings, start=""))
 
 
-def test_a_start_whose_anchor_drafts_nothing_is_refused(
-    samples: Path, golden_target: Path, tmp_path: Path
-) -> None:
-    first = train_drafter(short_run(samples, golden_target, tmp_path / "first", steps=1))
-    altered(first, {"sample_from_anchor": False})
-    settings = short_run(samples, golden_target, tmp_path / "again", steps=1, start=str(first))
-    with pytest.raises(ConfigError, match=r"^start: sample_from_anchor of .* is False"):
-        train_drafter(settings)
-
-
-def test_a_cache_may_move_and_a_run_may_not_leave_it(
-    samples: Path, golden_target: Path, tmp_path: Path
-) -> None:
+def test_a_cache_may_move_and_a_run_may_not_leave_it(run_in: Run, tmp_path: Path) -> None:
     cache, moved = tmp_path / "cache", tmp_path / "moved"
-    settings = short_run(samples, golden_target, tmp_path / "run", steps=1, cache=str(cache))
+    settings = run_in(tmp_path / "run", steps=1, cache=str(cache))
     make_cache(settings, plan_for(settings, "float32"), cache)
     train_drafter(settings)
     cache.rename(moved)
@@ -212,16 +229,12 @@ def test_a_cache_may_move_and_a_run_may_not_leave_it(
         train_drafter(replace(settings, cache=""))
 
 
-def test_a_start_whose_head_says_other_tokens_is_refused(
-    samples: Path, golden_target: Path, tmp_path: Path
-) -> None:
+def test_a_start_whose_head_says_other_tokens_is_refused(run_in: Run, tmp_path: Path) -> None:
     """As many of them: no shape would tell."""
     kept = [tmp_path / name for name in ("some.json", "others.json")]
     for number, path in enumerate(kept):
         path.write_text(json.dumps(list(range(number, number + 64))))
-    settings = short_run(
-        samples, golden_target, tmp_path / "first", steps=1, keep_tokens=str(kept[0])
-    )
+    settings = run_in(tmp_path / "first", steps=1, keep_tokens=str(kept[0]))
     again = replace(settings, out=str(tmp_path / "again"), start=str(train_drafter(settings)))
     with pytest.raises(ConfigError, match=r"^start: the head of .* other tokens"):
         train_drafter(replace(again, keep_tokens=str(kept[1])))
@@ -229,48 +242,21 @@ def test_a_start_whose_head_says_other_tokens_is_refused(
 
 
 def test_a_start_may_leave_its_tables_to_the_target(
-    samples: Path, golden_target: Path, tmp_path: Path
+    run_in: Run, first: Path, golden_target: Path, tmp_path: Path
 ) -> None:
-    first = train_drafter(short_run(samples, golden_target, tmp_path / "first", steps=1))
     without_tables(first, tmp_path / "shared", target=golden_target)
-    made = [
-        train_drafter(
-            short_run(samples, golden_target, tmp_path / name, steps=1, start=str(folder))
-        )
+    whole, less = (
+        train_drafter(run_in(tmp_path / name, steps=1, start=str(folder)))
         for name, folder in (("whole", first), ("less", tmp_path / "shared"))
-    ]
-    assert (made[0] / "model.safetensors").read_bytes() == (
-        made[1] / "model.safetensors"
-    ).read_bytes()
-
-
-def test_a_start_for_a_target_of_another_size_is_refused(
-    samples: Path, golden_target: Path, tmp_path: Path
-) -> None:
-    first = train_drafter(short_run(samples, golden_target, tmp_path / "first", steps=1))
-
-    def narrow(tensors: dict[str, torch.Tensor]) -> None:
-        for name in ("gate_proj", "up_proj"):
-            tensors[f"layers.0.mlp.{name}.weight"] = tensors[f"layers.0.mlp.{name}.weight"][
-                :8
-            ].clone()
-        tensors["layers.0.mlp.down_proj.weight"] = tensors["layers.0.mlp.down_proj.weight"][
-            :, :8
-        ].contiguous()
-
-    altered(first, {"intermediate_size": 8}, narrow)
-    with pytest.raises(
-        ConfigError, match=r"^start: layers\.0\.mlp\.\w+\.weight of .* is of shape "
-    ):
-        train_drafter(
-            short_run(samples, golden_target, tmp_path / "again", steps=1, start=str(first))
-        )
+    )
+    weights = "model.safetensors"
+    assert (whole / weights).read_bytes() == (less / weights).read_bytes()
 
 
 def test_the_size_of_a_cache_is_told_without_reading_a_weight(
-    samples: Path, golden_target: Path, tmp_path: Path
+    run_in: Run, golden_target: Path, tmp_path: Path
 ) -> None:
-    settings = short_run(samples, golden_target, tmp_path)
+    settings = run_in(tmp_path)
     wanted = plan_for(settings, "bfloat16")
     bare = tmp_path / "bare"
     shutil.copytree(golden_target, bare)
@@ -291,32 +277,34 @@ def test_the_size_of_a_cache_is_told_without_reading_a_weight(
     ],
 )
 def test_a_wrong_setting_is_named(
-    change: dict[str, object], field: str, samples: Path, tmp_path: Path
+    change: dict[str, object], field: str, run_in: Run, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=f"^{field}: "):
-        short_run(samples, tmp_path, tmp_path, **change)
+        run_in(tmp_path, **change)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"family": "eagle3", "layers": 2}, "layers: "),
+        ({"family": "mtp", "taps": (1, 5)}, "taps: .* mtp reads one layer, not 2"),
+        ({"taps": (1, 99)}, "taps: "),
+    ],
+)
 def test_layers_and_taps_that_do_not_fit_are_named(
-    samples: Path, golden_target: Path, tmp_path: Path
+    change: dict[str, object], said: str, run_in: Run, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"^layers: "):
-        train_drafter(short_run(samples, golden_target, tmp_path, family="eagle3", layers=2))
-    with pytest.raises(ConfigError, match=r"^taps: .* mtp reads one layer, not 2"):
-        train_drafter(short_run(samples, golden_target, tmp_path, family="mtp", taps=(1, 5)))
-    with pytest.raises(ConfigError, match=r"^taps: "):
-        train_drafter(short_run(samples, golden_target, tmp_path, taps=(1, 99)))
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        train_drafter(run_in(tmp_path, **change))
 
 
 @pytest.mark.parametrize("family", ["dspark", "dflash", "eagle3", "mtp"])
 def test_a_head_of_few_tokens_is_trained_and_read_back(
-    family: str, samples: Path, golden_target: Path, tmp_path: Path
+    family: str, run_in: Run, golden_target: Path, tmp_path: Path
 ) -> None:
     kept = tmp_path / "kept.json"
     kept.write_text(json.dumps(list(range(2, 60))))
-    settings = short_run(
-        samples, golden_target, tmp_path / "run", family=family, keep_tokens=str(kept), steps=2
-    )
+    settings = run_in(tmp_path / "run", family=family, keep_tokens=str(kept), steps=2)
     made = load_drafter(train_drafter(settings))
     assert made.draft_vocabulary is not None
     assert made.draft_vocabulary.target_ids.tolist() == list(range(2, 60))
@@ -327,26 +315,18 @@ def test_a_head_of_few_tokens_is_trained_and_read_back(
         train_drafter(settings)
 
 
-def test_a_head_of_few_tokens_that_cannot_be_is_refused(
-    samples: Path, golden_target: Path, tmp_path: Path
-) -> None:
+def test_a_head_of_few_tokens_that_cannot_be_is_refused(run_in: Run, tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     kept.write_text("[1, 2]")
     with pytest.raises(ConfigError, match="says every token"):
-        train_drafter(
-            short_run(samples, golden_target, tmp_path, family="lm", keep_tokens=str(kept))
-        )
+        train_drafter(run_in(tmp_path, family="lm", keep_tokens=str(kept)))
     kept.write_text("[1, 128]")
     with pytest.raises(ConfigError, match="ids below 128"):
-        train_drafter(short_run(samples, golden_target, tmp_path, keep_tokens=str(kept)))
+        train_drafter(run_in(tmp_path, keep_tokens=str(kept)))
 
 
-def test_the_loss_falls_on_text_that_can_be_learned(
-    golden_target: Path, samples: Path, tmp_path: Path
-) -> None:
-    settings = short_run(
-        samples, golden_target, tmp_path, steps=30, batch=12, optimizer="muon", evaluate_every=30
-    )
+def test_the_loss_falls_on_text_that_can_be_learned(run_in: Run, tmp_path: Path) -> None:
+    settings = run_in(tmp_path, steps=30, batch=12, optimizer="muon", evaluate_every=30)
     train_drafter(settings)
     curve = _curve(settings)
     assert curve["loss"][-1] < 0.8 * curve["loss"][0]

@@ -41,17 +41,9 @@ def test_the_command_writes_what_convert_reads(
     samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "kept.json"
-    assert (
-        main(["train", "vocabulary", str(samples), "--tokens", "3", "--out", str(kept), "--json"])
-        == 0
-    )
+    assert main(f"train vocabulary {samples} --tokens 3 --out {kept} --json".split()) == 0
     assert json.loads(capsys.readouterr().out)["share_of_text"] == 1.0
     thin = tmp_path / "thin"
     write_thin(thin, "eagle3_qwen3_4b_ttt7")
-    assert (
-        main(
-            ["checkpoint", "convert", str(thin), str(tmp_path / "cut"), "--keep-tokens", str(kept)]
-        )
-        == 0
-    )
+    assert main(f"checkpoint convert {thin} {tmp_path}/cut --keep-tokens {kept}".split()) == 0
     assert json.loads((tmp_path / "cut" / "config.json").read_text())["draft_vocab_size"] == 3
