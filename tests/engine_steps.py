@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dspark.types import NO_Q, Cursor, SamplingParams, SparseQ
+from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, SamplingParams, SparseQ, Verdict
 from verify_service.batch_runner import FeatureRun, PromptPrefill
 from verify_service.sequences import VerifyItem
 
@@ -68,3 +68,17 @@ def item(
     ids = np.array(draft, np.uint32).reshape(-1, 1)
     q = SparseQ.of(ids, np.ones(ids.shape, np.float32)) if draft else NO_Q
     return VerifyItem(Cursor(sequence, epoch, number, len(tokens)), tokens[-1], tuple(draft), q)
+
+
+def judged(engine: Any, *items: VerifyItem) -> list[Verdict]:
+    """The verdicts of a round that refuses nobody."""
+    outcomes = engine.judge_cohort(items).outcomes
+    verdicts = [each for each in outcomes if isinstance(each, Verdict)]
+    assert verdicts == outcomes
+    return verdicts
+
+
+def why(outcome: object) -> RefusalReason:
+    """Of a refusal."""
+    assert isinstance(outcome, Refusal), outcome
+    return outcome.reason

@@ -8,6 +8,7 @@ import torch
 
 from dspark.decoding.acceptance import first_token as draw_first_token
 from dspark.decoding.masking import mask
+from dspark.decoding.shaping import params_problem
 from dspark.model.checkpoint import LoadedTarget
 from dspark.types import Constraint, Cursor, Refusal, RefusalReason, SamplingParams
 from verify_service.batch_runner import Grammar
@@ -15,12 +16,12 @@ from verify_service.config import VerifyConfig
 from verify_service.engine_core import EngineCore
 from verify_service.feature_store import FeatureStore
 from verify_service.grammars.grammars import Grammars
-from verify_service.judging import Sampler, judge_each, matcher_of, rule_problem, shaper_of, told
+from verify_service.judging import Sampler, judge_each, matcher_of, shaper_of, told
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.loading import VerifierParts, load_parts
 from verify_service.model_runner import ModelRunner
 from verify_service.packed_step import PackedStep
-from verify_service.sequences import unknown
+from verify_service.sequences import invalid, unknown
 from verify_service.state_cache import StateCache
 from verify_service.stateful import StatefulRunner
 
@@ -29,12 +30,7 @@ class VerifyEngine(EngineCore):
     """An engine that runs a target model."""
 
     def __init__(self, parts: VerifierParts, sampler: Sampler = judge_each) -> None:
-        target, runner, projection, config = (
-            parts.target,
-            parts.runner,
-            parts.projection,
-            parts.config,
-        )
+        target, runner, projection, version, config = parts
         self.target: LoadedTarget = target
         self.projection = projection.fingerprint if projection is not None else ""
         self._runner = runner
@@ -59,9 +55,7 @@ class VerifyEngine(EngineCore):
         if self.shares_prefixes and isinstance(runner, StatefulRunner):
             holdings.prefixes.states = StateCache(runner, config.state_cache_mb << 20)
         self._grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)
-        super().__init__(
-            config, parts.fingerprint, holdings, PackedStep(runner, holdings, sampler, store)
-        )
+        super().__init__(config, version, holdings, PackedStep(runner, holdings, sampler, store))
 
     @staticmethod
     def load(config: VerifyConfig, sampler: Sampler = judge_each) -> VerifyEngine:
@@ -79,7 +73,8 @@ class VerifyEngine(EngineCore):
     # -- life of a sequence -----------------------------------------------------------------
 
     def _unserved(self, params: SamplingParams, scores: int | None) -> Refusal | None:
-        return rule_problem(params, self.target.vocab_size)
+        problem = params_problem(params, self.target.vocab_size)
+        return None if problem is None else invalid(f"sampling.{problem}")
 
     def _salted(self, salt: str, prompt_len: int) -> str:
         rotation = self._runner.rotation

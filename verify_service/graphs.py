@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from dspark.native.attention import Tables
+from verify_service.kernels import Kernel
 from verify_service.paged_plan import Arrays, PlanShape, arrays_of
 from verify_service.plan import PassPlan, Segment
-from verify_service.varlen import Kernel
 
 log = structlog.get_logger("dspark.verify")
 

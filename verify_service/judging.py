@@ -1,5 +1,5 @@
-"""The acceptance rule as a verifier applies it: checks of sampling parameters, shaping, masks, and
-judging so that a bad case does not affect other verdicts."""
+"""The acceptance rule as a verifier applies it: shaping, masks, and judging so that a bad case does
+not affect other verdicts."""
 
 from __future__ import annotations
 
@@ -11,19 +11,13 @@ from torch import Tensor
 from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
 from dspark.decoding.logprobs import token_logprobs
 from dspark.decoding.masking import Masks, Matcher
-from dspark.decoding.shaping import Shaper, params_problem
+from dspark.decoding.shaping import Shaper
 from dspark.errors import DsparkError
 from dspark.types import Refusal, RefusalReason, SamplingParams, ScoredToken
 from verify_service.batch_runner import Grammar, TooSlow
 from verify_service.sequences import CachedSequence, VerifyItem, failed, invalid
 
 _SLOW = invalid("constraint: finding out what may come next takes too long")
-
-
-def rule_problem(params: SamplingParams, vocab_size: int) -> Refusal | None:
-    """Why these parameters cannot be used with this vocabulary, or None."""
-    problem = params_problem(params, vocab_size)
-    return None if problem is None else invalid(f"sampling.{problem}")
 
 
 def shaper_of(state: CachedSequence) -> Shaper | None:

@@ -9,7 +9,7 @@ the context: the library replaces these and never writes into them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -80,18 +80,10 @@ class KeptState:
 def copied(cache: Any, *, apart: bool = False) -> Any:
     """A copy that changes independently of the original; with `apart` it shares no memory with it
     either."""
-    if cache is None:
-        return None
     growing = set() if apart else _GROWING
-    made = copy.copy(cache)
-    for name, value in vars(cache).items():
-        parts = (
-            [copied(layer, apart=apart) for layer in value]
-            if name == "layers"
-            else _copied(name, value, growing)
-        )
-        setattr(made, name, parts)
-    return made
+    return _woven(
+        [cache], lambda name, tensors: tensors[0] if name in growing else tensors[0].clone()
+    )
 
 
 def size(cache: Any) -> int:
@@ -136,14 +128,14 @@ def _form(name: str, value: Any) -> Any:
 
 def joined(caches: Sequence[Any]) -> Any:
     """One cache of several sequences, joined from caches of equal `form`."""
-    return _woven(caches, torch.cat)
+    return _woven(caches, lambda _, tensors: torch.cat(tensors))
 
 
 def parted(cache: Any, count: int) -> list[Any]:
     """Splits a joined cache by sequence. Raises CheckpointError if it does not hold `count`."""
 
     def row(number: int) -> Any:
-        def pick(tensors: list[Tensor]) -> Tensor:
+        def pick(_: str, tensors: list[Tensor]) -> Tensor:
             if len(tensors[0]) != count:
                 raise CheckpointError(
                     f"a state of {count} sequences has a part of shape {tuple(tensors[0].shape)}"
@@ -155,26 +147,34 @@ def parted(cache: Any, count: int) -> list[Any]:
     return [row(number) for number in range(count)]
 
 
-def _woven(caches: Sequence[Any], weave: Callable[[list[Tensor]], Tensor]) -> Any:
-    """A cache like the first one; `weave` makes each tensor from those at the same place."""
+_Weave = Callable[[str, list[Tensor]], Tensor]
+
+
+def _woven(caches: Sequence[Any], weave: _Weave) -> Any:
+    """A cache like the first one; `weave` makes each tensor from those at the same place, and is
+    told the name of the attribute. None stays None."""
+    if caches[0] is None:
+        return None
     made = copy.copy(caches[0])
     for name in vars(made):
         parts = [getattr(cache, name) for cache in caches]
         if name == "layers":
             setattr(made, name, [_woven(layers, weave) for layers in zip(*parts, strict=True)])
         else:
-            setattr(made, name, _woven_value(parts, weave))
+            setattr(made, name, _woven_value(name, parts, weave))
     return made
 
 
-def _woven_value(values: list[Any], weave: Callable[[list[Tensor]], Tensor]) -> Any:
+def _woven_value(name: str, values: list[Any], weave: _Weave) -> Any:
     first = values[0]
     if isinstance(first, Tensor):
-        return weave(values) if first.dim() else first.clone()  # each copy counts on its own
+        return weave(name, values) if first.dim() else first.clone()  # each copy counts on its own
     if isinstance(first, dict):
-        return {key: _woven_value([value[key] for value in values], weave) for key in first}
+        return {key: _woven_value(name, [value[key] for value in values], weave) for key in first}
     if isinstance(first, list | tuple):
-        return type(first)(_woven_value(list(parts), weave) for parts in zip(*values, strict=True))
+        return type(first)(
+            _woven_value(name, list(parts), weave) for parts in zip(*values, strict=True)
+        )
     return first
 
 
@@ -184,13 +184,3 @@ def _bytes(value: Any) -> int:
     if isinstance(value, dict):
         return sum(map(_bytes, value.values()))
     return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
-
-
-def _copied(name: str, value: Any, growing: Collection[str]) -> Any:
-    if isinstance(value, Tensor):
-        return value if name in growing else value.clone()
-    if isinstance(value, dict):
-        return {key: _copied(name, part, growing) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_copied(name, part, growing) for part in value]
-    return value

@@ -50,7 +50,7 @@ class KVCacheManager:
 
     @property
     def held(self) -> Held:
-        used = self.pool.total - self.pool.free - self.prefixes.idle
+        used = self.pool.total - self.pool.free - self.pool.idle
         return Held(len(self.states), used, self.pool.total)
 
     def admit(
@@ -74,7 +74,7 @@ class KVCacheManager:
         )
         self.pool.let_go(shared)
         if not opened:
-            free = self.pool.free + self.prefixes.idle
+            free = self.pool.free + self.pool.idle
             return Refusal(
                 RefusalReason.NO_PAGES,
                 f"{wanted} pages are needed beside {len(self.states)} to grow; {free} are free",
@@ -186,12 +186,7 @@ class KVCacheManager:
         counts, token_ids, runs = [], list[int](), []
         for sequence, epoch, _, committed_len, _, _, start in asked:
             state, count = self.states.get(sequence), 0
-            if (
-                self.store is not None
-                and state is not None
-                and state.epoch == epoch
-                and state.keep_features
-            ):
+            if state is not None and state.epoch == epoch and state.keep_features:
                 count = max(min(committed_len - 1, state.cached) - start, 0)
                 if count:
                     token_ids += state.token_ids[start : start + count]

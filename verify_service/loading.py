@@ -34,7 +34,6 @@ from verify_service import kernels, reach, rotation, self_test
 from verify_service.config import KV_TOKENS, VerifyConfig
 from verify_service.model_runner import ModelRunner, Runner
 from verify_service.stateful import StatefulRunner
-from verify_service.varlen import Kernel
 
 log = structlog.get_logger("dspark.verify")
 
@@ -231,7 +230,7 @@ def _packed(
         return reason
     device, dtype = next(model.parameters()).device, model.dtype
     found = kernels.find(device, dtype, config.page_size) if config.attention_kernel else None
-    tried: list[tuple[str, Kernel | None]] = [*([found] if found else ()), ("gather", None)]
+    tried: list[tuple[str, kernels.Kernel | None]] = [*([found] if found else ()), ("gather", None)]
     reason = "nothing was tried"
     for (name, kernel), lean in itertools.product(
         tried, (True, False) if config.lean_layers else (False,)

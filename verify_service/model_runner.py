@@ -18,12 +18,12 @@ from dspark.native.attention import queries_up_to
 from dspark.pages import Slots
 from verify_service import paged_attention, rotation
 from verify_service.graphs import Graphs
+from verify_service.kernels import Kernel
 from verify_service.kv_pool import KeyValuePool
 from verify_service.lean_model import Lean, make_lean
 from verify_service.paged_plan import arrays_of, exact_shape, paged_plan
 from verify_service.plan import PassPlan, Segment, build_plan, run_of
 from verify_service.rotation import LengthRotation
-from verify_service.varlen import Kernel
 
 
 class Pass(NamedTuple):

@@ -205,11 +205,7 @@ class PackedStep:
             last += ends
             committed.append(_Committed(state, state.cached, list(chunk.token_ids), row))
             row += count
-        kept = (
-            [each for each in committed if each.state.keep_features]
-            if self._store is not None
-            else []
-        )
+        kept = [each for each in committed if each.state.keep_features]
         rows, owed = self._project(kept, result.taps, ahead, now=drafted)
         return Executed(prepared, saw, decided, scored, last_logits, kept, rows, owed)
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from dspark.native.attention import Tables
+from verify_service.kernels import Kernel
 from verify_service.plan import PassPlan, Segment
-from verify_service.varlen import Kernel
 
 Ints = npt.NDArray[np.int64]
 

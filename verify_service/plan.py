@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dspark.native.attention import Tables
 from dspark.pages import Slots
-from verify_service.varlen import Kernel
+from verify_service.kernels import Kernel
 
 Indices = npt.NDArray[np.int64]
 

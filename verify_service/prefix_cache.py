@@ -37,11 +37,6 @@ class PrefixCache:
         self.states: StateCache | None = None
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # least recently used first
 
-    @property
-    def idle(self) -> int:
-        """Number of pages that only the cache holds; any thread may call this."""
-        return self._pool.idle
-
     def match(self, token_ids: Sequence[int], salt: str, *, needs_rows: bool) -> list[int]:
         """Pages of the longest cached prefix. At least one token is left to run for its logits."""
         found = list(self._found(token_ids, salt, needs_rows=needs_rows))

@@ -171,31 +171,14 @@ class StatefulRunner:
 
     def _run_together(self, group: Sequence[_Ready]) -> list[tuple[Tensor, Tensor | None]]:
         """Runs calls with states of one form in one call of the model; results as `_alone`."""
-        count, length = len(group), len(group[0].ids)
-        kept = sorted({each.before + j for each in group for j in each.keep}) or [length - 1]
-        told: dict[str, Any] = {}
-        if group[0].state.cache is not None:
-            told[self._cache] = joined([each.state.cache for each in group])
-        if self._positions:
-            starts = torch.tensor([each.state.length for each in group], device=self.device)
-            told["position_ids"] = starts[:, None] + torch.arange(length, device=self.device)
-        for each in group:
-            each.state.running()
-        output = self._model(
-            input_ids=torch.tensor([each.ids for each in group], device=self.device),
-            use_cache=True,
-            logits_to_keep=torch.tensor(kept, device=self.device),
-            **told,
-        )
-        taps, logits = (
-            self._taps.collect() if self._taps is not None else None,
-            _of(output.logits, kept),
+        kept = sorted({each.before + j for each in group for j in each.keep})
+        kept = kept or [len(group[0].ids) - 1]
+        logits, taps, cache = self._called(
+            [each.state for each in group], [each.ids for each in group], kept
         )
         made = []
-        for row, (each, cache) in enumerate(
-            zip(group, parted(self._returned(output), count), strict=True)
-        ):
-            each.state.ran(each.ids, cache)
+        for row, (each, own) in enumerate(zip(group, parted(cache, len(group)), strict=True)):
+            each.state.ran(each.ids, own)
             mine = [kept.index(each.before + j) for j in each.keep]
             made.append((logits[row][mine], None if taps is None else taps[row, each.before :]))
         return made
@@ -218,37 +201,40 @@ class StatefulRunner:
     def _step(
         self, state: KeptState, segment: Segment, ids: Sequence[int], keep: list[int]
     ) -> tuple[Tensor, Tensor | None]:
-        """One call of the model; results as `_forward`."""
-        state.running()
+        """One pass of the model over one sequence; results as `_forward`."""
         kept = keep or [len(ids) - 1]  # the model needs at least one row
         with self._turned(segment, state.length, ids):
-            output = self._model(
-                input_ids=torch.tensor([list(ids)], device=self.device),
-                use_cache=True,
-                logits_to_keep=torch.tensor(kept, device=self.device),
-                **self._told(state, len(ids)),
-            )
-        state.ran(ids, self._returned(output))
-        return _of(output.logits, kept)[0], (
-            self._taps.collect()[0] if self._taps is not None else None
-        )
+            logits, taps, cache = self._called([state], [ids], kept)
+        state.ran(ids, cache)
+        return logits[0], None if taps is None else taps[0]
 
-    def _returned(self, output: Any) -> Any:
+    def _called(
+        self, states: Sequence[KeptState], ids: Sequence[Sequence[int]], kept: list[int]
+    ) -> tuple[Tensor, Tensor | None, Any]:
+        """Calls the model for n states of one form and as many tokens each: logits [n, kept, V],
+        taps [n, T, m*H] and the cache of all."""
+        told: dict[str, Any] = {}
+        if states[0].cache is not None:
+            caches = [state.cache for state in states]
+            told[self._cache] = caches[0] if len(caches) == 1 else joined(caches)
+        if self._positions:
+            starts = torch.tensor([state.length for state in states], device=self.device)
+            told["position_ids"] = starts[:, None] + torch.arange(len(ids[0]), device=self.device)
+        for state in states:
+            state.running()
+        output = self._model(
+            input_ids=torch.tensor([list(each) for each in ids], device=self.device),
+            use_cache=True,
+            logits_to_keep=torch.tensor(kept, device=self.device),
+            **told,
+        )
+        taps = self._taps.collect() if self._taps is not None else None
         cache = returned_cache(output)
         if cache is None:
             raise CheckpointError(
                 f"{type(self._model).__name__} keeps its state where nothing can take tokens back"
             )
-        return cache
-
-    def _told(self, state: KeptState, count: int) -> dict[str, Any]:
-        """Model arguments of a call: its cache and positions."""
-        told = {} if state.cache is None else {self._cache: state.cache}
-        if self._positions:
-            told["position_ids"] = torch.arange(
-                state.length, state.length + count, device=self.device
-            )[None]
-        return told
+        return _of(output.logits, kept), taps, cache
 
     def _turned(
         self, segment: Segment, start: int, ids: Sequence[int]

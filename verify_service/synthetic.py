@@ -64,9 +64,8 @@ class SyntheticBatch(NamedTuple):
     # per item: accepted drafted tokens, then the target's own token
     said: Sequence[tuple[int, ...]]
     chunks: Sequence[PromptChunk]
-    lengths: Sequence[int]  # committed tokens of each item
     began_ns: int
-    tokens: int  # of the items
+    tokens: int  # of the items, with drafts that were removed since
 
     def without_drafts(self, places: Sequence[int]) -> SyntheticBatch:
         """The same batch with the drafts of these items removed."""
@@ -81,9 +80,8 @@ class SyntheticBatch(NamedTuple):
             items=items,
             states=[self.states[place] for place in places],
             said=[self.said[place] for place in places],
-            lengths=[self.lengths[place] for place in places],
             chunks=(),
-            tokens=sum(1 + len(item.draft_ids) for item in items),
+            tokens=_tokens(items),
         )
 
 
@@ -102,19 +100,14 @@ class SyntheticStep:
     ) -> None:
         self._spec, self._holdings, self._store = spec, holdings, store
         self._oracle, self._pace = SyntheticOracle(spec), Pace(spec.jitter, spec.seed)
-        self._keys: dict[int, int] = {}
         self._free_ns = 0  # when the last batch ended
 
     def key(self, state: CachedSequence) -> int:
         """Oracle key of a sequence, from its first token, seed and choice; needs `token_ids`."""
-        if state.sequence not in self._keys:
-            self._keys[state.sequence] = self._oracle.key(
-                state.token_ids[0], state.params.seed, state.params.choice
-            )
-        return self._keys[state.sequence]
+        return self._oracle.key(state.token_ids[0], state.params.seed, state.params.choice)
 
     def forget(self, sequence: int) -> None:
-        self._keys.pop(sequence, None)
+        pass
 
     def first_token(self, state: CachedSequence) -> int:
         """The anchor after a prompt."""
@@ -130,15 +123,12 @@ class SyntheticStep:
     def prepare(self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]) -> SyntheticBatch:
         began = time.perf_counter_ns()
         states = [self._holdings.states[item.cursor.sequence] for item in items]
-        lengths = [state.committed_len for state in states]
-        keys = np.array([self.key(state) for state in states], np.uint64)
-        said = (
-            self._oracle.judge(keys, np.array(lengths), [item.draft_ids for item in items])
-            if items
-            else []
-        )
-        tokens = sum(1 + len(item.draft_ids) for item in items)
-        return SyntheticBatch(items, states, said, chunks, lengths, began, tokens)
+        said: Sequence[tuple[int, ...]] = []
+        if items:
+            keys = np.array([self.key(state) for state in states], np.uint64)
+            lengths = np.array([item.cursor.committed_len for item in items])
+            said = self._oracle.judge(keys, lengths, [item.draft_ids for item in items])
+        return SyntheticBatch(items, states, said, chunks, began, _tokens(items))
 
     def execute(self, prepared: SyntheticBatch) -> SyntheticExecuted:
         """Sleeps for the batch's time, from its preparation or the end of the last batch, whichever
@@ -157,9 +147,8 @@ class SyntheticStep:
     def _seconds(self, batch: SyntheticBatch) -> float:
         seconds = 0.0
         if batch.items:
-            seconds = self._spec.verify.seconds(
-                batch.tokens, sum(batch.lengths) / len(batch.lengths)
-            )
+            context = sum(item.cursor.committed_len for item in batch.items) / len(batch.items)
+            seconds = self._spec.verify.seconds(batch.tokens, context)
         for chunk in batch.chunks:
             count = len(chunk.token_ids)
             seconds += self._spec.prefill_seconds(count, chunk.state.cached + count)
@@ -197,6 +186,10 @@ class SyntheticStep:
             state.cached += count
         if runs:
             self._store.put(self._holdings.where(runs), np.array(firsts, np.int64))
+
+
+def _tokens(items: Sequence[VerifyItem]) -> int:
+    return sum(1 + len(item.draft_ids) for item in items)
 
 
 def _index(slots: Slots | Sequence[int]) -> slice | Ints:

@@ -125,7 +125,7 @@ def test_pages_without_rows_serve_only_those_who_need_none_and_are_replaced_by_b
     assert cache.match(ids, "", needs_rows=True) == pool.pages("fed")[:2]
     pool.release("plain")
     pool.release("fed")
-    assert cache.idle == 2
+    assert pool.idle == 2
     assert pool.free == 14
 
 
@@ -137,7 +137,7 @@ def test_kept_pages_give_way_oldest_first_ends_before_beginnings_and_never_those
         pool.open(key, 5, 5)
         cache.enter(ids[:4], "", pool.pages(key), rows=True)
     pool.release("a")
-    assert (pool.free, cache.idle) == (3, 2)
+    assert (pool.free, pool.idle) == (3, 2)
     assert len(cache.match(first, "", needs_rows=True)) == 2
     assert cache.reclaim(1) == 1
     assert len(cache.match(first, "", needs_rows=True)) == 1, "the beginning is still there"

@@ -12,7 +12,7 @@ from draft_service.interface import Rows
 from dspark.model.checkpoint import load_drafter
 from dspark.model.drafter import BlockDrafter
 from dspark.native.compiled import kernels
-from dspark.types import Cursor, Refusal, RefusalReason
+from dspark.types import Cursor, RefusalReason
 
 
 @pytest.fixture(scope="module")
@@ -78,18 +78,6 @@ def test_the_watermark_counts_rows_without_a_gap_in_whatever_order_they_come(
         assert store.ingest([rows(*run) for run in runs]) == marks
 
 
-def test_rows_out_of_order_give_the_context_that_rows_in_order_give(drafter: BlockDrafter) -> None:
-    one, two = store_of(drafter), store_of(drafter)
-    for store in (one, two):
-        store.open(Cursor(1, 1, 0, 10), 60, owner=0)
-    one.ingest([rows(0, 50)])
-    two.ingest([rows(30, 20), rows(30, 20)])
-    two.ingest([rows(0, 16)])
-    two.ingest([rows(10, 25)])
-    for left, right in zip(one.entries([(1, 50)]), two.entries([(1, 50)]), strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("counts", [(9, 60), (60,)])
 def test_a_block_whose_own_stand_in_the_room_behind_the_context_is_the_same(
     drafter: BlockDrafter, counts: tuple[int, ...]
@@ -146,13 +134,8 @@ def test_scattered_contexts_are_gathered_and_padding_is_never_garbage(
     store = scattered(drafter)
     keys, values, lengths, room = store.entries([(1, 9), (4, 60)])
     assert (lengths.tolist(), room) == ([9, 60], 0)
-    assert keys.shape == (
-        len(drafter.layers),
-        2,
-        60,
-        drafter.config.num_key_value_heads,
-        drafter.config.head_dim,
-    )
+    own = drafter.config
+    assert keys.shape == (len(drafter.layers), 2, 60, own.num_key_value_heads, own.head_dim)
     assert torch.isfinite(keys).all()
     assert torch.isfinite(values).all()
     alone = store_of(drafter)
@@ -169,14 +152,12 @@ def test_a_higher_epoch_starts_over_and_a_lower_one_is_refused(drafter: BlockDra
     store.ingest([rows(0, 20, epoch=2)])
     assert store.ingest([rows(0, 4, epoch=3)]) == [4]
     late = store.ingest([rows(20, 5, epoch=2)])[0]
-    assert isinstance(late, Refusal)
     assert late.reason is RefusalReason.STALE_CURSOR
     assert store.open(Cursor(1, 3, 0, 10), 50, owner=0) is None, (
         "opening after its rows is fine and keeps them"
     )
     assert store.ingest([rows(4, 1, epoch=3)]) == [5]
     refused = store.open(Cursor(1, 2, 0, 10), 50, owner=0)
-    assert refused is not None
     assert refused.reason is RefusalReason.STALE_CURSOR
     assert not store.release(1, 2)
 
@@ -198,11 +179,9 @@ def test_rows_of_an_epoch_that_never_comes_keep_nobody_from_releasing_or_opening
 def test_rows_nobody_made_room_for_get_none(drafter: BlockDrafter) -> None:
     store = store_of(drafter)
     unopened = store.ingest([rows(0, 5)])[0]
-    assert isinstance(unopened, Refusal)
     assert unopened.reason is RefusalReason.UNKNOWN_SEQUENCE
     store.open(Cursor(1, 1, 0, 10), 20, owner=0)
     beyond = store.ingest([rows(30, 3)])[0]
-    assert isinstance(beyond, Refusal)
     assert beyond.reason is RefusalReason.INVALID
     assert store.pages.total - store.pages.free == 2
 
@@ -212,7 +191,6 @@ def test_every_page_comes_back(drafter: BlockDrafter) -> None:
     assert store.open(Cursor(1, 1, 0, 1), 40, owner=7) is None
     assert store.open(Cursor(2, 1, 0, 1), 16, owner=8) is None
     full = store.open(Cursor(3, 1, 0, 1), 16, owner=8)
-    assert full is not None
     assert full.reason is RefusalReason.NO_PAGES
     assert store.release_owner(7) == 1
     assert not store.release(2, 0)

@@ -13,7 +13,7 @@ from draft_service.engine_core import DraftEngineCore
 from draft_service.feature_receiver import QUEUE_ROWS, FeatureReceiver, Outcome
 from draft_service.interface import Rows
 from dspark.runtime.device_worker import DeviceWorker
-from dspark.types import Refusal, RefusalReason
+from dspark.types import RefusalReason
 
 
 class Taking:
@@ -47,7 +47,6 @@ async def test_what_cannot_be_taken_is_refused_and_the_next_rows_are_taken() -> 
         (rows(start=2000), RefusalReason.INTERNAL),
     ):
         outcome = await became(arrivals, runs)
-        assert isinstance(outcome, Refusal)
         assert outcome.reason is why
         device._limit = 8
     assert await asyncio.gather(became(arrivals, rows()), became(arrivals, rows(100))) == [100, 200]

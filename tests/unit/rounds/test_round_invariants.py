@@ -138,8 +138,10 @@ def test_r4_an_anchor_is_ordered_once(again: bool) -> None:
         verifier.tell(replace(priced(cohorts=2), sequences={2: SequencePlan(drafter=OTHER)}))
     else:
         verifier.blocks(order, (0.9,))
-    assert verifier.state(2) == "IDLE", "no page, and the youngest is in a pass"
-    verifier.ended(third)
+    assert (verifier.state(2), verifier.state(3)) == ("IDLE", "SETTLING"), "no page is left"
+    actions = verifier.ended(third)
+    assert rounds(actions)[0].sequence == 3, "what was drawn for it is reported"
+    assert only(actions, Released).why is Why.OUT_OF_PAGES
     assert len(of(verifier.said, SendOrder)) == 1
     run = of(verifier.said, RunPass)[-1]
     assert (run.rows[0].sequence, run.rows[0].prefix) == (2, 0)
@@ -173,10 +175,11 @@ def test_r5_a_deadline_is_never_shorter_than_its_floor() -> None:
 def test_r6_what_is_drawn_for_whoever_settles_is_reported_before_it_is_released() -> None:
     verifier = Verifier(pages=Pages(2 * (PROMPT + 1)))
     run = only(verifier.prefilled(1, 2, drafter=0), RunPass)
-    verifier.tell(Release(1, 0, How.SETTLE))
+    assert not of(verifier.tell(Release(1, 0, How.SETTLE)), Released)
     actions = verifier.ended(run)  # the other one finds no page afterwards
     kinds = [type(each) for each in actions if isinstance(each, Report | Released)]
     assert kinds == [Report, Released]
+    assert only(actions, Released) == Released(1, 0, 2, PROMPT + 2, None)
     assert {each.sequence for each in rounds(actions)} == {1, 2}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
@@ -63,18 +63,25 @@ def card(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return used
 
 
+ONE, TWO, FOUR = ([Segment(0, 0, [5] * count, range(count))] for count in (1, 2, 4))
+
+
+def zeros(plan: Any) -> tuple[Tensor, None]:
+    """The passes that are recorded."""
+    return torch.zeros(plan.slots.shape[0], 3), None
+
+
+def recordings(forward: Callable[[Any], tuple[Tensor, None]] = zeros) -> Graphs:
+    return Graphs(forward, lambda *_: None, PAGE, 8, torch.device("cpu"))  # type: ignore[arg-type]
+
+
 def test_recordings_that_were_let_go_leave_their_memory_too(card: list[int]) -> None:
     """The self-test records, and lets go of all; then come those that are served."""
-
-    def forward(plan: Any) -> tuple[Tensor, None]:
-        return torch.zeros(plan.slots.shape[0], 3), None
-
-    graphs = Graphs(forward, lambda *_: None, PAGE, 8, torch.device("cpu"))  # type: ignore[arg-type]
-    one, two = Segment(0, 0, [5], range(1)), Segment(0, 0, [5, 6], range(2))
+    made = recordings()
     for _ in range(2):
-        for segment in (one, two):
-            assert graphs.run([segment]) is not None
-        graphs.forget()
+        for segments in (ONE, TWO):
+            assert made.run(segments) is not None
+        made.forget()
     assert card == [1, 1, 2, 2], "those that live together share memory"
 
 
@@ -86,16 +93,15 @@ def test_a_shape_that_cannot_be_recorded_leaves_the_others_theirs(card: list[int
         asked.append(tokens := plan.slots.shape[0])
         if tokens == 2:
             raise torch.cuda.OutOfMemoryError("out of memory")
-        return torch.zeros(tokens, 3), None
+        return zeros(plan)
 
-    one, two = Segment(0, 0, [5], range(1)), Segment(0, 0, [5, 6], range(2))
     for order, refused in (
-        ((one, two, two, one), [False, True, True, False]),
-        ((two, one, two), [True, True, True]),
+        ((ONE, TWO, TWO, ONE), [False, True, True, False]),
+        ((TWO, ONE, TWO), [True, True, True]),
     ):
         asked.clear()
-        graphs = Graphs(forward, lambda *_: None, PAGE, 8, torch.device("cpu"))  # type: ignore[arg-type]
-        assert [graphs.run([segment]) is None for segment in order] == refused
+        made = recordings(forward)
+        assert [made.run(segments) is None for segments in order] == refused
         assert asked.count(2) == 1
     assert asked == [2]
 
@@ -103,18 +109,13 @@ def test_a_shape_that_cannot_be_recorded_leaves_the_others_theirs(card: list[int
 def test_the_recordings_in_use_stay_and_a_rare_shape_takes_no_place(
     card: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forward(plan: Any) -> tuple[Tensor, None]:
-        return torch.zeros(plan.slots.shape[0], 3), None
-
     monkeypatch.setattr(graphs_module, "MOST_GRAPHS", 2)
-    made = Graphs(forward, lambda *_: None, PAGE, 8, torch.device("cpu"))  # type: ignore[arg-type]
-    one, two, four = ([Segment(0, 0, [5] * count, range(count))] for count in (1, 2, 4))
-    assert made.run(one) is not None
-    assert made.run(two) is not None
-    assert made.run(one) is not None
+    made = recordings()
+    for segments in (ONE, TWO, ONE):
+        assert made.run(segments) is not None
     for asked in range(1, graphs_module.ASKED):
-        assert made.run(four) is None, asked
+        assert made.run(FOUR) is None, asked
     recorded = len(card)
-    assert made.run(four) is not None
-    assert made.run(one) is not None, "the one that was used last has stayed"
+    assert made.run(FOUR) is not None
+    assert made.run(ONE) is not None, "the one that was used last has stayed"
     assert len(card) == recorded + 1

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dspark.model.checkpoint import LoadedTarget, load_target
+from tests.architectures.serving import prompt as tokens
 from verify_service import self_test
 from verify_service.model_runner import ModelRunner, Runner
 from verify_service.plan import ALONE_FROM, Segment, build_plan
@@ -20,10 +21,6 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-4}  # logits of this target reach 15
 @pytest.fixture(scope="module")
 def target(golden_target: Path) -> LoadedTarget:
     return load_target(golden_target)
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    return torch.randint(0, 128, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def alone(target: LoadedTarget, ids: list[int]) -> torch.Tensor:

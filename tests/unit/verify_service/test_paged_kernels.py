@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from dspark.model.checkpoint import LoadedTarget, load_target
+from tests.architectures.serving import prompt as tokens
 from tests.unit.verify_service.test_families import FAMILIES, loud
-from verify_service import graphs, kernels, self_test, varlen
+from verify_service import graphs, kernels, self_test
 from verify_service.model_runner import ModelRunner
 from verify_service.paged_plan import PlanShape, arrays_of, exact_shape, paged_plan
 from verify_service.plan import Segment
@@ -25,10 +26,6 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def target(golden_target: Path) -> LoadedTarget:
     return load_target(golden_target)
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    return torch.randint(0, 128, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 @pytest.mark.parametrize("lean", [False, True])
@@ -123,7 +120,7 @@ def test_the_reference_passes_the_trial_and_a_wrong_kernel_or_a_raising_one_does
     assert kernels.problem(kernels.reference, CPU, torch.float32, 16) is None
 
     def anti_causal(
-        q: Any, k: Any, v: Any, at: varlen.Tables, scale: Any, window: Any
+        q: Any, k: Any, v: Any, at: kernels.Tables, scale: Any, window: Any
     ) -> torch.Tensor:
         return kernels.reference(q, k, v, at._replace(used_k=at.used_k - 1), scale, window)
 
@@ -140,21 +137,21 @@ def test_an_older_signature_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
         query
     )  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", old)
-    assert varlen.torch_kernel() is None
+    assert kernels.torch_kernel() is None
     monkeypatch.setitem(sys.modules, "flash_attn", None)
-    assert varlen.flash_kernel() is None
+    assert kernels.flash_kernel() is None
     package = types.ModuleType("flash_attn")
     package.flash_attn_varlen_func = lambda q, k, v, block_table=None, **_: q  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flash_attn", package)
-    assert varlen.flash_kernel() is not None
+    assert kernels.flash_kernel() is not None
 
 
 def test_passes_that_rounds_will_have_are_recorded_at_the_start() -> None:
     shapes = graphs.shapes_at_start(64, 512, 256)
     assert 0 < len(shapes) <= graphs.AT_START < graphs.MOST_GRAPHS
     for sequences in (1, 8, 64):
-        for tokens in (1, graphs.BLOCK):
-            cohort = [Segment(n, 900, [5] * tokens, range(900 + tokens)) for n in range(sequences)]
+        for count in (1, graphs.BLOCK):
+            cohort = [Segment(n, 900, [5] * count, range(900 + count)) for n in range(sequences)]
             assert graphs.shape_of(cohort, 256) in shapes
     assert not any(shape.tokens > 16 for shape in graphs.shapes_at_start(64, 16, 256))
     assert max(shape.sequences for shape in graphs.shapes_at_start(4, 512, 16)) <= 8

@@ -31,7 +31,6 @@ def test_on_a_card_it_is_what_is_left_of_a_share_of_its_memory(
 ) -> None:
     target = load_target(golden_target, dtype=torch.bfloat16)
     each = slot_bytes(decoder_layers(target.model), torch.bfloat16)
-    assert each is not None
     free, whole = 6 * GB, 10 * GB  # somebody else has four already
     monkeypatch.setattr(loading, "card_memory", lambda device: (free, whole))
 
@@ -68,7 +67,6 @@ def test_states_of_the_library_get_half_of_what_kept_states_leave(
     )
     assert (paged.runner.path, stateful.runner.path) == ("paged", "stateful")
     each = slot_bytes(decoder_layers(paged.target.model), torch.float32)
-    assert each is not None
     pages = (paged.config.kv_tokens - (10 << 20) // each) // paged.config.page_size
     assert stateful.config.kv_tokens == pages // 2 * stateful.config.page_size
     assert told.config.kv_tokens == 640, "who says a number gets it"

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_steps import item, judged, take_in
 
 from draft_service import profiler as draft_profiler
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine
+from dspark.types import Cursor
 from verify_service import profiler as verify_profiler
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
@@ -51,33 +53,26 @@ def test_a_drafter_of_any_size_can_be_measured(
 def test_plain_rounds_pay_for_no_projection_and_drafted_ones_for_rows_that_are_kept(
     golden_target: Path, golden_drafter: Path
 ) -> None:
-    from engine_steps import take_in
-
-    from dspark.types import NO_Q, Cursor, SparseQ
-    from verify_service.sequences import VerifyItem
-
     engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), drafter=str(golden_drafter)))
     calls: list[int] = []
     projection = engine._holdings.store._projection
     project = projection.project
     projection.project = lambda taps: (calls.append(len(taps)), project(taps))[1]
     for sequence, keep in ((1, False), (2, True)):
-        anchor = take_in(engine, sequence, [5, 6, 7], epoch=0, longest=20, keep=keep)
-        engine.judge_cohort([VerifyItem(Cursor(sequence, 0, 1, 4), anchor, (), NO_Q)])
+        text = [5, 6, 7, take_in(engine, sequence, [5, 6, 7], longest=20, keep=keep)]
+        (verdict,) = judged(engine, item(sequence, 1, text))
         assert calls == []
-    one = SparseQ.of(np.array([[9]], np.uint32), np.ones((1, 1), np.float32))
-    for sequence in (1, 2):
-        anchor = engine._holdings.states[sequence].token_ids[-1]
-        engine.judge_cohort([VerifyItem(Cursor(sequence, 0, 2, 5), anchor, (9,), one)])
-    assert len(calls) == 1, "of the one whose rows are kept"
-    engine.features(Cursor(2, 0, 3, 5), 0)
-    assert len(calls) == 2, "what plain rounds owe"
+        text.append(verdict.next_token)
+        judged(engine, item(sequence, 2, text, [9]))
+        assert len(calls) == keep, "of the one whose rows are kept"
+        calls.clear()
+    engine.features(Cursor(2, 1, 3, 5), 0)
+    assert len(calls) == 1, "what plain rounds owe"
 
 
 def test_a_curve_says_what_a_sequence_costs_by_itself(golden_target: Path) -> None:
     engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), cost_max_tokens=32))
     curve = verify_profiler.measure(engine, budget_s=0.05)
-    assert curve is not None
     assert curve.tokens_per_sequence == (
         verify_profiler.PER_SEQUENCE if curve.tokens[-1] > 8 else 0
     )
@@ -106,7 +101,6 @@ def test_sizes_that_a_long_context_leaves_no_time_for_are_borrowed(
     )
     engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), cost_max_tokens=32))
     curve = verify_profiler.measure(engine, budget_s=0.0)
-    assert curve is not None
     assert (curve.tokens.tolist(), curve.contexts.tolist()) == ([1, 2, 8, 16], [32, 64])
     assert curve.borrowed == (3, 7)
     assert curve.seconds[3, 1] == curve.seconds[3, 0]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from engine_steps import GREEDY, PROMPT, item, line_up, rows_of, take_in
+from engine_steps import GREEDY, PROMPT, item, judged, line_up, rows_of, take_in, why
 
 from dspark.native.compiled import kernels
 from dspark.types import Cursor, Refusal, RefusalReason, Verdict
-from verify_service.batch_runner import FeatureRun, Progress
+from verify_service.batch_runner import Progress
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
@@ -80,18 +80,15 @@ def test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length(pair: PAIR
     engine = VerifyEngine.load(scarce)  # the packed path's self-test needs more
     assert take_in(engine, 1, PROMPT) == text[20]
     # All of the draft is right; three pages hold the anchor and three more.
-    verdict = engine.judge_cohort([item(1, 0, text[:21], text[21:28])]).outcomes[0]
-    assert isinstance(verdict, Verdict)
+    (verdict,) = judged(engine, item(1, 0, text[:21], text[21:28]))
     assert (verdict.accepted, verdict.judged, verdict.next_token) == (3, 3, text[24])
-    refused = engine.judge_cohort([item(1, 1, text[:25])]).outcomes[0]
-    assert isinstance(refused, Refusal)
-    assert refused.reason is RefusalReason.OUT_OF_PAGES
+    (refused,) = engine.judge_cohort([item(1, 1, text[:25])]).outcomes
+    assert why(refused) is RefusalReason.OUT_OF_PAGES
     engine.release(1, 1)
     said = [*PROMPT, take_in(engine, 1, PROMPT)]
     for _ in range(3):
         say(engine, {1: said})
-    cut = engine.judge_cohort([item(1, 4, text[:24], text[24:27])]).outcomes[0]
-    assert isinstance(cut, Verdict)
+    (cut,) = judged(engine, item(1, 4, text[:24], text[24:27]))
     assert (cut.judged, cut.spoilt, cut.next_token) == (0, False, text[24]), (
         "which is nobody's fault"
     )
@@ -102,8 +99,7 @@ def test_one_more_page_per_sequence_stays_free_when_another_comes_in(pair: PAIR)
     take_in(engine, 1, PROMPT)
     take_in(engine, 2, PROMPT)
     refusal = engine.open(Cursor(3, 1, 0, 1), GREEDY, 9, True, token_ids=[4])
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason is RefusalReason.NO_PAGES
+    assert why(refusal) is RefusalReason.NO_PAGES
 
 
 def test_a_prompt_rides_in_rounds_and_nobody_s_answer_changes(pair: PAIR) -> None:
@@ -118,16 +114,13 @@ def test_a_prompt_rides_in_rounds_and_nobody_s_answer_changes(pair: PAIR) -> Non
     text = [*PROMPT, take_in(engine, 1, PROMPT)]
     line_up(engine, 2, long)
     for number in range(12):
-        judged = engine.judge_cohort([item(1, 1 + number, text)])
-        outcome = judged.outcomes[0]
-        assert isinstance(outcome, Verdict)
+        made = engine.judge_cohort([item(1, 1 + number, text)])
+        (outcome,) = made.outcomes
         text.append(outcome.next_token)
-        assert judged.prefill_tokens == (7 if number < 7 else 1 if number == 7 else 0)
+        assert made.prefill_tokens == (7 if number < 7 else 1 if number == 7 else 0)
     assert text == expected
     assert engine.first_token(2) == first
     kept, rows = (each.features(Cursor(2, 1, 1, 51), 0) for each in (calm, engine))
-    assert isinstance(kept, FeatureRun)
-    assert isinstance(rows, FeatureRun)
     assert rows.token_ids == long
     torch.testing.assert_close(rows_of(rows), rows_of(kept), rtol=2e-2, atol=2e-2)  # bf16
 
@@ -137,64 +130,43 @@ def test_a_prompt_whose_sequence_is_gone_leaves_the_line(pair: PAIR) -> None:
     for sequence in (1, 2):
         line_up(engine, sequence, PROMPT)
     engine.release(1, 1)
-    gone = engine.prefill_next()
-    assert gone is not None
-    assert gone.problem is not None
-    assert gone.problem.reason is RefusalReason.UNKNOWN_SEQUENCE
-    done = engine.prefill_next()
-    assert done is not None
+    gone, done, nothing = (engine.prefill_next() for _ in range(3))
+    assert why(gone.problem) is RefusalReason.UNKNOWN_SEQUENCE
     assert done.done
-    assert engine.prefill_next() is None
-
-
-def test_a_kept_prefix_brings_its_feature_rows_and_the_same_answer(pair: PAIR) -> None:
-    engine = VerifyEngine.load(VerifyConfig(**pair, page_size=8))
-    cold = [*PROMPT, take_in(engine, 1, PROMPT)]
-    for _ in range(10):
-        say(engine, {1: cold})
-    before = engine.features(Cursor(1, 1, 11, len(cold)), 0)
-    engine.release(1, 1)
-    assert engine.held.pages_held == 0, "kept pages are nobody's"
-    warm = [*PROMPT, take_in(engine, 2, PROMPT)]
-    assert engine.spared(2, 1) == 16, "two full pages of eight, one token left to run"
-    rows = engine.features(Cursor(2, 1, 1, len(warm)), 0)
-    assert isinstance(rows, FeatureRun)
-    assert isinstance(before, FeatureRun)
-    assert (rows.start, list(rows.token_ids)) == (0, PROMPT)
-    torch.testing.assert_close(rows_of(rows)[:16], rows_of(before)[:16], rtol=0, atol=0)
-    for _ in range(10):
-        say(engine, {2: warm})
-    assert warm == cold
-    # The answer's own pages were kept too: what the conversation goes on with is found.
-    assert engine.open(Cursor(3, 1, 0, 31), GREEDY, 60, True, token_ids=cold[:31]) is None
-    assert engine.spared(3, 1) == 24
-    assert (
-        engine.open(Cursor(4, 1, 0, 31), GREEDY, 60, True, token_ids=cold[:31], salt="other")
-        is None
-    )
-    assert engine.spared(4, 1) == 0
+    assert nothing is None
 
 
 @pytest.mark.parametrize("kernel", [False, True])
-def test_a_kept_prefix_is_shared(pair: PAIR, kernel: bool) -> None:
+def test_a_kept_prefix_is_shared_with_its_feature_rows_and_the_answer_is_the_same(
+    pair: PAIR, kernel: bool
+) -> None:
     if kernel and kernels() is None:
         pytest.skip("no C compiler has built the kernels")
     engine = VerifyEngine.load(
         VerifyConfig(**pair, page_size=8, kv_tokens=512, threads=1, attention_kernel=kernel)
     )
     cold = [*PROMPT, take_in(engine, 1, PROMPT)]
-    say(engine, {1: cold})
-    warm = [*PROMPT, take_in(engine, 2, PROMPT)]
-    assert engine.spared(2, 1) == 16
+    for _ in range(10):
+        say(engine, {1: cold})
+    before = rows_of(engine.features(Cursor(1, 1, 11, len(cold)), 0))
     pool = engine._holdings.pool
-    assert len(set(pool.pages(1)) & set(pool.pages(2))) == 2
-    rows = engine.features(Cursor(2, 1, 1, 21), 0)
-    kept = engine.features(Cursor(1, 1, 1, 21), 0)
-    assert isinstance(rows, FeatureRun)
-    assert isinstance(kept, FeatureRun)
-    torch.testing.assert_close(rows_of(rows)[:16], rows_of(kept)[:16], rtol=0, atol=0)
-    say(engine, {2: warm})
+    take_in(engine, 5, PROMPT)
+    assert len(set(pool.pages(1)) & set(pool.pages(5))) == 2
+    for sequence in (1, 5):
+        engine.release(sequence, 1)
+    assert engine.held.pages_held == 0, "kept pages are nobody's"
+    warm = [*PROMPT, take_in(engine, 2, PROMPT)]
+    assert engine.spared(2, 1) == 16, "two full pages of eight, one token left to run"
+    rows = engine.features(Cursor(2, 1, 1, len(warm)), 0)
+    assert (rows.start, list(rows.token_ids)) == (0, PROMPT)
+    torch.testing.assert_close(rows_of(rows)[:16], before[:16], rtol=0, atol=0)
+    for _ in range(10):
+        say(engine, {2: warm})
     assert warm == cold
+    # The answer's own pages were kept too: what the conversation goes on with is found.
+    for sequence, salt, spared in ((3, "", 24), (4, "other", 0)):
+        line_up(engine, sequence, cold[:31], salt=salt)
+        assert engine.spared(sequence, 1) == spared
 
 
 def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(pair: PAIR) -> None:
@@ -212,9 +184,8 @@ def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(p
         line_up(engine, sequence, prompt)
     rode = []
     for _ in range(2):
-        judged = engine.judge_cohort([item(1, len(texts[1]) - len(PROMPT), texts[1])])
-        assert isinstance(judged.outcomes[0], Verdict)
-        texts[1].append(judged.outcomes[0].next_token)
+        (verdict,) = judged(engine, item(1, len(texts[1]) - len(PROMPT), texts[1]))
+        texts[1].append(verdict.next_token)
         rode.append([(each.prefill.sequence, each.tokens, each.done) for each in news(engine)])
     assert rode == [[(2, 9, True), (3, 7, True), (4, 8, False)], [(4, 12, True), (5, 3, True)]]
     assert {n: engine.first_token(n) for n in prompts} == alone
@@ -283,10 +254,8 @@ def test_a_pass_that_fails_costs_those_alone_who_fail_alone(
         for verdict in verdicts
     )
     fragile.bad, fragile.most = set(), 99
-    again = engine.judge_cohort([items[n - 1] for n in bad]).outcomes
-    assert all(isinstance(outcome, Verdict) for outcome in again), "they stand where they stood"
-    if bad and verdicts:
-        assert again[0].next_token == verdicts[0].next_token  # type: ignore[union-attr]
+    again = judged(engine, *(items[n - 1] for n in bad))  # they stand where they stood
+    assert {each.next_token for each in again} <= {each.next_token for each in verdicts}
 
 
 def test_a_prompt_that_spoils_a_round_is_told_and_the_round_goes_on_without_it(
@@ -297,7 +266,7 @@ def test_a_prompt_that_spoils_a_round_is_told_and_the_round_goes_on_without_it(
     line_up(engine, 7, PROMPT)
     fragile = Fragile(engine, monkeypatch)
     fragile.bad = {7}
-    assert all(isinstance(outcome, Verdict) for outcome in engine.judge_cohort(items).outcomes)
+    judged(engine, *items)
     assert [(each.prefill.sequence, each.problem is None) for each in news(engine)] == [(7, False)]
     assert fragile.passes == 2
     assert engine.prefill_next() is None, "it does not come again"
@@ -349,10 +318,8 @@ def test_nobody_finds_pages_that_a_failed_pass_may_have_written(
     fragile = Fragile(engine, monkeypatch)
 
     def found(sequence: int, prompt: list[int]) -> int:
-        assert (
-            engine.open(Cursor(sequence, 1, 0, len(prompt)), GREEDY, 90, True, token_ids=prompt)
-            is None
-        )
+        cursor = Cursor(sequence, 1, 0, len(prompt))
+        assert engine.open(cursor, GREEDY, 90, True, token_ids=prompt) is None
         spared = engine.spared(sequence, 1)
         engine.release(sequence, 1)
         return spared

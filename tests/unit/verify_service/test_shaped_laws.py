@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_steps import take_in
+from engine_steps import item, judged, take_in, why
 
 from dspark.decoding.shaping import Shaper
 from dspark.model.checkpoint import load_target
-from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams, SparseQ, Verdict
+from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams, Verdict
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
-from verify_service.sequences import VerifyItem
 
 PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77]
 SHAPED = SamplingParams(
@@ -50,12 +49,7 @@ def judge(
     draft: list[int],
     epoch: int = 1,
 ) -> Verdict:
-    q = SparseQ.of(np.array(draft, np.uint32).reshape(-1, 1), np.ones((len(draft), 1), np.float32))
-    item = VerifyItem(
-        Cursor(sequence, epoch, number, len(tokens)), tokens[-1], tuple(draft), q, False
-    )
-    (verdict,) = engine.judge_cohort([item]).outcomes
-    assert isinstance(verdict, Verdict)
+    (verdict,) = judged(engine, item(sequence, number, tokens, draft, epoch))
     return verdict
 
 
@@ -117,13 +111,8 @@ def test_neighbours_in_a_pass_do_not_notice(engine: VerifyEngine) -> None:
     }
     alone = judge(engine, 1, 1, tokens[1], [])
     tokens[3] = [*PROMPT, begin(engine, 3, PROMPT, plain)]
-    items = [
-        VerifyItem(Cursor(s, 1, 1, len(tokens[s])), tokens[s][-1], (), SparseQ(0, b"", b""))
-        for s in (2, 3)
-    ]
-    outcomes = engine.judge_cohort(items).outcomes
-    assert isinstance(outcomes[1], Verdict)
-    assert outcomes[1].next_token == alone.next_token
+    _, beside = judged(engine, *(item(s, 1, tokens[s]) for s in (2, 3)))
+    assert beside.next_token == alone.next_token
 
 
 @pytest.mark.parametrize(
@@ -138,7 +127,6 @@ def test_a_law_of_another_vocabulary_is_refused_by_field(
     engine: VerifyEngine, params: SamplingParams, field: str
 ) -> None:
     refused = engine.open(Cursor(1, 1, 0, 3), params, 20, False, token_ids=[1, 2, 3])
-    assert isinstance(refused, Refusal)
     assert (refused.reason, refused.message.split(":")[0]) == (RefusalReason.INVALID, field)
     assert engine.held.sequences == 0
 
@@ -174,15 +162,10 @@ def test_a_bug_at_one_sequence_refuses_it_and_nobody_else(
             raise IndexError("a bug")
         return inner(self, *arguments, **options)
 
-    items = [
-        VerifyItem(Cursor(s, 1, 1, len(tokens[s])), tokens[s][-1], (), SparseQ(0, b"", b""), False)
-        for s in all_params
-    ]
+    items = [item(s, 1, tokens[s]) for s in all_params]
     with monkeypatch.context() as patch:
         patch.setattr(Shaper, broken, fails)
         outcomes = engine.judge_cohort(items).outcomes
     assert [type(outcome) for outcome in outcomes] == [Verdict, Refusal, Verdict]
-    assert isinstance(outcomes[1], Refusal)
-    assert outcomes[1].reason is RefusalReason.INTERNAL
-    (again,) = engine.judge_cohort([items[1]]).outcomes
-    assert isinstance(again, Verdict), "it stands where it stood"
+    assert why(outcomes[1]) is RefusalReason.INTERNAL
+    assert judged(engine, items[1]), "it stands where it stood"

@@ -132,7 +132,6 @@ def test_a_full_device_costs_what_was_kept_and_nobody_s_round(
     prefilled(served, 0, prompt(60, 2))
     prefilled(served, 1, prompt(20, 3))
     anchor = served.first_token(1)
-    assert isinstance(anchor, int)
 
     def full(cache: Any, *, apart: bool = False) -> Any:
         raise torch.OutOfMemoryError("no memory is left")
@@ -164,7 +163,6 @@ def test_who_finds_no_memory_for_a_kept_state_holds_nothing_and_runs_all_of_it_l
     with monkeypatch.context() as patched:
         patched.setattr(stateful, "copied", full)
         refusal = served.open(Cursor(1, 1, 0, 60), GREEDY, 80, False, token_ids=ids)
-    assert isinstance(refusal, Refusal)
     assert refusal.reason is RefusalReason.NO_PAGES
     assert served.held == before
     assert served._holdings.prefixes.states.bytes == 0

@@ -13,7 +13,7 @@ import engine_steps
 import numpy as np
 import pytest
 import torch
-from engine_steps import GREEDY, PROMPT, rows_of
+from engine_steps import GREEDY, PROMPT, judged, rows_of, why
 from synthetic_file import synthetic_file
 
 from dspark.rounds.events import OrderRow
@@ -68,6 +68,13 @@ def run(*steps: Any) -> None:
     thread.start()
     thread.join(60)
     assert not thread.is_alive()
+
+
+def ended(engine: Any, step: Any) -> list[Any]:
+    """The outcomes of a step that is run on another thread."""
+    run(step)
+    outcomes: list[Any] = engine.end(step).outcomes
+    return outcomes
 
 
 ALL_PARAMS = [
@@ -134,12 +141,10 @@ def test_who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_an
     assert engine.held.sequences == 1
     assert engine.held.pages_held == held, "the pass writes there"
     refused = engine.open(Cursor(1, 2, 0, 2), GREEDY, 60, True, token_ids=[1, 2])
-    assert refused.reason is RefusalReason.NO_PAGES
-    run(step)
-    gone, judged = engine.end(step).outcomes
-    assert isinstance(gone, Refusal)
-    assert gone.reason is RefusalReason.UNKNOWN_SEQUENCE
-    assert isinstance(judged, Verdict)
+    assert why(refused) is RefusalReason.NO_PAGES
+    gone, stayed = ended(engine, step)
+    assert why(gone) is RefusalReason.UNKNOWN_SEQUENCE
+    assert isinstance(stayed, Verdict)
     assert engine.held.pages_held < held
     assert engine.open(Cursor(1, 2, 0, 2), GREEDY, 60, True, token_ids=[1, 2]) is None
 
@@ -165,23 +170,16 @@ def test_a_pass_that_fails_is_tried_again_though_one_in_it_has_left(
 
     monkeypatch.setattr(engine._runner, "run", fails_once)
     assert engine.release(1, 1)
-    run(step)
+    outcomes = ended(engine, step)
     assert step.failure is None
-    outcomes = engine.end(step).outcomes
     assert passes[0][:3] == [2, 3, 4]
     assert passes[1:] == ([[2, 3, 4]] if riding else [[2], [3, 4]]), "with the same prefixes"
-    gone = outcomes[0]
-    assert isinstance(gone, Refusal)
-    assert gone.reason is RefusalReason.UNKNOWN_SEQUENCE
+    assert why(outcomes[0]) is RefusalReason.UNKNOWN_SEQUENCE
     calm = VerifyEngine.load(config)
     for sequence, outcome in list(zip(said, outcomes, strict=True))[1:]:
-        expected = calm.judge_cohort(
-            [item(sequence, take_in(calm, sequence), drafts[sequence])]
-        ).outcomes[0]
-        assert outcome == expected
-        said[sequence] += [*drafts[sequence][: outcome.accepted], outcome.next_token]  # type: ignore[union-attr]
-        after = engine.judge_cohort([item(sequence, said[sequence])]).outcomes[0]
-        assert isinstance(after, Verdict)
+        assert [outcome] == judged(calm, item(sequence, take_in(calm, sequence), drafts[sequence]))
+        said[sequence] += [*drafts[sequence][: outcome.accepted], outcome.next_token]
+        judged(engine, item(sequence, said[sequence]))
     engine.release_owner(0)
     assert (engine.held.sequences, engine.held.pages_held) == (0, 0)
     assert engine.open(Cursor(1, 2, 0, 2), GREEDY, 60, True, token_ids=[1, 2]) is None
@@ -219,9 +217,7 @@ def test_a_prompt_that_cannot_be_prepared_is_refused_and_takes_nobody_along(
     told = []
     for _ in range(3):
         step = engine.begin([item(sequence, said[sequence]) for sequence in said])
-        run(step)
-        for sequence, outcome in zip(said, engine.end(step).outcomes, strict=True):
-            assert isinstance(outcome, Verdict)
+        for sequence, outcome in zip(said, ended(engine, step), strict=True):
             said[sequence].append(outcome.next_token)
         while (news := engine.line.take_news()) is not None:
             told.append(news)
@@ -231,9 +227,7 @@ def test_a_prompt_that_cannot_be_prepared_is_refused_and_takes_nobody_along(
         if each.done or each.problem is not None
     }
     assert problems[15 - bad] is None
-    refused = problems[bad]
-    assert refused is not None
-    assert refused.reason is RefusalReason.INTERNAL
+    assert why(problems[bad]) is RefusalReason.INTERNAL
     assert isinstance(engine.first_token(15 - bad), int)
     assert engine.prefill_next() is None, "nobody is in line"
 
@@ -246,13 +240,9 @@ def test_so_is_one_alone_and_the_next_one_goes_on(
     planted(engine, monkeypatch, prompt=7)
     assert engine.begin_prefill() is None
     news = engine.line.take_news()
-    assert news is not None
-    assert news.problem is not None
-    assert news.problem.reason is RefusalReason.INTERNAL
+    assert why(news.problem) is RefusalReason.INTERNAL
     step = engine.begin_prefill()
-    assert step is not None
-    run(step)
-    engine.end(step)
+    ended(engine, step)
     assert isinstance(engine.first_token(8), int)
 
 
@@ -264,8 +254,7 @@ def test_a_prompt_is_not_to_blame_for_whom_it_rides_with(
     line_up(engine, 7)
     planted(engine, monkeypatch, judged=1)
     step = engine.begin([item(1, said)])
-    run(step)
-    assert isinstance(engine.end(step).outcomes[0], Refusal)
+    assert isinstance(ended(engine, step)[0], Refusal)
     assert engine.line.take_news() is None
     assert engine.prefill_next() is not None
     assert isinstance(engine.first_token(7), int)
@@ -274,8 +263,7 @@ def test_a_prompt_is_not_to_blame_for_whom_it_rides_with(
 def test_a_session_that_ends_in_the_middle_of_a_pass_leaves_nothing(engine: Any) -> None:
     step = engine.begin([item(1, take_in(engine, 1))])
     assert engine.release_owner(0) == 1
-    run(step)
-    engine.end(step)
+    ended(engine, step)
     assert (engine.held.sequences, engine.held.pages_held) == (0, 0)
 
 
@@ -285,10 +273,7 @@ def test_prompts_in_line_go_with_their_session_and_their_numbers_are_free(engine
         engine_steps.line_up(engine, 5, prompt, owner=owner)
         if owner == 1:
             assert engine.release_owner(1) == 1
-    said = take_in(engine, 1)
-    step = engine.begin([item(1, said)])
-    run(step)
-    engine.end(step)
+    judged(engine, item(1, take_in(engine, 1)))
     while engine.prefill_next(owner=2) is not None:
         pass
     anchor = engine.first_token(5)
@@ -303,10 +288,8 @@ def test_a_sequence_is_in_one_pass_at_a_time(engine: Any) -> None:
     first, second = engine.begin([item(1, said)]), engine.begin([item(1, said)])
     run(first, second)
     (verdict,), (refused,) = engine.end(first).outcomes, engine.end(second).outcomes
-    assert isinstance(verdict, Verdict)
     assert isinstance(refused, Refusal)
-    again = engine.judge_cohort([item(1, [*said, verdict.next_token])])
-    assert isinstance(again.outcomes[0], Verdict)
+    judged(engine, item(1, [*said, verdict.next_token]))
 
 
 def test_a_prompt_is_in_one_pass_at_a_time_and_others_ride_meanwhile(engine: Any) -> None:
@@ -329,9 +312,9 @@ def test_pages_of_who_left_go_to_others_while_a_pass_is_computed(config: VerifyC
     """A later pass writes where somebody was who is gone, and the pass under way reads its own."""
     alone = VerifyEngine.load(config)
     said = take_in(alone, 1)
-    expected = alone.judge_cohort([item(1, said)]).outcomes[0]
+    (expected,) = judged(alone, item(1, said))
     crowded = VerifyEngine.load(config)
-    mine, theirs = take_in(crowded, 1), take_in(crowded, 2)
+    mine, _ = take_in(crowded, 1), take_in(crowded, 2)
     step = crowded.begin([item(1, mine)])
     crowded.release(2, 1)
     other = take_in(crowded, 3)  # prefilled while the first pass waits
@@ -339,7 +322,6 @@ def test_pages_of_who_left_go_to_others_while_a_pass_is_computed(config: VerifyC
     run(step, behind)
     assert crowded.end(step).outcomes[0].next_token == expected.next_token  # type: ignore[union-attr]
     assert isinstance(crowded.end(behind).outcomes[0], Verdict)
-    assert theirs
 
 
 def test_a_prefix_is_found_while_a_pass_is_under_way(config: VerifyConfig) -> None:
@@ -347,8 +329,7 @@ def test_a_prefix_is_found_while_a_pass_is_under_way(config: VerifyConfig) -> No
     said = take_in(engine, 1)
     step = engine.begin([item(1, said)])
     engine_steps.line_up(engine, 2, [1, *PROMPT])
-    run(step)
-    engine.end(step)
+    ended(engine, step)
     assert engine.spared(2, 1) == 16
     engine_steps.run_all(engine)
     assert engine.first_token(2) == said[-1]

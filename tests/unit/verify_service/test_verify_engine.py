@@ -8,20 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_steps import GREEDY, PROMPT, item, line_up, rows_of, take_in
+from engine_steps import GREEDY, PROMPT, item, judged, line_up, rows_of, take_in, why
 
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.target import TargetTaps
-from dspark.types import (
-    NO_Q,
-    Cursor,
-    Refusal,
-    RefusalReason,
-    Rule,
-    SamplingParams,
-    SparseQ,
-    Verdict,
-)
+from dspark.types import NO_Q, Cursor, RefusalReason, Rule, SamplingParams, SparseQ, Verdict
 from verify_service.batch_runner import FeatureRun
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
@@ -59,15 +50,12 @@ def test_feature_rows_are_the_projected_taps_of_committed_tokens_only(
     pushed: list[FeatureRun] = []
     for number in range(1, 9):
         # One right token would need the oracle; any draft will do, most of it is rejected.
-        judged = engine.judge_cohort([item(1, number, tokens, [7 * number % 128, 9, 11])])
-        verdict = judged.outcomes[0]
-        assert isinstance(verdict, Verdict)
         draft = [7 * number % 128, 9, 11]
+        (verdict,) = judged(engine, item(1, number, tokens, draft))
         tokens += [*draft[: verdict.accepted], verdict.next_token]
         rows = engine.features(
             Cursor(1, 1, number + 1, len(tokens)), len(tokens) - 2 - verdict.accepted
         )
-        assert isinstance(rows, FeatureRun)
         assert len(rows.token_ids) == verdict.accepted + 1
         pushed.append(rows)
     expected = direct_rows(golden_target, golden_drafter, tokens[:-1])
@@ -75,11 +63,10 @@ def test_feature_rows_are_the_projected_taps_of_committed_tokens_only(
     torch.testing.assert_close(got, expected[len(PROMPT) :], rtol=1e-2, atol=1e-2)  # bf16
     assert [token for rows in pushed for token in rows.token_ids] == tokens[len(PROMPT) : -1]
 
-    kept = engine.features(Cursor(1, 1, 9, len(tokens)), 3)
-    assert isinstance(kept, FeatureRun)
-    assert (kept.start, kept.token_ids) == (3, tokens[3:-1])
-    torch.testing.assert_close(rows_of(kept).float(), expected[3:], rtol=1e-2, atol=1e-2)
-    torch.testing.assert_close(rows_of(kept)[len(PROMPT) - 3 :].float(), got, rtol=0, atol=0)
+    whole = engine.features(Cursor(1, 1, 9, len(tokens)), 3)
+    assert (whole.start, whole.token_ids) == (3, tokens[3:-1])
+    torch.testing.assert_close(rows_of(whole).float(), expected[3:], rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(rows_of(whole)[len(PROMPT) - 3 :].float(), got, rtol=0, atol=0)
 
 
 def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: VerifyEngine) -> None:
@@ -90,21 +77,15 @@ def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: Ve
         SamplingParams(temperature=1.5, seed=5),
     ]
     draws = np.random.default_rng(1)
+    drafts = [[int(t) for t in draws.integers(0, 128, n)] for n in range(len(all_params))]
     items = []
     for base in (0, 100):  # the same sequences twice: once for company, once alone
         for n, params in enumerate(all_params):
-            anchor = begin(engine, base + n, PROMPT[: 4 + 2 * n], params)
-            draft = (
-                [int(t) for t in draws.integers(0, 128, n)]
-                if base == 0
-                else list(items[n].draft_ids)
-            )
-            items.append(item(base + n, 1, [*PROMPT[: 4 + 2 * n], anchor], draft))
-    together = engine.judge_cohort(items[:4]).outcomes
-    for one, alone in zip(together, items[4:], strict=True):
-        other = engine.judge_cohort([alone]).outcomes[0]
-        assert isinstance(one, Verdict)
-        assert isinstance(other, Verdict)
+            prompt = PROMPT[: 4 + 2 * n]
+            anchor = begin(engine, base + n, prompt, params)
+            items.append(item(base + n, 1, [*prompt, anchor], drafts[n]))
+    for one, alone in zip(judged(engine, *items[:4]), items[4:], strict=True):
+        (other,) = judged(engine, alone)
         assert (one.accepted, one.next_token) == (other.accepted, other.next_token)
 
 
@@ -115,13 +96,11 @@ def test_rows_that_come_with_what_was_decided_are_the_same(engine: VerifyEngine)
         engine._step._ahead = ahead
         prompts = [[3 + n, 17, 90, 41, 5] for n in range(3)]
         texts = [[*prompt, begin(engine, first + n, prompt)] for n, prompt in enumerate(prompts)]
-        verdicts = engine.judge_cohort(
-            [item(first + n, 1, text, [7, 8][:n]) for n, text in enumerate(texts)]
-        ).outcomes
+        verdicts = judged(
+            engine, *(item(first + n, 1, text, [7, 8][:n]) for n, text in enumerate(texts))
+        )
         for n, verdict in enumerate(verdicts):
-            assert isinstance(verdict, Verdict)
             rows = engine.features(Cursor(first + n, 1, 2, 7 + verdict.accepted), 5)
-            assert isinstance(rows, FeatureRun)
             made.append((rows.token_ids, rows_of(rows)))
     for one, other in zip(made[:3], made[3:], strict=True):
         assert one[0] == other[0]
@@ -131,18 +110,15 @@ def test_rows_that_come_with_what_was_decided_are_the_same(engine: VerifyEngine)
 def test_rows_of_plain_rounds_are_there_when_they_are_asked_for(
     engine: VerifyEngine, golden_target: Path, golden_drafter: Path
 ) -> None:
-    anchor = begin(engine, 1, PROMPT)
-    tokens = [*PROMPT, anchor]
+    tokens = [*PROMPT, begin(engine, 1, PROMPT)]
     for number in range(1, 6):
         draft = [9, 11] if number == 3 else []
-        (verdict,) = engine.judge_cohort([item(1, number, tokens, draft)]).outcomes
-        assert isinstance(verdict, Verdict)
+        (verdict,) = judged(engine, item(1, number, tokens, draft))
         tokens += [*draft[: verdict.accepted], verdict.next_token]
-    kept = engine.features(Cursor(1, 1, 5, len(tokens)), 0)
-    assert isinstance(kept, FeatureRun)
-    assert kept.token_ids == tokens[:-1]
+    whole = engine.features(Cursor(1, 1, 5, len(tokens)), 0)
+    assert whole.token_ids == tokens[:-1]
     expected = direct_rows(golden_target, golden_drafter, tokens[:-1])
-    torch.testing.assert_close(rows_of(kept).float(), expected, rtol=1e-2, atol=1e-2)  # bf16
+    torch.testing.assert_close(rows_of(whole).float(), expected, rtol=1e-2, atol=1e-2)  # bf16
 
 
 @pytest.mark.parametrize("rule", list(Rule))
@@ -152,22 +128,16 @@ def test_a_block_that_cannot_have_been_drafted_is_judged_as_an_empty_one(
     law = SamplingParams(seed=3, rule=rule)
     said: list[list[Verdict]] = []
     for first in (1, 4):  # the same three sequences twice
-        numbers = range(first, first + 3)
-        anchors = [begin(engine, number, PROMPT, law) for number in numbers]
         sound, other, last = (
-            item(number, 1, [*PROMPT, anchor], [9, 11])
-            for number, anchor in zip(numbers, anchors, strict=True)
+            item(number, 1, [*PROMPT, begin(engine, number, PROMPT, law)], [9, 11])
+            for number in range(first, first + 3)
         )
         if rule is Rule.COUPLED:
             sound, last = (each._replace(q=NO_Q) for each in (sound, last))
             wrong = other
         else:
             wrong = other._replace(q=SparseQ.of(np.array([[9], [12]], "u4"), np.ones((2, 1), "f4")))
-        outcomes = engine.judge_cohort(
-            [sound, wrong if first == 1 else other.prefix(0), last]
-        ).outcomes
-        assert all(isinstance(each, Verdict) for each in outcomes)
-        verdicts = [each for each in outcomes if isinstance(each, Verdict)]
+        verdicts = judged(engine, sound, wrong if first == 1 else other.prefix(0), last)
         assert [(each.judged, each.spoilt) for each in verdicts] == [
             (2, False),
             (0, first == 1),
@@ -180,16 +150,12 @@ def test_a_block_that_cannot_have_been_drafted_is_judged_as_an_empty_one(
             ]
         )
     assert said[0] == said[1]
-    kept = engine.features(Cursor(2, 1, 2, len(PROMPT) + 2), 0)
-    assert isinstance(kept, FeatureRun)
-    assert len(rows_of(kept)) == len(PROMPT) + 1
+    assert len(rows_of(engine.features(Cursor(2, 1, 2, len(PROMPT) + 2), 0))) == len(PROMPT) + 1
 
 
 def test_sequences_that_do_not_keep_features_cannot_be_resent(engine: VerifyEngine) -> None:
     begin(engine, 1, PROMPT, keep=False)
-    answer = engine.features(Cursor(1, 1, 1, len(PROMPT) + 1), 0)
-    assert isinstance(answer, Refusal)
-    assert answer.reason is RefusalReason.INVALID
+    assert why(engine.features(Cursor(1, 1, 1, len(PROMPT) + 1), 0)) is RefusalReason.INVALID
 
 
 def test_cohorts_larger_than_a_pass_are_judged_in_turns(golden_target: Path) -> None:
@@ -197,12 +163,10 @@ def test_cohorts_larger_than_a_pass_are_judged_in_turns(golden_target: Path) -> 
         VerifyConfig(target=str(golden_target), kv_tokens=2048, max_batch_tokens=5)
     )
     items = [item(n, 1, [*PROMPT, begin(small, n, PROMPT)], [9, 9]) for n in range(4)]
-    judged = small.judge_cohort(items)
-    assert judged.tokens == 12
-    assert {(o.accepted, o.next_token) for o in judged.outcomes if isinstance(o, Verdict)} == {
-        (judged.outcomes[0].accepted, judged.outcomes[0].next_token)  # type: ignore[union-attr]
-    }
-    assert len(judged.outcomes) == 4
+    made = small.judge_cohort(items)
+    assert made.tokens == 12
+    assert len({(o.accepted, o.next_token) for o in made.outcomes if isinstance(o, Verdict)}) == 1
+    assert [type(each) for each in made.outcomes] == [Verdict] * 4
 
 
 def test_an_unfinished_prefill_is_not_verified_and_gives_its_pages_back(
@@ -210,10 +174,8 @@ def test_an_unfinished_prefill_is_not_verified_and_gives_its_pages_back(
 ) -> None:
     line_up(engine, 1, PROMPT[:8], longest=40)
     assert engine.prefill_next() is not None
-    early = engine.judge_cohort([item(1, 1, [*PROMPT[:8], 5])]).outcomes[0]
-    assert isinstance(early, Refusal)
-    assert early.reason is RefusalReason.UNKNOWN_SEQUENCE
-    assert isinstance(engine.first_token(1), Refusal)
+    (early,) = engine.judge_cohort([item(1, 1, [*PROMPT[:8], 5])]).outcomes
+    assert why(early) is why(engine.first_token(1)) is RefusalReason.UNKNOWN_SEQUENCE
     assert engine.release(1, 1)
     assert engine.held.pages_held == 0
 
@@ -230,12 +192,9 @@ def test_logits_that_are_not_numbers_refuse_their_own_row(
         logits[2:4] = float("nan")
         return result._replace(logits=logits)
 
-    monkeypatch.setattr(engine._runner, "run", spoil)
-    outcomes = engine.judge_cohort(items).outcomes
-    assert isinstance(outcomes[1], Refusal)
-    assert outcomes[1].reason is RefusalReason.INTERNAL
-    assert [type(outcome) for outcome in outcomes] == [Verdict, Refusal, Verdict]
-    monkeypatch.undo()
-    assert isinstance(engine.judge_cohort([items[1]]).outcomes[0], Verdict), (
-        "the row stands where it stood"
-    )
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._runner, "run", spoil)
+        outcomes = engine.judge_cohort(items).outcomes
+    assert why(outcomes[1]) is RefusalReason.INTERNAL
+    assert [type(outcome) for outcome in outcomes[::2]] == [Verdict, Verdict]
+    assert judged(engine, items[1]), "the row stands where it stood"
