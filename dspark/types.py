@@ -92,19 +92,13 @@ class SamplingParams:
     prompt_len: int = 0  # tokens of the prompt, behind which the answer begins; 0 if unknown
     # tokens that break the form have probability 0; see `decoding/masking.py`
     constraint: Constraint | None = None
-    # Derived once, because every round reads them. shapes: logits are changed before temperature
-    # and truncation (see `decoding/shaping.py`). plain: no field from min_p on has an effect.
+    # Whether logits are changed before temperature and truncation (see `decoding/shaping.py`);
+    # derived once, because every round reads it.
     shapes: bool = field(init=False, repr=False, compare=False)
-    plain: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         shapes = self.penalises or bool(self.logit_bias) or self.min_tokens > 0
         object.__setattr__(self, "shapes", shapes)
-        object.__setattr__(
-            self,
-            "plain",
-            not (shapes or self.min_p or self.logprobs is not None or self.constraint),
-        )
 
     @property
     def greedy(self) -> bool:

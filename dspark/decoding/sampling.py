@@ -70,35 +70,27 @@ def _columns(
     ]
     greedy = [params.greedy for params in all_params]
     depths = [params.top_k for params in all_params if not params.greedy]
-    only_nucleus = [params.greedy or not (params.top_k or params.min_p) for params in all_params]
-    uncut = [
-        params.greedy or (free and params.top_p == 1.0)
-        for free, params in zip(only_nucleus, all_params, strict=True)
-    ]
+    # a greedy row is scaled and cut by nothing
+    laws = [SamplingParams() if params.greedy else params for params in all_params]
+    only_nucleus = [not (law.top_k or law.min_p) for law in laws]
+    uncut = [free and law.top_p == 1.0 for free, law in zip(only_nucleus, laws, strict=True)]
 
-    def column(values: list[float], dtype: torch.dtype) -> Tensor:
+    def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device).unsqueeze(-1)
 
+    min_p = [law.min_p for law in laws]
     return SamplingColumns(
-        temperature=column(
-            [1.0 if params.greedy else params.temperature for params in all_params], torch.float64
-        ),
-        top_k=column([0 if params.greedy else params.top_k for params in all_params], torch.int64),
-        top_p=column(
-            [1.0 if params.greedy else params.top_p for params in all_params], torch.float64
-        ),
-        greedy=column([float(row) for row in greedy], torch.bool),
+        temperature=column([law.temperature for law in laws], torch.float64),
+        top_k=column([law.top_k for law in laws], torch.int64),
+        top_p=column([law.top_p for law in laws], torch.float64),
+        greedy=column(greedy, torch.bool),
         all_greedy=all(greedy),
         any_greedy=any(greedy),
-        any_top_k=any(params.top_k > 0 for params in all_params if not params.greedy),
-        any_top_p=any(params.top_p < 1.0 for params in all_params if not params.greedy),
-        min_p=column(
-            [0.0 if params.greedy else params.min_p for params in all_params], torch.float64
-        )
-        if any(params.min_p for params in all_params)
-        else None,
-        only_nucleus=column([float(row) for row in only_nucleus], torch.bool),
-        uncut=column([float(row) for row in uncut], torch.bool),
+        any_top_k=any(law.top_k > 0 for law in laws),
+        any_top_p=any(law.top_p < 1.0 for law in laws),
+        min_p=column(min_p, torch.float64) if any(min_p) else None,
+        only_nucleus=column(only_nucleus, torch.bool),
+        uncut=column(uncut, torch.bool),
         deepest=max(depths) if depths and min(depths) > 0 else 0,
     )
 

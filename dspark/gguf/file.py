@@ -44,7 +44,6 @@ _SCALARS = {
 class Tensor:
     """One tensor of the table."""
 
-    name: str
     shape: tuple[int, ...]  # slowest dimension first, as torch has it
     kind: int  # ggml's number of the storage format
     start: int  # byte of the file
@@ -195,7 +194,7 @@ def _placed(
             raise CheckpointError(
                 f"{name} begins at byte {start + offset}, the tensor before it ends at {place}"
             )
-        tensors[name] = Tensor(name, shape, kind, place, size)
+        tensors[name] = Tensor(shape, kind, place, size)
         place += -(-size // alignment) * alignment
     return tensors
 

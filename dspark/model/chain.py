@@ -111,7 +111,7 @@ class ChainDrafter(Drafter):
         for step in range(steps):
             following = input_ids[:, (index + 1 + step).clamp(max=length - 1)]
             pair = self.pair(carried, following)
-            angles = self.rotary.at(index + step, longest=length + steps)
+            angles = self.rotary.at(index + step)
             query, key, value = attention.project(pair.rows, angles)
             keys.append(key)
             values.append(value)

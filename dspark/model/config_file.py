@@ -10,7 +10,7 @@ that are not built are refused by name, so that a caller can tell "not yet" from
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +18,7 @@ from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.config import DrafterConfig, HeadType, Kind
 from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, show
 from dspark.model.config_layers import layer_keys, layer_shape
-from dspark.model.formats import deepseek_v4, nested, released
+from dspark.model.formats import deepseek_v4, released
 from dspark.rounds.plan import MAX_SLOTS
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
     path = folder / CONFIG_NAME
     raw = read_json(path)
     try:
-        config = parse_drafter_config(_completed(folder, raw))
+        config = parse_drafter_config(raw, lambda: _tensors(folder))
         # settings may state another number
         stages = None if config.stage is None else deepseek_v4.stages_in(_tensors(folder))
     except CheckpointError as error:  # UnsupportedFamily, too
@@ -44,13 +44,15 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
     return config if stages is None else dataclasses.replace(config, num_hidden_layers=stages)
 
 
-def parse_drafter_config(raw: Any) -> DrafterConfig:
-    """Checks a decoded config.json key by key."""
+def parse_drafter_config(
+    raw: Any, tensors: Callable[[], Mapping[str, TensorEntry]] = dict
+) -> DrafterConfig:
+    """Checks a decoded config.json key by key. tensors: of its folder, if a key is left out."""
     if not isinstance(raw, dict):
         raise CheckpointError(f"expected a JSON object, found {show(raw)}")
     if deepseek_v4.is_mine(raw):
         return deepseek_v4.parse(raw)
-    raw = released(raw)
+    raw = _completed(released(raw), tensors)
     kind, keys = _kind(raw), Keys(raw)
     shape = layer_shape(keys)
     if kind == "lm":
@@ -74,22 +76,15 @@ def parse_drafter_config(raw: Any) -> DrafterConfig:
     return DrafterConfig(**shape, **own, kind=kind, target_layer_ids=taps, num_target_layers=layers)
 
 
-def _completed(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
+def _completed(
+    raw: dict[str, Any], tensors: Callable[[], Mapping[str, TensorEntry]]
+) -> dict[str, Any]:
     """Adds a `confidence_head_with_markov` that is left out, by the confidence head's shape."""
-    if (
-        raw.get("enable_confidence_head") is not True
-        or raw.get("confidence_head_with_markov") is not None
-    ):
+    said = raw.get("confidence_head_with_markov")
+    if raw.get("enable_confidence_head") is not True or said is not None:
         return raw
-    head = _tensors(folder).get("confidence_head.proj.weight")
-    inner = raw.get(nested.KEY)
-    rank = (
-        raw.get("markov_rank")
-        or (inner.get("markov_rank") if isinstance(inner, dict) else None)
-        or 0
-    )
-    layer = raw.get("transformer_layer_config") or raw
-    size = layer.get("hidden_size") if isinstance(layer, dict) else None
+    head = tensors().get("confidence_head.proj.weight")
+    rank, size = raw.get("markov_rank") or 0, raw.get("hidden_size")
     if head is None or type(rank) is not int or type(size) is not int or len(head.shape) != 2:
         return raw
     return raw | {"confidence_head_with_markov": bool(rank) and head.shape[1] == size + rank}

@@ -164,12 +164,10 @@ class BlockDrafter(Drafter, ContextProjection):
         Equal to each anchor's block with the rows of its text before it: positions count from the
         start of the row, and only their differences matter.
         """
-        length, size = len(input_ids), self.config.query_size
+        size = self.config.query_size
         context = self.project(features)
-        context_angles = self.rotary.at(
-            torch.arange(length, device=input_ids.device), longest=length + size
-        )
-        hidden, angles = self.block_inputs(input_ids[anchors], anchors, size, longest=length + size)
+        context_angles = self.rotary.at(torch.arange(len(input_ids), device=input_ids.device))
+        hidden, angles = self.block_inputs(input_ids[anchors], anchors, size)
         hidden, angles = hidden.flatten(0, 1), angles.flatten(0, 1)
         groups = for_training(anchors, block_size=size, first_rows=first_rows)
         for layer in self.draft_layers():
@@ -189,7 +187,7 @@ class BlockDrafter(Drafter, ContextProjection):
     # -- shared ---------------------------------------------------------------------------
 
     def block_inputs(
-        self, anchor_ids: Tensor, anchor_positions: Tensor, size: int, *, longest: int | None = None
+        self, anchor_ids: Tensor, anchor_positions: Tensor, size: int
     ) -> tuple[Tensor, Tensor]:
         """Anchors' ids and positions [n] -> embeddings [n, q, H] and angles [n, q, hd] of the
         block's `size` = q query slots."""
@@ -198,7 +196,7 @@ class BlockDrafter(Drafter, ContextProjection):
         ids[:, 0] = anchor_ids
         slots = torch.arange(size, device=anchor_ids.device)
         positions = anchor_positions.unsqueeze(-1) + slots
-        return self.embed(ids), self.rotary.at(positions, longest=longest)
+        return self.embed(ids), self.rotary.at(positions)
 
 
 class BlockProposal:

@@ -37,7 +37,7 @@ from dspark.model.formats.vocabulary import DraftVocabulary
 from dspark.model.heads import sureness
 from dspark.model.layer import DraftLayer, build_layer
 from dspark.model.products import Product
-from dspark.model.rotary import RMSNorm, RotaryTable
+from dspark.model.rotary import RMSNorm, Rotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Drafter(Projection, ABC):
 
     def _make_layers(self, config: DrafterConfig) -> None:
         self.layers = nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
-        self.rotary = RotaryTable(
+        self.rotary = Rotary(
             head_dim=config.head_dim,
             theta=config.rope_theta,
             fraction=config.rotary_fraction,

@@ -85,7 +85,7 @@ class LanguageDrafter(Drafter):
         i+1."""
         hidden, mask = self.embed(input_ids), _causal(input_ids, None)
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        angles = self.rotary.at(positions, longest=input_ids.shape[1])
+        angles = self.rotary.at(positions)
         for number, layer in enumerate(self.draft_layers()):
             query, key, value = layer.self_attn.project(layer.input_layernorm(hidden), angles)
             hidden = layer.after(hidden, _attend(layer, query, key, value, None, number, mask))

@@ -26,12 +26,8 @@ TOKENIZER_NAME = "tokenizer.json"
 def sizes_of(target: Path) -> dict[str, int]:
     """The sizes of a target that `mismatch` takes, from its config.json."""
     keys = text_keys(read_json(target / CONFIG_NAME))
-    named = {
-        "hidden_size": "hidden_size",
-        "layers": "num_hidden_layers",
-        "vocab_size": "vocab_size",
-    }
-    return {size: keys.count(key) for size, key in named.items()}
+    named = ("hidden_size", "vocab_size")
+    return {name: keys.count(name) for name in named} | {"layers": keys.count("num_hidden_layers")}
 
 
 def mismatch(

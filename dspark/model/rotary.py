@@ -1,6 +1,6 @@
 """RMS norm and rotary positions of Qwen3 and Gemma4.
 
-Both are pure functions of their inputs plus one cached table of angles.
+Both are pure functions of their inputs.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, late_cast: bool = 
     )
 
 
-class RotaryTable:
-    """cos and sin of positions in fp32: on a CPU a table up to the longest one seen, on a card
-    computed, as reading the longest would synchronise.
+class Rotary:
+    """cos and sin of positions, in fp32.
 
     Not a module: it holds nothing that belongs in a checkpoint. With a `fraction` below 1 only that
     share of the pairs rotates, the fastest ones; the others stand still.
@@ -53,37 +52,20 @@ class RotaryTable:
     def __init__(
         self, *, head_dim: int, theta: float, fraction: float = 1.0, yarn: Yarn | None = None
     ) -> None:
-        self.half = head_dim // 2
         exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").float() / head_dim
         self.inv_freq = 1.0 / (theta**exponents)  # [hd/2]
         self.inv_freq[int(fraction * head_dim // 2) :] = 0.0
         if yarn is not None:
             low, high = yarn.mixed(head_dim, theta)
-            slow = (
-                (torch.arange(self.half, device="cpu").float() - low) / (high - low or 0.001)
-            ).clamp(0.0, 1.0)
+            pair = torch.arange(head_dim // 2, device="cpu").float()
+            slow = ((pair - low) / (high - low or 0.001)).clamp(0.0, 1.0)
             self.inv_freq = self.inv_freq / yarn.factor * slow + self.inv_freq * (1.0 - slow)
         self._scale = 1.0 if yarn is None else yarn.attention_factor
-        self.table = torch.empty(0, 2 * self.half, device="cpu")  # [P, cos | sin]
 
-    def at(self, positions: Tensor, *, longest: int | None = None) -> Tensor:
-        """positions [...] int64 below `longest`, if given -> [..., hd]: cos of hd/2 pairs, then
-        sin."""
-        if positions.device.type != "cpu":
-            if self.inv_freq.device != positions.device:
-                self.inv_freq = self.inv_freq.to(positions.device)
-            return self._angles(positions)
-        if longest is None:
-            longest = int(positions.max()) + 1 if positions.numel() else 1
-        if len(self.table) < longest:
-            # Ordinary tensors even when built on the serving path: training may use them later.
-            with torch.inference_mode(mode=False), torch.no_grad():
-                self.table = self._angles(
-                    torch.arange(max(longest, 2 * len(self.table), 1024), device="cpu")
-                )
-        return self.table[positions]
-
-    def _angles(self, positions: Tensor) -> Tensor:
+    def at(self, positions: Tensor) -> Tensor:
+        """positions [...] int64 -> [..., hd]: cos of hd/2 pairs, then sin."""
+        if self.inv_freq.device != positions.device:
+            self.inv_freq = self.inv_freq.to(positions.device)
         angles = positions.unsqueeze(-1).float() * self.inv_freq
         return torch.cat((angles.cos(), angles.sin()), dim=-1) * self._scale
 

@@ -17,7 +17,7 @@ from dspark.model.config import DrafterConfig
 from dspark.model.drafter import BlockDrafter
 from dspark.model.family import ContextTokens, Entries, PagedEntries
 from dspark.model.products import Product
-from dspark.model.rotary import RotaryTable, rms_norm
+from dspark.model.rotary import Rotary, rms_norm
 from dspark.model.stage import Stage, exact, summed_up
 
 
@@ -36,7 +36,7 @@ class StagedDrafter(BlockDrafter):
         )
         self.hc_head_base = nn.Parameter(torch.empty(shape.streams))
         self.hc_head_scale = nn.Parameter(torch.empty(1))
-        self.rotary = RotaryTable(head_dim=shape.rope_dim, theta=config.rope_theta)
+        self.rotary = Rotary(head_dim=shape.rope_dim, theta=config.rope_theta)
 
     @property
     def window(self) -> int:

@@ -40,36 +40,25 @@ MAX_ENDS = 1024  # ids that may not come before min_tokens
 
 
 def write_sampling(params: SamplingParams) -> types_pb2.SequenceSampling:
-    message = types_pb2.SequenceSampling(
+    return types_pb2.SequenceSampling(
         temperature=params.temperature,
         top_p=params.top_p,
         top_k=params.top_k,
         seed=params.seed,
         choice=params.choice,
         rule=cast("types_pb2.Rule", int(params.rule)),
+        min_p=params.min_p,
+        # absent for 1
+        repetition_penalty=params.repetition_penalty if params.repetition_penalty != 1.0 else None,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+        min_tokens=params.min_tokens,
+        stop_token_ids=params.stop_token_ids,
+        logprobs=params.logprobs,
         prompt_len=params.prompt_len,
+        constraint=None if params.constraint is None else write_constraint(params.constraint),
     )
-    if not params.plain:
-        _write_rest(params, message)
-    return message
-
-
-def _write_rest(params: SamplingParams, message: types_pb2.SequenceSampling) -> None:
-    """Writes the fields that most requests leave at their defaults."""
-    message.min_p = params.min_p
-    if params.repetition_penalty != 1.0:
-        message.repetition_penalty = params.repetition_penalty
-    message.presence_penalty, message.frequency_penalty = (
-        params.presence_penalty,
-        params.frequency_penalty,
-    )
-    message.logit_bias.update(params.logit_bias)
-    message.min_tokens = params.min_tokens
-    message.stop_token_ids.extend(params.stop_token_ids)
-    if params.logprobs is not None:
-        message.logprobs = params.logprobs
-    if params.constraint is not None:
-        message.constraint.CopyFrom(write_constraint(params.constraint))
 
 
 def write_constraint(constraint: Constraint) -> types_pb2.Constraint:

@@ -163,30 +163,12 @@ def _read_rounds(message: verify_pb2.PassReport) -> list[RoundReport]:
     count = len(message.sequence)
     if not 0 < count <= MAX_ROWS:
         raise PeerError(f"report.sequence: {count} are not in 1..{MAX_ROWS}")
-    fit(
-        count,
-        of="report.",
-        epoch=message.epoch,
-        round=message.round,
-        committed_before=message.committed_before,
-    )
-    fit(
-        count,
-        of="report.",
-        tokens=message.tokens,
-        accepted=message.accepted,
-        verified=message.verified,
-    )
-    fit(
-        count,
-        of="report.",
-        drafted=message.drafted,
-        drafter=message.drafter,
-        why_empty=message.why_empty,
-    )
-    tokens, drafted, verified, accepted = (
-        message.tokens[:], message.drafted[:], message.verified[:], message.accepted[:],
-    )  # fmt: skip
+    epochs, numbers, before = message.epoch[:], message.round[:], message.committed_before[:]
+    tokens, accepted, verified = message.tokens[:], message.accepted[:], message.verified[:]
+    drafted, drafters, why = message.drafted[:], message.drafter[:], message.why_empty[:]
+    fit(count, of="report.", epoch=epochs, round=numbers, committed_before=before)
+    fit(count, of="report.", tokens=tokens, accepted=accepted, verified=verified)
+    fit(count, of="report.", drafted=drafted, drafter=drafters, why_empty=why)
     if min(tokens) < 1 or max(tokens) > MAX_SLOTS + 1:
         raise PeerError(
             f"report.tokens: {min(tokens)} to {max(tokens)} are not in 1..{MAX_SLOTS + 1}"
@@ -198,10 +180,8 @@ def _read_rounds(message: verify_pb2.PassReport) -> list[RoundReport]:
         raise PeerError("report.verified: not between what was accepted and what was drafted")
     if any(said > kept + 1 for said, kept in zip(tokens, accepted, strict=True)):
         raise PeerError("report.tokens: more than were accepted and one")
-    if max(message.why_empty) > len(message.reasons):
-        raise PeerError(
-            f"report.why_empty: {max(message.why_empty)} of {len(message.reasons)} reasons"
-        )
+    if max(why) > len(message.reasons):
+        raise PeerError(f"report.why_empty: {max(why)} of {len(message.reasons)} reasons")
     token_ends, slot_ends = bounds(tokens), bounds(drafted)
     fit(token_ends[-1], of="report.", token_ids=message.token_ids)
     fit(slot_ends[-1], of="report.", confidence=message.confidence)
@@ -214,15 +194,15 @@ def _read_rounds(message: verify_pb2.PassReport) -> list[RoundReport]:
         map(
             RoundReport,
             message.sequence[:],
-            message.epoch[:],
-            message.round[:],
-            message.committed_before[:],
+            epochs,
+            numbers,
+            before,
             parts(tuple(message.token_ids[:]), token_ends),
             accepted,
             verified,
             parts(tuple(message.confidence[:]), slot_ends),
-            [reasons[place] for place in message.why_empty],
-            message.drafter[:],
+            [reasons[place] for place in why],
+            drafters,
             parts(tuple(message.forced[:]), token_ends) if message.forced else [()] * count,
             message.forbidden[:] or [False] * count,
         )

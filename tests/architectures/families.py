@@ -44,6 +44,16 @@ LATENT = {
     "n_group": 1,
     "topk_group": 1,
 }
+INDEXED = {**LATENT, "index_topk": 32, "index_n_heads": 16, "index_head_dim": 16}
+GPT2 = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512}
+LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 16,
+}
 LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -76,7 +86,7 @@ P, S, R = "paged", "stateful", "refused"
 FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaConfig", P),
     "mistral": Family("MistralConfig", P, WINDOW),
-    "mixtral": Family("MixtralConfig", P, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral": Family("MixtralConfig", P, LOCAL),
     "qwen2": Family("Qwen2Config", P),
     "qwen3": Family("Qwen3Config", P),
     "qwen3_moe": Family("Qwen3MoeConfig", P, EXPERTS),
@@ -102,9 +112,7 @@ FAMILIES: dict[str, Family] = {
     "phi3": Family(
         "Phi3Config", S, {"original_max_position_embeddings": 64, "rope_parameters": LONGROPE}
     ),
-    "gpt_oss": Family(
-        "GptOssConfig", P, {**WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2}
-    ),
+    "gpt_oss": Family("GptOssConfig", P, {**WINDOW, **LOCAL}),
     "olmo2": Family("Olmo2Config", P),
     "olmo3": Family("Olmo3Config", P, {**WINDOW, "layer_types": ALTERNATING}),
     "glm4": Family("Glm4Config", P),
@@ -142,7 +150,7 @@ FAMILIES: dict[str, Family] = {
     "stablelm": Family("StableLmConfig", S),
     "starcoder2": Family("Starcoder2Config", P, WINDOW),
     "gpt_neox": Family("GPTNeoXConfig", P),
-    "gpt2": Family("GPT2Config", P, {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512}),
+    "gpt2": Family("GPT2Config", P, GPT2),
     "falcon": Family(
         "FalconConfig", S, {"alibi": True, "new_decoder_architecture": False}, ("head_dim",)
     ),
@@ -162,11 +170,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "deepseek_v2": Family("DeepseekV2Config", P, {**LATENT, "topk_method": "greedy"}),
     "deepseek_v3": Family("DeepseekV3Config", P, LATENT),
-    "deepseek_v32": Family(
-        "DeepseekV32Config",
-        S,
-        {**LATENT, "index_topk": 32, "index_n_heads": 16, "index_head_dim": 16},
-    ),
+    "deepseek_v32": Family("DeepseekV32Config", S, INDEXED),
     "deepseek_v4": Family(
         "DeepseekV4Config",
         S,
@@ -214,8 +218,7 @@ FAMILIES: dict[str, Family] = {
         "MiniMaxConfig",
         S,
         {
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
+            **LOCAL,
             "layer_types": ["linear_attention", "full_attention"] * 2,
             "block_size": 32,
         },
@@ -238,42 +241,15 @@ FAMILIES: dict[str, Family] = {
             "mamba_d_state": 8,
         },
     ),
-    "bamba": Family(
-        "BambaConfig",
-        S,
-        {
-            "attn_layer_indices": [1, 3],
-            "mamba_n_heads": 8,
-            "mamba_d_head": 16,
-            "mamba_n_groups": 2,
-            "mamba_d_state": 8,
-            "mamba_chunk_size": 16,
-        },
-    ),
-    "falcon_h1": Family(
-        "FalconH1Config",
-        S,
-        {
-            "mamba_n_heads": 8,
-            "mamba_d_head": 16,
-            "mamba_n_groups": 2,
-            "mamba_d_state": 8,
-            "mamba_chunk_size": 16,
-            "mamba_d_ssm": 128,
-        },
-    ),
+    "bamba": Family("BambaConfig", S, {"attn_layer_indices": [1, 3], **MAMBA}),
+    "falcon_h1": Family("FalconH1Config", S, {**MAMBA, "mamba_d_ssm": 128}),
     "granitemoehybrid": Family(
         "GraniteMoeHybridConfig",
         S,
         {
             "layer_types": ["mamba", "attention"] * 2,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "mamba_n_heads": 8,
-            "mamba_d_head": 16,
-            "mamba_n_groups": 2,
-            "mamba_d_state": 8,
-            "mamba_chunk_size": 16,
+            **LOCAL,
+            **MAMBA,
             "shared_intermediate_size": 32,
         },
     ),
@@ -306,15 +282,9 @@ FAMILIES: dict[str, Family] = {
     "minimax_m2": Family("MiniMaxM2Config", P, {**EXPERTS, "num_local_experts": 4}),
     "apertus": Family("ApertusConfig", P),
     "persimmon": Family("PersimmonConfig", P),
-    "glm_moe_dsa": Family(
-        "GlmMoeDsaConfig",
-        S,
-        {**LATENT, "index_topk": 32, "index_n_heads": 16, "index_head_dim": 16},
-    ),
+    "glm_moe_dsa": Family("GlmMoeDsaConfig", S, INDEXED),
     "qwen2_moe": Family("Qwen2MoeConfig", P, {**EXPERTS, "shared_expert_intermediate_size": 32}),
-    "gpt_bigcode": Family(
-        "GPTBigCodeConfig", P, {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512}
-    ),
+    "gpt_bigcode": Family("GPTBigCodeConfig", P, GPT2),
     "internlm3": Family("InternLM3Config", P),
     "nanochat": Family("NanoChatConfig", P),
     "exaone": Family("ExaoneConfig", P),

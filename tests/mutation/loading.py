@@ -111,13 +111,13 @@ LOADING = [
             "stop tokens are those of the model, not of its generation",
             '(getattr(model, "generation_config", None), model.config.get_text_config())',
             '(model.config.get_text_config(), getattr(model, "generation_config", None))',
-            TARGET,
+            HOSTILE,
         ),
         (
             "of several stop tokens the first counts",
             "ids = list(stop) if isinstance(stop, list | tuple)",
             "ids = [stop[0]] if isinstance(stop, list | tuple)",
-            TARGET,
+            HOSTILE,
         ),
     ),
     *in_file(

@@ -11,40 +11,25 @@ from tests.released.shapes import RANK, STEPS, TargetShape
 def config_of(family: str, target: TargetShape) -> dict[str, Any]:
     """config.json as released."""
     layers = 1 if family == "eagle3" else 5
-    gemma = target.kind == "gemma4"
-    said: dict[str, Any] = {
-        "attention_bias": False,
+    model = "Gemma4" if target.kind == "gemma4" else "Qwen3"
+    said = _decoder(target, layers) | {
         "attention_dropout": 0.0,
-        "dtype": "bfloat16",
-        "hidden_size": target.hidden,
-        "initializer_range": 0.02,
-        "intermediate_size": target.mlp,
         "layer_types": ["full_attention"] * layers,
-        "num_attention_heads": target.heads,
-        "num_hidden_layers": layers,
         "num_target_layers": target.layers,
-        "rms_norm_eps": 1e-6,
         "target_layer_ids": list(target.taps),
         "tie_word_embeddings": False,
         "transformers_version": "5.10.2",
         "use_cache": True,
-        "vocab_size": target.vocab,
-        **(_gemma4(target) if gemma else _qwen3(target)),
     }
     if family == "eagle3":
-        said |= {
-            "architectures": [("Gemma4" if gemma else "Qwen3") + "Eagle3Model"],
-            "ttt_length": STEPS,
-        }
         return said | {
+            "architectures": [f"{model}Eagle3Model"],
+            "ttt_length": STEPS,
             "step_loss_decay": 0.8,
             "draft_num_hidden_layers": 1,
             "target_model_name_or_path": target.name,
         }
-    said |= {
-        "architectures": [("Gemma4" if gemma else "Qwen3") + "DSparkModel"],
-        "block_size": STEPS,
-    }
+    said |= {"architectures": [f"{model}DSparkModel"], "block_size": STEPS}
     said |= {"mask_token_id": target.mask, "num_anchors": 512}
     if family == "dflash":
         return said | {"markov_rank": 0, "enable_confidence_head": False}
@@ -53,6 +38,22 @@ def config_of(family: str, target: TargetShape) -> dict[str, Any]:
         "markov_head_type": "vanilla",
         "enable_confidence_head": True,
         "confidence_head_with_markov": True,
+    }
+
+
+def _decoder(target: TargetShape, layers: int) -> dict[str, Any]:
+    """What a drafter's file and its target's say alike."""
+    return {
+        "attention_bias": False,
+        "dtype": "bfloat16",
+        "hidden_size": target.hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": target.mlp,
+        "num_attention_heads": target.heads,
+        "num_hidden_layers": layers,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": target.vocab,
+        **(_gemma4(target) if target.kind == "gemma4" else _qwen3(target)),
     }
 
 
@@ -112,18 +113,9 @@ def _gemma4(target: TargetShape) -> dict[str, Any]:
 def target_config_of(target: TargetShape) -> dict[str, Any]:
     """config.json of a decoder that such a drafter could have been made for."""
     gemma = target.kind == "gemma4"
-    said = (_gemma4(target) if gemma else _qwen3(target)) | {
+    said = _decoder(target, target.layers) | {
         "architectures": ["Gemma4ForCausalLM" if gemma else "Qwen3ForCausalLM"],
-        "attention_bias": False,
-        "dtype": "bfloat16",
-        "hidden_size": target.hidden,
-        "initializer_range": 0.02,
-        "intermediate_size": target.mlp,
-        "num_attention_heads": target.heads,
-        "num_hidden_layers": target.layers,
-        "rms_norm_eps": 1e-6,
         "tie_word_embeddings": gemma or target.name.endswith("4B"),
-        "vocab_size": target.vocab,
     }
     if gemma:  # every sixth layer sees everything
         kinds = ["sliding_attention"] * 5 + ["full_attention"]

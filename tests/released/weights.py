@@ -1,16 +1,15 @@
-"""Random checkpoints of given shapes, of any size, in little memory: tensors go to the file one
-piece at a time."""
+"""Random checkpoints of given shapes."""
 
 from __future__ import annotations
 
 import json
 import math
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from dspark.model.config import CONFIG_NAME
 from dspark.model.weights_file import SINGLE_NAME
@@ -18,31 +17,22 @@ from tests.released.configs import config_of, target_config_of
 from tests.released.shapes import Shapes, TargetShape, shape_of, tensors_of
 
 SPREAD = 0.02  # of matrices
-_PIECE = (1 << 22) + 1  # values drawn; repeated, at a length that no row has, so that rows differ
 _ALIGNMENT = 8  # of a header
 
 
-def write_random(folder: Path, config: Mapping[str, Any], shapes: Shapes, *, seed: int = 0) -> int:
-    """`config.json` and a bfloat16 `model.safetensors`; returns the bytes of the latter. Norms are
-    1, biases 0."""
+def write_random(folder: Path, config: Mapping[str, Any], shapes: Shapes) -> None:
+    """`config.json` and a bfloat16 `model.safetensors`. Norms are 1, biases 0."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    generator = torch.Generator().manual_seed(seed)
-    drawn = (
-        torch.empty(_PIECE)
-        .normal_(0.0, SPREAD, generator=generator)
-        .bfloat16()
-        .view(torch.int16)
-        .numpy()
-        .tobytes()
-    )
-    file = folder / SINGLE_NAME
-    with file.open("wb") as stream:
-        stream.write(_header(shapes))
-        at = 0
-        for name, shape in sorted(shapes.items()):
-            at = _write(stream, name, 2 * math.prod(shape), drawn, at)
-    return file.stat().st_size
+    draw = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, shape in sorted(shapes.items()):
+        tensors[name] = torch.zeros(shape, dtype=torch.bfloat16)
+        if name.endswith(("norm.weight", "layer_scalar")):
+            tensors[name].fill_(1.0)
+        elif not name.endswith("bias"):
+            tensors[name].normal_(0.0, SPREAD, generator=draw)
+    save_file(tensors, folder / SINGLE_NAME, metadata={"format": "pt"})
 
 
 def write_thin(folder: Path, name: str, *, target: Path | None = None) -> None:
@@ -66,43 +56,12 @@ def write_random_target(folder: Path, target: TargetShape, *, seed: int = 0) -> 
 
 
 def file_size(shapes: Shapes) -> int:
-    """Bytes of the file that `write_random` makes of them."""
-    return len(_header(shapes)) + 2 * sum(math.prod(shape) for shape in shapes.values())
-
-
-def _header(shapes: Shapes) -> bytes:
-    """As the format's own library writes it, to the byte."""
+    """Bytes of the file of these tensors in bfloat16, whose header the library pads."""
     described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, shape in sorted(shapes.items()):
         stop = at + 2 * math.prod(shape)
         described[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, stop]}
         at = stop
-    text = json.dumps(described, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    return struct.pack("<Q", len(text)) + text
-
-
-def _write(stream: BinaryIO, name: str, size: int, drawn: bytes, at: int) -> int:
-    """`size` bytes of one tensor, matrices from place `at` of what was drawn on; returns the place
-    after them."""
-    if name.endswith(("norm.weight", "layer_scalar")):
-        stream.write(
-            torch.ones(size // 2, dtype=torch.bfloat16).view(torch.int16).numpy().tobytes()
-        )
-        return at
-    if name.endswith("bias"):
-        stream.write(b"\0" * size)
-        return at
-    for piece in _pieces(drawn, at, size):
-        stream.write(piece)
-    return (at + size) % len(drawn)
-
-
-def _pieces(drawn: bytes, at: int, size: int) -> Iterator[memoryview]:
-    view = memoryview(drawn)
-    while size:
-        piece = view[at : at + size]
-        yield piece
-        size -= len(piece)
-        at = 0
+    header = len(json.dumps(described, separators=(",", ":")))
+    return 8 + -(-header // _ALIGNMENT) * _ALIGNMENT + at

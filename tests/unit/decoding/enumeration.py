@@ -34,6 +34,9 @@ from dspark.types import SamplingParams
 
 Floats = npt.NDArray[np.float64]
 Tokens = tuple[int, ...]
+Rng = np.random.Generator
+Both = tuple[Floats, Floats]  # p [contexts, V] and q [slots, V] of a table
+Rows = tuple[Floats, Floats, Floats]  # and the confidences [slots]
 # (committed, block, confidences[, which of `PRICES` is in force]) -> slots verified
 Prefix = Callable[..., int]
 PRICES = (0.35, 0.0, 0.1, 0.6, 0.95)  # of plans
@@ -41,8 +44,7 @@ PRICES = (0.35, 0.0, 0.1, 0.6, 0.95)  # of plans
 
 @dataclass(frozen=True)
 class World:
-    """Target and drafter as tables; q rows are the float32 numbers sent, divided by their float64
-    sum."""
+    """Target and drafter as tables; q rows are the float32 numbers sent over their float64 sum."""
 
     vocab: int
     block: int
@@ -71,9 +73,7 @@ class Machine:
     rounds: Callable[[World, Machine], Rounds] = lambda world, machine: TokenRounds(world, machine)
 
 
-def build(
-    vocab: int, block: int, horizon: int, rows: Callable[[int, int], tuple[Floats, Floats, Floats]]
-) -> World:
+def build(vocab: int, block: int, horizon: int, rows: Callable[[int, int], Rows]) -> World:
     """`rows(contexts, slots)` gives p [contexts, V], q [slots, V] and confidences [slots]."""
     words = [
         word
@@ -123,8 +123,7 @@ class Rounds(abc.ABC):
 
     @abc.abstractmethod
     def outcomes(self, committed: Tokens, prefix: Tokens) -> Iterator[tuple[Tokens, float]]:
-        """(tokens committed by this round, their probability); tokens past the horizon do not
-        matter."""
+        """(tokens committed by this round, probability); tokens past the horizon do not matter."""
 
 
 class TokenRounds(Rounds):
@@ -162,8 +161,7 @@ class TokenRounds(Rounds):
 
 
 class BlockRounds(Rounds):
-    """By the deployed block rule, its sparse form included: all prefixes of all blocks in one
-    packed call."""
+    """By the deployed, sparse block rule: all prefixes of all blocks in one packed call."""
 
     def __init__(self, world: World, machine: Machine) -> None:
         super().__init__(world, machine)
@@ -303,8 +301,7 @@ def emitted(world: World, machine: Machine) -> dict[Tokens, float]:
 
 
 def coupled_law(world: World, machine: Machine, shares: int) -> dict[Tokens, float]:
-    """The same under the coupled rule, for two tokens: every combination of noise that tells laws
-    apart."""
+    """The same under the coupled rule, for two tokens: all noise that tells laws apart."""
     rounds = CoupledRounds(world, machine, shares)
     law: dict[Tokens, float] = {}
     for share in rounds.noises():
@@ -331,7 +328,7 @@ def variation(one: dict[Tokens, float], other: dict[Tokens, float]) -> float:
     )
 
 
-def real_plan(policy: Policy, world: World, rng: np.random.Generator) -> Prefix:
+def real_plan(policy: Policy, world: World, rng: Rng) -> Prefix:
     """What a verifier verifies by a plan's terms, of a random weight, half the time beside a busy
     neighbour and under a cap."""
     beside = rng.random((rng.integers(0, 2), world.block)).tolist()
@@ -356,7 +353,7 @@ def real_plan(policy: Policy, world: World, rng: np.random.Generator) -> Prefix:
     return lambda _, __, confidence, price=0: verified(confidence, price)
 
 
-def older_price(world: World, rng: np.random.Generator) -> Callable[[tuple[float, ...]], int]:
+def older_price(world: World, rng: Rng) -> Callable[[tuple[float, ...]], int]:
     """The price of the next round by this one's confidences: any function of them will do."""
     salt = float(rng.random())
     return lambda confidence: int(1e6 * (sum(confidence) + salt)) % len(PRICES)
@@ -375,23 +372,21 @@ SHAPES = (
 
 
 def random_world(kind: str, seed: int, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> World:
-    """One of `KINDS`. Confidences depend on the drafted prefix and have nothing to do with p and
-    q."""
+    """One of `KINDS`. Confidences depend on the drafted prefix, and not at all on p and q."""
     rng = np.random.default_rng(seed)
     vocab, block, horizon = shapes[rng.integers(0, len(shapes))]
 
-    def rows(contexts: int, slots: int) -> tuple[Floats, Floats, Floats]:
+    def rows(contexts: int, slots: int) -> Rows:
         p, q = KINDS[kind](rng, contexts, slots, vocab)
         return p, q, _confidences(rng, slots)
 
     return build(vocab, block, horizon, rows)
 
 
-def dyadic_world(rng: np.random.Generator) -> World:
-    """Two tokens, target probabilities in eighths, drafts of any kind: for `coupled_law` with 8
-    shares."""
+def dyadic_world(rng: Rng) -> World:
+    """Two tokens, the target's chances in eighths, any drafts: for `coupled_law` with 8 shares."""
 
-    def rows(contexts: int, slots: int) -> tuple[Floats, Floats, Floats]:
+    def rows(contexts: int, slots: int) -> Rows:
         head = rng.integers(0, 9, contexts) / 8.0
         near = np.clip(rng.random(slots), 1e-3, 1.0 - 1e-3)
         # a drafter that can say one token
@@ -402,7 +397,7 @@ def dyadic_world(rng: np.random.Generator) -> World:
     return build(2, 3, 4, rows)
 
 
-def _confidences(rng: np.random.Generator, slots: int) -> Floats:
+def _confidences(rng: Rng, slots: int) -> Floats:
     match rng.integers(0, 3):
         case 0:
             return rng.random(slots)
@@ -413,12 +408,12 @@ def _confidences(rng: np.random.Generator, slots: int) -> Floats:
             return rng.choice(rng.uniform(0.6, 1.0, 3), slots)
 
 
-def _dirichlet(rng: np.random.Generator, rows: int, vocab: int, peak: float) -> Floats:
+def _dirichlet(rng: Rng, rows: int, vocab: int, peak: float) -> Floats:
     weights: Floats = rng.gamma(peak, size=(rows, vocab)) + 1e-12
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-def _holes(rng: np.random.Generator, probs: Floats) -> Floats:
+def _holes(rng: Rng, probs: Floats) -> Floats:
     """About half of the entries become zeros; never a whole row."""
     holes = rng.random(probs.shape) < 0.5
     holes[np.arange(len(probs)), rng.integers(0, probs.shape[1], len(probs))] = False
@@ -426,11 +421,8 @@ def _holes(rng: np.random.Generator, probs: Floats) -> Floats:
     return probs / probs.sum(axis=1, keepdims=True)
 
 
-def _of_logits(
-    rng: np.random.Generator, contexts: int, slots: int, vocab: int
-) -> tuple[Floats, Floats]:
-    """Both sides through the product's own code: a random law, a draft cut to fewer entries than
-    the vocabulary."""
+def _of_logits(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
+    """Both by the product's own code: a random law, a draft of fewer entries than tokens."""
     law = SamplingParams(
         temperature=float(rng.choice([2e-5, 0.5, 1.0, 3.0, 6.0])),
         top_p=float(rng.choice([1.0, 1.0, 0.8, 0.5])),
@@ -446,17 +438,13 @@ def _of_logits(
     return p.numpy(), sent(q.numpy())
 
 
-def _zeros(
-    rng: np.random.Generator, contexts: int, slots: int, vocab: int
-) -> tuple[Floats, Floats]:
+def _zeros(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
     return _holes(rng, _dirichlet(rng, contexts, vocab, 1.0)), sent(
         _holes(rng, _dirichlet(rng, slots, vocab, 1.0))
     )
 
 
-def _disjoint(
-    rng: np.random.Generator, contexts: int, slots: int, vocab: int
-) -> tuple[Floats, Floats]:
+def _disjoint(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
     """Target and draft share no token."""
     side = np.arange(vocab) < rng.integers(1, vocab)
     p = np.where(side, _dirichlet(rng, contexts, vocab, 1.0), 0.0)
@@ -464,16 +452,14 @@ def _disjoint(
     return p / p.sum(axis=1, keepdims=True), sent(q)
 
 
-def _ties(rng: np.random.Generator, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
+def _ties(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
     """Multiples of 1/8 on both sides: many p = q, many zeros."""
     return tuple(
         rng.multinomial(8, [1 / vocab] * vocab, size=rows) / 8.0 for rows in (contexts, slots)
     )  # type: ignore[return-value]
 
 
-def _certain(
-    rng: np.random.Generator, contexts: int, slots: int, vocab: int
-) -> tuple[Floats, Floats]:
+def _certain(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
     """Greedy drafts of one entry against a target that is greedy too, or is not."""
     eye = np.eye(vocab)
     greedy = rng.random() < 0.5
@@ -481,27 +467,20 @@ def _certain(
     return p, eye[rng.integers(0, vocab, slots)]
 
 
-def _extreme(
-    rng: np.random.Generator, contexts: int, slots: int, vocab: int
-) -> tuple[Floats, Floats]:
+def _extreme(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
     """Probabilities over thirty orders of magnitude."""
     p, q = (10.0 ** -rng.uniform(0, 30, (rows, vocab)) for rows in (contexts, slots))
     return p / p.sum(axis=1, keepdims=True), sent(q)
 
 
-def _loose(
-    rng: np.random.Generator, contexts: int, slots: int, vocab: int
-) -> tuple[Floats, Floats]:
+def _loose(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
     """Float32 draft numbers that miss a sum of 1, by far more than rounding."""
     q = _dirichlet(rng, slots, vocab, 1.0) * rng.uniform(0.9995, 1.0005, (slots, 1))
     return _dirichlet(rng, contexts, vocab, 1.0), sent(q)
 
 
-def _narrow(
-    rng: np.random.Generator, contexts: int, slots: int, vocab: int
-) -> tuple[Floats, Floats]:
-    """Drafts that can say a part of the vocabulary, spread and cut as the service does; targets
-    over all tokens."""
+def _narrow(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
+    """Drafts that can say a part of the vocabulary, cut as the service does; targets of all."""
     sayable = np.sort(rng.permutation(vocab)[: rng.integers(1, vocab)])
     narrow = torch.from_numpy(rng.normal(size=(slots, len(sayable))).astype(np.float32))
     logits = DraftVocabulary(torch.from_numpy(sayable), vocab).spread(narrow)

@@ -17,9 +17,10 @@ from enumeration import (
     KINDS,
     BlockRounds,
     CoupledRounds,
-    Floats,
     Machine,
+    Rng,
     Rounds,
+    Rows,
     TokenRounds,
     Tokens,
     World,
@@ -53,9 +54,7 @@ def worlds(kind: str, seed: int) -> list[World]:
     for place, horizon in enumerate((4, 3)):
         rng = np.random.default_rng((seed, place))
 
-        def rows(
-            contexts: int, slots: int, rng: np.random.Generator = rng
-        ) -> tuple[Floats, Floats, Floats]:
+        def rows(contexts: int, slots: int, rng: Rng = rng) -> Rows:
             return *KINDS[kind](rng, contexts, slots, 2), rng.choice([0.3, 0.6, 0.95], slots)
 
         made.append(build(2, 2, horizon, rows))
@@ -204,7 +203,7 @@ def _quarters(seed: int) -> World:
     """Target probabilities in quarters, so that four values of the noise tell all laws apart."""
     rng = np.random.default_rng((seed, 9))
 
-    def rows(contexts: int, slots: int) -> tuple[Floats, Floats, Floats]:
+    def rows(contexts: int, slots: int) -> Rows:
         head, near = rng.integers(0, SHARES + 1, contexts) / SHARES, rng.uniform(0.01, 0.99, slots)
         q = sent(np.stack([near, 1.0 - near], axis=1))
         return np.stack([head, 1.0 - head], axis=1), q, rng.choice([0.3, 0.6, 0.95], slots)

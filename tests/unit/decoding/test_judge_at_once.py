@@ -55,14 +55,7 @@ def pass_of(
                 ids[slot, 0] = top
         own = [int(ids[slot, int(probs[slot].argmax())]) for slot in range(length)]
         q = NO_Q if not length else SparseQ.of(ids.astype(np.uint32), probs.astype(np.float32))
-        keyed = SamplingParams(
-            params.temperature,
-            params.top_p,
-            params.top_k,
-            min_p=params.min_p,
-            rule=params.rule,
-            seed=int(draw.integers(1 << 60)),
-        )
+        keyed = replace(params, seed=int(draw.integers(1 << 60)))
         cases.append(PackedCase(Cursor(number, 1, 1, 9 + seed), keyed, rows, own, q))
         rows += length + 1
     return logits[:rows], cases

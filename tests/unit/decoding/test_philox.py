@@ -67,18 +67,13 @@ def test_arguments_broadcast_like_arrays() -> None:
     assert uniforms(1, 0, 1, 1, 1, 0, []).shape == (0,)
 
 
+PARTS = ("seed", "choice", "rule", "purpose", "epoch", "anchor_position", "slots")
+ONE = dict.fromkeys(PARTS, 1)
+
+
 def test_every_part_of_the_name_changes_the_draw() -> None:
-    base = {
-        "seed": 1,
-        "choice": 1,
-        "rule": 1,
-        "purpose": 1,
-        "epoch": 1,
-        "anchor_position": 1,
-        "slots": 1,
-    }
-    draws = {uniforms(**base).item()} | {uniforms(**base | {part: 2}).item() for part in base}
-    assert len(draws) == len(base) + 1
+    draws = {uniforms(**ONE).item()} | {uniforms(**ONE | {part: 2}).item() for part in PARTS}
+    assert len(draws) == len(PARTS) + 1
 
 
 @pytest.mark.parametrize(
@@ -96,17 +91,8 @@ def test_every_part_of_the_name_changes_the_draw() -> None:
     ],
 )
 def test_a_part_that_would_spill_into_its_neighbour_is_refused(part: str, value: object) -> None:
-    base = {
-        "seed": 1,
-        "choice": 1,
-        "rule": 1,
-        "purpose": 1,
-        "epoch": 1,
-        "anchor_position": 1,
-        "slots": 1,
-    }
     with pytest.raises((ValueError, OverflowError)):
-        uniforms(**base | {part: value})
+        uniforms(**ONE | {part: value})
 
 
 @pytest.mark.parametrize("count", [FEW, FEW + 1])

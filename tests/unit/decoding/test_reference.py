@@ -16,7 +16,7 @@ from torch import Tensor
 from dspark.decoding.acceptance import PackedCase, first_token, judge
 from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.philox import Purpose
-from dspark.decoding.reference import Pick, RecordedRound, generate, replay
+from dspark.decoding.reference import Pick, RecordedRound, ReferenceRun, generate, replay
 from dspark.decoding.sampling import SamplingColumns, draft_distribution
 from dspark.rounds.plan import PlanKind, Terms, prefixes
 from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
@@ -75,11 +75,18 @@ def full_block(_: int, confidence: Sequence[float]) -> int:
     return len(confidence)
 
 
+def run_of(  # type: ignore[no-untyped-def]
+    prefix, params: SamplingParams, count: int, *, prompt: Sequence[int] = PROMPT, **more
+) -> ReferenceRun:
+    """`count` tokens of the reference, with the drafter of this file."""
+    return generate(
+        prompt, target, drafter, prefix, params, max_tokens=count, entries=ENTRIES, **more
+    )
+
+
 @pytest.mark.parametrize("params", ALL_PARAMS, ids=str)
 def test_a_run_is_reproduced_from_its_recorded_choices(params: SamplingParams) -> None:
-    run = generate(
-        PROMPT, target, drafter, lengths_by(PRICE), params, max_tokens=60, entries=ENTRIES
-    )
+    run = run_of(lengths_by(PRICE), params, 60)
     assert len(run.token_ids) == 60
     assert len({made.prefix for made in run.rounds}) > 1
     assert sum(made.accepted for made in run.rounds) > 10
@@ -90,9 +97,7 @@ def test_a_run_is_reproduced_from_its_recorded_choices(params: SamplingParams) -
 @pytest.mark.parametrize("params", ALL_PARAMS, ids=str)
 def test_the_prefix_alone_reproduces_a_round(params: SamplingParams) -> None:
     # A system records what it sent for verification, not what it cut off.
-    run = generate(
-        PROMPT, target, drafter, lengths_by(THRESHOLD), params, max_tokens=40, entries=ENTRIES
-    )
+    run = run_of(lengths_by(THRESHOLD), params, 40)
     cut = [
         replace(made, draft_ids=made.draft_ids[: made.prefix], q=made.q.prefix(made.prefix))
         for made in run.rounds
@@ -101,9 +106,7 @@ def test_the_prefix_alone_reproduces_a_round(params: SamplingParams) -> None:
 
 
 def test_a_record_of_another_run_is_refused() -> None:
-    run = generate(
-        PROMPT, target, drafter, full_block, ALL_PARAMS[0], max_tokens=20, entries=ENTRIES
-    )
+    run = run_of(full_block, ALL_PARAMS[0], 20)
     with pytest.raises(ValueError, match="the replay stands at"):
         replay(PROMPT, target, run.rounds[1:], ALL_PARAMS[0], max_tokens=20)
 
@@ -113,35 +116,22 @@ def test_greedy_decoding_is_plain_decoding_whatever_is_drafted_or_verified() -> 
     for _ in range(50):
         tokens.append(int(logits_after(tokens).argmax()))
     for prefix in (full_block, lengths_by(PRICE), lambda *_: 0, lambda anchor, _: anchor % 4):
-        run = generate(PROMPT, target, drafter, prefix, SamplingParams(0.0), max_tokens=50)
+        run = run_of(prefix, SamplingParams(0.0), 50)
         assert list(run.token_ids) == tokens[len(PROMPT) :]
 
 
 def test_a_run_ends_at_a_stop_token_or_at_its_limit() -> None:
-    whole = generate(
-        PROMPT, target, drafter, full_block, ALL_PARAMS[0], max_tokens=30, entries=ENTRIES
-    )
+    whole = run_of(full_block, ALL_PARAMS[0], 30)
     stop = whole.token_ids[9]
-    run = generate(
-        PROMPT,
-        target,
-        drafter,
-        full_block,
-        ALL_PARAMS[0],
-        max_tokens=30,
-        stop_ids={stop},
-        entries=ENTRIES,
-    )
+    run = run_of(full_block, ALL_PARAMS[0], 30, stop_ids={stop})
     assert run.token_ids == whole.token_ids[: whole.token_ids.index(stop) + 1]
     assert (
         replay(PROMPT, target, run.rounds, ALL_PARAMS[0], max_tokens=30, stop_ids={stop})
         == run.token_ids
     )
-    short = generate(
-        PROMPT, target, drafter, full_block, ALL_PARAMS[0], max_tokens=7, entries=ENTRIES
-    )
+    short = run_of(full_block, ALL_PARAMS[0], 7)
     assert short.token_ids == whole.token_ids[:7]
-    assert generate(PROMPT, target, drafter, full_block, ALL_PARAMS[0], max_tokens=1).rounds == ()
+    assert run_of(full_block, ALL_PARAMS[0], 1).rounds == ()
 
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
@@ -150,15 +140,11 @@ def test_no_draw_of_a_ratio_rule_is_ever_used_twice(rule: Rule) -> None:
     with record(drawn):
         for choice in range(2):
             params = SamplingParams(1.0, seed=5, choice=choice, rule=rule)
-            run = generate(
-                PROMPT, target, drafter, lengths_by(PRICE), params, max_tokens=40, entries=ENTRIES
-            )
+            run = run_of(lengths_by(PRICE), params, 40)
             assert len(run.rounds) > 8
             # The sequence is handed over half-way and goes on from there in its next epoch.
             half = (*PROMPT, *run.token_ids[:20])
-            generate(
-                half, target, drafter, full_block, params, max_tokens=20, entries=ENTRIES, epoch=2
-            )
+            run_of(full_block, params, 20, prompt=half, epoch=2)
     slots = len({name for name in drawn if name[1][2] >> 16 & 0xFF == 1})
     assert slots > 2 * BLOCK * 8, "slots drafted again in a later round must count as new draws"
     assert len(set(drawn)) == len(drawn)
@@ -168,9 +154,7 @@ def test_coupled_noise_is_named_by_seed_choice_and_position_alone() -> None:
     def names(prefix, epoch: int = 1) -> set[Name]:  # type: ignore[no-untyped-def]
         drawn: list[Name] = []
         with record(drawn):
-            generate(
-                PROMPT, target, drafter, prefix, params, max_tokens=40, entries=ENTRIES, epoch=epoch
-            )
+            run_of(prefix, params, 40, epoch=epoch)
         return set(drawn)
 
     params = SamplingParams(1.0, seed=5, choice=3, rule=Rule.COUPLED)
@@ -215,21 +199,14 @@ def test_a_coupled_answer_is_plain_decoding_under_the_same_noise_whatever_is_dra
 
 def test_a_hand_over_is_replayed_in_its_own_epoch() -> None:
     params = ALL_PARAMS[0]
-    first = generate(
-        PROMPT, target, drafter, full_block, params, max_tokens=40, entries=ENTRIES
-    ).rounds[:4]
+    first = run_of(full_block, params, 40).rounds[:4]
     last = first[-1]
     last_draft = last.draft_ids[: last.accepted]
     shown = replay(PROMPT, target, first, params, max_tokens=100)
     assert shown[-last.accepted - 1 :] == (*last_draft, last.next_token)
     # where another worker takes over: it prefills these and draws the next token
-    committed = (
-        *PROMPT,
-        *shown,
-    )
-    then = generate(
-        committed, target, drafter, full_block, params, max_tokens=20, entries=ENTRIES, epoch=2
-    )
+    committed = (*PROMPT, *shown)
+    then = run_of(full_block, params, 20, prompt=committed, epoch=2)
     handed = RecordedRound(
         len(committed) - 1, (), NO_Q, 0, 0, then.token_ids[0], epoch=2, prefilled=True
     )
@@ -290,14 +267,11 @@ def test_a_batched_system_shows_the_tokens_of_the_reference(terms: Terms) -> Non
         answer = tuple(sequences[row][len(prompts[row]) :])
         assert replay(prompts[row], target, made[row], params, max_tokens=len(answer)) == answer
         choices = {round_.anchor_position: round_.prefix for round_ in made[row]}
-        run = generate(
-            prompts[row],
-            target,
-            drafter,
+        run = run_of(
             lambda anchor, _, choices=choices: choices[anchor],
             params,
-            max_tokens=len(answer),
-            entries=ENTRIES,
+            len(answer),
+            prompt=prompts[row],
         )
         assert run.token_ids == answer
         assert [r.accepted for r in run.rounds] == [r.accepted for r in made[row]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -64,15 +65,6 @@ def plainly(logits: Sequence[float], params: SamplingParams, said: Sequence[int]
     return row
 
 
-def with_prompt(params: SamplingParams, prompt_len: int) -> SamplingParams:
-    fields = {
-        name: getattr(params, name)
-        for name in SamplingParams.__dataclass_fields__
-        if name not in ("shapes", "plain")
-    }
-    return SamplingParams(**(fields | {"prompt_len": prompt_len}))
-
-
 @pytest.mark.parametrize("name", sorted(ALL_PARAMS))
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
@@ -80,7 +72,7 @@ def test_rows_follow_the_definition_with_drafted_tokens_as_said(
     name: str, data: st.DataObject
 ) -> None:
     ids = st.lists(st.integers(0, VOCAB - 1), max_size=6)
-    params = with_prompt(ALL_PARAMS[name], data.draw(st.integers(1, 3)))
+    params = replace(ALL_PARAMS[name], prompt_len=data.draw(st.integers(1, 3)))
     said = [0] * params.prompt_len + data.draw(ids)
     drafted = data.draw(ids)
     logits = torch.from_numpy(
@@ -99,7 +91,7 @@ def test_rows_follow_the_definition_with_drafted_tokens_as_said(
 
 @pytest.mark.parametrize("name", sorted(ALL_PARAMS))
 def test_a_shaper_that_grew_with_its_sequence_equals_a_new_one(name: str) -> None:
-    rng, params = np.random.default_rng(3), with_prompt(ALL_PARAMS[name], 2)
+    rng, params = np.random.default_rng(3), replace(ALL_PARAMS[name], prompt_len=2)
     said = [int(token) for token in rng.integers(0, 200, 2)]
     logits = torch.from_numpy(rng.normal(0, 3, (5, 200)).astype(np.float32))
     grown = Shaper(params).follow(said)
@@ -138,7 +130,8 @@ def test_what_transformers_means_by_repetition_least_length_and_bias() -> None:
         ),
     ]
     for params, theirs in pairs:
-        ours = shaped(rows, [(0, [], Shaper.of(with_prompt(params, len(prompt)), prompt + answer))])
+        asked = replace(params, prompt_len=len(prompt))
+        ours = shaped(rows, [(0, [], Shaper.of(asked, prompt + answer))])
         np.testing.assert_allclose(ours.numpy(), theirs(said, rows.clone()).numpy(), rtol=1e-6)
 
 

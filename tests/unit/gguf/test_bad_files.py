@@ -93,109 +93,81 @@ def _spoil(name: str, value: float) -> Callable[[dict[str, np.ndarray]], None]:
     return change
 
 
-CHANGED = {
-    "blk.1.ffn_up.weight": (
-        {"change": _without("blk.1.ffn_up.weight")},
-        "missing: blk.1.ffn_up.weight",
-    ),
+TENSORS = {
+    "blk.1.ffn_up.weight": (_without("blk.1.ffn_up.weight"), "missing: blk.1.ffn_up.weight"),
     "a tensor of nobody": (
-        {"change": _put("blk.0.extra.weight", np.ones(4))},
+        _put("blk.0.extra.weight", np.ones(4)),
         "unexpected.*blk.0.extra.weight",
     ),
     "frequencies": (
-        {"change": _put("rope_freqs.weight", np.ones(16))},
+        _put("rope_freqs.weight", np.ones(16)),
         "rope_freqs.weight: these frequencies are of no rule",
     ),
     "shape": (
-        {"change": _put("blk.0.attn_v.weight", np.ones((32, 64)))},
+        _put("blk.0.attn_v.weight", np.ones((32, 64))),
         "v_proj.weight .32, 64. instead of .64, 64.",
     ),
-    "NaN": ({"change": _spoil("blk.0.attn_q.weight", np.nan)}, "blk.0.attn_q.weight holds NaN"),
-    "infinity": (
-        {"change": _spoil("output_norm.weight", np.inf)},
-        "output_norm.weight holds NaN or infinite",
+    "NaN": (_spoil("blk.0.attn_q.weight", np.nan), "blk.0.attn_q.weight holds NaN"),
+    "infinity": (_spoil("output_norm.weight", np.inf), "output_norm.weight holds NaN or infinite"),
+    "rows of no head": (
+        _put("blk.1.attn_k.weight", np.zeros((63, 64))),
+        "blk.1.attn_k.weight: 63 rows are not 2 heads of an even size",
     ),
-    "depth": ({"settings": {"llama.block_count": 3}}, "missing: blk.2"),
-    "more layers than any": (
-        {"settings": {"llama.block_count": 1 << 31}},
-        "llama.block_count: .*found 2147483648",
-    ),
-    "layers and a half": (
-        {"settings": {"llama.block_count": 2.5}},
-        "llama.block_count: .*found 2.5",
-    ),
-    "heads": (
-        {"settings": {"llama.attention.head_count": 0}},
-        "llama.attention.head_count: .*found 0",
-    ),
-    "no heads of keys": (
-        {"settings": {"llama.attention.head_count_kv": 0}},
-        "llama.attention.head_count_kv: .*found 0",
-    ),
+}
+SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "depth": ({"llama.block_count": 3}, "missing: blk.2"),
+    "more layers than any": ({"llama.block_count": 1 << 31}, "block_count: .*found 2147483648"),
+    "layers and a half": ({"llama.block_count": 2.5}, "llama.block_count: .*found 2.5"),
+    "heads": ({"llama.attention.head_count": 0}, "llama.attention.head_count: .*found 0"),
+    "no heads of keys": ({"llama.attention.head_count_kv": 0}, "head_count_kv: .*found 0"),
     "heads by layer": (
-        {"settings": {"llama.attention.head_count_kv": [2, 2]}},
+        {"llama.attention.head_count_kv": [2, 2]},
         r"head_count_kv: .*found \[2, 2\]",
     ),
-    "head size": (
-        {"settings": {"llama.attention.key_length": 0}},
-        "llama.attention.key_length: .*found 0",
-    ),
+    "head size": ({"llama.attention.key_length": 0}, "llama.attention.key_length: .*found 0"),
     "part of a head rotates": (
-        {"settings": {"llama.attention.key_length": 32, "llama.rope.dimension_count": 16}},
+        {"llama.attention.key_length": 32, "llama.rope.dimension_count": 16},
         "llama.rope.dimension_count: 16 of a head's 32 values",
     ),
     "epsilon": (
-        {"settings": {"llama.attention.layer_norm_rms_epsilon": -1.0}},
+        {"llama.attention.layer_norm_rms_epsilon": -1.0},
         "layer_norm_rms_epsilon: .*found -1.0",
     ),
-    "base": ({"settings": {"llama.rope.freq_base": "x"}}, 'llama.rope.freq_base: .*found "x"'),
-    "scale": ({"settings": {"llama.logit_scale": 0.5}}, "llama.logit_scale: 0.5 is not supported"),
+    "base": ({"llama.rope.freq_base": "x"}, 'llama.rope.freq_base: .*found "x"'),
+    "scale": ({"llama.logit_scale": 0.5}, "llama.logit_scale: 0.5 is not supported"),
     "a list for a token": (
-        {"settings": {"tokenizer.ggml.eot_token_id": [1]}},
+        {"tokenizer.ggml.eot_token_id": [1]},
         r"eot_token_id: .*found \[1\]",
     ),
     "a token of nobody": (
-        {"settings": {"tokenizer.ggml.eos_token_id": 288}},
+        {"tokenizer.ggml.eos_token_id": 288},
         "eos_token_id: .*to 287, found 288",
     ),
-    "one token": (
-        {"settings": {"tokenizer.ggml.tokens": 5}},
-        "tokenizer.ggml.tokens: no list of tokens",
-    ),
-    "alignment": (
-        {"settings": {"general.alignment": 24}},
-        "general.alignment: 24 is no power of two",
-    ),
+    "one token": ({"tokenizer.ggml.tokens": 5}, "tokenizer.ggml.tokens: no list of tokens"),
+    "alignment": ({"general.alignment": 24}, "general.alignment: 24 is no power of two"),
     "heads that do not divide": (
-        {"settings": {"llama.attention.head_count": 3}},
+        {"llama.attention.head_count": 3},
         r"llama: .* hidden size \(64\) is not a multiple of the number of attention heads \(3\)",
     ),
-    "rows of no head": (
-        {
-            "change": lambda tensors: tensors.update(
-                {"blk.1.attn_k.weight": np.zeros((63, 64), np.float32)}
-            )
-        },
-        "blk.1.attn_k.weight: 63 rows are not 2 heads of an even size",
-    ),
-    "no width": ({"settings": {"llama.embedding_length": None}}, "llama.embedding_length: missing"),
+    "no width": ({"llama.embedding_length": None}, "llama.embedding_length: missing"),
     "words for a number": (
-        {"settings": {"llama.context_length": "long"}},
+        {"llama.context_length": "long"},
         'llama.context_length: .*found "long"',
     ),
-    "scaling": ({"settings": {"llama.rope.scaling.type": "yarn"}}, "rope.scaling.type: 'yarn'"),
+    "scaling": ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type: 'yarn'"),
     "no vocabulary": (
-        {"settings": {"tokenizer.ggml.tokens": None}},
+        {"tokenizer.ggml.tokens": None},
         "tokenizer.ggml.tokens: no list of tokens",
     ),
-    "tokenizer": ({"settings": {"tokenizer.ggml.model": "bert"}}, "tokenizer.ggml: .*bert"),
+    "tokenizer": ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml: .*bert"),
 }
 
 
-@pytest.mark.parametrize("name", list(CHANGED))
+@pytest.mark.parametrize("name", [*TENSORS, *SETTINGS])
 def test_a_file_that_is_not_what_it_says_is_refused(name: str, llama: Any, tmp_path: Path) -> None:
-    more, wanted = CHANGED[name]
-    file = write_gguf(tmp_path / "bad.gguf", llama, "llama", **more)
+    change, wanted = TENSORS.get(name, (None, ""))
+    settings, wanted = SETTINGS.get(name, (None, wanted))
+    file = write_gguf(tmp_path / "bad.gguf", llama, "llama", settings=settings, change=change)
     with pytest.raises(CheckpointError, match=wanted) as caught:
         import_gguf(file, tmp_path / "out")
     assert str(caught.value).startswith(f"{file}: ")

@@ -73,15 +73,6 @@ def test_the_folder_computes_what_the_model_did_before_it_was_converted(
     assert (loaded.context_length, loaded.hidden_size) == (512, 64)
 
 
-def test_rows_of_q_and_k_are_put_back_into_halves(tmp_path: Path) -> None:
-    model = random_model("llama")
-    import_gguf(write_gguf(tmp_path / "tiny.gguf", model, "llama"), tmp_path / "out")
-    kept = load_file(tmp_path / "out" / "model.safetensors")
-    for place in ("q_proj", "k_proj"):
-        name = f"model.layers.1.self_attn.{place}.weight"
-        assert torch.equal(kept[name].float(), model.state_dict()[name])
-
-
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_frequencies_of_llama_3_become_the_rule_that_made_them(
     factor: float, tmp_path: Path

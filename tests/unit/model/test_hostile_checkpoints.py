@@ -16,7 +16,7 @@ from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter, load_projection, load_target
 from dspark.model.config_keys import text_keys
 from dspark.model.weights_file import read_directory
-from tests.unit.model.golden import DATA, altered
+from tests.unit.model.golden import DATA, altered, sharded
 
 WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
 
@@ -151,8 +151,8 @@ def test_stop_ids_that_are_none_are_refused_by_name(target: Path, said: str, nam
 def test_stop_ids_are_those_of_the_vocabulary_and_settings_of_text_those_that_say_something(
     target: Path,
 ) -> None:
-    (target / "generation_config.json").write_text('{"eos_token_id": [2, 128, -1]}')
-    assert load_target(target).stop_ids == (2,)
+    (target / "generation_config.json").write_text('{"eos_token_id": [2, 128, 7, -1]}')
+    assert load_target(target).stop_ids == (2, 7)
     altered(target, {"eos_token_id": 3})
     (target / "generation_config.json").write_text('{"eos_token_id": [128]}')
     assert load_target(target).stop_ids == (3,), "where none can be said, the model's own"
@@ -203,29 +203,18 @@ def test_links_of_a_hub_cache_and_inside_the_folder_are_followed(
 @pytest.mark.parametrize(
     "change",
     [
-        {"fc.weight": "b.safetensors"},
+        {"fc.weight": "a.safetensors"},
         {"no.such.weight": "a.safetensors"},
         {"lm_head.weight": None},
     ],
     ids=["elsewhere", "invented", "left out"],
 )
 def test_an_index_says_what_the_files_say(drafter: Path, change: dict[str, str | None]) -> None:
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(drafter / WEIGHTS)
-    (drafter / WEIGHTS).unlink()
-    held = {
-        name: "a.safetensors" if number % 2 else "b.safetensors"
-        for number, name in enumerate(sorted(tensors))
-    }
-    for file in ("a.safetensors", "b.safetensors"):
-        save_file({name: tensors[name] for name in tensors if held[name] == file}, drafter / file)
-    (drafter / INDEX).write_text(json.dumps({"weight_map": held}))
-    assert set(read_directory(drafter)) == set(tensors)
-    (name, file) = next(iter(change.items()))
-    if file == held.get(name):
-        file = "a.safetensors"
-    said = {**held, name: file}
-    (drafter / INDEX).write_text(json.dumps({"weight_map": {n: f for n, f in said.items() if f}}))
+    held = sharded(drafter)
+    assert set(read_directory(drafter)) == held.keys()
+    said = {name: file for name, file in (held | change).items() if file}
+    assert said != held
+    (drafter / INDEX).write_text(json.dumps({"weight_map": said}))
+    (name,) = change
     with pytest.raises(CheckpointError, match=f"says otherwise than the files of {name}"):
         load_drafter(drafter)

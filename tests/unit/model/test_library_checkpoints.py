@@ -16,7 +16,7 @@ from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.formats.convert import to_speculators
 from dspark.model.language import LanguageDrafter
-from tests.unit.model.golden import DATA, altered
+from tests.unit.model.golden import DATA, altered, put, without
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 128,
@@ -51,45 +51,29 @@ def qwen3(*, tied: bool) -> Any:
     return transformers.Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=tied)
 
 
-def _both(tensors: Tensors) -> None:
-    tensors[HEAD] = tensors[EMBEDDING].clone()
-
-
-def _head_alone(tensors: Tensors) -> None:
-    tensors[HEAD] = tensors.pop(EMBEDDING)
-
-
-def _frequencies(tensors: Tensors) -> None:
-    tensors |= {
-        f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.ones(8) for layer in (0, 1)
-    }
-
-
-def _frequencies_once(tensors: Tensors) -> None:
-    tensors["model.rotary_emb.inv_freq"] = torch.ones(8)
-
-
 def _without_prefix(tensors: Tensors) -> Tensors:
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
 
 
-def _inside_another(tensors: Tensors) -> Tensors:
-    return {f"model.{name}": tensor for name, tensor in tensors.items()}
-
-
-def _double(tensors: Tensors) -> Tensors:
-    return {name: tensor.double() for name, tensor in tensors.items()}
-
-
-CASES = {
-    "a tied head stored too": (_both, True),
-    "a tied head stored alone": (_head_alone, True),
-    "frequencies of every layer": (_frequencies, True),
-    "frequencies of the model": (_frequencies_once, False),
+EVERY_LAYER = [f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in (0, 1)]
+CASES: dict[str, tuple[Callable[[Tensors], Tensors | None], bool]] = {
+    "a tied head stored too": (lambda held: held.update({HEAD: held[EMBEDDING]}), True),
+    "a tied head stored alone": (lambda held: held.update({HEAD: held.pop(EMBEDDING)}), True),
+    "frequencies of every layer": (
+        lambda held: held.update(dict.fromkeys(EVERY_LAYER, torch.ones(8))),
+        True,
+    ),
+    "frequencies of the model": (put("model.rotary_emb.inv_freq", torch.ones(8)), False),
     "no prefix": (_without_prefix, True),
     "no prefix beside a head": (_without_prefix, False),
-    "inside another module": (_inside_another, True),
-    "numbers of eight bytes": (_double, False),
+    "inside another module": (
+        lambda held: {f"model.{name}": tensor for name, tensor in held.items()},
+        True,
+    ),
+    "numbers of eight bytes": (
+        lambda held: {name: tensor.double() for name, tensor in held.items()},
+        False,
+    ),
 }
 
 
@@ -125,21 +109,14 @@ def test_a_stored_head_that_differs_from_its_tied_table_is_no_drafter_s(tmp_path
 
 @pytest.mark.parametrize("name", ["score.weight", "model.layers.0.self_attn.bias"])
 def test_what_the_library_complains_of_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    folder = made(
-        tmp_path / "model",
-        lambda tensors: tensors.update({name: torch.ones(1, 64)}),
-        qwen3(tied=True),
-    )
+    folder = made(tmp_path / "model", put(name, torch.ones(1, 64)), qwen3(tied=True))
     for load in (load_target, load_drafter):
         with pytest.raises(CheckpointError, match=f"unexpected.*{name}"):
             load(folder)
 
 
 def test_a_head_that_nothing_replaces_is_missing(tmp_path: Path) -> None:
-    def change(tensors: Tensors) -> None:
-        del tensors[HEAD]
-
-    folder = made(tmp_path / "model", change, qwen3(tied=False))
+    folder = made(tmp_path / "model", without(HEAD), qwen3(tied=False))
     for load in (load_target, load_drafter):
         with pytest.raises(CheckpointError, match=f"missing.*{HEAD}"):
             load(folder)
@@ -155,12 +132,8 @@ def test_buffers_that_the_library_leaves_alone_may_hold_anything(tmp_path: Path)
         tensors[f"{attention}.bias"] = torch.ones(1, 1, 4, 4, dtype=torch.bool)
         tensors[f"{attention}.rotary_emb.inv_freq"] = torch.full((8,), torch.nan)
 
-    assert (
-        load_target(
-            made(tmp_path / "model", change, transformers.GPTNeoXConfig(**SHAPE))
-        ).num_layers
-        == 2
-    )
+    folder = made(tmp_path / "model", change, transformers.GPTNeoXConfig(**SHAPE))
+    assert load_target(folder).num_layers == 2
 
 
 def test_frequencies_beside_a_released_drafter_are_left_alone(tmp_path: Path) -> None:

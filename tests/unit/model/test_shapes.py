@@ -42,8 +42,8 @@ def test_thin_ones_load_with_nothing_missing_and_nothing_left(tmp_path: Path, na
     family, target = shape_of(name, thin=True)
     shapes = tensors_of(family, target)
     assert target.hidden == TARGETS[name.partition("_")[2].rpartition("_")[0]].hidden
-    size = write_random(tmp_path, config_of(family, target), shapes)
-    assert size == file_size(shapes) == (tmp_path / "model.safetensors").stat().st_size
+    write_random(tmp_path, config_of(family, target), shapes)
+    assert file_size(shapes) == (tmp_path / "model.safetensors").stat().st_size
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         assert set(file.keys()) == set(shapes)
     drafter = load_drafter(tmp_path, dtype=torch.bfloat16)  # as stored: mapped, not copied

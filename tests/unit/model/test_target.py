@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -60,13 +59,6 @@ def test_what_a_server_needs_to_know() -> None:
     assert (target.stop_ids, target.context_length, target.vocab_size) == ((1,), 512, 128)
     assert (target.hidden_size, target.num_layers) == (64, 6)
     assert not any(parameter.requires_grad for parameter in target.model.parameters())
-
-
-def test_several_stop_ids(tmp_path: Path) -> None:
-    folder = altered(tmp_path / "target", of=TARGET)
-    path = folder / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [1, 7]}))
-    assert load_target(folder).stop_ids == (1, 7)
 
 
 @pytest.mark.parametrize(

