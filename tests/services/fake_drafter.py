@@ -96,42 +96,38 @@ def sound(order: draft_pb2.Order, /, **changes: Any) -> draft_pb2.Blocks:
     return draft_pb2.Blocks(**{**fields, **changes})
 
 
+def lying(change: Callable[[int], dict[str, Any]]) -> Reply:
+    """Changes fields of sound blocks, by how many sequences are asked for."""
+    return lambda order: [sound(order, **change(len(order.sequence)))]
+
+
 LIES: dict[str, Reply] = {
     "honest": lambda order: [sound(order)],
     "an order that nobody gave": lambda order: [sound(order, order=order.order + 1_000_000)],
     "twice": lambda order: [sound(order), sound(order)],
-    "too few rows": lambda order: [sound(order, lengths=[])],
-    "columns that do not fit": lambda order: [sound(order, token_ids=[1] * 100)],
-    "no watermarks": lambda order: [sound(order, watermarks=[])],
-    "watermarks ahead": lambda order: [sound(order, watermarks=[1 << 30] * len(order.sequence))],
-    "an id beyond the vocabulary": lambda order: [
-        sound(order, token_ids=[1 << 31] * len(order.sequence))
-    ],
-    "a confidence that is none": lambda order: [
-        sound(order, confidence=[float("nan")] * len(order.sequence))
-    ],
-    "more slots than were asked for": lambda order: [
-        sound(
-            order,
-            lengths=[9] * len(order.sequence),
-            token_ids=[1] * 9 * len(order.sequence),
-            confidence=[1.0] * 9 * len(order.sequence),
-            q_ids=np.array([1, 2] * 9 * len(order.sequence), "<u4").tobytes(),
-            q_probs=np.array([0.5, 0.5] * 9 * len(order.sequence), "<f4").tobytes(),
-        )
-    ],
-    "no distributions": lambda order: [
-        sound(order, q_entries=[0] * len(order.sequence), q_ids=b"", q_probs=b"")
-    ],
-    "no distribution of what was drafted": lambda order: [
-        sound(order, token_ids=[3] * len(order.sequence))
-    ],
-    "chances that miss one": lambda order: [
-        sound(order, q_probs=np.array([0.5, 0.1] * len(order.sequence), "<f4").tobytes())
-    ],
-    "chances that are none": lambda order: [
-        sound(order, q_probs=np.array([np.nan, 1.0] * len(order.sequence), "<f4").tobytes())
-    ],
-    "bytes that are missing": lambda order: [sound(order, q_ids=b"")],
+    "too few rows": lying(lambda n: {"lengths": []}),
+    "columns that do not fit": lying(lambda n: {"token_ids": [1] * 100}),
+    "no watermarks": lying(lambda n: {"watermarks": []}),
+    "watermarks ahead": lying(lambda n: {"watermarks": [1 << 30] * n}),
+    "an id beyond the vocabulary": lying(lambda n: {"token_ids": [1 << 31] * n}),
+    "a confidence that is none": lying(lambda n: {"confidence": [float("nan")] * n}),
+    "more slots than were asked for": lying(
+        lambda n: {
+            "lengths": [9] * n,
+            "token_ids": [1] * 9 * n,
+            "confidence": [1.0] * 9 * n,
+            "q_ids": np.array([1, 2] * 9 * n, "<u4").tobytes(),
+            "q_probs": np.array([0.5, 0.5] * 9 * n, "<f4").tobytes(),
+        }
+    ),
+    "no distributions": lying(lambda n: {"q_entries": [0] * n, "q_ids": b"", "q_probs": b""}),
+    "no distribution of what was drafted": lying(lambda n: {"token_ids": [3] * n}),
+    "chances that miss one": lying(
+        lambda n: {"q_probs": np.array([0.5, 0.1] * n, "<f4").tobytes()}
+    ),
+    "chances that are none": lying(
+        lambda n: {"q_probs": np.array([np.nan, 1.0] * n, "<f4").tobytes()}
+    ),
+    "bytes that are missing": lying(lambda n: {"q_ids": b""}),
     "nothing at all": lambda order: [draft_pb2.Blocks()],
 }

@@ -26,6 +26,7 @@ FUNCTION: Any = {
 TOOL: Any = {"name": "weather", "description": "Of a city.", "input_schema": PARAMETERS}
 USE: Any = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": 3}
 CALL: Any = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": 3}
+ONCE: Any = {"type": "any", "disable_parallel_tool_use": True}
 GREEDY: Any = {"extra_body": {"temperature": 0.0}}  # the newest client has no word for it
 
 
@@ -58,6 +59,11 @@ def chat(client: openai.OpenAI, messages: list[Any], **fields: Any) -> Any:
     )
 
 
+def read(made: anthropic.types.Message) -> int:
+    """Tokens of its prompt."""
+    return made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0)
+
+
 def test_a_message_says_what_a_chat_says(
     claude: anthropic.Anthropic, client: openai.OpenAI, cell: HttpCell
 ) -> None:
@@ -70,22 +76,22 @@ def test_a_message_says_what_a_chat_says(
     (block,) = made.content
     assert (block.type, block.text) == ("text", said.choices[0].message.content)
     assert (made.role, made.model, made.stop_reason) == ("assistant", "tiny", "max_tokens")
-    cached = made.usage.cache_read_input_tokens or 0
-    assert made.usage.input_tokens + cached == said.usage.prompt_tokens
+    assert read(made) == said.usage.prompt_tokens
     assert made.usage.output_tokens == said.usage.completion_tokens
-    counted = claude.messages.count_tokens(model="tiny", messages=[USER], system="Be brief.")
+    brief: Any = {"messages": [USER], "system": "Be brief."}
+    counted = claude.messages.count_tokens(model="tiny", **brief)
     assert counted.input_tokens == said.usage.prompt_tokens
 
     cell.coordinator.admission.draining = True
     try:
-        again = claude.messages.count_tokens(model="tiny", messages=[USER], system="Be brief.")
+        again = claude.messages.count_tokens(model="tiny", **brief)
         with pytest.raises(anthropic.APIStatusError, match="draining"):
             claude.messages.create(messages=[USER], **fields)
     finally:
         cell.coordinator.admission.draining = False
     assert again == counted, "which generates nothing and needs no room"
 
-    with claude.messages.stream(messages=[USER], system="Be brief.", **fields) as stream:
+    with claude.messages.stream(**brief, **fields) as stream:
         text = "".join(stream.text_stream)
         whole = stream.get_final_message()
     assert text == block.text
@@ -93,9 +99,7 @@ def test_a_message_says_what_a_chat_says(
     assert whole.usage.output_tokens == made.usage.output_tokens
 
     stop = block.text[8:11]
-    stopped = claude.messages.create(
-        messages=[USER], system="Be brief.", stop_sequences=[stop], **fields
-    )
+    stopped = claude.messages.create(**brief, stop_sequences=[stop], **fields)
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
     assert stopped.content[0].text == block.text[: block.text.index(stop)]
     cell.freed()
@@ -119,12 +123,11 @@ def test_messages_call_tools_and_take_their_results(claude: anthropic.Anthropic)
         "messages": [USER],
         **GREEDY,
     }
-    once: Any = {"type": "any", "disable_parallel_tool_use": True}
-    made = claude.messages.create(tool_choice=once, **fields)
+    made = claude.messages.create(tool_choice=ONCE, **fields)
     (block,) = made.content
     assert (block.type, block.name, made.stop_reason) == ("tool_use", "weather", "tool_use")
     jsonschema.validate(block.input, PARAMETERS)
-    with claude.messages.stream(tool_choice=once, **fields) as stream:
+    with claude.messages.stream(tool_choice=ONCE, **fields) as stream:
         pieces = [event for event in stream if event.type == "input_json"]
         whole = stream.get_final_message()
     assert len(pieces) > 2, "letter by letter"
@@ -132,21 +135,11 @@ def test_messages_call_tools_and_take_their_results(claude: anthropic.Anthropic)
     named = claude.messages.create(tool_choice={"type": "tool", "name": "weather"}, **fields)
     assert named.content[0].input == block.input
 
-    results: Any = {
-        "type": "tool_result",
-        "tool_use_id": block.id,
-        "content": [{"type": "text", "text": "rain"}],
-    }
-    turns = [
-        USER,
-        made.to_param(),
-        {"role": "user", "content": [results, {"type": "text", "text": "Go on."}]},
-    ]
+    rain, go_on = ({"type": "text", "text": text} for text in ("rain", "Go on."))
+    result: Any = {"type": "tool_result", "tool_use_id": block.id, "content": [rain]}
+    turns = [USER, made.to_param(), {"role": "user", "content": [result, go_on]}]
     after = claude.messages.create(**{**fields, "messages": turns, "max_tokens": 4})
-    assert (
-        after.usage.input_tokens + (after.usage.cache_read_input_tokens or 0)
-        > made.usage.input_tokens
-    )
+    assert read(after) > made.usage.input_tokens
 
 
 def test_a_call_that_was_cut_goes_back_as_it_was_told(
@@ -181,15 +174,9 @@ def test_a_call_that_was_cut_goes_back_as_it_was_told(
     tools: Any = [
         {"type": "function", "function": {k: each for k, each in FUNCTION.items() if k != "type"}}
     ]
-    again = chat(
-        client,
-        [USER, {"role": "assistant", "tool_calls": [said]}, result],
-        tools=tools,
-        max_tokens=4,
-    )
-    assert again.usage.prompt_tokens == after.usage.input_tokens + (
-        after.usage.cache_read_input_tokens or 0
-    )
+    turns = [USER, {"role": "assistant", "tool_calls": [said]}, result]
+    again = chat(client, turns, tools=tools, max_tokens=4)
+    assert again.usage.prompt_tokens == read(after)
 
 
 def test_a_message_in_a_form(claude: anthropic.Anthropic) -> None:
@@ -212,15 +199,8 @@ def test_anthropic_s_own_loop_over_tools_goes_on_without_a_thread(
         asked.append(city)
         return "rain"
 
-    once: Any = {"type": "any", "disable_parallel_tool_use": True}
-    runner = claude.beta.messages.tool_runner(
-        model="tiny",
-        max_tokens=200,
-        messages=[USER],
-        tools=[weather],
-        tool_choice=once,
-        max_iterations=2,
-    )
+    fields: Any = {"model": "tiny", "max_tokens": 200, "messages": [USER], "tools": [weather]}
+    runner = claude.beta.messages.tool_runner(**fields, tool_choice=ONCE, max_iterations=2)
     assert [message.stop_reason for message in runner] == ["tool_use", "tool_use"]
     assert asked
 
@@ -264,7 +244,6 @@ def test_what_a_message_cannot_have_is_refused_by_name(
     with pytest.raises(anthropic.BadRequestError) as refused:
         claude.post("/v1/messages", body=body, cast_to=object)
     error = refused.value.body
-    assert isinstance(error, dict)
     assert error["type"] == "error"
     assert error["error"]["type"] == "invalid_request_error"
     assert error["error"]["message"].startswith(named)
@@ -286,10 +265,8 @@ def test_a_response_says_what_a_chat_says(client: openai.OpenAI, cell: HttpCell)
     }
     made = client.responses.create(input="def f", **fields)
     assert made.output_text == said.choices[0].message.content
-    assert (made.status, made.store if hasattr(made, "store") else False) == ("incomplete", False)
-    assert made.incomplete_details is not None
+    assert (made.status, getattr(made, "store", False)) == ("incomplete", False)
     assert made.incomplete_details.reason == "max_output_tokens"
-    assert made.usage is not None
     assert made.usage.input_tokens == said.usage.prompt_tokens
     assert made.usage.output_tokens == said.usage.completion_tokens
     kinds, text, numbers = [], "", []
@@ -320,19 +297,15 @@ def test_responses_call_tools_and_take_their_results(client: openai.OpenAI) -> N
     assert (call.type, call.name, made.status) == ("function_call", "weather", "completed")
     jsonschema.validate(json.loads(call.arguments), PARAMETERS)
     with client.responses.stream(input="def f", **once, **fields) as stream:
-        pieces = [
-            event.delta
-            for event in stream
-            if event.type == "response.function_call_arguments.delta"
-        ]
+        events = list(stream)
+    arguments = "response.function_call_arguments.delta"
+    pieces = [event.delta for event in events if event.type == arguments]
     assert len(pieces) > 2, "letter by letter"
     assert "".join(pieces) == call.arguments
     output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
     after = client.responses.create(
         input=[USER, *made.output, output], **{**fields, "max_output_tokens": 4}
     )
-    assert after.usage is not None
-    assert made.usage is not None
     assert after.usage.input_tokens > made.usage.input_tokens
 
 

@@ -35,7 +35,6 @@ def coordinator(cell: HttpCell, log: Path) -> Iterator[str]:
             ["bash", "-c", words], stdout=subprocess.PIPE, stderr=stderr, env=dict(os.environ)
         )
     try:
-        assert process.stdout is not None
         yield str(json.loads(process.stdout.readline())["http"])
     finally:
         process.terminate()

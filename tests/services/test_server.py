@@ -102,12 +102,16 @@ def _workers_may_call_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def endpoint() -> AsyncIterator[str]:
-    server = GrpcServer(bind="127.0.0.1:0", security=Security(Access(TOKEN)))
-    server.add(_register, _answer, NAME)
-    port = await server.start()
-    yield server.endpoint(port)
-    await server.drain(0)
+async def server() -> AsyncIterator[GrpcServer]:
+    made = GrpcServer(bind="127.0.0.1:0", security=Security(Access(TOKEN)))
+    made.add(_register, _answer, NAME)
+    yield made
+    await made.drain(0)
+
+
+@pytest.fixture
+async def endpoint(server: GrpcServer) -> str:
+    return server.endpoint(await server.start())
 
 
 @pytest.mark.parametrize("kind", ["Once", "Many", "Gather", "Both"])
@@ -153,10 +157,7 @@ async def test_errors_become_statuses_in_one_place(
     assert "secret detail" not in caught.value.details()
 
 
-async def test_health_is_free_and_truthful() -> None:
-    server = GrpcServer(bind="127.0.0.1:0", security=Security(Access(TOKEN)))
-    server.add(_register, _answer, NAME)
-    endpoint = server.endpoint(await server.start())
+async def test_health_is_free_and_truthful(server: GrpcServer, endpoint: str) -> None:
     async with open_channel(endpoint) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
 
@@ -168,7 +169,6 @@ async def test_health_is_free_and_truthful() -> None:
         assert await ask(NAME) == health_pb2.HealthCheckResponse.NOT_SERVING
         await server.set_serving(True)
         assert await ask(NAME) == health_pb2.HealthCheckResponse.SERVING
-    await server.drain(0)
 
 
 async def test_a_port_that_is_taken_is_an_error_and_not_shared(endpoint: str) -> None:
@@ -191,10 +191,7 @@ async def test_a_refusal_says_when_to_come_back_in_every_dialect(endpoint: str) 
     assert (status.code, info.retry_delay.ToMilliseconds()) == (8, 1500)
 
 
-async def test_health_can_be_watched() -> None:
-    server = GrpcServer(bind="127.0.0.1:0", security=Security(Access(TOKEN)))
-    server.add(_register, _answer, NAME)
-    endpoint = server.endpoint(await server.start())
+async def test_health_can_be_watched(server: GrpcServer, endpoint: str) -> None:
     async with open_channel(endpoint) as channel:
         request = health_pb2.HealthCheckRequest(service=NAME)
         watch = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=20)
@@ -203,6 +200,5 @@ async def test_health_can_be_watched() -> None:
             await server.set_serving(serving)
             said.append((await watch.read()).status)
         watch.cancel()
-    await server.drain(0)
     reply = health_pb2.HealthCheckResponse
     assert said == [reply.NOT_SERVING, reply.SERVING, reply.NOT_SERVING]

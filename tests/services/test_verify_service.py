@@ -36,10 +36,8 @@ async def test_per_request_caches_give_the_same_tokens(
         conducting(v, planned(PlanKind.FIXED, 3)) as conductor,
     ):
         said = await described(v)
-        assert (said.attention_path, said.attention_reason) == (
-            "stateful",
-            "asked for by configuration",
-        )
+        assert said.attention_path == "stateful"
+        assert said.attention_reason == "asked for by configuration"
         conductor.know(1, d)
         asked = [
             conductor.ask(PROMPT, SamplingParams(temperature=0.0), 40, drafter=1) for _ in range(2)
@@ -55,21 +53,14 @@ async def test_what_it_says_of_itself_and_the_stored_cost_curve(
     async with verifier(golden_target, golden_drafter, **settings) as v:
         said = await described(v)
         assert (said.incarnation, said.vocab_size, said.hidden_size) == (v.incarnation, 128, 64)
-        assert (said.attention_path, said.feature_dtype, said.dtype) == (
-            "paged",
-            "bfloat16",
-            "float32",
-        )
+        assert (said.attention_path, said.dtype) == ("paged", "float32")
+        assert said.feature_dtype == "bfloat16"
         assert list(said.stop_token_ids) == [1]
         assert len(said.fingerprint) == 16
         assert said.projection.startswith("dspark:0,1,2,3,4:")
         curve = codec.read_cost(said.cost)
-        assert curve is not None
-        assert (said.cost.source, list(curve[0]), list(curve[1])) == (
-            "measured",
-            [1, 2, 3, 4],
-            [128],
-        )
+        assert said.cost.source == "measured"
+        assert (list(curve[0]), list(curve[1])) == ([1, 2, 3, 4], [128])
         assert v.engine.held.pages_held == 0, "what was held for timing is given back"
     async with verifier(golden_target, golden_drafter, **settings) as v:
         said = await described(v)

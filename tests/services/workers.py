@@ -60,6 +60,11 @@ def frontend(grace_s: float = 0.0, name: str = "frontend/0", **settings: Any) ->
     return _serving(frontend_process.start(config, name=name), grace_s)
 
 
+def simulated(pair: Any) -> dict[str, Any]:
+    """Settings of a worker of a synthetic pair."""
+    return {"engine": "synthetic", "synthetic": str(pair), "measure_cost": True}
+
+
 @contextlib.asynccontextmanager
 async def synthetic(
     pair: Any,
@@ -71,7 +76,7 @@ async def synthetic(
     """(coordinator, verifier, drafter) of a synthetic pair; both pools are empty at the end.
     settings: the coordinator's; shared: every process's; verify: the verifier's."""
     given = {"metrics_port": None, **(shared or {})}
-    engine = {"engine": "synthetic", "synthetic": str(pair), "measure_cost": True, **given}
+    engine = {**simulated(pair), **given}
     async with (
         verifier(grace_s=0.0, **engine, **(verify or {})) as v,
         drafter(grace_s=0.0, **engine) as d,

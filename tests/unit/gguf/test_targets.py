@@ -39,7 +39,7 @@ def tiny(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def index(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that pip finds `tiny-model` 1.0 in, which holds `tiny`, and it looks nowhere else."""
+    """A folder that pip finds `tiny-model` 1.0 in, which holds `tiny`, and nowhere else."""
     folder = tmp_path / "index"
     folder.mkdir()
     about = "tiny_model-1.0.dist-info"
