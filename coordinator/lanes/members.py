@@ -54,6 +54,7 @@ class Members:
         self._prompts: dict[str, Placed] = {}  # by request: the prefill that its answers wait for
         self._computed = Counter[str]()  # by request: its answers here whose prefill has ended
         self._left = asyncio.Event()  # set when a sequence leaves
+        self._longest = 0  # pages of all sequences at their longest
         self.prefilling = 0  # admitted, without an anchor yet
         self._turns = self._latest = 0  # admissions, and the latest one whose prefill ended
 
@@ -84,12 +85,13 @@ class Members:
 
     def fits(self, state: RequestState) -> bool:
         """Whether the page pool, as far as this coordinator filled it, has room for one more."""
-        if not self._facts.pages_total:
-            return True
+        total = self._facts.pages_total
+        if not total or self._longest + self._pages(state.request.longest) <= total:
+            return True  # fits at full length: spares a sum over all sequences
         if not self.could_fit(state):
             return False  # it would never end here
         held = sum(self._soon_held(placed.state) for placed in self._placed.values())
-        return held + self._soon_held(state) <= self._facts.pages_total
+        return held + self._soon_held(state) <= total
 
     def could_fit(self, state: RequestState) -> bool:
         """Whether it would fit if the pool were empty."""
@@ -106,6 +108,7 @@ class Members:
     def add(self, state: RequestState) -> None:
         placed = Placed(state)
         self._placed[placed.number] = placed
+        self._longest += self._pages(state.request.longest)
         self._line.append(placed)
 
     async def emptied(self) -> None:
@@ -118,6 +121,7 @@ class Members:
         del self._placed[placed.number]
         self._left.set()
         request = placed.state.request
+        self._longest -= self._pages(request.longest)
         self._prompt_over(placed)
         if placed.prefilled:
             self._computed[request.id] -= 1
