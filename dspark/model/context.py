@@ -11,12 +11,11 @@ computed in any order and on any machine. Families differ in how they make it:
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from dspark.model.config import DrafterConfig, Kind
 from dspark.model.formats.deepseek_v4 import stored_name
-from dspark.model.products import Product, multiplies_bf16
+from dspark.model.products import Product
 from dspark.model.rotary import RMSNorm
 
 
@@ -62,8 +61,6 @@ class FusedFeatures(Projection):
         self._product: Product | None = None
 
     def serve_rows(self) -> None:
-        if self.fc.weight.device.type == "cpu" and multiplies_bf16():
-            self.to(torch.bfloat16)  # as rows are sent
         self._product = Product([self.fc])
         if self._product.copied:  # the original is not read any more
             self.fc.weight = nn.Parameter(self.fc.weight.new_empty(0), requires_grad=False)

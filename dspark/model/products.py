@@ -2,8 +2,8 @@
 fastest.
 
 A step of a server multiplies 1 to some hundred rows with every weight of a model, and with few rows
-the cost is the bytes of weight that are read. On a CPU three forms beat the checkpoint's [out, in],
-in bf16 only the second, and only where the processor multiplies bf16:
+the cost is the bytes of weight that are read. On a CPU in fp32 three forms beat the checkpoint's
+[out, in]:
 
 * half: weights whose numbers fp16 holds exactly (those of a bf16 checkpoint do) are read in fp16,
   multiplied and summed in fp32: half the bytes, the same products;
@@ -54,7 +54,7 @@ class Product:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(
                 joined.contiguous(), PACK_FOR_ROWS
             )
-            self.copied = joined.numel() * joined.element_size()
+            self.copied = joined.numel() * 4
         else:
             columns = self.form == "columns" and joined.is_contiguous()
             self._weight = joined.t().contiguous().t() if columns else joined
@@ -108,16 +108,13 @@ def _joined_bias(layers: Sequence[nn.Linear]) -> Tensor | None:
 
 
 def _choose(weight: Tensor, may_copy: bool) -> str:
-    full = weight.dtype == torch.float32
-    if weight.device.type != "cpu" or not (
-        full or (weight.dtype == torch.bfloat16 and multiplies_bf16())
-    ):
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return "plain"
-    if full and may_copy and half_works() and _fits_half(weight):
+    if may_copy and half_works() and _fits_half(weight):
         return "half"
-    if may_copy and weight.numel() >= PACK_FROM and packing_works(weight.dtype):
+    if may_copy and weight.numel() >= PACK_FROM and packing_works():
         return "packed"
-    return "columns" if full else "plain"
+    return "columns"
 
 
 def _fits_half(weight: Tensor) -> bool:
@@ -144,18 +141,10 @@ def half_works() -> bool:
 
 
 @functools.cache
-def multiplies_bf16() -> bool:
-    """Whether the processor has instructions for bf16 products; without, they are slower than fp32
-    ones."""
-    found: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
-
-
-@functools.cache
 @torch.inference_mode()
-def packing_works(dtype: torch.dtype = torch.float32) -> bool:
-    """Whether this build packs weights of a dtype and multiplies with them correctly."""
-    x, weight, bias = (part.to(dtype) for part in _example(torch.bfloat16))
+def packing_works() -> bool:
+    """Whether this build packs weights and multiplies with them correctly."""
+    x, weight, bias = _example(torch.float32)
     other = x.new_ones(x.shape[0], weight.shape[0])
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_FOR_ROWS)
@@ -164,8 +153,9 @@ def packing_works(dtype: torch.dtype = torch.float32) -> bool:
     except (RuntimeError, AttributeError):
         return False
     expected = linear(x, weight, bias)
-    near = functools.partial(torch.allclose, atol=1e-5 if dtype == torch.float32 else 0.1)
-    return near(plain, expected) and near(added, expected + other)
+    return torch.allclose(plain, expected, atol=1e-5) and torch.allclose(
+        added, expected + other, atol=1e-5
+    )
 
 
 def _example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
