@@ -37,6 +37,7 @@ class Began(NamedTuple):
 @dataclass(slots=True)
 class _Prompt:
     admission: Admission
+    spared: int
     grammar: Future[Grammar | Refusal] | None  # None without a constraint
     ran: bool = False  # has run and waits for its grammar
 
@@ -79,11 +80,12 @@ class Prompts:
             return failed(cursor.sequence, error)
         if refusal is not None:
             return refusal
+        spared = self._engine.spared(cursor.sequence, cursor.epoch)
         grammar = None
         if admission.params.constraint is not None:
             grammar = self._engine.compile(admission.params.constraint, admission.cache_salt)
             grammar.add_done_callback(lambda _: self._wake())
-        self._waiting[cursor.sequence, cursor.epoch] = _Prompt(admission, grammar)
+        self._waiting[cursor.sequence, cursor.epoch] = _Prompt(admission, spared, grammar)
         self._engine.line.add(PromptPrefill(cursor.sequence, cursor.epoch, ids, self._owner))
         return None
 
@@ -152,8 +154,16 @@ class Prompts:
         if isinstance(anchor, Refusal):
             self._engine.release(sequence, epoch)
             return Began(sequence, epoch, anchor)
-        started = Started(
-            self._engine.spared(sequence, epoch), self._engine.prompt_logprobs(sequence)
+        asked = prompt.admission
+        scored = (
+            self._engine.prompt_logprobs(sequence) if asked.prompt_logprobs is not None else None
         )
-        told = self._engine.anchor_logprobs(sequence)
-        return Began(sequence, epoch, anchor, len(prompt.admission.token_ids), started, told)
+        told = self._engine.anchor_logprobs(sequence) if asked.params.logprobs is not None else ()
+        return Began(
+            sequence,
+            epoch,
+            anchor,
+            len(asked.token_ids),
+            Started(prompt.spared, scored),
+            told,
+        )

@@ -100,7 +100,8 @@ def check_head(message: generate_pb2.GenerateRequest, has_tokenizer: bool) -> No
     """Checks names, label, kind of input and rule, before the prompt. Raises InvalidRequest."""
     names = {"request_id": message.request_id, "cache_salt": message.cache_salt}
     for field, name in (names | {"speculation.drafter": message.speculation.drafter}).items():
-        check_count(field, len(name), MAX_ID, "characters")
+        if len(name) > MAX_ID:
+            raise InvalidRequest(field, f"{len(name)} characters, at most {MAX_ID} are allowed")
     if not LABEL.fullmatch(message.label):
         raise InvalidRequest(
             "label", f"{message.label[:40]!r} is not of letters, digits and ._- up to 32"
@@ -128,11 +129,13 @@ def read_request(
     check_head(message, has_tokenizer)
     field = "text" if message.WhichOneof("input") == "text" else "tokenized.input_ids"
     _check_prompt(prompt, field, limits)
-    asked, told = message.sampling_params, message.speculation
-    policy = parse_policy(told.policy) if told.policy else limits.policy
+    asked = message.sampling_params
+    policy = (
+        parse_policy(message.speculation.policy) if message.speculation.policy else limits.policy
+    )
     rule = Rule.COUPLED if asked.HasField("seed") else limits.rule
-    if told.rule != types_pb2.RULE_UNSPECIFIED:
-        rule = Rule(told.rule)
+    if message.speculation.rule != types_pb2.RULE_UNSPECIFIED:
+        rule = Rule(message.speculation.rule)
     stops = _read_stops(asked, has_tokenizer)
     stop_ids = _read_stop_ids(asked, limits)
     max_tokens = _read_max_tokens(asked, len(prompt), limits)
@@ -160,8 +163,8 @@ def read_request(
         show_stop=asked.include_stop_str_in_output,
         skip_special=asked.skip_special_tokens if asked.HasField("skip_special_tokens") else True,
         choices=_whole(asked, "n", 1, MAX_CHOICES) or 1,
-        weight=_read_weight(told),
-        drafter=told.drafter,
+        weight=_read_weight(message.speculation),
+        drafter=message.speculation.drafter,
         cache_salt=message.cache_salt,
         seeded=asked.HasField("seed"),
         label=message.label,
@@ -206,19 +209,16 @@ def _check_prompt(prompt: tuple[int, ...], field: str, limits: Limits) -> None:
         raise InvalidRequest(
             field, f"{len(prompt)} tokens can never fit into {limits.capacity} cache slots"
         )
-    _check_ids(field, prompt, limits.vocab_size)
-
-
-def _check_ids(field: str, ids: Collection[int], vocab_size: int) -> None:
-    if (largest := max(ids, default=-1)) >= vocab_size:
+    if max(prompt) >= limits.vocab_size:
         raise InvalidRequest(
-            field, f"token id {largest} is not below the vocabulary size {vocab_size}"
+            field, f"token id {max(prompt)} is not below the vocabulary size {limits.vocab_size}"
         )
 
 
 def _read_stops(params: generate_pb2.SamplingParams, has_tokenizer: bool) -> tuple[str, ...]:
     field = f"{_PARAMS}.stop"
-    check_count(field, len(params.stop), MAX_STOPS, "strings")
+    if len(params.stop) > MAX_STOPS:
+        raise InvalidRequest(field, f"{len(params.stop)} strings, at most {MAX_STOPS} are allowed")
     for stop in params.stop:
         if len(stop) > MAX_STOP_CHARACTERS:
             raise InvalidRequest(field, f"a string is longer than {MAX_STOP_CHARACTERS} characters")
@@ -231,9 +231,15 @@ def _read_stops(params: generate_pb2.SamplingParams, has_tokenizer: bool) -> tup
 
 def _read_stop_ids(params: generate_pb2.SamplingParams, limits: Limits) -> frozenset[int]:
     field = f"{_PARAMS}.stop_token_ids"
-    check_count(field, len(params.stop_token_ids), MAX_STOP_IDS, "ids")
+    if len(params.stop_token_ids) > MAX_STOP_IDS:
+        raise InvalidRequest(
+            field, f"{len(params.stop_token_ids)} ids, at most {MAX_STOP_IDS} are allowed"
+        )
     given = frozenset(params.stop_token_ids)
-    _check_ids(field, given, limits.vocab_size)
+    if given and max(given) >= limits.vocab_size:
+        raise InvalidRequest(
+            field, f"token id {max(given)} is not below the vocabulary size {limits.vocab_size}"
+        )
     return given if params.ignore_eos else given | frozenset(limits.stop_token_ids)
 
 
@@ -291,9 +297,15 @@ def _numbers(params: generate_pb2.SamplingParams) -> dict[str, Any]:
 
 def _bias(params: generate_pb2.SamplingParams, vocab_size: int) -> tuple[tuple[int, float], ...]:
     field = f"{_PARAMS}.logit_bias"
-    check_count(field, len(params.logit_bias), MAX_BIASED, "entries")
-    _check_ids(field, params.logit_bias.keys(), vocab_size)
+    if len(params.logit_bias) > MAX_BIASED:
+        raise InvalidRequest(
+            field, f"{len(params.logit_bias)} entries, at most {MAX_BIASED} are allowed"
+        )
     bias = sorted(params.logit_bias.items())
+    if bias and bias[-1][0] >= vocab_size:
+        raise InvalidRequest(
+            field, f"token id {bias[-1][0]} is not below the vocabulary size {vocab_size}"
+        )
     for token, value in bias:
         if not abs(value) <= MAX_BIAS:
             raise InvalidRequest(
@@ -303,12 +315,12 @@ def _bias(params: generate_pb2.SamplingParams, vocab_size: int) -> tuple[tuple[i
 
 
 def _min_tokens(
-    params: generate_pb2.SamplingParams, max_tokens: int, stop_ids: frozenset[int], vocab_size: int
+    params: generate_pb2.SamplingParams, max_tokens: int, stop_ids: Collection[int], vocab_size: int
 ) -> int:
     field = f"{_PARAMS}.min_tokens"
     if params.min_tokens > max_tokens:
         raise InvalidRequest(field, f"{params.min_tokens} is more than max_tokens, {max_tokens}")
-    if params.min_tokens and len(stop_ids) >= vocab_size:
+    if params.min_tokens and len(set(stop_ids)) >= vocab_size:
         raise InvalidRequest(field, "every token of the vocabulary ends the answer")
     return params.min_tokens
 

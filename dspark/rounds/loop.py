@@ -200,9 +200,9 @@ class RoundLoop:
         sequence = self._find(told.sequence, told.epoch, "prefill")
         if sequence is None:
             return
-        began = sequence.cursor
+        before = sequence.committed_len
         sequence.apply(PREFILLED)
-        said = RoundReport(*began, sequence.commit((told.token,)))
+        said = RoundReport(told.sequence, told.epoch, 0, before, sequence.commit((told.token,)))
         self._ask(Report(0, self.plan.number, [said]))
         if sequence.state is SETTLING:
             self._leaving.settled(sequence)
@@ -241,15 +241,33 @@ class RoundLoop:
             self._leaving.settled(sequence)
 
     def _judged(self, sequence: SequenceState, drawn: Drawn) -> RoundReport:
+        number, epoch, round, before = (
+            sequence.number,
+            sequence.epoch,
+            sequence.round,
+            sequence.committed_len,
+        )
         if drawn.spoilt:
             sequence.left_empty("invalid")
-        began = sequence.cursor
-        drafted = (sequence.prefix, sequence.block, sequence.why_empty)
+        verified, block, why = sequence.prefix, sequence.block, sequence.why_empty
         drafter = sequence.asked or sequence.drafter
         sequence.apply(JUDGED)
         said, forced = sequence.commit(drawn.tokens), drawn.forced
         forced = (*forced, *[False] * len(said))[: len(said)] if any(forced) else ()
-        return RoundReport(*began, said, drawn.accepted, *drafted, drafter, forced, drawn.forbidden)
+        return RoundReport(
+            number,
+            epoch,
+            round,
+            before,
+            said,
+            drawn.accepted,
+            verified,
+            block,
+            why,
+            drafter,
+            forced,
+            drawn.forbidden,
+        )
 
     # From drafters.
 

@@ -61,7 +61,17 @@ class Orders:
             sequence.order, sequence.asked = self._last, drafter
             sequence.terms = terms if slots == terms.slots else terms._replace(slots=slots)
             sequence.ordered_len = sequence.committed_len
-            rows.append(OrderRow(*sequence.cursor, sequence.anchor, slots, sequence.rows_sent))
+            rows.append(
+                OrderRow(
+                    sequence.number,
+                    sequence.epoch,
+                    sequence.round,
+                    sequence.committed_len,
+                    sequence.anchor,
+                    slots,
+                    sequence.rows_sent,
+                )
+            )
             sequence.rows_sent = sequence.committed_len - 1
             sequence.apply(ORDER_SENT)
         self._open[self._last] = _Order(drafter, [sequence for sequence, _ in asked], until)

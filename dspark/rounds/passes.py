@@ -66,7 +66,8 @@ class Passes:
         asked = []
         for each in taken:
             each.apply(PASS_BEGAN)
-            asked.append(PassRow(*each.cursor, each.anchor, each.order, each.prefix))
+            at = (each.number, each.epoch, each.round, each.committed_len, each.anchor)
+            asked.append(PassRow(*at, each.order, each.prefix))
         return RunPass(self._last, asked)
 
     def _pages(self, sequence: SequenceState, slots: int, make_room: MakeRoom) -> bool:

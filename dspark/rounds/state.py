@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from dspark.rounds.bounds import kept
 from dspark.rounds.events import Why
 from dspark.rounds.plan import PLAIN, Terms
-from dspark.types import Cursor
 
 
 class State(enum.Enum):
@@ -131,10 +130,6 @@ class SequenceState:
     def lists(self, event: Event) -> bool:
         """Whether the table lists this event for its state."""
         return (self.state, event) in NEXT
-
-    @property
-    def cursor(self) -> Cursor:
-        return Cursor(self.number, self.epoch, self.round, self.committed_len)
 
     @property
     def ahead(self) -> int:
