@@ -19,11 +19,11 @@ from dspark.rounds.survival import Floats, Ints
 WINDOW = 384  # recent blocks that plans are made from; the oldest round counts whole
 ENOUGH = 32  # blocks of a lane's keys, from which on those of other keys are left out
 RENEWED = 0.02  # new blocks over blocks in the window, from which on options are computed anew
-PLAN = 1 / 16  # blocks that a plan counts as towards RENEWED: seconds are learned without blocks
-MOVED = 0.1  # change of a plain round's seconds from which on they are, too
-# Share of a round that sending contexts takes from each round of a try in which few draft: two
-# messages, which the verifier makes and a drafter reads beside a pass that needs all processors.
-SENT = 0.25
+MOVED = 0.05  # change of a plain round's seconds from which on they are, too
+# Rounds that sending contexts takes beside each round of a try in which few draft: the verifier
+# packs them and a drafter reads them beside passes that need all processors, those before, too.
+# As passes of the shipped pair on two cores took: a try of two rounds 1.6 rounds more than plain.
+SENT = 0.7
 CONTEXT_STEP = 128  # tokens of mean context over which a lane's options are kept
 MOST_KNOWN = 64  # lanes whose options are kept
 
@@ -153,7 +153,7 @@ class LaneOptions:
         # (rate, seconds) of rounds in which few draft, by their number, the lane's and option
         self._parts: dict[tuple[int, int, Option], tuple[float, float]] = {}
         self._ranks: dict[frozenset[Hashable], _Ranked] = {}  # by a lane's keys
-        self._news = 0.0  # blocks since these were cleared, and parts of one for plans
+        self._news = 0  # blocks since these were cleared
         self._plain = 1.0  # what a plain round took over what was announced, as of then
 
     def remember(self, keys: Sequence[Hashable], compared: Floats, worth: Floats) -> None:
@@ -169,7 +169,7 @@ class LaneOptions:
         self.known.clear()
         self._parts.clear()
         self._ranks.clear()
-        self._news, self._plain = 0.0, self._cost.plain.value
+        self._news, self._plain = 0, self._cost.plain.value
 
     def of(self, lane: PlannedLane) -> tuple[Option, list[Option]]:
         """(plain rounds, drafts of every length and number of cohorts) for the next plan. A lane
@@ -177,11 +177,9 @@ class LaneOptions:
         near, worth = lane.context // CONTEXT_STEP, float(lane.weight.sum())
         of = (frozenset(lane.keys), len(lane.sequences), worth, near, lane.cohorts, lane.others)
         moved = abs(self._cost.plain.value - self._plain) > MOVED * self._plain
-        due = moved or self._news + PLAN > RENEWED * min(self.blocks, WINDOW)
+        due = moved or self._news > RENEWED * min(self.blocks, WINDOW)
         if due or len(self.known) >= MOST_KNOWN:
             self.renew()
-        else:
-            self._news += PLAN
         if of not in self.known:
             self.known[of] = self._computed(lane)
         return self.known[of]

@@ -424,7 +424,7 @@ RULES = [
         ),
         (
             "a lane is never looked at anew",
-            "due = moved or self._news + PLAN > RENEWED * min(self.blocks, WINDOW)",
+            "due = moved or self._news > RENEWED * min(self.blocks, WINDOW)",
             "due = False",
             ("tests/unit/planning/test_lane_plans.py",),
         ),

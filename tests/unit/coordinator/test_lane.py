@@ -1006,7 +1006,7 @@ async def test_a_lane_whose_drafts_are_wrong_goes_without_most_of_them() -> None
 
 @virtual
 async def test_where_drafts_do_not_pay_rows_of_a_few_are_sent_until_drafts_pay() -> None:
-    cell = RoundsCell(sink=1 << 20, draft_ms=25)
+    cell = RoundsCell(sink=1 << 20, draft_ms=22)
 
     def ask(many: range) -> list[RequestState]:
         return [cell.ask((seed, 6), max_tokens=4000) for seed in many]

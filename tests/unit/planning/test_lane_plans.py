@@ -14,7 +14,7 @@ from coordinator.planning.cost import CostCurve
 from coordinator.planning.lane_plans import HOP_S, Applied, DrafterCost, LanePlans, differs
 from coordinator.planning.options import (
     MOST_KNOWN,
-    PLAN,
+    MOVED,
     RENEWED,
     WINDOW,
     LaneOptions,
@@ -285,7 +285,10 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(
     planner.learn(_drafted(1000))
     looks(two)
     enough = int(RENEWED * WINDOW) + 1
-    assert looks(two, 5 * (int(RENEWED * WINDOW / PLAN) + 1)) == 5
+    assert looks(two, 100) == 0, "plans alone are no news"
+    for slower, looked_again in ((1.0 + 0.9 * MOVED, 0), (1.0 + 1.1 * MOVED, 1)):
+        planner.cost.plain.value = slower
+        assert looks(two, 100) == looked_again
     changes: list[dict[str, object]] = [
         {"keys": ["d", "e"]},
         {"weight": np.array([1.0, 2.0])},
