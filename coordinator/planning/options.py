@@ -19,7 +19,7 @@ from dspark.rounds.survival import Floats, Ints
 WINDOW = 384  # recent blocks that plans are made from; the oldest round counts whole
 ENOUGH = 32  # blocks of a lane's keys, from which on those of other keys are left out
 RENEWED = 0.02  # new blocks over blocks in the window, from which on options are computed anew
-MOVED = 0.05  # change of a plain round's seconds from which on they are, too
+MOVED = 0.1  # change of a plain round's seconds from which on they are, too
 # Rounds that sending contexts takes beside each round of a try in which few draft: the verifier
 # packs them and a drafter reads them beside passes that need all processors, those before, too.
 # As passes of the shipped pair on two cores took: a try of two rounds 1.6 rounds more than plain.
