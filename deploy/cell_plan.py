@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from coordinator.config import http_missing
 from coordinator.requests.validation import parse_rule
 from deploy import ray_environment
 from deploy.autoscale import AutoscaleConfig
 from deploy.config import NO_DRAFTER, ClusterConfig
 from deploy.head import free_ports
-from deploy.service_registry import check_room, load_settings
+from deploy.service_registry import check_room, config_class, load_settings
 from deploy.topology import ProcessRole, Topology, desired, sizes_of, threads_of
 from dspark import shipped
 from dspark.errors import ConfigError, InvalidRequest
@@ -24,6 +26,8 @@ from dspark.runtime.identity import state_dir
 from dspark.runtime.security import check_listeners, is_loopback, split_endpoint
 from dspark.synthetic.spec import load_spec
 from dspark.targets import is_imported
+
+log = structlog.get_logger("dspark.deploy")
 
 FILES = ("synthetic", "tls_cert", "tls_key", "tls_ca")
 CLIENT_TOKENS = "client_token_file"
@@ -89,6 +93,8 @@ def plan_topology(
         role: load_settings(role, file=file, environ=environ, flags=shared | own.get(role, {}))
         for role in ProcessRole
     }
+    for role, made in settings.items():
+        _tell_unused(role, made, load_settings(role, file=file, environ=environ, flags={}))
     _admit_clients(settings, for_clients)
     for role in ProcessRole:
         if role is not ProcessRole.FRONTEND and (
@@ -107,6 +113,14 @@ def plan_topology(
             role, settings[role], max(count, (most or {}).get(role, 0))
         )
     return desired(config, settings)
+
+
+def _tell_unused(role: ProcessRole, made: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Warns of what a process's own section says and the cell decides otherwise."""
+    usual = config_class(role)()
+    for key, value in own.items():
+        if value not in (made[key], getattr(usual, key)):
+            log.warning("setting.unused", setting=f"{role}.{key}", value=value, used=made[key])
 
 
 def _admit_clients(settings: Mapping[ProcessRole, dict[str, Any]], drawn: str | None) -> None:

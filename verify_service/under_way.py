@@ -125,6 +125,7 @@ class UnderWay:
             labels={sequence: label for each in saw for sequence, label in each.labels.items()},
             draws=[one for each in saw for one in each.draws],
         )
+        self._ran.clear()  # its tensors: the step is remembered until it is reported
         return judged, progress
 
 

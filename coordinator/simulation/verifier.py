@@ -349,7 +349,7 @@ class SimulatedVerifier(SimulatedWorker):
             self._last_pass = self.world.loop.time()
             if self.closed:
                 return
-            self._passes[action.number] = (seconds, own + ridden, ridden, context)
+            self._passes[action.number] = (seconds, own, ridden, context)
             self._feed(events.PassEnded(action.number, self._judge(action)), *self._prefilled(done))
 
         self.device.submit(begin, over, urgent=True)

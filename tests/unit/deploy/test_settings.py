@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from deploy.autoscale import AutoscaleConfig
 from deploy.cell_plan import http_bind, plan_topology, read_config, token_files, within
@@ -75,6 +76,19 @@ def test_http_that_is_off_is_off_whatever_the_section_of_the_coordinator_says(
     (tmp_path / "cell.yaml").write_text("coordinator: {http: '127.0.0.1:0'}")
     off = ClusterConfig(target="t", drafter="d", http=None)
     assert _plan(off, tmp_path / "cell.yaml")["coordinator/0"]["http"] is None
+
+
+def test_what_a_section_says_and_the_cell_decides_otherwise_is_told(tmp_path: Path) -> None:
+    (tmp_path / "cell.yaml").write_text(
+        "coordinator: {bind: '0.0.0.0:50051', policy: 'off'}\nverify: {target: t, kv_tokens: 4096}"
+    )
+    with capture_logs() as said:
+        plan = _plan(ClusterConfig(target="t", drafter="d"), tmp_path / "cell.yaml")
+    assert plan["coordinator/0"]["policy"] == "off"
+    unused = [each for each in said if each["event"] == "setting.unused"]
+    assert [(each["setting"], each["value"], each["used"]) for each in unused] == [
+        ("coordinator.bind", "0.0.0.0:50051", "127.0.0.1:4242")
+    ]
 
 
 def test_a_synthetic_pair_needs_its_file_and_no_models(monkeypatch: pytest.MonkeyPatch) -> None:
