@@ -395,11 +395,13 @@ async def test_a_coordinator_that_drains_is_known_in_front(pair: str) -> None:
     async with stage(pair) as cell:
         frontend = await cell.frontend()
         client = cell.client(frontend)
-        running = asyncio.create_task(client.complete([1, 2], max_tokens=9000))
-        await until(lambda: cell.running)
+        stream = client.generate([1, 2], max_tokens=9000)
+        while not isinstance(await anext(stream), Chunk):
+            pass  # an answer without a token would be asked for again
         await cell.coordinator.stop(0.5)
         with pytest.raises(Unavailable, match="offset"):
-            await running
+            async for _ in stream:
+                pass
         with pytest.raises(Unavailable):
             await client.complete([1, 2], max_tokens=4)
 
