@@ -5,8 +5,10 @@ under way."""
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import engine_steps
@@ -368,3 +370,28 @@ def test_an_order_tells_what_the_form_of_each_answer_lets_come(engine: Any) -> N
     assert engine.kept_rows(rows).masks == [word[0], b"", word[1], b"", b""]
     assert engine.kept_rows(rows[::-1]).masks == [b"", b"", word[1], b"", word[0]]
     assert engine.kept_rows([rows[0]._replace(epoch=2), rows[2]]).masks == [b"", word[1]]
+
+
+def test_a_step_that_has_ended_holds_no_result_of_its_passes(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts' rows and logits of a whole pass: a step is remembered until it is reported."""
+    tokens = take_in(engine, 1)
+    made: list[weakref.ref[Any]] = []
+    execute = engine._step.execute
+
+    class Held(list[Any]):
+        """What can be referred to weakly."""
+
+    def executed(prepared: Any) -> Any:
+        result = execute(prepared)
+        mark = Held()
+        made.append(weakref.ref(mark))
+        return SimpleNamespace(
+            **{name: getattr(result, name) for name in result._fields}, mark=mark
+        )
+
+    monkeypatch.setattr(engine._step, "execute", executed)
+    step = engine.begin([item(1, tokens)])
+    assert isinstance(ended(engine, step)[0], Verdict)
+    assert made[0]() is None
