@@ -13,6 +13,7 @@ from typing import Any
 
 from deploy.topology import POOLS, ProcessRole
 from dspark.errors import DsparkError
+from dspark.model.config_file import read_drafter_config
 from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, text_keys
 from dspark.targets import folder_of, is_imported
 from verify_service.config import KV_TOKENS
@@ -43,12 +44,26 @@ def of(role: ProcessRole, settings: Mapping[str, Any]) -> int:
     except DsparkError:  # the worker itself reports what is wrong
         return HEAVY
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) * number // stored
-    if not verifies and "target_layer_ids" in config:
+    if verifies:
+        tokens = int(settings["kv_tokens"]) or KV_TOKENS
+        return HEAVY + weights + tokens * (row * number + _features(settings, number))
+    if "target_layer_ids" in config:
         weights += _left_out(folder, keys) * number
-    tokens = (
-        int(settings["kv_tokens"]) or KV_TOKENS if verifies else int(settings["context_tokens"])
-    )
-    return HEAVY + weights + tokens * row * number
+    return HEAVY + weights + int(settings["context_tokens"]) * row * number
+
+
+def _features(settings: Mapping[str, Any], number: int) -> int:
+    """Bytes that a verifier on a processor keeps per token for drafters: taps and a row."""
+    folder = _folder(str(settings.get("drafter") or ""))
+    if folder is None:
+        return 0
+    try:
+        config = read_drafter_config(folder)
+    except DsparkError:
+        return 0
+    if not config.target_layer_ids:  # drafters that read token ids alone
+        return 0
+    return config.feature_size * number + config.hidden_size * _BYTES["bfloat16"]
 
 
 def _row(keys: Keys) -> int:

@@ -1,10 +1,9 @@
-"""Projected feature rows, kept in host memory beside the KV pages, at the same slots.
+"""Feature rows, kept in host memory beside the KV pages, at the same slots.
 
 The kept rows are sent again to fill a new, moved or restarted drafter. Without them the whole
 prefix would have to be prefilled again. Rows belong to one projection, named by its fingerprint.
 
-Rows that are not needed at once are owed: their taps are kept and projected many at a time, or when
-one of the rows is read. Projecting sixteen rows reads as many weights as projecting hundreds.
+Rows that may never be read are owed: their taps are kept, and projected when they are read.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dspark.wire import tensors
 from dspark.wire.orders import PackedRows
 
 ROW_DTYPE = torch.bfloat16  # precision of features cannot change the distribution of the output
-OWED = 256  # most owed rows: a few milliseconds of projection, megabytes of taps
+PART = 256  # most owed rows that are projected at once, as a copy of their taps is made
 
 
 class FeatureStore:
@@ -32,10 +31,8 @@ class FeatureStore:
         self.form = form  # dtype of rows on the wire; kept rows are bfloat16
         self._projection = projection
         self._rows = torch.empty(num_slots, projection.width, dtype=ROW_DTYPE)
-        self._taps: Tensor | None = None  # [OWED, m*H], made for the first owed row
-        self._slots = np.zeros(OWED, np.int64)  # slots of the owed rows
-        self._owed = 0
-        self._place = np.full(num_slots, -1, np.int32)  # index among the owed rows by slot, or -1
+        self._taps: Tensor | None = None  # [num_slots, m*H], made for the first owed row
+        self._owed = np.zeros(num_slots, np.bool_)
 
     @property
     def width(self) -> int:
@@ -63,32 +60,28 @@ class FeatureStore:
 
     def put(self, slots: Slots | Sequence[int], rows: Tensor) -> None:
         """Stores rows [n, H] at n slots."""
-        if self._owed:
-            self._place[_numbers(slots)] = -1
         self._rows[_index(slots)] = rows
+        self._owed[_numbers(slots)] = False
 
     @torch.inference_mode()
     def put_later(self, slots: Slots | Sequence[int], taps: Tensor | None) -> None:
-        """Copies taps [n, m*H] and owes their rows; more than OWED are projected at once."""
-        count = len(slots)
-        if taps is None or count > OWED:
-            self.put(slots, self.project(taps, count))
-            return
-        if self._owed + count > OWED:
-            self._pay()
+        """Copies taps [n, m*H] and owes their rows."""
+        if taps is None:
+            return  # rows without a width
         if self._taps is None:
-            self._taps = taps.new_empty(OWED, taps.shape[1])
-        place = slice(self._owed, self._owed + count)
-        self._taps[place] = taps
-        self._slots[place] = where = _numbers(slots)
-        self._place[where] = np.arange(place.start, place.stop)
-        self._owed += count
+            self._taps = taps.new_empty(len(self._rows), taps.shape[1])
+        self._taps[_index(slots)] = taps
+        self._owed[_numbers(slots)] = True
 
+    @torch.inference_mode()
     def get(self, slots: Slots | Sequence[int]) -> Tensor:
-        """A copy of the rows at these slots, [n, H]."""
-        if self._owed and (self._place[_numbers(slots)] >= 0).any():
-            self._pay()
-        index = _index(slots)
+        """A copy of the rows at these slots, [n, H]. If a projection raises, rows stay owed."""
+        numbers, index = _numbers(slots), _index(slots)
+        owed = numbers[self._owed[numbers]]
+        for start in range(0, len(owed), PART):
+            part = owed[start : start + PART]
+            assert self._taps is not None
+            self.put(part, self.project(self._taps[_index(part)], len(part)))
         return self._rows[index].clone() if isinstance(index, slice) else self._rows[index]
 
     def packed(self, slots: Slots | Sequence[int]) -> PackedRows:
@@ -96,20 +89,10 @@ class FeatureStore:
         dtype, data = tensors.pack_rows(self.get(slots), self.form)
         return PackedRows(dtype, len(slots), self.width, data)
 
-    def _pay(self) -> None:
-        """Projects owed rows, except at slots written since. If it raises, they stay owed."""
-        assert self._taps is not None
-        slots, taps = self._slots[: self._owed], self._taps[: self._owed]
-        due = np.flatnonzero(self._place[slots] == np.arange(self._owed))
-        if len(due) < len(taps):
-            slots, taps = slots[due], taps[torch.from_numpy(due).to(taps.device)]
-        if len(due):
-            self._rows[torch.from_numpy(slots)] = self.project(taps, len(due))
-        self._place[slots] = -1  # all other slots have been written since
-        self._owed = 0
-
 
 def _numbers(slots: Slots | Sequence[int]) -> npt.NDArray[np.int64]:
+    if isinstance(slots, range):
+        return np.arange(slots.start, slots.stop)
     return np.asarray(slots, np.int64)
 
 

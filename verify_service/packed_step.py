@@ -26,7 +26,7 @@ from dspark.decoding.masking import Masks, in_form, mask
 from dspark.types import NO_Q, InForm, Refusal, RefusalReason, ScoredPrompt, ScoredToken, Verdict
 from verify_service.batch_runner import PromptChunk, RuleSaw
 from verify_service.drafts import unsound
-from verify_service.feature_store import FeatureStore
+from verify_service.feature_store import PART, FeatureStore
 from verify_service.judging import Sampler, masks_of, shaper_of, told
 from verify_service.judging import unready as unready_params
 from verify_service.kv_cache_manager import KVCacheManager
@@ -167,12 +167,13 @@ class PackedStep:
         if bad := unsound(items, [case.params for case in prepared.cases], result.logits.shape[-1]):
             prepared = prepared.without_drafts(bad)
             items = prepared.items
-        # On a GPU all tokens of the items are projected before the rule decides which are
-        # committed: one synchronization then covers verdicts and rows. On a CPU there is no
-        # synchronization to save, and a row that is not committed costs its time.
+        # On a GPU all tokens are projected before the rule decides which are committed: one
+        # synchronization then covers verdicts and rows. On a CPU there is none to save, and a row
+        # that is not committed costs its time.
         ahead, taps = None, result.taps
-        if self._ahead and drafted and self._store is not None and taps is not None:
-            ahead = self._store.under_way(taps[: prepared.tokens])
+        reads = any(state.keep_features for state in prepared.states)
+        if self._ahead and reads and self._store is not None and taps is not None:
+            ahead = self._store.under_way(taps[: sum(len(s.token_ids) for s in prepared.segments)])
         near_ties: Counter[int] = Counter()
         decided = self._decide(prepared, result, near_ties) if items else []
         labels = self._watch.labels()
@@ -206,7 +207,10 @@ class PackedStep:
             committed.append(_Committed(state, state.cached, list(chunk.token_ids), row))
             row += count
         kept = [each for each in committed if each.state.keep_features]
-        rows, owed = self._project(kept, result.taps, ahead, now=drafted)
+        # Rows of drafted rounds are sent with the next order. Those of plain rounds may never be
+        # needed, so on a CPU only their taps are kept; a long prompt's would hold others up then.
+        now = drafted or self._ahead or any(len(chunk.token_ids) > PART for chunk in chunks)
+        rows, owed = self._project(kept, result.taps, ahead, now=now)
         return Executed(prepared, saw, decided, scored, last_logits, kept, rows, owed)
 
     def _decide(self, prepared: Prepared, result: Pass, near_ties: Counter[int]) -> list[_Complete]:
@@ -234,20 +238,17 @@ class PackedStep:
     def _project(
         self, kept: Sequence[_Committed], taps: Tensor | None, ahead: Tensor | None, *, now: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Returns (rows, None) if `now`, else (None, taps). Rows of drafted rounds are sent with
-        the next order; those of plain rounds may never be needed, so only their taps are kept."""
+        """Returns (rows, None) if `now`, else (None, taps)."""
         if not kept or self._store is None:
             return None, None
-        if now and ahead is not None and all(each.row < len(ahead) for each in kept):
-            # without prompt chunks in the pass
+        if ahead is not None:
             return torch.cat(
                 [ahead[each.row : each.row + len(each.token_ids)] for each in kept]
             ), None
         picked = _picked(taps, kept)
         if now:
             return self._store.project(picked, sum(len(each.token_ids) for each in kept)), None
-        # a copy, as the next pass may overwrite its taps
-        return None, None if picked is None else picked.clone()
+        return None, picked
 
     def commit(self, executed: Executed) -> list[Verdict | Refusal]:
         """Commits a pass to its sequences, except those dropped since; returns each outcome."""

@@ -134,9 +134,6 @@ class CostCorrector:
     drafted: RunningRatio = field(default_factory=lambda: RunningRatio(1.0))
     drafting: RunningRatio = field(default_factory=lambda: RunningRatio(1.0))
 
-    def plain_s(self, sequences: float, context: float) -> float:
-        return self.plain.value * self.verify.measured(sequences, context, sequences)
-
     def draft_s(self, sequences: float, slots: int) -> float:
         """Seconds of a draft pass alone."""
         return self.drafting.value * self.draft(sequences, slots)

@@ -422,8 +422,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "options stay though plain rounds became slower",
-            "due = moved or self._news",
-            "due = self._news",
+            "            self._plain = self._cost.plain.value\n",
+            "            pass\n",
             (f"{P}a_machine_that_became_slower_than_it_was_measured_is_planned_for_as_it_is",),
         ),
     ),

@@ -424,8 +424,8 @@ RULES = [
         ),
         (
             "a lane is never looked at anew",
-            "due = moved or self._news > RENEWED * min(self.blocks, WINDOW)",
-            "due = False",
+            "if self._news > RENEWED * min(self.blocks, WINDOW) or",
+            "if",
             ("tests/unit/planning/test_lane_plans.py",),
         ),
         (

@@ -13,6 +13,7 @@ from deploy import footprint
 from deploy.config import ClusterConfig
 from deploy.reserving import GIB, Node, missing, reserve
 from deploy.topology import ProcessRole, Replica, Topology, desired, resized
+from dspark.model.config_file import read_drafter_config
 from dspark.model.formats.convert import without_tables
 
 PAIR = Path(__file__).parents[2] / "data" / "pair"
@@ -225,6 +226,13 @@ def test_what_a_worker_takes_follows_from_its_files_and_its_cache(
     assert 2 * half == pytest.approx(one, rel=1e-3)
     assert (
         of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=1999) - one == one - empty > 0
+    )
+    drafted = of(
+        ProcessRole.VERIFY, target=str(golden_target), drafter=str(golden_drafter), kv_tokens=1000
+    )
+    config = read_drafter_config(golden_drafter)
+    assert drafted - one == 1000 * (4 * config.feature_size + 2 * config.hidden_size), (
+        "taps in float32, rows in bfloat16"
     )
     assert of(ProcessRole.DRAFT, drafter=str(golden_drafter), context_tokens=1000) > of(
         ProcessRole.DRAFT, drafter=str(golden_drafter)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from verify_service.feature_store import OWED, ROW_DTYPE, FeatureStore
+from verify_service.feature_store import PART, ROW_DTYPE, FeatureStore
 
-TAPS, WIDTH, SLOTS = 6, 2, 4 * OWED
+TAPS, WIDTH, SLOTS = 6, 2, 4 * PART
 
 
 class Sums:
@@ -44,15 +44,16 @@ def rows(*values: float) -> Tensor:
     return torch.tensor(values, dtype=ROW_DTYPE)[:, None].expand(-1, WIDTH) * (TAPS // WIDTH)
 
 
-def test_owed_rows_are_projected_together_when_one_of_them_is_asked_for(
+def test_owed_rows_are_projected_when_they_are_read_and_no_others(
     store: FeatureStore, projection: Sums
 ) -> None:
     for slot in range(10):
         store.put_later([slot], taps(float(slot)))
     assert not projection.asked
     assert store.get([7, 3]).equal(rows(7.0, 3.0))
-    assert store.get(range(10)).equal(rows(*map(float, range(10))))
-    assert projection.asked == [10]
+    assert store.get(range(3, 8)).equal(rows(*map(float, range(3, 8))))
+    assert store.get(range(3, 8)).equal(rows(*map(float, range(3, 8))))
+    assert projection.asked == [2, 3]
 
 
 def test_rows_that_are_there_cost_no_projection(store: FeatureStore, projection: Sums) -> None:
@@ -67,17 +68,16 @@ def test_what_was_written_last_counts(store: FeatureStore, projection: Sums) -> 
     store.put([1], rows(9.0))  # another sequence has the slot now
     store.put_later([2], taps(8.0))
     assert store.get([1, 2]).equal(rows(9.0, 8.0))
-    assert projection.asked == [1], "what was written over is not projected"
+    store.put_later([1], taps(7.0))
+    assert store.get([1, 2]).equal(rows(7.0, 8.0))
+    assert projection.asked == [1, 1], "what was written over is not projected"
 
 
-def test_what_is_owed_has_a_bound(store: FeatureStore, projection: Sums) -> None:
-    for slot in range(OWED + 1):
-        store.put_later([slot], taps(float(slot % 50)))
-    assert projection.asked == [OWED]
-    store.put_later(range(2 * OWED, 3 * OWED + 1), torch.ones(OWED + 1, TAPS))
-    assert projection.asked == [OWED, OWED + 1], "a long prompt is projected at once"
-    assert store.get([OWED]).equal(rows(float(OWED % 50)))
-    assert store.get(range(50)).equal(rows(*map(float, range(50))))
+def test_many_owed_rows_are_projected_part_by_part(store: FeatureStore, projection: Sums) -> None:
+    values = [float(slot % 50) for slot in range(2 * PART + 1)]
+    store.put_later(range(2 * PART + 1), taps(*values))
+    assert store.get(range(2 * PART + 1)).equal(rows(*values))
+    assert projection.asked == [PART, PART, 1], "a copy of all their taps could fill the memory"
 
 
 def test_a_projection_that_fails_leaves_its_rows_owed(
