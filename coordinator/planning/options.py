@@ -19,7 +19,7 @@ from dspark.rounds.survival import Floats, Ints
 WINDOW = 384  # recent blocks that plans are made from; the oldest round counts whole
 ENOUGH = 32  # blocks of a lane's keys, from which on those of other keys are left out
 RENEWED = 0.02  # new blocks over blocks in the window, from which on options are computed anew
-MOVED = 0.1  # change of a plain round's seconds from which on plans notice it
+MOVED = 0.25  # change of a plain round's seconds from which on they are, too
 # Rounds that sending contexts takes beside each round of a try in which few draft: the verifier
 # packs them and a drafter reads them beside passes that need all processors, those before, too.
 # As passes of the shipped pair on two cores took: a try of two rounds 1.6 rounds more than plain.
@@ -148,13 +148,13 @@ class LaneOptions:
         self._cost, self._block, self._usual, self._bypass = cost, block, usual, bypass
         self._recent: deque[_Remembered] = deque()
         self.blocks = 0  # that are remembered
-        # announced seconds of a plain round, and drafted options, by properties of the lane
-        self.known: dict[tuple[object, ...], tuple[float, list[Option]]] = {}
+        # (plain, drafted) options by properties of the lane
+        self.known: dict[tuple[object, ...], tuple[Option, list[Option]]] = {}
         # (rate, seconds) of rounds in which few draft, by their number, the lane's and option
         self._parts: dict[tuple[int, int, Option], tuple[float, float]] = {}
         self._ranks: dict[frozenset[Hashable], _Ranked] = {}  # by a lane's keys
         self._news = 0  # blocks since these were cleared
-        self._plain = 1.0  # what a plain round took over what was announced, as noticed last
+        self._plain = 1.0  # what a plain round took over what was announced, as of then
 
     def remember(self, keys: Sequence[Hashable], compared: Floats, worth: Floats) -> None:
         """Remembers the blocks of a round, see `_Remembered`."""
@@ -176,17 +176,13 @@ class LaneOptions:
         where one sequence comes and one goes has the same options again."""
         near, worth = lane.context // CONTEXT_STEP, float(lane.weight.sum())
         of = (frozenset(lane.keys), len(lane.sequences), worth, near, lane.cohorts, lane.others)
-        if self._news > RENEWED * min(self.blocks, WINDOW) or len(self.known) >= MOST_KNOWN:
+        moved = abs(self._cost.plain.value - self._plain) > MOVED * self._plain
+        due = moved or self._news > RENEWED * min(self.blocks, WINDOW)
+        if due or len(self.known) >= MOST_KNOWN:
             self.renew()
         if of not in self.known:
-            self.known[of] = self._announced_s(lane), self._drafted(lane)
-        if abs(self._cost.plain.value - self._plain) > MOVED * self._plain:
-            self._plain = self._cost.plain.value
-        announced_s, drafted = self.known[of]
-        plain_s = announced_s if lane.others.slots else self._plain * announced_s
-        worth = lane.without_drafts[1]
-        plain = Option(worth / plain_s if self._bypass else 0.0, plain_s, 0, 1, float("inf"))
-        return plain, drafted
+            self.known[of] = self._computed(lane)
+        return self.known[of]
 
     def for_few(self, lane: PlannedLane, few: int, option: Option) -> tuple[float, float]:
         """(rate, seconds) of one round by this option that drafts for few, whose contexts are sent
@@ -208,14 +204,17 @@ class LaneOptions:
         found = self._walk(lane, ranked, option.slots, option.cohorts)
         return found, len(lane.sequences) / ranked.blocks
 
-    def _drafted(self, lane: PlannedLane) -> list[Option]:
+    def _computed(self, lane: PlannedLane) -> tuple[Option, list[Option]]:
+        tokens, worth = lane.without_drafts
+        plain_s = self._plain_s(tokens, lane)
+        plain = Option(worth / plain_s if self._bypass else 0.0, plain_s, 0, 1, float("inf"))
         ranked, drafted = self._ranked(lane), list[Option]()
         for slots in range(1, self._block + 1):
             for cohorts in [each for each in lane.cohorts if each <= lane.together] or [1]:
                 found = self._walk(lane, ranked, slots, cohorts)
                 rate, seconds = float(found.rates[found.chosen]), float(found.seconds[found.chosen])
                 drafted.append(Option(rate, seconds, slots, cohorts, found.price))
-        return drafted
+        return plain, drafted
 
     def _walk(self, lane: PlannedLane, ranked: _Ranked, slots: int, cohorts: int) -> Walk:
         """Algorithm 1 over blocks of `slots` slots, in `cohorts` cohorts."""
@@ -230,15 +229,13 @@ class LaneOptions:
         )
         return walk(compared, scale * gained, worth, seconds)
 
-    def _announced_s(self, lane: PlannedLane) -> float:
-        """Seconds of a round in which blocks are drafted for the others only; as announced if for
-        nobody."""
+    def _plain_s(self, tokens: float, lane: PlannedLane) -> float:
+        """Seconds of a round in which blocks are drafted for the others only."""
         others = lane.others
         if not others.slots:
-            return self._cost.verify.measured(lane.together, lane.context, lane.together)
-        tokens = np.array([lane.without_drafts[0]])
+            return self._cost.plain_s(lane.together, lane.context)
         seconds = self._cost.round_s(
-            tokens, lane.context, lane.together, others.drafting, others.slots, 1
+            np.array([tokens]), lane.context, lane.together, others.drafting, others.slots, 1
         )
         return float(seconds[0])
 

@@ -73,11 +73,11 @@ class Planner:
         if again and not done.prefill_tokens:
             expected_s = self.cost.verify.measured(done.tokens, done.context, count)
             if width:
-                self.cost.drafted.add(done.forward_s / expected_s)
+                self.cost.verified(done.forward_s / expected_s, drafted=True)
                 if done.alone:
                     self.cost.hop.add(done.round_s - done.forward_s - done.draft_s)
             elif done.alone:
-                self.cost.plain.add(done.round_s / expected_s)
+                self.cost.verified(done.round_s / expected_s, drafted=False)
         drafted = np.flatnonzero(~np.isnan(done.confidence).all(axis=1))
         if len(drafted):
             expected_s = max(self.cost.draft(len(drafted), width), LEAST_SECONDS)

@@ -422,8 +422,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "options stay though plain rounds became slower",
-            "            self._plain = self._cost.plain.value\n",
-            "            pass\n",
+            "due = moved or self._news",
+            "due = self._news",
             (f"{P}a_machine_that_became_slower_than_it_was_measured_is_planned_for_as_it_is",),
         ),
     ),
@@ -476,6 +476,18 @@ MUTANTS: list[Mutant] = [
             "np.maximum(np.maximum(2.0 * step, 2.0 * draft), alone)",
             "2.0 * step",
             (f"{P}what_two_cohorts_take_is_the_longest_of_what_must_follow_each_other",),
+        ),
+        (
+            "a slow moment of plain rounds makes drafts look fast",
+            "            other.value *= own.value / before\n",
+            "            pass\n",
+            (f"{P}a_verifier_that_becomes_slower_is_so_in_rounds_of_both_kinds",),
+        ),
+        (
+            "what is tried moves what is usual",
+            "        if own is self._usual:\n",
+            "        if self._usual is not None:\n",
+            (f"{P}what_is_tried_says_what_it_takes_beside_the_usual",),
         ),
     ),
     *in_file(

@@ -424,8 +424,8 @@ RULES = [
         ),
         (
             "a lane is never looked at anew",
-            "if self._news > RENEWED * min(self.blocks, WINDOW) or",
-            "if",
+            "due = moved or self._news > RENEWED * min(self.blocks, WINDOW)",
+            "due = False",
             ("tests/unit/planning/test_lane_plans.py",),
         ),
         (

@@ -268,9 +268,9 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked: list[PlannedLane] = []
-    computed = LaneOptions._drafted
+    computed = LaneOptions._computed
     monkeypatch.setattr(
-        LaneOptions, "_drafted", lambda self, lane: looked.append(lane) or computed(self, lane)
+        LaneOptions, "_computed", lambda self, lane: looked.append(lane) or computed(self, lane)
     )
     planner, two = planner_of(GPU), lane(2)
 
@@ -286,6 +286,10 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(
     looks(two)
     enough = int(RENEWED * WINDOW) + 1
     assert looks(two, 100) == 0, "plans alone are no news"
+    before = planner.cost.plain.value
+    for slower, looked_again in ((1.0 + 0.9 * MOVED, 0), (1.0 + 1.1 * MOVED, 1)):
+        planner.cost.plain.value = before * slower
+        assert looks(two, 100) == looked_again
     changes: list[dict[str, object]] = [
         {"keys": ["d", "e"]},
         {"weight": np.array([1.0, 2.0])},
@@ -306,24 +310,6 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(
         assert len(planner._options.known) <= MOST_KNOWN
     planner.renew()
     assert looks(two) == 1
-
-
-def test_plain_rounds_are_compared_with_by_their_seconds_once_these_moved() -> None:
-    """Which are all that changes while nothing is drafted: drafts are as they were."""
-    planner, two = planner_of(GPU), lane(2)
-    planner.learn(_drafted(2))
-    before, drafted = planner._options.of(two)
-    for slower in (1.0 + 0.9 * MOVED, 1.0 + 1.1 * MOVED):
-        planner.cost.plain.value = slower
-        plain, same = planner._options.of(two)
-        factor = slower if slower > 1.0 + MOVED else 1.0
-        assert plain.seconds == pytest.approx(factor * before.seconds)
-        assert plain.rate == pytest.approx(before.rate / factor)
-        assert same is drafted
-    others = dataclasses.replace(two, others=Others(1, 4.0, 3, 2.0, 1))
-    beside, _ = planner._options.of(others)
-    planner.cost.plain.value = 2.0
-    assert planner._options.of(others)[0] == beside, "rounds with drafts of others are not plain"
 
 
 def test_a_lane_is_planned_by_blocks_of_the_kinds_that_are_in_it() -> None:

@@ -24,7 +24,7 @@ from rounds_of import (
 )
 
 from coordinator.planning.acceptance import AcceptanceEstimator
-from coordinator.planning.cost import OUTLIER, RunningRatio
+from coordinator.planning.cost import OUTLIER, USUAL, RunningRatio
 from coordinator.planning.options import SENT, PlannedLane
 from coordinator.planning.planner import FinishedPass
 from coordinator.planning.tries import IN_A_ROW, WAITED
@@ -211,6 +211,32 @@ def test_what_two_cohorts_take_is_the_longest_of_what_must_follow_each_other() -
     assert corrector.round_s(tokens, CONTEXT, 32, 32, 9, 2)[0] == pytest.approx(22e-3)
     # both drafts
     assert corrector.round_s(tokens, CONTEXT, 32, 32, 20, 2)[0] == pytest.approx(40e-3)
+
+
+def test_a_verifier_that_becomes_slower_is_so_in_rounds_of_both_kinds() -> None:
+    """Else drafts begin whenever it is slower for a moment: their rounds look as fast as then."""
+    cost = planner_of(COSTS["gpu"]).cost
+    for _ in range(20 * USUAL):
+        cost.verified(1.0, drafted=False)
+    for _ in range(20 * USUAL):
+        cost.verified(1.5, drafted=True)
+    assert cost.plain.value == pytest.approx(1.0, rel=0.2), "drafted rounds take longer by nature"
+    ratio = cost.drafted.value / cost.plain.value
+    for _ in range(20 * USUAL):
+        cost.verified(2.0, drafted=True)
+    assert cost.drafted.value == pytest.approx(2.0, rel=0.01)
+    assert cost.drafted.value / cost.plain.value == pytest.approx(ratio)
+
+
+def test_what_is_tried_says_what_it_takes_beside_the_usual() -> None:
+    cost = planner_of(COSTS["gpu"]).cost
+    for number in range(200 * USUAL):
+        speed = 1.0 + 0.3 * (number > 100 * USUAL)
+        for _ in range(IN_A_ROW if number % USUAL == 0 else 0):
+            cost.verified(1.2 * speed, drafted=True)
+        cost.verified(speed, drafted=False)
+    assert cost.plain.value == pytest.approx(1.3, rel=0.05)
+    assert cost.drafted.value / cost.plain.value == pytest.approx(1.2, rel=0.05)
 
 
 def test_a_draft_takes_what_those_take_who_are_drafted_for() -> None:
