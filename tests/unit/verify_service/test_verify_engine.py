@@ -107,18 +107,26 @@ def test_rows_that_come_with_what_was_decided_are_the_same(engine: VerifyEngine)
         torch.testing.assert_close(one[1], other[1])
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["processor", "card"])
 def test_rows_of_plain_rounds_are_there_when_they_are_asked_for(
-    engine: VerifyEngine, golden_target: Path, golden_drafter: Path
+    engine: VerifyEngine, golden_target: Path, golden_drafter: Path, ahead: bool
 ) -> None:
-    tokens = [*PROMPT, begin(engine, 1, PROMPT)]
+    engine._step._ahead = ahead
+    tokens, other = [*PROMPT, begin(engine, 1, PROMPT)], [3, 17, 90, 41, 5]
     for number in range(1, 6):
         draft = [9, 11] if number == 3 else []
+        if number == 2:
+            line_up(engine, 2, other)  # its prompt rides with the rounds
         (verdict,) = judged(engine, item(1, number, tokens, draft))
         tokens += [*draft[: verdict.accepted], verdict.next_token]
-    whole = engine.features(Cursor(1, 1, 5, len(tokens)), 0)
-    assert whole.token_ids == tokens[:-1]
-    expected = direct_rows(golden_target, golden_drafter, tokens[:-1])
-    torch.testing.assert_close(rows_of(whole).float(), expected, rtol=1e-2, atol=1e-2)  # bf16
+    other.append(engine.first_token(2))
+    for sequence, round, ids in ((1, 5, tokens), (2, 0, other)):
+        whole = engine.features(Cursor(sequence, 1, round, len(ids)), 0)
+        assert whole.token_ids == ids[:-1]
+        expected = direct_rows(golden_target, golden_drafter, ids[:-1])
+        torch.testing.assert_close(
+            rows_of(whole).float(), expected, rtol=1e-2, atol=1e-2, msg=f"bf16, of {sequence}"
+        )
 
 
 @pytest.mark.parametrize("rule", list(Rule))
