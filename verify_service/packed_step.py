@@ -209,7 +209,7 @@ class PackedStep:
         kept = [each for each in committed if each.state.keep_features]
         # Rows of drafted rounds are sent with the next order. Those of plain rounds may never be
         # needed, so on a CPU only their taps are kept; a long prompt's would hold others up then.
-        now = drafted or self._ahead or any(len(chunk.token_ids) > PART for chunk in chunks)
+        now = drafted or self._ahead or any(chunk.state.prompt_len > PART for chunk in chunks)
         rows, owed = self._project(kept, result.taps, ahead, now=now)
         return Executed(prepared, saw, decided, scored, last_logits, kept, rows, owed)
 
