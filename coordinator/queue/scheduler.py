@@ -260,7 +260,7 @@ class Scheduler:
             return
         self._outage = None
         for state in [*self._line]:
-            if not any(lane.could_take(state) for lane in self._lanes):
+            if not self._could_place(state):
                 why = f"no verifier came back within {waited:.3g} s; {_said(state)}"
                 self.ended(state, Unavailable(why))
 
@@ -283,8 +283,14 @@ class Scheduler:
         self._metrics.num_requests_running.set(len(self._homes))
         self._metrics.num_requests_waiting.set(self._line.count)
 
+    def _could_place(self, state: RequestState) -> bool:
+        """Whether a lane that takes sequences could hold this one, were it empty."""
+        return any(lane.could_take(state) for lane in self._lanes)
+
     def _next(self) -> RequestState | None:
         """The oldest of the tenant that was given least; None if none waits or no place is free.
+
+        One that no lane could hold, as the only verifier that can drains, delays nobody.
 
         Some places are only for tenants with no sequence running, which so need not wait for others
         to end.
@@ -295,13 +301,12 @@ class Scheduler:
                 return None
             running = {state.request.tenant for state in self._homes}
             tenants = tuple(tenant for tenant in tenants if tenant not in running)
-        if not tenants:
-            return None
-        if len(tenants) == 1:
-            return self._line.first(tenants[0])
+        firsts = [self._line.first(tenant, self._could_place) for tenant in tenants]
+        able = [state for state in firsts if state is not None]
+        if len(able) < 2:
+            return next(iter(able), None)
         given = self.given()
-        firsts = map(self._line.first, tenants)
-        return min(firsts, key=lambda state: (given[state.request.tenant], state.sequence.number))
+        return min(able, key=lambda state: (given[state.request.tenant], state.sequence.number))
 
     def given(self) -> dict[str, float]:
         """Weighted tokens that each tenant in the queue was given, see `TenantShares`."""

@@ -16,7 +16,7 @@ answers `ANSWER`, when the sequence is placed and as they are committed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from coordinator.lanes.request_state import RequestState
@@ -120,9 +120,9 @@ class WaitingQueue:
         """Number of a tenant's queued sequences."""
         return len(self._lines.get(tenant, ()))
 
-    def first(self, tenant: str) -> RequestState:
-        """A tenant's oldest queued sequence."""
-        return self._lines[tenant][0]
+    def first(self, tenant: str, able: Callable[[RequestState], bool]) -> RequestState | None:
+        """A tenant's oldest queued sequence that is `able`; None if none is."""
+        return next(filter(able, self._lines[tenant]), None)
 
     def add(self, state: RequestState) -> None:
         """Queues by arrival: one that lost its place is ahead of all later ones of its tenant."""

@@ -11,6 +11,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.lanes.members import Members
 from coordinator.queue.waiting_queue import WaitingQueue
 from coordinator.requests.request import Request
+from coordinator.simulation.world import KVShape
 from dspark.rounds.policy import parse_policy
 from dspark.types import SamplingParams
 
@@ -23,7 +24,9 @@ async def test_who_was_preempted_goes_before_everybody_younger() -> None:
     for index in (1, 3, 0, 2):  # as they lose their places
         line.add(states[index])
     assert [*line] == states
-    assert line.first(states[0].request.tenant) is states[0]
+    tenant = states[0].request.tenant
+    assert line.first(tenant, lambda state: True) is states[0]
+    assert line.first(tenant, lambda state: state is not states[0]) is states[1]
     await cell.finish(*states)
 
 
@@ -40,6 +43,22 @@ async def test_sequences_are_taken_in_by_what_they_hold() -> None:
     assert not small.fits(lone)
     small.add(states[1])
     assert not small.fits(lone), "it would never end there, whatever the others hold now"
+
+
+@virtual
+async def test_whom_only_a_leaving_verifier_could_hold_delays_nobody() -> None:
+    cell = RoundsCell(pages=100)
+    cell.lane.drain(60.0)
+    cell.world.kv = KVShape(20, 4)
+    cell.add_verifier()
+    large = cell.ask((1, 7), max_tokens=200)
+    await cell.answered(
+        cell.ask((2, 7), max_tokens=20), cell.ask((3, 7), max_tokens=20, tenant="another")
+    )
+    assert cell.admission.queued == 1
+    cell.world.kv = KVShape(100, 4)
+    cell.add_verifier()
+    await cell.answered(large)
 
 
 @virtual
