@@ -132,18 +132,16 @@ class EnginePair:
             for each, block in zip(answers, blocks, strict=True)
         ]
         committed, pushed = 0, []
-        for each, block, verdict in zip(
-            answers, blocks, self.verifier.judge_cohort(items).outcomes, strict=True
-        ):
+        for each, verdict in zip(answers, self.verifier.judge_cohort(items).outcomes, strict=True):
             if not isinstance(verdict, Verdict):
                 raise RuntimeError(f"not judged: {verdict}")
             start = each.cursor.anchor_position
-            each.tokens += [*block.token_ids[: verdict.accepted], verdict.next_token]
+            each.tokens += verdict.tokens
             each.cursor = each.cursor._replace(
                 round=each.cursor.round + 1, committed_len=len(each.tokens)
             )
             pushed.append((each.cursor, start))
-            committed += verdict.accepted + 1
+            committed += len(verdict.tokens)
         self._push(pushed)
         return committed
 

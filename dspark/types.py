@@ -216,21 +216,24 @@ def scores_problem(tokens: int, top: int) -> str | None:
 class InForm(NamedTuple):
     """The effect of an answer's form on one round."""
 
-    forced: tuple[bool, ...]  # per committed token: whether the form allowed no other one
-    forbidden: bool  # whether the form forbids the first drafted token not kept
+    forced: tuple[bool, ...] = ()  # per token drawn: whether the form allowed no other one
+    forbidden: bool = False  # whether the form forbids the first drafted token not kept
 
 
 class Verdict(NamedTuple):
-    """How many drafted tokens were kept, and the one token the target adds."""
+    """What a pass drew for one sequence."""
 
-    cursor: Cursor
-    accepted: int
-    next_token: int
+    tokens: tuple[int, ...]  # the drafted ones that were kept, and the one the target adds
     # drafted tokens verified: fewer than ordered if pages ran out, none of an invalid draft
-    judged: int
+    judged: int = 0
     spoilt: bool = False  # whether the draft was invalid
     logprobs: tuple[ScoredToken, ...] = ()  # of the tokens kept and added, if requested
-    form: InForm | None = None  # if its answer has one
+    form: InForm = InForm()
+
+    @property
+    def accepted(self) -> int:
+        """How many drafted tokens were kept."""
+        return len(self.tokens) - 1
 
 
 @dataclass(frozen=True, slots=True)

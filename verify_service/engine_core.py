@@ -221,19 +221,7 @@ class EngineCore(ABC):
 
     def kept_rows(self, asked: Sequence[OrderRow]) -> KeptRows:
         """Feature rows and grammar masks to send with an order."""
-        kept = self._holdings.kept_rows(asked)
-        masks = [self._first_mask(row.sequence, row.epoch) for row in asked]
-        return kept._replace(masks=masks) if any(masks) else kept
-
-    def _first_mask(self, sequence: int, epoch: int) -> bytes:
-        """Mask of the allowed next tokens; empty without a grammar."""
-        state = self._find(sequence, epoch)
-        if state is None or state.matcher is None or state.matcher.too_slow:
-            return b""
-        try:
-            return state.matcher.masks(())[:1].tobytes()
-        except Exception:  # its next pass meets the same error and reports it
-            return b""
+        return self._holdings.kept_rows(asked)
 
     def features(self, cursor: Cursor, start: int) -> FeatureRun | Refusal:
         """Kept rows of positions start .. committed_len - 2, to fill a drafter's context."""
@@ -293,24 +281,7 @@ class EngineCore(ABC):
         """Prepares a cohort's step: then call its `run` on any thread, then `end` here."""
         began = time.perf_counter_ns()
         outcomes: dict[int, Verdict | Refusal] = {}
-        runnable: list[int] = []
-        seen: set[int] = set()
-        for index, item in enumerate(items):
-            if item.cursor.sequence in seen:
-                outcomes[index] = invalid("cursor.sequence: twice in one cohort")
-                continue
-            seen.add(item.cursor.sequence)
-            state = self._holdings.states.get(item.cursor.sequence)
-            answer = check_item(state, item, vocab_size=self.target.vocab_size)
-            if answer is None and item.cursor.sequence in self._busy:
-                answer = invalid("cursor: the sequence is in a pass that has not ended")
-            if answer is None and state is not None:
-                answer = self._step.unready(state)
-            if answer is None:
-                runnable.append(index)
-            else:
-                outcomes[index] = answer
-        given = self._ask(items, runnable, outcomes)
+        given = self._given(items, outcomes)
         riders: list[Rider] = []
         batches: list[Batch] = []
         waiting: deque[Sequence[int]] = deque(self._batches(given))
@@ -356,30 +327,52 @@ class EngineCore(ABC):
         self._holdings.drop(state)
         self._step.forget(state.sequence)
 
-    def _ask(
-        self,
-        items: Sequence[VerifyItem],
-        runnable: Sequence[int],
-        outcomes: dict[int, Verdict | Refusal],
+    def _given(
+        self, items: Sequence[VerifyItem], outcomes: dict[int, Verdict | Refusal]
     ) -> dict[int, VerifyItem]:
-        """Reserves pages, oldest sequence first; returns items that got some by index, in order.
+        """Checks items and reserves their pages, oldest sequence first. Returns those that got some
+        by index, in order; puts the refusals of others into `outcomes`."""
+        given: dict[int, VerifyItem] = {}
+        seen: set[int] = set()
+        for index in sorted(range(len(items)), key=lambda i: items[i].cursor.sequence):
+            item = items[index]
+            sequence = item.cursor.sequence
+            state = self._holdings.states.get(sequence)
+            made: VerifyItem | Refusal
+            if sequence in seen:
+                made = invalid("cursor.sequence: twice in one cohort")
+            elif state is None:
+                made = unknown(item.cursor)
+            else:
+                made = self._refused(state, item) or self._within_pages(state, item)
+            seen.add(sequence)
+            if isinstance(made, Refusal):
+                outcomes[index] = made
+            else:
+                given[index] = made
+        return dict(sorted(given.items()))
+
+    def _refused(self, state: CachedSequence, item: VerifyItem) -> Refusal | None:
+        """Why an item cannot be in a pass, or None."""
+        problem = check_item(state, item, vocab_size=self.target.vocab_size)
+        if problem is None and state.sequence in self._busy:
+            return invalid("cursor: the sequence is in a pass that has not ended")
+        return problem or self._step.unready(state)
+
+    def _within_pages(self, state: CachedSequence, item: VerifyItem) -> VerifyItem | Refusal:
+        """Reserves pages for an item; returns it, cut to the pages there are.
 
         Invariant 2, no peeking: a prefix without enough pages is cut to what fits, and only an
         anchor without a page is refused. The length of a prefix depends on its own tokens through
         later confidences. A refusal for that length would make the next draw depend on them too.
         """
-        given: dict[int, VerifyItem] = {}
-        for index in sorted(runnable, key=lambda i: items[i].cursor.sequence):
-            item = items[index]
-            state = self._holdings.states[item.cursor.sequence]
-            slots = self._holdings.grow_within(state, state.cached + 1, len(item.draft_ids))
-            if slots is None:
-                outcomes[index] = Refusal(
-                    RefusalReason.OUT_OF_PAGES, f"no page is left for token {state.cached + 1}"
-                )
-            else:
-                given[index] = item if slots == len(item.draft_ids) else item.prefix(slots)
-        return dict(sorted(given.items()))
+        drafted = len(item.draft_ids)
+        slots = self._holdings.grow_within(state, state.cached + 1, drafted)
+        if slots is None:
+            return Refusal(
+                RefusalReason.OUT_OF_PAGES, f"no page is left for token {state.cached + 1}"
+            )
+        return item if slots == drafted else item.prefix(slots)
 
     def _batches(self, items: Mapping[int, VerifyItem]) -> list[list[int]]:
         """Item indices per pass, each of at most `max_batch_tokens` tokens."""

@@ -182,19 +182,21 @@ class KVCacheManager:
         return FeatureRun(state.sequence, state.epoch, start, state.token_ids[start:stop], rows)
 
     def kept_rows(self, asked: Sequence[OrderRow]) -> KeptRows:
-        """Kept feature rows for several order rows, gathered at once."""
-        counts, token_ids, runs = [], list[int](), []
+        """Kept feature rows and grammar masks for several order rows, gathered at once."""
+        counts, token_ids, runs, masks = [], list[int](), [], []
         for sequence, epoch, _, committed_len, _, _, start in asked:
-            state, count = self.states.get(sequence), 0
-            if state is not None and state.epoch == epoch and state.keep_features:
-                count = max(min(committed_len - 1, state.cached) - start, 0)
+            state, count, mask = self.states.get(sequence), 0, b""
+            if state is not None and state.epoch == epoch:
+                mask = state.first_mask
+                if state.keep_features:
+                    count = max(min(committed_len - 1, state.cached) - start, 0)
                 if count:
                     token_ids += state.token_ids[start : start + count]
                     runs.append((state, start, count))
             counts.append(count)
-        if not runs or self.store is None:
-            return KeptRows(counts, [], None)
-        return KeptRows(counts, token_ids, self.store.packed(self.where(runs)))
+            masks.append(mask)
+        rows = self.store.packed(self.where(runs)) if runs and self.store is not None else None
+        return KeptRows(counts, token_ids, rows, masks if any(masks) else ())
 
     def _make_free(self, pages: int) -> bool:
         """Reclaims cached prefixes if needed; returns whether `pages` pages are free."""

@@ -263,7 +263,7 @@ class PackedStep:
             elif not self._there(state):
                 outcomes.append(unknown(item.cursor))
             else:
-                form = in_form(masks, item.draft_ids, decided[0]) if _is_mask(masks) else None
+                form = in_form(masks, item.draft_ids, decided[0]) if _is_mask(masks) else InForm()
                 outcomes.append(self._commit_item(state, item, *decided, form))
         for chunk, scored, logits in zip(
             prepared.chunks, executed.scored, executed.last_logits, strict=True
@@ -295,10 +295,10 @@ class PackedStep:
         accepted: int,
         next_token: int,
         logprobs: tuple[ScoredToken, ...],
-        form: InForm | None,
+        form: InForm,
     ) -> Verdict | Refusal:
         """Advances the grammar matcher and the sequence by the committed tokens."""
-        tokens = [*item.draft_ids[:accepted], next_token]
+        tokens = (*item.draft_ids[:accepted], next_token)
         try:
             if state.matcher is not None:
                 state.matcher.accept(tokens)
@@ -307,9 +307,7 @@ class PackedStep:
         state.token_ids.extend(tokens)
         state.cached += 1 + accepted
         state.round = item.cursor.round
-        return Verdict(
-            item.cursor, accepted, next_token, len(item.draft_ids), item.spoilt, logprobs, form
-        )
+        return Verdict(tokens, len(item.draft_ids), item.spoilt, logprobs, form)
 
     def _keep(self, executed: Executed) -> None:
         """Stores feature rows, or owes them, in one call: a cohort has a row or two per sequence.

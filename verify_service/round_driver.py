@@ -49,7 +49,7 @@ from verify_service.engine_core import EngineCore
 from verify_service.feature_push import FeaturePush
 from verify_service.prompts import IDLE_S, Began, Prompts
 from verify_service.round_news import RoundNews
-from verify_service.round_passes import NOTHING, RoundPasses, Running
+from verify_service.round_passes import RoundPasses, Running
 from verify_service.row_feeds import RowFeeds
 from verify_service.under_way import UnderWay
 
@@ -214,7 +214,7 @@ class RoundDriver:
             running = self._passes.begin(run)
         except Exception as error:
             log.error("pass.not_begun", sequences=len(run.rows), exc_info=error)
-            self._more.append(PassEnded(run.number, [NOTHING] * len(run.rows)))
+            self._more.append(PassEnded(run.number, [None] * len(run.rows)))
             return
         self._compute(running.step, lambda: self._pass_ended(running))
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.rounds.control import Admission, PassReport, Refused, Timing
-from dspark.rounds.events import Drawn, PassEnded, PassRow, Report, RoundReport, RunPass, Told
+from dspark.rounds.events import PassEnded, PassRow, Report, RoundReport, RunPass, Told
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.spans import RoundSpans
 from dspark.runtime.telemetry import Metrics
@@ -26,7 +26,6 @@ from verify_service.round_news import RoundNews
 from verify_service.sequences import VerifyItem, failed
 from verify_service.under_way import UnderWay
 
-NOTHING = Drawn(())
 REMEMBERED = 4  # ended passes kept; without remaining sequences a pass is never reported
 
 
@@ -106,11 +105,10 @@ class RoundPasses:
         judged = self._engine.end(running.step)
         if running.step.failure is not None:
             # the device failed, not a sequence
-            return [PassEnded(running.number, [NOTHING] * len(running.rows))]
+            return [PassEnded(running.number, [None] * len(running.rows))]
         spoilt: list[HeldBlock] = []
         sound: set[int] = set()  # orders
-        verdicts: dict[int, Verdict] = {}
-        drawn: dict[int, Drawn] = {}  # by sequence
+        verdicts: dict[int, Verdict] = {}  # by sequence
         for item, outcome in zip(running.items, judged.outcomes, strict=True):
             sequence = item.cursor.sequence
             if isinstance(outcome, Refusal):
@@ -121,30 +119,23 @@ class RoundPasses:
                 verdicts[sequence] = outcome
                 # as it keeps the blocks of its whole order in memory
                 held = self._drafters.blocks.pop(sequence, None)
-                tokens = (*item.draft_ids[: outcome.accepted], outcome.next_token)
-                drawn[sequence] = (
-                    Drawn(tokens) if outcome.form is None else Drawn(tokens, *outcome.form)
-                )
                 if held is None or not item.draft_ids:
                     continue
                 if outcome.spoilt:
-                    drawn[sequence] = drawn[sequence]._replace(spoilt=True)
                     spoilt.append(held)
                 else:
                     sound.add(held.order)
         self._ran[running.number] = Ran(running, judged, verdicts, time.monotonic())
         while len(self._ran) > REMEMBERED:
             self._note(self._ran.pop(next(iter(self._ran))).judged)
-        told = PassEnded(running.number, [drawn.get(row.sequence, NOTHING) for row in running.rows])
+        told = PassEnded(running.number, [verdicts.get(row.sequence) for row in running.rows])
         return [told, *self._drafters.judged(running.orders, spoilt, sound)]
 
     def _note(self, judged: Judged) -> None:
         metrics = self._metrics
         metrics.coupled_near_ties.inc(judged.near_ties)
         for form in [
-            each.form
-            for each in judged.outcomes
-            if isinstance(each, Verdict) and each.form is not None
+            each.form for each in judged.outcomes if isinstance(each, Verdict) and each.form.forced
         ]:
             metrics.form_tokens.inc(len(form.forced))
             metrics.form_forced_tokens.inc(sum(form.forced))

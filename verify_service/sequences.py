@@ -95,6 +95,16 @@ class CachedSequence:
         return len(self.token_ids)
 
     @property
+    def first_mask(self) -> bytes:
+        """Mask of the allowed next tokens; empty without a grammar."""
+        if self.matcher is None or self.matcher.too_slow:
+            return b""
+        try:
+            return self.matcher.masks(())[:1].tobytes()
+        except Exception:  # its next pass meets the same error and reports it
+            return b""
+
+    @property
     def given(self) -> int:
         """Tokens of the request's own prompt; fewer than `prompt_len` if part of the answer was
         prefilled too."""
@@ -151,13 +161,11 @@ def check_prompt(
     return None
 
 
-def check_item(
-    state: CachedSequence | None, item: VerifyItem, *, vocab_size: int
-) -> Refusal | None:
+def check_item(state: CachedSequence, item: VerifyItem, *, vocab_size: int) -> Refusal | None:
     """Why an item cannot run, or None; its distributions are checked during the pass."""
     cursor = item.cursor
-    if state is None or cursor.epoch != state.epoch or not state.anchored:
-        if state is not None and cursor.epoch < state.epoch:
+    if cursor.epoch != state.epoch or not state.anchored:
+        if cursor.epoch < state.epoch:
             return stale(state, f"epoch {cursor.epoch} was followed by {state.epoch}")
         return unknown(cursor)
     if cursor.committed_len != state.committed_len:

@@ -164,8 +164,7 @@ class SyntheticStep:
                 continue
             grown.append((state, said))
             state.round = item.cursor.round
-            drafted = len(item.draft_ids)
-            outcomes.append(Verdict(item.cursor, len(said) - 1, said[-1], drafted, item.spoilt))
+            outcomes.append(Verdict(said, len(item.draft_ids), item.spoilt))
         grown += [
             (each.state, each.token_ids)
             for each in batch.chunks

@@ -33,6 +33,7 @@ from dspark.rounds.loop import RoundLoop
 from dspark.rounds.orders import Waits
 from dspark.rounds.plan import Plan
 from dspark.rounds.spans import RoundSpans
+from dspark.types import Verdict
 
 RIDING = 512  # prompt tokens of one pass, as `verify.step_prefill_tokens`
 IDLE_S = 0.02  # without a pass, after which prompts run by themselves
@@ -354,7 +355,7 @@ class SimulatedVerifier(SimulatedWorker):
 
         self.device.submit(begin, over, urgent=True)
 
-    def _judge(self, action: events.RunPass) -> list[events.Drawn]:
+    def _judge(self, action: events.RunPass) -> Sequence[Verdict | None]:
         asked = []
         for row in action.rows:
             key = (row.sequence, row.epoch)
@@ -362,7 +363,7 @@ class SimulatedVerifier(SimulatedWorker):
         drawn = self._pair.judge(asked)
         for (held, _), tokens in zip(asked, drawn, strict=True):
             held.tokens.extend(tokens)
-        return [events.Drawn(tokens) for tokens in drawn]
+        return [Verdict(tokens) for tokens in drawn]
 
     # Reports.
 

@@ -79,20 +79,16 @@ class CaseRun:
         """Whether another round is due: the anchor's index is below the end, and no stop came."""
         return not self.stopped and not self.refused and len(self.ids) - 1 < self.end
 
-    def take(self, draft: Sequence[int], accepted: int, next_token: int) -> None:
-        """Counts one round and commits what it kept."""
-        inside = next(
-            (n for n, token in enumerate(draft[:accepted], start=1) if token in self.stops), None
-        )
-        if inside is not None:
-            self.ids.extend(draft[:inside])
-            self.stopped = True
-        else:
-            self.ids.extend([*draft[:accepted], next_token])
-            self.stopped = next_token in self.stops
-        self.acceptance_lengths.append(inside or accepted + 1)
-        self.proposal_lengths.append(inside or len(draft))
-        self.accepted_draft_lengths.append(inside or accepted)
+    def take(self, tokens: Sequence[int], drafted: int) -> None:
+        """Counts one round and commits what it drew, up to a stop token."""
+        stop = next((n for n, token in enumerate(tokens, start=1) if token in self.stops), None)
+        self.ids.extend(tokens[:stop])
+        self.stopped = stop is not None
+        # a stop token among the accepted ones ends the proposal too
+        inside = stop if stop is not None and stop < len(tokens) else None
+        self.acceptance_lengths.append(inside or len(tokens))
+        self.proposal_lengths.append(inside or drafted)
+        self.accepted_draft_lengths.append(inside or len(tokens) - 1)
 
     def problem(self, case: dict[str, Any]) -> str | None:
         """None if the results are those of the case, else the first difference."""
@@ -247,7 +243,7 @@ class _Turn:
             runs, items, verify.judge_cohort(items).outcomes, strict=True
         ):
             verdict: Verdict = served(outcome)
-            run.take(item.draft_ids, verdict.accepted, verdict.next_token)
+            run.take(verdict.tokens, len(item.draft_ids))
 
     def _fill(self, run: CaseRun) -> None:
         """Sends the rows that the drafter lacks; before round `REST` it loses all of them."""

@@ -11,6 +11,8 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from dspark.types import Verdict
+
 
 class How(enum.Enum):
     """How a sequence is released."""
@@ -102,22 +104,9 @@ class DrafterReady(NamedTuple):
     watermark: int
 
 
-class Drawn(NamedTuple):
-    """What a pass drew for one of its rows."""
-
-    tokens: tuple[int, ...]  # the accepted ones and the target's own; none where nothing was drawn
-    forced: tuple[bool, ...] = ()  # see `InForm`
-    forbidden: bool = False
-    spoilt: bool = False  # its block cannot have been drafted, and counted as empty
-
-    @property
-    def accepted(self) -> int:
-        return len(self.tokens) - 1
-
-
 class PassEnded(NamedTuple):
     number: int
-    drawn: Sequence[Drawn]  # one for each row of the pass
+    drawn: Sequence[Verdict | None]  # for each row of the pass; None: nothing was drawn
 
 
 class SessionLost(NamedTuple):

@@ -29,7 +29,6 @@ from dspark.rounds.events import (
     DrafterEvent,
     DrafterLost,
     DrafterReady,
-    Drawn,
     How,
     Keep,
     PassEnded,
@@ -68,6 +67,7 @@ from dspark.rounds.state import (
     SETTLING,
     SequenceState,
 )
+from dspark.types import Verdict
 
 BETWEEN = (IDLE, HELD)  # states between rounds
 # Why a block is empty: its drafter forgot the whole context, or lost rows that were sent.
@@ -226,7 +226,7 @@ class RoundLoop:
                 self.counts["verdict of a dropped sequence"] += 1
                 self._leaving.free(sequence)
                 continue
-            if not drawn.tokens:  # nothing was drawn for it, though for others
+            if drawn is None:
                 if sequence.state is RUNNING:
                     sequence.apply(FAILED)
                     sequence.leaving = Why.FAILED
@@ -240,7 +240,7 @@ class RoundLoop:
         for sequence in settled:
             self._leaving.settled(sequence)
 
-    def _judged(self, sequence: SequenceState, drawn: Drawn) -> RoundReport:
+    def _judged(self, sequence: SequenceState, drawn: Verdict) -> RoundReport:
         number, epoch, round, before = (
             sequence.number,
             sequence.epoch,
@@ -252,7 +252,8 @@ class RoundLoop:
         verified, block, why = sequence.prefix, sequence.block, sequence.why_empty
         drafter = sequence.asked or sequence.drafter
         sequence.apply(JUDGED)
-        said, forced = sequence.commit(drawn.tokens), drawn.forced
+        said = sequence.commit(drawn.tokens)
+        forced, forbidden = drawn.form
         forced = (*forced, *[False] * len(said))[: len(said)] if any(forced) else ()
         return RoundReport(
             number,
@@ -266,7 +267,7 @@ class RoundLoop:
             why,
             drafter,
             forced,
-            drawn.forbidden,
+            forbidden,
         )
 
     # From drafters.

@@ -58,7 +58,7 @@ def finish(
             for item, verdict in zip(items, engine.judge_cohort(items).outcomes, strict=True):
                 assert isinstance(verdict, Verdict), verdict
                 n = item.cursor.sequence
-                sequences[n] += [*item.draft_ids[: verdict.accepted], verdict.next_token]
+                sequences[n] += verdict.tokens
         elif anchored != sequences.keys():
             _arrived(engine, engine.prefill_next(), anchored, sequences)
         while (news := engine.line.take_news()) is not None:

@@ -115,7 +115,7 @@ class Tape:
         prefix = verdict.judged
         made = RecordedRound(
             at, item.draft_ids[:prefix], item.q.prefix(prefix), prefix, verdict.accepted,
-            verdict.next_token,
+            verdict.tokens[-1],
             item.cursor.epoch,
         )  # fmt: skip
         if taken.rounds.setdefault(at, made) != made:

@@ -129,11 +129,11 @@ GRAMMARS = [
         ),
     ),
     *in_file(
-        "verify_service/engine_core.py",
+        "verify_service/kv_cache_manager.py",
         (
             "a mask is that of the next sequence",
-            "kept._replace(masks=masks)",
-            "kept._replace(masks=masks[::-1])",
+            "rows, masks if any(masks) else ())",
+            "rows, masks[::-1] if any(masks) else ())",
             ("tests/unit/verify_service/test_under_way.py",),
         ),
     ),

@@ -270,8 +270,8 @@ PAGES = [
         ),
         (
             "a prefix is refused for its length",
-            "            if slots is None:\n",
-            "            if slots is None or slots < len(item.draft_ids):\n",
+            "        if slots is None:\n",
+            "        if slots is None or slots < drafted:\n",
             (f"{S}::test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length",),
         ),
     ),

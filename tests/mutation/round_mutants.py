@@ -559,7 +559,7 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "a sequence is in two passes at once",
-            "if answer is None and item.cursor.sequence in self._busy:",
+            "if problem is None and state.sequence in self._busy:",
             "if False:",
             (f"{U}a_sequence_is_in_one_pass_at_a_time",),
         ),

@@ -38,6 +38,7 @@ from verify_service import drafter_stream, drafters, round_passes
 from verify_service.prompts import Prompts
 from verify_service.round_driver import RoundDriver
 from verify_service.round_passes import RoundPasses
+from verify_service.sequences import CachedSequence
 from verify_service.synthetic import SyntheticVerifyEngine
 from verify_service.under_way import UnderWay
 
@@ -113,7 +114,7 @@ async def test_an_order_brings_the_mask_of_each_sequence(
 
     async with verifier(pair) as v, FakeDrafter(reply) as fake, conducting(v, PLAN) as conductor:
         monkeypatch.setattr(
-            v.engine, "_first_mask", lambda sequence, epoch: b"mask" * (sequence % 3)
+            CachedSequence, "first_mask", property(lambda state: b"mask" * (state.sequence % 3))
         )
         conductor.port.tell([DrafterAt(1, fake.endpoint, INCARNATION)])
         asked = [conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1) for place in range(4)]

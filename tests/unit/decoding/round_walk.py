@@ -21,7 +21,6 @@ from dspark.rounds.events import (
     Action,
     Admit,
     BlocksCame,
-    Drawn,
     How,
     PassEnded,
     Prefill,
@@ -36,6 +35,7 @@ from dspark.rounds.events import (
 )
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.plan import Plan
+from dspark.types import Verdict
 
 Confidences = tuple[tuple[float, ...], ...]
 DRAFTER = 1
@@ -303,7 +303,8 @@ class Walk:
                         and self._setting.settles(count)
                     ):
                         self._tell(after, Release(row.sequence, row.epoch, How.SETTLE))
-                self._tell(after, PassEnded(run.number, [Drawn((0,) * count) for count in lengths]))
+                drawn = [Verdict((0,) * count) for count in lengths]
+                self._tell(after, PassEnded(run.number, drawn))
 
             moved = self._moved(key, lengths, move)
             after = list(said)

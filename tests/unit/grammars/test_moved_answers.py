@@ -93,7 +93,7 @@ def said(engine: VerifyEngine, params: SamplingParams, moves_at: set[int], slots
         (outcome,) = engine.judge_cohort([item]).outcomes
         assert isinstance(outcome, Verdict), outcome
         answer += drafts[: outcome.accepted]
-        anchor = outcome.next_token
+        anchor = outcome.tokens[-1]
     engine.release(number, epoch)
     return answer[:LONGEST]
 

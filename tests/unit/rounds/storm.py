@@ -29,7 +29,6 @@ from dspark.rounds.events import (
     Acknowledged,
     Admit,
     DrafterEvent,
-    Drawn,
     How,
     Prefilled,
     PrefillRefused,
@@ -43,7 +42,7 @@ from dspark.rounds.events import (
 )
 from dspark.rounds.orders import Waits
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
-from dspark.types import SamplingParams
+from dspark.types import SamplingParams, Verdict
 
 PROMPT, ROOM = 6, 40
 WAITS = Waits(deadline_s=0.02, patience_s=0.2, inline_rows=5)
@@ -140,12 +139,12 @@ class StormyVerifier(SimulatedVerifier):
         self._in_pass.update((row.sequence, row.epoch) for row in action.rows)
         super()._run(action)
 
-    def _judge(self, action: RunPass) -> list[Drawn]:
+    def _judge(self, action: RunPass) -> list[Verdict | None]:
         keys = [(row.sequence, row.epoch) for row in action.rows]
         self._in_pass.subtract(keys)
-        drawn = [Drawn(()) if self._hits(0.01) else each for each in super()._judge(action)]
-        self.drawn.update(key for key, each in zip(keys, drawn, strict=True) if each.tokens)
-        self.failed += sum(not each.tokens for each in drawn)
+        drawn = [None if self._hits(0.01) else each for each in super()._judge(action)]
+        self.drawn.update(key for key, each in zip(keys, drawn, strict=True) if each)
+        self.failed += drawn.count(None)
         return drawn
 
     def _prefilled(self, prompts: Sequence[Any]) -> list[Prefilled | PrefillRefused]:

@@ -16,7 +16,6 @@ from dspark.rounds.events import (
     DrafterEvent,
     DrafterLost,
     DrafterReady,
-    Drawn,
     How,
     Keep,
     OpenAtDrafter,
@@ -36,6 +35,7 @@ from dspark.rounds.events import (
 from dspark.rounds.orders import Waits
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
 from dspark.rounds.state import NEXT, Event, SequenceState, State, UnlistedEvent
+from dspark.types import InForm, Verdict
 
 
 @pytest.mark.parametrize("state", State)
@@ -111,20 +111,21 @@ def test_an_order_carries_the_rows_since_the_last_one_the_anchor_and_the_slots()
 
 
 @pytest.mark.parametrize(
-    ("drawn", "forced"),
+    ("tokens", "form", "forced"),
     [
-        (Drawn((3, 99, 5), (True, True, True), True), (True, True)),
-        (Drawn((3, 4, 5), (False, True), True), (False, True, False)),
-        (Drawn((3, 4, 5), (False, False, False), True), ()),
+        ((3, 99, 5), InForm((True, True, True), True), (True, True)),
+        ((3, 4, 5), InForm((False, True), True), (False, True, False)),
+        ((3, 4, 5), InForm((False, False, False), True), ()),
     ],
 )
 def test_what_forms_did_is_reported_of_the_tokens_that_are_said(
-    drawn: Drawn, forced: tuple[bool, ...]
+    tokens: tuple[int, ...], form: InForm, forced: tuple[bool, ...]
 ) -> None:
     verifier = Verifier()
     verifier.prefilled(1)
     run = only(verifier.blocks(only(verifier.said, SendOrder), (0.9, 0.9, 0.9)), RunPass)
-    (said,) = rounds(verifier.tell(PassEnded(run.number, [drawn])))
+    drawn = [Verdict(tokens, form=form)]
+    (said,) = rounds(verifier.tell(PassEnded(run.number, drawn)))
     assert (said.forced, said.forbidden) == (forced, True)
 
 
@@ -132,7 +133,7 @@ def test_a_block_that_a_pass_found_unsound_is_told_of_as_an_empty_one() -> None:
     verifier = Verifier()
     verifier.prefilled(1)
     run = only(verifier.blocks(only(verifier.said, SendOrder), (0.9, 0.9, 0.9)), RunPass)
-    actions = verifier.tell(PassEnded(run.number, [Drawn((5,), spoilt=True)]))
+    actions = verifier.tell(PassEnded(run.number, [Verdict((5,), spoilt=True)]))
     (said,) = rounds(actions)
     assert (said.tokens, said.why_empty) == ((5,), "invalid")
     assert (said.accepted, said.verified, said.confidence) == (0, 0, ())
@@ -459,7 +460,7 @@ def test_whoever_could_not_be_judged_leaves_and_the_others_go_on() -> None:
     verifier = Verifier(priced(slots=0))
     run = only(verifier.prefilled(1, 2, 3), RunPass)
     verifier.tell(Release(3, 0, How.SETTLE))
-    actions = verifier.tell(PassEnded(run.number, [Drawn((4, 5)), Drawn(()), Drawn(())]))
+    actions = verifier.tell(PassEnded(run.number, [Verdict((4, 5)), None, None]))
     assert [each.sequence for each in rounds(actions)] == [1]
     gone = {each.sequence: each for each in of(actions, Released)}
     assert (gone[2].why, gone[2].rounds, gone[2].committed_len) == (Why.FAILED, 1, PROMPT + 1)
@@ -467,7 +468,7 @@ def test_whoever_could_not_be_judged_leaves_and_the_others_go_on() -> None:
     assert {2, 3} <= {sequence for sequence, _ in verifier.pages.freed}
     run = only(verifier.acknowledge(actions) or actions, RunPass)
     assert [row.sequence for row in run.rows] == [1]
-    actions = verifier.tell(PassEnded(run.number, [Drawn(())]))
+    actions = verifier.tell(PassEnded(run.number, [None]))
     assert actions == [Released(1, 0, 2, PROMPT + 3, Why.FAILED)], "and no report"
 
 
@@ -488,7 +489,7 @@ def test_between_passes_settling_is_leaving(state: str) -> None:
     if state in ("HELD", "IDLE"):
         run = only(verifier.blocks(order, ()), RunPass)
         verifier.ended(run) if state == "HELD" else verifier.tell(
-            PassEnded(run.number, [Drawn((3,))])
+            PassEnded(run.number, [Verdict((3,))])
         )
     elif state == "READY":
         verifier.prefilled(2, drafter=OTHER)

@@ -13,7 +13,6 @@ from dspark.rounds.events import (
     Admit,
     BlocksCame,
     DrafterReady,
-    Drawn,
     PassEnded,
     Prefilled,
     Report,
@@ -26,6 +25,7 @@ from dspark.rounds.events import (
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.orders import Waits
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, Terms
+from dspark.types import Verdict
 
 A = TypeVar("A")
 DRAFTER, OTHER = 5, 6
@@ -111,7 +111,7 @@ class Verifier:
 
     def ended(self, run: RunPass, accepted: int = 0, token: int = 3) -> list[Action]:
         """The pass ends, with as many drafted tokens kept in every row as its prefix allows."""
-        drawn = [Drawn((token,) * (min(accepted, row.prefix) + 1)) for row in run.rows]
+        drawn = [Verdict((token,) * (min(accepted, row.prefix) + 1)) for row in run.rows]
         return self.tell(PassEnded(run.number, drawn))
 
     def acknowledge(self, actions: Iterable[Action]) -> list[Action]:

@@ -62,7 +62,7 @@ def test_plain_rounds_pay_for_no_projection_and_drafted_ones_for_rows_that_are_k
         text = [5, 6, 7, take_in(engine, sequence, [5, 6, 7], longest=20, keep=keep)]
         (verdict,) = judged(engine, item(sequence, 1, text))
         assert calls == []
-        text.append(verdict.next_token)
+        text.append(verdict.tokens[-1])
         judged(engine, item(sequence, 2, text, [9]))
         assert len(calls) == keep, "of the one whose rows are kept"
         calls.clear()

@@ -40,7 +40,7 @@ def say(
     outcomes = engine.judge_cohort(items).outcomes
     for (_, tokens), outcome in zip(sequences.items(), outcomes, strict=True):
         if isinstance(outcome, Verdict):
-            tokens.append(outcome.next_token)
+            tokens.append(outcome.tokens[-1])
     return outcomes
 
 
@@ -81,7 +81,7 @@ def test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length(pair: PAIR
     assert take_in(engine, 1, PROMPT) == text[20]
     # All of the draft is right; three pages hold the anchor and three more.
     (verdict,) = judged(engine, item(1, 0, text[:21], text[21:28]))
-    assert (verdict.accepted, verdict.judged, verdict.next_token) == (3, 3, text[24])
+    assert (verdict.accepted, verdict.judged, verdict.tokens[-1]) == (3, 3, text[24])
     (refused,) = engine.judge_cohort([item(1, 1, text[:25])]).outcomes
     assert why(refused) is RefusalReason.OUT_OF_PAGES
     engine.release(1, 1)
@@ -89,7 +89,7 @@ def test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length(pair: PAIR
     for _ in range(3):
         say(engine, {1: said})
     (cut,) = judged(engine, item(1, 4, text[:24], text[24:27]))
-    assert (cut.judged, cut.spoilt, cut.next_token) == (0, False, text[24]), (
+    assert (cut.judged, cut.spoilt, cut.tokens[-1]) == (0, False, text[24]), (
         "which is nobody's fault"
     )
 
@@ -116,7 +116,7 @@ def test_a_prompt_rides_in_rounds_and_nobody_s_answer_changes(pair: PAIR) -> Non
     for number in range(12):
         made = engine.judge_cohort([item(1, 1 + number, text)])
         (outcome,) = made.outcomes
-        text.append(outcome.next_token)
+        text.append(outcome.tokens[-1])
         assert made.prefill_tokens == (7 if number < 7 else 1 if number == 7 else 0)
     assert text == expected
     assert engine.first_token(2) == first
@@ -185,7 +185,7 @@ def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(p
     rode = []
     for _ in range(2):
         (verdict,) = judged(engine, item(1, len(texts[1]) - len(PROMPT), texts[1]))
-        texts[1].append(verdict.next_token)
+        texts[1].append(verdict.tokens[-1])
         rode.append([(each.prefill.sequence, each.tokens, each.done) for each in news(engine)])
     assert rode == [[(2, 9, True), (3, 7, True), (4, 8, False)], [(4, 12, True), (5, 3, True)]]
     assert {n: engine.first_token(n) for n in prompts} == alone
@@ -248,14 +248,14 @@ def test_a_pass_that_fails_costs_those_alone_who_fail_alone(
     outcomes = engine.judge_cohort(items).outcomes
     assert {n + 1 for n, outcome in enumerate(outcomes) if isinstance(outcome, Refusal)} == bad
     verdicts = [outcome for outcome in outcomes if isinstance(outcome, Verdict)]
-    assert len({verdict.next_token for verdict in verdicts}) == 1, "all say the same, none twice"
+    assert len({verdict.tokens[-1] for verdict in verdicts}) == 1, "all say the same, none twice"
     assert all(
         engine._holdings.states[verdict.cursor.sequence].cached == len(PROMPT) + 1
         for verdict in verdicts
     )
     fragile.bad, fragile.most = set(), 99
     again = judged(engine, *(items[n - 1] for n in bad))  # they stand where they stood
-    assert {each.next_token for each in again} <= {each.next_token for each in verdicts}
+    assert {each.tokens[-1] for each in again} <= {each.tokens[-1] for each in verdicts}
 
 
 def test_a_prompt_that_spoils_a_round_is_told_and_the_round_goes_on_without_it(

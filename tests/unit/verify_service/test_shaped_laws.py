@@ -89,7 +89,7 @@ def test_drafts_are_judged_as_if_each_token_had_been_said_before_the_next(
         draft = [*wanted[at : at + 3], 1]  # three right ones, and most likely a wrong one
         verdict = judge(engine, 1, number, tokens, draft)
         assert verdict.accepted >= 3
-        tokens += [*draft[: verdict.accepted], verdict.next_token]
+        tokens += verdict.tokens
     assert tokens[len(PROMPT) :][:13] == wanted[:13]
 
 
@@ -100,7 +100,7 @@ def test_a_hand_over_counts_what_was_committed_as_the_answer(
     tokens = [*PROMPT, *wanted[:6]]
     anchor = begin(engine, 1, tokens, SHAPED, epoch=2)
     assert anchor == wanted[6]
-    assert judge(engine, 1, 1, [*tokens, anchor], [], epoch=2).next_token == wanted[7]
+    assert judge(engine, 1, 1, [*tokens, anchor], [], epoch=2).tokens[-1] == wanted[7]
 
 
 def test_neighbours_in_a_pass_do_not_notice(engine: VerifyEngine) -> None:
@@ -112,7 +112,7 @@ def test_neighbours_in_a_pass_do_not_notice(engine: VerifyEngine) -> None:
     alone = judge(engine, 1, 1, tokens[1], [])
     tokens[3] = [*PROMPT, begin(engine, 3, PROMPT, plain)]
     _, beside = judged(engine, *(item(s, 1, tokens[s]) for s in (2, 3)))
-    assert beside.next_token == alone.next_token
+    assert beside.tokens[-1] == alone.tokens[-1]
 
 
 @pytest.mark.parametrize(

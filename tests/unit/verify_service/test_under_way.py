@@ -98,24 +98,22 @@ def rounds(engine: VerifyEngine, *, split: bool) -> Iterator[list[Verdict]]:
     def asked(cohort: list[int], number: int) -> list[VerifyItem]:
         return [item(each, said[each], drafts(number + each)) for each in cohort]
 
-    def take(cohort: list[int], asked: list[VerifyItem], judged: Any) -> list[Verdict]:
-        for sequence, its, verdict in zip(cohort, asked, judged.outcomes, strict=True):
+    def take(cohort: list[int], judged: Any) -> list[Verdict]:
+        for sequence, verdict in zip(cohort, judged.outcomes, strict=True):
             assert isinstance(verdict, Verdict), verdict
-            said[sequence] += [*its.draft_ids[: verdict.accepted], verdict.next_token]
+            said[sequence] += verdict.tokens
         outcomes: list[Verdict] = judged.outcomes
         return outcomes
 
     for number in range(6):
         if not split:
             for cohort in cohorts:
-                items = asked(cohort, number)
-                yield take(cohort, items, engine.judge_cohort(items))
+                yield take(cohort, engine.judge_cohort(asked(cohort, number)))
             continue
-        both = [asked(cohort, number) for cohort in cohorts]
-        steps = [engine.begin(items) for items in both]
+        steps = [engine.begin(asked(cohort, number)) for cohort in cohorts]
         run(*steps)
-        for cohort, items, step in zip(cohorts, both, steps, strict=True):
-            yield take(cohort, items, engine.end(step))
+        for cohort, step in zip(cohorts, steps, strict=True):
+            yield take(cohort, engine.end(step))
 
 
 def test_verdicts_and_rows_are_those_of_passes_that_are_not_split(config: VerifyConfig) -> None:
@@ -123,9 +121,7 @@ def test_verdicts_and_rows_are_those_of_passes_that_are_not_split(config: Verify
     for expected, outcomes in zip(
         rounds(whole, split=False), rounds(apart, split=True), strict=True
     ):
-        assert [(each.cursor, each.accepted, each.next_token) for each in outcomes] == [
-            (each.cursor, each.accepted, each.next_token) for each in expected
-        ]
+        assert [each.tokens for each in outcomes] == [each.tokens for each in expected]
     for sequence in (1, 2, 5):
         length = whole._holdings.states[sequence].committed_len
         kept = [engine.features(Cursor(sequence, 1, 0, length), 0) for engine in (whole, apart)]
@@ -180,7 +176,7 @@ def test_a_pass_that_fails_is_tried_again_though_one_in_it_has_left(
     calm = VerifyEngine.load(config)
     for sequence, outcome in list(zip(said, outcomes, strict=True))[1:]:
         assert [outcome] == judged(calm, item(sequence, take_in(calm, sequence), drafts[sequence]))
-        said[sequence] += [*drafts[sequence][: outcome.accepted], outcome.next_token]
+        said[sequence] += outcome.tokens
         judged(engine, item(sequence, said[sequence]))
     engine.release_owner(0)
     assert (engine.held.sequences, engine.held.pages_held) == (0, 0)
@@ -220,7 +216,7 @@ def test_a_prompt_that_cannot_be_prepared_is_refused_and_takes_nobody_along(
     for _ in range(3):
         step = engine.begin([item(sequence, said[sequence]) for sequence in said])
         for sequence, outcome in zip(said, ended(engine, step), strict=True):
-            said[sequence].append(outcome.next_token)
+            said[sequence].append(outcome.tokens[-1])
         while (news := engine.line.take_news()) is not None:
             told.append(news)
     problems = {
@@ -291,7 +287,7 @@ def test_a_sequence_is_in_one_pass_at_a_time(engine: Any) -> None:
     run(first, second)
     (verdict,), (refused,) = engine.end(first).outcomes, engine.end(second).outcomes
     assert isinstance(refused, Refusal)
-    judged(engine, item(1, [*said, verdict.next_token]))
+    judged(engine, item(1, [*said, verdict.tokens[-1]]))
 
 
 def test_a_prompt_is_in_one_pass_at_a_time_and_others_ride_meanwhile(engine: Any) -> None:
@@ -322,7 +318,7 @@ def test_pages_of_who_left_go_to_others_while_a_pass_is_computed(config: VerifyC
     other = take_in(crowded, 3)  # prefilled while the first pass waits
     behind = crowded.begin([item(3, other)])
     run(step, behind)
-    assert crowded.end(step).outcomes[0].next_token == expected.next_token  # type: ignore[union-attr]
+    assert crowded.end(step).outcomes[0].tokens[-1] == expected.tokens[-1]  # type: ignore[union-attr]
     assert isinstance(crowded.end(behind).outcomes[0], Verdict)
 
 

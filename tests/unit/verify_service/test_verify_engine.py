@@ -53,7 +53,7 @@ def test_feature_rows_are_the_projected_taps_of_committed_tokens_only(
         # One right token would need the oracle; any draft will do, most of it is rejected.
         draft = [7 * number % 128, 9, 11]
         (verdict,) = judged(engine, item(1, number, tokens, draft))
-        tokens += [*draft[: verdict.accepted], verdict.next_token]
+        tokens += verdict.tokens
         rows = engine.features(
             Cursor(1, 1, number + 1, len(tokens)), len(tokens) - 2 - verdict.accepted
         )
@@ -87,7 +87,7 @@ def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: Ve
             items.append(item(base + n, 1, [*prompt, anchor], drafts[n]))
     for one, alone in zip(judged(engine, *items[:4]), items[4:], strict=True):
         (other,) = judged(engine, alone)
-        assert (one.accepted, one.next_token) == (other.accepted, other.next_token)
+        assert one.tokens == other.tokens
 
 
 def test_rows_that_come_with_what_was_decided_are_the_same(engine: VerifyEngine) -> None:
@@ -119,7 +119,7 @@ def test_rows_of_plain_rounds_are_there_when_they_are_asked_for(
         if number == 2:
             line_up(engine, 2, other)  # its prompt rides with the rounds
         (verdict,) = judged(engine, item(1, number, tokens, draft))
-        tokens += [*draft[: verdict.accepted], verdict.next_token]
+        tokens += verdict.tokens
     other.append(engine.first_token(2))
     for sequence, round, ids in ((1, 5, tokens), (2, 0, other)):
         whole = engine.features(Cursor(sequence, 1, round, len(ids)), 0)
@@ -186,7 +186,7 @@ def test_cohorts_larger_than_a_pass_are_judged_in_turns(golden_target: Path) -> 
     items = [item(n, 1, [*PROMPT, begin(small, n, PROMPT)], [9, 9]) for n in range(4)]
     made = small.judge_cohort(items)
     assert made.tokens == 12
-    assert len({(o.accepted, o.next_token) for o in made.outcomes if isinstance(o, Verdict)}) == 1
+    assert len({o.tokens for o in made.outcomes if isinstance(o, Verdict)}) == 1
     assert [type(each) for each in made.outcomes] == [Verdict] * 4
 
 
