@@ -243,8 +243,8 @@ PAGES = [
             ),
             (
                 "only the first slot of several is owed",
-                "self._owed[_numbers(slots)] = True",
-                "self._owed[_numbers(slots)[:1]] = True",
+                "self._owed[numbers] = True",
+                "self._owed[numbers[:1]] = True",
             ),
         ),
     ),

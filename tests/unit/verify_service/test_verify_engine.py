@@ -164,12 +164,7 @@ def test_a_block_that_cannot_have_been_drafted_is_judged_as_an_empty_one(
             (0, first == 1),
             (2, False),
         ]
-        said.append(
-            [
-                each._replace(cursor=each.cursor._replace(sequence=0), spoilt=False)
-                for each in verdicts
-            ]
-        )
+        said.append([each._replace(spoilt=False) for each in verdicts])
     assert said[0] == said[1]
     assert len(rows_of(engine.features(Cursor(2, 1, 2, len(PROMPT) + 2), 0))) == len(PROMPT) + 1
 
