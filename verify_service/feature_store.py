@@ -31,8 +31,8 @@ class FeatureStore:
         self.form = form  # dtype of rows on the wire; kept rows are bfloat16
         self._projection = projection
         self._rows = torch.empty(num_slots, projection.width, dtype=ROW_DTYPE)
-        # bytes of taps [num_slots, m*H], made for the first owed row. Not a tensor: numpy copies a
-        # few rows in a quarter of the time, and a pass of plain rounds waits for it.
+        # bytes of taps [num_slots, m*H], made for the first owed row. Not a tensor: the next pass
+        # waits for the copy, and numpy begins one of a few rows sooner.
         self._taps: npt.NDArray[np.uint8] | None = None
         self._of_taps = ROW_DTYPE  # dtype of these
         self._owed = np.zeros(num_slots, np.bool_)

@@ -101,6 +101,16 @@ def test_taps_may_be_overwritten_once_they_are_owed(store: FeatureStore) -> None
     assert store.get([0, 1]).equal(rows(3.0, 4.0))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_owed_taps_are_of_the_targets_dtype_and_may_be_part_of_more(
+    store: FeatureStore, dtype: torch.dtype
+) -> None:
+    part = taps(3.0, 4.0).to(dtype).repeat(1, 2)[:, :TAPS]
+    assert not part.is_contiguous()
+    store.put_later([0, 5], part)
+    assert store.get([5, 0]).equal(rows(4.0, 3.0))
+
+
 def test_rows_without_a_width_are_kept_too() -> None:
     store = FeatureStore(8, SimpleNamespace(width=0))
     store.put_later([2, 3], None)
