@@ -71,7 +71,7 @@ class FeatureStore:
         """Copies taps [n, m*H] and owes their rows."""
         if taps is None:
             return  # rows without a width
-        values, numbers = taps.contiguous().view(torch.uint8).numpy(), _numbers(slots)
+        values, numbers = taps.view(torch.uint8).numpy(), _numbers(slots)
         if self._taps is None:
             self._taps = np.empty((len(self._rows), values.shape[1]), np.uint8)
             self._of_taps = taps.dtype

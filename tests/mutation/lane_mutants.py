@@ -22,6 +22,17 @@ SILENT = (f"{L}a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_d
 
 LANES: list[Mutant] = [
     *in_file(
+        "coordinator/queue/scheduler.py",
+        (
+            "who fits into no lane stands at the head of the queue",
+            "self._line.first(tenant, self._could_place)",
+            "self._line.first(tenant, lambda state: True)",
+            (
+                "tests/unit/coordinator/test_preemption.py::test_whom_only_a_leaving_verifier_could_hold_delays_nobody",
+            ),
+        ),
+    ),
+    *in_file(
         "coordinator/lanes/lane.py",
         (
             "R6: whoever moves is dropped",

@@ -246,6 +246,11 @@ PAGES = [
                 "self._owed[numbers] = True",
                 "self._owed[numbers[:1]] = True",
             ),
+            (
+                "taps are read in the dtype of rows",
+                ".view(self._of_taps)",
+                ".view(ROW_DTYPE)",
+            ),
         ),
     ),
     *in_file(
