@@ -105,11 +105,9 @@ class KVBlockPool:
         if need > self.free:
             return False
         page = table.pages[-1] + 1 if table.pages else table.wish[0]
-        first, last = table.wish
-        wished = self._wished[page : page + need].copy()
-        wished[max(first - page, 0) : max(last - page, 0)] = False  # its own wish
-        taken = np.flatnonzero((self._holders[page : page + need] != 0) | wished)
-        behind = int(taken[0]) if len(taken) else len(wished)  # pages that continue the run
+        behind = 0  # pages that continue the run
+        while behind < need and self._is_open(page + behind, table.wish):
+            behind += 1
         self._holders[page : page + behind] = 1
         self._give(table, range(page, page + behind))
         if behind < need:
@@ -174,9 +172,11 @@ class KVBlockPool:
         self._kept[page] = False
         return bool(self.let_go([page]))
 
-    def _is_open(self, page: int) -> bool:
-        """Whether the page exists, has no holder and lies in no sequence's wish."""
-        return page < self.total and self._holders[page] == 0 and not self._wished[page]
+    def _is_open(self, page: int, wish: tuple[int, int] = (0, 0)) -> bool:
+        """Whether the page exists, has no holder and lies in no sequence's wish but this one."""
+        if page >= self.total or self._holders[page] != 0:
+            return False
+        return wish[0] <= page < wish[1] or not self._wished[page]
 
     def _home(self, wanted: int) -> int | None:
         """First page of the shortest open run of `wanted` pages; None if there is none."""

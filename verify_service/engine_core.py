@@ -278,7 +278,8 @@ class EngineCore(ABC):
         return judged
 
     def begin(self, items: Sequence[VerifyItem]) -> UnderWay:
-        """Prepares a cohort's step: then call its `run` on any thread, then `end` here."""
+        """Prepares a cohort's step: then call its `run` on any thread, then `end` here. items: one
+        per sequence, oldest first."""
         began = time.perf_counter_ns()
         outcomes: dict[int, Verdict | Refusal] = {}
         given = self._given(items, outcomes)
@@ -330,31 +331,25 @@ class EngineCore(ABC):
     def _given(
         self, items: Sequence[VerifyItem], outcomes: dict[int, Verdict | Refusal]
     ) -> dict[int, VerifyItem]:
-        """Checks items and reserves their pages, oldest sequence first. Returns those that got some
-        by index, in order; puts the refusals of others into `outcomes`."""
+        """Checks items and reserves the pages they lack. Returns those that may run, by index; puts
+        the refusals of others into `outcomes`."""
         given: dict[int, VerifyItem] = {}
-        seen: set[int] = set()
-        for index in sorted(range(len(items)), key=lambda i: items[i].cursor.sequence):
-            item = items[index]
-            sequence = item.cursor.sequence
-            state = self._holdings.states.get(sequence)
+        for index, item in enumerate(items):
+            state = self._holdings.states.get(item.cursor.sequence)
             made: VerifyItem | Refusal
-            if sequence in seen:
-                made = invalid("cursor.sequence: twice in one cohort")
-            elif state is None:
+            if state is None:
                 made = unknown(item.cursor)
             else:
                 made = self._refused(state, item) or self._within_pages(state, item)
-            seen.add(sequence)
             if isinstance(made, Refusal):
                 outcomes[index] = made
             else:
                 given[index] = made
-        return dict(sorted(given.items()))
+        return given
 
     def _refused(self, state: CachedSequence, item: VerifyItem) -> Refusal | None:
         """Why an item cannot be in a pass, or None."""
-        problem = check_item(state, item, vocab_size=self.target.vocab_size)
+        problem = check_item(state, item)
         if problem is None and state.sequence in self._busy:
             return invalid("cursor: the sequence is in a pass that has not ended")
         return problem or self._step.unready(state)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
+from dspark.rounds.plan import MAX_SLOTS
 from dspark.types import (
     NO_Q,
     Cursor,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("dspark.verify")
 
-MAX_DRAFT = 64  # drafted tokens of one item
 _BUG = Refusal(
     RefusalReason.INTERNAL, "its parameters or its rows met a bug; see the verifier's log"
 )
@@ -153,41 +153,25 @@ def check_prompt(
         return invalid(f"token_ids: {count} tokens leave no room in a context of {context_length}")
     if max(token_ids) >= vocab_size or min(token_ids) < 0:
         return invalid(f"token_ids: an id is not below the vocabulary size {vocab_size}")
-    if not count < reserve_tokens <= context_length + MAX_DRAFT + 1:
+    if not count < reserve_tokens <= context_length + MAX_SLOTS + 1:
         return invalid(
             f"reserve_tokens: {reserve_tokens} is not in "
-            f"{count + 1}..{context_length + MAX_DRAFT + 1}"
+            f"{count + 1}..{context_length + MAX_SLOTS + 1}"
         )
     return None
 
 
-def check_item(state: CachedSequence, item: VerifyItem, *, vocab_size: int) -> Refusal | None:
-    """Why an item cannot run, or None; its distributions are checked during the pass."""
-    cursor = item.cursor
-    if cursor.epoch != state.epoch or not state.anchored:
-        if cursor.epoch < state.epoch:
-            return stale(state, f"epoch {cursor.epoch} was followed by {state.epoch}")
-        return unknown(cursor)
-    if cursor.committed_len != state.committed_len:
+def check_item(state: CachedSequence, item: VerifyItem) -> Refusal | None:
+    """Why an item is not the next round of its sequence, or None. Its tokens were checked when they
+    were read; its distributions are checked during the pass."""
+    _, epoch, round, committed_len = item.cursor
+    if epoch > state.epoch or not state.anchored:
+        return unknown(item.cursor)
+    claimed = (epoch, committed_len, item.anchor)
+    if claimed != (state.epoch, state.committed_len, state.token_ids[-1]) or round <= state.round:
         return stale(
             state,
-            f"committed_len {cursor.committed_len} was claimed, {state.committed_len} is here",
+            f"epoch {epoch}, round {round}, committed_len {committed_len} do not follow epoch "
+            f"{state.epoch}, round {state.round}, or the anchor is another one",
         )
-    if cursor.round <= state.round:
-        return stale(state, f"round {cursor.round} is over, the last was {state.round}")
-    if item.anchor != state.token_ids[-1]:
-        return stale(state, "the anchor is not the newest committed token")
-    return _check_draft(state, item, vocab_size)
-
-
-def _check_draft(state: CachedSequence, item: VerifyItem, vocab_size: int) -> Refusal | None:
-    count = len(item.draft_ids)
-    if state.committed_len + count > state.capacity:
-        return invalid(
-            f"draft_ids: {state.committed_len + count} tokens exceed the announced {state.capacity}"
-        )
-    if count > MAX_DRAFT:
-        return invalid(f"draft_ids: {count} tokens are over the limit of {MAX_DRAFT}")
-    if count and not 0 <= min(item.draft_ids) <= max(item.draft_ids) < vocab_size:
-        return invalid(f"draft_ids: an id is not below the vocabulary size {vocab_size}")
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import threading
@@ -20,6 +21,7 @@ CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 LOOK_S = 0.5  # seconds between checks of the parent
 GRACE_S = 20.0  # seconds for an orderly end after SIGTERM
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
+COLLECT_AFTER = 50_000  # objects made and not freed, before cycles among them are looked for
 
 
 def keep_freed_memory() -> None:
@@ -31,6 +33,15 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, 32 << 20)
         mallopt(_TRIM_THRESHOLD, 64 << 20)
+
+
+def collect_rarely() -> None:
+    """Lets Python look for garbage cycles rarely, and never among what is loaded by now. A full
+    look stops every thread for as long as there are objects to visit, and what streams and rounds
+    make is nearly all freed without one."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER)
 
 
 def wait_briefly() -> None:

@@ -48,8 +48,13 @@ PAGES = [
             ),
             (
                 "what was wished for is taken though somebody holds it",
-                "(self._holders[page : page + need] != 0) | wished",
-                "wished",
+                "if page >= self.total or self._holders[page] != 0:",
+                "if page >= self.total:",
+            ),
+            (
+                "a page that another one wishes for is taken while others are free",
+                "return wish[0] <= page < wish[1] or not self._wished[page]",
+                "return True",
             ),
             (
                 "a life takes the longest run",
@@ -295,23 +300,23 @@ PAGES = [
             CHECKS,
             (
                 "a round that is over may run again",
-                "if cursor.round <= state.round:",
-                "if cursor.round < 0:",
+                " or round <= state.round:",
+                ":",
             ),
             (
                 "an anchor of somebody else's is verified after",
-                "if item.anchor != state.token_ids[-1]:",
-                "if item.anchor < 0:",
+                "committed_len, item.anchor)",
+                "committed_len, state.token_ids[-1])",
             ),
             (
                 "an epoch ahead is this one",
-                "cursor.epoch != state.epoch or not state.anchored",
-                "cursor.epoch < state.epoch or not state.anchored",
+                "if epoch > state.epoch or not state.anchored:",
+                "if not state.anchored:",
             ),
             (
                 "a cursor that stands elsewhere is believed",
-                "    if cursor.committed_len != state.committed_len:\n        return stale(\n",
-                "    if cursor.committed_len < 0:\n        return stale(\n",
+                "claimed = (epoch, committed_len,",
+                "claimed = (epoch, state.committed_len,",
             ),
             (
                 "tokens of an answer count as its prompt where it goes on elsewhere",

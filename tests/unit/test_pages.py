@@ -13,6 +13,15 @@ def slots(pool: KVBlockPool, key: object, count: int) -> list[int]:
     return list(pool.slots(key, 0, count))  # type: ignore[arg-type]
 
 
+def test_who_outgrows_its_wish_leaves_the_wishes_of_others_alone_while_it_can() -> None:
+    pool = KVBlockPool(12, 1)
+    for key, longest in (("a", 4), ("b", 1), ("c", 4)):
+        assert pool.open(key, 1, longest)
+    assert pool.grow("b", 2)
+    assert pool.grow("c", 4)
+    assert [pool.pages(key) for key in "abc"] == [[0], [4, 9], [5, 6, 7, 8]]
+
+
 def test_a_step_gets_all_the_pages_it_asks_for_or_none() -> None:
     pool = KVBlockPool(4, 8)
     assert pool.open("a", 16, 64)

@@ -143,3 +143,30 @@ def test_memory_of_a_round_is_asked_of_the_system_once() -> None:
     a_round = 20 << 18
     assert asked("as it was") > 10 * a_round, "it would be asked for again every round"
     assert asked("kept") < a_round
+
+
+CYCLES = """
+import gc
+from dspark.runtime.process import COLLECT_AFTER, collect_rarely
+
+loaded = [[] for _ in range(10_000)]
+collect_rarely()
+visited = len(gc.get_objects())
+looks = []
+gc.callbacks.append(lambda phase, info: looks.append(phase))
+kept = [[] for _ in range(COLLECT_AFTER // 2)]
+rare = len(looks)
+for _ in range(3 * COLLECT_AFTER):
+    cycle = []
+    cycle.append(cycle)
+print(visited, rare, len(looks) > 0, len(gc.get_objects()) < 2 * COLLECT_AFTER)
+"""
+
+
+def test_cycles_are_looked_for_rarely_and_not_among_what_is_loaded() -> None:
+    made = subprocess.run(
+        [sys.executable, "-c", CYCLES], capture_output=True, text=True, check=True
+    )
+    visited, *told = made.stdout.split()
+    assert int(visited) < 1_000, "what is loaded would be visited"
+    assert told == ["0", "True", "True"], "rarely, but cycles are freed in the end"

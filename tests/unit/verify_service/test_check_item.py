@@ -32,7 +32,7 @@ def check(
     state: CachedSequence | None = None, *, anchor: int = 5, **differs: int
 ) -> Refusal | None:
     item = VerifyItem(CURSOR._replace(**differs), anchor, (), NO_Q)
-    return check_item(state or held(), item, vocab_size=100)
+    return check_item(state or held(), item)
 
 
 def reason(answer: Refusal | None) -> RefusalReason | None:
