@@ -88,9 +88,8 @@ class KVBlockPool:
         table = self._tables[key] = _Table()
         self._give(table, shared)
         self.retain(shared)
-        goes_on = bool(shared) and self._is_open(shared[-1] + 1)
-        wanted = self.pages_for(longest) - len(shared)
-        if not goes_on and (home := self._home(wanted)) is not None:
+        wanted = self.pages_for(longest)
+        if not shared and (home := self._home(wanted)) is not None:
             table.wish = (home, home + wanted)
             self._wished[home : home + wanted] = True
         return self.grow(key, tokens)
@@ -172,7 +171,7 @@ class KVBlockPool:
         self._kept[page] = False
         return bool(self.let_go([page]))
 
-    def _is_open(self, page: int, wish: tuple[int, int] = (0, 0)) -> bool:
+    def _is_open(self, page: int, wish: tuple[int, int]) -> bool:
         """Whether the page exists, has no holder and lies in no sequence's wish but this one."""
         if page >= self.total or self._holders[page] != 0:
             return False

@@ -13,13 +13,12 @@ def slots(pool: KVBlockPool, key: object, count: int) -> list[int]:
     return list(pool.slots(key, 0, count))  # type: ignore[arg-type]
 
 
-def test_who_outgrows_its_wish_leaves_the_wishes_of_others_alone_while_it_can() -> None:
+def test_who_shares_the_pages_of_another_leaves_it_the_next_one() -> None:
     pool = KVBlockPool(12, 1)
-    for key, longest in (("a", 4), ("b", 1), ("c", 4)):
-        assert pool.open(key, 1, longest)
-    assert pool.grow("b", 2)
-    assert pool.grow("c", 4)
-    assert [pool.pages(key) for key in "abc"] == [[0], [4, 9], [5, 6, 7, 8]]
+    assert pool.open("a", 2, 4)
+    assert pool.open("b", 3, 4, shared=pool.pages("a"))
+    assert pool.grow("a", 4)
+    assert [pool.pages(key) for key in "ab"] == [[0, 1, 2, 3], [0, 1, 4]]
 
 
 def test_a_step_gets_all_the_pages_it_asks_for_or_none() -> None:
