@@ -43,6 +43,7 @@ class CommitLog:
     def __init__(self, prompt: Sequence[int]) -> None:
         self._ids = list(prompt)
         self.prompt_len = len(self._ids)
+        self.resumed = 0  # tokens of the answer from before it was resumed
 
     def __len__(self) -> int:
         """`committed_len` of the cursor: prompt and committed tokens, the anchor included."""
@@ -52,6 +53,11 @@ class CommitLog:
     def answered(self) -> int:
         """Number of tokens of the answer."""
         return len(self._ids) - self.prompt_len
+
+    @property
+    def since_resumed(self) -> int:
+        """Number of tokens that were answered since then, for statistics and shares."""
+        return self.answered - self.resumed
 
     def ids(self) -> tuple[int, ...]:
         """Ids of prompt and answer: what another verifier must prefill."""

@@ -162,15 +162,17 @@ class FrontendConnection:
                 error = PeerError("the request could not be taken in; see the coordinator's log")
             self._fail(number, error)
             return
-        late = Expired(f"no answer within {order.lasts_s:.3g} s")
-        relay.timer = self._clock.call_later(order.lasts_s + BACKSTOP_S, relay.call.cut, late)
+        if number in self._calls:  # else it was complete, and is over
+            late = Expired(f"no answer within {order.lasts_s:.3g} s")
+            relay.timer = self._clock.call_later(order.lasts_s + BACKSTOP_S, relay.call.cut, late)
 
     def _order(self, submit: frontend_pb2.Submit) -> SubmitRequest:
         """Reads and checks a submitted request like any other; the front end is not trusted."""
         message = submit.request
         if not message.request_id:
             raise InvalidRequest("request_id", "a front end has to give one")
-        self._cell.check_capacity(submit.tenant)
+        if not message.HasField("resume"):  # one that is resumed may have its place already
+            self._cell.check_capacity(submit.tenant)
         limits = self._cell.terms().limits
         prompt = tuple(message.tokenized.input_ids)
         request = read_request(

@@ -119,6 +119,10 @@ class LocalCell:
         if order.message.HasField("resume"):
             known = look_up(order, self.journal)
             request = known.request
+            if all(said.end is not None for said in known.answers):  # nothing is left to do
+                tell_again(sink, known)
+                sink.close()
+                return LocalHandle(self.admission, {})
             self.admission.check_open()  # before its earlier reader is cut off
         if known is None or not self._take_over(request.id):
             self.admission.check(request)
@@ -134,18 +138,15 @@ class LocalCell:
             for choice in range(request.choices)
             if known is None or known.answers[choice].end is None
         }
-        if states:
-            # nothing is committed before this turn of the loop is over
-            self.admission.submit(*states.values())
+        # nothing is committed before this turn of the loop is over
+        self.admission.submit(*states.values())
         if known is not None:
             tell_again(sink, known)
-        if not states:
-            (kept or sink).close()
         return LocalHandle(self.admission, states, kept)
 
     def _take_over(self, request_id: str) -> bool:
         """Ends the request if it runs, and says whether it did: the client that resumes it replaces
-        its earlier reader, and has its place."""
+        its earlier reader, and needs no room in the queue."""
         state = self.admission.find(request_id)
         if state is not None:  # an error of one answer ends them all
             self.admission.ended(state, RequestCancelled("its client resumed it elsewhere"))
@@ -168,10 +169,11 @@ class LocalCell:
         log = CommitLog(request.prompt)
         if said is not None:
             log.append(said.tokens)
+        log.resumed = log.answered
         answer = Answer(log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=choice)
         life = Life(next(self._numbers), epoch=said.epoch + 1 if said is not None else 0)
-        if kept is None:
-            return RequestState(request, life, answer, RequestStats(arrived), sink)
-        return RequestState(
-            request, life, answer, RequestStats(arrived), kept, partial(kept.note_epoch, choice)
-        )
+        state = RequestState(request, life, answer, RequestStats(arrived), kept or sink)
+        state.begun = said is not None
+        if kept is not None:
+            state.note_epoch = partial(kept.note_epoch, choice)
+        return state

@@ -22,7 +22,7 @@ from coordinator.http.api import Api
 from coordinator.http.calls import Part
 from coordinator.http.errors import as_message, described
 from coordinator.http.reply import Object
-from coordinator.http.schema import BodyPart, described_by, read_body
+from coordinator.http.schema import BodyPart, Listed, described_by, read_body
 from coordinator.http.template import ChatTemplate, joined_texts, read_arguments, string
 from coordinator.reception.input_processor import prompt_bytes
 from dspark.errors import InvalidRequest, Unsupported
@@ -97,11 +97,11 @@ class MessagesBody(CommonFields):
     idle = _IDLE
     stored = ("container", "thread")
 
-    messages: list[dict[str, Any]]
+    messages: Listed[dict[str, Any]]
     max_tokens: int
-    system: str | list[dict[str, Any]] | None = None
-    stop_sequences: list[str] | None = None
-    tools: list[MessagesTool] | None = None
+    system: str | Listed[dict[str, Any]] | None = None
+    stop_sequences: Listed[str] | None = None
+    tools: Listed[MessagesTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

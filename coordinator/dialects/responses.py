@@ -19,7 +19,7 @@ from coordinator.http.api import Api
 from coordinator.http.calls import Part
 from coordinator.http.errors import described
 from coordinator.http.reply import Object
-from coordinator.http.schema import BodyPart, StreamOptions, described_by, read_body
+from coordinator.http.schema import BodyPart, Listed, StreamOptions, described_by, read_body
 from coordinator.http.template import joined_texts, string
 from coordinator.reception.input_processor import prompt_bytes
 from dspark.errors import InvalidRequest, Unsupported
@@ -93,16 +93,16 @@ class ResponsesBody(CommonFields):
     idle = _IDLE
     stored = ("background", "conversation", "previous_response_id", "prompt", "store")
 
-    input: str | list[dict[str, Any]]
+    input: str | Listed[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = None
     stream_options: StreamOptions | None = None
-    tools: list[ResponsesTool] | None = None
+    tools: Listed[ResponsesTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    include: list[str] | None = None
+    include: Listed[str] | None = None
     # Fields without effect: labels for the client's own use.
     client_metadata: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None

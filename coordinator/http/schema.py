@@ -24,6 +24,19 @@ from dspark.errors import InvalidRequest, RequestCancelled, Unsupported
 Form = dict[str, Any]  # `constraint` of a request
 
 
+class AtFirst(FailFast):
+    """Fails a list at its first wrong item, so that a long list of another kind does not collect an
+    error for each of a million items."""
+
+    def __hash__(self) -> int:  # members of a union need a hash
+        return hash(self.fail_fast)
+
+
+T = TypeVar("T")
+Listed = Annotated[list[T], AtFirst()]  # every list of a body
+MOST_ERRORS = 100  # of one body that are looked at, to name the field
+
+
 class BodyPart(BaseModel):
     """A body or an object in it: types are strict, unknown fields are refused."""
 
@@ -51,7 +64,7 @@ class StructuredOutputs(BodyPart):
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Listed[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | dict[str, Any] | None = None
@@ -165,7 +178,7 @@ class SharedFields(BodyPart):
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Listed[int] | None = None
     cache_salt: str | None = None
     structured_outputs: StructuredOutputs | None = None
     # Ours.
@@ -197,7 +210,7 @@ class Body(SharedFields):
 
     n: int | None = None
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
+    stop: str | Listed[str] | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
@@ -272,6 +285,8 @@ def validated(kind: type[M], content: bytes) -> M:
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
+        if error.error_count() > MOST_ERRORS:
+            raise InvalidRequest("body", f"{error.error_count()} values are wrong") from None
         errors = error.errors(include_url=False, include_input=False, include_context=False)
         paths = [_path(kind, each) for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
         # Of a union's alternatives report the one that matched deepest.
@@ -280,23 +295,10 @@ def validated(kind: type[M], content: bytes) -> M:
         raise InvalidRequest(field or "body", problem[:1].lower() + problem[1:300]) from None
 
 
-class AtFirst(FailFast):
-    """Fails a list at its first wrong item, so that a long list of another kind does not collect an
-    error for each of a million items."""
-
-    def __hash__(self) -> int:  # members of a union need a hash
-        return hash(self.fail_fast)
-
-
 class CompletionBody(Body):
     """Body of /v1/completions."""
 
-    prompt: (
-        str
-        | Annotated[list[str], AtFirst()]
-        | Annotated[list[int], AtFirst()]
-        | Annotated[list[list[int]], AtFirst()]
-    )
+    prompt: str | Listed[str] | Listed[int] | Listed[Listed[int]]
     logprobs: int | None = None
     echo: bool | None = None
 
@@ -305,14 +307,14 @@ class ChatBody(Body):
     """Body of /v1/chat/completions. Messages are passed to the chat template; their content must be
     text."""
 
-    messages: list[dict[str, Any]]
+    messages: Listed[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    tools: Listed[Tool] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     thinking_token_budget: int | None = None

@@ -17,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.http.api import Api
-from coordinator.http.connection import Connection, Quiet
+from coordinator.http.connection import HEAD_S, Connection, Quiet
 from coordinator.http.errors import error_response
 from dspark.errors import ConfigError, Overloaded
 from dspark.runtime.security import join_endpoint, split_endpoint
@@ -126,7 +126,6 @@ class HttpServer:
             http=cast(Any, functools.partial(Connection, quiet=quiet)),
             server_header=False,
             proxy_headers=False,
-            backlog=ACCEPTS,
             timeout_keep_alive=int(IDLE_S),
         )
         config.load()
@@ -141,10 +140,21 @@ class HttpServer:
     async def start(self) -> None:
         """Starts to serve; returns when the socket listens."""
         refused = functools.partial(self._ended, "no_descriptors")
-        self._exhausted = Exhausted(asyncio.get_running_loop(), refused)
-        await self._server.startup([self._socket])
+        loop, server, config = asyncio.get_running_loop(), self._server, self._server.config
+        self._exhausted = Exhausted(loop, refused)
+        connect = functools.partial(
+            cast(Any, config.http_protocol_class),
+            config=config,
+            server_state=server.server_state,
+            app_state=server.lifespan.state,
+        )
+        # Here, as uvicorn would leave a silent peer a minute for its handshake.
+        patience = {"ssl": config.ssl, "ssl_handshake_timeout": HEAD_S} if config.ssl else {}
+        server.servers = [
+            await loop.create_server(connect, sock=self._socket, backlog=ACCEPTS, **patience)
+        ]
         self._socket.listen(BACKLOG)  # asyncio listened with ACCEPTS, its accepts per turn
-        self._ticking = asyncio.create_task(self._server.main_loop())
+        self._ticking = asyncio.create_task(server.main_loop())
 
     async def stop(self, grace_s: float) -> None:
         """Stops accepting connections; running answers get `grace_s` seconds."""

@@ -4,7 +4,7 @@ vLLM."""
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
@@ -16,7 +16,7 @@ from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.chat import read_prompt
 from coordinator.http.errors import UnknownModel
-from coordinator.http.schema import AtFirst, BodyPart, ChatBody, described_by, read_body
+from coordinator.http.schema import BodyPart, ChatBody, Listed, described_by, read_body
 from coordinator.reception.input_processor import LONG_IDS, decoded, encoded, prompt_bytes
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.errors import DsparkError, InvalidRequest, Unsupported
@@ -82,7 +82,7 @@ class TokenizeBody(BodyPart):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Listed[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
     add_generation_prompt: bool | None = None
@@ -92,7 +92,7 @@ class TokenizeBody(BodyPart):
 
 class DetokenizeBody(BodyPart):
     model: str | None = None
-    tokens: Annotated[list[int], AtFirst()]
+    tokens: Listed[int]
 
 
 def tokenizing_routes(api: Api) -> APIRouter:

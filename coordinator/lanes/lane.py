@@ -153,8 +153,8 @@ class Lane:
 
     def drafter_leaves(self, drafter: DrafterPort, leaves: bool = True) -> None:
         """Sets whether a drafter gets no new sequence; its own move once another drafter fits."""
-        self._drafters.leaves(drafter, leaves)
-        self._drafters_changed()
+        if self._drafters.leaves(drafter, leaves):
+            self._drafters_changed()
 
     def _drafters_changed(self) -> None:
         self._plans.drafters(self._drafters.costs())

@@ -94,11 +94,14 @@ class LaneDrafters:
         if known is not None:
             known.there = False
 
-    def leaves(self, port: DrafterPort, leaves: bool) -> None:
-        """Sets whether a drafter gets no new sequence; its own move once another drafter fits."""
+    def leaves(self, port: DrafterPort, leaves: bool) -> bool:
+        """Sets whether a drafter gets no new sequence, and returns whether that is new; its own
+        move once another drafter fits."""
         known = self._of(port)
-        if known is not None:
-            known.leaves = leaves
+        if known is None or known.leaves is leaves:
+            return False
+        known.leaves = leaves
+        return True
 
     def lost(self, number: int, why: str) -> None:
         """Pauses a drafter that was lost or has no room; some reasons raise an alarm."""

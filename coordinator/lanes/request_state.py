@@ -199,7 +199,9 @@ class Placed:
         if in_order and said.why is Why.NO_PAGES and self.refused is None and not self.prefilled:
             return self.leaving or LifeEvent.TURNED_AWAY
         if in_order and self.refused is not None:
-            begun, reason = self.state.answer.log.answered, self.refused.reason
+            # of several answers the first is refused for all, as long as it has not begun
+            begun = self.state.answer.log.answered or self.state.answer.index
+            reason = self.refused.reason
             if reason is RefusalReason.INVALID or (reason is RefusalReason.BUSY and not begun):
                 return None
             if reason is RefusalReason.BUSY and not self.prefilled:

@@ -9,6 +9,7 @@ operator's. Where no keys are set none is required.
 from __future__ import annotations
 
 import json
+from mimetypes import guess_type
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,6 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.staticfiles import StaticFiles
 
 from coordinator.http.api import Api
 from coordinator.http.schema import BodyPart, read_body
@@ -58,21 +58,6 @@ HEADERS = {
 }
 
 
-class Page(StaticFiles):
-    """Serves the page's files by name with `HEADERS`; none from outside the folder."""
-
-    def __init__(self) -> None:
-        super().__init__(directory=FOLDER, follow_symlink=True)  # some installers link files
-
-    def file_response(self, *arguments: Any, **options: Any) -> Response:
-        response = super().file_response(*arguments, **options)
-        response.headers.update(HEADERS)
-        for name in ("etag", "last-modified"):
-            # made of times and sizes, which files of two versions may share
-            del response.headers[name]
-        return response
-
-
 class LoadWish(BodyPart):
     """The number of background streams, and their policy and rule of speculation."""
 
@@ -83,7 +68,8 @@ class LoadWish(BodyPart):
 
 def live_routes(api: Api, membership: Membership, admission: Scheduler, streams: int) -> APIRouter:
     """The routes of the live page. streams: limit of background streams at one time."""
-    page, router = Page(), APIRouter(include_in_schema=False)
+    router = APIRouter(include_in_schema=False)
+    page = {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.is_file()}
     load = BackgroundLoad(api, json.loads((FOLDER / "examples.json").read_bytes()), streams)
     feed = CellFeed(api, membership, admission, load)
     client = [Depends(from_this_page), Depends(api.guard)]
@@ -91,12 +77,12 @@ def live_routes(api: Api, membership: Membership, admission: Scheduler, streams:
     operator = [*watcher, Depends(api.guard)]  # callers that may both read metrics and generate
 
     @router.get("/")
-    async def index(request: Request) -> Response:
-        return await page.get_response(INDEX, request.scope)
-
     @router.get("/live/page/{name}")
-    async def file(name: str, request: Request) -> Response:
-        return await page.get_response(name, request.scope)
+    async def file(name: str = INDEX) -> Response:
+        """A file of the page, with `HEADERS`."""
+        if name not in page:
+            raise HTTPException(404, "there is no such file")
+        return Response(page[name], media_type=guess_type(name)[0], headers=HEADERS)
 
     @router.get("/live/cell", dependencies=client)
     async def cell() -> dict[str, Any]:

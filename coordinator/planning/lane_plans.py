@@ -80,10 +80,11 @@ class LanePlans:
         self.in_force = Plan(window=window)
 
     def drafters(self, drafters: Sequence[DrafterCost]) -> None:
-        """Sets the drafters of this lane."""
-        self._drafters, self.block = drafters, max((each.block for each in drafters), default=0)
+        """Sets the drafters of this lane. Without any, the last ones stay: a drafter out of reach
+        may still draft, under the old terms and at the old cost."""
         if not drafters:
-            return  # a drafter out of reach may still draft, under the old terms
+            return
+        self._drafters, self.block = drafters, max(each.block for each in drafters)
         if self._verify is not None and (self._planner is None or self.block > self._planner.block):
             cost = CostCorrector(self._verify, self._draft_s, RunningRatio(HOP_S))
             self._planner = Planner(cost, self.block, bypass=self._bypass)

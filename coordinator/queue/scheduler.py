@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -267,10 +269,12 @@ class Scheduler:
     # Placing.
 
     def _place(self) -> None:
-        while (state := self._next()) is not None:
-            lane = self._choose(state)
+        kept = set[Lane]()  # for sequences that wait for room in one of them
+        while (state := self._next(kept)) is not None:
+            lane = self._choose(state, kept)
             if lane is None:
-                break
+                kept.update(lane for lane in self._lanes if lane.could_take(state))
+                continue
             self._line.remove(state)
             self._homes[state] = lane
             self._shares.placed(state.request.tenant)
@@ -283,14 +287,16 @@ class Scheduler:
         self._metrics.num_requests_running.set(len(self._homes))
         self._metrics.num_requests_waiting.set(self._line.count)
 
-    def _could_place(self, state: RequestState) -> bool:
-        """Whether a lane that takes sequences could hold this one, were it empty."""
-        return any(lane.could_take(state) for lane in self._lanes)
+    def _could_place(self, state: RequestState, kept: AbstractSet[Lane] = frozenset()) -> bool:
+        """Whether a lane that takes sequences and is not kept could hold this one, were it
+        empty."""
+        return any(lane.could_take(state) for lane in self._lanes if lane not in kept)
 
-    def _next(self) -> RequestState | None:
+    def _next(self, kept: AbstractSet[Lane]) -> RequestState | None:
         """The oldest of the tenant that was given least; None if none waits or no place is free.
 
-        One that no lane could hold, as the only verifier that can drains, delays nobody.
+        Nobody overtakes one that waits for room at the lanes that could hold it, which are `kept`;
+        one that no lane could hold, as the only verifier that can drains, delays nobody.
 
         Some places are only for tenants with no sequence running, which so need not wait for others
         to end.
@@ -301,12 +307,13 @@ class Scheduler:
                 return None
             running = {state.request.tenant for state in self._homes}
             tenants = tuple(tenant for tenant in tenants if tenant not in running)
-        firsts = [self._line.first(tenant, self._could_place) for tenant in tenants]
-        able = [state for state in firsts if state is not None]
-        if len(able) < 2:
-            return next(iter(able), None)
+        able = partial(self._could_place, kept=kept)
+        firsts = [self._line.first(tenant, able) for tenant in tenants]
+        placed = [state for state in firsts if state is not None]
+        if len(placed) < 2:
+            return next(iter(placed), None)
         given = self.given()
-        return min(able, key=lambda state: (given[state.request.tenant], state.sequence.number))
+        return min(placed, key=lambda state: (given[state.request.tenant], state.sequence.number))
 
     def given(self) -> dict[str, float]:
         """Weighted tokens that each tenant in the queue was given, see `TenantShares`."""
@@ -315,9 +322,13 @@ class Scheduler:
     def _alive(self) -> Iterable[RequestState]:
         return chain.from_iterable(self._requests.values())
 
-    def _choose(self, state: RequestState) -> Lane | None:
-        """The lane with the fewest sequences that has room for this one."""
-        able = [lane for lane in self._lanes if lane not in self._full and lane.can_take(state)]
+    def _choose(self, state: RequestState, kept: AbstractSet[Lane]) -> Lane | None:
+        """The lane with the fewest sequences that has room for this one and is not kept."""
+        able = [
+            lane
+            for lane in self._lanes
+            if lane not in self._full and lane not in kept and lane.can_take(state)
+        ]
         return min(able, key=len, default=None)
 
     def _retry(self, lane: Lane) -> None:

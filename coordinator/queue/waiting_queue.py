@@ -94,7 +94,7 @@ def cost(state: RequestState) -> float:
     """Weighted tokens that a sequence was given; 0 before it was first placed."""
     if state.stats.placed is None:
         return 0.0
-    return PROMPT * len(state.request.prompt) + ANSWER * state.answer.log.answered
+    return PROMPT * len(state.request.prompt) + ANSWER * state.answer.log.since_resumed
 
 
 class WaitingQueue:

@@ -89,10 +89,8 @@ class Endings:
             metrics.request_decode_time.observe(stats.total_s() - stats.first_token_s())
         metrics.request_prompt_tokens.observe(len(state.request.prompt))
         metrics.request_generation_tokens.observe(state.answer.log.answered)
-        if state.answer.log.answered > 1:
-            metrics.request_time_per_output_token.observe(
-                stats.per_token_s(state.answer.log.answered)
-            )
+        if (timed := state.answer.log.since_resumed) > 1:
+            metrics.request_time_per_output_token.observe(stats.per_token_s(timed))
 
 
 def outcome_of(state: RequestState, error: Exception | None) -> str:

@@ -11,7 +11,6 @@ import argparse
 import json
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from dspark.cli.options import add_endpoint, open_client
@@ -19,6 +18,7 @@ from dspark.errors import ConfigError, DsparkError
 
 if TYPE_CHECKING:
     from dspark.client import CellStatus
+    from dspark.runtime.threaded_http import ThreadedHttp
 
 Groups = list[dict[str, Any]]
 EVERYWHERE = ("0.0.0.0", "[::]")  # hosts of processes that listen on all addresses
@@ -33,7 +33,9 @@ def add_commands(commands: Any) -> None:
     )
     add_endpoint(parser)
     parser.add_argument(
-        "--serve", metavar="HOST:PORT", help="serve the list over HTTP; port 0 takes any"
+        "--serve",
+        metavar="HOST:PORT",
+        help="serve the list over HTTP, on loopback; port 0 takes any",
     )
     parser.set_defaults(run=_discover)
 
@@ -69,41 +71,31 @@ def _discover(args: argparse.Namespace) -> int:
         try:
             threading.Event().wait()
         finally:
-            server.shutdown()
-            server.server_close()
+            server.close()
     return 0
 
 
-def serve(bind: str, ask: Callable[[], Groups]) -> ThreadingHTTPServer:
-    """Answers GET /sd on a thread of its own until shut down; 503 while the coordinator does not
+def serve(bind: str, ask: Callable[[], Groups]) -> ThreadedHttp:
+    """Answers GET /sd on threads of its own until closed; 503 while the coordinator does not
     answer."""
-    from dspark.runtime.security import split_endpoint
+    from dspark.runtime.security import is_loopback, split_endpoint
+    from dspark.runtime.threaded_http import Page, ThreadedHttp
 
-    class Handler(BaseHTTPRequestHandler):
+    address = split_endpoint(bind, "serve")
+    if not is_loopback(address[0]):
+        raise ConfigError(
+            f"serve: {bind} can be reached from outside this machine, and the list asks nobody for "
+            "a key; serve it on 127.0.0.1, or print it into a file for file_sd_configs"
+        )
+
+    class Targets(Page):
         def do_GET(self) -> None:
             if self.path.partition("?")[0] not in ("/", "/sd"):
-                self._answer(404, {"error": "targets are at /sd"})
+                self.answer_json(404, {"error": "targets are at /sd"})
                 return
             try:
-                self._answer(200, ask())
+                self.answer_json(200, ask())
             except DsparkError as error:  # Prometheus keeps the last list it read
-                self._answer(503, {"error": str(error)})
+                self.answer_json(503, {"error": str(error)})
 
-        def _answer(self, status: int, content: object) -> None:
-            body = json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Logs nothing: a line per scrape has no use."""
-
-    try:
-        server = ThreadingHTTPServer(split_endpoint(bind, "serve"), Handler)
-    except OSError as error:
-        raise ConfigError(f"serve: cannot listen on {bind}: {error}") from error
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, name="sd", daemon=True).start()
-    return server
+    return ThreadedHttp("serve", address, Targets)

@@ -133,5 +133,7 @@ def readable(record: dict[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return json.dumps(text) if " " in text and isinstance(value, str) else text
+    """Text as JSON, unless it is one printable word: what clients choose must neither control a
+    terminal nor look like another line."""
+    plain = isinstance(value, str) and value.isprintable() and " " not in value
+    return value if plain else json.dumps(value)

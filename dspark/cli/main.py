@@ -35,7 +35,7 @@ from dspark.cli import (
     top,
 )
 from dspark.cli.extras import how_to_install
-from dspark.cli.options import Parser, written_out
+from dspark.cli.options import Parser, discard_stdout, written_out
 from dspark.errors import DsparkError
 
 EPILOG = """exit codes: 0 done, 1 failed, 2 wrong command line, 130 interrupted.
@@ -121,7 +121,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     # gRPC's remarks on closing connections are of no use to users
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output is gone: end without a message
+        discard_stdout()
+        return 0
+    return code
+
+
+def _run(words: list[str]) -> int:
     parser = build_parser()
     # What belongs to another program is not parsed here: its options are its own.
     words, rest = split(words)
@@ -136,8 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("dspark: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output is gone: end without a message
-        return 0
+        raise
     except Exception as error:
         if args.debug:
             raise

@@ -227,11 +227,15 @@ def tell(line: str) -> None:
     try:
         print(line, flush=True)
     except (OSError, ValueError) as error:
-        with contextlib.suppress(OSError, ValueError):
-            # what is left in its buffer would fail again at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
         with contextlib.suppress(OSError, ValueError):
             print(f"stdout cannot be written ({error}): {line}", file=sys.stderr, flush=True)
+
+
+def discard_stdout() -> None:
+    """Sends what is left of stdout nowhere: in its buffer it would fail again at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def written_out(text: str) -> str:

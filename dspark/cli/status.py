@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dspark.cli.options import add_endpoint, natural, open_client
+from dspark.cli.options import add_endpoint, natural, open_client, written_out
 from dspark.errors import DsparkError, Expired, Unavailable
 from dspark.tables import aligned
 
@@ -209,7 +209,7 @@ def lines(answer: EndedAnswer) -> str:
             f"rounds by slots verified: {_spread(answer.verified_histogram)}; "
             f"by drafted tokens committed: {_spread(answer.accepted_histogram)}"
         )
-    return "\n  ".join(said)
+    return "\n  ".join(map(written_out, said))
 
 
 def _spread(histogram: Sequence[int]) -> str:

@@ -4,21 +4,37 @@ on."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self, Unpack
 
 import grpc
 
 from dspark.client.calling import BaseClient
-from dspark.client.errors import read_error
+from dspark.client.errors import Cancelled, read_error
 from dspark.client.events import Completion, Event, ModelInfo, read_event, read_model_info
 from dspark.client.explanation import EndedAnswer, RoundExplanation, read_ended, read_explanation
 from dspark.client.fields import texts_of
 from dspark.client.request import Options, spelled_out
 from dspark.client.resuming import AnswerCall
 from dspark.client.status import CellStatus, read_status
+from dspark.errors import DsparkError
 from dspark.runtime.channel import open_channel
 from dspark.wire.v1 import control_pb2, generate_pb2
+
+
+@contextmanager
+def _errors_of(endpoint: str) -> Iterator[None]:
+    """Raises the client's errors for those of a call. A call that another task closed is
+    `Cancelled`; only a task that is cancelled itself sees asyncio's CancelledError."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise read_error(error, endpoint) from None
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        raise Cancelled("the call was cancelled") from None
 
 
 class AsyncStream(AnswerCall, AsyncIterator[Event]):
@@ -31,10 +47,11 @@ class AsyncStream(AnswerCall, AsyncIterator[Event]):
             if self._messages is None:
                 self._messages = aiter(self._call)
             try:
-                while (event := read_event(await anext(self._messages))) is None:
-                    continue
-            except grpc.aio.AioRpcError as error:
-                await asyncio.sleep(self._pause(read_error(error, self._endpoint)))
+                with _errors_of(self._endpoint):
+                    while (event := read_event(await anext(self._messages))) is None:
+                        continue
+            except DsparkError as error:
+                await asyncio.sleep(self._pause(error))
                 self._resume()
                 self._messages = None
                 continue
@@ -94,10 +111,9 @@ class AsyncClient(BaseClient[AsyncStream]):
         message = control_pb2.ExplainRequest(request_id=request_id, rounds=rounds)
         call = self._control.Explain(message, timeout=timeout, metadata=self._metadata)
         try:
-            async for told in call:
-                yield read_explanation(told)
-        except grpc.aio.AioRpcError as error:
-            raise read_error(error, self.endpoint) from None
+            with _errors_of(self.endpoint):
+                async for told in call:
+                    yield read_explanation(told)
         finally:
             call.cancel()
 
@@ -115,10 +131,8 @@ class AsyncClient(BaseClient[AsyncStream]):
         await self._operator.close()
 
     async def _once(self, method: Callable[..., Any], message: Any, timeout: float) -> Any:
-        try:
+        with _errors_of(self.endpoint):
             return await method(message, timeout=timeout, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise read_error(error, self.endpoint) from None
 
     async def __aenter__(self) -> Self:
         return self

@@ -63,13 +63,14 @@ class Cell:
     @property
     def for_clients(self) -> str:
         """gRPC target for clients: the coordinator, or the front ends in random order; one of them
-        where any address is not a plain IPv4 address."""
+        where any address is not a plain IPv4 address, or where certificates name addresses."""
         if not self.frontends:
             return self.endpoint
         fronts = self.frontends.split(",")
         random.shuffle(fronts)
         plain = all(re.fullmatch(r"[0-9.]+:[0-9]+", front) for front in fronts)
-        return "ipv4:" + ",".join(fronts) if plain and len(fronts) > 1 else fronts[0]
+        named = self.tls() is None or self.tls_server_name
+        return "ipv4:" + ",".join(fronts) if plain and named and len(fronts) > 1 else fronts[0]
 
     def token(self) -> str | None:
         """The operator's secret; None without one."""

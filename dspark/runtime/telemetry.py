@@ -12,6 +12,7 @@ libraries are logged.
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import sys
 import traceback
@@ -78,7 +79,7 @@ def configure_logging(*, role: str, name: str, fmt: str = "auto", level: str = "
     # Tracebacks without local variables and without others' messages: those hold prompts and
     # tokens.
     render: list[Any] = (
-        [structlog.dev.ConsoleRenderer(exception_formatter=as_text)]
+        [_printable, structlog.dev.ConsoleRenderer(exception_formatter=as_text)]
         if console
         else [structlog.processors.ExceptionRenderer(as_data), structlog.processors.JSONRenderer()]
     )
@@ -98,6 +99,14 @@ def configure_logging(*, role: str, name: str, fmt: str = "auto", level: str = "
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+
+
+def _printable(_: object, __: str, line: dict[str, Any]) -> dict[str, Any]:
+    """Escapes what clients chose, such as a request id: it must not control a terminal."""
+    return {
+        key: json.dumps(value) if isinstance(value, str) and not value.isprintable() else value
+        for key, value in line.items()
+    }
 
 
 def observe_all(histogram: Histogram, values: Sequence[float]) -> None:

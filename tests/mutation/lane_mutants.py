@@ -25,10 +25,20 @@ LANES: list[Mutant] = [
         "coordinator/queue/scheduler.py",
         (
             "who fits into no lane stands at the head of the queue",
-            "self._line.first(tenant, self._could_place)",
-            "self._line.first(tenant, lambda state: True)",
+            "[self._line.first(tenant, able) for tenant in tenants]",
+            "[each if able(each) else None for each in\n"
+            "            [self._line.first(tenant, lambda each: True) for tenant in tenants] if each]",
             (
                 "tests/unit/coordinator/test_preemption.py::test_whom_only_a_leaving_verifier_could_hold_delays_nobody",
+            ),
+        ),
+        (
+            "who waits for a large verifier keeps a small one idle",
+            "                kept.update(lane for lane in self._lanes if lane.could_take(state))\n"
+            "                continue\n",
+            "                break\n",
+            (
+                "tests/unit/coordinator/test_preemption.py::test_who_waits_for_the_large_verifier_leaves_the_small_one_to_others",
             ),
         ),
     ),
@@ -237,6 +247,15 @@ LANES: list[Mutant] = [
     ),
     *in_file(
         "coordinator/planning/lane_plans.py",
+        (
+            "what a drafter out of reach drafts is learned as free",
+            "        if not drafters:\n            return\n",
+            "",
+            (
+                "tests/unit/planning/test_lane_plans.py::"
+                "test_a_drafter_out_of_reach_that_drafts_on_costs_what_it_did",
+            ),
+        ),
         (
             "blocks of fixed lengths end a try of the planner's",
             "each.confidence and self._adapts(each.sequence)",

@@ -1,11 +1,16 @@
-"""Readers of a metrics page beyond its bound are closed and counted."""
+"""Readers of a metrics page beyond its bounds are closed."""
 
 import contextlib
 import socket
+import time
 
-from dspark.runtime.metrics_server import READERS, MetricsServer
+import pytest
+
+from dspark.runtime import threaded_http
+from dspark.runtime.metrics_server import MetricsServer
 from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
+from dspark.runtime.threaded_http import READERS
 
 
 def test_a_reader_too_many_is_closed_and_counted() -> None:
@@ -23,3 +28,18 @@ def test_a_reader_too_many_is_closed_and_counted() -> None:
         assert metrics.value("dropped_total", kind="connection", reason="metrics_readers") == 1
         readers[0].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         assert readers[0].recv(64).startswith(b"HTTP/1.0 200")
+
+
+def test_a_reader_that_drips_a_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threaded_http, "PATIENCE_S", 0.3)
+    server = MetricsServer(Metrics(), Security(), "127.0.0.1:0", 0)
+    with contextlib.closing(server), socket.create_connection(
+        ("127.0.0.1", server.server_port), timeout=10
+    ) as reader:
+        reader.sendall(b"GET /metrics HTTP/1.0\r\nX: ")
+        with contextlib.suppress(OSError):
+            for _ in range(200):
+                reader.sendall(b"x")
+                time.sleep(0.05)
+        with contextlib.suppress(ConnectionResetError):
+            assert reader.recv(1) == b"", "it may not hold its place for ten seconds"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import inspect
 import re
@@ -16,11 +17,13 @@ import pytest
 
 from dspark.client import (
     AsyncClient,
+    AsyncStream,
     Cancelled,
     Chunk,
     Client,
     DeadlineExceeded,
     Denied,
+    Event,
     Finished,
     InvalidRequest,
     Overloaded,
@@ -352,6 +355,29 @@ async def test_the_async_client_says_the_same(service: Counter) -> None:
             await client.complete([1], max_tokens=1, request_id="full")
         await _leave_after_one(client)
         await until(lambda: "slow-async" in service.ended)
+
+
+async def test_closing_a_stream_that_another_task_reads_is_cancelled_for_the_reader(
+    service: Counter,
+) -> None:
+    for closed in ("stream", "client", "reader"):
+        async with AsyncClient(service.endpoint) as client:
+            stream = client.generate([1], max_tokens=1000, request_id=f"slow-async-{closed}")
+            await anext(stream)
+            reading = asyncio.create_task(_all_of(stream))
+            await asyncio.sleep(0)
+            if closed == "reader":
+                reading.cancel()
+            elif closed == "stream":
+                stream.close()
+            else:
+                await client.close()
+            with pytest.raises(asyncio.CancelledError if closed == "reader" else Cancelled):
+                await reading
+
+
+async def _all_of(stream: AsyncStream) -> list[Event]:
+    return [event async for event in stream]
 
 
 async def _leave_after_one(client: AsyncClient) -> None:

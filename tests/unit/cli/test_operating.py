@@ -97,6 +97,8 @@ def test_logs_are_those_of_the_replica_whichever_process_it_was(tmp_path: Path) 
 def test_a_line_for_people_says_when_who_what_and_how_much() -> None:
     record = _line(7, "controller", "replica.lost", level="warning", reason="is gone")
     assert readable(record) == '07 controller     WARNING replica.lost reason="is gone"'
+    record = _line(7, "verify/0", "request.ended", request="\x1b]0;owned\x07\n07 verify/0")
+    assert readable(record).isprintable(), "a client chose the id"
 
 
 STATUS = CellStatus(
@@ -153,13 +155,14 @@ def test_targets_are_asked_for_anew_and_a_lost_coordinator_is_told() -> None:
             assert caught.value.code == status
             caught.value.close()
     finally:
-        server.shutdown()
-        server.server_close()
+        server.close()
 
 
 def test_an_address_to_serve_targets_at_is_refused_by_its_option(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    assert main(["sd", "--endpoint", "127.0.0.1:9", "--serve", "0.0.0.0:0"]) == 1
+    assert "serve: 0.0.0.0:0 can be reached from outside" in capsys.readouterr().err
     assert main(["sd", "--endpoint", "127.0.0.1:9", "--serve", "nowhere"]) == 1
     assert capsys.readouterr().err == "dspark: serve: 'nowhere' is not host:port\n"
 

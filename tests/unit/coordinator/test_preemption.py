@@ -62,6 +62,19 @@ async def test_whom_only_a_leaving_verifier_could_hold_delays_nobody() -> None:
 
 
 @virtual
+async def test_who_waits_for_the_large_verifier_leaves_the_small_one_to_others() -> None:
+    cell = RoundsCell(pages=68)
+    cell.port.hold()
+    cell.world.kv = KVShape(20, 4)
+    cell.add_verifier()
+    for seed in range(5):
+        cell.ask((seed, 7), max_tokens=250)
+    await cell.until(lambda: cell.admission.running == 4)
+    await cell.answered(cell.ask((5, 7), max_tokens=20))
+    assert (cell.admission.running, cell.admission.queued) == (4, 1)
+
+
+@virtual
 async def test_a_drafter_without_room_costs_drafts_and_nothing_else() -> None:
     cell = RoundsCell()
     cell.drafters[0].room = 0

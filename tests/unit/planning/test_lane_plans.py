@@ -124,6 +124,19 @@ def test_a_drafter_that_comes_late_is_planned_for(policy: str, curve: CostCurve 
     )
 
 
+def test_a_drafter_out_of_reach_that_drafts_on_costs_what_it_did() -> None:
+    made = plans("adaptive", "adaptive")
+    assert made._planner is not None
+    for number in range(40):
+        made.learn(report(made, number))
+    before = made._planner.cost.draft_s(2.0, 7)
+    made.drafters([])
+    for number in range(40, 200):
+        made.learn(report(made, number))
+    made.drafters([DrafterCost(7, DRAFT)])
+    assert made._planner.cost.draft_s(2.0, 7) == pytest.approx(before, rel=0.2)
+
+
 @pytest.mark.parametrize(("bypass", "slots"), [(True, 0), (False, 1)])
 def test_a_lane_goes_without_drafts_that_do_not_pay_unless_it_must_not(
     bypass: bool, slots: int

@@ -57,6 +57,23 @@ def test_a_traceback_shows_frames_and_no_values(fmt: str) -> None:
     assert "SECRET" not in result.stderr
 
 
+_CHOSEN = """
+import structlog
+from dspark.runtime.telemetry import configure_logging
+configure_logging(role="coordinator", name="c/0", fmt="console")
+structlog.get_logger("t").info("request.accepted", request="\x1b]0;owned\x07\\nline")
+"""
+
+
+def test_what_clients_choose_does_not_control_the_terminal_of_an_operator() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", _CHOSEN], capture_output=True, text=True, check=True
+    )
+    assert "owned" in result.stderr
+    assert "\x1b]0" not in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 _OTHERS = """
 import contextvars, logging, structlog
 from dspark.runtime.telemetry import configure_logging
