@@ -1,7 +1,7 @@
 """`dspark train STAGE`: from prompts and a target to a drafter. Every stage can be run again: it
 goes on where it was.
 
-split        prompts -> train.jsonl, test.jsonl
+split        prompts -> train.jsonl, calibrate.jsonl, evaluate.jsonl
 overlap      evaluation prompts that training text has seen, counted and left out
 regenerate   the target's own answers, through a running cell
 encode       conversations -> samples (token ids)
@@ -61,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         "prompts", type=Path, metavar="FILE", help="JSONL: conversations, messages, turns or prompt"
     )
     split.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="where train.jsonl and test.jsonl go"
+        "--out", type=Path, required=True, metavar="DIR", help="where the three parts go"
     )
     split.add_argument(
         "--held-out", type=float, default=0.05, metavar="SHARE", help="share held out (0.05)"

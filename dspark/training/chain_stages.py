@@ -13,7 +13,7 @@ from dspark.errors import ConfigError
 from dspark.training import evaluate
 from dspark.training.asked import first_turn
 from dspark.training.chat import Chat
-from dspark.training.disk import read_rows, write_rows, write_whole
+from dspark.training.disk import read_rows, write_whole
 from dspark.training.features import make_cache, plan_for
 from dspark.training.settings import Settings
 from dspark.training.split import split_prompts
@@ -23,19 +23,14 @@ LEAST_HELD = 3  # prompts: calibration needs two
 
 
 def split(prompts: Path, out: Path, share: float, seed: int, limit: int) -> dict[str, Any]:
-    """Writes the training prompts, and the held-out ones in halves to calibrate and to evaluate."""
+    """Splits prompts; refuses too few held-out ones, before anything is trained."""
     found = split_prompts(prompts, out / "prompts", held_out=share, seed=seed, limit=limit)
-    held = list(read_rows(Path(found["test_file"])))
-    if len(held) < LEAST_HELD:
+    held = found["calibrate"] + found["evaluate"]
+    if held < LEAST_HELD:
         raise ConfigError(
-            f"held_out_share: {share:g} of the prompts are {len(held)}, and {LEAST_HELD} are "
-            "needed to calibrate and to evaluate"
+            f"held_out_share: {share:g} of the prompts are {held}, and {LEAST_HELD} are needed to "
+            "calibrate and to evaluate"
         )
-    halves = {"calibrate": held[::2], "evaluate": held[1::2]}
-    for name, rows in halves.items():
-        path = out / "prompts" / f"{name}.jsonl"
-        write_rows(path, rows)
-        found[f"{name}_file"] = str(path)
     return found
 
 

@@ -76,8 +76,9 @@ def _are_ids(given: Any) -> bool:
 def split_prompts(
     prompts: Path, folder: Path, *, held_out: float = HELD_OUT, seed: int = SEED, limit: int = 0
 ) -> dict[str, Any]:
-    """Writes `train.jsonl` ({id, conversations}) and `test.jsonl` ({id, turns}) below `folder`;
-    returns the counts.
+    """Writes `train.jsonl` ({id, conversations}) and, of the held-out part, half to
+    `calibrate.jsonl` and half to `evaluate.jsonl` ({id, turns}) below `folder`; returns counts and
+    files.
 
     The part of a row depends on the seed and its place among the good rows. `limit` keeps so many
     rows, drawn with the same seed; 0 keeps all. A row's `domain` is kept. No row of the training
@@ -101,15 +102,18 @@ def split_prompts(
         refused["repeats a held-out prompt"] = repeats
     if not trains:
         raise ConfigError(f"{prompts}: every prompt repeats a held-out one")
-    write_rows(folder / "train.jsonl", (good[n] for n in trains))
-    write_rows(folder / "test.jsonl", (_as_test(good[n]) for n in tests))
-    return {
-        "train": len(trains),
-        "test": len(tests),
-        "refused": dict(sorted(refused.items())),
-        "train_file": str(folder / "train.jsonl"),
-        "test_file": str(folder / "test.jsonl"),
+    away_rows = [_as_test(good[n]) for n in tests]
+    parts = {
+        "train": [good[n] for n in trains],
+        "calibrate": away_rows[::2],
+        "evaluate": away_rows[1::2],
     }
+    told: dict[str, Any] = {"refused": dict(sorted(refused.items()))}
+    for name, rows in parts.items():
+        path = folder / f"{name}.jsonl"
+        write_rows(path, rows)
+        told |= {name: len(rows), f"{name}_file": str(path)}
+    return told
 
 
 def _good_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], Counter[str]]:

@@ -250,7 +250,7 @@ LANES: list[Mutant] = [
         (
             "what a drafter out of reach drafts is learned as free",
             "        if not drafters:\n            return\n",
-            "",
+            "        if not drafters:\n            self._drafters = drafters\n            return\n",
             (
                 "tests/unit/planning/test_lane_plans.py::"
                 "test_a_drafter_out_of_reach_that_drafts_on_costs_what_it_did",

@@ -95,7 +95,7 @@ def test_split_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixt
     write_rows(path, ({"prompt": f"text {n}"} for n in range(10)))
     assert main(f"train split {path} --out {tmp_path}/o --held-out 0.3 --json".split()) == 0
     counts = json.loads(capsys.readouterr().out)
-    assert (counts["train"], counts["test"]) == (7, 3)
+    assert [counts[part] for part in ("train", "calibrate", "evaluate")] == [7, 2, 1]
 
 
 def test_reading_the_command_line_loads_no_torch() -> None:

@@ -59,10 +59,10 @@ def test_every_good_row_is_in_exactly_one_part(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     write_rows(path, rows)
     counts = split_prompts(path, tmp_path / "out", held_out=0.2)
-    train, test = (
-        list(read_rows(tmp_path / "out" / f"{part}.jsonl")) for part in ("train", "test")
-    )
-    assert (counts["train"], counts["test"]) == (len(train), len(test))
+    parts = ("train", "calibrate", "evaluate")
+    train, *halves = (list(read_rows(tmp_path / "out" / f"{part}.jsonl")) for part in parts)
+    assert [counts[part] for part in parts] == [len(train), *map(len, halves)] == [33, 4, 4]
+    test = [*halves[0], *halves[1]]
     assert sum(counts["refused"].values()) == 1
     ids = [row["id"] for row in train + test]
     assert len(ids) == len(set(ids)) == 41
@@ -87,7 +87,11 @@ def test_what_is_held_out_is_not_trained_on_under_another_name(tmp_path: Path) -
     rows = [{"id": str(number), "prompt": f"q{number % 5}"} for number in range(50)]
     write_rows(file, rows)
     found = split_prompts(file, tmp_path / "out", held_out=0.04)
-    held = {row["turns"][0] for row in read_rows(Path(found["test_file"]))}
+    held = {
+        row["turns"][0]
+        for part in ("calibrate", "evaluate")
+        for row in read_rows(Path(found[f"{part}_file"]))
+    }
     trained = [row["conversations"][0]["content"] for row in read_rows(Path(found["train_file"]))]
     assert held
     assert trained
