@@ -25,6 +25,7 @@ from dspark.wire.v1 import features_pb2, features_pb2_grpc
 
 NAME = "dspark.wire.v1.Features"
 MAX_ROWS = 4096  # of one chunk
+UNTOLD = 64  # done chunks without an acknowledgement, beyond which no more are read
 BOUNDS = Bounds(
     {3: ("projection", KIB), 4: ("runs", 8 * MAX_ROWS), 5: ("rows", MAX_MESSAGE)}, most=MAX_ROWS + 4
 )
@@ -42,6 +43,7 @@ class _Taken:
     watermarks: dict[tuple[int, int], int] = field(default_factory=dict)
     # set when a chunk is done, or the stream has ended
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    told_all: asyncio.Event = field(default_factory=asyncio.Event)
 
     def finish(self, refusals: list[features_pb2.FeatureRefusal]) -> None:
         self.done += 1
@@ -53,6 +55,7 @@ class _Taken:
         refused, self.refused = self.refused, []
         marks, self.watermarks = self.watermarks, {}
         self.told = self.done
+        self.told_all.set()
         return features_pb2.FeatureAck(
             chunks=self.done,
             refused=refused,
@@ -90,6 +93,9 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
     ) -> None:
         async for chunk, too_large, _ in chunks:
             self._take(chunk, too_large, taken)
+            while taken.done - taken.told > UNTOLD:  # its peer reads no acknowledgements
+                taken.told_all.clear()
+                await taken.told_all.wait()
 
     def _take(
         self, chunk: features_pb2.FeatureChunk, too_large: InvalidRequest | None, taken: _Taken

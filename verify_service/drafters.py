@@ -46,7 +46,6 @@ class OutstandingOrder(NamedTuple):
     sent: float  # monotonic seconds
     came: float = 0.0  # monotonic seconds; 0: not answered
     draft_s: float = 0.0  # device time of the drafter's pass
-    version: str = ""  # of the drafter
 
 
 class HeldBlock(NamedTuple):
@@ -55,6 +54,7 @@ class HeldBlock(NamedTuple):
     order: int
     row: int
     blocks: Blocks
+    version: str  # of the drafter
 
 
 @dataclass(slots=True)
@@ -108,8 +108,9 @@ class Drafters:
     # Called by the round loop.
 
     def open(self, drafter: int, sequence: int, epoch: int) -> list[Told]:
-        admission = self._admitted[sequence]
-        known = self._known.get(drafter)
+        admission, known = self._admitted.get(sequence), self._known.get(drafter)
+        if admission is None:
+            return []  # freed in the same turn
         stream = self._stream(drafter)
         if stream is None or known is None:
             return [DrafterLost(drafter, "lost: cannot be asked now")]
@@ -319,11 +320,11 @@ class Drafters:
             if len(blocks.spoilt) == len(order.rows):
                 _count(known, True)
             self._metrics.dropped.labels(kind="block", reason="malformed").inc(len(blocks.spoilt))
-        self._answered(message.order, order, message.forward_ns * 1e-9, known.version)
+        self._answered(message.order, order, message.forward_ns * 1e-9)
         for row, asked in enumerate(order.rows):
             held = self.blocks.get(asked.sequence)
             if self._waits(asked) and (held is None or held.order < message.order):
-                self.blocks[asked.sequence] = HeldBlock(message.order, row, blocks)
+                self.blocks[asked.sequence] = HeldBlock(message.order, row, blocks, known.version)
         why = [_WHY[reason] for reason in blocks.empty_reasons]
         return BlocksCame(message.order, blocks.confidences(), blocks.watermarks, why)
 
@@ -355,11 +356,12 @@ class Drafters:
         admission = self._admitted.get(asked.sequence)
         return admission is not None and admission.admit.epoch == asked.epoch
 
-    def _answered(self, number: int, order: OutstandingOrder, draft_s: float, version: str) -> None:
-        """Keeps the times of an answered order for the report of the pass with its blocks."""
-        self.orders[number] = order._replace(
-            rows=(), came=time.monotonic(), draft_s=draft_s, version=version
-        )
+    def _answered(self, number: int, order: OutstandingOrder, draft_s: float) -> None:
+        """Keeps the times of an answered order for the report of the pass with its blocks. A
+        drafter may be wrong about its own: no draft took longer than its answer."""
+        came = time.monotonic()
+        draft_s = min(draft_s, came - order.sent)
+        self.orders[number] = order._replace(rows=(), came=came, draft_s=draft_s)
         if len(self.orders) > MOST_ORDERS:
             del self.orders[next(at for at, each in self.orders.items() if each.came)]
 

@@ -79,7 +79,6 @@ class KVCacheManager:
                 RefusalReason.NO_PAGES,
                 f"{wanted} pages are needed beside {len(self.states)} to grow; {free} are free",
             )
-        state.capacity = self.pool.pages_for(longest) * self.pool.page_size
         state.cached = state.spared = state.kept_state = len(shared) * self.pool.page_size
         if self.prefixes.states is not None and salt is not None:
             alike = self.prefixes.alike(token_ids, salt, needs_rows=keep_features)

@@ -37,12 +37,14 @@ class PromptLine:
     def riders(self, budget: int, busy: Container[int], *, alone: int | None = None) -> list[Rider]:
         """The next chunks of prompts that are in no pass, `budget` tokens in all. A prompt whose
         sequence is gone is removed. alone: an owner; only its first prompt gets a chunk."""
-        able = [each for each in self.prompts if each.sequence not in busy]
-        if alone is not None:
-            able = [each for each in able if each.owner == alone][:1]
+        able = [
+            each
+            for each in self.prompts
+            if each.sequence not in busy and alone in (None, each.owner)
+        ]
         riders: list[Rider] = []
         for prompt in able:
-            if budget <= 0:
+            if budget <= 0 or (riders and alone is not None):
                 break
             state = self._holdings.states.get(prompt.sequence)
             if state is None or state.epoch != prompt.epoch or state.cached >= state.prompt_len:

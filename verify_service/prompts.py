@@ -102,7 +102,9 @@ class Prompts:
     def chunk_at(self, last_round: float) -> float | None:
         """When the next chunk gets a pass of its own, unless it rides in a round before; None
         without one."""
-        return last_round + IDLE_S if any(not each.ran for each in self._waiting.values()) else None
+        # one that is held up is looked at as often: a pass of another stream may hold its number
+        able = self._held_up or any(not each.ran for each in self._waiting.values())
+        return last_round + IDLE_S if able else None
 
     def begin_chunk(self, last_round: float) -> UnderWay | None:
         """Begins a pass for a chunk; None if there is none. last_round: end of the last round, in

@@ -362,6 +362,8 @@ class RoundDriver:
     # Actions of the loop.
 
     def _prefill(self, asked: Prefill) -> None:
+        if not self._runs(asked.sequence, asked.epoch):
+            return  # dropped in the same turn
         admission = self._arriving[asked.sequence, asked.epoch]
         self._admitted[asked.sequence] = admission
         refusal = self._prompts.begin(admission)

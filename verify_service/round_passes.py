@@ -93,11 +93,7 @@ class RoundPasses:
             if block.order != row.order:
                 raise RuntimeError(f"order {row.order} is to be judged, and {block.order} is here")
             ids, q = block.blocks.drafted(block.row, row.prefix)
-            version = (
-                ""
-                if self._admitted[row.sequence].repeatable
-                else self._drafters.orders[row.order].version
-            )
+            version = "" if self._admitted[row.sequence].repeatable else block.version
         return VerifyItem(Cursor(*row[:4]), row.anchor, ids, q, version)
 
     def ended(self, running: Running) -> list[Told]:

@@ -68,7 +68,6 @@ class CachedSequence:
     params: SamplingParams
     prompt_len: int  # tokens the prefill has to run
     keep_features: bool
-    capacity: int = 0  # most tokens, as announced at prefill, rounded up to pages
     salt: str | None = None  # of the prefix cache; None: its pages are not cached
     spared: int = 0  # prompt tokens found in the prefix cache
     # prompt tokens shared with an earlier prompt, if states are kept

@@ -22,7 +22,7 @@ from dspark.wire.v1 import draft_pb2
 # number of rows.
 _COLUMNS = ("sequence", "epoch", "round", "committed_len", "anchors", "slots")
 PART = 256 << 10  # bytes of rows in one message, unless one row has more
-MAX_FEATURE_ROWS = 1 << 16  # of one order
+MAX_FEATURE_ROWS = 64 * MAX_ROWS  # of one order: `Waits.inline_rows` of every sequence
 MAX_MASKS = 16 << 20  # bytes of all masks of one order
 
 

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from synthetic_file import synthetic_file
 from dspark.errors import Overloaded
 from dspark.rounds.control import Admission, DrafterAt, Use
 from dspark.rounds.events import Acknowledged, Admit, How, Release, Why
-from dspark.rounds.plan import Plan, PlanKind
+from dspark.rounds.plan import Plan, PlanKind, SequencePlan
 from dspark.runtime import backlog
 from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import open_channel
@@ -260,6 +261,26 @@ async def test_nothing_is_kept_of_a_block_that_was_judged(pair: str) -> None:
         ]
         assert [each.blocks for each in mine] == [{}]
         await so_far(v, conductor, answers, lambda: True)
+
+
+async def test_what_is_told_and_taken_back_in_one_message_harms_nobody(pair: str) -> None:
+    plan = planned(PlanKind.FIXED, BLOCK, window=0)
+    async with verifier(pair) as v, drafter(pair) as d, conducting(v, plan) as conductor:
+        conductor.know(1, d)
+        conductor.holds_back = True
+        held = conductor.ask([5, 6], SAMPLED, 40)
+        await until(lambda: held.tokens)
+        conductor.set(replace(plan, sequences={held.number: SequencePlan(drafter=1)}))
+        conductor.leave(held, conductor.ask([6, 6], SAMPLED, 40))
+        conductor.holds_back = False
+        await answered(v, conductor, [conductor.ask([7, 6], SAMPLED, 40, drafter=1)])
+        assert conductor.why_lost is None
+        mine = [
+            each
+            for each in gc.get_objects()
+            if type(each) is drafters.Drafters and each._engine is v.engine
+        ]
+        assert [each._admitted for each in mine] == [{}], "no prompt is kept"
 
 
 # The verifier.

@@ -1,12 +1,14 @@
-"""Chunks of too many runs are refused as a whole and counted, however small their runs are."""
+"""Chunks of too many runs are refused as a whole and counted, however small their runs are; a peer
+that reads no acknowledgements is not read from either."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from draft_service.feature_sink import BOUNDS, MAX_ROWS, FeatureSink
+from draft_service.feature_sink import BOUNDS, MAX_ROWS, UNTOLD, FeatureSink
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.wire_limits import LOOKED_AT, Read, reading
 from dspark.types import RefusalReason
@@ -46,3 +48,25 @@ async def test_too_many_runs_are_one_refusal_and_counted(
     assert [each.refusal.reason for each in refused] == [RefusalReason.INVALID]
     assert "runs" in refused[0].refusal.message
     assert metrics.value("dropped_total", kind="feature_runs", reason="too_many") == counted
+
+
+async def test_who_reads_no_acknowledgements_is_not_read_from() -> None:
+    worker: Any = SimpleNamespace(metrics=Metrics(), incarnation=5)
+    sink = FeatureSink(worker, cast(Any, None))
+    chunk = features_pb2.FeatureChunk(sink_incarnation=6, runs=[features_pb2.FeatureRun()])
+    data, read = chunk.SerializeToString(), 0
+
+    async def chunks() -> AsyncIterator[Read[features_pb2.FeatureChunk]]:
+        nonlocal read
+        for read in range(1, 5 * UNTOLD + 1):
+            yield reading(features_pb2.FeatureChunk.FromString, BOUNDS)(data)
+            await asyncio.sleep(0)
+
+    acks = sink.Push(chunks(), cast(Any, None))
+    first = await anext(acks)
+    for _ in range(20 * UNTOLD):
+        await asyncio.sleep(0)
+    assert read - first.chunks <= UNTOLD + 1
+    told = [first, *[ack async for ack in acks]]
+    assert told[-1].chunks == read == 5 * UNTOLD
+    assert sum(len(ack.refused) for ack in told) == read

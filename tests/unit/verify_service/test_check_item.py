@@ -19,7 +19,6 @@ def held() -> CachedSequence:
         owner=0,
         params=SamplingParams(temperature=0.0, prompt_len=3),
         prompt_len=5,
-        capacity=64,
         keep_features=True,
         token_ids=[1, 2, 3, 4, 5, 6, 7, 8, 9, 5],
         cached=9,
