@@ -123,10 +123,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
+        print(end="", flush=True)  # here, where it can be told what went wrong
     except BrokenPipeError:  # the reader of our output is gone: end without a message
         discard_stdout()
         return 0
+    except OSError as error:
+        discard_stdout()
+        print(f"dspark: stdout cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     return code
 
 

@@ -68,19 +68,19 @@ class ThreadedHttp(ThreadingHTTPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serves a connection on its own thread, so that a slow handshake delays no other one."""
-        with request.dup() as same:  # a handshake takes the first one over
-            overdue = threading.Timer(PATIENCE_S, _hang_up, (same,))
-            overdue.daemon = True
-            overdue.start()
+        with contextlib.ExitStack() as ending:
+            ending.callback(self._room.release)
             try:
+                same = ending.enter_context(request.dup())  # a handshake takes the first one over
+                overdue = threading.Timer(PATIENCE_S, _hang_up, (same,))
+                overdue.daemon = True
+                overdue.start()
+                ending.callback(overdue.cancel)
                 if self._context is not None:
                     request = self._context.wrap_socket(request, server_side=True)
                 super().process_request_thread(request, client_address)
             except (OSError, ssl.SSLError):
                 self.shutdown_request(request)
-            finally:
-                overdue.cancel()
-                self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Logs nothing: readers that disconnect are ordinary."""

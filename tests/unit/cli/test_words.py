@@ -50,6 +50,18 @@ def test_a_process_that_cannot_say_where_it_serves_serves(stdout: str, tmp_path:
     assert (tmp_path / "after").read_text() == "served"
 
 
+def test_a_reader_that_leaves_is_no_failure() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    for words in (["--help"], ["--version"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "dspark.cli.main", *words],
+            stdout=writer, stderr=subprocess.PIPE, timeout=100,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, b"")
+    os.close(writer)
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_an_answer_steers_no_terminal(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)

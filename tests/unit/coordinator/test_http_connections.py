@@ -11,12 +11,14 @@ import os
 import resource
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from tests.certificates import Authority
 from tests.waiting import until
 
 pytest.importorskip("uvicorn")
@@ -28,6 +30,7 @@ from coordinator.http import connection as connection_module
 from coordinator.http import server as server_module
 from coordinator.http.server import HttpServer
 from coordinator.http.stream import EventStream, event, left
+from dspark.runtime.listen_config import ListenConfig
 from dspark.runtime.security import Security, split_endpoint
 from dspark.runtime.telemetry import Metrics
 
@@ -140,6 +143,23 @@ async def test_a_connection_without_a_head_in_time_ends(
                 assert await reader.read() == b""
             writer.close()
     assert dropped(counted, "head") == 3
+
+
+async def test_a_peer_that_begins_no_tls_ends(
+    application: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "HEAD_S", 0.1)
+    application.api.security = Security.of(ListenConfig(**Authority(tmp_path).settings()))
+    server = HttpServer(application, application.api, MOST)
+    await server.start()
+    reader, writer = await asyncio.open_connection(
+        *split_endpoint(server.url.removeprefix("https://"))
+    )
+    async with asyncio.timeout(20):
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    writer.close()
+    await server.stop(1.0)
 
 
 async def test_a_request_that_runs_is_no_quiet_connection(

@@ -115,10 +115,14 @@ def test_blocks_answer_the_order_that_they_name(pair: tuple[Drafter, Drafter]) -
     verifier = Verifier(*pair)
     verifier.order(3, 1)
     verifier.order(4, 2)
-    pair[1].said.put(blocks(4))
+    answer = blocks(4)
+    answer.forward_ns = 1 << 62
+    pair[1].said.put(answer)
     told = verifier.next()
     assert told.order == 4
     assert verifier.drafters.blocks[1][0] == 4
+    done = verifier.drafters.orders[4]
+    assert 0.0 < done.draft_s <= done.came - done.sent, "whatever it says of itself"
     pair[0].said.put(blocks(3))
     told = verifier.next()
     assert told.order == 3
