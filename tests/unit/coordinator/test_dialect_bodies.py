@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from coordinator.answers.answer import End, Reason
 from coordinator.dialects.messages import MessagesBody, MessageWriter, translated
 from coordinator.dialects.responses import ResponsesBody, ResponseWriter
 from coordinator.dialects.telling import _event
 from coordinator.http.calls import Part
-from coordinator.http.schema import validated
+from coordinator.http.schema import MOST_ERRORS, ChatBody, CompletionBody, validated
+from coordinator.http.system import DetokenizeBody, TokenizeBody
 from coordinator.http.template import ChatTemplate
-from dspark.errors import Unsupported
+from dspark.errors import InvalidRequest, Unsupported
 
 USAGE = {
     "prompt_tokens": 1,
@@ -79,3 +82,38 @@ def test_an_event_is_two_lines_for_clients_that_split_at_any_line_end() -> None:
     named, data = told.removesuffix("\n\n").splitlines()
     assert named == "event: delta"
     assert json.loads(data.removeprefix("data: "))["text"] == "a\u2028b\u2029c\u0085d"
+
+
+WRONG = [0, {}] * 500  # neither is what a list of a body holds
+LISTS: list[tuple[type[BaseModel], dict[str, Any], str]] = [
+    (ChatBody, {"messages": WRONG}, "messages[0]"),
+    (ChatBody, {"messages": [], "tools": WRONG}, "tools[0]"),
+    (ChatBody, {"messages": [], "stop_token_ids": [{}] * 1000}, "stop_token_ids[0]"),
+    (ChatBody, {"messages": [], "stop": WRONG}, "stop"),
+    (CompletionBody, {"prompt": [{}] * 1000}, "prompt"),
+    (CompletionBody, {"prompt": "a", "structured_outputs": {"choice": WRONG}}, "structured"),
+    (MessagesBody, {"model": "m", "max_tokens": 1, "messages": WRONG}, "messages[0]"),
+    (ResponsesBody, {"model": "m", "input": WRONG}, "input"),
+    (TokenizeBody, {"messages": WRONG}, "messages[0]"),
+    (DetokenizeBody, {"tokens": [{}] * 1000}, "tokens[0]"),
+]
+
+
+@pytest.mark.parametrize(("kind", "body", "field"), LISTS)
+def test_a_list_is_refused_at_its_first_wrong_item(
+    kind: type[BaseModel], body: dict[str, Any], field: str
+) -> None:
+    content = json.dumps(body).encode()
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate_json(content)
+    assert caught.value.error_count() < 10, "an error for each item would stop every stream"
+    with pytest.raises(InvalidRequest) as told:
+        validated(kind, content)
+    assert told.value.field.startswith(field)
+
+
+def test_an_object_of_many_wrong_values_is_refused_without_a_look_at_each() -> None:
+    biases = {str(token): "much" for token in range(MOST_ERRORS + 1)}
+    content = json.dumps({"prompt": "a", "logit_bias": biases}).encode()
+    with pytest.raises(InvalidRequest, match=f"body: {MOST_ERRORS + 1} values are wrong"):
+        validated(CompletionBody, content)
