@@ -26,8 +26,8 @@ LANES: list[Mutant] = [
         (
             "who fits into no lane stands at the head of the queue",
             "[self._line.first(tenant, able) for tenant in tenants]",
-            "[each if able(each) else None for each in\n"
-            "            [self._line.first(tenant, lambda each: True) for tenant in tenants] if each]",
+            "[each if able(each) else None for tenant in tenants\n"
+            "            if (each := self._line.first(tenant, lambda one: True)) is not None]",
             (
                 "tests/unit/coordinator/test_preemption.py::test_whom_only_a_leaving_verifier_could_hold_delays_nobody",
             ),

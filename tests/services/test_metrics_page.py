@@ -33,9 +33,10 @@ def test_a_reader_too_many_is_closed_and_counted() -> None:
 def test_a_reader_that_drips_a_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threaded_http, "PATIENCE_S", 0.3)
     server = MetricsServer(Metrics(), Security(), "127.0.0.1:0", 0)
-    with contextlib.closing(server), socket.create_connection(
-        ("127.0.0.1", server.server_port), timeout=10
-    ) as reader:
+    with (
+        contextlib.closing(server),
+        socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as reader,
+    ):
         reader.sendall(b"GET /metrics HTTP/1.0\r\nX: ")
         with contextlib.suppress(OSError):
             for _ in range(200):

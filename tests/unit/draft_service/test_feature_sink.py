@@ -58,7 +58,8 @@ async def test_who_reads_no_acknowledgements_is_not_read_from() -> None:
 
     async def chunks() -> AsyncIterator[Read[features_pb2.FeatureChunk]]:
         nonlocal read
-        for read in range(1, 5 * UNTOLD + 1):
+        for _ in range(5 * UNTOLD):
+            read += 1
             yield reading(features_pb2.FeatureChunk.FromString, BOUNDS)(data)
             await asyncio.sleep(0)
 
