@@ -173,7 +173,7 @@ class LocalCell:
         answer = Answer(log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=choice)
         life = Life(next(self._numbers), epoch=said.epoch + 1 if said is not None else 0)
         state = RequestState(request, life, answer, RequestStats(arrived), kept or sink)
-        state.begun = said is not None
+        state.begun = log.resumed > 0
         if kept is not None:
             state.note_epoch = partial(kept.note_epoch, choice)
         return state
