@@ -270,10 +270,10 @@ class Scheduler:
 
     def _place(self) -> None:
         kept = set[Lane]()  # for sequences that wait for room in one of them
-        while (state := self._next(kept)) is not None:
+        while len(kept) < len(self._lanes) and (state := self._next(kept)) is not None:
             lane = self._choose(state, kept)
             if lane is None:
-                kept.update(lane for lane in self._lanes if lane.could_take(state))
+                kept.update(each for each in self._lanes if each.could_take(state))
                 continue
             self._line.remove(state)
             self._homes[state] = lane

@@ -34,7 +34,7 @@ LANES: list[Mutant] = [
         ),
         (
             "who waits for a large verifier keeps a small one idle",
-            "                kept.update(lane for lane in self._lanes if lane.could_take(state))\n"
+            "                kept.update(each for each in self._lanes if each.could_take(state))\n"
             "                continue\n",
             "                break\n",
             (
