@@ -149,10 +149,14 @@ class HttpServer:
             app_state=server.lifespan.state,
         )
         # Here, as uvicorn would leave a silent peer a minute for its handshake.
-        patience = {"ssl": config.ssl, "ssl_handshake_timeout": HEAD_S} if config.ssl else {}
-        server.servers = [
-            await loop.create_server(connect, sock=self._socket, backlog=ACCEPTS, **patience)
-        ]
+        listening = await loop.create_server(
+            connect,
+            sock=self._socket,
+            ssl=config.ssl,
+            backlog=ACCEPTS,
+            ssl_handshake_timeout=HEAD_S if config.ssl else None,
+        )
+        server.servers = [listening]
         self._socket.listen(BACKLOG)  # asyncio listened with ACCEPTS, its accepts per turn
         self._ticking = asyncio.create_task(server.main_loop())
 
