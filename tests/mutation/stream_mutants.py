@@ -24,6 +24,8 @@ TURNS = (f"{D}rows_that_never_come_and_orders_out_of_turn_end_the_stream",)
 MEANT = (f"{D}who_is_not_meant_or_understands_other_rows_ends_the_stream",)
 ONE_MESSAGE = (f"{D}rows_and_order_are_one_message_and_the_block_follows",)
 HELD = (f"{D}a_silent_verifier_loses_its_contexts_and_one_with_little_to_say_does_not",)
+TAKEN_BACK = (f"{F}what_is_told_and_taken_back_in_one_message_harms_nobody",)
+L = "tests/unit/verify_service/test_prompts.py::test_"
 W = "tests/unit/wire/test_drafted_blocks.py::test_"
 PIECES = (
     "tests/unit/verify_service/test_row_feeds.py::test_rows_go_in_pieces_without_a_gap_and_their_drafter_is_ready_once_all_have_come",
@@ -234,6 +236,65 @@ STREAMS: list[Mutant] = [
             "min(committed_len - 1, state.cached)",
             "min(committed_len - 2, state.cached)",
             ANSWERS,
+        ),
+    ),
+    *in_file(
+        "verify_service/drafters.py",
+        (
+            "who is freed in the turn in which it is opened ends the stream",
+            "        if admission is None:\n            return []  # freed in the same turn\n",
+            "        assert admission is not None\n",
+            TAKEN_BACK,
+        ),
+        (
+            "a drafter's own word of its time is believed",
+            "draft_s = min(draft_s, came - order.sent)",
+            "draft_s = float(draft_s)",
+            (f"{B}blocks_answer_the_order_that_they_name",),
+        ),
+    ),
+    *in_file(
+        "verify_service/round_driver.py",
+        (
+            "a prompt is kept that was dropped in the turn in which it came",
+            "            return  # dropped in the same turn\n",
+            "            pass\n",
+            TAKEN_BACK,
+        ),
+    ),
+    *in_file(
+        "verify_service/prompt_line.py",
+        (
+            "who left costs the next prompt a pass",
+            "if budget <= 0 or (riders and alone is not None):",
+            "if budget <= 0 or (alone is not None and prompt is not able[0]):",
+            (f"{L}prompts_whose_clients_left_cost_the_next_one_no_pass",),
+        ),
+        (
+            "all prompts of a stream run in one pass of their own",
+            "if budget <= 0 or (riders and alone is not None):",
+            "if budget <= 0:",
+            (f"{L}prompts_whose_clients_left_cost_the_next_one_no_pass",),
+        ),
+    ),
+    *in_file(
+        "verify_service/prompts.py",
+        (
+            "nobody looks after a prompt that is held up",
+            "able = self._held_up or any(",
+            "able = any(",
+            (f"{L}a_number_that_a_pass_of_another_stream_holds_is_looked_at_again",),
+        ),
+    ),
+    *in_file(
+        "draft_service/feature_sink.py",
+        (
+            "a peer that reads no acknowledgements is read from",
+            "while taken.done - taken.told > UNTOLD:",
+            "while False:",
+            (
+                "tests/unit/draft_service/test_feature_sink.py::test_who_reads_no_acknowledgements_is_not_read_from",
+            ),
         ),
     ),
     *in_file(
