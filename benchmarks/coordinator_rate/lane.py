@@ -31,6 +31,7 @@ from coordinator.workers.worker import Address, WorkerAccess, WorkerRole
 from deploy.processes import ProcessCell
 from dspark.client.request import Options, write_request
 from dspark.rounds.policy import parse_policy
+from dspark.runtime.process import collect_rarely
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import frontend_pb2
 
@@ -109,6 +110,7 @@ async def _running_lane(workers: ProcessCell, policy: str) -> AsyncIterator[Lane
         async with asyncio.timeout(WARM_UP_S):
             while any(_rounds(admission, name) < WARM_UP_ROUNDS for name in names):  # noqa: ASYNC110  rounds ring no wakeup
                 await asyncio.sleep(0.1)
+        collect_rarely()  # as processes that serve do
         yield membership.lanes[0]
         if front.done():
             front.result()
