@@ -16,6 +16,7 @@ from deploy.service_registry import start_room
 from deploy.topology import ProcessRole
 from dspark.errors import ConfigError, DsparkError
 from dspark.runtime.identity import DEFAULT_CELL, put_token, state_dir
+from dspark.runtime.process import collect_rarely
 from dspark.runtime.shell import ShellProcess
 from dspark.runtime.telemetry import configure_logging
 
@@ -58,6 +59,7 @@ class DsparkProcess:
             return {"failed": str(error), "fatal": True}
         except Exception as error:
             return {"failed": f"{type(error).__name__}: {error}", "fatal": False}
+        collect_rarely()
         self._node_ip = node_ip
         return self._described()
 

@@ -54,9 +54,9 @@ class CellPort(Protocol):
 
     def terms(self) -> CellTerms: ...
 
-    def check_capacity(self, tenant: str = "") -> None:
+    def check_capacity(self, tenant: str = "", resumed: str = "") -> None:
         """Raises when a request of this tenant would surely be refused. Cheap, so it comes before
-        parsing."""
+        parsing. resumed: id of a request that is resumed, which needs no room while it runs."""
 
     def submit(self, order: SubmitRequest, sink: OutputSink) -> RequestHandle: ...
 

@@ -171,8 +171,8 @@ class FrontendConnection:
         message = submit.request
         if not message.request_id:
             raise InvalidRequest("request_id", "a front end has to give one")
-        if not message.HasField("resume"):  # one that is resumed may have its place already
-            self._cell.check_capacity(submit.tenant)
+        resumed = message.request_id if message.HasField("resume") else ""
+        self._cell.check_capacity(submit.tenant, resumed)
         limits = self._cell.terms().limits
         prompt = tuple(message.tokenized.input_ids)
         request = read_request(

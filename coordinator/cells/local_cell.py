@@ -17,7 +17,7 @@ from coordinator.cells.resumption import Journaled, look_up, tell_again
 from coordinator.lanes.request_state import RequestState
 from coordinator.lanes.request_state import SequenceLife as Life
 from coordinator.queue.scheduler import Scheduler
-from coordinator.requests.request import Request, owned
+from coordinator.requests.request import Request, inside, owned
 from coordinator.requests.validation import Limits
 from coordinator.workers.membership import Membership
 from dspark.errors import RequestCancelled, Unavailable
@@ -108,8 +108,11 @@ class LocalCell:
             self.membership.ready,
         )
 
-    def check_capacity(self, tenant: str = "") -> None:
-        self.admission.check_capacity(tenant=tenant)
+    def check_capacity(self, tenant: str = "", resumed: str = "") -> None:
+        name = inside(tenant, resumed)
+        runs = resumed and self.admission.find(name) is not None
+        if not runs and not (resumed and self.journal is not None and self.journal.find(name)):
+            self.admission.check_capacity(tenant=tenant)
 
     def submit(self, order: SubmitRequest, sink: OutputSink) -> LocalHandle:
         """Submits a state per answer, with one sink for all; for a resumed request, a state per
@@ -131,6 +134,7 @@ class LocalCell:
             kept = Journaled(
                 self.journal, self.journal.open(request, known.entry if known else None), sink
             )
+        begun = known is not None and any(said.tokens or said.end for said in known.answers)
         states = {
             choice: self._state(
                 request, choice, order.arrived, sink, kept, known.answers[choice] if known else None
@@ -138,6 +142,8 @@ class LocalCell:
             for choice in range(request.choices)
             if known is None or known.answers[choice].end is None
         }
+        for state in states.values():
+            state.begun = begun
         # nothing is committed before this turn of the loop is over
         self.admission.submit(*states.values())
         if known is not None:
@@ -173,7 +179,6 @@ class LocalCell:
         answer = Answer(log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=choice)
         life = Life(next(self._numbers), epoch=said.epoch + 1 if said is not None else 0)
         state = RequestState(request, life, answer, RequestStats(arrived), kept or sink)
-        state.begun = log.resumed > 0
         if kept is not None:
             state.note_epoch = partial(kept.note_epoch, choice)
         return state

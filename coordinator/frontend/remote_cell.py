@@ -61,7 +61,7 @@ class RemoteCell:
             raise Unavailable(self._closed)
         return self._terms
 
-    def check_capacity(self, tenant: str = "") -> None:
+    def check_capacity(self, tenant: str = "", resumed: str = "") -> None:
         if self.draining:
             raise self._refuse(
                 "draining", Unavailable("the front end is draining; try another one")

@@ -77,8 +77,11 @@ def live_routes(api: Api, membership: Membership, admission: Scheduler, streams:
     operator = [*watcher, Depends(api.guard)]  # callers that may both read metrics and generate
 
     @router.get("/")
+    async def index() -> Response:
+        return await file(INDEX)
+
     @router.get("/live/page/{name}")
-    async def file(name: str = INDEX) -> Response:
+    async def file(name: str) -> Response:
         """A file of the page, with `HEADERS`."""
         if name not in page:
             raise HTTPException(404, "there is no such file")

@@ -103,8 +103,8 @@ class InputProcessor:
         lasts_s = self._longest_s if remaining_s is None else min(remaining_s, self._longest_s)
         has_tokenizer = self.tokenizer is not None
         check_head(message, has_tokenizer)
-        if not message.HasField("resume"):  # one that is resumed may have its place already
-            self.cell.check_capacity(current_caller().tenant)
+        resumed = message.request_id if message.HasField("resume") else ""
+        self.cell.check_capacity(current_caller().tenant, resumed)
         limits = self.cell.terms().limits
         prompt = await self._prompt(message)
         if usual is not None and not message.sampling_params.HasField("max_tokens"):

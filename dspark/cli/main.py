@@ -121,12 +121,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     # gRPC's remarks on closing connections are of no use to users
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    code = _run(list(sys.argv[1:] if argv is None else argv))
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
         print(end="", flush=True)  # here, where it can be told what went wrong
     except BrokenPipeError:  # the reader of our output is gone: end without a message
         discard_stdout()
-        return 0
     except OSError as error:
         discard_stdout()
         print(f"dspark: stdout cannot be written: {error.strerror}", file=sys.stderr)
@@ -149,7 +148,7 @@ def _run(words: list[str]) -> int:
         print("dspark: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        raise
+        return 0  # its reader had enough
     except Exception as error:
         if args.debug:
             raise

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dspark.cli.options import add_endpoint, natural, open_client, written_out
+from dspark.cli.options import add_endpoint, natural, open_client
 from dspark.errors import DsparkError, Expired, Unavailable
 from dspark.tables import aligned
 
@@ -196,8 +196,8 @@ def lines(answer: EndedAnswer) -> str:
     which = f" answer {answer.index}" if answer.index else ""
     pools = ", ".join(filter(None, (answer.verifier, answer.drafter))) or "never placed"
     said = [
-        f"{answer.request_id}{which} ended: "
-        f"{answer.outcome}{f' ({answer.error})' if answer.error else ''}",
+        f"{_one_line(answer.request_id)}{which} ended: "
+        f"{answer.outcome}{f' ({_one_line(answer.error)})' if answer.error else ''}",
         f"{answer.completion_tokens} tokens after {answer.prompt_tokens} of the prompt; policy "
         f"{answer.policy}, rule {answer.rule}; {pools}",
         f"first token after {answer.ttft_ms:.1f} ms ({answer.queue_ms:.1f} queued), all after "
@@ -209,7 +209,12 @@ def lines(answer: EndedAnswer) -> str:
             f"rounds by slots verified: {_spread(answer.verified_histogram)}; "
             f"by drafted tokens committed: {_spread(answer.accepted_histogram)}"
         )
-    return "\n  ".join(map(written_out, said))
+    return "\n  ".join(said)
+
+
+def _one_line(text: str) -> str:
+    """Text that a client may have chosen, which must not look like another line."""
+    return text if text.isprintable() else json.dumps(text)
 
 
 def _spread(histogram: Sequence[int]) -> str:

@@ -89,7 +89,8 @@ def write_report(out: Path, notes: Mapping[str, Any]) -> Path:
         "| --- | --- | ---: |",
     ]
     told = {
-        "split": f"{split['train']} prompts to learn from, {split['test']} held out",
+        "split": f"{split['train']} prompts to learn from, "
+        f"{split['calibrate'] + split['evaluate']} held out",
         "regenerate": f"{rows['rows']} answers, {rows['tokens']:,} tokens, {rows['failed']} failed",
         "encode": f"{samples['samples']} samples, {samples['tokens']:,} tokens, "
         f"{samples['supervised']:,} supervised",

@@ -42,5 +42,6 @@ def test_a_reader_that_drips_a_request_is_closed(monkeypatch: pytest.MonkeyPatch
             for _ in range(200):
                 reader.sendall(b"x")
                 time.sleep(0.05)
+            pytest.fail("ten seconds later it still holds its place")
         with contextlib.suppress(ConnectionResetError):
             assert reader.recv(1) == b"", "it may not hold its place for ten seconds"

@@ -18,7 +18,7 @@ from coordinator.cells.local_cell import LocalCell, LocalHandle
 from coordinator.config import CoordinatorConfig
 from coordinator.reception.output_processor import OutputProcessor
 from coordinator.requests.request import Request
-from dspark.errors import InvalidRequest, RequestCancelled, Unavailable
+from dspark.errors import InvalidRequest, Overloaded, RequestCancelled, Unavailable
 from dspark.rounds.control import Admission, PassReport, Up
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
@@ -345,6 +345,9 @@ async def test_a_resume_of_what_runs_has_its_place_or_leaves_it(full: bool) -> N
     waiting = desk.toy.ask() if full else None
     desk.cell.draining = not full
     if full:
+        desk.cell.check_capacity(resumed="r")
+        with pytest.raises(Overloaded):
+            desk.cell.check_capacity(resumed="unknown")
         reader, sink, _ = desk.ask(offsets=(len(desk.shown[0]),))
     else:
         with pytest.raises(Unavailable):
