@@ -109,10 +109,13 @@ class LocalCell:
         )
 
     def check_capacity(self, tenant: str = "", resumed: str = "") -> None:
-        name = inside(tenant, resumed)
-        runs = resumed and self.admission.find(name) is not None
-        if not runs and not (resumed and self.journal is not None and self.journal.find(name)):
+        if not (resumed and self._knows(inside(tenant, resumed))):
             self.admission.check_capacity(tenant=tenant)
+
+    def _knows(self, request_id: str) -> bool:
+        """Whether the request runs, or its answers are in the journal."""
+        kept = self.journal is not None and self.journal.find(request_id) is not None
+        return kept or self.admission.find(request_id) is not None
 
     def submit(self, order: SubmitRequest, sink: OutputSink) -> LocalHandle:
         """Submits a state per answer, with one sink for all; for a resumed request, a state per
