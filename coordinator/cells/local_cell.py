@@ -137,7 +137,8 @@ class LocalCell:
             kept = Journaled(
                 self.journal, self.journal.open(request, known.entry if known else None), sink
             )
-        begun = known is not None and any(said.tokens or said.end for said in known.answers)
+        answers = known.answers if known is not None else ()
+        shown = {index for index, said in enumerate(answers) if said.tokens or said.end}
         states = {
             choice: self._state(
                 request, choice, order.arrived, sink, kept, known.answers[choice] if known else None
@@ -146,7 +147,7 @@ class LocalCell:
             if known is None or known.answers[choice].end is None
         }
         for state in states.values():
-            state.begun = begun
+            state.shown, state.begun = shown, bool(shown)
         # nothing is committed before this turn of the loop is over
         self.admission.submit(*states.values())
         if known is not None:

@@ -19,10 +19,11 @@ from coordinator.dialects.telling import (
     translated_chat,
 )
 from coordinator.http.api import Api
+from coordinator.http.body import described_by, read_body
 from coordinator.http.calls import Part
 from coordinator.http.errors import as_message, described
 from coordinator.http.reply import Object
-from coordinator.http.schema import BodyPart, Listed, described_by, read_body
+from coordinator.http.schema import BodyPart, Listed
 from coordinator.http.template import ChatTemplate, joined_texts, read_arguments, string
 from coordinator.reception.input_processor import prompt_bytes
 from dspark.errors import InvalidRequest, Unsupported

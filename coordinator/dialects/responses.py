@@ -16,10 +16,11 @@ from starlette.responses import Response
 from coordinator.answers.answer import End, Reason
 from coordinator.dialects.telling import CommonFields, Translated, answer_chat, ours
 from coordinator.http.api import Api
+from coordinator.http.body import described_by, read_body
 from coordinator.http.calls import Part
 from coordinator.http.errors import described
 from coordinator.http.reply import Object
-from coordinator.http.schema import BodyPart, Listed, StreamOptions, described_by, read_body
+from coordinator.http.schema import BodyPart, Listed, StreamOptions
 from coordinator.http.template import joined_texts, string
 from coordinator.reception.input_processor import prompt_bytes
 from dspark.errors import InvalidRequest, Unsupported

@@ -14,10 +14,11 @@ from starlette.responses import Response
 from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import sampling
+from coordinator.http.body import described_by, read_body
 from coordinator.http.calls import CallReader, Part
 from coordinator.http.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from coordinator.http.reply import Object, added, answered
-from coordinator.http.schema import ChatBody, described_by, form_of, read_body
+from coordinator.http.schema import ChatBody, form_of
 from coordinator.http.template import ChatTemplate, read_messages
 from coordinator.http.thoughts import (
     BEGIN,

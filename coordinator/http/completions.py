@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from coordinator.http.api import Api
 from coordinator.http.asking import Prompt, sampling
+from coordinator.http.body import described_by, read_body
 from coordinator.http.logprobs import (
     TokenTexts,
     completion_logprobs,
@@ -16,7 +17,7 @@ from coordinator.http.logprobs import (
     prompt_logprobs,
 )
 from coordinator.http.reply import Object, answered
-from coordinator.http.schema import CompletionBody, described_by, form_of, read_body
+from coordinator.http.schema import CompletionBody, form_of
 from coordinator.reception.input_processor import decoded, prompt_bytes
 from coordinator.reception.output_processor import OutputChunk, OutputProcessor
 from dspark.errors import InvalidRequest

@@ -7,19 +7,12 @@ effect are accepted.
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import typing
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from fastapi import Request
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
-from dspark.errors import InvalidRequest, RequestCancelled, Unsupported
+from dspark.errors import InvalidRequest, Unsupported
 
 Form = dict[str, Any]  # `constraint` of a request
 
@@ -34,7 +27,6 @@ class AtFirst(FailFast):
 
 T = TypeVar("T")
 Listed = Annotated[list[T], AtFirst()]  # every list of a body
-MOST_ERRORS = 100  # of one body that are looked at, to name the field
 
 
 class BodyPart(BaseModel):
@@ -277,24 +269,6 @@ def _of_outputs(structured: StructuredOutputs | None) -> Form | None:
     return form
 
 
-M = TypeVar("M", bound=BaseModel)
-
-
-def validated(kind: type[M], content: bytes) -> M:
-    """Parses JSON as a body of this kind. Raises InvalidRequest naming the field."""
-    try:
-        return kind.model_validate_json(content)
-    except ValidationError as error:
-        if error.error_count() > MOST_ERRORS:
-            raise InvalidRequest("body", f"{error.error_count()} values are wrong") from None
-        errors = error.errors(include_url=False, include_input=False, include_context=False)
-        paths = [_path(kind, each) for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
-        # Of a union's alternatives report the one that matched deepest.
-        at = max(range(len(paths)), key=lambda place: paths[place].count("."))
-        field, problem = paths[at], str(errors[at]["msg"])
-        raise InvalidRequest(field or "body", problem[:1].lower() + problem[1:300]) from None
-
-
 class CompletionBody(Body):
     """Body of /v1/completions."""
 
@@ -321,82 +295,3 @@ class ChatBody(Body):
     # Shorthands for the chat template's arguments of these names.
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
-
-
-def _path(kind: type[BaseModel], error: ErrorDetails) -> str:
-    """The path of an error in the body, such as `messages[0]`, without the names of the union
-    alternatives that were tried."""
-    words, loc = "", error["loc"]
-    for index, part in enumerate(loc):
-        unknown = error["type"] == "extra_forbidden" and index == len(loc) - 1
-        if isinstance(part, int):
-            words += f"[{part}]"
-        elif index == 0 or unknown or part in _fields(kind):
-            words += f".{part}" if words else part
-    return words
-
-
-@functools.cache
-def _fields(kind: type[BaseModel]) -> frozenset[str]:
-    """Names of the fields of `kind` and of all models nested in it."""
-    names = {field.alias or name for name, field in kind.model_fields.items()}
-    waiting = [field.annotation for field in kind.model_fields.values()]
-    while waiting:
-        each = waiting.pop()
-        waiting += typing.get_args(each)
-        if isinstance(each, type) and issubclass(each, BaseModel):
-            names |= _fields(each)
-    return frozenset(names)
-
-
-READ_S = 30.0
-
-
-async def read_body(request: Request, kind: type[M], most: int) -> M:
-    """Reads a JSON body of at most `most` bytes as `kind`. Raises HTTPException, InvalidRequest."""
-    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # Browsers send JSON to another origin only after a preflight, so foreign pages cannot post.
-    if media != "application/json":
-        raise HTTPException(415, f"content-type: {media[:100] or 'none'} is not application/json")
-    declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and int(declared) > most:
-        raise _too_large(most)
-    content = bytearray()
-    try:
-        async with asyncio.timeout(READ_S):
-            async for part in request.stream():
-                content += part
-                if len(content) > most:
-                    raise _too_large(most)
-    except TimeoutError:
-        raise HTTPException(408, f"the body did not come within {READ_S:g} s") from None
-    except ClientDisconnect:
-        raise RequestCancelled("the client went away") from None
-    return validated(kind, bytes(content))
-
-
-def _too_large(most: int) -> HTTPException:
-    return HTTPException(413, f"the body is larger than {most} bytes")
-
-
-def described_by(kind: type[BaseModel]) -> dict[str, Any]:
-    """`openapi_extra` of a FastAPI route that reads a body of this kind."""
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    # Nested models are inlined, so that routes need no shared components.
-    parts = schema.pop("$defs", {})
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": _inlined(schema, parts)}},
-        }
-    }
-
-
-def _inlined(node: Any, parts: dict[str, Any]) -> Any:
-    if isinstance(node, dict):
-        if "$ref" in node:
-            return _inlined(parts[str(node["$ref"]).rsplit("/", 1)[-1]], parts)
-        return {key: _inlined(value, parts) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_inlined(value, parts) for value in node]
-    return node

@@ -14,9 +14,10 @@ from starlette.responses import Response
 import dspark
 from coordinator.clock import beside
 from coordinator.http.api import Api
+from coordinator.http.body import described_by, read_body
 from coordinator.http.chat import read_prompt
 from coordinator.http.errors import UnknownModel
-from coordinator.http.schema import BodyPart, ChatBody, Listed, described_by, read_body
+from coordinator.http.schema import BodyPart, ChatBody, Listed
 from coordinator.reception.input_processor import LONG_IDS, decoded, encoded, prompt_bytes
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.errors import DsparkError, InvalidRequest, Unsupported

@@ -73,6 +73,7 @@ class Commits:
             spared = min(max(started.cached_tokens, 0), len(state.request.prompt))
             news = FirstCommit(state.stats.queue_s(), spared, scored)
         piece = state.answer.take(said.tokens, logprobs, started=news)
+        state.shown.add(state.answer.index)
         return self._finish(state, said, piece, at)
 
     def judged(

@@ -109,6 +109,8 @@ class RequestState:
     end: End | None = None  # set when the answer is complete
 
     begun: bool = False  # this answer, or another one of its request, has had a place
+    # answers of the request of which something was committed; shared by all of them
+    shown: set[int] = field(default_factory=set)
     drafter: DrafterPort | None = None
     last_verifier: str = ""  # replica that had it last; empty before it was placed
     last_drafter: str = ""  # likewise
@@ -199,10 +201,8 @@ class Placed:
         if in_order and said.why is Why.NO_PAGES and self.refused is None and not self.prefilled:
             return self.leaving or LifeEvent.TURNED_AWAY
         if in_order and self.refused is not None:
-            # of several answers the first is refused for all, as long as it has not begun
-            begun = self.state.answer.log.answered or self.state.answer.index
-            reason = self.refused.reason
-            if reason is RefusalReason.INVALID or (reason is RefusalReason.BUSY and not begun):
+            shown, reason = self.state.shown, self.refused.reason
+            if reason is RefusalReason.INVALID or (reason is RefusalReason.BUSY and not shown):
                 return None
             if reason is RefusalReason.BUSY and not self.prefilled:
                 return LifeEvent.HELD_UP

@@ -19,7 +19,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from coordinator.http.api import Api
-from coordinator.http.schema import BodyPart, read_body
+from coordinator.http.body import read_body
+from coordinator.http.schema import BodyPart
 from coordinator.http.stream import EventStream
 from coordinator.live.answer import MAX_TOKENS, AnswerWish, Policy, Rule, answer_events
 from coordinator.live.feed import BackgroundLoad, CellFeed

@@ -101,6 +101,11 @@ def _read_admission(message: verify_pb2.Admission) -> Admission | Refused:
             )
         if message.room < 1:
             raise PeerError("room: an answer needs room for a token")
+        if len(ids) + message.room > message.longest:
+            raise PeerError(
+                f"room: {len(ids)} token_ids and {message.room} more exceed the announced "
+                f"{message.longest}"
+            )
     except PeerError as error:
         return Refused(message.sequence, message.epoch, RefusalReason.INVALID, str(error))
     stops = frozenset(message.stop_ids)

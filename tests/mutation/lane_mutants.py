@@ -239,6 +239,12 @@ LANES: list[Mutant] = [
     *in_file(
         "coordinator/lanes/request_state.py",
         (
+            "a busy verifier ends the answers beside the one that it has no time for",
+            "reason is RefusalReason.BUSY and not shown",
+            "reason is RefusalReason.BUSY and not self.state.answer.log.answered",
+            (f"{L}of_several_answers_one_waits_for_a_busy_verifier_once_another_is_shown",),
+        ),
+        (
             "an epoch is kept when a prompt finds no page",
             "self.epoch += 1",
             "self.epoch += event is not LifeEvent.TURNED_AWAY",

@@ -225,6 +225,8 @@ def test_the_page_and_its_files_come_with_strict_headers(http: httpx.Client) -> 
         assert not {"etag", "last-modified"} & file.headers.keys(), (
             "two versions may share times and sizes"
         )
+    part = {"Range": "bytes=0-9", "If-Range": "x"}
+    assert http.get("/", headers=part).status_code == 200
     assert "http://" not in page.text.replace("http://www.w3.org", "")
     assert "https://" not in page.text
 

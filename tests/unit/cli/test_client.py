@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent import futures
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ from dspark.client import (
     AsyncClient,
     AsyncStream,
     Cancelled,
+    Cell,
     Chunk,
     Client,
     DeadlineExceeded,
@@ -331,6 +333,15 @@ def test_a_call_ended_by_the_server_is_unavailable_and_one_ended_here_is_cancell
         (stream if closed == "stream" else client).close()
         with pytest.raises(Cancelled):
             list(stream)
+
+
+def test_several_front_ends_are_one_target_where_certificates_allow_it() -> None:
+    fronts = "10.0.0.1:7000,10.0.0.2:7000"
+    cell = Cell("10.0.0.3:7000", "c", "", "", 0, "", "t", "d", frontends=fronts)
+    assert sorted(cell.for_clients.removeprefix("ipv4:").split(",")) == fronts.split(",")
+    named = replace(cell, tls_ca="ca.pem", tls_server_name="cell")
+    assert named.for_clients.startswith("ipv4:")
+    assert replace(cell, tls_ca="ca.pem").for_clients in fronts.split(",")
 
 
 def test_nobody_listening_is_unavailable(alone: Client) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dspark.cli import main as cli
 from dspark.cli.options import shown
 
 ROOT = Path(__file__).parents[3]
@@ -61,6 +62,30 @@ def test_a_reader_that_leaves_is_no_failure() -> None:
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, b"")
     os.close(writer)
+
+
+def test_a_command_ends_with_its_own_code_whoever_reads_it_on() -> None:
+    program = (
+        "import sys; from dspark.cli import main as cli; "
+        "cli._run = lambda words: print('said') or 1; sys.exit(cli.main([]))"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, timeout=100,
+        env={"PYTHONPATH": str(ROOT)},  # nothing that takes its buffer away
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_a_file_that_is_missing_is_no_fault_of_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(words: list[str]) -> int:
+        raise FileNotFoundError("as --debug shows it")
+
+    monkeypatch.setattr(cli, "_run", broken)
+    with pytest.raises(FileNotFoundError):
+        cli.main([])
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -12,8 +12,9 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from coordinator.http.api import Api
+from coordinator.http.body import validated
 from coordinator.http.chat import AskedChat, read_chat
-from coordinator.http.schema import ChatBody, validated
+from coordinator.http.schema import ChatBody
 from coordinator.http.template import ChatTemplate
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.errors import Unsupported

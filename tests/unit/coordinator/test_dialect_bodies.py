@@ -13,8 +13,9 @@ from coordinator.answers.answer import End, Reason
 from coordinator.dialects.messages import MessagesBody, MessageWriter, translated
 from coordinator.dialects.responses import ResponsesBody, ResponseWriter
 from coordinator.dialects.telling import _event
+from coordinator.http.body import MOST_ERRORS, validated
 from coordinator.http.calls import Part
-from coordinator.http.schema import MOST_ERRORS, ChatBody, CompletionBody, validated
+from coordinator.http.schema import ChatBody, CompletionBody
 from coordinator.http.system import DetokenizeBody, TokenizeBody
 from coordinator.http.template import ChatTemplate
 from dspark.errors import InvalidRequest, Unsupported

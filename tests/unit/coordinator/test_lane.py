@@ -402,6 +402,18 @@ async def test_a_drafter_that_leaves_hands_its_sequences_to_another_one() -> Non
 
 
 @virtual
+async def test_a_drafter_that_is_told_again_not_to_leave_has_nothing_computed_anew() -> None:
+    cell = RoundsCell()
+    drafter: Any = cell.drafters[0]
+    renewed = list[Any]()
+    cell.lane._plans.drafters = renewed.append  # type: ignore[method-assign]
+    for leaves in (False, False, True, True, False):
+        cell.lane.drafter_leaves(drafter, leaves)
+    assert len(renewed) == 2
+    cell.admission.cut_all()
+
+
+@virtual
 async def test_a_silent_drafter_costs_a_deadline_and_its_sequences_go_to_another_one() -> None:
     cell = RoundsCell()
     cell.drafters[0].silent = True
@@ -933,6 +945,33 @@ async def test_an_answer_that_has_begun_waits_for_a_verifier_that_has_no_time_fo
     )
     await cell.answered(state)
     assert (state.sequence.turned_away, state.handovers) == (1, 0)
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+@virtual
+async def test_of_several_answers_one_waits_for_a_busy_verifier_once_another_is_shown(
+    busy: int,
+) -> None:
+    cell = RoundsCell(config=CoordinatorConfig(max_handovers=0))
+    greedy, policy = SamplingParams(temperature=0.0), parse_policy("adaptive")
+    request = Request("r", (5, 6), greedy, 60, policy, choices=2)
+    states = cell.submit(request)
+    shown: set[int] = set()
+    for state in states:
+        state.shown = shown
+    number = states[busy].sequence.number
+
+    def once(each: PassReport) -> list[Up]:
+        if each.report.number or each.report.rounds[0].sequence != number or not shown:
+            return [each]
+        cell.port.tampers = lambda news: news
+        return refused(cell.port, each, RefusalReason.BUSY, "constraint: no time")
+
+    shown.add(1 - busy)
+    cell.port.in_reports(once)
+    await cell.finish(*states)
+    assert [state.answer.log.answered for state in states] == [60, 60]
+    assert states[busy].sequence.turned_away == 1
 
 
 @pytest.mark.parametrize("looked_at", [False, True])

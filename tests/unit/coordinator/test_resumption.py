@@ -219,11 +219,14 @@ async def test_an_answer_that_ended_unseen_is_told_without_any_work() -> None:
     first = Desk(journal)
     reader, sink, _ = first.ask()
     await first.read(reader, sink)
+    known = journal.find("r")
     second = Desk(journal)
+    second.cell.draining = True  # there is nothing to do for it
     second.shown = {0: EXPECTED[:TOKENS]}
     reader, sink, call = second.ask(offsets=(TOKENS,))
     await second.read(reader, sink)
     assert not call.states
+    assert journal.find("r") is known, "told, and not written again"
     assert not second.toy.port.orders(Admission)
     assert reader.answers[0].end is not None
     assert reader.answers[0].end.reason.value == "length"
@@ -244,6 +247,7 @@ async def test_of_several_answers_only_those_that_lack_something_go_on() -> None
         choices=3, offsets=tuple(len(second.shown[index]) for index in range(3))
     )
     assert sorted(call.states) == [0, 2]
+    assert all(state.begun for state in call.states.values()), "an error of one ends them all"
     await second.read(reader, sink)
     assert second.shown[0] == second.shown[2] == EXPECTED
     assert second.shown[1] == EXPECTED[: len(second.shown[1])]

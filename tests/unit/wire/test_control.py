@@ -35,6 +35,7 @@ from dspark.rounds.events import (
     RoundReport,
     Why,
 )
+from dspark.rounds.orders import Waits
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
 from dspark.types import Draws, RefusalReason, Rule, SamplingParams, ScoredPrompt, ScoredToken
 from dspark.wire import orders
@@ -245,6 +246,21 @@ def test_empty_orders_and_news_break_the_protocol() -> None:
         released.news[0].released.why = why
         with pytest.raises(PeerError, match=r"^released\.why"):
             read_up(released)
+
+
+def test_an_answer_may_not_grow_beyond_what_its_admission_announces() -> None:
+    longer = ADMISSION._replace(admit=ADMISSION.admit._replace(room=21))
+    (refused,) = read_down(_down(longer))
+    assert isinstance(refused, Refused)
+    assert refused.message.startswith("room: 3 token_ids and 21 more exceed")
+
+
+def test_an_order_of_many_short_sequences_is_taken() -> None:
+    count, each = 2048, Waits().inline_rows
+    asked = [OrderRow(row + 1, 0, 1, each + 1, 9, 5, 0) for row in range(count)]
+    rows = orders.PackedRows("bfloat16", count * each, 1, bytes(2 * count * each))
+    first, *_ = orders.write_order(4, asked, [each] * count, [5] * (count * each), rows)
+    assert sum(orders.read_order(first.order).rows) == count * each
 
 
 def test_rows_travel_with_their_order_and_in_parts_behind_it() -> None:
