@@ -137,8 +137,7 @@ class LocalCell:
             kept = Journaled(
                 self.journal, self.journal.open(request, known.entry if known else None), sink
             )
-        answers = known.answers if known is not None else ()
-        shown = {index for index, said in enumerate(answers) if said.tokens or said.end}
+        shown = known.shown if known is not None else set[int]()
         states = {
             choice: self._state(
                 request, choice, order.arrived, sink, kept, known.answers[choice] if known else None

@@ -29,6 +29,11 @@ class Known:
     answers: Sequence[Said]
     entry: Entry | None = None
 
+    @property
+    def shown(self) -> set[int]:
+        """The answers of which something was committed."""
+        return {index for index, said in enumerate(self.answers) if said.tokens or said.end}
+
 
 def look_up(order: SubmitRequest, journal: Journal | None) -> Known:
     """Finds what is known of the request that `order` resumes. Raises InvalidRequest when it cannot
