@@ -22,7 +22,7 @@ log = structlog.get_logger("dspark.feature_sink")
 QUEUE_ROWS = 1 << 18  # rows that may wait for the device
 
 Outcome = int | Refusal  # the watermark afterwards, or why the run was dropped
-Settle = Callable[[Sequence[Outcome]], None]
+Settle = Callable[[Outcome], None]
 
 
 class FeatureReceiver:
@@ -31,19 +31,20 @@ class FeatureReceiver:
     def __init__(self, engine: DraftEngineCore, device: DeviceWorker) -> None:
         self._engine = engine
         self._device = device
-        self._waiting: list[tuple[Sequence[Rows], Settle]] = []
+        self._waiting: list[tuple[Rows, Settle]] = []
         self._rows = 0
         self._work: asyncio.Task[None] | None = None
 
-    def put(self, runs: Sequence[Rows], settle: Settle) -> None:
-        """Queues the runs of one chunk. settle: called once, with the outcome of each run."""
-        count = _count(runs)
+    def put(self, run: Rows, settle: Settle) -> None:
+        """Queues a run of rows. settle: called once, with its outcome."""
+        count = len(run.rows)
         if self._rows + count > QUEUE_ROWS:
-            full = Refusal(RefusalReason.NO_PAGES, f"{self._rows} feature rows wait for the device")
-            settle([full] * len(runs))
+            settle(
+                Refusal(RefusalReason.NO_PAGES, f"{self._rows} feature rows wait for the device")
+            )
             return
         self._rows += count
-        self._waiting.append((runs, settle))
+        self._waiting.append((run, settle))
         if self._work is None:
             self._work = asyncio.create_task(self._ingest())
 
@@ -56,19 +57,18 @@ class FeatureReceiver:
     async def _ingest(self) -> None:
         try:
             while self._waiting:
-                taken, rows = 1, _count(self._waiting[0][0])
+                taken, rows = 1, len(self._waiting[0][0].rows)
                 while (
                     taken < len(self._waiting)
-                    and rows + (more := _count(self._waiting[taken][0])) <= self._engine.job_rows
+                    and rows + (more := len(self._waiting[taken][0].rows)) <= self._engine.job_rows
                 ):
                     taken, rows = taken + 1, rows + more
                 chunks, self._waiting[:taken] = self._waiting[:taken], []
                 self._rows -= rows
-                outcomes = await self._outcomes([run for runs, _ in chunks for run in runs])
+                outcomes = await self._outcomes([run for run, _ in chunks])
                 soon = asyncio.get_running_loop().call_soon
-                for runs, settle in chunks:
-                    soon(settle, outcomes[: len(runs)])  # an error in one leaves the others
-                    outcomes = outcomes[len(runs) :]
+                for (_, settle), outcome in zip(chunks, outcomes, strict=True):
+                    soon(settle, outcome)  # an error in one leaves the others
         finally:
             self._work = None
 
@@ -81,7 +81,3 @@ class FeatureReceiver:
             log.error("feature_sink.failed", exc_info=error)
             refusal = Refusal(RefusalReason.INTERNAL, "a bug; see the drafter's log")
         return [refusal] * len(runs)
-
-
-def _count(runs: Sequence[Rows]) -> int:
-    return sum(len(run.rows) for run in runs)

@@ -7,7 +7,7 @@ stream goes on. Rows of sequences that were never opened are dropped and counted
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
 import grpc
@@ -21,14 +21,13 @@ from dspark.runtime.wire_limits import KIB, Bounds, Read
 from dspark.runtime.worker import Worker
 from dspark.types import Refusal, RefusalReason
 from dspark.wire import codec
+from dspark.wire.finite import bytes_in
 from dspark.wire.v1 import features_pb2, features_pb2_grpc
 
 NAME = "dspark.wire.v1.Features"
 MAX_ROWS = 4096  # of one chunk
 UNTOLD = 64  # done chunks without an acknowledgement, beyond which no more are read
-BOUNDS = Bounds(
-    {3: ("projection", KIB), 4: ("runs", 8 * MAX_ROWS), 5: ("rows", MAX_MESSAGE)}, most=MAX_ROWS + 4
-)
+BOUNDS = Bounds({3: ("projection", KIB), 7: ("token_ids", 5 * MAX_ROWS), 8: ("rows", MAX_MESSAGE)})
 
 
 @dataclass(slots=True)
@@ -45,9 +44,8 @@ class _Taken:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     told_all: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def finish(self, refusals: list[features_pb2.FeatureRefusal]) -> None:
+    def finish(self) -> None:
         self.done += 1
-        self.refused.extend(refusals)
         self.news.set()
 
     def acknowledge(self) -> features_pb2.FeatureAck:
@@ -101,52 +99,40 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
         self, chunk: features_pb2.FeatureChunk, too_large: InvalidRequest | None, taken: _Taken
     ) -> None:
         taken.read += 1
-        if too_large is None and len(chunk.runs) > MAX_ROWS:  # a valid run has a row
-            too_large = InvalidRequest("runs", f"more than {MAX_ROWS}")
-        if too_large is not None:
-            # One refusal for the whole chunk; runs that the bounds cut out count as one.
-            self._metrics.dropped.labels(kind="feature_runs", reason="too_many").inc(
-                max(len(chunk.runs), 1)
-            )
-            refusal = Refusal(RefusalReason.INVALID, str(too_large))
-            taken.finish([features_pb2.FeatureRefusal(refusal=codec.write_refusal(refusal))])
-            return
-        read = self._read(chunk)
+        if too_large is not None:  # how many rows it had is not known
+            self._metrics.dropped.labels(kind="feature_chunk", reason="too_large").inc()
+        read = self._read(chunk, too_large)
         if isinstance(read, Refusal):
-            taken.finish(self._settle(chunk, [read] * max(len(chunk.runs), 1), taken))
+            self._settle(chunk, read, taken)
         else:
-            self._arrivals.put(
-                read, lambda outcomes: taken.finish(self._settle(chunk, outcomes, taken))
-            )
+            self._arrivals.put(read, lambda outcome: self._settle(chunk, outcome, taken))
 
-    def _settle(
-        self, chunk: features_pb2.FeatureChunk, outcomes: Sequence[Outcome], taken: _Taken
-    ) -> list[features_pb2.FeatureRefusal]:
-        """Counts the outcome of each run, notes watermarks, and returns the refusals."""
-        refusals: list[features_pb2.FeatureRefusal] = []
-        received = 0
-        for run, outcome in zip(chunk.runs or [features_pb2.FeatureRun()], outcomes, strict=True):
-            if isinstance(outcome, Refusal):
-                reason = outcome.reason.name.lower()
-                self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(
-                    len(run.token_ids)
+    def _settle(self, chunk: features_pb2.FeatureChunk, outcome: Outcome, taken: _Taken) -> None:
+        """Counts what became of a chunk and notes it for the next acknowledgement."""
+        count = len(chunk.token_ids)
+        if isinstance(outcome, Refusal):
+            reason = outcome.reason.name.lower()
+            self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(count)
+            taken.refused.append(
+                features_pb2.FeatureRefusal(
+                    sequence=chunk.sequence,
+                    epoch=chunk.epoch,
+                    refusal=codec.write_refusal(outcome),
                 )
-                refusals.append(
-                    features_pb2.FeatureRefusal(
-                        sequence=run.sequence, epoch=run.epoch, refusal=codec.write_refusal(outcome)
-                    )
-                )
-            else:
-                received += len(run.token_ids)
-                taken.watermarks[run.sequence, run.epoch] = outcome
-        if received:
-            self._metrics.feature_rows.labels(direction="received").inc(received)
+            )
+        else:
+            self._metrics.feature_rows.labels(direction="received").inc(count)
             self._metrics.bytes.labels(direction="received", kind="features").inc(
-                len(chunk.rows.data)
+                bytes_in(chunk.rows)
             )
-        return refusals
+            taken.watermarks[chunk.sequence, chunk.epoch] = outcome
+        taken.finish()
 
-    def _read(self, chunk: features_pb2.FeatureChunk) -> list[Rows] | Refusal:
+    def _read(
+        self, chunk: features_pb2.FeatureChunk, too_large: InvalidRequest | None
+    ) -> Rows | Refusal:
+        if too_large is not None:
+            return Refusal(RefusalReason.INVALID, str(too_large))
         if chunk.sink_incarnation != self._worker.incarnation:
             return Refusal(
                 RefusalReason.WRONG_INCARNATION,
@@ -160,15 +146,9 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
             rows = self._worker.engine.read_rows(chunk.rows, MAX_ROWS)
         except PeerError as error:
             return Refusal(RefusalReason.INVALID, str(error))
-        counts = [len(run.token_ids) for run in chunk.runs]
-        if not all(counts) or sum(counts) != len(rows):
+        if len(chunk.token_ids) != len(rows):
             return Refusal(
-                RefusalReason.INVALID, f"runs.token_ids: {sum(counts)} ids for {len(rows)} rows"
+                RefusalReason.INVALID, f"token_ids: {len(chunk.token_ids)} for {len(rows)} rows"
             )
-        runs, first = [], 0
-        for run, count in zip(chunk.runs, counts, strict=True):
-            its = rows[first : first + count]
-            number = number_here(chunk.source_incarnation, run.sequence)
-            runs.append(Rows(number, run.epoch, run.start_position, its, run.token_ids))
-            first += count
-        return runs
+        number = number_here(chunk.source_incarnation, chunk.sequence)
+        return Rows(number, chunk.epoch, chunk.start_position, rows, chunk.token_ids)

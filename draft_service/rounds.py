@@ -30,6 +30,7 @@ from dspark.runtime.worker import Worker, new_owner
 from dspark.types import Block, Cursor, EmptyReason, Refusal, RefusalReason, SamplingParams
 from dspark.wire import codec, cohorts, orders
 from dspark.wire.blocks import write_blocks
+from dspark.wire.finite import bytes_in
 from dspark.wire.v1 import draft_pb2, types_pb2
 
 log = structlog.get_logger("dspark.draft")
@@ -107,6 +108,7 @@ class Rounds:
         self._worker, self._engine, self._metrics = worker, worker.engine, worker.metrics
         self._drafting, self._post, self._say, self._failed = drafting, post, say, failed
         self._rows_received = worker.metrics.feature_rows.labels(direction="received")
+        self._bytes_received = worker.metrics.bytes.labels(direction="received", kind="features")
         self._owner = new_owner()
         self._inbox: deque[tuple[draft_pb2.RoundsCommand, int]] = deque()  # command, size in bytes
         self._backlog = Backlog()
@@ -116,7 +118,6 @@ class Rounds:
         self._sequences: dict[tuple[int, int], SamplingParams] = {}  # by sequence and epoch
         self._arriving: _Arriving | None = None
         self._last = self._open = 0  # number of the last order; orders without an answer
-        worker.draining.listen(self._say_draining)
 
     # Called on the threads of a stream.
 
@@ -146,12 +147,7 @@ class Rounds:
 
     def close(self) -> None:
         """Ends the stream; frees everything that was opened through it."""
-        self._worker.draining.leave(self._say_draining)
         self._post(self._free)
-
-    def _say_draining(self) -> None:
-        left = types_pb2.Draining(finish_within_ms=self._worker.draining.left_ms)
-        self._say(draft_pb2.RoundsEvent(draining=left))
 
     # On the device thread.
 
@@ -288,6 +284,7 @@ class Rounds:
         arriving = self._arriving
         assert arriving is not None
         runs = arriving.take(self._engine.read_rows(features, max(arriving.missing, 1)))
+        self._bytes_received.inc(bytes_in(features))
         try:
             self._engine.ingest_many(runs)
         # Concerns one order, perhaps one sequence; the others go on.

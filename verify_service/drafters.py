@@ -282,8 +282,6 @@ class Drafters:
                     self._context(drafter, known, event.opened)
                 case "blocks":
                     return [self._blocks(drafter, known, event.blocks)]
-                case "draining":
-                    pass  # the coordinator learns of it and plans without it
                 case _:
                     raise PeerError("event: is empty")
         except PeerError as error:

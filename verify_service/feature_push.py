@@ -86,17 +86,14 @@ class FeaturePush:
             listener.rows_lost(sink, why)
 
     def _chunk(self, sink: Sink, run: FeatureRun) -> features_pb2.FeatureChunk:
-        about = features_pb2.FeatureRun(
-            sequence=run.sequence,
-            epoch=run.epoch,
-            start_position=run.start,
-            token_ids=run.token_ids,
-        )
         return features_pb2.FeatureChunk(
             sink_incarnation=sink.incarnation,
             source_incarnation=self._worker.incarnation,
             projection=self._worker.engine.projection,
-            runs=[about],
+            sequence=run.sequence,
+            epoch=run.epoch,
+            start_position=run.start,
+            token_ids=run.token_ids,
             rows=types_pb2.TensorChunk(**run.rows.chunk()),
         )
 
@@ -190,9 +187,9 @@ class _Link:
                     travelling.popleft()
                     acknowledged += 1
                 if ack.refused:
-                    self._metrics.dropped.labels(kind="feature_runs", reason="refused_by_sink").inc(
-                        len(ack.refused)
-                    )
+                    self._metrics.dropped.labels(
+                        kind="feature_chunk", reason="refused_by_sink"
+                    ).inc(len(ack.refused))
                 self._came(self._sink, ack)
             raise ConnectionError("the drafter ended the stream")
         except Exception as error:  # also a bug: the next rows open a new stream

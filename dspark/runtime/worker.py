@@ -91,25 +91,16 @@ class Farewell:
             for tell in list(self._listeners):
                 tell()
 
-    def listen(self, tell: Callable[[], None]) -> None:
-        """Registers `tell`, to be called when draining begins; at once if it has begun. Any thread
-        may call."""
-        self._listeners.append(tell)
-        if self._until is not None:
-            tell()
-
-    def leave(self, tell: Callable[[], None]) -> None:
-        """Removes a registered `tell`."""
-        self._listeners.remove(tell)
-
     @contextlib.contextmanager
     def telling(self, tell: Callable[[], None]) -> Iterator[None]:
-        """Registers `tell` within a `with` block."""
-        self.listen(tell)
+        """Within a `with` block `tell` is called when draining begins; at once if it has begun."""
+        self._listeners.append(tell)
         try:
+            if self._until is not None:
+                tell()
             yield
         finally:
-            self.leave(tell)
+            self._listeners.remove(tell)
 
 
 @dataclass

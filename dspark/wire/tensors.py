@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dspark.errors import PeerError
-from dspark.wire.finite import finite, rows_in
+from dspark.wire.finite import BYTES, finite, rows_in
 from dspark.wire.v1 import types_pb2
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -49,9 +49,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 def read_tensor(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> torch.Tensor:
     """Reads rows [rows, width] to the CPU, into memory of their own. Raises PeerError naming the
     wrong field."""
-    sizes = {name: width * dtype.itemsize for name, dtype in _DTYPES.items()} | {
-        FP8: width + _SCALE
-    }
+    sizes = {name: width * each + once for name, (each, once) in BYTES.items()}
     data, dtype = rows_in(chunk, width, max_rows, sizes), _DTYPES.get(chunk.dtype)
     if dtype is None:
         return _read_fp8(data, width)

@@ -228,7 +228,9 @@ class Victim:
             sink_incarnation=self._incarnation,
             source_incarnation=self.source,
             projection=self._projection,
-            runs=[features_pb2.FeatureRun(sequence=self.number, epoch=1, token_ids=PROMPT)],
+            sequence=self.number,
+            epoch=1,
+            token_ids=PROMPT,
             rows=_rows(),
         )
 

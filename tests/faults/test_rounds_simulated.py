@@ -100,11 +100,7 @@ def test_a_calm_story_says_every_message_but_the_rare_ones() -> None:
     plan = Plan()
     assert simulate(calm, plan=plan) > 20
     # of long rows, long answers and leaving
-    rare = {
-        "RoundsCommand.rows",
-        "RoundsCommand.keep",
-        "RoundsEvent.draining",
-    }
+    rare = {"RoundsCommand.rows", "RoundsCommand.keep"}
     assert {kind for kind in SPOKEN if not plan.seen[kind]} == rare
 
 

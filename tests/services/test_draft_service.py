@@ -24,7 +24,9 @@ def chunk(process: Any, sequence: int, count: int, *, epoch: int = 1) -> feature
     return features_pb2.FeatureChunk(
         sink_incarnation=process.incarnation,
         source_incarnation=VERIFIER,
-        runs=[features_pb2.FeatureRun(sequence=sequence, epoch=epoch, token_ids=[5] * count)],
+        sequence=sequence,
+        epoch=epoch,
+        token_ids=[5] * count,
         rows=tensors.write_rows(rows, "bfloat16"),
         projection=process.engine.projection,
     )
@@ -59,8 +61,6 @@ async def test_a_malformed_chunk_is_refused_and_the_stream_goes_on(golden_drafte
                 target: Any = made
                 if name in ("dtype", "shape", "data"):
                     target = made.rows
-                elif name in ("token_ids", "start_position", "epoch"):
-                    target = made.runs[0]
                 if name in ("shape", "token_ids"):
                     del getattr(target, name)[:]
                     getattr(target, name).extend(value)

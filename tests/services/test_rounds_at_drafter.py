@@ -255,13 +255,15 @@ async def test_bulk_rows_find_the_context_of_their_verifier_and_are_acknowledged
         await call.order(1, row(4, 2))
         push = features_pb2_grpc.FeaturesStub(call.channel).Push()
         for verifier in (VERIFIER, VERIFIER + 1):
-            run = features_pb2.FeatureRun(sequence=4, epoch=1, start_position=1, token_ids=[1] * 60)
             await push.write(
                 features_pb2.FeatureChunk(
                     sink_incarnation=drafter.incarnation,
                     source_incarnation=verifier,
                     projection=drafter.engine.projection,
-                    runs=[run],
+                    sequence=4,
+                    epoch=1,
+                    start_position=1,
+                    token_ids=[1] * 60,
                     rows=types_pb2.TensorChunk(**packed(60, 5).chunk()),
                 )
             )
@@ -429,10 +431,9 @@ async def test_a_verifier_that_says_more_than_is_heard_loses_its_stream(
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_drafter_that_leaves_says_so_and_opens_nobody(drafter: Any) -> None:
+async def test_a_drafter_that_leaves_opens_nobody(drafter: Any) -> None:
     async with greeted(drafter) as call:
         drafter.worker.draining.begin(5.0)
-        assert (await call.hear()).draining.finish_within_ms > 0
         assert (await call.open(1)).refusal.reason == RefusalReason.NO_PAGES
 
 

@@ -69,6 +69,15 @@ async def freed(cell: Cell) -> None:
     assert cell.verifier.engine.held.sequences == 0
 
 
+def rows_of(process: Any, direction: str) -> tuple[float, float]:
+    """Feature rows that a worker counted, and their bytes."""
+    value = process.metrics.value
+    return (
+        value("feature_rows_total", direction=direction),
+        value("bytes_total", direction=direction, kind="features"),
+    )
+
+
 @pytest.mark.parametrize("window", [0, 2])
 @pytest.mark.parametrize("kind", PLANS)
 async def test_answers_are_those_of_the_reference_loop(cell: Cell, kind: str, window: int) -> None:
@@ -108,6 +117,8 @@ async def test_answers_are_those_of_the_reference_loop(cell: Cell, kind: str, wi
         else:
             assert 0 < accepted <= verified
             assert all(each.drafter in (0, 1) for _, _, answer in asked for each in answer.rounds)
+            await until(lambda: rows_of(cell.drafter, "received") == rows_of(cell.verifier, "sent"))
+            assert all(rows_of(cell.drafter, "received"))
     await freed(cell)
 
 

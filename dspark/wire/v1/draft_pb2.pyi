@@ -182,16 +182,14 @@ class OrderRows(_message.Message):
     def __init__(self, order: _Optional[int] = ..., features: _Optional[_Union[_types_pb2.TensorChunk, _Mapping]] = ...) -> None: ...
 
 class RoundsEvent(_message.Message):
-    __slots__ = ("welcome", "blocks", "opened", "draining")
+    __slots__ = ("welcome", "blocks", "opened")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
-    DRAINING_FIELD_NUMBER: _ClassVar[int]
     welcome: RoundsWelcome
     blocks: Blocks
     opened: ContextOpened
-    draining: _types_pb2.Draining
-    def __init__(self, welcome: _Optional[_Union[RoundsWelcome, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., opened: _Optional[_Union[ContextOpened, _Mapping]] = ..., draining: _Optional[_Union[_types_pb2.Draining, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[RoundsWelcome, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., opened: _Optional[_Union[ContextOpened, _Mapping]] = ...) -> None: ...
 
 class RoundsWelcome(_message.Message):
     __slots__ = ("incarnation", "drafter_version")

@@ -8,30 +8,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FeatureChunk(_message.Message):
-    __slots__ = ("sink_incarnation", "source_incarnation", "projection", "runs", "rows")
+    __slots__ = ("sink_incarnation", "source_incarnation", "projection", "sequence", "epoch", "start_position", "token_ids", "rows")
     SINK_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PROJECTION_FIELD_NUMBER: _ClassVar[int]
-    RUNS_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    sink_incarnation: int
-    source_incarnation: int
-    projection: str
-    runs: _containers.RepeatedCompositeFieldContainer[FeatureRun]
-    rows: _types_pb2.TensorChunk
-    def __init__(self, sink_incarnation: _Optional[int] = ..., source_incarnation: _Optional[int] = ..., projection: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[FeatureRun, _Mapping]]] = ..., rows: _Optional[_Union[_types_pb2.TensorChunk, _Mapping]] = ...) -> None: ...
-
-class FeatureRun(_message.Message):
-    __slots__ = ("sequence", "epoch", "start_position", "token_ids")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     START_POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    sink_incarnation: int
+    source_incarnation: int
+    projection: str
     sequence: int
     epoch: int
     start_position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., start_position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    rows: _types_pb2.TensorChunk
+    def __init__(self, sink_incarnation: _Optional[int] = ..., source_incarnation: _Optional[int] = ..., projection: _Optional[str] = ..., sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., start_position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., rows: _Optional[_Union[_types_pb2.TensorChunk, _Mapping]] = ...) -> None: ...
 
 class FeatureAck(_message.Message):
     __slots__ = ("chunks", "refused", "watermarks")

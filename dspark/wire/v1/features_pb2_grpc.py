@@ -45,7 +45,7 @@ class FeaturesServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Push(self, request_iterator, context):
-        """One stream carries the rows of running rounds, another one prompts and resends.
+        """Prompts, and rows that were lost; those of running rounds travel with their orders.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

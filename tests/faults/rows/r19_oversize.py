@@ -230,9 +230,9 @@ def _commands(cell: FaultCell) -> Iterator[tuple[str, str, Case]]:
         ),
     )
     chunk = features_pb2.FeatureChunk(
-        rows=types_pb2.TensorChunk(dtype="float32", shape=[2**32 - 1, 2**32 - 1])
+        token_ids=[1] * 200_000,
+        rows=types_pb2.TensorChunk(dtype="float32", shape=[2**32 - 1, 2**32 - 1]),
     )
-    chunk.runs.extend([features_pb2.FeatureRun(sequence=1)] * 200_000)
     yield (
         "draft",
         draft,

@@ -27,26 +27,25 @@ class Taking:
         return [run.start + len(run.rows) for run in runs]
 
 
-def rows(start: int = 0, count: int = 100) -> list[Rows]:
-    return [Rows(1, 1, start, [0] * count, [0] * count)]
+def rows(start: int = 0, count: int = 100) -> Rows:
+    return Rows(1, 1, start, [0] * count, [0] * count)
 
 
-async def became(arrivals: FeatureReceiver, runs: list[Rows]) -> Outcome:
-    told: asyncio.Future[Sequence[Outcome]] = asyncio.get_running_loop().create_future()
-    arrivals.put(runs, told.set_result)
-    (outcome,) = await told
-    return outcome
+async def became(arrivals: FeatureReceiver, run: Rows) -> Outcome:
+    told: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    arrivals.put(run, told.set_result)
+    return await told
 
 
 async def test_what_cannot_be_taken_is_refused_and_the_next_rows_are_taken() -> None:
     device = DeviceWorker("draft", limit=0)
     arrivals = FeatureReceiver(cast("DraftEngineCore", Taking()), device)
-    for runs, why in (
+    for run, why in (
         (rows(), RefusalReason.NO_PAGES),  # the device is full
         (rows(count=QUEUE_ROWS + 1), RefusalReason.NO_PAGES),
         (rows(start=2000), RefusalReason.INTERNAL),
     ):
-        outcome = await became(arrivals, runs)
+        outcome = await became(arrivals, run)
         assert outcome.reason is why
         device._limit = 8
     assert await asyncio.gather(became(arrivals, rows()), became(arrivals, rows(100))) == [100, 200]
@@ -58,7 +57,7 @@ async def test_who_cannot_be_told_leaves_the_others(caplog: pytest.LogCaptureFix
     device = DeviceWorker("draft")
     arrivals = FeatureReceiver(cast("DraftEngineCore", Taking()), device)
 
-    def gone(outcomes: Sequence[Outcome]) -> None:
+    def gone(outcome: Outcome) -> None:
         raise RuntimeError("the stream is over")
 
     arrivals.put(rows(), gone)

@@ -139,15 +139,13 @@ def test_values_that_are_not_packed_are_counted() -> None:
     assert len(order.admission.token_ids) <= MOST_PARTS
 
 
-def test_runs_of_a_chunk_are_counted_before_they_are_parsed() -> None:
-    chunk = features_pb2.FeatureChunk(
-        sink_incarnation=5, runs=[features_pb2.FeatureRun(sequence=1)] * 200_000
-    )
+def test_ids_of_a_chunk_are_counted_before_they_are_parsed() -> None:
+    chunk = features_pb2.FeatureChunk(sink_incarnation=5, token_ids=[1] * 200_000)
     read = reading(features_pb2.FeatureChunk.FromString, feature_sink.BOUNDS)(
         chunk.SerializeToString()
     )
     assert read.too_large is not None
-    assert read.too_large.field == "runs"
+    assert read.too_large.field == "token_ids"
     assert read.message.sink_incarnation == 5
 
 
@@ -181,12 +179,16 @@ def test_the_largest_proper_commands_pass_whole() -> None:
     order.features.CopyFrom(
         types_pb2.TensorChunk(dtype="float32", shape=[4096, 64], data=bytes(1 << 20))
     )
-    runs = [
-        features_pb2.FeatureRun(sequence=2**40, epoch=1, start_position=9, token_ids=[5])
-    ] * feature_sink.MAX_ROWS
-    chunk = features_pb2.FeatureChunk(sink_incarnation=2**60, runs=runs, projection="p" * 64)
+    chunk = features_pb2.FeatureChunk(
+        sink_incarnation=2**60,
+        projection="p" * 64,
+        sequence=2**40,
+        token_ids=[2**32 - 1] * feature_sink.MAX_ROWS,
+    )
     chunk.rows.CopyFrom(
-        types_pb2.TensorChunk(dtype="float32", shape=[len(runs), 64], data=bytes(1 << 20))
+        types_pb2.TensorChunk(
+            dtype="float32", shape=[feature_sink.MAX_ROWS, 64], data=bytes(1 << 20)
+        )
     )
     admission = verify_pb2.Admission(
         sequence=7, token_ids=[2**32 - 1] * 40_960, cache_salt="\U0001f600" * 512
