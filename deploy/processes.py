@@ -85,6 +85,7 @@ class ProcessCell:
         }
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="dspark-cell-")
         self.folder = folder or Path(self._temporary.name if self._temporary else "")
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.children: dict[str, Child] = {}
 
     @property

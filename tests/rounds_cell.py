@@ -218,9 +218,9 @@ class RoundsCell:
     def port(self) -> Tampered:
         return self.ports[0]
 
-    def add_verifier(self) -> Lane:
+    def add_verifier(self, name: str = "") -> Lane:
         """What membership does when a verifier comes, and when it is lost."""
-        name = f"verify/{next(self._named)}"
+        name = name or f"verify/{next(self._named)}"
         rounds = SimulatedVerifier(self.world, name, Device(), self.drafters, self._drafts)
         port = Tampered(rounds)
 

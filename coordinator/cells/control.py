@@ -20,7 +20,8 @@ from coordinator.watching.endings import KEPT
 from coordinator.watching.explaining import told
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerConnection, WorkerRole
-from dspark.errors import InvalidRequest
+from dspark.errors import ConfigError, InvalidRequest
+from dspark.runtime.security import split_endpoint
 from dspark.runtime.shell import Shell
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, types_pb2
@@ -195,8 +196,11 @@ def _address(index: int, worker: control_pb2.WorkerEndpoint) -> Address:
     role = _ROLES.get(worker.role)
     if role is None:
         raise InvalidRequest(f"workers[{index}].role", "must be a verifier or a drafter")
-    host, _, port = worker.endpoint.rpartition(":")
-    if not host or not port.isdigit():
+    try:
+        port = split_endpoint(worker.endpoint)[1]
+    except ConfigError:
+        port = 0
+    if not port:
         raise InvalidRequest(
             f"workers[{index}].endpoint", f"{worker.endpoint[:80]!r} is not host:port"
         )

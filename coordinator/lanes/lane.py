@@ -90,6 +90,8 @@ class Lane:
             log.warning(
                 "lane.no_cost_curve", verifier=facts.name, effect="adaptive verifies everything"
             )
+        self._names = shared.names
+        self._names[facts.name] += 1
         port.listen(self)
 
     # For the scheduler and the pools.
@@ -201,8 +203,11 @@ class Lane:
         self._closed = True
         if self._watching is not None:
             self._watching.cancel()
-        self._metrics.cost_curve_in_force.remove(self.facts.name)
-        self._learning.close()
+        self._learning.catch_up()
+        self._names[self.facts.name] -= 1
+        if not self._names[self.facts.name]:
+            self._metrics.cost_curve_in_force.remove(self.facts.name)
+            self._learning.show_nothing()
         # an end that was announced is no loss to its sequences
         event = LifeEvent.MOVED if self.draining else LifeEvent.ORPHANED
         for placed in reversed(tuple(self._members)):

@@ -45,8 +45,9 @@ class RoundWatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LaneContext:
-    """What all lanes of a coordinator share. load: sequences per drafter; write: makes commits and
-    epochs durable before a client sees them, None without a journal."""
+    """What all lanes of a coordinator share. load: sequences per drafter; names: lanes per
+    verifier's name, as the next of a name may be there before the last is gone; write: makes
+    commits and epochs durable before a client sees them, None without a journal."""
 
     clock: Clock
     metrics: Metrics
@@ -54,4 +55,5 @@ class LaneContext:
     config: CoordinatorConfig = field(default_factory=CoordinatorConfig)
     watch: RoundWatch | None = None
     load: Counter[DrafterPort] = field(default_factory=Counter)
+    names: Counter[str] = field(default_factory=Counter)
     write: Callable[[], None] | None = None

@@ -169,7 +169,7 @@ class LaneDrafters:
         tried = f"tried again in {left_s:.0f} s" if left_s > 0.0 else "on trial"
         return f"left out by {self._lane} ({known.watch.alarm.value}), {tried}"
 
-    def close(self) -> None:
+    def show_nothing(self) -> None:
         self._metrics.drafters_left_out.labels(lane=self._lane).set(0)
 
     def choose(self, state: RequestState, besides: int = 0) -> int:

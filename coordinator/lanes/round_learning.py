@@ -148,10 +148,10 @@ class RoundLearning:
             self._say_mode()
         return learned
 
-    def close(self) -> None:
-        self.catch_up()
+    def show_nothing(self) -> None:
+        """Takes the lane's mode and drafters out of the metrics."""
         self._show(None)
-        self._drafters.close()
+        self._drafters.show_nothing()
 
     def _count(self, applied: Applied) -> None:
         metrics, timing = self._metrics, applied.report.timing

@@ -126,7 +126,7 @@ class Scheduler:
             for displaced in self._line.displaced_by(tenant, len(states)):
                 self._give_up(displaced, "displaced", "others wait with less")
         if not self._line.of(tenant):
-            self._shares.arrives(tenant, self._line.tenants, self._alive())
+            self._shares.arrives(tenant, self._line.tenants, tuple(self._alive()))
         self._requests[state.request.id] = list(states)
         self._metrics.prompt_tokens.inc(len(state.request.prompt))
         for each in states:

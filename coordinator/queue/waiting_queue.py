@@ -16,7 +16,7 @@ answers `ANSWER`, when the sequence is placed and as they are committed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from coordinator.lanes.request_state import RequestState
@@ -60,7 +60,7 @@ class TenantShares:
                 sums[state.request.tenant] += cost(state)
         return sums
 
-    def arrives(self, tenant: str, waiting: Iterable[str], alive: Iterable[RequestState]) -> None:
+    def arrives(self, tenant: str, waiting: Iterable[str], alive: Collection[RequestState]) -> None:
         """Lifts a tenant to the least given of those that wait, else to the one placed last. Call
         it before queueing a sequence of a tenant that has none queued."""
         others = [other for other in dict.fromkeys(waiting) if other != tenant] or [self._last]

@@ -187,9 +187,7 @@ def _regenerate(
     from deploy.processes import ProcessCell
     from dspark.client import AsyncClient
 
-    logs = rows.parent / "logs"
-    logs.mkdir(exist_ok=True)
-    with ProcessCell(settings.target, "", drafters=0, folder=logs) as cell:
+    with ProcessCell(settings.target, "", drafters=0, folder=rows.parent / "logs") as cell:
         # plain decoding: there is no drafter yet
         return ask(lambda: AsyncClient(cell.endpoint), settings.target, asking, prompts, rows)
 

@@ -29,7 +29,7 @@ from dspark.training.split import conversation_of
 from dspark.types import Rule, SamplingParams
 
 ROWS_AT_ONCE = 64
-_LAYOUT = 1  # version of the files of kept answers
+_LAYOUT = 2  # version of the files of kept answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,11 @@ def first_turn(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return conversation_of(row)[:1]
 
 
+def kept_for(target: LoadedTarget, folder: Path | None) -> Path | None:
+    """Where `folder` keeps the answers of this target. Reads all of its weights."""
+    return None if folder is None else folder / fingerprint(target.folder)[:16]
+
+
 def answers(
     target: LoadedTarget,
     asked: Sequence[DatasetPrompt],
@@ -107,7 +112,7 @@ def answers(
     seed: int,
     new_tokens: int,
     room: int,  # tokens after the last anchor: a block and the target's own
-    keep: Path | None = None,  # folder that keeps answers; they do not depend on the drafter
+    keep: Path | None = None,  # see `kept_for`; answers do not depend on the drafter
 ) -> Iterator[TargetText]:
     """Yields the answers in order of prompt length: the same for all ratio rules, drawn with the
     rule's own noise for `coupled`. ConfigError if one would exceed the target's context.
@@ -115,7 +120,6 @@ def answers(
     The tensor of a text continues past its stop token, but no round starts after it.
     """
     raced = rule is Rule.COUPLED and temperature > 0
-    named = "" if keep is None else fingerprint(target.folder)
     order = sorted(range(len(asked)), key=lambda n: len(asked[n].ids))
     for first in range(0, len(order), ROWS_AT_ONCE):
         chosen = order[first : first + ROWS_AT_ONCE]
@@ -126,7 +130,7 @@ def answers(
                 f"{target.context_length}"
             )
         prompts = [asked[n].ids for n in chosen]
-        about = [_LAYOUT, named, prompts, total, temperature, seed, first, chosen if raced else []]
+        about = [_LAYOUT, prompts, total, temperature, seed, first, chosen if raced else []]
         name = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
         kept = None if keep is None else keep / f"answers-{name}.safetensors"
         if kept is not None and kept.is_file():

@@ -29,7 +29,7 @@ from dspark.model.calibration import (
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.location import locate
 from dspark.training import record, reliability
-from dspark.training.asked import by_name, questions
+from dspark.training.asked import by_name, kept_for, questions
 from dspark.training.disk import write_whole
 from dspark.training.judged import Judge, JudgedRounds, RoundSource
 from dspark.training.rounds import TOP_K_CUT
@@ -74,7 +74,7 @@ def calibrate(
         raise ConfigError(
             "prompts: two rows at least of every file, one to fit on and one to measure on"
         )
-    source = RoundSource(Judge(loaded, made, new_tokens, cut, keep), asked, seed)
+    source = RoundSource(Judge(loaded, made, new_tokens, cut, kept_for(loaded, keep)), asked, seed)
     sampled = [path.stem for path in prompts]
     jobs: list[_Job] = [_Job("token", "greedy", (0.0,), list(asked))]
     jobs += [_Job(rule, "sampled", tuple(temperatures), sampled) for rule in rules]

@@ -20,7 +20,7 @@ from dspark.model.calibration import IDENTITY, Bucket, RuleName, SlotFit, load_c
 from dspark.model.checkpoint import fingerprint, load_drafter, load_target
 from dspark.model.location import locate
 from dspark.training import fitting, metrics, record
-from dspark.training.asked import by_name, questions
+from dspark.training.asked import by_name, kept_for, questions
 from dspark.training.disk import write_whole
 from dspark.training.judged import Judge, Text
 from dspark.training.rounds import TOP_K_CUT
@@ -61,7 +61,10 @@ def evaluate(
         raise ConfigError("thresholds: every one is from 0 to 1")
     made, loaded = load_drafter(drafter, target=target).requires_grad_(False), load_target(target)
     made.serve()
-    judge, size = Judge(loaded, made, new_tokens, cut, keep), made.config.block_size
+    judge, size = (
+        Judge(loaded, made, new_tokens, cut, kept_for(loaded, keep)),
+        made.config.block_size,
+    )
     calibration = load_calibration(locate(drafter), block_size=size)
     sets = {name: questions(path, loaded, rows=rows, seed=seed) for name, path in files.items()}
     found = fitting.fit(loaded, made, [list(one.ids) for asked in sets.values() for one in asked])

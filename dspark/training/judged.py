@@ -45,7 +45,7 @@ class Judge:
     drafter: Drafter
     new_tokens: int  # of an answer, at most
     cut: int | None  # entries that q is cut to; None: uncut
-    keep: Path | None = None  # folder that keeps the target's answers for the next drafter
+    keep: Path | None = None  # keeps the target's answers for the next drafter, see `kept_for`
 
     @property
     def size(self) -> int:

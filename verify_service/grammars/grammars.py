@@ -123,12 +123,15 @@ class Grammars:
             result, size = self._made(constraint, cpu_s, until)
         except Exception as error:
             result, size = Refusal(RefusalReason.INTERNAL, f"its compiler failed: {error}"), 0
+        # one of its own is kept: a future holds the callbacks of all who waited for it
+        kept: Future[Grammar | Refusal] = Future()
+        kept.set_result(result)
         with self._lock:
             self._waiting -= 1
             if isinstance(result, Refusal) and result.reason is not RefusalReason.INVALID:
                 del self._kept[key]  # not the grammar's fault: may be tried again
             else:
-                self._kept[key] = (future, size + _REFUSED_BYTES)
+                self._kept[key] = (kept, size + _REFUSED_BYTES)
                 self._forget()
         future.set_result(result)
 

@@ -159,6 +159,19 @@ def test_remembered_tenants_are_bounded() -> None:
 
 
 @virtual
+async def test_a_tenant_that_has_a_request_is_not_forgotten() -> None:
+    cell = make(max_running=2)
+    cell.admission._shares._settled["runs"] = 5.0  # less than anybody's
+    states = [cell.ask(tenant=tenant) for tenant in ("runs", "placed last")]
+    for number in range(MOST_TENANTS + 1):
+        cell.admission._shares._settled[f"t{number}"] = 100.0 + number
+    cell.ask(tenant="newcomer")
+    assert len(cell.admission._shares._settled) <= MOST_TENANTS // 2 + 4
+    assert cell.admission._shares._settled["runs"] >= 5.0
+    await cell.finish(*states)
+
+
+@virtual
 async def test_a_tenant_with_nobody_running_does_not_wait_for_others_to_end() -> None:
     cell = held(make(max_running=8))
     for _ in range(12):

@@ -809,6 +809,17 @@ async def test_answers_that_end_together_with_their_verifier_leave_the_others_th
 
 
 @virtual
+async def test_a_lane_that_closes_leaves_the_metrics_of_the_next_one_of_its_name() -> None:
+    cell = RoundsCell()
+    name, shown = cell.lane.facts.name, cell.metrics.registry.get_sample_value
+    cell.add_verifier(name)
+    cell.lose_verifier()
+    assert shown("dspark_cost_curve_in_force", {"lane": name}) == 1.0
+    cell.lose_verifier()
+    assert shown("dspark_cost_curve_in_force", {"lane": name}) is None
+
+
+@virtual
 async def test_a_prompt_that_gets_on_for_long_is_no_silence() -> None:
     cell = RoundsCell()
     cell.port.hold()

@@ -23,7 +23,8 @@ def test_a_descendant_that_holds_the_pipe_does_not_hold_the_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     monkeypatch.setattr(processes, "START_TIMEOUT_S", 0.5)
-    cell = ProcessCell(tmp_path, tmp_path)
+    cell = ProcessCell(tmp_path, tmp_path, folder=tmp_path / "new" / "logs")
+    assert cell.folder.is_dir()
     log = tmp_path / "log"
     log.write_text("nothing to say\n")
     command = [sys.executable, "-c", LEAVES.format(HOLDS.format(said))]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import signal
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +64,24 @@ def test_a_grammar_is_kept_for_its_tenant_alone(grammars: Grammars) -> None:
     constraint = Constraint(KIND.REGEX, "kept")
     first = grammars.compile(constraint, "one")
     of(first)
-    assert grammars.compile(constraint, "one") is first
+    assert grammars.compile(constraint, "one").result() is first.result()
     assert grammars.compile(constraint, "two") is not first
+    assert of(grammars.compile(constraint, "two")) is not first.result()
+
+
+def test_who_waited_for_a_grammar_is_not_kept_with_it(grammars: Grammars) -> None:
+    class Waiting:
+        def came(self, _: object) -> None: ...
+
+    waits, constraint = Waiting(), Constraint(KIND.REGEX, "x" * 5001)
+    compiled = grammars.compile(constraint, "")
+    compiled.add_done_callback(waits.came)
+    of(compiled)
+    left = weakref.ref(waits)
+    del waits, compiled
+    gc.collect()
+    assert left() is None
+    assert grammars.compile(constraint, "").done()
 
 
 def test_a_text_is_not_kept_for_its_key(grammars: Grammars) -> None:

@@ -130,7 +130,10 @@ def test_answers_that_are_kept_are_not_drawn_again(
         )  # fmt: skip
 
     drawn = measured(None)
+    read: list[Path] = []
+    monkeypatch.setattr(asked, "fingerprint", lambda folder: read.append(folder) or "f" * 64)
     assert measured(tmp_path / "kept") == drawn
+    assert len(read) == 2, "all weights are read once a command"
     drawing = SimpleNamespace(generate=lambda *_, **__: pytest.fail("drawn again"))
     monkeypatch.setattr(asked, "lockstep", drawing)  # a drafter is tried on texts of its own
     assert measured(tmp_path / "kept") == drawn

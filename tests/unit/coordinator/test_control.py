@@ -1,0 +1,34 @@
+"""What an announcement says is checked by field before anything is connected."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.cells.control import _address
+from coordinator.workers.worker import WorkerRole
+from dspark.errors import InvalidRequest
+from dspark.wire.v1 import control_pb2
+
+
+def told(
+    endpoint: str, role: control_pb2.Role = control_pb2.ROLE_DRAFT
+) -> control_pb2.WorkerEndpoint:
+    return control_pb2.WorkerEndpoint(role=role, endpoint=endpoint, incarnation=7)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "host", ":1", "host:", "host:0", "host:99999", "host:\u0661", "h:" + "9" * 5000],
+)
+def test_an_endpoint_that_nobody_could_connect_to_is_refused_by_field(endpoint: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        _address(3, told(endpoint))
+    assert refused.value.field == "workers[3].endpoint"
+    assert len(str(refused.value)) < 200
+
+
+def test_a_coordinator_is_no_worker_and_a_worker_without_a_name_is_numbered() -> None:
+    with pytest.raises(InvalidRequest, match=r"workers\[1\]\.role"):
+        _address(1, told("host:1", control_pb2.ROLE_COORDINATOR))
+    address = _address(2, told("[::1]:65535"))
+    assert (address.role, address.name) == (WorkerRole.DRAFT, "draft/2")
