@@ -15,7 +15,7 @@ from draft_service.interface import DraftItem, Rows
 from dspark.types import Block, Cursor, Refusal, Rule, SamplingParams, Verdict
 from dspark.wire import tensors
 from dspark.wire.v1 import types_pb2
-from verify_service.batch_runner import FeatureRun, PromptPrefill
+from verify_service.batch_runner import FeatureRun
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.judging import Sampler, judge_each
@@ -79,8 +79,7 @@ class EnginePair:
         self._opened(
             self.verifier.open(start, params, longest, True, token_ids=prompt), start, longest
         )
-        self.verifier.line.add(PromptPrefill(number, 1, prompt))
-        while self.verifier.prefill_next() is not None:
+        while self.verifier.prefill_next():
             continue
         anchor = self.verifier.first_token(number)
         assert isinstance(anchor, int), anchor

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, SamplingParams, SparseQ, Verdict
-from verify_service.batch_runner import FeatureRun, PromptPrefill
+from verify_service.batch_runner import FeatureRun
 from verify_service.sequences import VerifyItem
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -34,7 +34,6 @@ def line_up(
     assert (
         engine.open(cursor, params, longest, keep, owner=owner, token_ids=prompt, salt=salt) is None
     )
-    engine.line.add(PromptPrefill(sequence, epoch, prompt, owner))
 
 
 def rows_of(run: object) -> Any:
@@ -48,8 +47,9 @@ def rows_of(run: object) -> Any:
 
 def run_all(engine: Any) -> None:
     """All that is in line, by itself."""
-    while (progress := engine.prefill_next()) is not None:
-        assert progress.problem is None
+    while engine.prefill_next():
+        pass
+    assert not any(state.broken for state in engine._holdings.states.values())
 
 
 def take_in(engine: Any, sequence: int, prompt: list[int], **more: Any) -> int:

@@ -32,26 +32,6 @@ class FeatureRun(NamedTuple):
     rows: PackedRows
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PromptPrefill:
-    """A prompt whose prefill is not finished."""
-
-    sequence: int
-    epoch: int
-    token_ids: Sequence[int]
-    owner: int = 0  # the control stream that takes its progress
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Result of one prefill chunk."""
-
-    prefill: PromptPrefill
-    tokens: int = 0
-    done: bool = False  # all of the prompt has run
-    problem: Refusal | None = None  # why the prefill cannot continue
-
-
 @dataclass(frozen=True, slots=True)
 class Judged:
     """Result of verifying a cohort, outcomes in the order of the items."""
@@ -59,8 +39,7 @@ class Judged:
     outcomes: list[Verdict | Refusal]
     tokens: int  # of the items, in the packed passes
     forward_ns: int
-    # of prompt chunks in the same passes; `PromptLine.take_news` has their progress
-    prefill_tokens: int = 0
+    prefill_tokens: int = 0  # of prompt chunks in the same passes
     near_ties: int = 0  # positions of coupled sequences where rounding could change the token
     # labels: by sequence, [slots, 2] float32: probability that the rule reaches a slot, and that it
     # accepts it too. draws: statistics by drafter version. See `dspark/decoding/draws.py`.
@@ -105,9 +84,6 @@ class PromptChunk(NamedTuple):
     token_ids: Sequence[int]
     # for a scored prompt: the token after each of these, except the prompt's last
     next_ids: Sequence[int] = ()
-
-
-Rider = tuple[PromptPrefill, PromptChunk]  # a prompt and its chunk in a pass
 
 
 class PreparedBatch(Protocol):

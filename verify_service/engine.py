@@ -21,7 +21,7 @@ from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.loading import VerifierParts, load_parts
 from verify_service.model_runner import ModelRunner
 from verify_service.packed_step import PackedStep
-from verify_service.sequences import invalid, unknown
+from verify_service.sequences import CachedSequence, invalid, unknown
 from verify_service.state_cache import StateCache
 from verify_service.stateful import StatefulRunner
 
@@ -84,22 +84,11 @@ class VerifyEngine(EngineCore):
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
         return self._grammars.compile(constraint, salt)
 
-    def first_token(
-        self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None
-    ) -> int | Refusal:
-        """Draws the anchor that follows a finished prefill."""
-        state = self._holdings.states.get(sequence)
-        if (
-            state is None
-            or state.last_logits is None
-            or (epoch is not None and epoch != state.epoch)
-        ):
-            return unknown(Cursor(sequence, epoch or 0, 0, 0))
+    def _drawn_anchor(self, state: CachedSequence, grammar: Grammar | None) -> int | Refusal:
         logits, state.last_logits = state.last_logits, None
-        if state.broken is not None:
-            self._holdings.forget_prefix(state)
-            return state.broken
-        cursor = Cursor(sequence, state.epoch, 0, state.committed_len)
+        if logits is None:  # a draw has failed before
+            return unknown(Cursor(state.sequence, state.epoch, 0, 0))
+        cursor = Cursor(state.sequence, state.epoch, 0, state.committed_len)
         matcher = matcher_of(state, grammar)
         if isinstance(matcher, Refusal):
             return matcher
@@ -115,8 +104,7 @@ class VerifyEngine(EngineCore):
         state.anchor_logprobs = told(state.params, logits.unsqueeze(0), [anchor])
         if matcher is not None:
             matcher.accept([anchor])
-        state.token_ids.append(anchor)
-        state.matcher, state.anchored = matcher, True
+        state.matcher = matcher
         return anchor
 
     # -- for timing -------------------------------------------------------------------------

@@ -28,8 +28,6 @@ from dspark.types import (
     Refusal,
     RefusalReason,
     SamplingParams,
-    ScoredPrompt,
-    ScoredToken,
     Verdict,
 )
 from verify_service.batch_runner import (
@@ -39,13 +37,11 @@ from verify_service.batch_runner import (
     Judged,
     KeptRows,
     PreparedBatch,
-    Progress,
-    Rider,
+    PromptChunk,
     TargetFacts,
 )
 from verify_service.config import VerifyConfig
 from verify_service.kv_cache_manager import KVCacheManager
-from verify_service.prompt_line import PromptLine
 from verify_service.sequences import (
     CachedSequence,
     VerifyItem,
@@ -60,6 +56,8 @@ from verify_service.under_way import Batch, UnderWay, halves
 
 # prompt tokens per round if `step_prefill_tokens` is 0
 RIDE_ALONG = {"cpu": 64, "cuda": 512}
+# most tokens of a scored prompt in a pass, as each needs logits over the whole vocabulary
+SCORED = 256
 
 
 class EngineCore(ABC):
@@ -77,7 +75,8 @@ class EngineCore(ABC):
     ) -> None:
         self.config, self.fingerprint = config, version
         self._holdings, self._step = holdings, step
-        self.line = PromptLine(holdings)
+        # sequences whose prompts have to run, first come, first served, by number
+        self._line: dict[int, CachedSequence] = {}
         # sequences in unfinished steps; until their end, none is opened under the same number
         self._busy: set[int] = set()
         self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(
@@ -93,11 +92,8 @@ class EngineCore(ABC):
         """
 
     @abstractmethod
-    def first_token(
-        self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None
-    ) -> int | Refusal:
-        """Draws the anchor after a finished prefill. grammar: compiled from the request's
-        constraint."""
+    def _drawn_anchor(self, state: CachedSequence, grammar: Grammar | None) -> int | Refusal:
+        """Draws the first token behind a prompt that has run."""
 
     @property
     def feature_width(self) -> int:
@@ -129,7 +125,8 @@ class EngineCore(ABC):
         salt: str | None = "",
         scores: int | None = None,
     ) -> Refusal | None:
-        """Opens a sequence with pages for its prompt, less the cached prefix (see `spared`).
+        """Opens a sequence with pages for its prompt, less the cached prefix. Its prompt runs in
+        chunks, in the passes of rounds or between them.
 
         A higher epoch replaces a lower one. salt: of the prefix cache; None: the sequence neither
         uses nor fills the cache. scores: top tokens to report per prompt token; None: no scoring.
@@ -162,14 +159,36 @@ class EngineCore(ABC):
             params,
             cursor.committed_len,
             keep_features,
+            token_ids,
             salt=None
             if salt is None
             else self._salted(salt, params.prompt_len or cursor.committed_len),
             scores=None if scores is None else min(scores, self.target.vocab_size),
         )
-        return self._holdings.admit(opened, reserve_tokens, token_ids)
+        refusal = self._holdings.admit(opened, reserve_tokens, token_ids)
+        if refusal is None:
+            self._line[cursor.sequence] = opened
+        return refusal
 
-    def _find(self, sequence: int, epoch: int) -> CachedSequence | None:
+    def first_token(
+        self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None
+    ) -> int | Refusal:
+        """Draws the anchor after a finished prefill, or says why that failed. grammar: compiled
+        from the request's constraint."""
+        state = self._holdings.states.get(sequence)
+        if state is None or epoch not in (None, state.epoch):
+            return unknown(Cursor(sequence, epoch or 0, 0, 0))
+        if state.broken is not None:
+            return state.broken
+        if state.anchored or not state.prefilled:
+            return unknown(Cursor(sequence, state.epoch, 0, 0))
+        anchor = self._drawn_anchor(state, grammar)
+        if not isinstance(anchor, Refusal):
+            state.token_ids.append(anchor)
+            state.anchored = True
+        return anchor
+
+    def find(self, sequence: int, epoch: int) -> CachedSequence | None:
         """The sequence under this epoch, or None."""
         state = self._holdings.states.get(sequence)
         return None if state is None or state.epoch != epoch else state
@@ -178,24 +197,6 @@ class EngineCore(ABC):
         """Whether an unfinished pass holds a sequence of this number, perhaps a dropped one; none
         can be opened under it until then."""
         return sequence in self._busy
-
-    def spared(self, sequence: int, epoch: int) -> int:
-        """Leading prompt tokens found in the prefix cache."""
-        state = self._find(sequence, epoch)
-        return 0 if state is None else state.spared
-
-    def anchor_logprobs(self, sequence: int) -> tuple[ScoredToken, ...]:
-        """Log-probabilities of the token that `first_token` drew; empty if not requested."""
-        state = self._holdings.states.get(sequence)
-        return state.anchor_logprobs if state is not None else ()
-
-    def prompt_logprobs(self, sequence: int) -> ScoredPrompt | None:
-        """Log-probabilities of a finished prompt, returned once; None if not requested."""
-        state = self._holdings.states.get(sequence)
-        if state is None or state.scores is None:
-            return None
-        told, state.scored = ScoredPrompt.joined(state.scored, state.scores), []
-        return told
 
     def release(self, sequence: int, epoch: int) -> bool:
         """Frees a sequence held under this epoch or a lower one; returns whether there was one."""
@@ -210,13 +211,12 @@ class EngineCore(ABC):
         mine = [state.sequence for state in self._holdings.states.values() if state.owner == owner]
         for sequence in mine:
             self._drop(sequence)
-        self.line.forget(owner)
         return len(mine)
 
     def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
         """Reserves pages for an anchor and up to `slots` more tokens; returns how many of these,
         or None without a page for the anchor."""
-        state = self._find(sequence, epoch)
+        state = self.find(sequence, epoch)
         return None if state is None else self._holdings.grow_within(state, committed_len, slots)
 
     def kept_rows(self, asked: Sequence[OrderRow]) -> KeptRows:
@@ -225,7 +225,7 @@ class EngineCore(ABC):
 
     def features(self, cursor: Cursor, start: int) -> FeatureRun | Refusal:
         """Kept rows of positions start .. committed_len - 2, to fill a drafter's context."""
-        state = self._find(cursor.sequence, cursor.epoch)
+        state = self.find(cursor.sequence, cursor.epoch)
         if state is None:
             return unknown(cursor)
         if not state.keep_features:
@@ -245,27 +245,45 @@ class EngineCore(ABC):
 
     # -- passes -----------------------------------------------------------------------------
 
-    def prefill_next(self, *, owner: int = 0) -> Progress | None:
-        """Runs a chunk of the owner's first queued prompt in a pass of its own. Returns the
-        owner's oldest unread progress, or None. Raises what the pass raised."""
+    def prefill_next(self, *, owner: int = 0) -> bool:
+        """Runs a chunk of the owner's first prompt in a pass of its own; False if none can run.
+        Raises what the pass raised."""
         step = self.begin_prefill(owner=owner)
-        if step is not None:
-            step.run()
-            self.end(step)
-            if step.failure is not None:
-                raise step.failure
-        return self.line.take_news(owner)
+        if step is None:
+            return False
+        step.run()
+        self.end(step)
+        if step.failure is not None:
+            raise step.failure
+        return True
 
     def begin_prefill(self, *, short: bool = False, owner: int = 0) -> UnderWay | None:
         """Prepares the pass of `prefill_next`; None without one. short: as few tokens as ride in a
-        round. `PromptLine.take_news` has the progress after `end`."""
+        round."""
         began = time.perf_counter_ns()
         most = self._ride_along if short else self.config.prefill_chunk
-        riders = self.line.riders(most, self._busy, alone=owner)
-        prepared, riders = self._prepare((), riders)
-        if not riders:
-            return None
-        return self._under_way(UnderWay(self._step, (), {}, [Batch((), prepared)], riders, began))
+        while chunks := self._chunks(most, alone=owner):
+            prepared = self._prepare((), chunks)
+            if prepared.chunks:
+                return self._under_way(UnderWay(self._step, (), {}, [Batch((), prepared)], began))
+        return None
+
+    def _chunks(self, budget: int, *, alone: int | None = None) -> list[PromptChunk]:
+        """The next chunks of prompts that are in no pass, `budget` tokens in all. alone: an owner;
+        only its first prompt gets a chunk."""
+        chunks: list[PromptChunk] = []
+        for sequence, state in list(self._line.items()):
+            if state.prefilled or state.broken is not None:
+                del self._line[sequence]
+            elif sequence not in self._busy and alone in (None, state.owner):
+                most = budget if state.scores is None else min(budget, SCORED)
+                start, stop = state.cached, self._holdings.chunk_end(state, most)
+                behind = () if state.scores is None else state.prompt[start + 1 : stop + 1]
+                chunks.append(PromptChunk(state, state.prompt[start:stop], behind))
+                budget -= stop - start
+                if budget <= 0 or alone is not None:
+                    break
+        return chunks
 
     def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged:
         """Verifies a cohort in packed passes of at most `max_batch_tokens`. Bad items are refused
@@ -283,30 +301,25 @@ class EngineCore(ABC):
         began = time.perf_counter_ns()
         outcomes: dict[int, Verdict | Refusal] = {}
         given = self._given(items, outcomes)
-        riders: list[Rider] = []
         batches: list[Batch] = []
         waiting: deque[Sequence[int]] = deque(self._batches(given))
         while waiting:
-            indices, riding = waiting.popleft(), list[Rider]()
-            if not batches and self.line.prompts:
-                riding = self.line.riders(self._ride_along, self._busy)
+            indices = waiting.popleft()
+            riding = self._chunks(self._ride_along) if self._line and not batches else ()
             try:
-                prepared, riding = self._prepare([given[index] for index in indices], riding)
+                prepared = self._prepare([given[index] for index in indices], riding)
             # caused by one item: halve the batch until it is alone and refused
             except Exception as error:
                 if len(indices) == 1:
                     outcomes[indices[0]] = failed(given[indices[0]].cursor.sequence, error)
                 waiting.extendleft(reversed(halves(indices)))
                 continue
-            riders += riding
             batches.append(Batch(indices, prepared))
-        return self._under_way(UnderWay(self._step, items, outcomes, batches, riders, began))
+        return self._under_way(UnderWay(self._step, items, outcomes, batches, began))
 
     def end(self, step: UnderWay) -> Judged:
-        """Commits a step that has run; queues the progress of its prompts as news."""
-        judged, progress = step.end()
-        for each in progress:
-            self.line.tell(each)
+        """Commits a step that has run."""
+        judged = step.end()
         for state in step.states:
             self._busy.remove(state.sequence)
             if self._holdings.states.get(state.sequence) is not state:  # dropped meanwhile
@@ -319,6 +332,7 @@ class EngineCore(ABC):
 
     def _drop(self, sequence: int) -> None:
         """Drops a sequence; its pages are freed once no unfinished pass holds them."""
+        self._line.pop(sequence, None)
         if sequence in self._busy:
             del self._holdings.states[sequence]
         else:
@@ -382,20 +396,17 @@ class EngineCore(ABC):
             size += count
         return batches
 
-    def _prepare(
-        self, items: Sequence[VerifyItem], riders: list[Rider]
-    ) -> tuple[PreparedBatch, list[Rider]]:
-        """Prepares a pass; returns it with the prompts in it. If prompts fail, only the first is
-        retried and the rest wait. A prompt that fails alone is reported and left out. Raises if
-        the items alone fail."""
+    def _prepare(self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]) -> PreparedBatch:
+        """Prepares a pass. If prompts fail, only the first is retried and the rest wait. A prompt
+        that fails alone is broken and left out. Raises if the items alone fail."""
         try:
-            return self._step.prepare(items, [chunk for _, chunk in riders]), riders
+            return self._step.prepare(items, chunks)
         except Exception as error:
-            if not riders:
+            if not chunks:
                 raise
             without = self._step.prepare(items, ())
-            if len(riders) > 1:
-                return self._prepare(items, riders[:1])
-            prompt = riders[0][0]
-            self.line.tell(Progress(prompt, problem=failed(prompt.sequence, error)))
-            return without, []
+            if len(chunks) > 1:
+                return self._prepare(items, chunks[:1])
+            state = chunks[0].state
+            state.broken = failed(state.sequence, error)
+            return without

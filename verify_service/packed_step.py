@@ -270,6 +270,8 @@ class PackedStep:
         ):
             if self._there(chunk.state):
                 _commit_chunk(chunk, scored)
+                if chunk.state.broken is not None:
+                    holdings.forget_prefix(chunk.state)
                 holdings.keep_state(chunk.state)
                 if logits is not None:
                     chunk.state.last_logits = logits
@@ -280,7 +282,7 @@ class PackedStep:
             for kept in executed.committed:
                 kept.state.keep_features, kept.state.salt = False, None
         for chunk in prepared.chunks:
-            if self._there(chunk.state) and chunk.state.cached == chunk.state.prompt_len:
+            if self._there(chunk.state) and chunk.state.prefilled:
                 # after `_keep`, as prefixes share feature rows too
                 holdings.keep_prefix(chunk.state)
         return outcomes
@@ -346,7 +348,7 @@ def _commit_chunk(chunk: PromptChunk, scored: ScoredPrompt | Refusal | None) -> 
 def _scored(
     state: CachedSequence, logits: Tensor, next_ids: Sequence[int]
 ) -> ScoredPrompt | Refusal | None:
-    """Log-probabilities of a part of a prompt. An error is returned, and reported after prefill."""
+    """Log-probabilities of a part of a prompt, or why it has none."""
     if not next_ids:
         return None
     try:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from dspark.rounds.control import Admission, Started
 from dspark.types import Cursor, Refusal, ScoredToken, scores_problem
-from verify_service.batch_runner import Grammar, PromptPrefill
+from verify_service.batch_runner import Grammar
 from verify_service.engine_core import EngineCore
-from verify_service.sequences import failed, invalid
+from verify_service.sequences import CachedSequence, failed, invalid
 from verify_service.under_way import UnderWay
 
 IDLE_S = 0.02  # without a round, after which no sequence counts as decoding
@@ -34,12 +33,21 @@ class Began(NamedTuple):
     logprobs: Sequence[ScoredToken] = ()
 
 
-@dataclass(slots=True)
-class _Prompt:
+class _Prompt(NamedTuple):
     admission: Admission
-    spared: int
     grammar: Future[Grammar | Refusal] | None  # None without a constraint
-    ran: bool = False  # has run and waits for its grammar
+
+    @property
+    def compiled(self) -> Grammar | Refusal | None:
+        """Its grammar, or why there is none; None without a constraint, and until it is here."""
+        return self.grammar.result() if self.grammar is not None and self.grammar.done() else None
+
+    def ready(self, state: CachedSequence | None) -> bool:
+        """Whether its answer can begin, or never will. state: of its sequence, None if it is
+        gone."""
+        if state is None or state.broken is not None or isinstance(self.compiled, Refusal):
+            return True
+        return state.prefilled and (self.grammar is None or self.grammar.done())
 
 
 class Prompts:
@@ -80,13 +88,11 @@ class Prompts:
             return failed(cursor.sequence, error)
         if refusal is not None:
             return refusal
-        spared = self._engine.spared(cursor.sequence, cursor.epoch)
         grammar = None
         if admission.params.constraint is not None:
             grammar = self._engine.compile(admission.params.constraint, admission.cache_salt)
             grammar.add_done_callback(lambda _: self._wake())
-        self._waiting[cursor.sequence, cursor.epoch] = _Prompt(admission, spared, grammar)
-        self._engine.line.add(PromptPrefill(cursor.sequence, cursor.epoch, ids, self._owner))
+        self._waiting[cursor.sequence, cursor.epoch] = _Prompt(admission, grammar)
         return None
 
     def call_back(self, sequence: int, epoch: int) -> bool:
@@ -103,7 +109,8 @@ class Prompts:
         """When the next chunk gets a pass of its own, unless it rides in a round before; None
         without one."""
         # one that is held up is looked at as often: a pass of another stream may hold its number
-        able = self._held_up or any(not each.ran for each in self._waiting.values())
+        states = (self._engine.find(*key) for key in self._waiting)
+        able = self._held_up or any(state is None or not state.prefilled for state in states)
         return last_round + IDLE_S if able else None
 
     def begin_chunk(self, last_round: float) -> UnderWay | None:
@@ -113,59 +120,33 @@ class Prompts:
         return self._engine.begin_prefill(short=short, owner=self._owner)
 
     def collect(self) -> Iterator[Began]:
-        """Yields prompts that ended since the last call, in any pass; those with a refused grammar
-        at once."""
+        """Yields prompts that ended since the last call, in any pass; those that cannot go on at
+        once."""
         for key in [key for key in self._held_up if not self._engine.busy(key[0])]:
             refusal = self.begin(self._held_up.pop(key))
             if refusal is not None:
                 yield Began(*key, refusal)
-        while (news := self._engine.line.take_news(self._owner)) is not None:
-            if news.done or news.problem is not None:
-                yield from self._ended(news.prefill, news.problem)
         for key, prompt in list(self._waiting.items()):
-            grammar = prompt.grammar
-            if (
-                grammar is not None
-                and grammar.done()
-                and (prompt.ran or isinstance(grammar.result(), Refusal))
-            ):
-                yield self._begin_answer(*key, self._waiting.pop(key), None)
-
-    def _ended(self, prefill: PromptPrefill, problem: Refusal | None) -> Iterator[Began]:
-        sequence, epoch = prefill.sequence, prefill.epoch
-        prompt = self._waiting.get((sequence, epoch))
-        if prompt is None:
-            return  # cancelled
-        if problem is None and prompt.grammar is not None and not prompt.grammar.done():
-            prompt.ran = True
-        else:
-            yield self._begin_answer(sequence, epoch, self._waiting.pop((sequence, epoch)), problem)
+            state = self._engine.find(*key)
+            if prompt.ready(state):
+                del self._waiting[key]
+                yield self._begin_answer(*key, prompt, state)
 
     def _begin_answer(
-        self, sequence: int, epoch: int, prompt: _Prompt, problem: Refusal | None
+        self, sequence: int, epoch: int, prompt: _Prompt, state: CachedSequence | None
     ) -> Began:
         anchor: int | Refusal
-        # the future is done
-        grammar = None if problem is not None or prompt.grammar is None else prompt.grammar.result()
-        if isinstance(grammar, Refusal):
-            problem, grammar = Refusal(grammar.reason, f"constraint: {grammar.message}"), None
+        grammar = prompt.compiled
         try:
-            anchor = problem or self._engine.first_token(sequence, epoch=epoch, grammar=grammar)
+            if isinstance(grammar, Refusal):
+                anchor = Refusal(grammar.reason, f"constraint: {grammar.message}")
+            else:
+                anchor = self._engine.first_token(sequence, epoch=epoch, grammar=grammar)
         except Exception as error:  # a bug at one prompt does not affect others
             anchor = failed(sequence, error)
-        if isinstance(anchor, Refusal):
+        if isinstance(anchor, Refusal) or state is None:
             self._engine.release(sequence, epoch)
             return Began(sequence, epoch, anchor)
-        asked = prompt.admission
-        scored = (
-            self._engine.prompt_logprobs(sequence) if asked.prompt_logprobs is not None else None
-        )
-        told = self._engine.anchor_logprobs(sequence) if asked.params.logprobs is not None else ()
-        return Began(
-            sequence,
-            epoch,
-            anchor,
-            len(asked.token_ids),
-            Started(prompt.spared, scored),
-            told,
-        )
+        started = Started(state.spared, state.take_scores())
+        tokens = len(prompt.admission.token_ids)
+        return Began(sequence, epoch, anchor, tokens, started, state.anchor_logprobs)

@@ -68,6 +68,7 @@ class CachedSequence:
     params: SamplingParams
     prompt_len: int  # tokens the prefill has to run
     keep_features: bool
+    prompt: Sequence[int] = ()  # those tokens
     salt: str | None = None  # of the prefix cache; None: its pages are not cached
     spared: int = 0  # prompt tokens found in the prefix cache
     # prompt tokens shared with an earlier prompt, if states are kept
@@ -83,7 +84,7 @@ class CachedSequence:
     # top tokens reported per prompt position; None: no scoring
     scores: int | None = None
     scored: list[ScoredPrompt] = field(default_factory=list)  # per chunk so far
-    broken: Refusal | None = None  # why its prefill failed
+    broken: Refusal | None = None  # why its prefill cannot go on
     # of its constraint; at the end of token_ids between rounds
     matcher: Matcher | None = None
     # made on first use; catches up with token_ids at each use
@@ -92,6 +93,18 @@ class CachedSequence:
     @property
     def committed_len(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether its whole prompt has run."""
+        return self.cached >= self.prompt_len
+
+    def take_scores(self) -> ScoredPrompt | None:
+        """Log-probabilities of its finished prompt, once; None if not requested."""
+        if self.scores is None:
+            return None
+        told, self.scored = ScoredPrompt.joined(self.scored, self.scores), []
+        return told
 
     @property
     def first_mask(self) -> bytes:

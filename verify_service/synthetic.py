@@ -22,7 +22,7 @@ from dspark.synthetic.oracle import Ints, SyntheticOracle
 from dspark.synthetic.pace import Pace
 from dspark.synthetic.rows import DTYPE, row_values
 from dspark.synthetic.spec import SyntheticSpec, load_spec
-from dspark.types import Constraint, Cursor, Refusal, SamplingParams, Verdict
+from dspark.types import Constraint, Refusal, SamplingParams, Verdict
 from dspark.wire.orders import PackedRows
 from verify_service.batch_runner import Grammar, PromptChunk, RuleSaw
 from verify_service.config import KV_TOKENS, VerifyConfig
@@ -109,8 +109,8 @@ class SyntheticStep:
     def forget(self, sequence: int) -> None:
         pass
 
-    def first_token(self, state: CachedSequence) -> int:
-        """The anchor after a prompt."""
+    def anchor(self, state: CachedSequence) -> int:
+        """The first token after a prompt."""
         return int(
             self._oracle.target(
                 np.array([self.key(state)], np.uint64), np.array([state.committed_len])
@@ -241,14 +241,5 @@ class SyntheticVerifyEngine(EngineCore):
         future.set_result(invalid("unsupported: the target is synthetic and has no tokenizer"))
         return future
 
-    def first_token(
-        self, sequence: int, *, epoch: int | None = None, grammar: Grammar | None = None
-    ) -> int | Refusal:
-        state = self._holdings.states.get(sequence)
-        waits = state is not None and not state.anchored and state.cached >= state.prompt_len
-        if state is None or not waits or (epoch is not None and epoch != state.epoch):
-            return unknown(Cursor(sequence, epoch or 0, 0, 0))
-        anchor = self._step.first_token(state)
-        state.token_ids.append(anchor)
-        state.anchored = True
-        return anchor
+    def _drawn_anchor(self, state: CachedSequence, grammar: Grammar | None) -> int:
+        return self._step.anchor(state)

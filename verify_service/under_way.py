@@ -21,8 +21,6 @@ from verify_service.batch_runner import (
     ExecutedBatch,
     Judged,
     PreparedBatch,
-    Progress,
-    Rider,
 )
 from verify_service.sequences import CachedSequence, VerifyItem
 
@@ -39,8 +37,7 @@ class Batch(NamedTuple):
 
 
 class UnderWay:
-    """An unfinished step. outcomes: of items in no batch, by index; riders: prompts in the first
-    batch."""
+    """An unfinished step. outcomes: of items in no batch, by index."""
 
     def __init__(
         self,
@@ -48,10 +45,8 @@ class UnderWay:
         items: Sequence[VerifyItem],
         outcomes: dict[int, Verdict | Refusal],
         batches: Sequence[Batch],
-        riders: Sequence[Rider],
         began_ns: int,
     ) -> None:
-        self.riders = riders
         self.states: list[CachedSequence] = [
             state for batch in batches for state in _states(batch.prepared)
         ]
@@ -91,12 +86,11 @@ class UnderWay:
             # its prompts do not run again
             self._run(Batch([indices[place] for place in part], prepared.part(part)))
 
-    def end(self) -> tuple[Judged, list[Progress]]:
-        """Commits the step; returns its outcomes and the progress of its prompts."""
+    def end(self) -> Judged:
+        """Commits the step; returns its outcomes. Prompts of a batch that failed are broken."""
         began = time.perf_counter_ns()
         outcomes = self._outcomes
-        progress: list[Progress] = []
-        tokens = 0
+        tokens = prefill_tokens = 0
         for prepared in self._spoilt:
             _spoil(prepared)
         for indices, executed in self._ran:
@@ -109,24 +103,19 @@ class UnderWay:
                 continue
             tokens += executed.prepared.tokens
             outcomes |= dict(zip(indices, committed, strict=True))
-            if executed.prepared.chunks:
-                for prefill, chunk in self.riders:
-                    done = chunk.state.cached == chunk.state.prompt_len
-                    progress.append(Progress(prefill, len(chunk.token_ids), done))
-        if self.riders and not progress:
-            progress = [Progress(prefill, problem=FAILED) for prefill, _ in self.riders]
+            prefill_tokens += sum(len(chunk.token_ids) for chunk in executed.prepared.chunks)
         saw = [executed.saw for _, executed in self._ran]
         judged = Judged(
             outcomes=[outcomes.get(index, FAILED) for index in range(len(self._items))],
             tokens=tokens,
             forward_ns=self._spent_ns + time.perf_counter_ns() - began,
             near_ties=sum(each.near_ties for each in saw),
-            prefill_tokens=sum(each.tokens for each in progress),
+            prefill_tokens=prefill_tokens,
             labels={sequence: label for each in saw for sequence, label in each.labels.items()},
             draws=[one for each in saw for one in each.draws],
         )
         self._ran.clear()  # its tensors: the step is remembered until it is reported
-        return judged, progress
+        return judged
 
 
 def _states(prepared: PreparedBatch) -> list[CachedSequence]:
@@ -134,9 +123,12 @@ def _states(prepared: PreparedBatch) -> list[CachedSequence]:
 
 
 def _spoil(prepared: PreparedBatch) -> None:
-    """Keeps KV blocks of a failed batch out of the prefix cache: their content is unknown."""
+    """Keeps KV blocks of a failed batch out of the prefix cache: their content is unknown. Its
+    prompts cannot go on."""
     for state in _states(prepared):
         state.salt = None
+    for chunk in prepared.chunks:
+        chunk.state.broken = FAILED
 
 
 def halves(batch: Sequence[int]) -> list[Sequence[int]]:

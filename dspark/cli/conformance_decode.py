@@ -178,12 +178,10 @@ class _Turn:
             ]
             if going:
                 self._round(going)
-            elif (progress := self._verify.prefill_next()) is not None:
-                self._take(progress)
-            else:
+            elif not self._verify.prefill_next():
                 break
-            while (news := self._verify.line.take_news()) is not None:
-                self._take(news)
+            for run in self._runs.values():
+                self._begin_answer(run)
         for sequence, run in self._runs.items():
             if sequence not in self._anchored and not run.refused:
                 run.refused = "its prompt never ended"
@@ -191,30 +189,29 @@ class _Turn:
             self._draft.release(sequence, 1)
 
     def _open(self, run: CaseRun) -> None:
-        from verify_service.batch_runner import PromptPrefill
-
         cursor = run.cursor
         longest = self._verify.target.context_length  # as for a request without a limit
         served(self._verify.open(cursor, GREEDY, longest, keep_features=True, token_ids=run.ids))
         self._open_context(run)
-        spared = self._verify.spared(cursor.sequence, cursor.epoch)
+        state = self._verify.find(cursor.sequence, cursor.epoch)
+        spared = state.spared if state is not None else 0
         if self._kept and spared < (whole := (run.prompt_len - 1) // PAGE * PAGE):
             raise CheckpointError(
                 f"{spared} tokens of the prompt were found in the prefix cache, not {whole}"
             )
-        self._verify.line.add(PromptPrefill(cursor.sequence, cursor.epoch, tuple(run.ids)))
 
     def _open_context(self, run: CaseRun) -> None:
         served(self._draft.open(run.cursor, run.end + self._size + MARGIN))
 
-    def _take(self, progress: Any) -> None:
-        """Handles the progress of a prompt: its last chunk yields the anchor."""
-        sequence = progress.prefill.sequence
-        run = self._runs[sequence]
-        if progress.problem is not None:
-            run.refused = f"refused, {progress.problem.reason.name}: {progress.problem.message}"
+    def _begin_answer(self, run: CaseRun) -> None:
+        """Draws the anchor of a prompt that has run, once."""
+        sequence = run.cursor.sequence
+        state = self._verify.find(sequence, run.cursor.epoch)
+        if sequence in self._anchored or run.refused or state is None:
             return
-        if progress.done:
+        if (problem := state.broken) is not None:
+            run.refused = f"refused, {problem.reason.name}: {problem.message}"
+        elif state.prefilled:
             run.ids.append(served(self._verify.first_token(sequence)))
             run.stopped = run.ids[-1] in run.stops
             self._anchored.add(sequence)

@@ -75,7 +75,7 @@ def compare(folder: Path, config: str) -> Row:
             served[key] = [*prompts[at], *answers[at][:taken]]
             begin(engine, key, served[key], len(prompts[at]))
             if way == FOUND:
-                found, full = engine.spared(key, 1), _full_pages(len(prompts[at]), engine)
+                found, full = engine.find(key, 1).spared, _full_pages(len(prompts[at]), engine)
                 wrong += (
                     []
                     if found == full

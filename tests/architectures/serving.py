@@ -4,13 +4,11 @@ for a while."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 
 from dspark.types import Cursor, Refusal, SamplingParams, SparseQ, Verdict
-from verify_service.batch_runner import PromptPrefill
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
 
@@ -29,7 +27,6 @@ def begin(engine: VerifyEngine, sequence: int, ids: list[int], prompt_len: int) 
         engine.open(Cursor(sequence, 1, 0, len(ids)), params, len(ids) + 60, False, token_ids=ids)
         is None
     )
-    engine.line.add(PromptPrefill(sequence, 1, ids))
 
 
 def finish(
@@ -60,19 +57,13 @@ def finish(
                 n = item.cursor.sequence
                 sequences[n] += verdict.tokens
         elif anchored != sequences.keys():
-            _arrived(engine, engine.prefill_next(), anchored, sequences)
-        while (news := engine.line.take_news()) is not None:
-            _arrived(engine, news, anchored, sequences)
-
-
-def _arrived(
-    engine: VerifyEngine, news: Any, anchored: set[int], sequences: dict[int, list[int]]
-) -> None:
-    assert news is not None
-    assert news.problem is None, news.problem
-    if news.done:
-        n = news.prefill.sequence
-        token = engine.first_token(n)
-        assert not isinstance(token, Refusal)
-        sequences[n].append(token)
-        anchored.add(n)
+            assert engine.prefill_next()
+        for n in sequences.keys() - anchored:
+            state = engine.find(n, 1)
+            assert state is not None
+            assert state.broken is None
+            if state.prefilled:
+                token = engine.first_token(n)
+                assert not isinstance(token, Refusal)
+                sequences[n].append(token)
+                anchored.add(n)

@@ -31,11 +31,11 @@ CONFORMANCE = [
         ),
     ),
     *in_file(
-        "verify_service/prompt_line.py",
+        "verify_service/engine_core.py",
         (
             "conformance: prompt ids plus one in the served prefill",
-            "ids = prompt.token_ids[start:stop]",
-            "ids = [each + 1 for each in prompt.token_ids[start:stop]]",
+            "PromptChunk(state, state.prompt[start:stop], behind)",
+            "PromptChunk(state, [each + 1 for each in state.prompt[start:stop]], behind)",
             CASES,
         ),
     ),

@@ -565,8 +565,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "a prompt is in two passes at once",
-            "riding = self.line.riders(self._ride_along, self._busy)",
-            "riding = self.line.riders(self._ride_along, ())",
+            "elif sequence not in self._busy and alone in (None, state.owner):",
+            "elif alone in (None, state.owner):",
             (f"{U}a_prompt_is_in_one_pass_at_a_time_and_others_ride_meanwhile",),
         ),
         (

@@ -263,21 +263,6 @@ STREAMS: list[Mutant] = [
         ),
     ),
     *in_file(
-        "verify_service/prompt_line.py",
-        (
-            "who left costs the next prompt a pass",
-            "if budget <= 0 or (riders and alone is not None):",
-            "if budget <= 0 or (alone is not None and prompt is not able[0]):",
-            (f"{L}prompts_whose_clients_left_cost_the_next_one_no_pass",),
-        ),
-        (
-            "all prompts of a stream run in one pass of their own",
-            "if budget <= 0 or (riders and alone is not None):",
-            "if budget <= 0:",
-            (f"{L}prompts_whose_clients_left_cost_the_next_one_no_pass",),
-        ),
-    ),
-    *in_file(
         "verify_service/prompts.py",
         (
             "nobody looks after a prompt that is held up",
@@ -300,10 +285,24 @@ STREAMS: list[Mutant] = [
     *in_file(
         "verify_service/engine_core.py",
         (
-            "prompts stay in line when their session has ended",
-            "        self.line.forget(owner)\n",
+            "prompts stay in line when their clients have left",
+            "        self._line.pop(sequence, None)\n",
             "",
-            (f"{U}prompts_in_line_go_with_their_session_and_their_numbers_are_free",),
+            (f"{U}prompts_whose_clients_left_cost_the_next_one_no_pass",),
+        ),
+        (
+            "all prompts of a stream run in one pass of their own",
+            "if budget <= 0 or alone is not None:",
+            "if budget <= 0:",
+            (f"{U}prompts_whose_clients_left_cost_the_next_one_no_pass",),
+        ),
+        (
+            "a prompt whose pass failed runs again",
+            "if state.prefilled or state.broken is not None:",
+            "if state.prefilled:",
+            (
+                "tests/unit/verify_service/test_scarce_memory.py::test_a_prompt_that_spoils_a_round_is_told_and_the_round_goes_on_without_it",
+            ),
         ),
         (
             "a prompt is refused for whom it rides with",
@@ -313,8 +312,8 @@ STREAMS: list[Mutant] = [
         ),
         (
             "a prompt that cannot be prepared takes those behind it along",
-            "            if len(riders) > 1:\n                return self._prepare(items, "
-            "riders[:1])\n",
+            "            if len(chunks) > 1:\n                return self._prepare(items, "
+            "chunks[:1])\n",
             "",
             (f"{U}a_prompt_that_cannot_be_prepared_is_refused_and_takes_nobody_along",),
         ),

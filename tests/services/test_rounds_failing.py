@@ -425,7 +425,7 @@ async def test_a_bug_beside_a_pass_ends_the_stream_and_frees_everything(
         elif bug == "a prompt is begun":
             monkeypatch.setattr(SyntheticVerifyEngine, "begin_prefill", planted)
         elif bug == "a prompt was run":
-            monkeypatch.setattr(Prompts, "_ended", planted)
+            monkeypatch.setattr(Prompts, "_begin_answer", planted)
         answer = conductor.ask([5, 6], SAMPLED, LONG)
         if bug == "a stream of a drafter ends":
             monkeypatch.setattr(drafters.Drafters, "end", planted)
@@ -448,7 +448,8 @@ async def test_a_prompt_runs_without_pauses_while_nothing_decodes(
     def noted(engine: SyntheticVerifyEngine, *, short: bool, owner: int) -> Any:
         step = begin(engine, short=short, owner=owner)
         if step is not None:
-            chunks.append((short, len(step.riders[0][1].token_ids)))
+            (chunk,) = step._batches[0].prepared.chunks
+            chunks.append((short, len(chunk.token_ids)))
         return step
 
     monkeypatch.setattr(SyntheticVerifyEngine, "begin_prefill", noted)

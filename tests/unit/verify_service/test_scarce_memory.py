@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from engine_steps import GREEDY, PROMPT, item, judged, line_up, rows_of, take_in, why
+from engine_steps import GREEDY, PROMPT, item, judged, line_up, rows_of, run_all, take_in, why
 
 from dspark.native.compiled import kernels
 from dspark.types import Cursor, Refusal, RefusalReason, Verdict
-from verify_service.batch_runner import Progress
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
@@ -23,11 +22,6 @@ PAIR = dict[str, str]
 @pytest.fixture
 def pair(golden_target: Path, golden_drafter: Path) -> PAIR:
     return {"target": str(golden_target), "drafter": str(golden_drafter)}
-
-
-def news(engine: VerifyEngine) -> list[Progress]:
-    """Of prompts that rode in the last round."""
-    return list(iter(engine.line.take_news, None))
 
 
 def say(
@@ -130,10 +124,10 @@ def test_a_prompt_whose_sequence_is_gone_leaves_the_line(pair: PAIR) -> None:
     for sequence in (1, 2):
         line_up(engine, sequence, PROMPT)
     engine.release(1, 1)
-    gone, done, nothing = (engine.prefill_next() for _ in range(3))
-    assert why(gone.problem) is RefusalReason.UNKNOWN_SEQUENCE
-    assert done.done
-    assert nothing is None
+    assert engine.prefill_next()
+    assert isinstance(engine.first_token(2), int)
+    assert not engine.prefill_next()
+    assert why(engine.first_token(1)) is RefusalReason.UNKNOWN_SEQUENCE
 
 
 @pytest.mark.parametrize("kernel", [False, True])
@@ -156,7 +150,7 @@ def test_a_kept_prefix_is_shared_with_its_feature_rows_and_the_answer_is_the_sam
         engine.release(sequence, 1)
     assert engine.held.pages_held == 0, "kept pages are nobody's"
     warm = [*PROMPT, take_in(engine, 2, PROMPT)]
-    assert engine.spared(2, 1) == 16, "two full pages of eight, one token left to run"
+    assert engine.find(2, 1).spared == 16, "two full pages of eight, one token left to run"
     rows = engine.features(Cursor(2, 1, 1, len(warm)), 0)
     assert (rows.start, list(rows.token_ids)) == (0, PROMPT)
     torch.testing.assert_close(rows_of(rows)[:16], before[:16], rtol=0, atol=0)
@@ -166,7 +160,7 @@ def test_a_kept_prefix_is_shared_with_its_feature_rows_and_the_answer_is_the_sam
     # The answer's own pages were kept too: what the conversation goes on with is found.
     for sequence, salt, spared in ((3, "", 24), (4, "other", 0)):
         line_up(engine, sequence, cold[:31], salt=salt)
-        assert engine.spared(sequence, 1) == spared
+        assert engine.find(sequence, 1).spared == spared
 
 
 def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(pair: PAIR) -> None:
@@ -186,8 +180,8 @@ def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(p
     for _ in range(2):
         (verdict,) = judged(engine, item(1, len(texts[1]) - len(PROMPT), texts[1]))
         texts[1].append(verdict.tokens[-1])
-        rode.append([(each.prefill.sequence, each.tokens, each.done) for each in news(engine)])
-    assert rode == [[(2, 9, True), (3, 7, True), (4, 8, False)], [(4, 12, True), (5, 3, True)]]
+        rode.append([engine._holdings.states[n].cached for n in prompts])
+    assert rode == [[9, 7, 8, 0], [9, 7, 20, 3]]
     assert {n: engine.first_token(n) for n in prompts} == alone
 
 
@@ -198,12 +192,9 @@ def test_a_prompt_that_was_let_go_gives_its_place_in_the_round_to_the_next(pair:
     line_up(engine, 3, PROMPT)
     engine.release(2, 1)
     engine.judge_cohort([first])
-    assert [
-        (each.prefill.sequence, each.tokens, each.problem is None) for each in news(engine)
-    ] == [
-        (2, 0, False),
-        (3, 8, True),
-    ]
+    state = engine.find(3, 1)
+    assert state is not None
+    assert state.cached == 8
 
 
 class Fragile:
@@ -268,9 +259,9 @@ def test_a_prompt_that_spoils_a_round_is_told_and_the_round_goes_on_without_it(
     fragile = Fragile(engine, monkeypatch)
     fragile.bad = {7}
     judged(engine, *items)
-    assert [(each.prefill.sequence, each.problem is None) for each in news(engine)] == [(7, False)]
+    assert why(engine.first_token(7)) is RefusalReason.INTERNAL
     assert fragile.passes == 2
-    assert engine.prefill_next() is None, "it does not come again"
+    assert not engine.prefill_next(), "it does not come again"
 
 
 def test_a_device_that_fails_at_everything_fails_the_round(
@@ -293,7 +284,7 @@ def test_prompts_that_rode_in_a_pass_before_the_one_that_failed_are_told(
     line_up(engine, 7, PROMPT)
     Fragile(engine, monkeypatch).bad = {2}
     assert [type(outcome) for outcome in engine.judge_cohort(items).outcomes] == [Verdict, Refusal]
-    assert [(each.prefill.sequence, each.done) for each in news(engine)] == [(7, True)]
+    assert isinstance(engine.first_token(7), int)
 
 
 def test_kept_prefixes_leave_a_row_to_who_comes_where_rows_pay(pair: PAIR) -> None:
@@ -321,7 +312,7 @@ def test_nobody_finds_pages_that_a_failed_pass_may_have_written(
     def found(sequence: int, prompt: list[int]) -> int:
         cursor = Cursor(sequence, 1, 0, len(prompt))
         assert engine.open(cursor, GREEDY, 90, True, token_ids=prompt) is None
-        spared = engine.spared(sequence, 1)
+        spared = engine.find(sequence, 1).spared
         engine.release(sequence, 1)
         return spared
 
@@ -332,7 +323,7 @@ def test_nobody_finds_pages_that_a_failed_pass_may_have_written(
     assert found(2, text) == len(PROMPT), "what was kept before is sound"
     other = PROMPT[::-1]
     line_up(engine, 3, other)
-    assert engine.prefill_next() is not None
+    assert engine.prefill_next()
     fragile.bad = {3}
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.prefill_next()
@@ -349,11 +340,7 @@ def test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one(pair: PAIR) -> No
         engine.open(Cursor(2, 0, 0, 20), GREEDY, 60, True, token_ids=other), Refusal
     ), "it was followed"
     line_up(engine, 2, PROMPT, epoch=2)
-    told = [engine.prefill_next(), engine.prefill_next()]
-    assert [(each.prefill.epoch, each.problem is None) for each in told if each is not None] == [
-        (1, False),
-        (2, True),
-    ]
+    assert [engine.prefill_next(), engine.prefill_next()] == [True, False]
     assert isinstance(engine.first_token(2, epoch=1), Refusal), (
         "nor does it take what the newer one draws from"
     )
@@ -370,8 +357,7 @@ def test_what_made_no_numbers_is_in_no_cache(pair: PAIR) -> None:
     engine.release(1, 1)
     assert len(prefixes.match(PROMPT, "", needs_rows=False)) == 2
     line_up(engine, 2, PROMPT)
-    while (done := engine.prefill_next()) is not None and not done.done:
-        continue
+    run_all(engine)
     engine._holdings.states[2].last_logits.fill_(torch.nan)  # type: ignore[union-attr]
     refusal = engine.first_token(2)
     assert isinstance(refusal, Refusal)

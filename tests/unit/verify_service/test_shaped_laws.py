@@ -134,7 +134,7 @@ def test_a_law_of_another_vocabulary_is_refused_by_field(
 def test_log_probabilities_of_an_anchor_and_of_a_verdict_are_told(engine: VerifyEngine) -> None:
     params = SamplingParams(0.0, logprobs=2)
     tokens = [*PROMPT, begin(engine, 1, PROMPT, params)]
-    (told,) = engine.anchor_logprobs(1)
+    (told,) = engine.find(1, 1).anchor_logprobs
     assert (told.top_ids[0], told.top_logprobs[0]) == (tokens[-1], told.logprob), (
         "greedy takes the likeliest"
     )

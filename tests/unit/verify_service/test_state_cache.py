@@ -15,7 +15,6 @@ from tests.architectures import deepseek_v4
 from tests.architectures.families import FAMILIES, model_of
 from tests.architectures.serving import prompt
 from verify_service import state_cache, stateful
-from verify_service.batch_runner import PromptPrefill
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.kept_state import copied, size
@@ -35,7 +34,7 @@ def prefilled(
 ) -> int:
     """Opens a sequence and runs its prompt as the line does; returns the tokens it was spared."""
     line_up(engine, key, ids, longest=len(ids) + 20, salt=salt, keep=rows)
-    spared = engine.spared(key, 1)
+    spared = engine.find(key, 1).spared
     run_all(engine)
     return spared
 
@@ -139,13 +138,14 @@ def test_a_full_device_costs_what_was_kept_and_nobody_s_round(
     with monkeypatch.context() as patched:
         patched.setattr(state_cache, "copied", full)
         assert served.open(Cursor(2, 1, 0, 60), GREEDY, 80, False, token_ids=ids) is None
-        served.line.add(PromptPrefill(2, 1, ids))
         (verdict,) = served.judge_cohort(
             [VerifyItem(Cursor(1, 1, 0, 21), anchor, (), NO_Q)]
         ).outcomes
     assert isinstance(verdict, Verdict), "the prompt rode along in its round"
-    told = [served.prefill_next(), served.prefill_next()]
-    assert [each is not None and each.done for each in told] == [False, True]
+    chunked = served.find(2, 1)
+    assert 0 < chunked.cached < 60
+    run_all(served)
+    assert chunked.prefilled
     assert [prefilled(served, key, prompt(60, 2)) for key in (3, 4)] == [0, 48]
 
 

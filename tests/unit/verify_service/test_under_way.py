@@ -212,22 +212,13 @@ def test_a_prompt_that_cannot_be_prepared_is_refused_and_takes_nobody_along(
     said = {sequence: take_in(engine, sequence) for sequence in (1, 2)}
     line_up(engine, 7, 8)
     planted(engine, monkeypatch, prompt=bad)
-    told = []
     for _ in range(3):
         step = engine.begin([item(sequence, said[sequence]) for sequence in said])
         for sequence, outcome in zip(said, ended(engine, step), strict=True):
             said[sequence].append(outcome.tokens[-1])
-        while (news := engine.line.take_news()) is not None:
-            told.append(news)
-    problems = {
-        each.prefill.sequence: each.problem
-        for each in told
-        if each.done or each.problem is not None
-    }
-    assert problems[15 - bad] is None
-    assert why(problems[bad]) is RefusalReason.INTERNAL
     assert isinstance(engine.first_token(15 - bad), int)
-    assert engine.prefill_next() is None, "nobody is in line"
+    assert why(engine.first_token(bad)) is RefusalReason.INTERNAL
+    assert not engine.prefill_next(), "nobody is in line"
 
 
 def test_so_is_one_alone_and_the_next_one_goes_on(
@@ -236,11 +227,9 @@ def test_so_is_one_alone_and_the_next_one_goes_on(
     engine = VerifyEngine.load(config)
     line_up(engine, 7, 8)
     planted(engine, monkeypatch, prompt=7)
-    assert engine.begin_prefill() is None
-    news = engine.line.take_news()
-    assert why(news.problem) is RefusalReason.INTERNAL
     step = engine.begin_prefill()
     ended(engine, step)
+    assert why(engine.first_token(7)) is RefusalReason.INTERNAL
     assert isinstance(engine.first_token(8), int)
 
 
@@ -253,8 +242,7 @@ def test_a_prompt_is_not_to_blame_for_whom_it_rides_with(
     planted(engine, monkeypatch, judged=1)
     step = engine.begin([item(1, said)])
     assert isinstance(ended(engine, step)[0], Refusal)
-    assert engine.line.take_news() is None
-    assert engine.prefill_next() is not None
+    assert engine.prefill_next()
     assert isinstance(engine.first_token(7), int)
 
 
@@ -272,13 +260,28 @@ def test_prompts_in_line_go_with_their_session_and_their_numbers_are_free(engine
         if owner == 1:
             assert engine.release_owner(1) == 1
     judged(engine, item(1, take_in(engine, 1)))
-    while engine.prefill_next(owner=2) is not None:
+    while engine.prefill_next(owner=2):
         pass
     anchor = engine.first_token(5)
     rows = engine.kept_rows([OrderRow(5, 1, 9, 100, 5, 3, 0)])
     assert rows.token_ids == prompts[2]
     engine.release_owner(2)
     assert engine_steps.take_in(engine, 6, prompts[2]) == anchor
+
+
+def riding(step: Any) -> list[int]:
+    """The sequences whose prompts are in the first pass of a step."""
+    return [chunk.state.sequence for chunk in step._batches[0].prepared.chunks]
+
+
+def test_prompts_whose_clients_left_cost_the_next_one_no_pass(engine: Any) -> None:
+    for sequence, owner in ((1, 1), (3, 2), (4, 1), (5, 1)):
+        engine_steps.line_up(engine, sequence, [sequence, *PROMPT], owner=owner)
+    engine.release(1, 1)
+    step = engine.begin_prefill(owner=1)
+    assert riding(step) == [4], "the first that is here, and no more"
+    ended(engine, step)
+    assert riding(engine.begin_prefill(owner=2)) == [3], "nobody else's is touched"
 
 
 def test_a_sequence_is_in_one_pass_at_a_time(engine: Any) -> None:
@@ -295,14 +298,13 @@ def test_a_prompt_is_in_one_pass_at_a_time_and_others_ride_meanwhile(engine: Any
     for sequence in (3, 4):
         engine_steps.line_up(engine, sequence, [sequence, *PROMPT] * 8)
     steps = [engine.begin([item(1, one)]), engine.begin([item(2, two)])]
-    assert [[rider[0].sequence for rider in step.riders] for step in steps] == (
+    assert list(map(riding, steps)) == (
         [[3], [4]] if isinstance(engine, VerifyEngine) else [[3, 4], []]
     )
     run(*steps)
     for step in steps:
         engine.end(step)
-    while engine.prefill_next() is not None:
-        pass
+    engine_steps.run_all(engine)
     assert [isinstance(engine.first_token(sequence), int) for sequence in (3, 4)] == [True, True]
 
 
@@ -328,7 +330,7 @@ def test_a_prefix_is_found_while_a_pass_is_under_way(config: VerifyConfig) -> No
     step = engine.begin([item(1, said)])
     engine_steps.line_up(engine, 2, [1, *PROMPT])
     ended(engine, step)
-    assert engine.spared(2, 1) == 16
+    assert engine.find(2, 1).spared == 16
     engine_steps.run_all(engine)
     assert engine.first_token(2) == said[-1]
     kept = [engine.features(Cursor(each, 1, 0, len(said)), 0) for each in (1, 2)]

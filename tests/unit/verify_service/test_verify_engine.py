@@ -189,7 +189,7 @@ def test_an_unfinished_prefill_is_not_verified_and_gives_its_pages_back(
     engine: VerifyEngine,
 ) -> None:
     line_up(engine, 1, PROMPT[:8], longest=40)
-    assert engine.prefill_next() is not None
+    assert engine.prefill_next()
     (early,) = engine.judge_cohort([item(1, 1, [*PROMPT[:8], 5])]).outcomes
     assert why(early) is why(engine.first_token(1)) is RefusalReason.UNKNOWN_SEQUENCE
     assert engine.release(1, 1)
