@@ -227,9 +227,7 @@ class RoundDriver:
         """Starts a prompt chunk in a pass of its own; False if no prompt can run."""
         step = self._prompts.begin_chunk(self._last_pass)
         if step is None:
-            if news := list(self._prompts.collect()):  # of prompts that failed
-                self.tell(lambda: self._told_of(news))
-            return False
+            return False  # prompts that failed are collected in the turn of the next look
         self._compute(step, lambda: self._chunk_ended(step))
         return True
 
