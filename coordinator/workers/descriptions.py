@@ -7,7 +7,6 @@ from coordinator.planning.cost import CostCurve
 from dspark.client.fields import copied
 from dspark.fingerprint import difference
 from dspark.rounds.plan import MAX_SLOTS
-from dspark.wire import codec
 from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
 
 
@@ -23,18 +22,18 @@ def drafter_facts(name: str, endpoint: str, said: draft_pb2.DrafterDescription) 
 
 
 def _cost(message: types_pb2.CostCurve) -> CostCurve | None:
-    grid = codec.read_cost(message)
-    if grid is None:
+    """None when the curve is absent or malformed."""
+    try:
+        return CostCurve(
+            message.tokens,
+            message.contexts,
+            message.seconds,
+            sequence_seconds=message.sequence_seconds,
+            tokens_per_sequence=message.tokens_per_sequence,
+            borrowed=message.borrowed,
+        )
+    except ValueError:
         return None
-    tokens, contexts, seconds = grid
-    return CostCurve(
-        tokens.tolist(),
-        contexts.tolist(),
-        seconds.ravel().tolist(),
-        sequence_seconds=message.sequence_seconds,
-        tokens_per_sequence=message.tokens_per_sequence,
-        borrowed=message.borrowed,
-    )
 
 
 _LEAST = {"vocab_size": 1, "context_length": 2, "block_size": 1}  # 2: a prompt token and one more

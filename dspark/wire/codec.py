@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
 from dspark.errors import PeerError
 from dspark.pages import Held
@@ -237,19 +236,3 @@ def write_cost(curve: Curve) -> types_pb2.CostCurve:
         tokens_per_sequence=curve.tokens_per_sequence,
         borrowed=curve.borrowed,
     )
-
-
-def read_cost(
-    message: types_pb2.CostCurve,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]] | None:
-    """(tokens [t], contexts [c], seconds [t, c]); None when the curve is absent or malformed."""
-    tokens = np.asarray(message.tokens, dtype=np.int64)
-    contexts = np.asarray(message.contexts, dtype=np.int64)
-    seconds = np.asarray(message.seconds, dtype=np.float64)
-    if tokens.size == 0 or contexts.size == 0 or seconds.size != tokens.size * contexts.size:
-        return None
-    if (np.diff(tokens) <= 0).any() or (np.diff(contexts) <= 0).any():
-        return None
-    if not np.isfinite(seconds).all() or (seconds <= 0).any():
-        return None
-    return tokens, contexts, seconds.reshape(tokens.size, contexts.size)

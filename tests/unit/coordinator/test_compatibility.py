@@ -1,9 +1,18 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from coordinator.lanes.facts import DrafterFacts, VerifierFacts
-from coordinator.workers.descriptions import drafter_mismatch, senseless, verifier_mismatch
+from coordinator.workers.descriptions import (
+    drafter_mismatch,
+    senseless,
+    verifier_facts,
+    verifier_mismatch,
+)
+from dspark.runtime.cost_store import Curve
+from dspark.wire import codec
+from dspark.wire.v1 import verify_pb2
 
 VERIFIER = VerifierFacts(
     name="verify/0",
@@ -107,3 +116,18 @@ def test_a_verifier_that_projects_nothing_feeds_no_drafter() -> None:
 def test_verifiers_of_different_targets_do_not_share_a_cell(change: dict[str, object]) -> None:
     other = replace(VERIFIER, name="verify/1", **change)
     assert str(verifier_mismatch(VERIFIER, other)).startswith("verify/1 ")
+
+
+def test_a_cost_curve_survives_and_a_broken_one_is_absent() -> None:
+    seconds = np.array([[0.1, 0.2], [0.3, 0.4]])
+    measured = Curve(np.array([1, 8]), np.array([64, 512]), seconds, "measured", (0.01, 0.02), 8)
+    said = verify_pb2.VerifierDescription(cost=codec.write_cost(measured))
+    curve = verifier_facts("verify/0", "h:1", said).cost
+    assert curve is not None
+    assert curve.grid() == ([1, 8], [64, 512], [0.1, 0.2, 0.3, 0.4])
+    # eight tokens fill one sequence, and the second one has a cost of its own
+    assert curve.measured(8, 64, sequences=2) == pytest.approx(0.3 + 0.01)
+    said.cost.seconds[0] = float("nan")
+    assert verifier_facts("verify/0", "h:1", said).cost is None
+    said.ClearField("cost")
+    assert verifier_facts("verify/0", "h:1", said).cost is None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.errors import PeerError
-from dspark.runtime.cost_store import Curve
 from dspark.types import Rule, SamplingParams
 from dspark.wire import codec
 from dspark.wire.tensors import FP8, read_tensor, write_rows
@@ -157,21 +155,6 @@ def test_a_malformed_tensor_is_refused_by_field(change: dict[str, object], field
     fields: dict[str, object] = {"dtype": good.dtype, "shape": list(good.shape), "data": good.data}
     with pytest.raises(PeerError, match=f"^{field}"):
         read_tensor(types_pb2.TensorChunk(**(fields | change)), width=4, max_rows=8)
-
-
-def test_a_cost_curve_survives_and_a_broken_one_is_absent() -> None:
-    tokens, contexts = np.array([1, 8]), np.array([64, 512])
-    seconds = np.array([[0.1, 0.2], [0.3, 0.4]])
-    message = codec.write_cost(
-        Curve(tokens, contexts, seconds, "measured", (0.01, 0.02), tokens_per_sequence=8)
-    )
-    assert (list(message.sequence_seconds), message.tokens_per_sequence) == ([0.01, 0.02], 8)
-    back = codec.read_cost(message)
-    assert back is not None
-    np.testing.assert_array_equal(back[2], seconds)
-    message.seconds[0] = float("nan")
-    assert codec.read_cost(message) is None
-    assert codec.read_cost(types_pb2.CostCurve()) is None
 
 
 @pytest.mark.parametrize(
