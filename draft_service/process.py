@@ -20,11 +20,11 @@ from dspark.runtime.cost_store import Curve
 from dspark.runtime.security import join_endpoint, split_endpoint
 from dspark.runtime.shell import Servicer
 from dspark.runtime.wire_limits import reading
-from dspark.runtime.worker import Services, Worker, WorkerProcess, check_worker, start_worker
+from dspark.runtime.worker import Services, Worker, check_worker, start_worker
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc
 
 
-async def start(config: DraftConfig, *, name: str = "draft/0") -> WorkerProcess[DraftEngineCore]:
+async def start(config: DraftConfig, *, name: str = "draft/0") -> Worker[DraftEngineCore]:
     """Loads and measures the drafter on the device thread, then serves."""
     check(config)
     model = config.target or config.drafter

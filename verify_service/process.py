@@ -8,7 +8,7 @@ from dspark.errors import ConfigError
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.shell import Servicer
 from dspark.runtime.wire_limits import reading
-from dspark.runtime.worker import Services, Worker, WorkerProcess, check_worker, start_worker
+from dspark.runtime.worker import Services, Worker, check_worker, start_worker
 from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.config import VerifyConfig
 from verify_service.control_stream import control_bounds
@@ -17,7 +17,7 @@ from verify_service.feature_push import FeaturePush
 from verify_service.service import NAME, VerifyService
 
 
-async def start(config: VerifyConfig, *, name: str = "verify/0") -> WorkerProcess[EngineCore]:
+async def start(config: VerifyConfig, *, name: str = "verify/0") -> Worker[EngineCore]:
     """Loads, tests and measures the target on the pass thread, then starts serving."""
     check(config)
     return await start_worker(

@@ -12,7 +12,6 @@ import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import structlog
@@ -25,7 +24,6 @@ from dspark.runtime.process import keep_freed_memory, wait_briefly
 from dspark.runtime.security import Security
 from dspark.runtime.setting import check_settings
 from dspark.runtime.shell import Servicer, Shell, ShellProcess
-from dspark.runtime.telemetry import Metrics
 from dspark.types import RefusalReason
 from dspark.wire import codec
 
@@ -103,33 +101,40 @@ class Farewell:
             self._listeners.remove(tell)
 
 
-@dataclass
-class Worker(Generic[E]):
-    """What the services of one worker share. role: verify or draft.
+class Services(NamedTuple):
+    """A room's servicers, and the function that closes their parts after the last call."""
+
+    servicers: Sequence[Servicer]
+    close: Callable[[], Awaitable[None]]
+
+
+class Worker(ShellProcess, Generic[E]):
+    """A serving worker, and what its services share. role: verify or draft.
 
     device: the thread that owns the engine. passes: a second one that computes what the first has
     prepared, where that pays.
     """
 
-    role: str
-    engine: E
-    device: DeviceWorker
-    shell: Shell
-    cost: Curve | None = None
-    passes: DeviceWorker | None = None
-    draining: Farewell = field(default_factory=Farewell)
+    last_s = 0.2
+    services: Services  # set before it serves
 
-    @property
-    def metrics(self) -> Metrics:
-        return self.shell.metrics
+    def __init__(
+        self,
+        role: str,
+        engine: E,
+        device: DeviceWorker,
+        shell: Shell,
+        cost: Curve | None,
+        passes: DeviceWorker | None,
+    ) -> None:
+        super().__init__(shell)
+        self.role, self.engine, self.device = role, engine, device
+        self.cost, self.passes = cost, passes
+        self.draining = Farewell()
 
     @property
     def security(self) -> Security:
         return self.shell.security
-
-    @property
-    def incarnation(self) -> int:
-        return self.shell.incarnation
 
     @property
     def threads(self) -> list[DeviceWorker]:
@@ -160,40 +165,19 @@ class Worker(Generic[E]):
         """Counts a refusal."""
         self.metrics.refusals.labels(reason=reason.name.lower()).inc()
 
-
-class Services(NamedTuple):
-    """A room's servicers, and the function that closes their parts after the last call."""
-
-    servicers: Sequence[Servicer]
-    close: Callable[[], Awaitable[None]]
-
-
-class WorkerProcess(ShellProcess, Generic[E]):
-    """A serving worker."""
-
-    last_s = 0.2
-
-    def __init__(self, shell: Shell, worker: Worker[E], services: Services) -> None:
-        super().__init__(shell)
-        self.worker, self._services = worker, services
-
-    @property
-    def engine(self) -> E:
-        return self.worker.engine
-
     def _leave(self, grace_s: float) -> None:
-        for each in self.worker.threads:
+        for each in self.threads:
             each.on_health = lambda healthy: None  # it serves no more, healthy or not
-        self.worker.draining.begin(grace_s)
+        self.draining.begin(grace_s)
 
     async def _empty(self, grace_s: float) -> None:
         # Sessions stay open as long as their coordinator lives, so this waits for the sequences in
         # them.
-        await emptied(self.worker.device, lambda: self.engine.held.sequences, grace_s)
+        await emptied(self.device, lambda: self.engine.held.sequences, grace_s)
 
     async def _close(self, grace_s: float) -> None:
-        await self._services.close()
-        for each in self.worker.threads:
+        await self.services.close()
+        for each in self.threads:
             each.close()
 
 
@@ -206,7 +190,7 @@ async def start_worker(
     load: Callable[[], tuple[E, Curve | None]],
     services: Callable[[Worker[E]], Services],
     passes: bool = False,
-) -> WorkerProcess[E]:
+) -> Worker[E]:
     """Starts a worker and serves the engine that `load` returns. `load` runs on the thread that
     computes, and may take minutes. passes: whether that is a second one beside the device's."""
     keep_freed_memory()
@@ -218,7 +202,7 @@ async def start_worker(
     try:
         engine, cost = await (computes or device).run(load)
         worker = Worker(role, engine, device, shell, cost, computes)
-        made = services(worker)
+        worker.services = made = services(worker)
         shell.metrics.pages_total.set(engine.held.pages_total)
         await shell.listen(made.servicers)
         await shell.server.set_serving(True)
@@ -242,7 +226,7 @@ async def start_worker(
         metrics_port=shell.metrics_port,
         projection=engine.projection or None,
     )
-    return WorkerProcess(shell, worker, made)
+    return worker
 
 
 def check_worker(role: str, config: Any) -> None:

@@ -298,7 +298,7 @@ async def test_a_silent_verifier_loses_its_contexts_and_one_with_little_to_say_d
         code, why = await silent.refused()
         assert (code, why.split(":")[0]) == (grpc.StatusCode.UNAVAILABLE, "lease")
         await until(lambda: drafter.engine.held.sequences == 1)
-        assert drafter.worker.metrics.value("dropped_total", kind="sequence", reason="lease") == 1
+        assert drafter.metrics.value("dropped_total", kind="sequence", reason="lease") == 1
         (block,) = await other.order(1, row(2, 5))
         assert block.token_ids
         keeping.cancel()
@@ -417,7 +417,7 @@ async def test_a_verifier_that_says_more_than_is_heard_loses_its_stream(
     monkeypatch.setattr(backlog, "BYTES", 1 << 20)
     go_on = threading.Event()
     async with greeted(drafter) as call:
-        drafter.worker.device.post(lambda: go_on.wait(20), asyncio.get_running_loop())
+        drafter.device.post(lambda: go_on.wait(20), asyncio.get_running_loop())
         refs = [
             types_pb2.SequenceRef(sequence=1 << 60, epoch=1 << 30)
         ] * 1000  # 17 bytes each, or more
@@ -433,7 +433,7 @@ async def test_a_verifier_that_says_more_than_is_heard_loses_its_stream(
 
 async def test_a_drafter_that_leaves_opens_nobody(drafter: Any) -> None:
     async with greeted(drafter) as call:
-        drafter.worker.draining.begin(5.0)
+        drafter.draining.begin(5.0)
         assert (await call.open(1)).refusal.reason == RefusalReason.NO_PAGES
 
 

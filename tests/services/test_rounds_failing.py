@@ -486,7 +486,7 @@ async def test_a_verifier_that_leaves_says_so_and_takes_nobody(pair: str) -> Non
     async with verifier(pair) as v, conducting(v, planned(PlanKind.OFF, 0, window=2)) as conductor:
         first = conductor.ask([5, 6], SAMPLED, 300)
         await until(lambda: first.tokens)
-        v.worker.draining.begin(30.0)
+        v.draining.begin(30.0)
         await until(lambda: conductor.draining)
         assert 25.0 < conductor.draining[0].finish_within_s <= 30.0
         second = conductor.ask([5, 6], SAMPLED, 300)
@@ -588,7 +588,7 @@ async def test_a_coordinator_that_says_more_than_is_heard_loses_its_stream(
                 raise
 
         monkeypatch.setattr(backlog.Backlog, "read", read)
-        v.worker.device.post(lambda: go_on.wait(20), asyncio.get_running_loop())
+        v.device.post(lambda: go_on.wait(20), asyncio.get_running_loop())
         # a byte a token
         large = Admission(Admit(1, 0, 1 << 14, 10), [1] * (1 << 14), SAMPLED, 1 << 15, False)
 

@@ -73,8 +73,7 @@ async def test_several_threads_are_those_of_passes_alone(
     # what counts where no setting says it
     monkeypatch.setenv("OMP_NUM_THREADS", "1" if said else "2")
     async with verifier(golden_target, **said) as process:
-        worker = process.worker
-        assert await worker.passes.run(torch.get_num_threads) == 2
-        assert await worker.device.run(torch.get_num_threads) == 1
+        assert await process.passes.run(torch.get_num_threads) == 2
+        assert await process.device.run(torch.get_num_threads) == 1
     async with drafter(golden_drafter, **said) as process:
-        assert await process.worker.device.run(torch.get_num_threads) == 2
+        assert await process.device.run(torch.get_num_threads) == 2
