@@ -55,7 +55,7 @@ class AsyncStream(AnswerCall, AsyncIterator[Event]):
                 self._resume()
                 self._messages = None
                 continue
-            self._resuming.note(event)
+            self._note(event)
             return event
 
     async def __aenter__(self) -> Self:

@@ -9,7 +9,7 @@ from dspark.client.cell import whom_to_call
 from dspark.client.errors import ServerError
 from dspark.client.events import Completion, Event, Finished
 from dspark.client.request import SERVICE_CONFIG, Options, spelled_out, write_request
-from dspark.client.resuming import AnswerCall, Resuming
+from dspark.client.resuming import AnswerCall
 from dspark.runtime.channel import auth_metadata
 from dspark.runtime.tls import Tls
 from dspark.wire.v1 import control_pb2_grpc, generate_pb2, generate_pb2_grpc
@@ -62,9 +62,7 @@ class BaseClient(Generic[S]):
         def ask(message: generate_pb2.GenerateRequest, left_s: float | None) -> Any:
             return self._generation.Generate(message, timeout=left_s, metadata=self._metadata)
 
-        made: S = self._stream(
-            ask, self.endpoint, Resuming(request, resume_s=resume_s, timeout=timeout)
-        )
+        made: S = self._stream(ask, self.endpoint, request, resume_s=resume_s, timeout=timeout)
         return made
 
     def _whole(self, events: Sequence[Event]) -> Completion:

@@ -17,49 +17,64 @@ from dspark.wire.v1 import generate_pb2
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
 
 
-class Resuming:
-    """The progress of one request over all streams that it takes.
+class AnswerCall:
+    """The call of one request, over all streams that it takes; common to both clients. Deleting or
+    closing it before its end cancels the call.
 
-    resume_s: for how many seconds without an event to try to resume; 0: not at all. timeout:
-    seconds for the whole request.
+    ask: starts a call with a message and a deadline in seconds. resume_s: for how many seconds
+    without an event to try to resume; 0: not at all. timeout: seconds for the whole request.
     """
+
+    _call: Any = None
+    _closed = False
 
     def __init__(
         self,
+        ask: Callable[[generate_pb2.GenerateRequest, float | None], Any],
+        endpoint: str,
         request: generate_pb2.GenerateRequest,
         *,
         resume_s: float,
         timeout: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.request, self._resume_s, self._clock = request, resume_s, clock
+        self._ask, self._endpoint, self._request = ask, endpoint, request
+        self._resume_s, self._clock = resume_s, clock
         # such a request is not resumed
         self._scores = request.sampling_params.HasField("prompt_logprobs")
         self._offsets = [0] * max(request.sampling_params.n, 1)
         self._deadline = None if timeout is None else clock() + timeout
         self._pause_s = FIRST_PAUSE_S
         self._broken_at: float | None = None
-        self.times = 0  # how often it was resumed
+        self.request_id = request.request_id
+        self.resumed = 0  # how often the request was resumed after its stream broke
+        self._call = ask(request, self._left_s)
+
+    def close(self) -> None:
+        """Ends the request; harmless after its end."""
+        self._closed = True
+        if self._call is not None:
+            self._call.cancel()
 
     @property
-    def left_s(self) -> float | None:
+    def _left_s(self) -> float | None:
         """Seconds until the deadline of the request, at least 0.001; None without a deadline."""
         return None if self._deadline is None else max(self._deadline - self._clock(), 0.001)
 
-    def note(self, event: Event) -> None:
+    def _note(self, event: Event) -> None:
         """Notes a received event: a resumption continues after its tokens."""
         self._broken_at, self._pause_s = None, FIRST_PAUSE_S
         if isinstance(event, Chunk) and event.index < len(self._offsets):
             self._offsets[event.index] = event.offset + len(event.token_ids)
 
-    def pause(self, error: DsparkError) -> float | None:
-        """Seconds to wait before the request is resumed after `error`; None when it is not, and the
-        error is to be raised."""
+    def _pause(self, error: DsparkError) -> float:
+        """Seconds until the request is resumed after `error`; raises `error` when it is not,
+        Cancelled when it was closed."""
         if not isinstance(error, Unavailable | Overloaded) or not self._resume_s or self._scores:
-            return None
+            raise error from None
         if isinstance(error, Overloaded) and self._broken_at is None:
             # it was refused, or cut for reading too slowly; only a resumed one is tried again
-            return None
+            raise error from None
         now = self._clock()
         if self._broken_at is None:
             self._broken_at = now
@@ -70,62 +85,21 @@ class Resuming:
         last = self._broken_at + self._resume_s
         if self._deadline is not None:
             last = min(last, self._deadline)
-        return pause if now + pause <= last else None
-
-    def again(self) -> generate_pb2.GenerateRequest:
-        """Counts a resumption and returns its message, which requests the missing tokens."""
-        self.times += 1
-        request = generate_pb2.GenerateRequest()
-        request.CopyFrom(self.request)
-        request.resume.offsets[:] = self._offsets
-        return request
-
-
-class AnswerCall:
-    """The call of one request, common to both clients. Deleting or closing it before its end
-    cancels the call.
-
-    ask: starts a call with a message and a deadline in seconds.
-    """
-
-    _closed = False
-
-    def __init__(
-        self,
-        ask: Callable[[generate_pb2.GenerateRequest, float | None], Any],
-        endpoint: str,
-        resuming: Resuming,
-    ) -> None:
-        self._call: Any = None
-        self._ask, self._endpoint, self._resuming = ask, endpoint, resuming
-        self._call = ask(resuming.request, resuming.left_s)
-        self.request_id = resuming.request.request_id
-
-    @property
-    def resumed(self) -> int:
-        """How often the request was resumed after its stream broke."""
-        return self._resuming.times
-
-    def close(self) -> None:
-        """Ends the request; harmless after its end."""
-        self._closed = True
-        if self._call is not None:
-            self._call.cancel()
-
-    def _pause(self, error: DsparkError) -> float:
-        """Seconds until the request is resumed; raises `error` when it is not, Cancelled when it
-        was closed."""
-        if (pause := self._resuming.pause(error)) is None:
+        if now + pause > last:
             raise error from None
         self._check_open()
         return pause
 
     def _resume(self) -> None:
-        """Makes the call that goes on, after the pause. Raises Cancelled if the request was closed
-        meanwhile."""
+        """Makes the call for the missing tokens, after the pause. Raises Cancelled if the request
+        was closed meanwhile."""
         self._check_open()
+        self.resumed += 1
+        missing = generate_pb2.GenerateRequest()
+        missing.CopyFrom(self._request)
+        missing.resume.offsets[:] = self._offsets
         try:
-            self._call = self._ask(self._resuming.again(), self._resuming.left_s)
+            self._call = self._ask(missing, self._left_s)
         except (ValueError, grpc.aio.UsageError) as error:  # its client was closed meanwhile
             raise Cancelled("the call was cancelled") from error
         if self._closed:  # on another thread, which still saw the call before

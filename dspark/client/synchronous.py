@@ -36,7 +36,7 @@ class Stream(AnswerCall, Iterator[Event]):
                 time.sleep(self._pause(read_error(error, self._endpoint)))
                 self._resume()
                 continue
-            self._resuming.note(event)
+            self._note(event)
             return event
 
     def __enter__(self) -> Self:
