@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -155,10 +156,10 @@ def rules(
         for name, way in ways.items():
             if clock.over:
                 return
-            taken = clock.median_s(
-                partial(judge_at_once, logits, cases, ratio=way),
-                times=TINY_TIMES if tiny else TIMES,
-            )
+            with mock.patch.object(at_once, "ratio", way):
+                taken = clock.median_s(
+                    partial(judge_at_once, logits, cases), times=TINY_TIMES if tiny else TIMES
+                )
             yield _line(name, count, len(logits), taken, 0.0)
 
 

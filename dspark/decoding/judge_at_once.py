@@ -7,7 +7,7 @@ With a watch the target's probabilities of q's entries come back too. Symbols: `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,10 +37,8 @@ def judge_at_once(
     cases: Sequence[PackedCase],
     near_ties: Counter[int] | None = None,
     watch: DrawsWatch | None = None,
-    *,
-    ratio: Callable[[Tensor, Given, SamplingColumns], Decision] = at_once.ratio,
 ) -> Verdicts:
-    """`acceptance.judge` for shaped logits [T, V]. ratio: `at_once.ratio`, or a compiled one."""
+    """`acceptance.judge` for shaped logits [T, V]."""
     verdicts: Verdicts = [(0, 0)] * len(cases)
     kinds: dict[str, list[int]] = {"greedy": [], "ratio": [], "coupled": []}
     for index, case in enumerate(cases):
@@ -65,7 +63,7 @@ def judge_at_once(
         each = [case.params for case in piece for _ in range(at.rows.shape[1])]
         columns = SamplingColumns.of(each, logits.device)
         if kind == "ratio":
-            decisions.append(ratio(logits, at, columns))
+            decisions.append(at_once.ratio(logits, at, columns))
             continue
         noise = times(each, _positions(piece, at.rows.shape[1]), logits.shape[-1], logits.device)
         decisions.append(at_once.coupled(logits, at, columns, noise))

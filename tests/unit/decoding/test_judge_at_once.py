@@ -121,16 +121,17 @@ def test_a_pass_of_many_rows_is_weighed_in_pieces(
     """One long block would else make as many rows of every sequence, each as wide as the
     vocabulary."""
     monkeypatch.setattr(judge_at_once, "ROWS", rows)
-    sizes = []
+    sizes, ratio = [], at_once.ratio
 
     def counted(logits: torch.Tensor, at: Given, columns: SamplingColumns) -> Decision:
         sizes.append(at.rows.numel())
-        return at_once.ratio(logits, at, columns)
+        return ratio(logits, at, columns)
 
+    monkeypatch.setattr(at_once, "ratio", counted)
     for seed in range(20):
         logits, cases = pass_of(seed, ALL_PARAMS * 5)
         watches = [DrawsWatch(7), DrawsWatch(7)]
-        found = judge_at_once.judge_at_once(logits, cases, watch=watches[0], ratio=counted)
+        found = judge_at_once.judge_at_once(logits, cases, watch=watches[0])
         assert found == judge(logits, cases, watch=watches[1])
         labels = [each.labels() for each in watches]
         assert labels[0].keys() == labels[1].keys()
