@@ -180,7 +180,7 @@ class EngineCore(ABC):
             return unknown(Cursor(sequence, epoch or 0, 0, 0))
         if state.broken is not None:
             return state.broken
-        if state.anchored or not state.prefilled:
+        if state.anchored or state.cached < state.prompt_len:
             return unknown(Cursor(sequence, state.epoch, 0, 0))
         anchor = self._drawn_anchor(state, grammar)
         if not isinstance(anchor, Refusal):

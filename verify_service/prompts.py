@@ -37,17 +37,16 @@ class _Prompt(NamedTuple):
     admission: Admission
     grammar: Future[Grammar | Refusal] | None  # None without a constraint
 
-    @property
-    def compiled(self) -> Grammar | Refusal | None:
-        """Its grammar, or why there is none; None without a constraint, and until it is here."""
-        return self.grammar.result() if self.grammar is not None and self.grammar.done() else None
-
     def ready(self, state: CachedSequence | None) -> bool:
         """Whether its answer can begin, or never will. state: of its sequence, None if it is
         gone."""
-        if state is None or state.broken is not None or isinstance(self.compiled, Refusal):
+        if state is None or state.broken is not None:
             return True
-        return state.prefilled and (self.grammar is None or self.grammar.done())
+        if self.grammar is None:
+            return state.prefilled
+        return self.grammar.done() and (
+            state.prefilled or isinstance(self.grammar.result(), Refusal)
+        )
 
 
 class Prompts:
@@ -136,7 +135,8 @@ class Prompts:
         self, sequence: int, epoch: int, prompt: _Prompt, state: CachedSequence | None
     ) -> Began:
         anchor: int | Refusal
-        grammar = prompt.compiled
+        future = prompt.grammar
+        grammar = future.result() if future is not None and future.done() else None
         try:
             if isinstance(grammar, Refusal):
                 anchor = Refusal(grammar.reason, f"constraint: {grammar.message}")
@@ -147,6 +147,6 @@ class Prompts:
         if isinstance(anchor, Refusal) or state is None:
             self._engine.release(sequence, epoch)
             return Began(sequence, epoch, anchor)
-        started = Started(state.spared, state.take_scores())
-        tokens = len(prompt.admission.token_ids)
+        scored = state.take_scores(state.scores) if state.scores is not None else None
+        tokens, started = len(prompt.admission.token_ids), Started(state.spared, scored)
         return Began(sequence, epoch, anchor, tokens, started, state.anchor_logprobs)

@@ -99,11 +99,9 @@ class CachedSequence:
         """Whether its whole prompt has run."""
         return self.cached >= self.prompt_len
 
-    def take_scores(self) -> ScoredPrompt | None:
-        """Log-probabilities of its finished prompt, once; None if not requested."""
-        if self.scores is None:
-            return None
-        told, self.scored = ScoredPrompt.joined(self.scored, self.scores), []
+    def take_scores(self, top: int) -> ScoredPrompt:
+        """Log-probabilities of its finished prompt, with `top` likeliest tokens each, once."""
+        told, self.scored = ScoredPrompt.joined(self.scored, top), []
         return told
 
     @property
