@@ -1,9 +1,8 @@
 """Feature rows between synthetic workers: real bytes of the announced width, whose first values
 name the sequence.
 
-A row carries the first prompt id of its sequence in three values of eight bits, which bfloat16
-holds exactly. From it a drafter computes the sequence's tokens, as a real one does from hidden
-states. Without torch.
+A row carries the first prompt id of its sequence, eight bits in each of three values. From it a
+drafter computes the sequence's tokens, as a real one does from hidden states. Without torch.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ Values = npt.NDArray[np.uint16]  # bits of bfloat16, never computed with
 def row_values(first_tokens: Ints, width: int) -> Values:
     """[n, width] rows of sequences whose prompts begin with these tokens."""
     values = np.zeros((len(first_tokens), width), "<u2")
-    said = np.stack(
-        [first_tokens >> 16, (first_tokens >> 8) & 255, first_tokens & 255], axis=1
-    ).astype(np.float32)
-    values[:, :3] = said.view(np.uint32) >> 16  # bfloat16 is the upper half of float32
+    values[:, :3] = first_tokens.astype("<i8")[:, None].view(np.uint8)[:, :3]
     return values
 
 
@@ -42,7 +38,7 @@ def read_rows(chunk: types_pb2.TensorChunk, *, width: int, max_rows: int) -> Val
 
 def first_token(values: Values) -> int:
     """The first prompt id that the first row carries; raises PeerError for no synthetic row."""
-    high, middle, low = (values[0, :3].astype(np.uint32) << 16).view(np.float32).tolist()
-    if not all(value.is_integer() and 0 <= value < 256 for value in (high, middle, low)):
+    low, middle, high = values[0, :3].tolist()
+    if max(low, middle, high) > 255:
         raise PeerError("rows.data: not rows of a synthetic verifier")
-    return (int(high) << 16) | (int(middle) << 8) | int(low)
+    return int(high << 16 | middle << 8 | low)
