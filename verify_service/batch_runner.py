@@ -7,7 +7,6 @@ Two runners exist: `packed_step.PackedStep` runs a target, `synthetic.SyntheticS
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -32,8 +31,7 @@ class FeatureRun(NamedTuple):
     rows: PackedRows
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(NamedTuple):
     """Result of verifying a cohort, outcomes in the order of the items."""
 
     outcomes: list[Verdict | Refusal]
@@ -43,7 +41,7 @@ class Judged:
     near_ties: int = 0  # positions of coupled sequences where rounding could change the token
     # labels: by sequence, [slots, 2] float32: probability that the rule reaches a slot, and that it
     # accepts it too. draws: statistics by drafter version. See `dspark/decoding/draws.py`.
-    labels: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)
+    labels: Mapping[int, npt.NDArray[np.float32]] = MappingProxyType({})
     draws: Sequence[Draws] = ()
 
 

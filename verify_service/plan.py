@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +32,7 @@ ALONE_FROM = 384
 KEY_COST, CALL_COST = 2.25, 2800.0
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """New tokens of one sequence: positions start .. start + len(token_ids) - 1."""
 
     key: int
