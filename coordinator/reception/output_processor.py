@@ -100,6 +100,7 @@ class AnswerOutput:
         self.index = index
         self.held = held  # leading tokens that the client has: read, and not shown again
         self.answered = 0  # tokens of the answer so far, those held included
+        self.again = 0  # of them, those from before a resume: told again, in no time
         self.unsaid = 0  # tokens committed after a stop string
         self.end: End | None = None
         self.cached_tokens = 0
@@ -172,6 +173,9 @@ class AnswerOutput:
             stats.placed = stats.arrived + piece.started.queue_s
             self.cached_tokens = piece.started.cached_tokens
             self.prompt_logprobs = piece.started.prompt_logprobs
+        elif stats.placed is None and piece.round is None:
+            self.again += kept
+            return
         if kept and stats.first is None:
             stats.first = at
         if piece.round is not None:
@@ -237,6 +241,7 @@ class OutputProcessor:
 
 def per_token_s(answers: Iterable[AnswerOutput]) -> float:
     """Mean seconds per token over all answers, without the first token of each."""
-    told = [(answer.stats.per_token_s(answer.answered), answer.answered - 1) for answer in answers]
-    tokens = sum(count for _, count in told if count > 0)
-    return sum(each * count for each, count in told if count > 0) / tokens if tokens else 0.0
+    made = [(answer, answer.answered - answer.again) for answer in answers]
+    told = [(answer.stats.per_token_s(tokens), tokens - 1) for answer, tokens in made if tokens > 1]
+    after = sum(count for _, count in told)
+    return sum(each * count for each, count in told) / after if after else 0.0

@@ -7,7 +7,12 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from coordinator.answers.answer import CommittedTokens, End, FirstCommit, Reason, Round, cut
-from coordinator.reception.output_processor import OutputChunk, OutputProcessor, StopStrings
+from coordinator.reception.output_processor import (
+    OutputChunk,
+    OutputProcessor,
+    StopStrings,
+    per_token_s,
+)
 from coordinator.reception.tokenizer import Tokenizer
 from coordinator.requests.request import Request
 from dspark.rounds.policy import Off
@@ -217,6 +222,20 @@ def test_numbers_come_from_the_pieces_and_stop_where_the_answer_does() -> None:
     ) == (1, 9, 8, 4, 4)
     assert (stats.queue_s(), stats.first_token_s(), stats.total_s()) == (0.25, 0.5, 1.0)
     assert told.reading.cached_tokens == 16
+
+
+def test_tokens_of_before_a_resume_are_in_no_time_per_token() -> None:
+    told = Told()
+    ids = TOKENIZER.encode("hello there")
+    pieces = [
+        (CommittedTokens(ids[:5], None), 100.1),  # told again
+        (CommittedTokens(ids[5:6], None, started=FirstCommit(0.25)), 101.0),
+        (CommittedTokens(ids[6:8], End(Reason.LENGTH), round=Round(3, 3, 1)), 102.0),
+    ]
+    told.reader.read(pieces, lambda _: None)
+    assert told.reading.answered == 8
+    assert told.reading.stats.first_token_s() == 1.0
+    assert per_token_s([told.reading]) == 0.5
 
 
 words = st.text(alphabet="ab", min_size=1, max_size=4)
