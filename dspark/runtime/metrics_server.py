@@ -28,7 +28,9 @@ class MetricsServer(ThreadedHttp):
             (security.metrics_host(bind), port),
             _Metrics,
             context=security.server_context(),
-            too_many=metrics.dropped.labels(kind="connection", reason="metrics_readers").inc,
+            ended=lambda why: metrics.dropped.labels(
+                kind="connection", reason=f"metrics_{why}"
+            ).inc(),
         )
 
 

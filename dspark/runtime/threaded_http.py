@@ -21,7 +21,8 @@ PATIENCE_S = 10.0  # for a whole connection: handshake, request and answer
 
 class ThreadedHttp(ThreadingHTTPServer):
     """Serves from its construction on, until `close`; port 0 takes any. key: the setting to blame
-    for an address; too_many: called for each connection beyond the bound. Raises ConfigError."""
+    for an address; ended: called for each connection that is ended here, with "readers" for one
+    beyond the bound and "slow" for one that took too long. Raises ConfigError."""
 
     daemon_threads = True
     allow_reuse_port = False  # a second process must not share the port unseen
@@ -33,9 +34,9 @@ class ThreadedHttp(ThreadingHTTPServer):
         page: type[Page],
         *,
         context: ssl.SSLContext | None = None,
-        too_many: Callable[[], None] = lambda: None,
+        ended: Callable[[str], None] = lambda why: None,
     ) -> None:
-        self._context, self._too_many = context, too_many
+        self._context, self._ended = context, ended
         self._room = threading.BoundedSemaphore(READERS)
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         try:
@@ -57,7 +58,7 @@ class ThreadedHttp(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._room.acquire(blocking=False):
-            self._too_many()
+            self._ended("readers")
             self.shutdown_request(request)
             return
         try:
@@ -72,7 +73,7 @@ class ThreadedHttp(ThreadingHTTPServer):
             ending.callback(self._room.release)
             try:
                 same = ending.enter_context(request.dup())  # a handshake takes the first one over
-                overdue = threading.Timer(PATIENCE_S, _hang_up, (same,))
+                overdue = threading.Timer(PATIENCE_S, self._hang_up, (same,))
                 overdue.daemon = True
                 overdue.start()
                 ending.callback(overdue.cancel)
@@ -82,13 +83,13 @@ class ThreadedHttp(ThreadingHTTPServer):
             except (OSError, ssl.SSLError):
                 self.shutdown_request(request)
 
+    def _hang_up(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it has just ended
+            connection.shutdown(socket.SHUT_RDWR)
+            self._ended("slow")
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Logs nothing: readers that disconnect are ordinary."""
-
-
-def _hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it has just ended
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 class Page(BaseHTTPRequestHandler):

@@ -30,9 +30,10 @@ def test_a_reader_too_many_is_closed_and_counted() -> None:
         assert readers[0].recv(64).startswith(b"HTTP/1.0 200")
 
 
-def test_a_reader_that_drips_a_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_drips_a_request_is_closed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threaded_http, "PATIENCE_S", 0.3)
-    server = MetricsServer(Metrics(), Security(), "127.0.0.1:0", 0)
+    metrics = Metrics()
+    server = MetricsServer(metrics, Security(), "127.0.0.1:0", 0)
     with (
         contextlib.closing(server),
         socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as reader,
@@ -45,3 +46,4 @@ def test_a_reader_that_drips_a_request_is_closed(monkeypatch: pytest.MonkeyPatch
             pytest.fail("ten seconds later it still holds its place")
         with contextlib.suppress(ConnectionResetError):
             assert reader.recv(1) == b"", "it may not hold its place for ten seconds"
+    assert metrics.value("dropped_total", kind="connection", reason="metrics_slow") == 1
