@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 FOLDERS = Path(__file__).resolve().parents[1] / "data"
 TARGET, DRAFTER = FOLDERS / "target_qwen3", FOLDERS / "dspark_vanilla"
 Spoil = Callable[[Path], object]
+Case = tuple[Spoil, str]  # and a pattern of what the refusal has to say
 HEADER = struct.Struct("<Q")
 
 
@@ -119,67 +120,125 @@ def _flood(folder: Path) -> None:
     )
 
 
-# Both parts of a pair are loaded by the same code; what differs is in their configurations.
-WEIGHTS: dict[str, Spoil] = {
-    "empty file": raw(lambda data: b""),
-    "no weights at all": lambda folder: (folder / "model.safetensors").unlink(),
-    "header length 2^63": raw(lambda data: HEADER.pack(1 << 63) + data[8:]),
-    "header length 0": raw(lambda data: HEADER.pack(0) + data[8:]),
-    "header longer than the file": raw(lambda data: HEADER.pack(len(data)) + data[8:]),
-    "header is no JSON": raw(lambda data: data[:8] + b"x" * 20 + data[28:]),
-    "header is bad UTF-8": raw(lambda data: data[:10] + b"\xff\xfe" + data[12:]),
-    "deep JSON": lambda folder: header(folder, lambda held: b'{"a":' * 5000 + b"1" + b"}" * 5000),
-    "cut short": raw(lambda data: data[:-100]),
-    "trailing bytes": raw(lambda data: data + b"\0" * 64),
-    "a key twice": _twice,
-    "a key missing": lambda folder: tensors(folder, lambda held: held.pop(first(held))),
-    "a key too many": lambda folder: tensors(
-        folder, lambda held: held.update(extra=torch.zeros(3))
+# Both parts of a pair are loaded by the same code; what differs is in their configurations, and in
+# that a target knows its files by the shape of the embedding, which is its first tensor.
+_SHAPE = r"wrong shape: confidence_head.proj|no tensor is \[512, 96\], as the embedding"
+WEIGHTS: dict[str, Case] = {
+    "empty file": (raw(lambda data: b""), "shorter than its header"),
+    "no weights at all": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        "neither model.safetensors nor",
     ),
-    "150 000 empty tensors": _flood,
-    "offsets overlap": _set("", data_offsets=[0, 4]),
-    "offsets backwards": _set("", data_offsets=[8, 0]),
-    "offsets beyond the file": _set("", data_offsets=[0, 1 << 40]),
-    "negative dimension": _set("", shape=[-1, 4]),
-    "shape overflows": _set("", shape=[1 << 32, 1 << 32]),
-    "shape without end": _set("", shape=[math.inf]),
-    "no shape at all": lambda folder: tensors(
-        folder,
-        lambda held: held.update({name: tensor.flatten()[0] for name, tensor in held.items()}),
+    "header length 2^63": (
+        raw(lambda data: HEADER.pack(1 << 63) + data[8:]),
+        "shorter than its header of 9223372036854775808 bytes",
     ),
-    "shape of other size": _tensor(lambda tensor: tensor.reshape(-1)[:-1]),
-    "shape transposed": _tensor(lambda tensor: tensor.reshape(*reversed(tensor.shape), 1)),
-    "integers": _tensor(lambda tensor: tensor.to(torch.int32)),
-    "unknown dtype": _set("", dtype="F7"),
-    "NaN": _fill(float("nan")),
-    "infinity": _fill(float("inf")),
-    "pickled weights": _pickled,
-    "a folder in place of the file": lambda folder: (
-        (folder / "model.safetensors").unlink(),
-        (folder / "model.safetensors").mkdir(),
+    "header length 0": (raw(lambda data: HEADER.pack(0) + data[8:]), "bad header"),
+    "header longer than the file": (
+        raw(lambda data: HEADER.pack(len(data)) + data[8:]),
+        "shorter than its header",
     ),
-    "index leaves the folder": _outside,
-    "link leaves the folder": _linked,
+    "header is no JSON": (raw(lambda data: data[:8] + b"x" * 20 + data[28:]), "bad header"),
+    "header is bad UTF-8": (
+        raw(lambda data: data[:10] + b"\xff\xfe" + data[12:]),
+        "bad header .'utf-8'",
+    ),
+    "deep JSON": (
+        lambda folder: header(folder, lambda held: b'{"a":' * 5000 + b"1" + b"}" * 5000),
+        "bad header .*recursion",
+    ),
+    "cut short": (raw(lambda data: data[:-100]), "not fully covered"),
+    "trailing bytes": (raw(lambda data: data + b"\0" * 64), "not fully covered"),
+    "a key twice": (_twice, "duplicate name"),
+    "a key missing": (
+        lambda folder: tensors(folder, lambda held: held.pop(first(held))),
+        "missing: confidence_head.proj.weight|no tensor is .* as the embedding",
+    ),
+    "a key too many": (
+        lambda folder: tensors(folder, lambda held: held.update(extra=torch.zeros(3))),
+        "unexpected.*: extra",
+    ),
+    "150 000 empty tensors": (_flood, "header of .* bytes, more than"),
+    "offsets overlap": (_set("", data_offsets=[0, 4]), "offset"),
+    "offsets backwards": (_set("", data_offsets=[8, 0]), "offset"),
+    "offsets beyond the file": (_set("", data_offsets=[0, 1 << 40]), "offset"),
+    "negative dimension": (_set("", shape=[-1, 4]), _SHAPE),
+    "shape overflows": (_set("", shape=[1 << 32, 1 << 32]), _SHAPE),
+    "shape without end": (_set("", shape=[math.inf]), "bad header .*infinity"),
+    "no shape at all": (
+        lambda folder: tensors(
+            folder,
+            lambda held: held.update({name: tensor.flatten()[0] for name, tensor in held.items()}),
+        ),
+        _SHAPE,
+    ),
+    "shape of other size": (_tensor(lambda tensor: tensor.reshape(-1)[:-1]), _SHAPE),
+    "shape transposed": (
+        _tensor(lambda tensor: tensor.reshape(*reversed(tensor.shape), 1)),
+        _SHAPE,
+    ),
+    "integers": (_tensor(lambda tensor: tensor.to(torch.int32)), "weight I32"),
+    "unknown dtype": (_set("", dtype="F7"), "F7"),
+    "NaN": (_fill(float("nan")), "NaN"),
+    "infinity": (_fill(float("inf")), "infinite"),
+    "pickled weights": (_pickled, "pickled"),
+    "a folder in place of the file": (
+        lambda folder: (
+            (folder / "model.safetensors").unlink(),
+            (folder / "model.safetensors").mkdir(),
+        ),
+        "neither model.safetensors nor",
+    ),
+    "index leaves the folder": (_outside, "outside.safetensors' leaves the folder"),
+    "link leaves the folder": (_linked, "link that leaves the folder"),
 }
-CONFIGS: dict[str, Spoil] = {
-    "no config": lambda folder: (folder / "config.json").unlink(),
-    "config is no JSON": lambda folder: (folder / "config.json").write_text("{", encoding="utf-8"),
-    "config is a list": lambda folder: (folder / "config.json").write_text("[]", encoding="utf-8"),
-    "config of 100 MB": lambda folder: (folder / "config.json").write_bytes(
-        b'{"a": "' + b"x" * 100_000_000 + b'"}'
+CONFIGS: dict[str, Case] = {
+    "no config": (
+        lambda folder: (folder / "config.json").unlink(),
+        "config.json: there is no such file",
     ),
-    "hidden size 0": lambda folder: config(folder, hidden_size=0),
-    "hidden size of other weights": lambda folder: config(folder, hidden_size=128),
-    "a million layers": lambda folder: config(folder, num_hidden_layers=1_000_000),
-    "negative vocabulary": lambda folder: config(folder, vocab_size=-5),
-    "vocabulary of other weights": lambda folder: config(folder, vocab_size=64),
-    "heads that do not divide": lambda folder: config(folder, num_attention_heads=7),
-    "unknown model": lambda folder: config(
-        folder, model_type="nonesuch", architectures=["Nonesuch"]
+    "config is no JSON": (
+        lambda folder: (folder / "config.json").write_text("{", encoding="utf-8"),
+        "config.json: not readable as JSON",
     ),
-    "remote code": lambda folder: config(
-        folder,
-        model_type="evil",
-        auto_map={"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"},
+    "config is a list": (
+        lambda folder: (folder / "config.json").write_text("[]", encoding="utf-8"),
+        "config.json: expected a JSON object",
+    ),
+    "config of 100 MB": (
+        lambda folder: (folder / "config.json").write_bytes(
+            b'{"a": "' + b"x" * 100_000_000 + b'"}'
+        ),
+        "config.json: 100000009 bytes, more than",
+    ),
+    "hidden size 0": (lambda folder: config(folder, hidden_size=0), "hidden_size"),
+    "hidden size of other weights": (
+        lambda folder: config(folder, hidden_size=128),
+        "instead of .*128|hidden_size",
+    ),
+    "a million layers": (
+        lambda folder: config(folder, num_hidden_layers=1_000_000),
+        "num_hidden_layers",
+    ),
+    "negative vocabulary": (lambda folder: config(folder, vocab_size=-5), "vocab_size"),
+    "vocabulary of other weights": (
+        lambda folder: config(folder, vocab_size=64),
+        "embed_tokens.weight .* instead of .64",
+    ),
+    "heads that do not divide": (
+        lambda folder: config(folder, num_attention_heads=7),
+        "num_attention_heads|q_proj.weight .* instead of .224",
+    ),
+    "unknown model": (
+        lambda folder: config(folder, model_type="nonesuch", architectures=["Nonesuch"]),
+        "model_type|model type",
+    ),
+    "remote code": (
+        lambda folder: config(
+            folder,
+            model_type="evil",
+            auto_map={"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"},
+        ),
+        "model_type|custom code",
     ),
 }
