@@ -14,6 +14,7 @@ import jsonschema
 import openai
 import pydantic
 import pytest
+import regex
 
 from dspark.cli.status import line
 from dspark.client import AsyncClient, Client
@@ -153,15 +154,20 @@ def test_vllm_s_words(wanted: dict[str, Any], fits: str, cell: HttpCell) -> None
 
 
 def test_log_probabilities_tell_of_no_token_that_may_not_come(cell: HttpCell) -> None:
-    made = cell.chat(response_format=FORMAT, temperature=0.0, logprobs=True, top_logprobs=20)
-    check(made.choices[0].message.content)
+    shape, end = "[a-z]{4,9}-[0-9]{2}", "<|endoftext|>"
+    made = cell.chat(temperature=0.0, logprobs=True, top_logprobs=20, **form(regex=shape))
     told = made.choices[0].logprobs.content
     assert {len(one.top_logprobs) for one in told} > {20}, "somewhere few may come"
+    before = ""
     for one in told:
-        assert (
-            one.token in [other.token for other in one.top_logprobs] or len(one.top_logprobs) == 20
-        )
+        tokens = [other.token for other in one.top_logprobs]
+        assert one.token in tokens or len(tokens) == 20
         assert all(other.logprob <= 0.0 for other in one.top_logprobs)
+        for token in tokens:
+            text = before if token == end else before + token
+            assert regex.fullmatch(shape, text, partial=token != end), (before, token)
+        before += one.token
+    assert before == made.choices[0].message.content + end
     completed = cell.openai().completions.create(
         model="target", prompt="x = ", logprobs=5, **form(choice=["7"])
     )

@@ -298,7 +298,7 @@ def test_a_checkout_that_nobody_installed_serves(
         cell.freed()
 
 
-def test_pages_of_named_origins_may_ask(pair: Path, tmp_path: Path) -> None:
+def test_pages_of_named_origins_may_ask() -> None:
     page = {"origin": "https://chat.example", "access-control-request-method": "POST"}
     with HttpCell(
         workers=False, cors_origin=("https://chat.example", "http://localhost:3000")
@@ -493,7 +493,7 @@ def test_a_certificate_says_who_calls_over_http_too(tmp_path: Path) -> None:
                 assert httpx.get(cell.url + path, verify=shown).status_code == status, (name, path)
 
 
-def test_a_key_is_the_clients_token(pair: Path, tmp_path: Path) -> None:
+def test_a_key_is_the_clients_token(tmp_path: Path) -> None:
     worker = write_token(tmp_path / "worker")
     client = write_token(tmp_path / "client")
     files = {"token_file": str(tmp_path / "worker"), "client_token_file": str(tmp_path / "client")}

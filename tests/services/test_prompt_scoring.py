@@ -130,9 +130,7 @@ async def test_prompts_are_scored_beside_others_and_change_nobody_s_answer(
         check(answer.prompt_logprobs, logs_of(golden_target, ids), ids, 1)
 
 
-async def test_a_prompt_of_one_token_has_nothing_to_tell_and_more_than_all_is_all(
-    cell: Running,
-) -> None:
+async def test_a_prompt_of_one_token_has_nothing_to_tell(cell: Running) -> None:
     answer = await cell.direct.complete([5], max_tokens=0, prompt_logprobs=5)
     assert answer.prompt_logprobs == PromptLogprobs((None,), (None,))
 

@@ -15,7 +15,8 @@ import jsonschema
 import openai
 import pytest
 
-from tests.services.http_cell import HttpCell, in_schema, target_that_calls
+from coordinator.reception.tokenizer import Tokenizer
+from tests.services.http_cell import TARGET, HttpCell, in_schema, target_that_calls
 
 PARAMETERS = {
     "type": "object",
@@ -141,10 +142,16 @@ def test_results_go_back_into_the_conversation(cell: HttpCell) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "done"},
     ]
-    made = asked(
-        cell, messages=messages, tools=[tool("alarm", strict=True)], temperature=1.0, max_tokens=8
+    told: Any = {"tools": [tool("alarm", strict=True)], "extra_body": {"return_token_ids": True}}
+    made = asked(cell, messages=messages, temperature=1.0, max_tokens=8, **told)
+    tokenizer = Tokenizer.load(TARGET)
+    assert tokenizer is not None
+    prompt = tokenizer.decode(made.choices[0].prompt_token_ids, skip_special=False)
+    _, called, answered = prompt.partition(
+        '{"name": "alarm", "arguments": {"city": "x", "days": 1}}'
     )
-    assert made.usage.completion_tokens <= 8
+    assert called
+    assert "<tool_response>\ndone\n</tool_response>" in answered
 
 
 @pytest.mark.parametrize(

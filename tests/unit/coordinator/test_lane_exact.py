@@ -3,7 +3,7 @@
 
 Target and drafter are small functions of the newest tokens, and everything drawn is drawn by the
 reference's own rules and keys: so only the choices are the system's (when a block is asked for, how
-much of it is verified, who moves). Invariant 8: at temperature 0 and in coupled mode the ids are
+much of it is verified, who moves). Invariant 7: at temperature 0 and in coupled mode the ids are
 the same; elsewhere the recorded choices replay to them.
 """
 

@@ -20,7 +20,9 @@ class Stream(Tampered):
     """One of several to a verifier: what came through it is gone with it, and nothing else is."""
 
     def close(self, why: str) -> None:
-        self.closed_because = self.closed_because or why
+        if not self.closed_because:
+            self.closed_because = why
+            self.lost(why)
 
     async def ended(self) -> None:
         pass
@@ -69,8 +71,5 @@ async def test_what_takes_too_long_fails_the_first_requests(kind: str) -> None:
         lambda each: kind == "prefill" or (isinstance(each, PassReport) and each.report.number > 0),
     )
     warming = _begin(cell, verifier)
-    await asyncio.sleep(10 * CoordinatorConfig().prefill_deadline_s)
-    assert verifier.streams[0].closed_because.startswith(f"no {kind}")
-    warming.cancel()
-    with pytest.raises((Unwarmed, asyncio.CancelledError)):
+    with pytest.raises(Unwarmed, match=f"^no {kind} "):
         await warming

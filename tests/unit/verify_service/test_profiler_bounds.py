@@ -17,35 +17,42 @@ from verify_service import profiler as verify_profiler
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 
+PLENTY_S = 30.0  # every point fits, and all sweeps together take far less
+
 
 @pytest.mark.parametrize(
-    "bounds",
+    ("bounds", "largest"),
     [
-        {"max_sequences": 4},
-        {"page_size": 1024, "kv_tokens": 8192},
-        {"kv_tokens": 64},
-        {"max_sequences": 1},
+        ({"max_sequences": 4}, 32),
+        ({"page_size": 1024, "kv_tokens": 8192}, 32),
+        ({"kv_tokens": 64}, None),
+        ({"max_sequences": 1}, verify_profiler.PER_SEQUENCE),
     ],
 )
 def test_a_verifier_of_any_size_can_be_measured(
-    golden_target: Path, bounds: dict[str, int]
+    golden_target: Path, bounds: dict[str, int], largest: int | None
 ) -> None:
+    """largest: tokens of the largest step, None where the pool has no room for any."""
     engine = VerifyEngine.load(
         VerifyConfig(target=str(golden_target), cost_max_tokens=32, **bounds)
     )
-    curve = verify_profiler.measure(engine, budget_s=0.05)
+    curve = verify_profiler.measure(engine, budget_s=PLENTY_S)
+    assert (None if curve is None else curve.tokens[-1]) == largest
     assert curve is None or (curve.seconds > 0).all()
     assert engine.held.sequences == 0
 
 
 @pytest.mark.parametrize(
-    "bounds", [{"max_sequences": 4}, {"max_sequences": 1}, {"context_tokens": 64}]
+    ("bounds", "largest"),
+    [({"max_sequences": 4}, 4), ({"max_sequences": 1}, 1), ({"context_tokens": 64}, None)],
 )
 def test_a_drafter_of_any_size_can_be_measured(
-    golden_drafter: Path, bounds: dict[str, int]
+    golden_drafter: Path, bounds: dict[str, int], largest: int | None
 ) -> None:
+    """largest: sequences of the largest pass, None where the pool has no room for any."""
     engine = DraftEngine.load(DraftConfig(drafter=str(golden_drafter), **bounds))
-    curve = draft_profiler.measure(engine, budget_s=0.05)
+    curve = draft_profiler.measure(engine, budget_s=PLENTY_S)
+    assert (None if curve is None else curve.tokens[-1]) == largest
     assert curve is None or (curve.seconds > 0).all()
     assert engine.held.sequences == 0
 
@@ -70,13 +77,15 @@ def test_plain_rounds_pay_for_no_projection_and_drafted_ones_for_rows_that_are_k
     assert len(calls) == 1, "what plain rounds owe"
 
 
-def test_a_curve_says_what_a_sequence_costs_by_itself(golden_target: Path) -> None:
-    engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), cost_max_tokens=32))
-    curve = verify_profiler.measure(engine, budget_s=0.05)
-    assert curve.tokens_per_sequence == (
-        verify_profiler.PER_SEQUENCE if curve.tokens[-1] > 8 else 0
-    )
-    assert len(curve.sequence_seconds) in (0, len(curve.contexts))
+@pytest.mark.parametrize(("sequences", "told"), [(4, True), (1, False)])
+def test_a_curve_says_what_a_sequence_costs_by_itself(
+    golden_target: Path, sequences: int, told: bool
+) -> None:
+    config = VerifyConfig(target=str(golden_target), cost_max_tokens=32, max_sequences=sequences)
+    curve = verify_profiler.measure(VerifyEngine.load(config), budget_s=PLENTY_S)
+    assert curve is not None
+    assert curve.tokens_per_sequence == told * verify_profiler.PER_SEQUENCE
+    assert len(curve.sequence_seconds) == told * len(curve.contexts)
 
 
 def test_what_a_sequence_costs_is_what_spreading_the_tokens_cost_more() -> None:
