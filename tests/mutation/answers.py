@@ -40,6 +40,18 @@ ANSWERS = [
             "self.epoch = self.born = 0 * epoch",
             RESUME,
         ),
+        (
+            "a hand-over takes the prompt alone",
+            "        ids = answer.log.ids()",
+            "        ids = request.prompt",
+            (f"{LANES}a_verifier_that_will_leave_settles_its_sequences_and_they_move",),
+        ),
+        (
+            "cache salts are not passed on",
+            "            request.cache_salt,\n",
+            '            "",\n',
+            (f"{LANES}a_prompt_is_run_under_its_own_salt_wherever_it_goes",),
+        ),
     ),
     *in_file(
         "coordinator/lanes/lane.py",
@@ -56,21 +68,6 @@ ANSWERS = [
             "news[0].report.number == 0 or self._write()\n"
             "        self._tell_orders()",
             RESUME,
-        ),
-    ),
-    *in_file(
-        "coordinator/lanes/request_state.py",
-        (
-            "a hand-over takes the prompt alone",
-            "        ids = answer.log.ids()",
-            "        ids = request.prompt",
-            (f"{LANES}a_verifier_that_will_leave_settles_its_sequences_and_they_move",),
-        ),
-        (
-            "cache salts are not passed on",
-            "            request.cache_salt,\n",
-            '            "",\n',
-            (f"{LANES}a_prompt_is_run_under_its_own_salt_wherever_it_goes",),
         ),
     ),
     *in_file(

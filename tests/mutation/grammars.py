@@ -29,12 +29,13 @@ GRAMMARS = [
                 "fill_next_token_bitmask(made, min(filled + 1, len(drafted)))",
             ),
             ("an answer ends anywhere", "if not made[filled].any():", "if True:"),
+            ("a matcher is not rolled back", "        if taken:\n", "        if False:\n"),
         ),
         (
-            "a matcher is not rolled back",
-            "        if taken:\n",
-            "        if taken > 9:\n",
-            (*LAW, *SAYS),
+            "the bonus is not masked, coupled",
+            "return made[:filled]",
+            "return made[: max(filled - 1, 1)]",
+            SAYS,
         ),
         (
             "what came next is still to come",
@@ -60,8 +61,8 @@ GRAMMARS = [
         (
             "a matcher never goes on",
             "state.matcher.accept(tokens)",
-            "state.matcher.masks(tokens)",
-            (*LAW, *SAYS),
+            "state.matcher.accept(tokens[:0])",
+            LAW,
         ),
         (
             "truncation comes before the mask",

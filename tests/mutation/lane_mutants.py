@@ -91,9 +91,6 @@ LANES: list[Mutant] = [
             "if False:",
             (f"{L}a_verifier_that_never_settles_a_sequence_loses_it",),
         ),
-    ),
-    *in_file(
-        "coordinator/lanes/lane.py",
         (
             "whoever is silent about is not asked back",
             "            self._settle(placed)\n        self._assignment",
@@ -138,6 +135,18 @@ LANES: list[Mutant] = [
             "if said.started is not None or said.prefill_tokens:",
             "if said.started is not None:",
             (f"{L}a_prompt_is_waited_for_while_prompts_get_on",),
+        ),
+        (
+            "answers of one request have their prompt run side by side",
+            "if request.id in self._prompts:",
+            "if False:",
+            (f"{SEVERAL}the_other_answers_come_when_the_prompt_of_the_first_is_in",),
+        ),
+        (
+            "a prompt that is not coming is waited for",
+            "            del self._prompts[placed.state.request.id]",
+            "            pass",
+            (f"{SEVERAL}answers_do_not_wait_for_a_first_that_left",),
         ),
     ),
     *in_file(
@@ -213,21 +222,6 @@ LANES: list[Mutant] = [
         ),
     ),
     *in_file(
-        "coordinator/lanes/members.py",
-        (
-            "answers of one request have their prompt run side by side",
-            "if request.id in self._prompts:",
-            "if False:",
-            (f"{SEVERAL}the_other_answers_come_when_the_prompt_of_the_first_is_in",),
-        ),
-        (
-            "a prompt that is not coming is waited for",
-            "            del self._prompts[placed.state.request.id]",
-            "            pass",
-            (f"{SEVERAL}answers_do_not_wait_for_a_first_that_left",),
-        ),
-    ),
-    *in_file(
         "coordinator/lanes/request_state.py",
         (
             "who made room is taken for lost",
@@ -235,9 +229,6 @@ LANES: list[Mutant] = [
             "return LifeEvent.ORPHANED",
             (f"{L}the_youngest_makes_room_and_comes_back",),
         ),
-    ),
-    *in_file(
-        "coordinator/lanes/request_state.py",
         (
             "a busy verifier ends the answers beside the one that it has no time for",
             "reason is RefusalReason.BUSY and not shown",

@@ -3,11 +3,10 @@ compiler."""
 
 from __future__ import annotations
 
-from tests.mutation.mutant import caught_by, in_file
+from tests.mutation.mutant import in_file
 
 G = "tests/unit/grammars/"
 LAW = (f"{G}test_exact_masks.py::test_what_is_emitted_follows_the_masked_law_exactly",)
-COUPLED = (f"{G}test_exact_masks.py::test_the_coupled_rule_says_what_plain_decoding_says",)
 SLOW = f"{G}test_slow_grammars.py::test_"
 HALVES = (
     f"{G}test_kept_forms.py::test_no_answer_has_half_a_character_or_a_token_beyond_the_vocabulary",
@@ -20,26 +19,7 @@ BYTES = ("tests/unit/test_token_bytes.py",)
 MASKS = [
     *in_file(
         "verify_service/grammars/matcher.py",
-        *caught_by(
-            LAW,
-            (
-                "the bonus of any block is not masked",
-                "return made[:filled]",
-                "return made[: max(filled - 1, 1)]",
-            ),
-            (
-                "a matcher stays behind what was only drafted",
-                "            if taken:\n",
-                "            if False:\n",
-            ),
-            ("a matcher goes back one token too few", "rollback(taken)", "rollback(taken - 1)"),
-        ),
-        (
-            "the bonus is not masked, coupled",
-            "return made[:filled]",
-            "return made[: max(filled - 1, 1)]",
-            COUPLED,
-        ),
+        ("a matcher goes back one token too few", "rollback(taken)", "rollback(taken - 1)", LAW),
         (
             "a form is never too slow",
             "spent > longest or self._slow > FORGIVEN",
@@ -68,12 +48,6 @@ MASKS = [
             "masks = [masks_of(state, item) for",
             "masks = [None if (m := masks_of(state, item)) is None else m[[0, *range(len(m) - 1)]] "
             "for",
-            LAW,
-        ),
-        (
-            "a matcher does not follow what was committed",
-            "state.matcher.accept(tokens)",
-            "state.matcher.accept(tokens[:0])",
             LAW,
         ),
     ),
