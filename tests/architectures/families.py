@@ -293,21 +293,29 @@ FAMILIES: dict[str, Family] = {
 
 
 def model_of(family: Family) -> Any:
-    """Random weights in which every layer matters: fresh ones would hardly show a mistake."""
+    return random_model(config_of(family))
+
+
+def config_of(family: Family) -> Any:
     import transformers
 
     settings = {
         key: value for key, value in {**SHAPE, **family.more}.items() if key not in family.without
     }
+    return getattr(transformers, family.config)(**settings)
+
+
+def random_model(config: Any, spread: float = 0.15) -> Any:
+    """Random weights in which every layer matters: fresh ones would hardly show a mistake."""
+    import transformers
+
     torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(
-        getattr(transformers, family.config)(**settings)
-    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
         if parameter.dim() > 1:
-            parameter.detach().normal_(0, 0.15)
+            parameter.detach().normal_(0, spread)
     for name, buffer in model.named_buffers():
         if name.endswith("tid2eid"):
             # which experts a token goes to, of DeepSeek-V4's first mixtures
-            buffer.random_(0, family.more["n_routed_experts"])
+            buffer.random_(0, config.n_routed_experts)
     return model.eval().requires_grad_(False)

@@ -11,24 +11,25 @@ import transformers
 
 from dspark.model.products import PACK_FROM, Product
 from dspark.model.target import TargetTaps
-from tests.unit.verify_service.test_families import FAMILIES, SHAPE, loud
+from tests.architectures.families import SHAPE
+from tests.unit.verify_service.test_families import PACKED, family, loud
 from verify_service import self_test
 from verify_service.model_runner import ModelRunner
 from verify_service.plan import Segment
 
-LEAN = {"llama": 4, "mistral, every layer with a window": 4}
+LEAN = {"llama": 4, "qwen3": 4, "mistral": 4}
 
 
 def qwen3(**more: Any) -> Any:
     return transformers.Qwen3Config(**{**SHAPE, "head_dim": 32, **more})
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "qwen3"])
-def test_only_layers_of_the_known_shape_are_replaced_and_the_pass_stays_right(family: str) -> None:
-    target = loud(qwen3() if family == "qwen3" else FAMILIES[family]())
+@pytest.mark.parametrize("name", [*PACKED, "qwen3"])
+def test_only_layers_of_the_known_shape_are_replaced_and_the_pass_stays_right(name: str) -> None:
+    target = family(name)
     cases = self_test.expected(target)
     runner = ModelRunner(target.model, None, 512, lean=True)
-    assert runner.lean.layers == (4 if family == "qwen3" else LEAN.get(family, 0))
+    assert runner.lean.layers == LEAN.get(name, 0)
     assert ("forward" in vars(target.model.get_decoder())) == (runner.lean.layers == 4), (
         "the way through, too"
     )

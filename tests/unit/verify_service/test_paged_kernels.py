@@ -13,7 +13,7 @@ import torch
 
 from dspark.model.checkpoint import LoadedTarget, load_target
 from tests.architectures.serving import prompt as tokens
-from tests.unit.verify_service.test_families import FAMILIES, loud
+from tests.unit.verify_service.test_families import family
 from verify_service import graphs, kernels, self_test
 from verify_service.model_runner import ModelRunner
 from verify_service.paged_plan import PlanShape, arrays_of, exact_shape, paged_plan
@@ -48,11 +48,11 @@ def test_a_model_that_makes_all_logits_where_few_are_asked_for_is_told(
 
 
 def test_windows_reach_the_kernel_and_caps_rule_it_out() -> None:
-    mistral = loud(FAMILIES["mistral, every layer with a window"]())
+    mistral = family("mistral")
     cases = self_test.expected(mistral)
     runner = ModelRunner(mistral.model, None, 512, kernel=kernels.reference, page_size=PAGE)
     assert self_test.disagreement(runner, cases) is None
-    gemma = loud(FAMILIES["gemma2, capped scores and some windows"]())
+    gemma = family("gemma2")
     cases = self_test.expected(gemma)
     runner = ModelRunner(gemma.model, None, 512, kernel=kernels.reference, page_size=PAGE)
     assert "NotImplementedError" in (self_test.disagreement(runner, cases) or "")

@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 
+from tests.architectures.families import SHAPE, random_model
 from tests.architectures.serving import begin, finish, prompt
 from verify_service import rotation, self_test
 from verify_service.config import VerifyConfig
@@ -23,17 +24,8 @@ from verify_service.loading import choose_runner
 from verify_service.model_runner import ModelRunner
 
 BORDER, ANSWER = 32, 18
-SHAPE: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+LONG = {**SHAPE, "num_hidden_layers": 3, "max_position_embeddings": 8 * BORDER}
+SHORT = {**LONG, "max_position_embeddings": BORDER}
 
 
 def longrope(pairs: int, **more: Any) -> dict[str, Any]:
@@ -49,34 +41,30 @@ def longrope(pairs: int, **more: Any) -> dict[str, Any]:
 
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-LONG = {"max_position_embeddings": 8 * BORDER}
 # Name, configuration, the path that serves it.
 MODELS: dict[str, tuple[Any, str]] = {
     "qwen3 longrope": (
-        lambda: transformers.Qwen3Config(**SHAPE, **LONG, head_dim=16, rope_parameters=longrope(8)),
+        lambda: transformers.Qwen3Config(**LONG, rope_parameters=longrope(8)),
         "paged",
     ),
     "llama longrope": (
-        lambda: transformers.LlamaConfig(**SHAPE, **LONG, rope_parameters=longrope(8)),
+        lambda: transformers.LlamaConfig(**LONG, rope_parameters=longrope(8)),
         "paged",
     ),
     # Its own limit is the border; what it can do past it is served where the limit is raised
     # afterwards.
     "llama dynamic": (
-        lambda: transformers.LlamaConfig(
-            **SHAPE, max_position_embeddings=BORDER, rope_parameters=DYNAMIC
-        ),
+        lambda: transformers.LlamaConfig(**SHORT, rope_parameters=DYNAMIC),
         "paged",
     ),
     "phi3 longrope": (
         lambda: transformers.Phi3Config(
-            **SHAPE, **LONG, original_max_position_embeddings=BORDER, rope_parameters=longrope(8)
+            **LONG, original_max_position_embeddings=BORDER, rope_parameters=longrope(8)
         ),
         "stateful",
     ),
     "phi-4-mini, part of each head": (
         lambda: transformers.Phi3Config(
-            **SHAPE,
             **LONG,
             original_max_position_embeddings=BORDER,
             rope_parameters=longrope(4, partial_rotary_factor=0.5),
@@ -85,7 +73,6 @@ MODELS: dict[str, tuple[Any, str]] = {
     ),
     "phimoe longrope": (
         lambda: transformers.PhimoeConfig(
-            **SHAPE,
             **LONG,
             num_local_experts=2,
             rope_parameters=longrope(8, short_mscale=1.0, long_mscale=1.2),
@@ -96,13 +83,8 @@ MODELS: dict[str, tuple[Any, str]] = {
 
 
 def loud(config: Any) -> Any:
-    """A random model in which attention decides, so that a rotation that is wrong shows."""
-    torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            parameter.normal_(0, 0.2)
-    return model
+    """A model in which attention decides, so that a rotation that is wrong shows."""
+    return random_model(config, spread=0.2)
 
 
 PROMPTS = [prompt(20, 1), prompt(44, 2), prompt(6, 3), prompt(32, 4), prompt(33, 5)]
