@@ -15,6 +15,8 @@ from deploy.head import free_ports
 from dspark.client import AsyncClient, Chunk
 from dspark.client.errors import InvalidRequest, Unavailable
 from tests.services.cell import Cell
+from tests.services.http_cell import DRAFTER, TARGET
+from tests.services.test_verifier_lost import IN_A_FORM, check_form
 from tests.waiting import until
 
 TOKENS = 60
@@ -53,8 +55,9 @@ class Site(Cell):
 
 
 @pytest_asyncio.fixture
-async def site(golden_target: Path, golden_drafter: Path, tmp_path: Path) -> AsyncIterator[Site]:
-    site = Site(golden_target, golden_drafter, tmp_path / "journal")
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    """Of the pair that has texts."""
+    site = Site(TARGET, DRAFTER, tmp_path / "journal")
     await site.start()
     yield site
     await site.close()
@@ -92,10 +95,11 @@ ALL_PARAMS: list[dict[str, Any]] = [
         "min_tokens": 4,
     },
     {"temperature": 0.9, "seed": 11, "rule": "coupled", "n": 3, "frequency_penalty": 0.3},
+    *IN_A_FORM.values(),
 ]
 
 
-@pytest.mark.parametrize("params", ALL_PARAMS, ids=["greedy", "coupled"])
+@pytest.mark.parametrize("params", ALL_PARAMS, ids=["greedy", "coupled", *IN_A_FORM])
 async def test_the_ids_are_those_of_a_calm_run(site: Site, params: dict[str, Any]) -> None:
     async with AsyncClient(site.serving.endpoint) as client:
         calm, _ = await read(site, client, go_at=0, **params)
@@ -103,6 +107,8 @@ async def test_the_ids_are_those_of_a_calm_run(site: Site, params: dict[str, Any
         assert hurt == calm
         assert resumed >= 1
         assert site.serving.metrics.value("prefills_total", reason="resumed") >= 1
+    for token_ids in hurt.values() if "constraint" in params else ():
+        check_form(token_ids)
 
 
 async def test_without_being_asked_to_the_client_sees_where_its_answer_stands(site: Site) -> None:

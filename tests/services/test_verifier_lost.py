@@ -3,18 +3,35 @@ for word."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import jsonschema
 import pytest
+import pytest_asyncio
+from tokenizers import Tokenizer
 
 from dspark.client import AsyncClient, Completion
 from tests.services.cell import Cell
+from tests.services.http_cell import DRAFTER, TARGET
 
 OPTIONS: dict[str, Any] = {
     "max_tokens": 60,
     "ignore_eos": True,
     "policy": "fixed:3",
     "timeout": 60.0,
+}
+WORDS = {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 6, "maxItems": 6}
+FORM: dict[str, Any] = {
+    "constraint": {"json_schema": WORDS},
+    "n": 2,
+    "max_tokens": 300,
+    "ignore_eos": False,
+}
+IN_A_FORM: dict[str, dict[str, Any]] = {
+    "in a form": {**FORM, "temperature": 0.0, "repetition_penalty": 1.2},
+    "in a form, coupled": {**FORM, "temperature": 1.0, "seed": 11, "rule": "coupled"},
 }
 ALL_PARAMS: dict[str, dict[str, Any]] = {
     "logprobs": {"temperature": 0.0, "logprobs": 3},
@@ -31,7 +48,21 @@ ALL_PARAMS: dict[str, dict[str, Any]] = {
         "logit_bias": {7: 3.0},
     },
     "several": {"temperature": 0.8, "seed": 5, "rule": "coupled", "n": 3, "top_k": 20},
+    **IN_A_FORM,
 }
+
+
+def check_form(token_ids: Sequence[int]) -> None:
+    text = Tokenizer.from_file(str(TARGET / "tokenizer.json")).decode(token_ids)
+    jsonschema.validate(json.loads(text), WORDS)
+
+
+@pytest_asyncio.fixture
+async def cell() -> AsyncIterator[Cell]:
+    """Of the pair that has texts."""
+    cell = Cell(TARGET, DRAFTER)
+    yield cell
+    await cell.close()
 
 
 async def lose(cell: Cell) -> None:
@@ -56,4 +87,6 @@ async def test_answers_go_on_word_for_word(cell: Cell, name: str) -> None:
         for told, other in zip(after.logprobs, before.logprobs, strict=True):
             assert [token for token, _ in told.top] == [token for token, _ in other.top]
             assert told.logprob == pytest.approx(other.logprob, abs=1e-4)
+        if "constraint" in options:
+            check_form(after.token_ids)
     assert coordinator.metrics.value("handovers_total", reason="lost") >= 1
