@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
 from conductor import Answer, Conductor, conducting, drafted_by, planned
 
-from dspark.decoding.reference import generate
 from dspark.rounds.plan import PlanKind
 from dspark.types import Rule, SamplingParams
 from faults import oracle, pair
@@ -70,15 +68,11 @@ def ask(conductor: Conductor, count: int = 4) -> list[Answer]:
     ]
 
 
+_plain = functools.cache(oracle.plain)
+
+
 def truth(answer: Answer) -> list[int]:
-    return _truth(tuple(answer.prompt), answer.params, answer.room)
-
-
-@functools.cache
-def _truth(prompt: tuple[int, ...], params: SamplingParams, room: int) -> list[int]:
-    params = replace(params, prompt_len=len(prompt))
-    run = generate(prompt, oracle.logits, lambda *_: [], lambda *_: 0, params, max_tokens=room)
-    return list(run.token_ids)
+    return _plain(tuple(answer.prompt), answer.params, answer.room)
 
 
 async def ended(cell: SimulatedCell, conductor: Conductor, answers: list[Answer]) -> None:

@@ -8,17 +8,16 @@ rule its tokens are those of every schedule, drafter and hand-over.
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from conductor import conducting, planned
-from faults.oracle import logits
+from faults.oracle import plain
 from faults.pair import DRAFTER, TARGET
 from workers import drafter, until, verifier
 
-from dspark.decoding.reference import generate
 from dspark.rounds.events import How, Release, Why
 from dspark.rounds.plan import Plan, PlanKind
 from dspark.types import Rule, SamplingParams
@@ -49,15 +48,6 @@ def prompts(count: int, vocab: int, longest: int = 40, seed: int = 5) -> list[li
     return [
         [rng.randrange(3, vocab) for _ in range(rng.randrange(4, longest))] for _ in range(count)
     ]
-
-
-def truth(
-    prompt: Sequence[int], params: SamplingParams, room: int, stop_ids: Sequence[int] = ()
-) -> list[int]:
-    run = generate(
-        prompt, logits, lambda *_: [], lambda *_: 0, params, max_tokens=room, stop_ids=stop_ids
-    )
-    return list(run.token_ids)
 
 
 async def freed(cell: Cell) -> None:
@@ -104,7 +94,7 @@ async def test_answers_are_those_of_the_reference_loop(cell: Cell, kind: str, wi
         ]
         for prompt, params, answer in asked:
             (tokens,) = await conductor.tokens(answer)
-            assert tokens == truth(prompt, params, 30)
+            assert tokens == plain(prompt, params, 30)
         assert {event.what for event in conductor.health} <= {"late"}, "on a crowded machine"
         assert cell.verifier.metrics.value("forward_seconds_count", kind="verify") > 0, (
             "so it is warm"
@@ -130,7 +120,7 @@ async def test_two_cohorts_take_turns_and_answers_are_the_same(cell: Cell) -> No
             (prompt, conductor.ask(prompt, GREEDY, 30, drafter=1)) for prompt in prompts(6, vocab)
         ]
         for prompt, answer in asked:
-            assert (await conductor.tokens(answer))[0] == truth(prompt, GREEDY, 30)
+            assert (await conductor.tokens(answer))[0] == plain(prompt, GREEDY, 30)
         passes = [{each.sequence & 1 for each in told.report.rounds} for told in conductor.reports]
         assert all(len(parities) == 1 for parities in passes)
     await freed(cell)
@@ -146,7 +136,7 @@ async def test_pages_run_out_and_the_youngest_begin_again() -> None:
             for answer in asked:  # whose prompt found no page comes again
                 answer.refused = _Forgiving()
             for prompt, answer in zip(some, asked, strict=True):
-                assert (await conductor.tokens(answer))[0] == truth(prompt, GREEDY, 60)
+                assert (await conductor.tokens(answer))[0] == plain(prompt, GREEDY, 60)
             assert any(each.why is Why.OUT_OF_PAGES for each in conductor.released)
         await until(lambda: v.engine.held.pages_held == 0)
 
@@ -171,7 +161,7 @@ async def test_sequences_settle_and_go_on_under_another_epoch(cell: Cell) -> Non
                 if not answer.done.is_set() and answer.cursor is not None:
                     conductor.port.tell([Release(answer.number, answer.cursor.epoch, How.SETTLE)])
         for prompt, answer in zip(some, asked, strict=True):
-            assert (await conductor.tokens(answer))[0] == truth(prompt, params, 60)
+            assert (await conductor.tokens(answer))[0] == plain(prompt, params, 60)
         assert sum(answer.moves for answer in asked) >= 4
         settled = [each for each in conductor.released if each.why is None]
         assert all(each.committed_len >= len(some[each.sequence - 1]) for each in settled)
@@ -192,5 +182,5 @@ async def test_a_prefix_that_was_seen_is_spared_with_its_rows(cell: Cell) -> Non
         metrics = cell.verifier.metrics
         assert metrics.value("prefix_cache_hits_total") == second.cached
         assert metrics.value("prefix_cache_queries_total") == 2 * len(prompt)
-        assert tokens == truth(prompt, GREEDY, 40)
+        assert tokens == plain(prompt, GREEDY, 40)
         assert any(each.verified for each in second.rounds), "its rows came from the cache"
