@@ -37,23 +37,6 @@ CHATML = """{%- if messages[0].role == 'system' %}
     {%- endif %}
 {%- endif %}
 """
-TURNS = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}
-{{ raise_exception('System role not supported') }}{% endif %}
-{% for message in messages %}
-    {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
-        {{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
-    {% endif %}
-    {% set role = 'model' if message['role'] == 'assistant' else message['role'] %}
-<start_of_turn>{{ role }}
-{{ message['content'] | trim }}<end_of_turn>
-{% endfor %}
-{% if add_generation_prompt %}<start_of_turn>model
-{% endif %}"""
-JSONS = (
-    "{% for m in messages %}{{ m | tojson }}{% if date_string is defined %}{{ date_string "
-    "}}{% "
-    "endif %}{% endfor %}"
-)
 
 USER = {"role": "user", "content": "Grüße <b> & 'quotes'\n"}
 TALK = [
@@ -71,8 +54,6 @@ SYSTEM = {"role": "system", "content": "Be brief."}
         (CHATML, [SYSTEM, *TALK], {}),
         (CHATML, TALK, {"enable_thinking": False}),
         (CHATML, TALK, {"enable_thinking": True}),
-        (TURNS, TALK, {}),
-        (JSONS, TALK, {"date_string": "today"}),
     ],
 )
 @pytest.mark.parametrize("begin", [True, False])

@@ -47,7 +47,7 @@ AGAIN = {"role": "user", "content": "And <b>now</b>?\n"}
 CALL = {
     "id": "abcdefgh1",
     "type": "function",
-    "function": {"name": "weather", "arguments": {"city": "Zürich", "days": 2}},
+    "function": {"name": "weather", "arguments": {"city": "Zürich <b> & 'H'", "days": 2}},
 }
 CALLS = {"role": "assistant", "tool_calls": [CALL]}
 RESULT = {
