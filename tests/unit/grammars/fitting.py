@@ -1,10 +1,13 @@
-"""Whether a text fits a form at the tiny target."""
+"""Whether a text fits a form at the tiny target, and compilers for smaller ones."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+
+import xgrammar
 
 from dspark.types import Constraint, Refusal, RefusalReason
 from verify_service.batch_runner import Grammar
@@ -13,6 +16,13 @@ from verify_service.grammars.grammars import Grammars
 TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
 VOCAB, END = 512, 0
 AT_ONCE = 4
+
+
+def compiler(words: Sequence[bytes | str], size: int = 0) -> xgrammar.GrammarCompiler:
+    """Of a vocabulary of these words, or of more tokens; the last one ends an answer."""
+    size = size or len(words)
+    info = xgrammar.TokenizerInfo(words, vocab_size=size, stop_token_ids=[size - 1])
+    return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
 
 def of(future: Future[Grammar | Refusal]) -> Grammar:

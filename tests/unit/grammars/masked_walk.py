@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import xgrammar
+from fitting import compiler
 from torch import Tensor
 
 from dspark.decoding import block_rule
@@ -59,10 +59,7 @@ SURE[0, 0] = 0.95  # at the beginning of every answer
 def compiled(name: str) -> Any:
     from verify_service.grammars.compiling import compiled as compile_form
 
-    info = xgrammar.TokenizerInfo(WORDS, vocab_size=VOCAB, stop_token_ids=[END])
-    return compile_form(
-        xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False), GRAMMARS[name]
-    )
+    return compile_form(compiler(WORDS), GRAMMARS[name])
 
 
 class Refused(Exception):

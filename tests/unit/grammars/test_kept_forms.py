@@ -8,8 +8,7 @@ import re
 from typing import Any
 
 import pytest
-import xgrammar
-from fitting import TARGET, VOCAB, fits, of, refused
+from fitting import TARGET, VOCAB, compiler, fits, of, refused
 
 from dspark.token_bytes import read_token_bytes
 from dspark.types import Constraint, ConstraintKind
@@ -18,6 +17,7 @@ from verify_service.grammars.grammars import Grammars
 from verify_service.grammars.matcher import GrammarMatcher
 
 KIND = ConstraintKind
+BYTES = [bytes([byte]) for byte in range(256)]
 NODE = {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}
 
 
@@ -176,11 +176,9 @@ def test_answers_fit_their_form(
 
 
 def test_a_choice_is_written_letter_by_letter() -> None:
-    words = [bytes([byte]) for byte in range(256)]
-    info = xgrammar.TokenizerInfo([*words, b""], vocab_size=257, stop_token_ids=[256])
-    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-    made = compiled(compiler, Constraint(KIND.CHOICE, json.dumps(['🙂\x7f"\\', "\u2028\x00"])))
-    for text in ('🙂\x7f"\\', "\u2028\x00"):
+    texts = ['🙂\x7f"\\', "\u2028\x00"]
+    made = compiled(compiler([*BYTES, b""]), Constraint(KIND.CHOICE, json.dumps(texts)))
+    for text in texts:
         matcher = GrammarMatcher(made, [256])
         matcher.accept([*text.encode(), 256])
         assert not len(matcher.masks(())), "it is over"
@@ -189,12 +187,8 @@ def test_a_choice_is_written_letter_by_letter() -> None:
 def test_no_answer_has_half_a_character_or_a_token_beyond_the_vocabulary(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    info = xgrammar.TokenizerInfo(
-        [bytes([byte]) for byte in range(256)], vocab_size=257, stop_token_ids=[256]
-    )
-    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     for form in (Constraint(KIND.JSON_SCHEMA, text()), Constraint(KIND.REGEX, '"[^a]|"[b-\uffff]')):
-        matcher = GrammarMatcher(checked(compiled(compiler, form)), [256])
+        matcher = GrammarMatcher(checked(compiled(compiler(BYTES, size=257), form)), [256])
         matcher.accept(b'"\xed')
         assert not any(
             matcher.masks(())[0, byte // 32] >> byte % 32 & 1 for byte in range(0xA0, 0xC0)

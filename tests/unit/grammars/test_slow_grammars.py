@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-import xgrammar
+from fitting import compiler
 
 from dspark.types import Constraint, ConstraintKind, Refusal, RefusalReason, SamplingParams
 from verify_service.batch_runner import Grammar, TooSlow
@@ -25,9 +25,7 @@ PLAIN = Constraint(ConstraintKind.REGEX, "a+")
 
 
 def grammar(constraint: Constraint) -> Grammar:
-    info = xgrammar.TokenizerInfo(WORDS, vocab_size=len(WORDS), stop_token_ids=[END])
-    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-    return partial(GrammarMatcher, compiled(compiler, constraint), [END])
+    return partial(GrammarMatcher, compiled(compiler(WORDS), constraint), [END])
 
 
 def state(constraint: Constraint, answer: list[int]) -> CachedSequence:
