@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+Accept = Sequence[float] | Mapping[str, Sequence[float]]
 
-def synthetic_file(
-    folder: Path,
-    accept: Sequence[float],
+
+def synthetic_document(
+    accept: Accept,
     *,
     verify_ms: float = 0.1,
     draft_ms: float = 0.1,
     concentration: float | None = None,
     **more: Any,
-) -> str:
-    """Writes it and returns its path. accept: the chance of each slot; more: keys of the file
-    beside these."""
+) -> dict[str, Any]:
+    """What the file says. accept: the chance of each slot, of one domain or by domain; more: keys
+    beside these, or in their place."""
     spread = {} if concentration is None else {"concentration": concentration}
-    document = {
+    domains = accept if isinstance(accept, Mapping) else {"only": accept}
+    return {
         "verify": {"tokens": [1], "ms": [verify_ms]},
         "draft": {"sequences": [1], "ms": [draft_ms]},
-        "domains": {"only": {"accept": list(accept), **spread}},
+        "domains": {name: {"accept": list(slots), **spread} for name, slots in domains.items()},
         **more,
     }
+
+
+def synthetic_file(folder: Path, accept: Accept, **options: Any) -> str:
+    """Writes it and returns its path."""
     path = folder / "pair.yaml"
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    path.write_text(yaml.safe_dump(synthetic_document(accept, **options)), encoding="utf-8")
     return str(path)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import workers
-import yaml
+from synthetic_file import synthetic_file
 
 from coordinator.process import CoordinatorProcess
 from dspark.client import AsyncClient
@@ -25,16 +25,11 @@ ACCEPT = {"easy": [0.9, 0.9, 0.9, 0.9], "hard": [0.4, 0.3, 0.3, 0.2]}
 
 @pytest.fixture
 def pair(tmp_path: Path) -> str:
-    path = tmp_path / "pair.yaml"
-    document = {
+    curves = {
         "verify": {"tokens": [1, 64], "ms": [0.3, 1.0]},
         "draft": {"sequences": [1, 16], "ms": [0.1, 0.2]},
-        "domains": {
-            name: {"accept": accept, "concentration": 1.0} for name, accept in ACCEPT.items()
-        },
     }
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    return str(path)
+    return synthetic_file(tmp_path, ACCEPT, concentration=1.0, **curves)
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from synthetic_file import synthetic_document
 
 from dspark.decoding.sparse_q import validate_q
 from dspark.errors import PeerError
@@ -19,18 +20,8 @@ MANY = 60_000
 
 
 def spec(*, seed: int = 0, noise: float = 0.0) -> SyntheticSpec:
-    return read_spec(
-        {
-            "seed": seed,
-            "vocabulary": 1000,
-            "verify": {"tokens": [1], "ms": [1]},
-            "draft": {"sequences": [1], "ms": [1]},
-            "confidence": {"noise": noise},
-            "domains": {
-                name: {"accept": accept, "concentration": 1.0} for name, accept in ACCEPT.items()
-            },
-        }
-    )
+    more = {"seed": seed, "vocabulary": 1000, "confidence": {"noise": noise}}
+    return read_spec(synthetic_document(ACCEPT, concentration=1.0, **more))
 
 
 def many(oracle: SyntheticOracle) -> tuple[Keys, np.ndarray, np.ndarray]:
