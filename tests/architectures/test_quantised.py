@@ -7,7 +7,6 @@ target.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from dspark.errors import CheckpointError
@@ -23,6 +22,7 @@ from dspark.model.checkpoint import load_drafter, load_target
 from dspark.training.trainer import train_drafter
 from tests.architectures import matrix
 from tests.architectures.families import FAMILIES, Family, model_of
+from tests.unit.model.golden import altered, without
 from tests.unit.training.pipeline import random_samples, short_run
 
 pytest.importorskip("accelerate")
@@ -35,13 +35,13 @@ def rewritten(
     folder: Path, family: Family, change: Callable[[str, Tensor], dict[str, Tensor]], told: Any
 ) -> None:
     """A random model, its tensors changed one by one, and what config.json says of it."""
+
+    def each(tensors: dict[str, Tensor]) -> None:
+        for name in tuple(tensors):
+            tensors |= change(name, tensors.pop(name))
+
     model_of(family).save_pretrained(folder)
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        tensors |= change(name, tensor)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    settings = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(settings | {"quantization_config": told}))
+    altered(folder, {"quantization_config": told}, each)
 
 
 def fp8(folder: Path) -> None:
@@ -126,10 +126,9 @@ def test_a_drafter_is_trained_for_it(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_weight_without_its_scale_is_told_by_its_name(kind: str, tmp_path: Path) -> None:
     FORMATS[kind](tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    name = next(name for name in tensors if name.endswith(("_scale_inv", "_scales")))
-    del tensors[name]
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    names = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in names if name.endswith(("_scale_inv", "_scales")))
+    altered(tmp_path, tensors=without(name))
     weight = name.replace("_scales", "_blocks").removesuffix("_scale_inv")
     with pytest.raises(CheckpointError, match=f"without a scale: {re.escape(weight)}"):
         load_target(tmp_path)
@@ -137,8 +136,6 @@ def test_a_weight_without_its_scale_is_told_by_its_name(kind: str, tmp_path: Pat
 
 def test_a_format_whose_package_is_missing_is_refused_by_its_name(tmp_path: Path) -> None:
     fp8(tmp_path)
-    settings = json.loads((tmp_path / "config.json").read_text())
-    settings["quantization_config"] = {"quant_method": "hqq", "quant_config": {}}
-    (tmp_path / "config.json").write_text(json.dumps(settings))
+    altered(tmp_path, {"quantization_config": {"quant_method": "hqq", "quant_config": {}}})
     with pytest.raises(CheckpointError, match=r"(?i)hqq"):
         load_target(tmp_path)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+
+from tests.unit.model.golden import altered
 
 # Sound folders, small enough to be spoiled and loaded a hundred times.
 FOLDERS = Path(__file__).resolve().parents[1] / "data"
@@ -29,22 +30,6 @@ def header(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     made = change(content)
     text = made if isinstance(made, bytes) else json.dumps(content).encode()
     file.write_bytes(HEADER.pack(len(text)) + text + data[8 + length :])
-
-
-def tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    file = folder / "model.safetensors"
-    held = load_file(file)
-    change(held)
-    save_file({name: tensor.contiguous() for name, tensor in held.items()}, file)
-
-
-def config(folder: Path, **values: Any) -> None:
-    file = folder / "config.json"
-    content = {**json.loads(file.read_text(encoding="utf-8")), **values}
-    file.write_text(
-        json.dumps({key: value for key, value in content.items() if value is not None}),
-        encoding="utf-8",
-    )
 
 
 def first(held: dict[str, Any]) -> str:
@@ -84,7 +69,7 @@ def _tensor(change: Callable[[torch.Tensor], torch.Tensor]) -> Spoil:
             name = first(held)
             held[name] = change(held[name])
 
-        tensors(folder, one)
+        altered(folder, tensors=one)
 
     return spoil
 
@@ -114,10 +99,14 @@ def _linked(folder: Path) -> None:
     (folder / "model.safetensors").symlink_to(folder.parent / "elsewhere.safetensors")
 
 
+def _scalars(held: dict[str, torch.Tensor]) -> None:
+    for name, tensor in held.items():
+        held[name] = tensor.flatten()[0]
+
+
 def _flood(folder: Path) -> None:
-    tensors(
-        folder, lambda held: held.update({f"flood.{n}": torch.zeros(0) for n in range(150_000)})
-    )
+    many = {f"flood.{n}": torch.zeros(0) for n in range(150_000)}
+    altered(folder, tensors=lambda held: held.update(many))
 
 
 # Both parts of a pair are loaded by the same code; what differs is in their configurations, and in
@@ -151,11 +140,11 @@ WEIGHTS: dict[str, Case] = {
     "trailing bytes": (raw(lambda data: data + b"\0" * 64), "not fully covered"),
     "a key twice": (_twice, "duplicate name"),
     "a key missing": (
-        lambda folder: tensors(folder, lambda held: held.pop(first(held))),
+        lambda folder: altered(folder, tensors=lambda held: held.pop(first(held))),
         "missing: confidence_head.proj.weight|no tensor is .* as the embedding",
     ),
     "a key too many": (
-        lambda folder: tensors(folder, lambda held: held.update(extra=torch.zeros(3))),
+        lambda folder: altered(folder, tensors=lambda held: held.update(extra=torch.zeros(3))),
         "unexpected.*: extra",
     ),
     "150 000 empty tensors": (_flood, "header of .* bytes, more than"),
@@ -165,13 +154,7 @@ WEIGHTS: dict[str, Case] = {
     "negative dimension": (_set("", shape=[-1, 4]), _SHAPE),
     "shape overflows": (_set("", shape=[1 << 32, 1 << 32]), _SHAPE),
     "shape without end": (_set("", shape=[math.inf]), "bad header .*infinity"),
-    "no shape at all": (
-        lambda folder: tensors(
-            folder,
-            lambda held: held.update({name: tensor.flatten()[0] for name, tensor in held.items()}),
-        ),
-        _SHAPE,
-    ),
+    "no shape at all": (lambda folder: altered(folder, tensors=_scalars), _SHAPE),
     "shape of other size": (_tensor(lambda tensor: tensor.reshape(-1)[:-1]), _SHAPE),
     "shape transposed": (
         _tensor(lambda tensor: tensor.reshape(*reversed(tensor.shape), 1)),
@@ -211,33 +194,35 @@ CONFIGS: dict[str, Case] = {
         ),
         "config.json: 100000009 bytes, more than",
     ),
-    "hidden size 0": (lambda folder: config(folder, hidden_size=0), "hidden_size"),
+    "hidden size 0": (lambda folder: altered(folder, {"hidden_size": 0}), "hidden_size"),
     "hidden size of other weights": (
-        lambda folder: config(folder, hidden_size=128),
+        lambda folder: altered(folder, {"hidden_size": 128}),
         "instead of .*128|hidden_size",
     ),
     "a million layers": (
-        lambda folder: config(folder, num_hidden_layers=1_000_000),
+        lambda folder: altered(folder, {"num_hidden_layers": 1_000_000}),
         "num_hidden_layers",
     ),
-    "negative vocabulary": (lambda folder: config(folder, vocab_size=-5), "vocab_size"),
+    "negative vocabulary": (lambda folder: altered(folder, {"vocab_size": -5}), "vocab_size"),
     "vocabulary of other weights": (
-        lambda folder: config(folder, vocab_size=64),
+        lambda folder: altered(folder, {"vocab_size": 64}),
         "embed_tokens.weight .* instead of .64",
     ),
     "heads that do not divide": (
-        lambda folder: config(folder, num_attention_heads=7),
+        lambda folder: altered(folder, {"num_attention_heads": 7}),
         "num_attention_heads|q_proj.weight .* instead of .224",
     ),
     "unknown model": (
-        lambda folder: config(folder, model_type="nonesuch", architectures=["Nonesuch"]),
+        lambda folder: altered(folder, {"model_type": "nonesuch", "architectures": ["Nonesuch"]}),
         "model_type|model type",
     ),
     "remote code": (
-        lambda folder: config(
+        lambda folder: altered(
             folder,
-            model_type="evil",
-            auto_map={"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"},
+            {
+                "model_type": "evil",
+                "auto_map": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"},
+            },
         ),
         "model_type|custom code",
     ),

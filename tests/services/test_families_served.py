@@ -29,7 +29,7 @@ from dspark.model.config import Kind
 from dspark.model.formats.convert import to_speculators
 from tests.architectures import deepseek_v4
 from tests.released.weights import write_thin
-from tests.unit.model.golden import fresh
+from tests.unit.model.golden import altered, fresh
 
 DATA = Path(__file__).parents[1] / "data"
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
@@ -222,11 +222,9 @@ async def test_a_drafter_that_comes_late_is_filled_by_sending_again(
 async def test_a_verifier_refuses_a_drafter_of_another_target(
     tmp_path: Path, change: dict[str, Any], says: str
 ) -> None:
-    raw = json.loads((DSPARK / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(raw | change))
-    (tmp_path / "model.safetensors").symlink_to(DSPARK / "model.safetensors")
+    drafter = altered(tmp_path, change, of=DSPARK)
     with pytest.raises(CheckpointError, match=says):
-        async with verifier(TARGET, tmp_path):
+        async with verifier(TARGET, drafter):
             pass
 
 

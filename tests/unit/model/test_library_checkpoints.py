@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter, load_target
@@ -32,46 +32,41 @@ Tensors = dict[str, torch.Tensor]
 IDS = torch.arange(3, 20)[None]
 
 
-def made(folder: Path, change: Callable[[Tensors], Tensors | None], config: Any) -> Path:
+def made(folder: Path, change: Callable[[Tensors], Any], config: Any) -> Path:
     """A random model of the library, its tensors changed."""
     torch.manual_seed(0)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    tensors = change(tensors) or tensors
-    save_file(
-        {name: tensor.clone().contiguous() for name, tensor in tensors.items()},
-        file,
-        metadata={"format": "pt"},
-    )
-    return folder
+    return altered(folder, tensors=change)
 
 
 def qwen3(*, tied: bool) -> Any:
     return transformers.Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=tied)
 
 
-def _without_prefix(tensors: Tensors) -> Tensors:
-    return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+def _without_prefix(tensors: Tensors) -> None:
+    for name in tuple(tensors):
+        tensors[name.removeprefix("model.")] = tensors.pop(name)
+
+
+def _inside(tensors: Tensors) -> None:
+    for name in tuple(tensors):
+        tensors[f"model.{name}"] = tensors.pop(name)
 
 
 EVERY_LAYER = [f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in (0, 1)]
-CASES: dict[str, tuple[Callable[[Tensors], Tensors | None], bool]] = {
-    "a tied head stored too": (lambda held: held.update({HEAD: held[EMBEDDING]}), True),
+CASES: dict[str, tuple[Callable[[Tensors], Any], bool]] = {
+    "a tied head stored too": (lambda held: held.update({HEAD: held[EMBEDDING].clone()}), True),
     "a tied head stored alone": (lambda held: held.update({HEAD: held.pop(EMBEDDING)}), True),
     "frequencies of every layer": (
-        lambda held: held.update(dict.fromkeys(EVERY_LAYER, torch.ones(8))),
+        lambda held: held.update({name: torch.ones(8) for name in EVERY_LAYER}),
         True,
     ),
     "frequencies of the model": (put("model.rotary_emb.inv_freq", torch.ones(8)), False),
     "no prefix": (_without_prefix, True),
     "no prefix beside a head": (_without_prefix, False),
-    "inside another module": (
-        lambda held: {f"model.{name}": tensor for name, tensor in held.items()},
-        True,
-    ),
+    "inside another module": (_inside, True),
     "numbers of eight bytes": (
-        lambda held: {name: tensor.double() for name, tensor in held.items()},
+        lambda held: held.update({name: tensor.double() for name, tensor in held.items()}),
         False,
     ),
 }

@@ -4,7 +4,6 @@ accepted at all."""
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,11 @@ PAIR = Path(__file__).parents[2] / "data" / "pair"
 @pytest.fixture(scope="module")
 def off_by_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shipped pair's drafter, whose file names the layer before the one it was trained on."""
-    folder = tmp_path_factory.mktemp("off") / "drafter"
-    shutil.copytree(PAIR / "drafter", folder)
-    settings = json.loads((folder / "config.json").read_text())
-    settings["target_layer_ids"] = [layer - 1 for layer in settings["target_layer_ids"]]
-    (folder / "config.json").write_text(json.dumps(settings))
-    return folder
+
+    def one_before(settings: dict[str, Any]) -> None:
+        settings["target_layer_ids"] = [layer - 1 for layer in settings["target_layer_ids"]]
+
+    return altered(tmp_path_factory.mktemp("off") / "drafter", one_before, of=PAIR / "drafter")
 
 
 def test_the_right_taps_fit_and_the_layer_before_is_named(off_by_one: Path) -> None:
