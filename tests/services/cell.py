@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import workers
 
@@ -22,6 +22,12 @@ class Cell:
         self._ends = AsyncExitStack()
         self.verifiers: list[Any] = []
         self.drafters: list[Any] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._ends.aclose()
 
     async def verifier(self, **settings: Any) -> Any:
         given = {
@@ -86,9 +92,6 @@ class Cell:
     def held(self) -> int:
         """Sequences in both pools."""
         return sum(int(each.engine.held.sequences) for each in (*self.verifiers, *self.drafters))
-
-    async def close(self) -> None:
-        await self._ends.aclose()
 
     async def begun(self, serving: workers.Serving) -> Any:
         """What a context starts, until the end."""

@@ -13,6 +13,5 @@ from tests.services.cell import Cell
 @pytest_asyncio.fixture
 async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Cell]:
     """Of the tiny pair; nobody is there yet."""
-    made = Cell(golden_target, golden_drafter)
-    yield made
-    await made.close()
+    async with Cell(golden_target, golden_drafter) as made:
+        yield made

@@ -31,9 +31,8 @@ PROMPTS, ANSWER = 40, 24
 @pytest_asyncio.fixture
 async def cell(tmp_path: Path) -> AsyncIterator[Cell]:
     deepseek_v4.write(tmp_path / "model")
-    cell = Cell(tmp_path / "model", tmp_path / "model")
-    yield cell
-    await cell.close()
+    async with Cell(tmp_path / "model", tmp_path / "model") as cell:
+        yield cell
 
 
 async def test_forty_answers_survive_a_lost_verifier_and_a_lost_drafter(

@@ -57,8 +57,7 @@ async def test_it_learns_is_saved_and_is_accepted(tmp_path: Path) -> None:
     drafter = load_drafter(folder)
     assert isinstance(drafter, StagedDrafter)
     assert (drafter.config.num_hidden_layers, drafter.target_layer_ids) == (3, (1, 2, 3))
-    cell = Cell(tmp_path / "target", folder)
-    try:
+    async with Cell(tmp_path / "target", folder) as cell:
         coordinator = await cell.whole()
         client = cell.client(coordinator)
         for ids, text in zip(prompts[:4], texts, strict=False):
@@ -75,5 +74,3 @@ async def test_it_learns_is_saved_and_is_accepted(tmp_path: Path) -> None:
             value("spec_decode_num_accepted_tokens_total")
             > value("spec_decode_num_draft_tokens_total") / 4
         )
-    finally:
-        await cell.close()

@@ -45,8 +45,8 @@ LAWS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("rule", [rule.name.lower() for rule in Rule])
 async def test_answers_of_every_law_follow_from_what_was_recorded(rule: str) -> None:
-    cell, tape = Cell(TARGET, DRAFTER), Tape()
-    try:
+    tape = Tape()
+    async with Cell(TARGET, DRAFTER) as cell:
         client = cell.client(await cell.whole())
         tape.verifier(cell.verifiers[0].engine)
 
@@ -62,8 +62,6 @@ async def test_answers_of_every_law_follow_from_what_was_recorded(rule: str) -> 
         told = await asyncio.gather(
             *(ask(number, **law) for number, law in enumerate([*LAWS.values()] * 2))
         )
-    finally:
-        await cell.close()
     for given, asked, answer in told:
         assert tape.problem(given, answer) == "", asked
         (taken,) = [one for one in tape.taken if one.given == tuple(given)]

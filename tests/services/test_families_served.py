@@ -18,17 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import workers
 from faults.oracle import plain_greedy
-from workers import drafter, until, verifier
+from workers import until, verifier
 
-from coordinator.workers.worker import Address, WorkerRole
 from dspark.client import AsyncClient
 from dspark.errors import CheckpointError
 from dspark.model.config import Kind
 from dspark.model.formats.convert import to_speculators
 from tests.architectures import deepseek_v4
 from tests.released.weights import write_thin
+from tests.services.cell import Cell
 from tests.unit.model.golden import altered, fresh
 
 DATA = Path(__file__).parents[1] / "data"
@@ -102,8 +101,7 @@ THIN = (
 
 
 @dataclasses.dataclass
-class Cell:
-    verifier: Any
+class Served:
     drafter: Any
     coordinator: Any
     client: AsyncClient
@@ -124,14 +122,12 @@ class Cell:
 
 
 @contextlib.asynccontextmanager
-async def _cell(target: Path, made: Path) -> AsyncIterator[Cell]:
-    async with (
-        verifier(target, made) as v,
-        drafter(made, target=str(target)) as d,
-        workers.coordinator(verify=(v.endpoint,), draft=(d.endpoint,)) as coordinator,
-        AsyncClient(coordinator.endpoint) as client,
-    ):
-        yield Cell(v, d, coordinator, client)
+async def _served(target: Path, made: Path) -> AsyncIterator[Served]:
+    async with Cell(target, made) as cell:
+        await cell.verifier()
+        drafter = await cell.drafter(target=str(target))
+        coordinator = await cell.coordinator()
+        yield Served(drafter, coordinator, cell.client(coordinator))
 
 
 def _prompts(count: int, longest: int = 40) -> list[list[int]]:
@@ -146,7 +142,7 @@ def _prompts(count: int, longest: int = 40) -> list[list[int]]:
 async def test_answers_are_those_of_plain_decoding(tmp_path: Path, name: str) -> None:
     target, made = MADE[name](tmp_path)
     prompts = [*_prompts(3), [9]]
-    async with _cell(target, made) as cell:
+    async with _served(target, made) as cell:
         plain = plain_greedy(target, prompts, 24)
         for policy in ("fixed:4", "adaptive"):
             assert await cell.answers(prompts, 24, temperature=0.0, policy=policy) == plain
@@ -180,31 +176,24 @@ async def test_a_drafter_that_comes_late_is_filled_by_sending_again(
 ) -> None:
     target, made = MADE[name](tmp_path)
     (prompt,) = _prompts(1)
-    async with (
-        verifier(target, made) as v,
-        drafter(made) as first,
-        workers.coordinator(
-            grace_s=1.0, verify=(v.endpoint,), draft=(first.endpoint,)
-        ) as coordinator,
-        AsyncClient(coordinator.endpoint) as client,
-    ):
-        metrics = coordinator.metrics
+    async with Cell(target, made) as cell:
+        await cell.verifier()
+        first = await cell.drafter()
+        coordinator = await cell.coordinator()
+        client, metrics = cell.client(coordinator), coordinator.metrics
         options = {"max_tokens": 400, "temperature": 0.0, "ignore_eos": True, "policy": "fixed:3"}
         running = asyncio.ensure_future(client.complete(prompt, timeout=120.0, **options))
         await until(lambda: metrics.value("rounds_total") > 5)
         await first.stop(0.0)
         await until(lambda: metrics.value("empty_blocks_total", reason="no_drafter") > 3)
         before = metrics.value("spec_decode_num_draft_tokens_total")
-        async with drafter(made) as second:
-            there = (
-                Address(WorkerRole.VERIFY, v.endpoint, 0, "verify/0"),
-                Address(WorkerRole.DRAFT, second.endpoint, 0, "draft/9"),
-            )
-            assert await coordinator.membership.announce(there) == 2
-            completion = await running
-            assert metrics.value("resends_total", reason="attached") == 1
-            assert metrics.value("spec_decode_num_draft_tokens_total") > before
-            assert list(completion.token_ids) == plain_greedy(target, [prompt], 400)[0]
+        await cell.drafter()
+        there = [each for each in cell.addresses() if each.name != "draft/0"]
+        assert await coordinator.membership.announce(there) == 2
+        completion = await running
+        assert metrics.value("resends_total", reason="attached") == 1
+        assert metrics.value("spec_decode_num_draft_tokens_total") > before
+        assert list(completion.token_ids) == plain_greedy(target, [prompt], 400)[0]
 
 
 @pytest.mark.parametrize(
@@ -222,9 +211,9 @@ async def test_a_drafter_that_comes_late_is_filled_by_sending_again(
 async def test_a_verifier_refuses_a_drafter_of_another_target(
     tmp_path: Path, change: dict[str, Any], says: str
 ) -> None:
-    drafter = altered(tmp_path, change, of=DSPARK)
+    altered(tmp_path, change, of=DSPARK)
     with pytest.raises(CheckpointError, match=says):
-        async with verifier(TARGET, drafter):
+        async with verifier(TARGET, tmp_path):
             pass
 
 
@@ -248,7 +237,7 @@ async def test_a_language_model_with_another_tokenizer_is_refused(tmp_path: Path
 async def test_a_served_drafter_is_as_good_as_the_reference_s(name: str) -> None:
     """A drafter that is wrong changes no id; only what is accepted shows it."""
     target, folder = REFERENCE[name]
-    async with _cell(target, folder) as cell:
+    async with _served(target, folder) as cell:
         slots = cell.drafter.engine.shape.block_size
         rounds = accepted = allowed = 0
         for case in json.loads((folder / "decode_cases.json").read_text()):
@@ -277,7 +266,7 @@ async def test_a_served_drafter_is_as_good_as_the_reference_s(name: str) -> None
 async def test_released_shapes_made_thin_serve_a_matching_target(tmp_path: Path, name: str) -> None:
     target, made = _thin(name)(tmp_path)
     prompts = _prompts(2, 20)
-    async with _cell(target, made) as cell:
+    async with _served(target, made) as cell:
         for policy in ("fixed:7", "adaptive"):
             assert await cell.answers(prompts, 12, temperature=0.0, policy=policy) == plain_greedy(
                 target, prompts, 12

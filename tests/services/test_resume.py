@@ -57,10 +57,9 @@ class Site(Cell):
 @pytest_asyncio.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
     """Of the pair that has texts."""
-    site = Site(TARGET, DRAFTER, tmp_path / "journal")
-    await site.start()
-    yield site
-    await site.close()
+    async with Site(TARGET, DRAFTER, tmp_path / "journal") as site:
+        await site.start()
+        yield site
 
 
 async def read(

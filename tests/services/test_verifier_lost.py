@@ -60,9 +60,8 @@ def check_form(token_ids: Sequence[int]) -> None:
 @pytest_asyncio.fixture
 async def cell() -> AsyncIterator[Cell]:
     """Of the pair that has texts."""
-    cell = Cell(TARGET, DRAFTER)
-    yield cell
-    await cell.close()
+    async with Cell(TARGET, DRAFTER) as cell:
+        yield cell
 
 
 async def lose(cell: Cell) -> None:
