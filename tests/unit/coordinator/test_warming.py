@@ -72,4 +72,4 @@ async def test_what_takes_too_long_fails_the_first_requests(kind: str) -> None:
     )
     warming = _begin(cell, verifier)
     with pytest.raises(Unwarmed, match=f"^no {kind} "):
-        await warming
+        await asyncio.wait_for(warming, 10 * CoordinatorConfig().prefill_deadline_s)
