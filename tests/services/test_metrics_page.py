@@ -30,7 +30,7 @@ def test_a_reader_too_many_is_closed_and_counted() -> None:
         assert readers[0].recv(64).startswith(b"HTTP/1.0 200")
 
 
-def test_a_reader_that_drips_a_request_is_closed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_drips_is_closed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threaded_http, "PATIENCE_S", 0.3)
     metrics = Metrics()
     server = MetricsServer(metrics, Security(), "127.0.0.1:0", 0)
