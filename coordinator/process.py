@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -16,14 +16,14 @@ from coordinator.cells.journal import Journal
 from coordinator.cells.journal_file import JournalFile
 from coordinator.cells.local_cell import LocalCell
 from coordinator.config import CoordinatorConfig
-from coordinator.frontend.front_end import ClientsProcess, FrontEnd
+from coordinator.frontend.front_end import ClientsProcess
 from coordinator.lanes.lane_context import LaneContext
 from coordinator.lanes.monitor import Monitor
 from coordinator.queue.scheduler import Scheduler
 from coordinator.reception.service import GENERATION
 from coordinator.reception.tokenizer import find_tokenizer
 from coordinator.requests.validation import parse_rule
-from coordinator.watching.tracing import Tracing, open_tracer
+from coordinator.watching.tracing import Tracing, open_provider
 from coordinator.watching.watch import Explain
 from coordinator.workers.membership import ANNOUNCE_WAIT_S, Membership
 from coordinator.workers.worker import Address, WorkerAccess, WorkerRole
@@ -49,29 +49,9 @@ CONTROL = "dspark.wire.v1.Control"
 SPARE_STREAMS = 256
 
 
-class CoordinatorProcess(ClientsProcess[LocalCell]):
-    """A serving coordinator."""
-
-    def __init__(self, shell: Shell, cell: LocalCell, front: FrontEnd, provider: Any) -> None:
-        """provider: of spans; None without tracing."""
-        super().__init__(shell, cell, front)
-        self._provider = provider
-
-    @property
-    def membership(self) -> Membership:
-        return self.cell.membership
-
-    @property
-    def admission(self) -> Scheduler:
-        return self.cell.admission
-
-    async def _close(self, grace_s: float) -> None:
-        await super()._close(grace_s)
-        if self._provider is not None:
-            await asyncio.to_thread(self._provider.shutdown)  # exports the spans still held
-
-
-async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> CoordinatorProcess:
+async def start(
+    config: CoordinatorConfig, *, name: str = "coordinator/0"
+) -> ClientsProcess[LocalCell]:
     """Starts a coordinator and returns it serving. Waits a bounded time for the configured workers
     to run their first requests; lanes open as workers connect. Raises ConfigError."""
     policy, rule = check(config)
@@ -91,37 +71,26 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
     membership = Membership(
         admission, lanes, access, explain=explain, warm_up_s=config.warm_up_s, rule=rule
     )
-    provider: Any = None  # of spans
     if config.otel_endpoint is not None:
-        tracer, provider = open_tracer(
-            config.otel_endpoint, service="dspark-coordinator", instance=name
-        )
-        admission.tracing = Tracing(tracer, config.otel_share, explain, clock, metrics)
+        provider = open_provider(config.otel_endpoint, service="dspark-coordinator", instance=name)
+        admission.tracing = Tracing(provider, config.otel_share, explain, clock, metrics)
     cell = LocalCell(admission, membership, policy, rule, journal)
     frontends = CellService(cell, clock, metrics)
-    front = FrontEnd(
-        config, shell, cell, tokenizer, most=config.max_running + config.max_queued + SPARE_STREAMS
-    )
-    servicers = (
-        front.servicer,
-        Servicer(frontend_pb2_grpc.add_CellServicer_to_server, frontends, CELL),
-        Servicer(
-            control_pb2_grpc.add_ControlServicer_to_server,
-            ControlService(cell, frontends, shell, name),
-            CONTROL,
-        ),
-    )
+    most = config.max_running + config.max_queued + SPARE_STREAMS
+    process = ClientsProcess(config, shell, cell, tokenizer, most=most)
+    control = ControlService(cell, frontends, shell, name)
     try:
-        await shell.listen(servicers, **front.listening())
+        await process.listen(
+            Servicer(frontend_pb2_grpc.add_CellServicer_to_server, frontends, CELL),
+            Servicer(control_pb2_grpc.add_ControlServicer_to_server, control, CONTROL),
+        )
         await membership.announce(_static(config), wait_s=ANNOUNCE_WAIT_S + config.warm_up_s)
-        await front.open_http(lambda api: _live(config, api, membership, admission))
+        await process.open_http(lambda api: _live(config, api, membership, admission))
         await shell.server.set_serving(True)
         membership.on_serving = _health(shell.server, admission)
         membership.on_serving(membership.ready)
     except BaseException:
-        await front.close(0.0)
-        await cell.close()
-        await shell.abandon()
+        await process.abandon()
         raise
     log.info(
         "coordinator.serving",
@@ -131,7 +100,7 @@ async def start(config: CoordinatorConfig, *, name: str = "coordinator/0") -> Co
         rule=rule.name.lower(),
         text=tokenizer is not None,
     )
-    return CoordinatorProcess(shell, cell, front, provider)
+    return process
 
 
 def _live(

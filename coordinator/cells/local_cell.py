@@ -78,6 +78,8 @@ class LocalCell:
         await self.membership.close()
         if self.journal is not None:
             self.journal.close()
+        if self.admission.tracing is not None:
+            await self.admission.tracing.close()
 
     def terms(self) -> CellTerms:
         """Terms from the descriptions of the workers. Raises Unavailable without a verifier."""

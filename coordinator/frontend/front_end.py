@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from coordinator.cells.cell import CellPort
 from coordinator.config import ClientsConfig, http_missing
@@ -35,22 +35,26 @@ LAST_CALLS_S = 0.2
 LAST_WRITES_S = 1.0  # for the last messages of streams whose requests were ended
 
 
-class FrontEnd:
-    """Serves a cell over gRPC, and HTTP if configured. most: requests at one time, those being
-    refused included. interval_s: least time between two chunks of one client."""
+class ClientsProcess(ShellProcess, Generic[C]):
+    """A process that serves a cell over gRPC, and HTTP if configured; the cell is here or in
+    another process. most: requests at one time, those being refused included. interval_s: least
+    time between two chunks of one client."""
+
+    last_s = LAST_WRITES_S
 
     def __init__(
         self,
         config: ClientsConfig,
         shell: Shell,
-        cell: CellPort,
+        cell: C,
         tokenizer: Tokenizer | None,
         *,
         most: int,
         interval_s: float = 0.0,
     ) -> None:
-        self._config, self._cell, self._most = config, cell, most
-        self.processor = InputProcessor(
+        super().__init__(shell)
+        self.cell, self._config, self._most = cell, config, most
+        self._processor = InputProcessor(
             cell,
             tokenizer,
             asyncio.get_running_loop(),
@@ -59,23 +63,18 @@ class FrontEnd:
             longest_s=config.request_deadline_s,
         )
         generation = GenerationService(
-            self.processor,
+            self._processor,
             interval_s=interval_s,
             unread_s=config.max_unread_s,
             pace=read_pace(config),
         )
-        self.servicer = Servicer(
+        self._servicer = Servicer(
             generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION
         )
         self._http: HttpServer | None = None
 
-    @property
-    def http_url(self) -> str | None:
-        """URL of the HTTP listener; None without one."""
-        return self._http.url if self._http is not None else None
-
-    def listening(self) -> dict[str, Any]:
-        """Arguments of `Shell.listen` for a gRPC server that is open to clients."""
+    async def listen(self, *more: Servicer) -> None:
+        """Opens gRPC for clients, and `/metrics`. more: servicers beside the clients' one."""
         limits = ServerLimits(
             max_concurrent_streams=self._most,  # so that excess is refused, not left waiting
             per_connection=streams_per_connection(self._config, self._most),
@@ -83,7 +82,9 @@ class FrontEnd:
             least_ping_ms=LEAST_PUBLIC_PING_MS,
             lookahead=PUBLIC_LOOKAHEAD,
         )
-        return {"limits": limits, "prompt_bytes": lambda: prompt_bytes(self._cell)}
+        await self.shell.listen(
+            [self._servicer, *more], limits=limits, prompt_bytes=lambda: prompt_bytes(self.cell)
+        )
 
     async def open_http(self, more: Callable[[Api], Iterable[APIRouter]] = lambda _: ()) -> None:
         """Starts the HTTP listener if `http` is configured. more: routers beside the usual ones.
@@ -100,25 +101,17 @@ class FrontEnd:
         from coordinator.http.api import build_app, make_api
         from coordinator.http.server import HttpServer
 
-        api = make_api(self._config, self.processor)
+        api = make_api(self._config, self._processor)
         ours = (system.routes, chat.routes, completions.routes, system.tokenizing_routes)
         routers = [routes(api) for routes in (*ours, messages.routes, responses.routes)]
         self._http = HttpServer(build_app(api, [*routers, *more(api)]), api, self._most)
         await self._http.start()
+        self.http_url = self._http.url
 
-    async def close(self, grace_s: float) -> None:
-        if self._http is not None:
-            await self._http.stop(min(grace_s, LAST_WRITES_S))
-
-
-class ClientsProcess(ShellProcess, Generic[C]):
-    """A process that serves clients, with its cell here or in another process."""
-
-    last_s = LAST_WRITES_S
-
-    def __init__(self, shell: Shell, cell: C, front: FrontEnd) -> None:
-        super().__init__(shell)
-        self.cell, self._front, self.http_url = cell, front, front.http_url
+    async def abandon(self) -> None:
+        """Closes what was opened by a process that cannot start."""
+        await self._close(0.0)
+        await self.shell.abandon()
 
     def _leave(self, grace_s: float) -> None:
         self.cell.draining = True
@@ -129,5 +122,6 @@ class ClientsProcess(ShellProcess, Generic[C]):
         await asyncio.sleep(min(grace_s, LAST_CALLS_S))
 
     async def _close(self, grace_s: float) -> None:
-        await self._front.close(grace_s)
+        if self._http is not None:
+            await self._http.stop(min(grace_s, LAST_WRITES_S))
         await self.cell.close()

@@ -8,7 +8,7 @@ import structlog
 
 from coordinator.cells.cell import served
 from coordinator.config import FrontendConfig
-from coordinator.frontend.front_end import ClientsProcess, FrontEnd
+from coordinator.frontend.front_end import ClientsProcess
 from coordinator.frontend.remote_cell import RemoteCell
 from coordinator.reception.tokenizer import find_tokenizer
 from dspark.errors import ConfigError
@@ -46,19 +46,17 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> ClientsP
         metrics=shell.metrics,
     )
     most, interval_s = config.max_streams + SPARE_STREAMS, config.chunk_interval_ms / 1000
-    front = FrontEnd(config, shell, cell, tokenizer, most=most, interval_s=interval_s)
+    process = ClientsProcess(config, shell, cell, tokenizer, most=most, interval_s=interval_s)
     try:
-        await shell.listen([front.servicer], **front.listening())
+        await process.listen()
         hello.endpoint, hello.metrics_port = shell.endpoint, shell.metrics_port
-        await front.open_http()
+        await process.open_http()
         cell.start()
         await cell.attached(config.attach_wait_s)
     except BaseException:
-        await front.close(0.0)
-        await cell.close()
-        await shell.abandon()
+        await process.abandon()
         raise
-    return ClientsProcess(shell, cell, front)
+    return process
 
 
 def check(config: FrontendConfig) -> None:

@@ -38,12 +38,14 @@ class _Open(NamedTuple):
 
 
 class Tracing:
-    """Holds the watches of traced requests. share: of requests without a trace context."""
+    """Holds the watches of traced requests. provider: of tracers, shut down by `close`. share: of
+    requests without a trace context."""
 
     def __init__(
-        self, tracer: Any, share: float, explain: Explain, clock: Clock, metrics: Metrics
+        self, provider: Any, share: float, explain: Explain, clock: Clock, metrics: Metrics
     ) -> None:
-        self._tracer, self._share, self._explain = tracer, share, explain
+        self._provider, self._tracer = provider, provider.get_tracer("dspark")
+        self._share, self._explain = share, explain
         self._clock, self._metrics = clock, metrics
         self._open: dict[str, _Open] = {}
         self._draw = random.Random()
@@ -71,6 +73,10 @@ class Tracing:
         opened = self._open.pop(state.request.id, None)
         if opened is not None:
             asyncio.get_running_loop().call_soon(self._finish, state, outcome, opened)
+
+    async def close(self) -> None:
+        """Exports the spans that are still held."""
+        await asyncio.to_thread(self._provider.shutdown)
 
     def _finish(self, state: RequestState, outcome: str, opened: _Open) -> None:
         parts = opened.watch.taken()
@@ -155,9 +161,9 @@ class Tracing:
         return lambda moment: wall - round((now - moment) * 1e9)
 
 
-def open_tracer(endpoint: str, *, service: str, instance: str) -> tuple[Any, Any]:
-    """(tracer, provider) that sends to the OTLP collector at host:port; shut the provider down at
-    the end."""
+def open_provider(endpoint: str, *, service: str, instance: str) -> Any:
+    """A provider whose tracers send to the OTLP collector at host:port. Raises ConfigError without
+    the libraries."""
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -179,7 +185,7 @@ def open_tracer(endpoint: str, *, service: str, instance: str) -> tuple[Any, Any
     provider.add_span_processor(
         BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, insecure=True, timeout=5))
     )
-    return provider.get_tracer("dspark"), provider
+    return provider
 
 
 def _child_of(span: Any) -> Any:

@@ -145,7 +145,7 @@ class CellMachine(RuleBasedStateMachine):
 
     @property
     def membership(self) -> Any:
-        return self.cell.processes["coordinator/0"].membership
+        return self.cell.processes["coordinator/0"].cell.membership
 
     def _now(self, act: Callable[..., object], *args: Any) -> None:
         async def within() -> None:
@@ -159,7 +159,7 @@ class CellMachine(RuleBasedStateMachine):
 
     @invariant()
     def bounds_are_kept(self) -> None:
-        admission = self.cell.processes["coordinator/0"].admission
+        admission = self.cell.processes["coordinator/0"].cell.admission
         assert admission.running <= MAX_RUNNING
         # Those who lost a place through no fault of their own come back on top of the bound.
         assert admission.queued <= MAX_QUEUED + MAX_RUNNING

@@ -93,7 +93,7 @@ async def _preempt(cell: SimulatedCell, draw: random.Random) -> list[str]:
     asked = asking(cell, draw)
     for _ in range(5):
         await cell.after(draw.uniform(0.01, 0.05))
-        for lane in cell.processes["coordinator/0"].membership.lanes:
+        for lane in cell.processes["coordinator/0"].cell.membership.lanes:
             take_out_youngest(lane)
     return judged(cell, await asyncio.gather(*asked)) + await freed(cell)
 

@@ -126,7 +126,7 @@ class SimulatedCell:
 
     async def connected(self, workers: int, within_s: float = 60.0) -> None:
         """Until the coordinator is connected to so many workers."""
-        membership = self.processes["coordinator/0"].membership
+        membership = self.processes["coordinator/0"].cell.membership
         await self.until(
             lambda: sum(worker.connected for worker in membership.workers) >= workers, within_s
         )
@@ -264,7 +264,7 @@ class SimulatedCell:
             for name in self.processes
             if name[0] in "vd" and self.network.nodes[name].alive
         }
-        admission = self.processes["coordinator/0"].admission
+        admission = self.processes["coordinator/0"].cell.admission
         held["coordinator/0"] = admission.running + admission.queued
         return {name: count for name, count in held.items() if count}
 

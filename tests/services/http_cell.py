@@ -91,7 +91,7 @@ class HttpCell:
     @property
     def held(self) -> int:
         """Sequences anywhere."""
-        admission = self.coordinator.admission
+        admission = self.coordinator.cell.admission
         workers = self.verifier.engine.held.sequences + self.drafter.engine.held.sequences
         return int(admission.running + admission.queued + workers)
 

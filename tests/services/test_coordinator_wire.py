@@ -102,7 +102,7 @@ async def test_a_drafter_that_forgot_a_context_gets_it_again(cell: Cell) -> None
 async def test_a_lost_drafter_is_known_by_its_broken_stream(cell: Cell) -> None:
     coordinator, drafter = await staged(cell, LIES["honest"])
     await ask(coordinator)
-    assert coordinator.membership.drafters
+    assert coordinator.cell.membership.drafters
     await drafter.__aexit__()
-    await until(lambda: not coordinator.membership.drafters, 5.0)  # no deadline is this short
+    await until(lambda: not coordinator.cell.membership.drafters, 5.0)  # no deadline is this short
     assert coordinator.metrics.value("worker_losses_total", pool="draft") == 1

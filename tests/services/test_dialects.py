@@ -82,13 +82,13 @@ def test_a_message_says_what_a_chat_says(
     counted = claude.messages.count_tokens(model="tiny", **brief)
     assert counted.input_tokens == said.usage.prompt_tokens
 
-    cell.coordinator.admission.draining = True
+    cell.coordinator.cell.admission.draining = True
     try:
         again = claude.messages.count_tokens(model="tiny", **brief)
         with pytest.raises(anthropic.APIStatusError, match="draining"):
             claude.messages.create(messages=[USER], **fields)
     finally:
-        cell.coordinator.admission.draining = False
+        cell.coordinator.cell.admission.draining = False
     assert again == counted, "which generates nothing and needs no room"
 
     with claude.messages.stream(**brief, **fields) as stream:

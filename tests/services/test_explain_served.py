@@ -37,7 +37,7 @@ def test_a_running_request_is_explained_until_it_ends(cell: HttpCell) -> None:
 
         asking = threading.Thread(target=answer)
         asking.start()
-        wait_until(lambda: cell.coordinator.admission.find("mine") is not None)
+        wait_until(lambda: cell.coordinator.cell.admission.find("mine") is not None)
         rounds = list(client.explain("mine", timeout=60.0))
         asking.join()
     assert len(rounds) > 5
@@ -58,7 +58,7 @@ def test_a_running_request_is_explained_until_it_ends(cell: HttpCell) -> None:
     assert shape(whole)["why"] == "fixed"
     assert "verified 2" in line(whole)
     assert "the policy's number" in line(whole)
-    wait_until(lambda: not cell.coordinator.membership.explain.watched)
+    wait_until(lambda: not cell.coordinator.cell.membership.explain.watched)
 
 
 async def test_the_asyncio_client_explains_too(cell: HttpCell) -> None:
@@ -140,7 +140,7 @@ def test_only_so_many_ended_answers_are_kept(
     cell: HttpCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coordinator.watching.endings.KEPT", 3)
-    endings, small = cell.coordinator.admission.endings, Endings(Metrics())
+    endings, small = cell.coordinator.cell.admission.endings, Endings(Metrics())
     with Client(cell.coordinator.endpoint) as client:
         for name in ("a", "b"):
             client.complete([5, 6, 7], max_tokens=2, ignore_eos=True, request_id=name, n=2)

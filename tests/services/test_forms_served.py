@@ -276,7 +276,7 @@ def test_explain_tells_what_forms_did(cell: HttpCell) -> None:
 
     asking = threading.Thread(target=answer)
     asking.start()
-    wait_until(lambda: cell.coordinator.admission.find("shaped") is not None)
+    wait_until(lambda: cell.coordinator.cell.admission.find("shaped") is not None)
     with Client(cell.coordinator.endpoint) as client:
         rounds = list(client.explain("shaped", timeout=60.0))
     asking.join()

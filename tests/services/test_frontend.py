@@ -87,7 +87,7 @@ class Stage:
 
     @property
     def running(self) -> int:
-        return int(self.coordinator.admission.running + self.coordinator.admission.queued)
+        return int(self.coordinator.cell.admission.running + self.coordinator.cell.admission.queued)
 
     async def freed(self) -> None:
         """Until neither the coordinator nor a pool holds anything."""

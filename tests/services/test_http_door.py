@@ -382,7 +382,7 @@ def test_a_client_that_goes_frees_both_pools(cell: HttpCell, stream: bool) -> No
     with cell.connected("POST /v1/completions", json.dumps(body).encode()) as connection:
         if stream:
             assert b"200 OK" in connection.recv(1000)
-        wait_until(lambda: cell.coordinator.admission.running == 1)
+        wait_until(lambda: cell.coordinator.cell.admission.running == 1)
         assert cell.held
     cell.freed()
     assert cell.cancelled == before + 1
@@ -569,7 +569,7 @@ def test_long_lists_of_ids_are_bounded_and_read_beside_the_event_loop(
 
     monkeypatch.setattr(Tokenizer, "decode", decoded)
     monkeypatch.setattr(Tokenizer, "name_of", named)
-    most = cell.coordinator.membership.verifiers[0].context_length
+    most = cell.coordinator.cell.membership.verifiers[0].context_length
     ids = [65] * most
     assert httpx.post(f"{cell.url}/detokenize", json={"tokens": ids}).status_code == 200
     asked = {"prompt": "ab " * input_processor.LONG_IDS, "return_token_strs": True}

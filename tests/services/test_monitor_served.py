@@ -10,18 +10,21 @@ import pytest
 import pytest_asyncio
 from torch import Tensor
 
-from coordinator.process import CoordinatorProcess
+from coordinator.cells.local_cell import LocalCell
+from coordinator.frontend.front_end import ClientsProcess
 from dspark.client import AsyncClient, Completion
 from dspark.decoding import drafting
 from tests.services.cell import Cell
 
 
 @pytest_asyncio.fixture
-async def coordinator(cell: Cell) -> CoordinatorProcess:
+async def coordinator(cell: Cell) -> ClientsProcess[LocalCell]:
     return await cell.whole(policy="fixed:7", metrics_port=None)
 
 
-async def ask(coordinator: CoordinatorProcess, count: int, **options: Any) -> list[Completion]:
+async def ask(
+    coordinator: ClientsProcess[LocalCell], count: int, **options: Any
+) -> list[Completion]:
     given = {"max_tokens": 40, "temperature": 1.0, "ignore_eos": True, **options}
     async with AsyncClient(coordinator.endpoint) as client:
         return await asyncio.gather(
@@ -29,7 +32,7 @@ async def ask(coordinator: CoordinatorProcess, count: int, **options: Any) -> li
         )
 
 
-def told(coordinator: CoordinatorProcess) -> tuple[float, float]:
+def told(coordinator: ClientsProcess[LocalCell]) -> tuple[float, float]:
     """(draws the monitor has seen, alarms)."""
     samples = [
         sample for metric in coordinator.metrics.registry.collect() for sample in metric.samples
@@ -41,7 +44,9 @@ def told(coordinator: CoordinatorProcess) -> tuple[float, float]:
     return sums["monitor_draws_total"], sums["monitor_alarms_total"]
 
 
-async def test_an_honest_drafter_is_watched_and_trusted(coordinator: CoordinatorProcess) -> None:
+async def test_an_honest_drafter_is_watched_and_trusted(
+    coordinator: ClientsProcess[LocalCell],
+) -> None:
     for rule in ("block", "token"):
         await ask(coordinator, 12, rule=rule)
     draws, alarms = told(coordinator)
@@ -50,7 +55,7 @@ async def test_an_honest_drafter_is_watched_and_trusted(coordinator: Coordinator
 
 
 async def test_a_lying_drafter_is_found_and_does_no_harm_from_then_on(
-    coordinator: CoordinatorProcess, monkeypatch: pytest.MonkeyPatch
+    coordinator: ClientsProcess[LocalCell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = drafting.draw_sparse
 
@@ -77,7 +82,7 @@ async def test_a_lying_drafter_is_found_and_does_no_harm_from_then_on(
 
 
 async def test_draws_that_a_client_can_repeat_are_not_counted(
-    coordinator: CoordinatorProcess,
+    coordinator: ClientsProcess[LocalCell],
 ) -> None:
     await ask(coordinator, 4, rule="block", seed=5)
     assert told(coordinator)[0] == 0

@@ -13,9 +13,11 @@ import pytest
 import workers
 from synthetic_file import synthetic_file
 
+from coordinator.cells.local_cell import LocalCell
 from coordinator.config import CoordinatorConfig
+from coordinator.frontend.front_end import ClientsProcess
 from coordinator.http.stream import framed
-from coordinator.process import CoordinatorProcess, check
+from coordinator.process import check
 from coordinator.reception.pacing import padded, read_pace
 from dspark.client import AsyncClient
 from dspark.client.request import write_request
@@ -27,7 +29,7 @@ FRAME = 1024
 
 
 @asynccontextmanager
-async def _cell(pair: str, **more: object) -> AsyncIterator[CoordinatorProcess]:
+async def _cell(pair: str, **more: object) -> AsyncIterator[ClientsProcess[LocalCell]]:
     pace = {"pace_interval_ms": 40.0, "pace_frame_bytes": FRAME, "pace_tokens_per_s": 20.0}
     async with workers.synthetic(pair, **pace, **more) as (coordinator, *_):
         yield coordinator

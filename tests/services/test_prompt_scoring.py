@@ -297,7 +297,7 @@ def test_an_answer_that_ends_before_its_prompt_is_scored_is_told_all_the_same(
         body = {"prompt": TEXTS[0], "max_tokens": 3, "echo": True, "logprobs": 1, "stream": stream}
         with ThreadPoolExecutor(1) as pool:
             told = pool.submit(post, cell, **body)
-            wait_until(lambda: cell.coordinator.admission.find("cmpl-aa") is not None)
+            wait_until(lambda: cell.coordinator.cell.admission.find("cmpl-aa") is not None)
             assert client.abort(["cmpl-aa"])
             answer = told.result(60)
         held.close()

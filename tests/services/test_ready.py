@@ -28,7 +28,7 @@ LONG_S = 200.0  # nobody waits so long
 async def test_a_request_of_every_kind_has_run_before_anybody_asks(cell: Cell) -> None:
     coordinator = await cell.whole(warm_up_s=LONG_S)
     (v,), (d,) = cell.verifiers, cell.drafters
-    assert coordinator.membership.ready
+    assert coordinator.cell.membership.ready
     assert v.metrics.value("forward_seconds_count", kind="prefill") > 0
     assert v.metrics.value("forward_seconds_count", kind="verify") > 1
     assert d.metrics.value("forward_seconds_count", kind="draft") > 0
@@ -40,7 +40,7 @@ async def test_a_request_of_every_kind_has_run_before_anybody_asks(cell: Cell) -
     ):
         assert coordinator.metrics.value(counted) == 0, counted
     assert coordinator.metrics.value("spec_decode_num_draft_tokens_total") == 0
-    assert coordinator.membership.lanes[0].rounds == 0
+    assert coordinator.cell.membership.lanes[0].rounds == 0
     await until(lambda: cell.held == 0)
     options: Any = {"max_tokens": 8, "temperature": 0.0, "policy": "fixed:4"}
     answer = await cell.client(coordinator).complete([3, 4, 5], **options)
@@ -58,7 +58,7 @@ async def test_nothing_says_that_it_serves_before(
         draft=(place,), http="127.0.0.1:0", warm_up_s=LONG_S, describe_deadline_s=0.2
     )
     front = await cell.frontend(coordinator)
-    assert coordinator.membership.lanes
+    assert coordinator.cell.membership.lanes
     async with httpx.AsyncClient(base_url=str(coordinator.http_url)) as http:
         assert (await http.get("/health")).status_code == 503
         for endpoint in (coordinator.endpoint, front.endpoint):
@@ -67,7 +67,7 @@ async def test_nothing_says_that_it_serves_before(
             assert "is not_serving" in capsys.readouterr().err
             assert await asyncio.to_thread(main, ["health", endpoint]) == 0, "it lives"
         await cell.drafter(bind=place)
-        await until(lambda: coordinator.membership.ready)
+        await until(lambda: coordinator.cell.membership.ready)
         for endpoint in (coordinator.endpoint, front.endpoint):
             words = ["health", endpoint, "--wait", "60"]
             assert await asyncio.to_thread(main, words) == 0
@@ -78,7 +78,7 @@ async def test_a_cell_whose_drafter_does_not_come_is_ready_without(cell: Cell) -
     await cell.verifier()
     nobody = f"127.0.0.1:{free_ports(1)[0]}"
     coordinator = await cell.coordinator(draft=(nobody,), warm_up_s=5.0, describe_deadline_s=0.2)
-    await until(lambda: coordinator.membership.ready)
+    await until(lambda: coordinator.cell.membership.ready)
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,13 @@ async def test_a_verifier_whose_first_requests_fail_is_not_taken_in_until_they_d
     monkeypatch.setattr(membership, "warm", warm)
     await cell.verifier(drafter=None)
     coordinator = await cell.coordinator(warm_up_s=LONG_S, flap_limit=0)
-    (worker,) = coordinator.membership.workers
+    (worker,) = coordinator.cell.membership.workers
     await until(lambda: said in worker.detail)
     assert not worker.connected
-    assert not coordinator.membership.lanes
-    assert not coordinator.membership.ready
+    assert not coordinator.cell.membership.lanes
+    assert not coordinator.cell.membership.ready
     fails = False
-    await until(lambda: coordinator.membership.ready)
+    await until(lambda: coordinator.cell.membership.ready)
     states = (await cell.client(coordinator).status()).processes
     assert {each.name: each.state for each in states}["verify/0"] == "serving"
 
@@ -135,7 +135,7 @@ async def test_a_verifier_that_says_what_none_is_is_refused_by_the_field() -> No
     server.add(verify_pb2_grpc.add_VerifyServicer_to_server, odd, "dspark.wire.v1.Verify")
     port = await server.start()
     async with workers.coordinator(verify=(f"127.0.0.1:{port}",), warm_up_s=LONG_S) as coordinator:
-        (worker,) = coordinator.membership.workers
+        (worker,) = coordinator.cell.membership.workers
         await until(lambda: "vocab_size: 0, and at least 1 is wanted" in worker.detail)
         assert not worker.connected
         assert not odd.streams
@@ -157,9 +157,9 @@ async def test_a_worker_that_is_lost_again_and_again_before_it_serves_is_held_of
     for _ in range(2):
         await cell.verifier(drafter=None)
     coordinator = await cell.coordinator(warm_up_s=LONG_S, flap_limit=2)
-    _, worker = coordinator.membership.workers
+    _, worker = coordinator.cell.membership.workers
     await until(lambda: worker.detail.startswith("lost too often; tried again in "))
-    assert len(coordinator.membership.lanes) == 1
+    assert len(coordinator.cell.membership.lanes) == 1
 
 
 async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
@@ -176,7 +176,7 @@ async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
     options: Any = {"max_tokens": 60, "temperature": 0.0, "ignore_eos": True}
     first, second = [await cell.verifier(drafter=None) for _ in range(2)]
     coordinator = await cell.coordinator([first], warm_up_s=LONG_S, verifier_wait_s=0.05)
-    admission, looks = coordinator.admission, 0
+    admission, looks = coordinator.cell.admission, 0
     warms = admission.verifier_warms
 
     def looked() -> bool:
@@ -185,9 +185,9 @@ async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
         return warms()
 
     admission.verifier_warms = looked
-    known = [worker.address for worker in coordinator.membership.workers]
+    known = [worker.address for worker in coordinator.cell.membership.workers]
     address = Address(WorkerRole.VERIFY, second.endpoint, 0, "verify/1")
-    await coordinator.membership.announce([*known, address], wait_s=0.0)
+    await coordinator.cell.membership.announce([*known, address], wait_s=0.0)
     await until(warms)
     client = cell.client(coordinator)
     whole = await client.complete([3, 4, 5], **options)
@@ -204,12 +204,12 @@ async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
 async def test_a_drafter_that_joins_drafts_first_for_nobody(cell: Cell) -> None:
     await cell.verifier()
     coordinator = await cell.coordinator(warm_up_s=LONG_S)
-    assert coordinator.membership.ready
+    assert coordinator.cell.membership.ready
     d = await cell.drafter()
     address = Address(WorkerRole.DRAFT, d.endpoint, 0, "draft/0")
-    known = [worker.address for worker in coordinator.membership.workers]
-    await coordinator.membership.announce([*known, address], wait_s=LONG_S)
-    assert len(coordinator.membership.drafters) == 1
+    known = [worker.address for worker in coordinator.cell.membership.workers]
+    await coordinator.cell.membership.announce([*known, address], wait_s=LONG_S)
+    assert len(coordinator.cell.membership.drafters) == 1
     assert d.metrics.value("forward_seconds_count", kind="draft") > 0
 
 
@@ -218,9 +218,9 @@ async def test_a_coordinator_that_comes_back_finds_workers_that_have_run(cell: C
     v = await cell.verifier(measure_cost=True, cost_max_tokens=8)
     await cell.drafter()
     first = await cell.coordinator(warm_up_s=LONG_S)
-    assert first.membership.lanes[0].facts.cost is not None
+    assert first.cell.membership.lanes[0].facts.cost is not None
     await first.stop(0.0)
     run = v.metrics.value("forward_seconds_count", kind="verify")
     again = await cell.coordinator(warm_up_s=LONG_S)
-    assert again.membership.ready
+    assert again.cell.membership.ready
     assert v.metrics.value("forward_seconds_count", kind="verify") == run

@@ -37,7 +37,7 @@ async def test_another_projection_is_rolled_out_under_load(cell: Cell, newer_dra
         await cell.verifier()
     await cell.drafter()
     coordinator = await cell.coordinator((), (), max_handovers=0, policy="fixed:3")
-    membership = coordinator.membership
+    membership = coordinator.cell.membership
     over = asyncio.Event()
     answers: list[tuple[int, tuple[int, ...]]] = []
 

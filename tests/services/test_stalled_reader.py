@@ -12,7 +12,8 @@ import grpc
 import workers
 from faults.pair import FLAT
 
-from coordinator.process import CoordinatorProcess
+from coordinator.cells.local_cell import LocalCell
+from coordinator.frontend.front_end import ClientsProcess
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
 from tests.waiting import until
 
@@ -24,7 +25,7 @@ SMALL = [
 
 
 @asynccontextmanager
-async def serving(**settings: Any) -> AsyncIterator[CoordinatorProcess]:
+async def serving(**settings: Any) -> AsyncIterator[ClientsProcess[LocalCell]]:
     own = {"engine": "synthetic", "synthetic": str(FLAT), "kv_tokens": 1 << 17, "max_sequences": 8}
     async with (
         workers.verifier(**own) as v,
@@ -55,9 +56,9 @@ async def read(call: Any) -> tuple[int, grpc.StatusCode]:
 
 async def test_a_client_that_stops_reading_is_cut_and_hears_why() -> None:
     async with (
-        serving() as cell,
-        grpc.aio.insecure_channel(cell.endpoint, options=SMALL) as small,
-        grpc.aio.insecure_channel(cell.endpoint) as ordinary,
+        serving() as coordinator,
+        grpc.aio.insecure_channel(coordinator.endpoint, options=SMALL) as small,
+        grpc.aio.insecure_channel(coordinator.endpoint) as ordinary,
     ):
         stalled = generate_pb2_grpc.GenerationStub(small).Generate(request(30_000))
         await stalled.read()
@@ -66,20 +67,25 @@ async def test_a_client_that_stops_reading_is_cut_and_hears_why() -> None:
             read(generate_pb2_grpc.GenerationStub(ordinary).Generate(request(200)))
         )
         async with asyncio.timeout(60):
-            await until(lambda: cell.metrics.value("slow_readers_cut_total"))
-            assert cell.metrics.value("client_streams") <= 1  # the neighbour, if it still reads
+            await until(lambda: coordinator.metrics.value("slow_readers_cut_total"))
+            assert (
+                coordinator.metrics.value("client_streams") <= 1
+            )  # the neighbour, if it still reads
             count, code = await read(stalled)
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert count < 30_000
             assert (await neighbour)[1] is grpc.StatusCode.OK
-            await until(lambda: not cell.admission.running)
+            await until(lambda: not coordinator.cell.admission.running)
 
 
 async def test_who_waits_in_line_longer_than_a_message_may_wait_is_not_cut() -> None:
-    async with serving(max_running=1) as cell, grpc.aio.insecure_channel(cell.endpoint) as channel:
+    async with (
+        serving(max_running=1) as coordinator,
+        grpc.aio.insecure_channel(coordinator.endpoint) as channel,
+    ):
         stub = generate_pb2_grpc.GenerationStub(channel)
         first = stub.Generate(request(200))
         await first.read()
         asked = [asyncio.create_task(read(call)) for call in (first, stub.Generate(request(4)))]
         assert [code for _, code in await asyncio.gather(*asked)] == [grpc.StatusCode.OK] * 2
-        assert cell.metrics.value("slow_readers_cut_total") == 0
+        assert coordinator.metrics.value("slow_readers_cut_total") == 0

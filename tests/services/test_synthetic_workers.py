@@ -14,7 +14,8 @@ import pytest
 import workers
 from synthetic_file import synthetic_file
 
-from coordinator.process import CoordinatorProcess
+from coordinator.cells.local_cell import LocalCell
+from coordinator.frontend.front_end import ClientsProcess
 from dspark.client import AsyncClient
 from dspark.errors import ConfigError
 from verify_service import process as verify_process
@@ -33,7 +34,7 @@ def pair(tmp_path: Path) -> str:
 
 
 @asynccontextmanager
-async def cell(pair: str) -> AsyncIterator[tuple[CoordinatorProcess, AsyncClient]]:
+async def cell(pair: str) -> AsyncIterator[tuple[ClientsProcess[LocalCell], AsyncClient]]:
     # Steps of a millisecond: on a crowded machine drafts do not pay, and a lane that may would go
     # without.
     async with (
@@ -45,7 +46,7 @@ async def cell(pair: str) -> AsyncIterator[tuple[CoordinatorProcess, AsyncClient
 
 async def test_the_lane_knows_the_cost_curves_of_the_file(pair: str) -> None:
     async with cell(pair) as (coordinator, _):
-        (lane,) = coordinator.membership.lanes
+        (lane,) = coordinator.cell.membership.lanes
         tokens, contexts, seconds = lane.facts.cost.grid()
         assert (tokens, contexts) == ([1, 64], [0])
         assert seconds == pytest.approx([0.0003, 0.001])

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from coordinator.config import CoordinatorConfig
 from coordinator.process import check
-from coordinator.watching.tracing import open_tracer
+from coordinator.watching.tracing import open_provider
 from dspark.errors import ConfigError
 
 
@@ -31,10 +31,10 @@ def test_spans_arrive_with_the_service_s_name_when_the_process_ends() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        tracer, provider = open_tracer(
+        provider = open_provider(
             f"127.0.0.1:{port}", service="dspark-coordinator", instance="coordinator/0"
         )
-        tracer.start_span("round", start_time=10).end(end_time=20)
+        provider.get_tracer("dspark").start_span("round", start_time=10).end(end_time=20)
         provider.shutdown()
     finally:
         server.stop(0).wait()

@@ -153,5 +153,5 @@ def test_every_sample_says_which_model_and_cell_and_none_when_it_began(cell: Htt
 def test_a_coordinator_without_a_target_calls_it_what_verifiers_do(tmp_path: Any) -> None:
     shared = {"metrics_port": 0}
     with HttpCell(synthetic_pair(tmp_path), http=None, target=None, shared=shared) as running:
-        wait_until(lambda: running.coordinator.membership.verifiers)
+        wait_until(lambda: running.coordinator.cell.membership.verifiers)
         assert {each.labels["model_name"] for each in _samples(running)} == {"synthetic"}

@@ -43,7 +43,7 @@ async def scarce(
 ) -> tuple[list[Answer], list[str], dict[str, float]]:
     """The same requests while pages are short and somebody is thrown out now and then."""
     draw = random.Random(f"forced/{seed}")
-    membership = cell.processes["coordinator/0"].membership
+    membership = cell.processes["coordinator/0"].cell.membership
     most = 0
 
     async def force() -> None:

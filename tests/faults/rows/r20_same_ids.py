@@ -59,7 +59,7 @@ async def company(cell: SimulatedCell, draw: random.Random) -> dict[str, Any]:
     asked = [asyncio.create_task(one(number)) for number in range(EACH)]
     for name in ("draft/0", "verify/0"):
         await cell.after(0.3)
-        for lane in cell.processes["coordinator/0"].membership.lanes:
+        for lane in cell.processes["coordinator/0"].cell.membership.lanes:
             take_out_youngest(lane)  # what running out of pages does
         cell.kill(name)
         await cell.restart(name)

@@ -76,7 +76,7 @@ async def _story(cell: SimulatedCell, seconds: float, flood: int) -> dict[str, A
 
     async def look() -> None:
         nonlocal widest, looks
-        admission = cell.processes["coordinator/0"].admission
+        admission = cell.processes["coordinator/0"].cell.admission
         while cell.now < ends:
             given = admission.given()
             if len(given) > 1:

@@ -26,8 +26,8 @@ class Traced:
         self._kept = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._kept))
-        cell, tracer = self.cell, provider.get_tracer("test")
-        self.tracing = Tracing(tracer, share, cell.explain, cell.clock, cell.metrics)
+        cell = self.cell
+        self.tracing = Tracing(provider, share, cell.explain, cell.clock, cell.metrics)
         cell.admission.tracing = self.tracing
 
     def spans(self, name: str = "") -> list[Any]:
