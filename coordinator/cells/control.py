@@ -16,6 +16,7 @@ from coordinator.cells.frontends import CellService, FrontendConnection
 from coordinator.cells.local_cell import LocalCell
 from coordinator.lanes.lane import Lane
 from coordinator.planning.cost import CostCurve
+from coordinator.requests.validation import check_count
 from coordinator.watching.endings import KEPT
 from coordinator.watching.explaining import told
 from coordinator.workers.membership import Membership
@@ -51,10 +52,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def Announce(
         self, request: control_pb2.AnnounceRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.AnnounceReply:
-        if len(request.workers) > MAX_WORKERS:
-            raise InvalidRequest(
-                "workers", f"{len(request.workers)} workers, at most {MAX_WORKERS} are allowed"
-            )
+        check_count("workers", len(request.workers), MAX_WORKERS, "workers")
         addresses = [_address(index, worker) for index, worker in enumerate(request.workers)]
         draining = [
             address

@@ -180,7 +180,7 @@ class LocalCell:
         log = CommitLog(request.prompt)
         if said is not None:
             log.append(said.tokens)
-        log.resumed = log.answered
+            log.resumed = log.answered
         answer = Answer(log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=choice)
         life = Life(next(self._numbers), epoch=said.epoch + 1 if said is not None else 0)
         state = RequestState(request, life, answer, RequestStats(arrived), kept or sink)

@@ -59,9 +59,10 @@ class Commits:
             said, logprobs = said._replace(tokens=()), ()
         started = told.started or control.Started()
         problem = self.problem(state, said, logprobs)
-        scored = started.prompt_logprobs if state.scores is not None else None
-        if state.scores is not None and (
-            scored is None or scored.top_ids.shape != (len(state.request.prompt) - 1, state.scores)
+        asked = state.scores
+        scored = started.prompt_logprobs if asked is not None else None
+        if asked is not None and (
+            scored is None or scored.top_ids.shape != (len(state.request.prompt) - 1, asked)
         ):
             problem = "no log-probabilities of the prompt as they were asked for"
         if problem is not None:

@@ -16,7 +16,13 @@ from coordinator.clock import Clock, beside
 from coordinator.reception.output_processor import OutputProcessor
 from coordinator.reception.response_stream import ResponseStream
 from coordinator.reception.tokenizer import Tokenizer
-from coordinator.requests.validation import MAX_TEXT, check_head, read_request, read_resume
+from coordinator.requests.validation import (
+    MAX_TEXT,
+    check_count,
+    check_head,
+    read_request,
+    read_resume,
+)
 from dspark.errors import Expired, InvalidRequest, RequestCancelled, Unavailable
 from dspark.runtime.security import current_caller
 from dspark.runtime.telemetry import Metrics
@@ -51,8 +57,7 @@ def encoded_now(
     tokenizer: Tokenizer, text: str, field: str, *, add_special: bool = True
 ) -> tuple[int, ...]:
     """Like `encoded`, on the calling thread."""
-    if len(text) > MAX_TEXT:
-        raise InvalidRequest(field, f"{len(text)} characters, at most {MAX_TEXT} are allowed")
+    check_count(field, len(text), MAX_TEXT, "characters")
     try:
         return tokenizer.encode(text, add_special=add_special)
     except Exception as error:  # the library raises bare Exception

@@ -27,7 +27,8 @@ from coordinator.reception.response_stream import (
     write_rule,
 )
 from coordinator.requests.request import inside, outside
-from dspark.errors import InvalidRequest, Overloaded
+from coordinator.requests.validation import check_count
+from dspark.errors import Overloaded
 from dspark.runtime.roles import Role
 from dspark.runtime.security import current_caller
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
@@ -100,10 +101,7 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
     async def Abort(
         self, request: generate_pb2.AbortRequest, context: grpc.aio.ServicerContext
     ) -> generate_pb2.AbortReply:
-        if len(request.request_ids) > MAX_ABORTS:
-            raise InvalidRequest(
-                "request_ids", f"{len(request.request_ids)} ids, at most {MAX_ABORTS} are allowed"
-            )
+        check_count("request_ids", len(request.request_ids), MAX_ABORTS, "ids")
         caller, abort = current_caller(), self._processor.cell.abort
         if Role.OPERATOR in caller.roles:  # may end any tenant's requests, by the cell's names
             return generate_pb2.AbortReply(aborted=await abort(request.request_ids))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,14 @@ def check_count(field: str, count: int, most: int, what: str) -> None:
     """Raises InvalidRequest naming `field` for more than `most` of `what`."""
     if count > most:
         raise InvalidRequest(field, f"{count} {what}, at most {most} are allowed")
+
+
+def check_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Raises InvalidRequest naming `field` for a token id beyond the vocabulary."""
+    if (largest := max(ids, default=0)) >= vocab_size:
+        raise InvalidRequest(
+            field, f"token id {largest} is not below the vocabulary size {vocab_size}"
+        )
 
 
 def parse_rule(text: str, *, field: str = "rule") -> Rule:
@@ -128,7 +136,8 @@ def read_request(
     message without its own. has_tokenizer: whether text can be tokenized."""
     check_head(message, has_tokenizer)
     field = "text" if message.WhichOneof("input") == "text" else "tokenized.input_ids"
-    _check_prompt(prompt, field, limits)
+    longest, vocab_size = limits.longest, limits.vocab_size
+    _check_prompt(prompt, field, longest, vocab_size)
     asked = message.sampling_params
     policy = (
         parse_policy(message.speculation.policy) if message.speculation.policy else limits.policy
@@ -138,14 +147,14 @@ def read_request(
         rule = Rule(message.speculation.rule)
     stops = _read_stops(asked, has_tokenizer)
     stop_ids = _read_stop_ids(asked, limits)
-    max_tokens = _read_max_tokens(asked, len(prompt), limits)
-    min_tokens = _min_tokens(asked, max_tokens, stop_ids, limits.vocab_size)
+    max_tokens = _read_max_tokens(asked, len(prompt), longest)
+    min_tokens = _min_tokens(asked, max_tokens, stop_ids, vocab_size)
     params = SamplingParams(
         **_numbers(asked),
         top_k=asked.top_k,
         seed=asked.seed if asked.HasField("seed") else seed,
         rule=rule,
-        logit_bias=_bias(asked, limits.vocab_size),
+        logit_bias=_bias(asked, vocab_size),
         min_tokens=min_tokens,
         stop_token_ids=tuple(sorted(stop_ids)) if min_tokens else (),
         logprobs=_whole(asked, "logprobs", 0, MAX_LOGPROBS),
@@ -196,50 +205,36 @@ def _read_weight(params: generate_pb2.SpeculationParams) -> float:
     return weight
 
 
-def _check_prompt(prompt: tuple[int, ...], field: str, limits: Limits) -> None:
+def _check_prompt(prompt: tuple[int, ...], field: str, longest: int, vocab_size: int) -> None:
     if not prompt:
         raise InvalidRequest(field, "the prompt is empty")
-    if len(prompt) >= limits.context_length:
+    if len(prompt) >= longest:
         raise InvalidRequest(
-            field,
-            f"{len(prompt)} tokens leave no room for an answer in a context of "
-            f"{limits.context_length}",
+            field, f"{len(prompt)} tokens leave no room for an answer in a context of {longest}"
         )
-    if limits.capacity and len(prompt) >= limits.capacity:
-        raise InvalidRequest(
-            field, f"{len(prompt)} tokens can never fit into {limits.capacity} cache slots"
-        )
-    if max(prompt) >= limits.vocab_size:
-        raise InvalidRequest(
-            field, f"token id {max(prompt)} is not below the vocabulary size {limits.vocab_size}"
-        )
+    check_ids(field, prompt, vocab_size)
 
 
 def _read_stops(params: generate_pb2.SamplingParams, has_tokenizer: bool) -> tuple[str, ...]:
+    if not params.stop:
+        return ()
     field = f"{_PARAMS}.stop"
-    if len(params.stop) > MAX_STOPS:
-        raise InvalidRequest(field, f"{len(params.stop)} strings, at most {MAX_STOPS} are allowed")
+    check_count(field, len(params.stop), MAX_STOPS, "strings")
     for stop in params.stop:
-        if len(stop) > MAX_STOP_CHARACTERS:
-            raise InvalidRequest(field, f"a string is longer than {MAX_STOP_CHARACTERS} characters")
+        check_count(field, len(stop), MAX_STOP_CHARACTERS, "characters in one string")
         if not stop:
             raise InvalidRequest(field, "a string is empty")
-    if params.stop and not has_tokenizer:
+    if not has_tokenizer:
         raise InvalidRequest(field, "the target has no tokenizer, so there is no text to look at")
     return tuple(params.stop)
 
 
 def _read_stop_ids(params: generate_pb2.SamplingParams, limits: Limits) -> frozenset[int]:
-    field = f"{_PARAMS}.stop_token_ids"
-    if len(params.stop_token_ids) > MAX_STOP_IDS:
-        raise InvalidRequest(
-            field, f"{len(params.stop_token_ids)} ids, at most {MAX_STOP_IDS} are allowed"
-        )
     given = frozenset(params.stop_token_ids)
-    if given and max(given) >= limits.vocab_size:
-        raise InvalidRequest(
-            field, f"token id {max(given)} is not below the vocabulary size {limits.vocab_size}"
-        )
+    if given:
+        field = f"{_PARAMS}.stop_token_ids"
+        check_count(field, len(params.stop_token_ids), MAX_STOP_IDS, "ids")
+        check_ids(field, given, limits.vocab_size)
     return given if params.ignore_eos else given | frozenset(limits.stop_token_ids)
 
 
@@ -251,24 +246,18 @@ def _read_scores(params: generate_pb2.SamplingParams, prompt_len: int) -> int | 
     return params.prompt_logprobs
 
 
-def _read_max_tokens(params: generate_pb2.SamplingParams, prompt_len: int, limits: Limits) -> int:
+def _read_max_tokens(params: generate_pb2.SamplingParams, prompt_len: int, longest: int) -> int:
     field = f"{_PARAMS}.max_tokens"
-    room = limits.context_length - prompt_len
+    room = longest - prompt_len
     if not params.HasField("max_tokens"):
-        return min(DEFAULT_MAX_TOKENS, limits.longest - prompt_len)
+        return min(DEFAULT_MAX_TOKENS, room)
     if params.max_tokens < 1 and not params.HasField("prompt_logprobs"):
         raise InvalidRequest(field, f"must be at least 1, got {params.max_tokens}")
     if params.max_tokens > room:
         raise InvalidRequest(
             field,
             f"{prompt_len} prompt tokens and {params.max_tokens} more exceed the context of "
-            f"{limits.context_length}",
-        )
-    if limits.capacity and prompt_len + params.max_tokens > limits.capacity:
-        raise InvalidRequest(
-            field,
-            f"{prompt_len} prompt tokens and {params.max_tokens} more never fit into "
-            f"{limits.capacity} slots",
+            f"{longest}",
         )
     return params.max_tokens
 
@@ -296,16 +285,12 @@ def _numbers(params: generate_pb2.SamplingParams) -> dict[str, Any]:
 
 
 def _bias(params: generate_pb2.SamplingParams, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    if not params.logit_bias:
+        return ()
     field = f"{_PARAMS}.logit_bias"
-    if len(params.logit_bias) > MAX_BIASED:
-        raise InvalidRequest(
-            field, f"{len(params.logit_bias)} entries, at most {MAX_BIASED} are allowed"
-        )
+    check_count(field, len(params.logit_bias), MAX_BIASED, "entries")
+    check_ids(field, params.logit_bias, vocab_size)
     bias = sorted(params.logit_bias.items())
-    if bias and bias[-1][0] >= vocab_size:
-        raise InvalidRequest(
-            field, f"token id {bias[-1][0]} is not below the vocabulary size {vocab_size}"
-        )
     for token, value in bias:
         if not abs(value) <= MAX_BIAS:
             raise InvalidRequest(

@@ -110,6 +110,20 @@ def test_what_is_malformed_is_refused_by_field_name(field: str, message: g.Gener
     assert not isinstance(refused.value, Unsupported)
 
 
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (ask((5,) * 45), "45 tokens leave no room for an answer in a context of 40"),
+        (ask(max_tokens=39), "2 prompt tokens and 39 more exceed the context of 40"),
+        (ask(stop_token_ids=list(range(65))), "65 ids, at most 64 are allowed"),
+        (ask(logit_bias={7: 1.0, 100: 1.0}), "token id 100 is not below the vocabulary size 100"),
+    ],
+)
+def test_a_refusal_says_the_limit(message: g.GenerateRequest, told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        read(message)
+
+
 @pytest.mark.parametrize("stop", [["x"] * 17, ["x" * 257], [""]])
 def test_stop_strings_are_bounded(stop: list[str]) -> None:
     with pytest.raises(InvalidRequest) as refused:
