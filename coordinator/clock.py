@@ -1,9 +1,10 @@
-"""The coordinator's view of the event loop: its clock, which tests replace, and helpers that send
-queued messages first or run long work beside the loop."""
+"""The coordinator's view of the event loop: its clock, which tests replace, and helpers that wait
+for a condition, send queued messages first or run long work beside the loop."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -12,6 +13,7 @@ T = TypeVar("T")
 
 # Turns of the event loop until a queued message is sent: the sender wakes, serialises, writes.
 TURNS_TO_SEND = 2
+LOOK_S = 0.01  # from one look at an awaited condition to the next
 
 
 class Timer(Protocol):
@@ -22,6 +24,14 @@ class Clock(Protocol):
     def time(self) -> float: ...
 
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Timer: ...
+
+
+async def until(done: Callable[[], bool], longest_s: float) -> None:
+    """Waits until `done`, for `longest_s` seconds at most."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(longest_s):
+            while not done():  # noqa: ASYNC110 - what makes it so rings no bell
+                await asyncio.sleep(LOOK_S)
 
 
 async def let_orders_leave() -> None:

@@ -88,7 +88,6 @@ class CoordinatorConnection:
         self._news = asyncio.Event()
         self._messages, self._in_order = 0, cell_wire.InOrder()
         self._ended = False
-        self._empty = asyncio.Event()
 
     @property
     def requests(self) -> int:
@@ -166,16 +165,7 @@ class CoordinatorConnection:
 
     def forget(self, call: RemoteHandle) -> bool:
         """Removes a request; returns whether it was still open."""
-        found = self._calls.pop(call.number, None) is not None
-        if not self._calls:
-            self._empty.set()
-        return found
-
-    async def emptied(self) -> None:
-        """Waits until no request is open."""
-        if self._calls:
-            self._empty.clear()
-            await self._empty.wait()
+        return self._calls.pop(call.number, None) is not None
 
     def slow(self, call: RemoteHandle) -> None:
         """Cuts a request whose client does not read, and counts it."""

@@ -7,7 +7,6 @@ UNAVAILABLE and the offset that their answer has reached. No request is sent twi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 
 import grpc
@@ -16,6 +15,7 @@ import structlog
 from coordinator.answers.output_queue import OutputSink
 from coordinator.cells import cell_wire
 from coordinator.cells.cell import CellTerms, SubmitRequest
+from coordinator.clock import until
 from coordinator.frontend.link import CoordinatorConnection, RemoteHandle
 from dspark.errors import DsparkError, Overloaded, PeerError, Unavailable
 from dspark.runtime.aio_call import ending_as_told
@@ -50,7 +50,6 @@ class RemoteCell:
         self._closed = f"the coordinator at {endpoint} is not attached"
         self._terms: CellTerms | None = None
         self._link: CoordinatorConnection | None = None
-        self._told: asyncio.Event = asyncio.Event()
         self.draining = False
         self._running: asyncio.Task[None] | None = None
 
@@ -94,15 +93,10 @@ class RemoteCell:
 
     async def attached(self, longest_s: float) -> None:
         """Waits until the coordinator has sent its terms, for `longest_s` seconds at most."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(longest_s):
-                await self._told.wait()
+        await until(lambda: self._terms is not None, longest_s)
 
     async def emptied(self, longest_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(longest_s):
-                if self._link is not None:
-                    await self._link.emptied()
+        await until(lambda: self._link is None or not self._link.requests, longest_s)
 
     def cut_all(self) -> None:
         if self._link is not None:
@@ -155,8 +149,6 @@ class RemoteCell:
 
     def _set_terms(self, terms: CellTerms | None, closed: str) -> None:
         was, self._terms, self._closed = self._ready, terms, closed
-        if terms is not None:
-            self._told.set()
         if was != self._ready:
             self._on_change(self._ready)
 

@@ -12,7 +12,6 @@ process cannot reach may still get the verifier's orders.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -182,12 +181,6 @@ class Lane:
                 self._take_out(placed)
                 hand_back(self._owner, placed.state, LifeEvent.MOVED)
         self._soon()
-
-    async def emptied(self, longest_s: float) -> None:
-        """Waits until no sequence is left, at most `longest_s` seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(longest_s):
-                await self._members.emptied()
 
     def _settle(self, placed: Placed, becomes: LifeEvent = LifeEvent.MOVED) -> None:
         """Releases a sequence once everything that was drawn for it has been reported."""

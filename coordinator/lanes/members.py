@@ -8,7 +8,6 @@ time.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Protocol
@@ -53,7 +52,6 @@ class Members:
         self._line: deque[Placed] = deque()
         self._prompts: dict[str, Placed] = {}  # by request: the prefill that its answers wait for
         self._computed = Counter[str]()  # by request: its answers here whose prefill has ended
-        self._left = asyncio.Event()  # set when a sequence leaves
         self._longest = 0  # pages of all sequences at their longest
         self.prefilling = 0  # admitted, without an anchor yet
         self._turns = self._latest = 0  # admissions, and the latest one whose prefill ended
@@ -111,15 +109,8 @@ class Members:
         self._longest += self._pages(state.request.longest)
         self._line.append(placed)
 
-    async def emptied(self) -> None:
-        """Waits until no sequence is left."""
-        while self._placed:
-            self._left.clear()
-            await self._left.wait()
-
     def remove(self, placed: Placed) -> None:
         del self._placed[placed.number]
-        self._left.set()
         request = placed.state.request
         self._longest -= self._pages(request.longest)
         self._prompt_over(placed)

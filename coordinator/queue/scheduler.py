@@ -9,7 +9,6 @@ measured times. The scheduler owns every request from `submit` to its end; ends 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from functools import partial
@@ -19,7 +18,7 @@ from typing import Any
 import structlog
 
 from coordinator.answers.answer import End, Reason
-from coordinator.clock import Clock, Timer
+from coordinator.clock import Clock, Timer, until
 from coordinator.config import CoordinatorConfig
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.request_state import LifeEvent, RequestState
@@ -58,7 +57,6 @@ class Scheduler:
         self._full: set[Lane] = set()
         self._between_ends = MeanTime()
         self._last_end = clock.time()
-        self._empty = asyncio.Event()
         self._outage: Timer | None = None  # runs from the last loss of a verifier ...
         self._lost_at = 0.0  # ... at this clock time
         # whether a connected verifier runs its first requests
@@ -161,10 +159,7 @@ class Scheduler:
 
     async def emptied(self, longest_s: float) -> None:
         """Waits until no request is left, at most `longest_s` seconds."""
-        if self._requests:
-            self._empty.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._empty.wait(), longest_s)
+        await until(lambda: not self._requests, longest_s)
 
     def cut_all(self) -> None:
         """Ends every request with an error that names its answer's offset."""
@@ -190,8 +185,6 @@ class Scheduler:
         siblings.remove(state)
         if not siblings:
             del self._requests[state.request.id]
-        if not self._requests:
-            self._empty.set()
         now = self._clock.time()
         state.stats.ended = now
         self._between_ends.observe(now - self._last_end)

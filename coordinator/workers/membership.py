@@ -9,7 +9,6 @@ again with a capped back-off. A worker serves once its first requests have run, 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
@@ -17,7 +16,7 @@ from functools import partial
 import grpc
 import structlog
 
-from coordinator.clock import Timer
+from coordinator.clock import Timer, until
 from coordinator.lanes.facts import DrafterFacts, VerifierFacts
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.lane_context import LaneContext
@@ -123,10 +122,7 @@ class Membership:
                 )
         for worker in self._workers.values():
             self._drain(worker, worker.address in self._draining)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                for worker in self.workers:
-                    await worker.settled.wait()
+        await until(lambda: all(worker.settled for worker in self.workers), wait_s)
         self._note_fits()
         return sum(worker.connected for worker in self._workers.values())
 
@@ -381,5 +377,5 @@ class Membership:
 async def _close(worker: WorkerConnection, lane: Lane | None, why: str) -> None:
     """Closes a worker after the sequences of its lane have settled, at most SETTLE_S."""
     if lane is not None:
-        await lane.emptied(SETTLE_S)
+        await until(lambda: not len(lane), SETTLE_S)
     await worker.close(why)

@@ -76,7 +76,7 @@ class WorkerConnection:
         self.leaving = False  # it announced its end, or was retired
         # it reported that it served before, so it needs no warm-up
         self.has_run = False
-        self.settled = asyncio.Event()  # the first attempt to connect succeeded or failed
+        self.settled = False  # the first attempt to connect succeeded or failed
         self.port: WorkerPort | None = None
         self._held: WorkerPort | None = None  # the last one, whose stream may still be ending
         self._join, self._access, self._metrics = join, access, metrics
@@ -152,7 +152,7 @@ class WorkerConnection:
         pause_s = FIRST_PAUSE_S
         while True:
             problem = await self._connect()
-            self.settled.set()
+            self.settled = True
             if problem is None:
                 await self._released.wait()
                 pause_s = FIRST_PAUSE_S
