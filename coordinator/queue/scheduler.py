@@ -9,6 +9,7 @@ measured times. The scheduler owns every request from `submit` to its end; ends 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from functools import partial
@@ -22,7 +23,7 @@ from coordinator.clock import Clock, Timer, until
 from coordinator.config import CoordinatorConfig
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.request_state import LifeEvent, RequestState
-from coordinator.queue.waiting_queue import MeanTime, TenantShares, WaitingQueue
+from coordinator.queue.waiting_queue import TenantShares, WaitingQueue
 from coordinator.requests.request import Request
 from coordinator.watching.endings import Endings
 from coordinator.watching.tracing import Tracing
@@ -35,6 +36,7 @@ log = structlog.get_logger("dspark.admission")
 # a lane that turned a sequence away is tried again after this, or when one in it ended
 PAGES_RETRY_S = 0.5
 FORM_RETRY_S = 0.5  # a sequence held up for its constraint is queued again after this
+ENDS = 32  # whose times give the retry hint
 LEAST_HINT_S, MOST_HINT_S = 0.1, 30.0  # bounds of a retry hint
 # between two checks whether a verifier still runs its first requests
 WARM_LOOK_S = 0.25
@@ -55,8 +57,8 @@ class Scheduler:
         self._homes: dict[RequestState, Lane] = {}
         self._lanes: list[Lane] = []
         self._full: set[Lane] = set()
-        self._between_ends = MeanTime()
-        self._last_end = clock.time()
+        self._between_ends = deque[float](maxlen=ENDS)  # seconds, idle ones left out
+        self._last_end = 0.0  # clock time; of the first request after a pause, until one ended
         self._outage: Timer | None = None  # runs from the last loss of a verifier ...
         self._lost_at = 0.0  # ... at this clock time
         # whether a connected verifier runs its first requests
@@ -112,8 +114,9 @@ class Scheduler:
         return self._line.count + answers > max(config.max_queued, answers, 1)
 
     def _hint_s(self) -> float:
-        """Seconds until the whole queue would be served, by the time between the last ends."""
-        whole_s = self._between_ends.seconds * max(self._line.count, 1)
+        """Seconds until the whole queue would be served, by the mean time between the last ends."""
+        each_s = sum(self._between_ends) / max(len(self._between_ends), 1)
+        whole_s = each_s * max(self._line.count, 1)
         return min(max(whole_s, LEAST_HINT_S), MOST_HINT_S)
 
     def submit(self, *states: RequestState) -> None:
@@ -125,6 +128,8 @@ class Scheduler:
                 self._give_up(displaced, "displaced", "others wait with less")
         if not self._line.of(tenant):
             self._shares.arrives(tenant, self._line.tenants, tuple(self._alive()))
+        if not self._requests:
+            self._last_end = self._clock.time()
         self._requests[state.request.id] = list(states)
         self._metrics.prompt_tokens.inc(len(state.request.prompt))
         for each in states:
@@ -187,7 +192,7 @@ class Scheduler:
             del self._requests[state.request.id]
         now = self._clock.time()
         state.stats.ended = now
-        self._between_ends.observe(now - self._last_end)
+        self._between_ends.append(now - self._last_end)
         self._last_end = now
         outcome = self.endings.add(state, error)
         if self.tracing is not None and not siblings:

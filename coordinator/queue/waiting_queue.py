@@ -17,28 +17,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 
 from coordinator.lanes.request_state import RequestState
-
-CLIP = 3.0  # an observation counts as at most this many times what was expected
-WEIGHT = 0.2  # of one observation in the mean
-
-
-@dataclass(slots=True)
-class MeanTime:
-    """Exponential mean of a duration in seconds; 0 until the first observation."""
-
-    seconds: float = 0.0
-    seen: bool = False
-
-    def observe(self, seconds: float) -> None:
-        sane = max(seconds, 0.0)
-        if self.seen and self.seconds > 0.0:
-            sane = min(sane, CLIP * self.seconds)
-        self.seconds += (WEIGHT if self.seen else 1.0) * (sane - self.seconds)
-        self.seen = True
-
 
 PROMPT, ANSWER = 1.0, 2.0
 MOST_TENANTS = 4096  # remembered without having a request; beyond, those given least are forgotten

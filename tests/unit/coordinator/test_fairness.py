@@ -13,6 +13,7 @@ from rounds_cell import RoundsCell, virtual
 
 from coordinator.config import CoordinatorConfig
 from coordinator.lanes.request_state import RequestState
+from coordinator.queue.scheduler import LEAST_HINT_S
 from coordinator.queue.waiting_queue import ANSWER, MOST_TENANTS, PROMPT, TenantShares
 from coordinator.requests.request import Request
 from dspark.errors import Overloaded
@@ -102,6 +103,30 @@ async def test_a_full_line_refuses_whoever_fills_it() -> None:
     cell.port.let_go()
     await cell.finish(*flood, *light)
     assert cell.clean()
+
+
+@virtual
+async def test_a_hint_is_of_the_time_between_ends_whatever_was_idle_before() -> None:
+    cell = make(max_running=1, max_queued=1)
+
+    async def took_s() -> float:
+        began = cell.clock.time()
+        await cell.finish(cell.ask(max_tokens=8))
+        return cell.clock.time() - began
+
+    async def hint_s() -> float:
+        asked = [cell.ask(max_tokens=8) for _ in range(2)]
+        with pytest.raises(Overloaded) as refused:
+            cell.ask(max_tokens=8)
+        await cell.finish(*asked)
+        return float(refused.value.retry_after_s)
+
+    longest_s = max([await took_s() for _ in range(4)])
+    assert await hint_s() <= max(longest_s, LEAST_HINT_S)
+    await asyncio.sleep(3600.0)
+    assert await hint_s() <= max(longest_s, LEAST_HINT_S)
+    await took_s()
+    assert await hint_s() <= max(longest_s, LEAST_HINT_S), "an hour without requests is no wait"
 
 
 @virtual
