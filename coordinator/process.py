@@ -26,7 +26,7 @@ from coordinator.requests.validation import parse_rule
 from coordinator.watching.tracing import Tracing, open_provider
 from coordinator.watching.watch import Explain
 from coordinator.workers.membership import ANNOUNCE_WAIT_S, Membership
-from coordinator.workers.worker import Address, WorkerAccess, WorkerRole
+from coordinator.workers.worker import Address, WorkerRole
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import Policy, parse_policy
 from dspark.runtime.security import split_endpoint
@@ -64,13 +64,7 @@ async def start(
     explain = Explain(metrics.dropped.labels(kind="explained", reason="not_read").inc)
     write = journal.write if journal is not None else None
     lanes = LaneContext(clock, metrics, Monitor(metrics), config, explain, write=write)
-    security = shell.security
-    access = WorkerAccess(
-        config.describe_deadline_s, security.token, security.tls, config.flap_limit
-    )
-    membership = Membership(
-        admission, lanes, access, explain=explain, warm_up_s=config.warm_up_s, rule=rule
-    )
+    membership = Membership(admission, lanes, shell.security, explain=explain)
     if config.otel_endpoint is not None:
         provider = open_provider(config.otel_endpoint, service="dspark-coordinator", instance=name)
         admission.tracing = Tracing(provider, config.otel_share, explain, clock, metrics)

@@ -27,11 +27,12 @@ from coordinator.lanes.lane_context import LaneContext
 from coordinator.lanes.monitor import Monitor
 from coordinator.queue.scheduler import Scheduler
 from coordinator.workers.membership import Membership
-from coordinator.workers.worker import Address, WorkerAccess, WorkerRole
+from coordinator.workers.worker import Address, WorkerRole
 from deploy.processes import ProcessCell
 from dspark.client.request import Options, write_request
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.process import collect_rarely
+from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import frontend_pb2
 
@@ -86,11 +87,10 @@ async def _measure(
 async def _running_lane(workers: ProcessCell, policy: str) -> AsyncIterator[Lane]:
     """Context: a lane in the middle of its rounds."""
     clock, metrics = asyncio.get_running_loop(), Metrics()
-    admission = Scheduler(
-        CoordinatorConfig(max_running=SEQUENCES, max_queued=SEQUENCES), clock, metrics
-    )
-    lanes = LaneContext(clock, metrics, Monitor(metrics), CoordinatorConfig())
-    membership = Membership(admission, lanes, WorkerAccess())
+    config = CoordinatorConfig(max_running=SEQUENCES, max_queued=SEQUENCES, warm_up_s=0.0)
+    admission = Scheduler(config, clock, metrics)
+    lanes = LaneContext(clock, metrics, Monitor(metrics), config)
+    membership = Membership(admission, lanes, Security())
     addresses = [
         Address(role, endpoint, 0, f"{role.value}/0")
         for role in WorkerRole

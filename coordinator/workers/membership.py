@@ -31,8 +31,8 @@ from coordinator.workers.descriptions import (
     verifier_mismatch,
 )
 from coordinator.workers.warming import Unwarmed, warm
-from coordinator.workers.worker import Address, WorkerAccess, WorkerConnection, WorkerRole
-from dspark.types import Rule
+from coordinator.workers.worker import Address, WorkerConnection, WorkerRole
+from dspark.runtime.security import Security
 from dspark.wire.v1 import draft_pb2, verify_pb2
 
 log = structlog.get_logger("dspark.membership")
@@ -49,17 +49,12 @@ class Membership:
         self,
         admission: Scheduler,
         shared: LaneContext,
-        access: WorkerAccess,
+        security: Security,
         *,
         explain: Explain | None = None,
-        warm_up_s: float = 0.0,
-        rule: Rule = Rule.BLOCK,
     ) -> None:
-        """explain: keeps the rounds of these lanes for explanations. warm_up_s: longest time for
-        each first request of a worker, under `rule`, and for a drafter to connect before the cell
-        is ready without one; 0: no first requests."""
-        self._warm_up_s, self._rule = warm_up_s, rule
-        self._shared, self._access = shared, access
+        """explain: keeps the rounds of these lanes for explanations."""
+        self._shared, self._security, self._config = shared, security, shared.config
         self._ready = False
         self._patience: Timer | None = None
         self._draining: frozenset[Address] = frozenset()
@@ -118,7 +113,12 @@ class Membership:
         for address in wanted:
             if address not in self._workers:
                 self._workers[address] = WorkerConnection(
-                    address, self._join, self._alone, self._access, self._metrics
+                    address,
+                    self._join,
+                    self._alone,
+                    self._config,
+                    self._security,
+                    self._metrics,
                 )
         for worker in self._workers.values():
             self._drain(worker, worker.address in self._draining)
@@ -220,7 +220,7 @@ class Membership:
                 self._gone(worker, why)
 
         client = VerifierClient(
-            facts, channel, self._access.token, lost, partial(self._leaves, worker)
+            facts, channel, self._security.token, lost, partial(self._leaves, worker)
         )
         worker.hold(client)
         if (problem := await self._warm(worker, client) or self._unlike(facts)) is not None:
@@ -268,7 +268,7 @@ class Membership:
                 self._gone(worker, why)
 
         client = DrafterClient(
-            facts, channel, self._access.token, lost, partial(self._leaves, worker)
+            facts, channel, self._security.token, lost, partial(self._leaves, worker)
         )
         worker.hold(client)
         if (problem := await self._warm(worker, client)) is not None:
@@ -302,7 +302,7 @@ class Membership:
     async def _warm(self, worker: WorkerConnection, client: WorkerPort) -> str | None:
         """Runs a worker's first requests; returns why it cannot serve, or None. A drafted request
         that fails is no reason."""
-        if not self._warm_up_s or worker.has_run:
+        if not self._config.warm_up_s or worker.has_run:
             return None
         if isinstance(client, VerifierClient) and (problem := await self._first_request(client)):
             return problem
@@ -320,12 +320,12 @@ class Membership:
     ) -> str | None:
         """Runs one request, drafted or plain; returns why it did not complete, or None."""
         problem = None
-        config = self._shared.config
+        longest_s = self._config.warm_up_s
         try:
-            async with asyncio.timeout(self._warm_up_s):
-                await warm(verifier, drafter, rule=self._rule, config=config, clock=self._clock)
+            async with asyncio.timeout(longest_s):
+                await warm(verifier, drafter, config=self._config, clock=self._clock)
         except TimeoutError:
-            problem = f"its first requests did not end within {self._warm_up_s:g} s"
+            problem = f"its first requests did not end within {longest_s:g} s"
         except Unwarmed as error:
             problem = f"its first requests failed: {error}"
         if problem is not None:
@@ -342,7 +342,7 @@ class Membership:
             self._ready = True
             self._note_fits()
 
-        self._patience = self._clock.call_later(self._warm_up_s, over)
+        self._patience = self._clock.call_later(self._config.warm_up_s, over)
 
     def _note_fits(self) -> None:
         """Updates whether each drafter fits any verifier, which changes as verifiers come and go;
@@ -355,7 +355,7 @@ class Membership:
                 if problem:
                     log.warning("drafter.does_not_fit", drafter=drafter.facts.name, why=problem)
         wanted = any(worker.address.role is WorkerRole.DRAFT for worker in self.workers)
-        if self._lanes and (self._drafters or not wanted or not self._warm_up_s):
+        if self._lanes and (self._drafters or not wanted or not self._config.warm_up_s):
             self._ready = True
         self.on_serving(self.ready)
         for role in WorkerRole:

@@ -24,6 +24,7 @@ from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.lanes.request_state import SequenceLife as Life
 from coordinator.requests.request import Request
+from coordinator.requests.validation import parse_rule
 from coordinator.workers.clients import VerifierClient
 from dspark.errors import DsparkError
 from dspark.rounds.policy import Fixed, Off, Policy
@@ -43,13 +44,13 @@ async def warm(
     verifier: VerifierClient,
     drafter: DrafterPort | None,
     *,
-    rule: Rule,
     config: CoordinatorConfig,
     clock: Clock,
 ) -> None:
-    """Runs one request, drafted by `drafter` or plain. Raises Unwarmed if it fails or nothing is
-    drafted. Has no timeout: the caller sets one."""
-    owner, config = _Owner(), replace(config, bypass=False, cohorts=1)
+    """Runs one request under the deployment's rule, drafted by `drafter` or plain. Raises Unwarmed
+    if it fails or nothing is drafted. Has no timeout: the caller sets one."""
+    owner, rule = _Owner(), parse_rule(config.rule)
+    config = replace(config, bypass=False, cohorts=1)
     async with _lane(verifier, owner, config, clock) as lane:
         if drafter is None:
             await owner.run(lane, _state(verifier.facts, Off(), 1 + PLAIN_STEPS, rule, clock))

@@ -16,11 +16,12 @@ from typing import Any
 import grpc
 import structlog
 
+from coordinator.config import CoordinatorConfig
 from coordinator.workers.breaker import CircuitBreaker
 from coordinator.workers.clients import WorkerPort
 from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, open_channel
+from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
-from dspark.runtime.tls import Tls
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2, verify_pb2, verify_pb2_grpc
 
 log = structlog.get_logger("dspark.worker")
@@ -48,16 +49,6 @@ class Address:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerAccess:
-    """How workers are called. describe_s: longest wait for a worker's description."""
-
-    describe_s: float = 5.0
-    token: str | None = None
-    tls: Tls | None = None
-    losses: int = 4  # within a minute, after which one is held off; 0: never
-
-
 class WorkerConnection:
     """Keeps one address connected until it is closed."""
 
@@ -66,7 +57,8 @@ class WorkerConnection:
         address: Address,
         join: Callable[[WorkerConnection, Description, grpc.aio.Channel], Awaitable[str | None]],
         alone: Callable[[WorkerConnection], bool],
-        access: WorkerAccess,
+        config: CoordinatorConfig,
+        security: Security,
         metrics: Metrics,
     ) -> None:
         """alone: whether it is the last worker of its role."""
@@ -79,9 +71,10 @@ class WorkerConnection:
         self.settled = False  # the first attempt to connect succeeded or failed
         self.port: WorkerPort | None = None
         self._held: WorkerPort | None = None  # the last one, whose stream may still be ending
-        self._join, self._access, self._metrics = join, access, metrics
-        self._breaker, self._alone = CircuitBreaker(access.losses), alone
-        self._channel = open_channel(address.endpoint, tls=access.tls, watch_ms=WORKER_WATCH_MS)
+        self._join, self._alone, self._metrics = join, alone, metrics
+        self._describe_s, self._token = config.describe_deadline_s, security.token
+        self._breaker = CircuitBreaker(config.flap_limit)
+        self._channel = open_channel(address.endpoint, tls=security.tls, watch_ms=WORKER_WATCH_MS)
         self._released = asyncio.Event()
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
@@ -130,7 +123,7 @@ class WorkerConnection:
             types_pb2.DescribeRequest(),
             timeout=timeout_s,
             wait_for_ready=True,
-            metadata=auth_metadata(self._access.token),
+            metadata=auth_metadata(self._token),
         )
         return said
 
@@ -176,7 +169,7 @@ class WorkerConnection:
     async def _connect(self) -> str | None:
         """Connects and joins the worker: returns None, or why not, with its stream closed."""
         try:
-            said = await self.describe(self._access.describe_s)
+            said = await self.describe(self._describe_s)
         except grpc.aio.AioRpcError as error:
             return f"{self.address.endpoint}: {error.code().name.lower()}: {error.details()}"
         self.state = "draining" if said.draining else "connecting"

@@ -13,7 +13,6 @@ from rounds_cell import RoundsCell, Tampered, virtual
 from coordinator.config import CoordinatorConfig
 from coordinator.workers.warming import Unwarmed, warm
 from dspark.rounds.control import PassReport, Up
-from dspark.types import Rule
 
 
 class Stream(Tampered):
@@ -43,9 +42,7 @@ class Verifier:
 
 
 def _begin(cell: RoundsCell, verifier: Any) -> asyncio.Task[None]:
-    work = warm(
-        verifier, cell.drafters[0], rule=Rule.BLOCK, config=CoordinatorConfig(), clock=cell.clock
-    )
+    work = warm(verifier, cell.drafters[0], config=CoordinatorConfig(), clock=cell.clock)
     return asyncio.get_running_loop().create_task(work)
 
 
