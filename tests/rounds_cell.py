@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from fakes import VOCAB, after, answer_of, read
 
-from coordinator.answers.answer import Answer, CommitLog, RequestStats
+from coordinator.answers.answer import Answer, RequestStats
 from coordinator.answers.output_queue import OutputQueue
 from coordinator.config import CoordinatorConfig
 from coordinator.lanes.lane import Lane
@@ -288,9 +288,11 @@ class RoundsCell:
         states = []
         sink = OutputQueue(self._sink * request.choices)
         for index in range(request.choices):
-            log = CommitLog(request.prompt)
             answer = Answer(
-                log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=index
+                request.prompt,
+                max_tokens=request.max_tokens,
+                stop_ids=request.stop_ids,
+                index=index,
             )
             life = Life(number or next(self._numbers))
             states.append(

@@ -1,11 +1,11 @@
 """The answer of one sequence: which tokens of a verdict are committed and passed on to the reader.
 
-Invariant 6, committed before shown: `take` appends to the log before it returns anything to show.
+Invariant 6, committed before shown: `take` commits before it returns anything to show.
 Both ends that depend on tokens, stop tokens and length, are decided here. Tokens of a verdict after
 the end are not committed, shown or counted. Text is no concern of this module, see
 `reception/output_processor.py`.
 
-The commit log holds the token at each position: append-only, and the truth about an answer.
+An answer holds the commit log, the token at each position: append-only, and the truth about it.
 """
 
 from __future__ import annotations
@@ -35,36 +35,6 @@ class End:
     reason: Reason
     token_id: int | None = None
     text: str | None = None
-
-
-class CommitLog:
-    """Committed token ids of prompt and answer by position; append-only."""
-
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self._ids = list(prompt)
-        self.prompt_len = len(self._ids)
-        self.resumed = 0  # tokens of the answer from before it was resumed
-
-    def __len__(self) -> int:
-        """`committed_len` of the cursor: prompt and committed tokens, the anchor included."""
-        return len(self._ids)
-
-    @property
-    def answered(self) -> int:
-        """Number of tokens of the answer."""
-        return len(self._ids) - self.prompt_len
-
-    @property
-    def since_resumed(self) -> int:
-        """Number of tokens that were answered since then, for statistics and shares."""
-        return self.answered - self.resumed
-
-    def ids(self) -> tuple[int, ...]:
-        """Ids of prompt and answer: what another verifier must prefill."""
-        return tuple(self._ids)
-
-    def append(self, tokens: Sequence[int]) -> None:
-        self._ids.extend(tokens)
 
 
 def cut(
@@ -122,21 +92,43 @@ class CommittedTokens:
 
 
 class Answer:
-    """An answer that grows by commits until it ends."""
+    """An answer that grows by commits until it ends, with the prompt before it."""
 
     def __init__(
         self,
-        log: CommitLog,
+        prompt: Sequence[int],
         *,
+        resumed: Sequence[int] = (),
         max_tokens: int,
         stop_ids: frozenset[int] = frozenset(),
         index: int = 0,
     ) -> None:
-        self.log = log
+        """resumed: tokens of it that were committed before it was resumed."""
+        self._ids = [*prompt, *resumed]
+        self.prompt_len, self._resumed = len(prompt), len(resumed)
         self.index = index
         # tokens it may still grow by; stored, because every round reads it
-        self.room = max_tokens - log.answered
+        self.room = max_tokens - len(resumed)
         self._stop_ids = stop_ids
+
+    @property
+    def committed_len(self) -> int:
+        """As in cursors: the prompt and the committed tokens, the anchor included."""
+        return len(self._ids)
+
+    @property
+    def length(self) -> int:
+        """Number of its tokens, without those of the prompt."""
+        return len(self._ids) - self.prompt_len
+
+    @property
+    def since_resumed(self) -> int:
+        """Number of its tokens since it was resumed, for statistics and shares."""
+        return self.length - self._resumed
+
+    def ids(self) -> tuple[int, ...]:
+        """Ids of prompt and answer: what another verifier must prefill."""
+        return tuple(self._ids)
 
     def take(
         self,
@@ -149,7 +141,7 @@ class Answer:
         """Commits the tokens that belong to the answer and returns them as a piece. `logprobs` has
         one item per token, or none."""
         kept, end = cut(tokens, self.room, self._stop_ids)
-        self.log.append(kept)
+        self._ids.extend(kept)
         self.room -= len(kept)
         return CommittedTokens(
             kept, end, self.index, tuple(logprobs[: len(kept)]) if logprobs else (), round, started

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from coordinator.answers.answer import Answer, CommitLog, RequestStats
+from coordinator.answers.answer import Answer, RequestStats
 from coordinator.answers.output_queue import OutputSink
 from coordinator.cells.cell import CellTerms, SubmitRequest
 from coordinator.cells.journal import Journal, Said
@@ -177,11 +177,13 @@ class LocalCell:
     ) -> RequestState:
         if choice:
             request = replace(request, params=replace(request.params, choice=choice))
-        log = CommitLog(request.prompt)
-        if said is not None:
-            log.append(said.tokens)
-            log.resumed = log.answered
-        answer = Answer(log, max_tokens=request.max_tokens, stop_ids=request.stop_ids, index=choice)
+        answer = Answer(
+            request.prompt,
+            resumed=said.tokens if said is not None else (),
+            max_tokens=request.max_tokens,
+            stop_ids=request.stop_ids,
+            index=choice,
+        )
         life = Life(next(self._numbers), epoch=said.epoch + 1 if said is not None else 0)
         state = RequestState(request, life, answer, RequestStats(arrived), kept or sink)
         if kept is not None:

@@ -237,9 +237,8 @@ class Lane:
             placed = self._find(each.sequence, each.epoch, "verdict")
             if placed is None:
                 continue
-            in_order = each.round == placed.round and each.committed_before == len(
-                placed.state.answer.log
-            )
+            stands = placed.state.answer.committed_len
+            in_order = each.round == placed.round and each.committed_before == stands
             if not in_order or (each.round == 0) is not (report.number == 0):
                 self._fault(placed, "verdict")
                 continue

@@ -284,4 +284,4 @@ _LOST_BY = {"malformed": Alarm.MALFORMED, "silent": Alarm.NOTHING_DRAFTED}
 
 def _reaches(port: DrafterPort, state: RequestState) -> bool:
     """Whether the drafter's context has room for a sequence of this length and a block."""
-    return len(state.answer.log) <= port.facts.context_length - port.facts.block_size
+    return state.answer.committed_len <= port.facts.context_length - port.facts.block_size

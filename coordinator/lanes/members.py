@@ -98,7 +98,7 @@ class Members:
 
     def _soon_held(self, state: RequestState) -> int:
         """Pages of a sequence once it has grown by `GROWTH` tokens."""
-        return self._pages(min(len(state.answer.log) + GROWTH, state.request.longest))
+        return self._pages(min(state.answer.committed_len + GROWTH, state.request.longest))
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // (self._facts.page_size or 1))

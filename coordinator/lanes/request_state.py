@@ -127,7 +127,7 @@ class RequestState:
         """Likeliest tokens per prompt position that its prefill reports; None for none. Only a
         request's first answer has them, before its first token."""
         asked = self.request.prompt_logprobs
-        return None if asked is None or self.answer.index or self.answer.log.answered else asked
+        return None if asked is None or self.answer.index or self.answer.length else asked
 
 
 _GONE: dict[Why | None, tuple[RefusalReason, str]] = {
@@ -175,7 +175,7 @@ class Placed:
     def admission(self) -> Admission:
         """The message with all that a verifier needs for its prefill and its rounds."""
         answer, request = self.state.answer, self.state.request
-        ids = answer.log.ids()
+        ids = answer.ids()
         room, stops = max(answer.room, 1), request.stop_ids
         return Admission(
             Admit(self.number, self.epoch, len(ids), room, stops, self.drafter),
@@ -193,7 +193,7 @@ class Placed:
         good."""
         in_order = said.rounds == self.round
         if self.prefilled:  # else it may have been refused before its prompt was read
-            in_order = in_order and said.committed_len == len(self.state.answer.log)
+            in_order = in_order and said.committed_len == self.state.answer.committed_len
         if in_order and said.why is None and self.leaving is not None:
             return self.leaving
         if in_order and said.why is Why.OUT_OF_PAGES:

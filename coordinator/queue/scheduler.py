@@ -379,7 +379,7 @@ def _place_of(state: RequestState) -> dict[str, Any]:
         "request": state.request.id,
         "sequence": at.number,
         "epoch": at.epoch,
-        "offset": state.answer.log.answered,
+        "offset": state.answer.length,
     }
 
 
@@ -394,4 +394,4 @@ def _given_up(state: RequestState, refused: Refusal | None) -> DsparkError:
 
 
 def _said(state: RequestState) -> str:
-    return f"the answer stands at offset {state.answer.log.answered}"
+    return f"the answer stands at offset {state.answer.length}"

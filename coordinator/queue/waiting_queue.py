@@ -74,7 +74,7 @@ def cost(state: RequestState) -> float:
     """Weighted tokens that a sequence was given; 0 before it was first placed."""
     if state.stats.placed is None:
         return 0.0
-    return PROMPT * len(state.request.prompt) + ANSWER * state.answer.log.since_resumed
+    return PROMPT * len(state.request.prompt) + ANSWER * state.answer.since_resumed
 
 
 class WaitingQueue:

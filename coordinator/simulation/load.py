@@ -12,7 +12,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from coordinator.answers.answer import Answer, CommitLog, CommittedTokens, RequestStats
+from coordinator.answers.answer import Answer, CommittedTokens, RequestStats
 from coordinator.lanes.request_state import RequestState, SequenceLife
 from coordinator.queue.scheduler import Scheduler
 from coordinator.requests.request import Request
@@ -115,8 +115,7 @@ class SimulatedLoad:
         prompt, most = shape(scenario, number)
         params = SamplingParams(temperature=scenario.temperature, seed=scenario.seed + number)
         request = Request(f"r{number}", prompt, params, most, self._policy)
-        log = CommitLog(prompt)
-        answer = Answer(log, max_tokens=most)
+        answer = Answer(prompt, max_tokens=most)
         tap = Tap(self._recorder, self._ended)
         state = RequestState(
             request, SequenceLife(number + 1), answer, RequestStats(self._loop.time()), tap

@@ -39,7 +39,7 @@ class Endings:
             request=state.request.id,
             sequence=state.sequence.number,
             outcome=outcome,
-            tokens=state.answer.log.answered,
+            tokens=state.answer.length,
             rounds=state.stats.rounds,
         )
         stats = state.stats
@@ -53,7 +53,7 @@ class Endings:
             verifier=state.last_verifier,
             drafter=state.last_drafter,
             prompt_tokens=len(state.request.prompt),
-            completion_tokens=state.answer.log.answered,
+            completion_tokens=state.answer.length,
             draft_tokens=stats.drafted,
             verified_histogram=stats.verified_histogram,
             accepted_histogram=stats.acceptance_histogram,
@@ -88,8 +88,8 @@ class Endings:
             metrics.request_prefill_time.observe(stats.first_token_s() - stats.queue_s())
             metrics.request_decode_time.observe(stats.total_s() - stats.first_token_s())
         metrics.request_prompt_tokens.observe(len(state.request.prompt))
-        metrics.request_generation_tokens.observe(state.answer.log.answered)
-        if (timed := state.answer.log.since_resumed) > 1:
+        metrics.request_generation_tokens.observe(state.answer.length)
+        if (timed := state.answer.since_resumed) > 1:
             metrics.request_time_per_output_token.observe(stats.per_token_s(timed))
 
 

@@ -100,7 +100,7 @@ class Tracing:
                 "gen_ai.request.max_tokens": request.max_tokens,
                 "gen_ai.request.temperature": request.params.temperature,
                 "gen_ai.usage.input_tokens": len(request.prompt),
-                "gen_ai.usage.output_tokens": state.answer.log.answered,
+                "gen_ai.usage.output_tokens": state.answer.length,
                 "dspark.spec.policy": str(request.policy),
                 "dspark.spec.rule": request.params.rule.name.lower(),
                 "dspark.spec.rounds": stats.rounds,

@@ -69,9 +69,9 @@ def parts_of(round: Reported, request_id: str) -> Iterator[RoundPart]:
     """The parts of a round that all answers of one request have."""
     for at, (state, said) in enumerate(zip(round.states, round.rounds, strict=True)):
         if state.request.id == request_id:
-            log, before = state.answer.log, said.committed_before
-            kept = max(len(log) - before, 0)
-            yield RoundPart(round, at, before - log.prompt_len, kept, state.answer.room + kept)
+            answer, before = state.answer, said.committed_before
+            kept = max(answer.committed_len - before, 0)
+            yield RoundPart(round, at, before - answer.prompt_len, kept, answer.room + kept)
 
 
 class Explain:

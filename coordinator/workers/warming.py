@@ -14,7 +14,7 @@ import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from coordinator.answers.answer import Answer, CommitLog, CommittedTokens, RequestStats
+from coordinator.answers.answer import Answer, CommittedTokens, RequestStats
 from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
 from coordinator.lanes.facts import DrafterFacts, DrafterPort, VerifierFacts
@@ -161,7 +161,6 @@ def _state(
         cache_salt=f"warm-up {secrets.token_hex(8)}",  # no cached prefix is found
         drafter=drafter.name if drafter else "",
     )
-    committed = CommitLog(request.prompt)
     number = secrets.randbits(62)  # clients' requests count up from another random number
-    answer = Answer(committed, max_tokens=request.max_tokens)
+    answer = Answer(request.prompt, max_tokens=request.max_tokens)
     return RequestState(request, Life(number), answer, RequestStats(clock.time()), _Unread())

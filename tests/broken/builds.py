@@ -7,9 +7,9 @@ from tests.broken.planting import Build
 BUILDS = (
     Build(
         "wrong ids at re-prefill", "1", "kill", "coordinator/lanes/request_state.py",
-        "        ids = answer.log.ids()\n",
-        "        ids = answer.log.ids()[:1] + (3,) * (len(answer.log) - 1) if self.epoch else "
-        "answer.log.ids()\n",
+        "        ids = answer.ids()\n",
+        "        ids = answer.ids()[:1] + (3,) * (answer.committed_len - 1) if self.epoch else "
+        "answer.ids()\n",
     ),
     Build(
         "an epoch kept at failover", "1", "kill", "coordinator/lanes/request_state.py",

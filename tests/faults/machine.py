@@ -168,11 +168,11 @@ class CellMachine(RuleBasedStateMachine):
     def logs_grow_along_the_target_s_answer(self) -> None:
         for lane in self.membership.lanes:
             for state in lane.states:
-                log, sequence = state.answer.log, state.sequence
-                which = PROMPTS.index(list(log.ids()[: log.prompt_len]))
-                assert list(log.ids()[log.prompt_len :]) == self.expected[which][: log.answered]
-                assert log.answered >= self.seen[sequence.number], "a committed token is gone"
-                self.seen[sequence.number] = log.answered
+                answer, sequence = state.answer, state.sequence
+                prompt, said = answer.ids()[: answer.prompt_len], answer.ids()[answer.prompt_len :]
+                assert list(said) == self.expected[PROMPTS.index(list(prompt))][: answer.length]
+                assert answer.length >= self.seen[sequence.number], "a committed token is gone"
+                self.seen[sequence.number] = answer.length
 
     @invariant()
     def pages_are_conserved(self) -> None:

@@ -42,7 +42,7 @@ ANSWERS = [
         ),
         (
             "a hand-over takes the prompt alone",
-            "        ids = answer.log.ids()",
+            "        ids = answer.ids()",
             "        ids = request.prompt",
             (f"{LANES}a_verifier_that_will_leave_settles_its_sequences_and_they_move",),
         ),
@@ -74,7 +74,7 @@ ANSWERS = [
         "coordinator/answers/answer.py",
         (
             "a resumed answer has all of its room again",
-            "self.room = max_tokens - log.answered",
+            "self.room = max_tokens - len(resumed)",
             "self.room = max_tokens",
             (*ANSWER, *RESUME),
         ),
@@ -92,8 +92,8 @@ ANSWERS = [
         ),
         (
             "a piece that is shown is not committed",
-            "        self.log.append(kept)\n",
-            "        self.log.append(kept[:1])\n",
+            "        self._ids.extend(kept)\n",
+            "        self._ids.extend(kept[:1])\n",
             ANSWER,
         ),
     ),

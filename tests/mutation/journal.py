@@ -207,8 +207,8 @@ JOURNALS = [
             ),
             (
                 "a resumed sequence begins behind its prompt",
-                "            log.append(said.tokens)\n",
-                "            pass\n",
+                "resumed=said.tokens if said is not None else (),",
+                "resumed=(),",
             ),
             (
                 "an answer that is complete goes on",

@@ -66,9 +66,7 @@ LANES: list[Mutant] = [
         ("R7: any round is the next one", "each.round == placed.round and ", "", IN_ORDER),
         (
             "R7: wherever it stood before",
-            " and each.committed_before == len(\n"
-            "                placed.state.answer.log\n"
-            "            )",
+            " and each.committed_before == stands",
             "",
             IN_ORDER,
         ),
@@ -232,7 +230,7 @@ LANES: list[Mutant] = [
         (
             "a busy verifier ends the answers beside the one that it has no time for",
             "reason is RefusalReason.BUSY and not shown",
-            "reason is RefusalReason.BUSY and not self.state.answer.log.answered",
+            "reason is RefusalReason.BUSY and not self.state.answer.length",
             (f"{L}of_several_answers_one_waits_for_a_busy_verifier_once_another_is_shown",),
         ),
         (

@@ -84,7 +84,7 @@ async def test_an_error_of_one_answer_ends_the_request() -> None:
 async def test_an_abort_ends_what_has_not_ended() -> None:
     cell = RoundsCell()
     states = ask(cell, 3, max_tokens=90)
-    await cell.until(lambda: states[0].answer.log.answered > 9)
+    await cell.until(lambda: states[0].answer.length > 9)
     assert cell.admission.abort("r")
     assert not cell.admission.abort("r")
     assert [state.end.reason for state in states if state.end] == [Reason.ABORT] * 3
@@ -99,7 +99,7 @@ async def test_a_verifier_that_keeps_log_probabilities_to_itself_fails_the_reque
     await cell.finish(*states, *plain)
     with pytest.raises(PeerError, match="log-probabilit"):
         await read(states)
-    assert plain[0].answer.log.answered == 8, "its neighbour does not notice"
+    assert plain[0].answer.length == 8, "its neighbour does not notice"
 
 
 @pytest.mark.parametrize("more", [-1, 1])
@@ -119,7 +119,7 @@ async def test_a_verdict_whose_log_probabilities_are_not_its_tokens_fails_the_re
     await cell.finish(*states)
     with pytest.raises(PeerError, match="log-probabilit"):
         await read(states)
-    assert states[0].answer.log.answered == 1
+    assert states[0].answer.length == 1
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ async def test_a_prompt_that_is_scored_otherwise_than_it_was_asked_for_fails_the
     await cell.finish(*states, *other)
     with pytest.raises(PeerError, match="of the prompt"):
         await read(states)
-    assert other[0].answer.log.answered == 8, "whoever asked for none is told of none"
+    assert other[0].answer.length == 8, "whoever asked for none is told of none"
 
 
 def test_numbers_of_several_answers_add_up() -> None:

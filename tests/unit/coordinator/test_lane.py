@@ -89,8 +89,8 @@ async def test_a_stop_token_inside_an_accepted_prefix_ends_the_answer_there() ->
 async def test_an_end_that_only_the_text_shows_wastes_at_most_the_window(window: int) -> None:
     cell = RoundsCell(config=CoordinatorConfig(window=window))
     state = cell.ask(max_tokens=400, policy="off")
-    await cell.until(lambda: len(state.answer.log) >= 30, each_s=0.0005)
-    known = len(state.answer.log)
+    await cell.until(lambda: state.answer.committed_len >= 30, each_s=0.0005)
+    known = state.answer.committed_len
     cell.admission.finish(state)
     await asyncio.sleep(0.1)
     assert cell.clean()
@@ -138,7 +138,7 @@ async def test_r7_a_commit_is_written_then_acknowledged_then_shown() -> None:
 
     def write() -> None:
         happened.append("written")
-        written.append(len(cell.lane.states[0].answer.log) if cell.lane.states else 0)
+        written.append(cell.lane.states[0].answer.committed_len if cell.lane.states else 0)
 
     cell.lane._write = write  # type: ignore[method-assign]
     tell_port = cell.port.port.tell
@@ -147,7 +147,7 @@ async def test_r7_a_commit_is_written_then_acknowledged_then_shown() -> None:
         told = ["acknowledged" for each in orders if isinstance(each, Acknowledged)]
         happened.extend(told)
         if told and cell.lane.states:
-            assert written[-1] == len(cell.lane.states[0].answer.log), (
+            assert written[-1] == cell.lane.states[0].answer.committed_len, (
                 "all that is acknowledged is written"
             )
         tell_port(orders)
@@ -175,8 +175,8 @@ async def test_r7_a_bug_costs_a_lane_and_no_sequence_and_what_was_committed_befo
     cell = RoundsCell()
     state, lane, port = cell.ask(max_tokens=90), cell.lane, cell.port
     written: list[int] = []
-    lane._write = lambda: written.append(len(state.answer.log))  # type: ignore[method-assign]
-    await cell.until(lambda: len(state.answer.log) > 10, each_s=0.0005)
+    lane._write = lambda: written.append(state.answer.committed_len)  # type: ignore[method-assign]
+    await cell.until(lambda: state.answer.committed_len > 10, each_s=0.0005)
 
     def planted(*_: object) -> None:
         raise RuntimeError("planted")
@@ -187,10 +187,10 @@ async def test_r7_a_bug_costs_a_lane_and_no_sequence_and_what_was_committed_befo
         setattr(lane._assignment, bug, planted)
     if bug == "look_at":
         port.tampers = lambda news: ()
-    before = len(state.answer.log)
+    before = state.answer.committed_len
     await cell.until(lambda: bool(port.closed_because))
     assert port.closed_because == "its lane failed"
-    assert bug != "news" or written[-1] == len(state.answer.log) > before
+    assert bug != "news" or written[-1] == state.answer.committed_len > before
     cell.add_verifier()
     await cell.answered(state)
 
@@ -214,7 +214,7 @@ async def test_r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_
     state = cell.ask(max_tokens=60, note_epoch=noted.append)
     await asyncio.sleep(0.00015)
     cell.lose_verifier()  # nothing was committed under the first epoch
-    assert len(state.answer.log) == 2
+    assert state.answer.committed_len == 2
     cell.add_verifier()
     await asyncio.sleep(0.1)
     cell.lane.move_all()
@@ -278,7 +278,7 @@ async def test_a_verifier_that_says_what_cannot_be_ends_that_request_and_no_othe
     assert await read(other) == answer_of((8, 9), 40)
     with pytest.raises(PeerError, match="the verifier sent"):
         await read(victim)
-    shown = list(victim.answer.log.ids()[victim.answer.log.prompt_len :])
+    shown = list(victim.answer.ids()[victim.answer.prompt_len :])
     assert cell.clean()
     assert all(0 <= token < 97 for token in shown)
 
@@ -517,7 +517,7 @@ async def test_without_another_verifier_the_client_hears_where_the_answer_stands
     state = cell.ask(max_tokens=90)
     await asyncio.sleep(0.05)
     cell.lose_verifier()
-    stands = state.answer.log.answered
+    stands = state.answer.length
     await asyncio.sleep(21.0)
     with pytest.raises(Unavailable, match=f"within 20 s; the answer stands at offset {stands}"):
         await read(state)
@@ -615,11 +615,11 @@ async def test_a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_d
     cell = RoundsCell(config=CoordinatorConfig(verify_deadline_s=2.0))
     stuck = cell.ask(max_tokens=60, policy="fixed:2")
     other = cell.ask((8, 3), max_tokens=2000, policy="off")
-    await cell.until(lambda: len(stuck.answer.log) > 20)
-    stands = stuck.answer.log.answered
+    await cell.until(lambda: stuck.answer.committed_len > 20)
+    stands = stuck.answer.length
     cell.port.in_reports(silent_about(stuck.sequence.number))
     await asyncio.sleep(1.9)
-    assert (stuck.sequence.epoch, stuck.answer.log.answered) == (0, stands)
+    assert (stuck.sequence.epoch, stuck.answer.length) == (0, stands)
     assert not cell.port.orders(Release)
     await cell.until(lambda: bool(cell.port.orders(Release)), within_s=1.0)
     (release,) = cell.port.orders(Release)
@@ -637,7 +637,7 @@ async def test_nobody_moves_for_silence_while_the_verifier_has_no_page_left(left
     cell = RoundsCell(config=CoordinatorConfig(verify_deadline_s=2.0))
     starved = cell.ask(max_tokens=60, policy="off")
     other = cell.ask((8, 3), max_tokens=2000, policy="off")
-    await cell.until(lambda: len(starved.answer.log) > 20)
+    await cell.until(lambda: starved.answer.committed_len > 20)
     silent = silent_about(starved.sequence.number)
     cell.port.in_reports(lambda each: [told._replace(pages_free=left) for told in silent(each)])
     await asyncio.sleep(6.0)
@@ -655,7 +655,7 @@ async def test_what_a_lost_release_left_behind_is_dropped() -> None:
 
     cell.port.port.tell = tell_all_but_releases  # type: ignore[method-assign]
     leaving, other = cell.ask(max_tokens=400), cell.ask((8, 9), max_tokens=60)
-    await cell.until(lambda: len(leaving.answer.log) > 20)
+    await cell.until(lambda: leaving.answer.committed_len > 20)
     cell.admission.ended(leaving, RequestCancelled("the client went away"))
     await cell.answered(other)
     deaf.clear()
@@ -683,7 +683,7 @@ async def test_a_prompt_that_others_overtook_is_run_again() -> None:
 async def test_a_prompt_is_waited_for_while_prompts_get_on() -> None:
     cell = RoundsCell(config=CoordinatorConfig(prefill_deadline_s=10.0))
     busy = cell.ask((8, 9), max_tokens=9000, policy="off")
-    await cell.until(lambda: len(busy.answer.log) > 20)
+    await cell.until(lambda: busy.answer.committed_len > 20)
     slow = cell.ask(max_tokens=4)
     silent, riding = silent_about(slow.sequence.number), itertools.count()
 
@@ -702,7 +702,7 @@ async def test_a_prompt_is_waited_for_while_prompts_get_on() -> None:
 async def test_a_prompt_that_waits_while_none_gets_on_is_run_again() -> None:
     cell = RoundsCell(config=CoordinatorConfig(prefill_deadline_s=10.0))
     busy = cell.ask((8, 9), max_tokens=4000, policy="off")
-    await cell.until(lambda: len(busy.answer.log) > 20)
+    await cell.until(lambda: busy.answer.committed_len > 20)
     slow = cell.ask(max_tokens=4)
     cell.port.in_reports(silent_about(slow.sequence.number))
     await asyncio.sleep(9.0)
@@ -717,7 +717,7 @@ async def test_a_prompt_that_waits_while_none_gets_on_is_run_again() -> None:
 async def test_a_bug_in_one_commit_fails_that_request_alone() -> None:
     cell = RoundsCell()
     broken, fine = cell.ask(max_tokens=20), cell.ask((8, 9), max_tokens=20)
-    await cell.until(lambda: broken.answer.log.answered > 2)
+    await cell.until(lambda: broken.answer.length > 2)
 
     def take(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
@@ -845,7 +845,7 @@ async def test_labels_beyond_those_kept_apart_are_planned_for_together() -> None
 async def test_without_another_verifier_sequences_of_one_that_leaves_wait_for_one() -> None:
     cell = RoundsCell(config=CoordinatorConfig(max_handovers=0))
     state = cell.ask(max_tokens=60)
-    await cell.until(lambda: state.answer.log.answered > 9)
+    await cell.until(lambda: state.answer.length > 9)
     cell.lane.move_all()
     await asyncio.sleep(1.0)
     assert (cell.admission.queued, len(cell.lane)) == (1, 0)
@@ -937,7 +937,7 @@ async def test_who_is_turned_away_before_anybody_looked_at_the_prompt_waits_in_f
 async def test_an_answer_that_has_begun_waits_for_a_verifier_that_has_no_time_for_it_now() -> None:
     cell = RoundsCell(config=CoordinatorConfig(max_handovers=0))
     state = cell.ask(max_tokens=60)
-    await cell.until(lambda: state.answer.log.answered > 9)
+    await cell.until(lambda: state.answer.length > 9)
     cell.lane.move_all()
     await asyncio.sleep(1.0)
     cell.add_verifier()
@@ -981,7 +981,7 @@ async def test_of_several_answers_one_waits_for_a_busy_verifier_once_another_is_
     shown.add(1 - busy)
     cell.port.in_reports(once)
     await cell.finish(*states)
-    assert [state.answer.log.answered for state in states] == [60, 60]
+    assert [state.answer.length for state in states] == [60, 60]
     assert states[busy].sequence.turned_away == 1
 
 

@@ -177,7 +177,7 @@ def test_committed_ids_are_those_of_the_one_page_loop(
     assert max(state.sequence.epoch for state in states) > 0
     for number, (state, prompt) in enumerate(zip(states, PROMPTS, strict=True)):
         own = replace(params, seed=number)
-        said = state.answer.log.ids()[state.answer.log.prompt_len :]
+        said = state.answer.ids()[state.answer.prompt_len :]
         if params.greedy or params.rule is Rule.COUPLED:
             whole = reference.generate(
                 prompt, target, drafter, lambda *_: SLOTS, own, max_tokens=MOST

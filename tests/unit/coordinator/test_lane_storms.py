@@ -168,7 +168,7 @@ async def test_answers_are_exact_and_nothing_is_left_behind(seed: int) -> None:
     await cell.finish(*(state for state, _ in storm.states))
     for state, expected in storm.states:
         if state in storm.cancelled:
-            said = list(state.answer.log.ids()[state.answer.log.prompt_len :])
+            said = list(state.answer.ids()[state.answer.prompt_len :])
             assert said == expected[: len(said)]
             continue
         assert await read(state) == expected

@@ -104,7 +104,7 @@ async def test_the_rest_comes_after_the_coordinator_was_lost(held: int) -> None:
         "no draw is used twice"
     )
     assert all(state.begun for state in call.states.values()), "nobody displaces half an answer"
-    assert all(state.answer.log.since_resumed == 0 for state in call.states.values())
+    assert all(state.answer.since_resumed == 0 for state in call.states.values())
     await second.read(reader, sink)
     assert second.shown[0] == EXPECTED
     assert reader.answers[0].answered == TOKENS

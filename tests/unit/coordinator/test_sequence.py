@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.answers.answer import CommitLog, End, Reason, cut
+from coordinator.answers.answer import Answer, End, Reason, cut
 from coordinator.lanes.request_state import (
     NEXT,
     LifeEvent,
@@ -51,13 +51,13 @@ def test_being_handed_back_raises_the_epoch(event: LifeEvent, turned_away: int) 
     assert (sequence.epoch, sequence.turned_away) == (1, turned_away)
 
 
-def test_the_log_keeps_every_position() -> None:
-    log = CommitLog([9, 8])
-    log.append([7])
-    log.append([6, 5])
-    assert (len(log), log.ids()[-1], log.answered) == (5, 5, 3)
-    assert log.ids() == (9, 8, 7, 6, 5)
-    assert log.ids()[log.prompt_len :] == (7, 6, 5)
+def test_an_answer_keeps_every_position() -> None:
+    answer = Answer([9, 8], resumed=[7], max_tokens=9)
+    answer.take([6, 5])
+    assert (answer.committed_len, answer.length, answer.since_resumed) == (5, 3, 2)
+    assert answer.ids() == (9, 8, 7, 6, 5)
+    assert answer.ids()[answer.prompt_len :] == (7, 6, 5)
+    assert answer.room == 6
 
 
 def test_a_stop_token_at_the_last_place_is_a_stop_and_not_a_length() -> None:
