@@ -26,7 +26,8 @@ from coordinator.lanes.lane_drafters import LaneDrafters
 from coordinator.lanes.members import Members, Owner, Silence, hand_back
 from coordinator.lanes.request_state import LifeEvent, Placed, RequestState
 from coordinator.lanes.round_learning import RoundLearning
-from coordinator.planning.lane_plans import Applied, LanePlans
+from coordinator.planning.lane_plans import LanePlans
+from coordinator.planning.planner import Applied
 from dspark.rounds.control import Admission, Down, Draining, PassReport, Refused, RoundsPort, Up
 from dspark.rounds.events import Acknowledged, DrafterEvent, How, Keep, Release, Released
 from dspark.types import Refusal, RefusalReason

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from coordinator.lanes.lane_drafters import LaneDrafters
 from coordinator.lanes.monitor import Monitor
-from coordinator.planning.lane_plans import Applied, LanePlans
+from coordinator.planning.lane_plans import LanePlans
+from coordinator.planning.planner import Applied
 from dspark.rounds.events import RoundReport
 from dspark.runtime.telemetry import Metrics, observe_all
 

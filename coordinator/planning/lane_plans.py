@@ -10,18 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 import numpy as np
 
 from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
 from coordinator.planning.options import Others, PlannedLane
-from coordinator.planning.planner import FinishedPass, Planner
-from dspark.rounds.control import PassReport
-from dspark.rounds.events import RoundReport
+from coordinator.planning.planner import Applied, Planner
 from dspark.rounds.plan import PLAIN, Plan, PlanKind, SequencePlan, Terms
 from dspark.rounds.policy import Adaptive, Fixed, Policy, Threshold
-from dspark.rounds.survival import Floats
 
 HOP_S = 2e-3  # hop time of a drafted round, before any was measured
 SLOT_SHARE = 0.4  # share of a draft pass's time that grows with its slots
@@ -48,17 +44,6 @@ class Member:
     own: Terms | None = None  # terms that follow from its policy; None: the planner's
     drafted: bool = True  # a drafter is assigned
     tries: bool = False  # its drafter is on trial
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """The valid rounds of a reported pass, in columns [n]."""
-
-    report: PassReport
-    rounds: list[RoundReport]
-    keys: list[Hashable]
-    weights: list[float]
-    formed: list[bool]  # whether the answer has a constraint
 
 
 class LanePlans:
@@ -150,25 +135,11 @@ class LanePlans:
             self._verified += 0.1 * (sum(drafted) / len(drafted) - self._verified)
         if self._planner is None:
             return
-        confidence = _grid([each.confidence for each in rounds])
-        count, timing = len(rounds), report.timing
         self._planner.learn(
-            FinishedPass(
-                applied.keys,
-                confidence,
-                np.fromiter((each.verified for each in rounds), np.int64, count),
-                np.fromiter((each.accepted for each in rounds), np.int64, count),
-                np.fromiter(applied.weights, np.float64, count),
-                self._context,
-                report.tokens,
-                report.prefill_tokens,
-                timing.forward_s,
-                timing.round_s,
-                timing.draft_s,
-                _labels(report, rounds, confidence.shape[1]),
-                self._alone.get(report.report.plan, False),
-                any(each.confidence and self._adapts(each.sequence) for each in rounds),
-            )
+            applied,
+            self._context,
+            alone=self._alone.get(report.report.plan, False),
+            drafted=any(each.confidence and self._adapts(each.sequence) for each in rounds),
         )
 
     def _adapts(self, sequence: int) -> bool:
@@ -284,24 +255,3 @@ def differs(one: Plan, other: Plan) -> bool:
     """Whether plans differ in more than their number and a little in expected draft seconds."""
     far = abs(one.draft_s - other.draft_s) > 0.2 * max(one.draft_s, other.draft_s)
     return far or replace(one, number=other.number, draft_s=other.draft_s) != other
-
-
-def _grid(blocks: Sequence[Sequence[float]]) -> Floats:
-    """Confidences as [n, k], NaN beyond each block."""
-    lengths = [len(each) for each in blocks]
-    longest = max(lengths, default=0)
-    grid = np.full((len(blocks), longest), np.nan)
-    inside = np.arange(longest) < np.array(lengths)[:, None]
-    grid[inside] = np.fromiter(chain.from_iterable(blocks), np.float64, sum(lengths))
-    return grid
-
-
-def _labels(report: PassReport, rounds: Sequence[RoundReport], width: int) -> Floats | None:
-    """[n, k, 2] labels of these rounds; None if the report's do not fit them."""
-    told = report.labels
-    verified = [each.verified for each in rounds]
-    if told is None or len(rounds) != len(report.report.rounds) or told.shape != (sum(verified), 2):
-        return None
-    grid = np.full((len(rounds), width, 2), np.nan)
-    grid[np.arange(width) < np.array(verified)[:, None]] = told
-    return grid

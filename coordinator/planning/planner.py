@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -21,8 +22,10 @@ from coordinator.planning.acceptance import AcceptanceEstimator
 from coordinator.planning.cost import LEAST_SECONDS, CostCorrector
 from coordinator.planning.options import LaneOptions, Option, PlannedLane
 from coordinator.planning.tries import EXPLORE, Tries, few_of, keyed
+from dspark.rounds.control import PassReport
+from dspark.rounds.events import RoundReport
 from dspark.rounds.plan import PLAIN, Plan, PlanKind, SequencePlan, Terms
-from dspark.rounds.survival import Floats, Ints
+from dspark.rounds.survival import Floats
 
 WARM_UP = 32  # blocks before it is decided whether drafts pay
 STAYS = 1.01  # factor by which another plan must be better than the one in force ...
@@ -31,23 +34,14 @@ CURVE_POINTS = 40  # most points of the expected rate by slots verified
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedPass:
-    """One reported pass."""
+class Applied:
+    """The valid rounds of a reported pass, in columns [n]."""
 
-    keys: Sequence[Hashable]  # [n] drafter and bucket of each sequence
-    confidence: Floats  # [n, k] of drafted slots, NaN beyond each block; k is 0 in a plain round
-    verified: Ints  # [n]
-    accepted: Ints  # [n]
-    weight: Floats  # [n] what a token of each sequence is worth
-    context: float  # mean committed length
-    tokens: int  # in the pass, without those of prompts
-    prefill_tokens: int  # of prompts in the same pass
-    forward_s: float
-    round_s: float  # from one report of these sequences to the next
-    draft_s: float = 0.0  # of the drafter's pass
-    labels: Floats | None = None  # [n, k, 2], see `AcceptanceEstimator`
-    alone: bool = True  # no other cohort takes turns with it
-    drafted: bool = False  # whether sequences had blocks whose terms are this planner's
+    report: PassReport
+    rounds: list[RoundReport]
+    keys: list[Hashable]
+    weights: list[float]
+    formed: list[bool]  # whether the answer has a constraint
 
 
 class Planner:
@@ -66,29 +60,38 @@ class Planner:
         self._lane: PlannedLane | None = None  # as of the last plan
         self._drafted: bool | None = None  # whether the last pass was of drafted blocks
 
-    def learn(self, done: FinishedPass) -> None:
-        count, width = done.confidence.shape
+    def learn(self, applied: Applied, context: float, *, alone: bool, drafted: bool) -> None:
+        """Learns from one pass, of a round at least. context: mean committed length. alone: no
+        other cohort takes turns with it. drafted: whether sequences had blocks whose terms are this
+        planner's."""
+        report, rounds, timing = applied.report, applied.rounds, applied.report.timing
+        confidence = _grid([each.confidence for each in rounds])
+        count, width = confidence.shape
         again, self._drafted = self._drafted is (width > 0), width > 0
-        self._tries.seen(done.drafted)
-        if again and not done.prefill_tokens:
-            expected_s = self.cost.verify.measured(done.tokens, done.context, count)
+        self._tries.seen(drafted)
+        if again and not report.prefill_tokens:
+            expected_s = self.cost.verify.measured(report.tokens, context, count)
             if width:
-                self.cost.verified(done.forward_s / expected_s, drafted=True)
-                if done.alone:
-                    self.cost.hop.add(done.round_s - done.forward_s - done.draft_s)
-            elif done.alone:
-                self.cost.verified(done.round_s / expected_s, drafted=False)
-        drafted = np.flatnonzero(~np.isnan(done.confidence).all(axis=1))
-        if len(drafted):
-            expected_s = max(self.cost.draft(len(drafted), width), LEAST_SECONDS)
-            self.cost.drafting.add(done.draft_s / expected_s)
+                self.cost.verified(timing.forward_s / expected_s, drafted=True)
+                if alone:
+                    self.cost.hop.add(timing.round_s - timing.forward_s - timing.draft_s)
+            elif alone:
+                self.cost.verified(timing.round_s / expected_s, drafted=False)
+        rows = [row for row, each in enumerate(rounds) if len(each.confidence)]
+        if rows:
+            expected_s = max(self.cost.draft(len(rows), width), LEAST_SECONDS)
+            self.cost.drafting.add(timing.draft_s / expected_s)
             self.acceptance.observe(
-                done.keys, done.confidence, done.verified, done.accepted, done.labels
+                applied.keys,
+                confidence,
+                np.fromiter((each.verified for each in rounds), np.int64, count),
+                np.fromiter((each.accepted for each in rounds), np.int64, count),
+                _labels(report, rounds, width),
             )
             self._remember(
-                [done.keys[row] for row in drafted.tolist()],
-                done.confidence[drafted],
-                done.weight[drafted],
+                [applied.keys[row] for row in rows],
+                confidence[rows],
+                np.array(applied.weights)[rows],
             )
 
     def _remember(self, keys: Sequence[Hashable], confidence: Floats, weight: Floats) -> None:
@@ -167,3 +170,24 @@ class Planner:
         drafting = (len(weights) if few is None else len(few)) / chosen.cohorts
         draft_s = self.cost.draft_s(drafting, chosen.slots) + self.cost.hop.value
         return Plan(self._number, every, chosen.cohorts, draft_s=draft_s, sequences=sequences)
+
+
+def _grid(blocks: Sequence[Sequence[float]]) -> Floats:
+    """Confidences as [n, k], NaN beyond each block."""
+    lengths = [len(each) for each in blocks]
+    longest = max(lengths, default=0)
+    grid = np.full((len(blocks), longest), np.nan)
+    inside = np.arange(longest) < np.array(lengths)[:, None]
+    grid[inside] = np.fromiter(chain.from_iterable(blocks), np.float64, sum(lengths))
+    return grid
+
+
+def _labels(report: PassReport, rounds: Sequence[RoundReport], width: int) -> Floats | None:
+    """[n, k, 2] labels of these rounds; None if the report's do not fit them."""
+    told = report.labels
+    verified = [each.verified for each in rounds]
+    if told is None or len(rounds) != len(report.report.rounds) or told.shape != (sum(verified), 2):
+        return None
+    grid = np.full((len(rounds), width, 2), np.nan)
+    grid[np.arange(width) < np.array(verified)[:, None]] = told
+    return grid

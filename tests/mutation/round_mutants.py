@@ -371,8 +371,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "empty blocks count as usual ones",
-            "np.flatnonzero(~np.isnan(done.confidence).all(axis=1))",
-            "np.arange(count)",
+            "enumerate(rounds) if len(each.confidence)]",
+            "enumerate(rounds)]",
             (f"{P}empty_blocks_in_a_drafted_round_say_nothing",),
         ),
         (
@@ -395,7 +395,7 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "passes with prompts are learned from",
-            "if again and not done.prefill_tokens:",
+            "if again and not report.prefill_tokens:",
             "if again:",
             (f"{P}passes_with_prompts_say_nothing_of_rounds",),
         ),

@@ -17,7 +17,9 @@ from algorithm_1 import lengths_of
 
 from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
 from coordinator.planning.options import PlannedLane
-from coordinator.planning.planner import FinishedPass, Planner
+from coordinator.planning.planner import Applied, Planner
+from dspark.rounds.control import PassReport, Timing
+from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import prefixes
 from dspark.rounds.survival import Floats, Ints
 
@@ -73,7 +75,8 @@ def lane(streams: int, cohorts: int = 2) -> PlannedLane:
     )
 
 
-def a_pass(
+def learn(
+    planner: Planner,
     confidence: Floats,  # [n, k]
     verified: int | Ints,
     accepted: int | Ints,
@@ -83,16 +86,27 @@ def a_pass(
     prompts: int = 0,  # tokens of them
     drafted: bool = False,
     alone: bool = True,
-) -> FinishedPass:
-    """By sequences of the same weight. verified, accepted: of each, or of all alike."""
+) -> None:
+    """Of a pass by sequences of the same weight. verified, accepted: of each, or of all alike."""
     count = len(confidence)
     verified = np.broadcast_to(np.asarray(verified, np.int64), count)
     accepted = np.broadcast_to(np.asarray(accepted, np.int64), count)
+    rounds = [
+        RoundReport(number, 0, 1, 0, (), kept, judged, block[~np.isnan(block)].tolist())
+        for number, (block, judged, kept) in enumerate(
+            zip(confidence, verified.tolist(), accepted.tolist(), strict=True)
+        )
+    ]
+    forward_s, round_s, draft_s = seconds
+    timing = Timing(forward_s=forward_s, round_s=round_s, draft_s=draft_s)
     load = count + int(verified.sum())
-    return FinishedPass(
-        keys or ["d"] * count, confidence, verified, accepted, np.ones(count), CONTEXT, load,
-        prompts, *seconds, drafted=drafted, alone=alone,
-    )  # fmt: skip
+    report = PassReport(Report(1, 0, rounds), timing, CONTEXT, load, prompts)
+    planner.learn(
+        Applied(report, rounds, list(keys) or ["d"] * count, [1.0] * count, [False] * count),
+        CONTEXT,
+        alone=alone,
+        drafted=drafted,
+    )
 
 
 def blocks(rng: np.random.Generator, texts: Floats) -> Floats:
@@ -163,15 +177,14 @@ def planned(
             switching if before and not slots else 1.0
         )
         told_s = took * (10.0 if stalls and number % stalls == stalls - 1 else 1.0)
-        planner.learn(
-            a_pass(
-                said,
-                verified,
-                accepted,
-                (costs.verify_s(load), told_s, costs.draft_s(drafting, slots) * (slots > 0)),
-                alone=plan.cohorts == 1,
-                drafted=slots > 0,
-            )
+        learn(
+            planner,
+            said,
+            verified,
+            accepted,
+            (costs.verify_s(load), told_s, costs.draft_s(drafting, slots) * (slots > 0)),
+            alone=plan.cohorts == 1,
+            drafted=slots > 0,
         )
         plans.append(planner.next(one))
         slots_of.append(slots)

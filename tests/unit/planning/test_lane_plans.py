@@ -7,11 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from rounds_of import COSTS, SIZES, a_pass, lane, planner_of
+from rounds_of import COSTS, SIZES, lane, learn, planner_of
 
-from coordinator.planning import lane_plans
 from coordinator.planning.cost import CostCurve
-from coordinator.planning.lane_plans import HOP_S, Applied, DrafterCost, LanePlans, differs
+from coordinator.planning.lane_plans import HOP_S, DrafterCost, LanePlans, differs
 from coordinator.planning.options import (
     MOST_KNOWN,
     MOVED,
@@ -21,7 +20,7 @@ from coordinator.planning.options import (
     Others,
     PlannedLane,
 )
-from coordinator.planning.planner import FinishedPass, Planner
+from coordinator.planning.planner import Applied, Planner, _grid, _labels
 from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import Plan, PlanKind, Terms
@@ -76,15 +75,15 @@ def test_each_policy_has_its_terms_and_adaptive_ones_share_the_planner_s() -> No
 
 
 def test_the_planner_is_told_whether_its_own_sequences_drafted() -> None:
-    made, seen = plans("adaptive", "fixed:7"), list[FinishedPass]()
+    made, seen = plans("adaptive", "fixed:7"), list[bool]()
     assert made._planner is not None
-    made._planner.learn = seen.append  # type: ignore[method-assign]
+    made._planner.learn = lambda *_, drafted, **__: seen.append(drafted)  # type: ignore[method-assign]
     for plain in ((), (0,), (1,), (0, 1)):
         done = report(made)
         for place in plain:
             done.rounds[place] = done.rounds[place]._replace(confidence=())
         made.learn(done)
-    assert [each.drafted for each in seen] == [True, False, True, False]
+    assert seen == [True, False, True, False]
 
 
 def test_drafters_are_named_in_the_plan_that_changes_them_and_not_again() -> None:
@@ -214,19 +213,19 @@ def test_chances_are_read_by_row_and_slot_and_left_out_where_they_do_not_fit() -
     rows = [row._replace(verified=count) for row, count in zip(applied.rounds, (2, 3), strict=True)]
     told = np.arange(10, dtype=np.float32).reshape(5, 2)
     said = applied.report._replace(report=applied.report.report._replace(rounds=rows), labels=told)
-    grid = lane_plans._labels(said, rows, 7)
+    grid = _labels(said, rows, 7)
     assert grid is not None
     assert grid[0, :2].tolist() == [[0, 1], [2, 3]]
     assert grid[1, :3].tolist() == [[4, 5], [6, 7], [8, 9]]
     assert np.isnan(grid[0, 2:]).all()
-    assert lane_plans._labels(said, rows[:1], 7) is None, "somebody was left out"
-    assert lane_plans._labels(said._replace(labels=told[:4]), rows, 7) is None
+    assert _labels(said, rows[:1], 7) is None, "somebody was left out"
+    assert _labels(said._replace(labels=told[:4]), rows, 7) is None
 
 
 def test_blocks_of_several_lengths_are_padded_with_nothing() -> None:
-    assert np.isnan(lane_plans._grid([(0.5,), ()])).tolist() == [[False], [True]]
-    assert lane_plans._grid([(), ()]).shape == (2, 0)
-    assert lane_plans._grid([(0.5, 0.25), (0.75, 1.0)]).tolist() == [[0.5, 0.25], [0.75, 1.0]]
+    assert np.isnan(_grid([(0.5,), ()])).tolist() == [[False], [True]]
+    assert _grid([(), ()]).shape == (2, 0)
+    assert _grid([(0.5, 0.25), (0.75, 1.0)]).tolist() == [[0.5, 0.25], [0.75, 1.0]]
 
 
 def test_plans_that_say_the_same_need_not_be_told() -> None:
@@ -294,8 +293,8 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(
         return len(looked) - before
 
     for _ in range(3 * WINDOW):  # 1,000 at once are not forgotten more slowly
-        planner.learn(_drafted(2))
-    planner.learn(_drafted(1000))
+        _drafted(planner, 2)
+    _drafted(planner, 1000)
     looks(two)
     enough = int(RENEWED * WINDOW) + 1
     assert looks(two, 100) == 0, "plans alone are no news"
@@ -316,7 +315,7 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(
         assert looks(changed) == 1, change
         # one came and went: what is known of either is known still
         assert looks(two) == looks(changed) == 0
-    planner.learn(_drafted(enough))
+    _drafted(planner, enough)
     assert looks(two) == looks(changed) == 1
     for count in range(1, 2 * MOST_KNOWN):
         looks(lane(count))
@@ -331,9 +330,9 @@ def test_a_lane_is_planned_by_blocks_of_the_kinds_that_are_in_it() -> None:
     planner = planner_of(GPU, explore=0.0)
     for _ in range(30):
         for _ in range(2):
-            planner.learn(a_pass(np.zeros((4, 0)), 0, 0, (0.01, 0.011, 0.0)))
-        planner.learn(_drafted(4, sure=0.9))
-        planner.learn(_drafted(4, sure=0.01, key="formed"))
+            learn(planner, np.zeros((4, 0)), 0, 0, (0.01, 0.011, 0.0))
+        _drafted(planner, 4, sure=0.9)
+        _drafted(planner, 4, sure=0.01, key="formed")
     slots = {
         kinds: planner.next(dataclasses.replace(lane(4), keys=kinds)).terms.slots
         for kinds in (("d",) * 4, ("formed",) * 4, ("d", "d", "d", "formed"), ("new",) * 4)
@@ -342,10 +341,10 @@ def test_a_lane_is_planned_by_blocks_of_the_kinds_that_are_in_it() -> None:
     assert slots[("d", "d", "d", "formed")] == slots[("new",) * 4]
 
 
-def _drafted(count: int, *, sure: float = 0.5, key: str = "d") -> FinishedPass:
+def _drafted(planner: Planner, count: int, *, sure: float = 0.5, key: str = "d") -> None:
     """A pass of whole blocks that were promised and accepted alike."""
     accepted, seconds = round(2 * sure), (0.01, 0.015, 0.003)
-    return a_pass(np.full((count, 7), sure), 2, accepted, seconds, keys=[key] * count)
+    learn(planner, np.full((count, 7), sure), 2, accepted, seconds, keys=[key] * count)
 
 
 def test_other_drafters_make_a_lane_be_looked_at_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from rounds_of import (
     MIXED,
     SLOTS,
     Costs,
-    a_pass,
     lane,
+    learn,
     live,
     planned,
     planner_of,
@@ -26,7 +26,7 @@ from rounds_of import (
 from coordinator.planning.acceptance import AcceptanceEstimator
 from coordinator.planning.cost import OUTLIER, USUAL, RunningRatio
 from coordinator.planning.options import SENT, PlannedLane
-from coordinator.planning.planner import FinishedPass
+from coordinator.planning.planner import Planner
 from coordinator.planning.tries import IN_A_ROW, WAITED
 from dspark.rounds.plan import PLAIN, Plan, PlanKind, Terms, prefixes
 from dspark.synthetic.spec import load_spec
@@ -124,16 +124,16 @@ def test_drafts_begin_where_they_bring_more_than_beginning_costs(
     costs = Costs(lambda t: 10e-3 + 5e-3 * max(t - 2, 0), lambda n, k: 2.6e-3, 2e-3)
     planner = planner_of(costs)
 
-    def learn(rounds: int, outcomes: tuple[int, ...]) -> None:
+    def run(outcomes: tuple[int, ...], rounds: int) -> None:
         said = np.array([[sum(outcomes) / len(outcomes), *[0.0] * (SLOTS - 1)]])
         for number in range(rounds):
             accepted = outcomes[number % len(outcomes)]
-            planner.learn(a_pass(said, 1, accepted, (10e-3, 14.6e-3, 2.6e-3)))
+            learn(planner, said, 1, accepted, (10e-3, 14.6e-3, 2.6e-3))
             planner.next(lane(1, cohorts=1))
 
-    learn(200, (0,) * 19 + (1,))
+    run((0,) * 19 + (1,), 200)
     assert planner.home == (0, 1)
-    learn(800, accepted)
+    run(accepted, 800)
     assert planner.home[0] == slots
 
 
@@ -177,7 +177,7 @@ def test_a_drafter_s_trust_is_in_the_weight_that_the_verifier_compares_with() ->
     for _ in range(40):
         accepted, seconds = np.array([SLOTS, int(rng.integers(0, 2))]), (22e-3, 28e-3, 3e-3)
         sure = np.full((2, SLOTS), 0.9)
-        planner.learn(a_pass(sure, SLOTS, accepted, seconds, keys=["good", "bad"]))
+        learn(planner, sure, SLOTS, accepted, seconds, keys=["good", "bad"])
     plan = planner.next(PlannedLane([4, 6], ["good", "bad"], np.ones(2), CONTEXT))
     good, bad = plan.terms_of(4), plan.terms_of(6)
     assert good.kind is bad.kind is PlanKind.PRICE
@@ -195,7 +195,7 @@ def test_two_cohorts_where_halves_hide_their_drafts_and_one_where_halves_cost_a_
     for costs, cohorts in ((hidden, 2), (flat, 1)):
         planner = planner_of(costs, explore=0.0)
         seconds = (costs.verify_s(320), costs.round_s(320, 64, SLOTS), costs.draft_s(64, SLOTS))
-        planner.learn(a_pass(np.full((64, SLOTS), 0.9), 4, 4, seconds))
+        learn(planner, np.full((64, SLOTS), 0.9), 4, 4, seconds)
         assert planner.next(lane(64)).cohorts == cohorts
         assert planner.next(lane(64, cohorts=1)).cohorts == 1
 
@@ -252,19 +252,19 @@ def of_drafts(plan: Plan) -> Terms:
     return next((each.terms for each in plan.sequences.values() if each.terms), plan.terms)
 
 
-def passed(costs: Costs, sequences: int, slots: int) -> FinishedPass:
+def passed(planner: Planner, costs: Costs, sequences: int, slots: int) -> None:
     """A pass of poor blocks, of which nothing was verified."""
     took, drafted_s = costs.verify_s(sequences), costs.draft_s(sequences, slots)
     between_s = drafted_s + costs.hop_s if slots else 0.0
     seconds = (took, took + between_s, drafted_s * bool(slots))
-    return a_pass(np.full((sequences, slots), 0.2), 0, 0, seconds, drafted=bool(slots))
+    learn(planner, np.full((sequences, slots), 0.2), 0, 0, seconds, drafted=bool(slots))
 
 
 def tried(costs: Costs, plans: int, cohorts: int = 1) -> list[Plan]:
     """Of a lane whose drafts are poor."""
     planner, made, slots = planner_of(costs), list[Plan](), SLOTS
     for _ in range(plans):
-        planner.learn(passed(costs, 64, slots))
+        passed(planner, costs, 64, slots)
         made.append(planner.next(lane(64, cohorts)))
         slots = of_drafts(made[-1]).slots
     return made
@@ -337,7 +337,7 @@ def test_a_try_lasts_until_its_rows_came_and_no_longer_than_they_are_waited_for(
         if run and not slots:
             runs.append(run)
         run = run + 1 if slots else 0
-        planner.learn(passed(costs, 8, slots if run > comes_after else 0))
+        passed(planner, costs, 8, slots if run > comes_after else 0)
     assert len(runs) > 3
     assert {run % lasts for run in runs} == {0}, "of one behind another, too"
 
@@ -360,7 +360,7 @@ def test_empty_blocks_in_a_drafted_round_say_nothing() -> None:
     rounds[0] = 0.9
     draft_s = COSTS["gpu"].draft_s(1, SLOTS)
     for _ in range(40):
-        planner.learn(a_pass(rounds, 0, 0, (20.4e-3, 25e-3, draft_s)))
+        learn(planner, rounds, 0, 0, (20.4e-3, 25e-3, draft_s))
     assert planner.acceptance.usual() == pytest.approx(np.full(SLOTS, 0.9), abs=0.01)
     assert planner.cost.drafting.value == pytest.approx(1.0)
     assert planner.next(lane(4, cohorts=1)).terms.price == pytest.approx(0.9**SLOTS, rel=0.05), (
@@ -437,7 +437,7 @@ def test_passes_with_prompts_say_nothing_of_rounds() -> None:
     planner = planner_of(COSTS["gpu"])
     nothing = np.zeros((4, 0))
     for _ in range(2):
-        planner.learn(a_pass(nothing, 0, 0, (1.0, 1.0, 0.0), prompts=256))
+        learn(planner, nothing, 0, 0, (1.0, 1.0, 0.0), prompts=256)
     assert planner.cost.plain.seen == 0
-    planner.learn(a_pass(nothing, 0, 0, (0.02, 0.03, 0.0)))
+    learn(planner, nothing, 0, 0, (0.02, 0.03, 0.0))
     assert planner.cost.plain.seen == 1
