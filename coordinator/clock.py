@@ -30,7 +30,7 @@ async def until(done: Callable[[], bool], longest_s: float) -> None:
     """Waits until `done`, for `longest_s` seconds at most."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(longest_s):
-            while not done():  # noqa: ASYNC110 - nothing signals it
+            while not done():  # noqa: ASYNC110 - looked at, so nobody has to signal it
                 await asyncio.sleep(LOOK_S)
 
 

@@ -20,6 +20,7 @@ from coordinator.frontend.front_end import ClientsProcess
 from coordinator.lanes.lane_context import LaneContext
 from coordinator.lanes.monitor import Monitor
 from coordinator.queue.scheduler import Scheduler
+from coordinator.reception.pacing import read_pace
 from coordinator.reception.service import GENERATION
 from coordinator.reception.tokenizer import find_tokenizer
 from coordinator.requests.validation import parse_rule
@@ -126,6 +127,7 @@ def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
     """Checks every setting before anything is opened; returns the default policy and rule. Raises
     ConfigError, which names the setting."""
     check_settings(config, "coordinator")
+    read_pace(config)
     if config.otel_endpoint is not None:
         split_endpoint(config.otel_endpoint, "coordinator.otel_endpoint")
     for key, endpoints in (("verify", config.verify), ("draft", config.draft)):

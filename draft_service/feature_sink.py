@@ -27,7 +27,7 @@ from dspark.wire.v1 import features_pb2, features_pb2_grpc
 NAME = "dspark.wire.v1.Features"
 MAX_ROWS = 4096  # of one chunk
 UNTOLD = 64  # done chunks without an acknowledgement, beyond which no more are read
-BOUNDS = Bounds({3: ("projection", KIB), 7: ("token_ids", 5 * MAX_ROWS), 8: ("rows", MAX_MESSAGE)})
+BOUNDS = Bounds({3: ("projection", KIB), 9: ("token_ids", 5 * MAX_ROWS), 10: ("rows", MAX_MESSAGE)})
 
 
 @dataclass(slots=True)

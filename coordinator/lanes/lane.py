@@ -85,13 +85,12 @@ class Lane:
             DrafterEvent: self._drafter_event,
             Draining: lambda said: self._on_draining(said.finish_within_s),
         }
-        metrics.cost_curve_in_force.labels(lane=facts.name).set(float(facts.cost is not None))
         if facts.cost is None:
             log.warning(
                 "lane.no_cost_curve", verifier=facts.name, effect="adaptive verifies everything"
             )
-        self._names = shared.names
-        self._names[facts.name] += 1
+        shared.shown[facts.name] = self._show
+        self._show()
         port.listen(self)
 
     # For the scheduler and the pools.
@@ -198,10 +197,13 @@ class Lane:
         if self._watching is not None:
             self._watching.cancel()
         self._learning.catch_up()
-        self._names[self.facts.name] -= 1
-        if not self._names[self.facts.name]:
-            self._metrics.cost_curve_in_force.remove(self.facts.name)
-            self._learning.show_nothing()
+        self._metrics.cost_curve_in_force.remove(self.facts.name)
+        self._learning.hide()
+        shown = self._shared.shown
+        if shown[self.facts.name] == self._show:
+            del shown[self.facts.name]
+        else:
+            shown[self.facts.name]()  # they have one name in the metrics
         # an end that was announced is no loss to its sequences
         event = LifeEvent.MOVED if self.draining else LifeEvent.ORPHANED
         for placed in reversed(tuple(self._members)):
@@ -297,6 +299,12 @@ class Lane:
         if said.what != "late":
             self._assignment.lost(said.drafter, self._members, said.what)
             self._changed = True
+
+    def _show(self) -> None:
+        """Puts the lane into the metrics."""
+        known = float(self.facts.cost is not None)
+        self._metrics.cost_curve_in_force.labels(lane=self.facts.name).set(known)
+        self._learning.show()
 
     def _find(self, number: int, epoch: int, kind: str) -> Placed | None:
         placed = self._members.find(number, epoch)

@@ -145,9 +145,7 @@ class LaneDrafters:
         """Reports an alarm, or its end, to metrics and log."""
         alarm, version = known.watch.alarm, known.port.facts.fingerprint
         whose = {"drafter": known.port.facts.name, "version": version, "verifier": self._lane}
-        self._metrics.drafters_left_out.labels(lane=self._lane).set(
-            sum(each.watch.alarm is not None for each in self._by_number.values())
-        )
+        self.show()
         if alarm is None:
             log.info("watchdog.recovered", **whose)
             return
@@ -169,7 +167,12 @@ class LaneDrafters:
         tried = f"tried again in {left_s:.0f} s" if left_s > 0.0 else "on trial"
         return f"left out by {self._lane} ({known.watch.alarm.value}), {tried}"
 
-    def show_nothing(self) -> None:
+    def show(self) -> None:
+        """Puts the number of drafters that are left out into the metrics."""
+        left_out = sum(each.watch.alarm is not None for each in self._by_number.values())
+        self._metrics.drafters_left_out.labels(lane=self._lane).set(left_out)
+
+    def hide(self) -> None:
         self._metrics.drafters_left_out.labels(lane=self._lane).set(0)
 
     def choose(self, state: RequestState, besides: int = 0) -> int:

@@ -149,10 +149,15 @@ class RoundLearning:
             self._say_mode()
         return learned
 
-    def show_nothing(self) -> None:
-        """Takes the lane's mode and drafters out of the metrics."""
-        self._show(None)
-        self._drafters.show_nothing()
+    def show(self) -> None:
+        """Puts the lane's mode and drafters into the metrics."""
+        self._show_mode(self._mode)
+        self._drafters.show()
+
+    def hide(self) -> None:
+        """Takes them out of the metrics."""
+        self._show_mode(None)
+        self._drafters.hide()
 
     def _count(self, applied: Applied) -> None:
         metrics, timing = self._metrics, applied.report.timing
@@ -166,12 +171,13 @@ class RoundLearning:
     def _say_mode(self) -> None:
         """Shows operators the lane's mode; plans that try something do not change it."""
         slots, cohorts = self._plans.mode
-        self._show(Mode.PLAIN if not slots else Mode.TWO if cohorts == 2 else Mode.ONE)
-
-    def _show(self, mode: Mode | None) -> None:
+        mode = Mode.PLAIN if not slots else Mode.TWO if cohorts == 2 else Mode.ONE
         if mode is not self._mode:
             self._mode = mode
-            for each in Mode:
-                self._metrics.lane_mode.labels(lane=self._lane, mode=each.value).set(
-                    float(each is mode)
-                )
+            self._show_mode(mode)
+
+    def _show_mode(self, mode: Mode | None) -> None:
+        for each in Mode:
+            self._metrics.lane_mode.labels(lane=self._lane, mode=each.value).set(
+                float(each is mode)
+            )

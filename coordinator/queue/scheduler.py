@@ -57,8 +57,9 @@ class Scheduler:
         self._homes: dict[RequestState, Lane] = {}
         self._lanes: list[Lane] = []
         self._full: set[Lane] = set()
-        self._between_ends = deque[float](maxlen=ENDS)  # seconds, idle ones left out
-        self._last_end = 0.0  # clock time; of the first request after a pause, until one ended
+        self._between_ends = deque[float](maxlen=ENDS)  # seconds, without idle times
+        # clock time of the last end; while none has ended, of the first request after an idle time
+        self._last_end = 0.0
         self._outage: Timer | None = None  # runs from the last loss of a verifier ...
         self._lost_at = 0.0  # ... at this clock time
         # whether a connected verifier runs its first requests

@@ -100,7 +100,7 @@ class AnswerOutput:
         self.index = index
         self.held = held  # leading tokens that the client has: read, and not shown again
         self.answered = 0  # tokens of the answer so far, those held included
-        self.again = 0  # of them, those from before a resume: told again, in no time
+        self.again = 0  # of them, those from before a resume, which took no time
         self.unsaid = 0  # tokens committed after a stop string
         self.end: End | None = None
         self.cached_tokens = 0

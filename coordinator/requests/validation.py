@@ -210,7 +210,8 @@ def _check_prompt(prompt: tuple[int, ...], field: str, longest: int, vocab_size:
         raise InvalidRequest(field, "the prompt is empty")
     if len(prompt) >= longest:
         raise InvalidRequest(
-            field, f"{len(prompt)} tokens leave no room for an answer in a context of {longest}"
+            field,
+            f"{len(prompt)} tokens leave no room for an answer: a sequence has {longest} here",
         )
     check_ids(field, prompt, vocab_size)
 
@@ -256,8 +257,8 @@ def _read_max_tokens(params: generate_pb2.SamplingParams, prompt_len: int, longe
     if params.max_tokens > room:
         raise InvalidRequest(
             field,
-            f"{prompt_len} prompt tokens and {params.max_tokens} more exceed the context of "
-            f"{longest}",
+            f"{prompt_len} prompt tokens and {params.max_tokens} more exceed the {longest} that a "
+            "sequence has here",
         )
     return params.max_tokens
 

@@ -170,7 +170,8 @@ class _Turn:
                 self._open(run)
             except CheckpointError as error:
                 run.refused = str(error)
-        while True:
+        runs = True
+        while runs:
             going = [
                 run
                 for run in self._runs.values()
@@ -178,8 +179,8 @@ class _Turn:
             ]
             if going:
                 self._round(going)
-            elif not self._verify.prefill_next():
-                break
+            else:
+                runs = self._verify.prefill_next()
             for run in self._runs.values():
                 self._begin_answer(run)
         for sequence, run in self._runs.items():

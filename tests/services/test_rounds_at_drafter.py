@@ -431,9 +431,13 @@ async def test_a_verifier_that_says_more_than_is_heard_loses_its_stream(
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_drafter_that_leaves_opens_nobody(drafter: Any) -> None:
+async def test_a_drafter_that_leaves_says_so_to_coordinators_and_opens_nobody(drafter: Any) -> None:
     async with greeted(drafter) as call:
+        stub = draft_pb2_grpc.DraftStub(call.channel)
+        watch = stub.Watch(draft_pb2.WatchRequest(incarnation=drafter.incarnation))
         drafter.draining.begin(5.0)
+        assert 4000 < (await asyncio.wait_for(watch.read(), 10)).finish_within_ms <= 5000
+        watch.cancel()
         assert (await call.open(1)).refusal.reason == RefusalReason.NO_PAGES
 
 

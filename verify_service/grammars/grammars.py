@@ -123,7 +123,7 @@ class Grammars:
             result, size = self._made(constraint, cpu_s, until)
         except Exception as error:
             result, size = Refusal(RefusalReason.INTERNAL, f"its compiler failed: {error}"), 0
-        # one of its own is kept: a future holds the callbacks of all who waited for it
+        # not the job's own future: that holds the callbacks of all who waited for it
         kept: Future[Grammar | Refusal] = Future()
         kept.set_result(result)
         with self._lock:

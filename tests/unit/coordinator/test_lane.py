@@ -15,7 +15,8 @@ from rounds_cell import RoundsCell, ToyPair, costs, virtual
 from coordinator.answers.answer import End, Reason
 from coordinator.config import CoordinatorConfig
 from coordinator.lanes.request_state import RequestState
-from coordinator.planning.watchdog import PAUSE_S
+from coordinator.lanes.round_learning import Mode
+from coordinator.planning.watchdog import PAUSE_S, Alarm
 from coordinator.queue.scheduler import FORM_RETRY_S
 from coordinator.requests.request import Request
 from coordinator.watching import explaining
@@ -811,12 +812,23 @@ async def test_answers_that_end_together_with_their_verifier_leave_the_others_th
 @virtual
 async def test_a_lane_that_closes_leaves_the_metrics_of_the_next_one_of_its_name() -> None:
     cell = RoundsCell()
-    name, shown = cell.lane.facts.name, cell.metrics.registry.get_sample_value
-    cell.add_verifier(name)
+    name, value = cell.lane.facts.name, cell.metrics.registry.get_sample_value
+
+    def shown() -> list[float | None]:
+        modes = [value("dspark_lane_mode", {"lane": name, "mode": mode.value}) for mode in Mode]
+        whole = {"lane": name}
+        rest = ("dspark_cost_curve_in_force", "dspark_drafters_left_out")
+        return [*modes, *(value(each, whole) for each in rest)]
+
+    next(iter(cell.lane._drafters._by_number.values())).watch.alarm = Alarm.COLLAPSE
+    cell.lane._drafters.show()
+    lane = cell.add_verifier(name)
+    lane._learning._mode = Mode.ONE
+    lane._learning.show()
     cell.lose_verifier()
-    assert shown("dspark_cost_curve_in_force", {"lane": name}) == 1.0
+    assert shown() == [float(mode is Mode.ONE) for mode in Mode] + [1.0, 0.0]
     cell.lose_verifier()
-    assert shown("dspark_cost_curve_in_force", {"lane": name}) is None
+    assert shown() == [0.0] * len(Mode) + [None, 0.0]
 
 
 @virtual
