@@ -211,7 +211,7 @@ def _check_prompt(prompt: tuple[int, ...], field: str, longest: int, vocab_size:
     if len(prompt) >= longest:
         raise InvalidRequest(
             field,
-            f"{len(prompt)} tokens leave no room for an answer: a sequence has {longest} here",
+            f"{len(prompt)} tokens leave no room for an answer in the context here, {longest}",
         )
     check_ids(field, prompt, vocab_size)
 
@@ -257,8 +257,8 @@ def _read_max_tokens(params: generate_pb2.SamplingParams, prompt_len: int, longe
     if params.max_tokens > room:
         raise InvalidRequest(
             field,
-            f"{prompt_len} prompt tokens and {params.max_tokens} more exceed the {longest} that a "
-            "sequence has here",
+            f"{prompt_len} prompt tokens and {params.max_tokens} more exceed the context here, "
+            f"{longest}",
         )
     return params.max_tokens
 

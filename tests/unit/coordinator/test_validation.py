@@ -113,8 +113,8 @@ def test_what_is_malformed_is_refused_by_field_name(field: str, message: g.Gener
 @pytest.mark.parametrize(
     ("message", "told"),
     [
-        (ask((5,) * 45), "45 tokens leave no room for an answer: a sequence has 40 here"),
-        (ask(max_tokens=39), "2 prompt tokens and 39 more exceed the 40 that a sequence has here"),
+        (ask((5,) * 45), "45 tokens leave no room for an answer in the context here, 40"),
+        (ask(max_tokens=39), "2 prompt tokens and 39 more exceed the context here, 40"),
         (ask(stop_token_ids=list(range(65))), "65 ids, at most 64 are allowed"),
         (ask(logit_bias={7: 1.0, 100: 1.0}), "token id 100 is not below the vocabulary size 100"),
     ],
