@@ -2,16 +2,15 @@
 fastest.
 
 A step of a server multiplies 1 to some hundred rows with every weight of a model, and with few rows
-the cost is the bytes of weight that are read. On a CPU in fp32 three forms beat the checkpoint's
+the cost is the bytes of weight that are read. On a CPU in fp32 two forms beat the checkpoint's
 [out, in]:
 
 * half: weights whose numbers fp16 holds exactly (those of a bf16 checkpoint do) are read in fp16,
   multiplied and summed in fp32: half the bytes, the same products;
-* packed: the library's own blocked form, for large weights;
-* columns: [in, out], for small ones.
+* columns: [in, out], for others.
 
-Elsewhere the checkpoint's layout stays. The form of a weight depends on its shape and numbers
-alone, never on a clock, so that two processes round alike.
+Elsewhere the checkpoint's layout stays. The form of a weight depends on its numbers alone, never on
+a clock, so that two processes round alike.
 """
 
 from __future__ import annotations
@@ -25,9 +24,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-# size of a weight from which the packed form is faster than columns, from 2 rows on
-PACK_FROM = 150_000
-PACK_FOR_ROWS = 64  # the row count the packed form is optimised for; it serves all others too
 HALF_ERROR = 1e-7  # relative change of a weight, in norm, that is ignored: one rounding of fp32
 COPY_AT_MOST = 64 << 20  # bytes a second copy of a tied weight may take
 
@@ -44,21 +40,17 @@ class Product:
         joined = torch.cat(weights) if len(weights) > 1 else weights[0]
         self._bias = _joined_bias(layers)
         self._half: Any = None
-        self._packed: Any = None
         self.form = _choose(joined, may_copy)
         self.copied = 0  # bytes beyond the layers' own
         if self.form == "half":
             self._half = torch.ops.quantized.linear_prepack_fp16(joined.contiguous(), self._bias)
             self.copied = joined.numel() * 2
-        elif self.form == "packed":
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(
-                joined.contiguous(), PACK_FOR_ROWS
-            )
-            self.copied = joined.numel() * 4
         else:
-            columns = self.form == "columns" and joined.is_contiguous()
+            own = len(layers) == 1  # in the layer's storage, which a tied weight shares
+            columns = self.form == "columns" and joined.is_contiguous() and (may_copy or not own)
             self._weight = joined.t().contiguous().t() if columns else joined
-            if len(layers) > 1:
+            self.copied = joined.numel() * 4 if columns and own else 0
+            if not own:
                 parts = torch.split(self._weight, [w.shape[0] for w in weights])
                 for layer, part in zip(layers, parts, strict=True):
                     layer.weight = nn.Parameter(part, requires_grad=False)
@@ -67,20 +59,10 @@ class Product:
         if self._half is not None:
             half: Tensor = _half_product()(x, self._half)
             return half
-        if self._packed is not None:
-            packed: Tensor = torch.ops.mkldnn._linear_pointwise.default(
-                x, self._packed, self._bias, "none", [], ""
-            )
-            return packed
         return linear(x, self._weight, self._bias)
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
         """The product plus residual [T, out]."""
-        if self._packed is not None:
-            packed: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
-                x, residual, self._packed, self._bias, "add"
-            )
-            return packed
         if self._half is None and self._bias is None:
             return torch.addmm(residual, x, self._weight.t())
         return self(x).add_(residual)
@@ -110,11 +92,7 @@ def _joined_bias(layers: Sequence[nn.Linear]) -> Tensor | None:
 def _choose(weight: Tensor, may_copy: bool) -> str:
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return "plain"
-    if may_copy and half_works() and _fits_half(weight):
-        return "half"
-    if may_copy and weight.numel() >= PACK_FROM and packing_works():
-        return "packed"
-    return "columns"
+    return "half" if may_copy and half_works() and _fits_half(weight) else "columns"
 
 
 def _fits_half(weight: Tensor) -> bool:
@@ -128,7 +106,9 @@ def _fits_half(weight: Tensor) -> bool:
 @torch.inference_mode()
 def half_works() -> bool:
     """Whether this build multiplies fp32 rows with fp16 weights, and sums in fp32."""
-    x, weight, bias = _example(torch.bfloat16)
+    draw = torch.Generator().manual_seed(3)
+    x, weight = torch.randn(3, 40, generator=draw), torch.randn(48, 40, generator=draw)
+    weight, bias = weight.bfloat16().float(), torch.randn(48, generator=draw)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -138,30 +118,6 @@ def half_works() -> bool:
     except (RuntimeError, AttributeError):
         return False
     return torch.allclose(made, linear(x, weight, bias), atol=1e-5)
-
-
-@functools.cache
-@torch.inference_mode()
-def packing_works() -> bool:
-    """Whether this build packs weights and multiplies with them correctly."""
-    x, weight, bias = _example(torch.float32)
-    other = x.new_ones(x.shape[0], weight.shape[0])
-    try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_FOR_ROWS)
-        plain = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-        added = torch.ops.mkldnn._linear_pointwise.binary(x, other, packed, bias, "add")
-    except (RuntimeError, AttributeError):
-        return False
-    expected = linear(x, weight, bias)
-    return torch.allclose(plain, expected, atol=1e-5) and torch.allclose(
-        added, expected + other, atol=1e-5
-    )
-
-
-def _example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(3)
-    x, weight = torch.randn(3, 40, generator=draw), torch.randn(48, 40, generator=draw)
-    return x, weight.to(dtype).float(), torch.randn(48, generator=draw)
 
 
 def favour_few_rows(module: nn.Module) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from dspark.model.products import PACK_FROM, Product
+from dspark.model.products import Product
 from dspark.model.target import TargetTaps
 from tests.architectures.families import SHAPE
 from tests.unit.verify_service.test_families import PACKED, family, loud
@@ -75,7 +75,6 @@ def test_every_form_of_a_product_is_the_product() -> None:
     torch.manual_seed(0)
     for out, scale, bf16 in (
         (40, 0.1, True),
-        (PACK_FROM // 64 + 1, 0.1, False),
         (40, 0.1, False),
         (40, 1e6, True),
     ):
@@ -94,7 +93,7 @@ def test_every_form_of_a_product_is_the_product() -> None:
                 product.plus(x, residual), expected + residual, rtol=1e-5, atol=1e-5 * scale + 1e-5
             )
             torch.testing.assert_close(torch.cat([layer(x) for layer in layers], dim=-1), expected)
-    assert forms == {"half", "packed", "columns"}
+    assert forms == {"half", "columns"}
 
 
 def test_weights_that_fp16_would_change_are_not_read_in_fp16() -> None:
@@ -105,4 +104,8 @@ def test_weights_that_fp16_would_change_are_not_read_in_fp16() -> None:
     assert Product([layer]).form == "columns"
     layer.weight[0, 0] = 1e-9  # below the smallest fp16 number: no sum can tell
     assert Product([layer]).form == "half"
-    assert Product([layer], may_copy=False).form == "columns"
+    own = Product([layer], may_copy=False)
+    assert (own.copied, own._weight.data_ptr()) == (0, layer.weight.data_ptr())
+    assert Product([layer]).copied == layer.weight.numel() * 2
+    layer.weight[0, 0] = 0.1
+    assert Product([layer]).copied == layer.weight.numel() * 4
