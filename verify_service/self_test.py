@@ -95,14 +95,12 @@ def disagreement(runner: Runner, cases: list[Case]) -> str | None:
     try:
         with _around(runner.rotation):
             worst, scale = _run(runner, cases)
-            if runner.path == "stateful":
-                worst = max(worst, _side_by_side(runner, cases))
     except torch.OutOfMemoryError:  # no fault of the runner: another one would only hide it
         raise
     except Exception as error:  # any error of an unknown model means "not eligible"
         return f"{type(error).__name__}: {error}"[:300]
     finally:
-        for key in range(len(cases) + 2):
+        for key in range(len(cases)):
             runner.release(key)
         runner.reset()
     bound = _bound(cases, scale)
@@ -194,6 +192,13 @@ def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
             (True, [segment(2, _PROMPT, _PROMPT + 1), segment(0, last)]),
             (True, [segment(1, ready), segment(2, _PROMPT + 1)]),
         ]
+    if runner.path == "stateful":  # sequences of equal length, from their beginning
+        whole = len(short.token_ids)
+        passes += [
+            (True, [segment(number, 0, ready) for number in (0, 1)]),
+            (False, [segment(number, ready, whole, wrong_from=ready) for number in (0, 1)]),
+            (True, [segment(number, ready, whole) for number in (0, 1)]),
+        ]
     worst = scale = 0.0
     for number, (compared, segments) in enumerate([*passes, passes[-1]]):
         rows = None if number < len(passes) else [0]  # the last pass requests only some rows
@@ -212,19 +217,3 @@ def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
             worst = max(worst, float((logits - reference).abs().max()))
             scale = max(scale, float(reference.abs().max()))
     return worst, scale
-
-
-def _side_by_side(runner: Runner, cases: list[Case]) -> float:
-    """Largest difference for two sequences of equal length, with a rolled-back draft in between."""
-    length = min(len(case.token_ids) for case in cases[:2])
-    worst, ready = 0.0, length - 4
-    for start, stop, wrong in ((0, ready, False), (ready, length, True), (ready, length, False)):
-        segments = []
-        for number, case in enumerate(cases[:2]):
-            ids = [(token + wrong) % case.logits.shape[-1] for token in case.token_ids[start:stop]]
-            segments.append(Segment(len(cases) + number, start, ids, range(stop), case.prompt))
-        logits = runner.run(segments, None).logits
-        if not wrong:
-            reference = torch.cat([case.logits[start:stop] for case in cases[:2]])
-            worst = max(worst, float((logits - reference).abs().nan_to_num(torch.inf).max()))
-    return worst
