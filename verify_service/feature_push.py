@@ -2,8 +2,8 @@
 
 Each drafter has one stream for rows beside that of its rounds, so a long prompt never delays a
 round. Queues are bounded and senders never wait: rows that do not fit, or that a broken stream
-leaves behind, are dropped and counted, and listeners are notified. After a pause a broken stream is
-opened again, usually to a new incarnation of the drafter.
+leaves behind, are dropped and counted, and listeners are notified. These lose the drafter, and try
+it again after a pause; the next rows open another stream.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import structlog
 from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, open_channel
 from dspark.runtime.worker import Worker
+from dspark.wire.finite import bytes_in
 from dspark.wire.v1 import features_pb2, features_pb2_grpc, types_pb2
 from verify_service.batch_runner import FeatureRun
 from verify_service.engine_core import EngineCore
 
 log = structlog.get_logger("dspark.feature_push")
 
-PAUSE_S = 1.0  # after a stream broke, before the drafter is tried again
 IDLE_S = 300.0  # without new rows, after which a stream is closed when another opens
 BULK_ROWS = 512  # rows of one bulk message
 MAX_ENDPOINT = 256
@@ -70,16 +70,19 @@ class FeaturePush:
 
     def push(self, sink: Sink, run: FeatureRun) -> None:
         """Queues rows for a sink without waiting; rows that cannot be queued are reported lost."""
-        link, count = self._link(sink), len(run.token_ids)
-        if link is not None and link.offer(self._chunk(sink, run), count):
-            return
-        reason, why = ("broken", "broken") if link is None else ("queue_full", "too many rows wait")
-        self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(count)
-        self._lost(sink, why)
+        count = len(run.token_ids)
+        if not self._link(sink).offer(self._chunk(sink, run), count):
+            self._metrics.dropped.labels(kind="feature_rows", reason="queue_full").inc(count)
+            self._lost(sink, "too many rows wait")
 
     def _came(self, sink: Sink, ack: features_pb2.FeatureAck) -> None:
         for listener in self.listeners:
             listener.rows_came(sink, ack)
+
+    def _broke(self, link: _Link, why: str) -> None:
+        if self._links.get(link.sink) is link:
+            self._let_go(link.sink)
+        self._lost(link.sink, why)
 
     def _lost(self, sink: Sink, why: str) -> None:
         for listener in self.listeners:
@@ -102,14 +105,9 @@ class FeaturePush:
         links, self._links = list(self._links.values()), {}
         await asyncio.gather(*(link.close() for link in links), *self._closing)
 
-    def _link(self, sink: Sink) -> _Link | None:
+    def _link(self, sink: Sink) -> _Link:
         now = time.monotonic()
         link = self._links.get(sink)
-        if link is not None and link.broken_at is not None:
-            if now - link.broken_at < PAUSE_S:
-                return None
-            self._let_go(sink)
-            link = None
         if link is None:
             for other, idle in [(s, now - each.used_at) for s, each in self._links.items()]:
                 if idle > IDLE_S:
@@ -131,10 +129,9 @@ class _Link:
     """The stream of feature rows to one drafter."""
 
     def __init__(self, push: FeaturePush, sink: Sink, channel: grpc.aio.Channel) -> None:
-        self._came, self._lost = push._came, push._lost
+        self._came, self._broke = push._came, push._broke
         self.used_at = time.monotonic()
-        self.broken_at: float | None = None
-        self._sink = sink
+        self.sink = sink
         self._metadata = auth_metadata(push._worker.security.token)
         self._queue_rows = push._worker.engine.config.push_queue_rows
         self._metrics, self._channel = push._metrics, channel
@@ -173,7 +170,7 @@ class _Link:
                 travelling.append(rows)
                 self._metrics.feature_rows.labels(direction="sent").inc(rows)
                 self._metrics.bytes.labels(direction="sent", kind="features").inc(
-                    len(chunk.rows.data)
+                    bytes_in(chunk.rows)
                 )
                 yield chunk
 
@@ -190,17 +187,14 @@ class _Link:
                     self._metrics.dropped.labels(
                         kind="feature_chunk", reason="refused_by_sink"
                     ).inc(len(ack.refused))
-                self._came(self._sink, ack)
+                self._came(self.sink, ack)
             raise ConnectionError("the drafter ended the stream")
         except Exception as error:  # also a bug: the next rows open a new stream
             reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else str(error)
             bug = None if isinstance(error, (grpc.aio.AioRpcError, ConnectionError)) else error
-            self.broken_at = time.monotonic()
-            log.warning(
-                "feature_push.broken", sink=self._sink.endpoint, reason=reason, exc_info=bug
-            )
+            log.warning("feature_push.broken", sink=self.sink.endpoint, reason=reason, exc_info=bug)
             self._drop_queued("broken")
-            self._lost(self._sink, reason)
+            self._broke(self, reason)
         finally:
             if travelling:
                 self._metrics.dropped.labels(kind="feature_rows", reason="unacknowledged").inc(

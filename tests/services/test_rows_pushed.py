@@ -6,12 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
-import pytest
 
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import features_pb2, features_pb2_grpc
 from tests.unit.verify_service.test_feature_push import pusher, rows
-from verify_service import feature_push
 from verify_service.feature_push import Sink
 
 
@@ -46,10 +44,7 @@ class FailingOnce:
         self.heard.put_nowait(why)
 
 
-async def test_a_stream_that_a_bug_ends_is_lost_and_the_next_rows_get_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(feature_push, "PAUSE_S", 0.0)
+async def test_a_stream_that_a_bug_ends_is_lost_and_the_next_rows_get_another() -> None:
     server = grpc.aio.server()
     features_pb2_grpc.add_FeaturesServicer_to_server(Acknowledging(), server)  # type: ignore[no-untyped-call]
     sink = Sink(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", 5)
