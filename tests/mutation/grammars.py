@@ -161,5 +161,11 @@ GRAMMARS = [
             'key = _key("", constraint)',
             SCHEMA,
         ),
+        (
+            "a kept grammar holds those who waited for it",
+            "(kept, size + _REFUSED_BYTES)",
+            "(future, size + _REFUSED_BYTES)",
+            (f"{G}test_grammars.py::test_who_waited_for_a_grammar_is_not_kept_with_it",),
+        ),
     ),
 ]

@@ -232,6 +232,14 @@ JOURNALS = [
     *in_file(
         "coordinator/reception/output_processor.py",
         (
+            "tokens of before a resume make the others look fast",
+            "            self.again += kept\n",
+            "            pass\n",
+            (
+                f"{C}test_output_processor.py::test_tokens_of_before_a_resume_are_in_no_time_per_token",
+            ),
+        ),
+        (
             "tokens that the client holds are shown again",
             "had = min(max(self.held - self.answered, 0), len(piece.tokens))",
             "had = 0",

@@ -24,6 +24,14 @@ LANES: list[Mutant] = [
     *in_file(
         "coordinator/queue/scheduler.py",
         (
+            "a tenant whose requests run is forgotten",
+            "tuple(self._alive())",
+            "self._alive()",
+            (
+                "tests/unit/coordinator/test_fairness.py::test_a_tenant_that_has_a_request_is_not_forgotten",
+            ),
+        ),
+        (
             "who fits into no lane stands at the head of the queue",
             "[self._line.first(tenant, able) for tenant in tenants]",
             "[each if able(each) else None for tenant in tenants\n"
@@ -44,6 +52,12 @@ LANES: list[Mutant] = [
     ),
     *in_file(
         "coordinator/lanes/lane.py",
+        (
+            "a lane that closes takes the metrics of the next one of its name",
+            "            shown[self.facts.name]()  # they have one name in the metrics\n",
+            "            pass\n",
+            (f"{L}a_lane_that_closes_leaves_the_metrics_of_the_next_one_of_its_name",),
+        ),
         (
             "R6: whoever moves is dropped",
             "Release(placed.number, placed.epoch, How.SETTLE)",
