@@ -425,7 +425,7 @@ STREAMS: list[Mutant] = [
             "a drafter that leaves opens newcomers",
             "        if self._worker.draining.is_set():",
             "        if False:",
-            (f"{D}a_drafter_that_leaves_says_so_and_opens_nobody",),
+            (f"{D}a_drafter_that_leaves_says_so_to_coordinators_and_opens_nobody",),
         ),
     ),
     *in_file(
