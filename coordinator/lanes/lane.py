@@ -89,7 +89,7 @@ class Lane:
             log.warning(
                 "lane.no_cost_curve", verifier=facts.name, effect="adaptive verifies everything"
             )
-        shared.shown[facts.name] = self._show
+        shared.shown.setdefault(facts.name, []).append(self._show)
         self._show()
         port.listen(self)
 
@@ -199,11 +199,12 @@ class Lane:
         self._learning.catch_up()
         self._metrics.cost_curve_in_force.remove(self.facts.name)
         self._learning.hide()
-        shown = self._shared.shown
-        if shown[self.facts.name] == self._show:
-            del shown[self.facts.name]
+        shown = self._shared.shown[self.facts.name]
+        shown.remove(self._show)
+        if shown:  # another process of this name: it comes back, or its successor is there
+            shown[-1]()
         else:
-            shown[self.facts.name]()  # they have one name in the metrics
+            del self._shared.shown[self.facts.name]
         # an end that was announced is no loss to its sequences
         event = LifeEvent.MOVED if self.draining else LifeEvent.ORPHANED
         for placed in reversed(tuple(self._members)):

@@ -46,8 +46,8 @@ class RoundWatch(Protocol):
 @dataclass(frozen=True, slots=True)
 class LaneContext:
     """What all lanes of a coordinator share. load: sequences per drafter; shown: by verifier's
-    name, puts its newest lane into the metrics: the one before may close later; write: makes
-    commits and epochs durable before a client sees them, None without a journal."""
+    name, what puts each of its lanes into the metrics, the newest last; write: makes commits and
+    epochs durable before a client sees them, None without a journal."""
 
     clock: Clock
     metrics: Metrics
@@ -55,5 +55,5 @@ class LaneContext:
     config: CoordinatorConfig = field(default_factory=CoordinatorConfig)
     watch: RoundWatch | None = None
     load: Counter[DrafterPort] = field(default_factory=Counter)
-    shown: dict[str, Callable[[], None]] = field(default_factory=dict)
+    shown: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
     write: Callable[[], None] | None = None

@@ -54,7 +54,7 @@ LANES: list[Mutant] = [
         "coordinator/lanes/lane.py",
         (
             "a lane that closes takes the metrics of the next one of its name",
-            "            shown[self.facts.name]()  # they have one name in the metrics\n",
+            "            shown[-1]()\n",
             "            pass\n",
             (f"{L}a_lane_that_closes_leaves_the_metrics_of_the_next_one_of_its_name",),
         ),

@@ -827,8 +827,13 @@ async def test_a_lane_that_closes_leaves_the_metrics_of_the_next_one_of_its_name
     lane._learning.show()
     cell.lose_verifier()
     assert shown() == [float(mode is Mode.ONE) for mode in Mode] + [1.0, 0.0]
+    last = cell.add_verifier(name)
+    assert shown() == [0.0] * len(Mode) + [1.0, 0.0]
+    cell.lose_verifier(cell.lanes.index(last))
+    assert shown() == [float(mode is Mode.ONE) for mode in Mode] + [1.0, 0.0]
     cell.lose_verifier()
     assert shown() == [0.0] * len(Mode) + [None, 0.0]
+    assert cell.lanes == []
 
 
 @virtual
