@@ -58,7 +58,8 @@ class GrammarMatcher:
                     return
                 if self._matcher.accept_token(token):
                     continue
-                if self._masks((), until)[0, token // 32] >> token % 32 & 1 == 0:
+                ends = self._masks((), until)[0] & self._ends
+                if ends[token // 32] >> token % 32 & 1 == 0:
                     raise ValueError(f"token {token} does not continue the answer")
                 self._over = True  # a stop token, allowed because no other token is
 

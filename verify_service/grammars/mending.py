@@ -1,7 +1,8 @@
 """Corrects serialized grammars before compilation, so that answers are valid text and JSON strings.
 
 Character classes exclude surrogates, and strings of bounded length exclude control characters,
-which JSON does not allow. Regular expressions of a schema are compiled like stand-alone ones and
+which JSON does not allow. Classes behind a rule get rules of their own, as the compiler's masks are
+wrong for some of them. Regular expressions of a schema are compiled like stand-alone ones and
 escaped as in JSON. The compiler's own grammar for them inside a schema accepts too much where an
 optional part ends in a repetition, `(-a+)?`, and accepts unescaped characters that JSON escapes.
 """
@@ -45,7 +46,25 @@ def mend(told: Told, of_expression: Callable[[str], Told]) -> None:
         elif kind == Kind.BYTES:
             _refuse_halves(parts)
     _keep_keys_apart(told["rules"], made)
+    _name_classes_behind_rules(told, made)
     put_expressions(told, made)
+
+
+def _name_classes_behind_rules(told: Told, made: list[tuple[int, list[int]]]) -> None:
+    """Makes a rule, in place, of each class behind a rule that has characters of three bytes. Else
+    masks of xgrammar 0.2.8, which look from a rule at what follows, allow tokens that leave the
+    form."""
+    rules, behind = told["rules"], set[int]()
+    plain = [-1, *rules[told["root_rule_id"]][3:]]  # looks at nothing behind it
+    for parts in [parts for kind, parts in made if kind == Kind.SEQUENCE]:
+        kinds = [made[part][0] in (Kind.RULE, Kind.REPEAT) for part in parts]
+        behind.update(parts[kinds.index(True) :] if any(kinds) else ())
+    for place in sorted(behind):
+        kind, parts = made[place]
+        if kind == Kind.CLASS and (parts[0] or max(parts[1:], default=0) > 0x7FF):
+            made[place] = (Kind.RULE, [len(rules)])
+            rules.append([f"class {place}", len(made) + 2, *plain])
+            made += [(kind, parts), (Kind.SEQUENCE, [len(made)]), (Kind.CHOICES, [len(made) + 1])]
 
 
 def _keep_keys_apart(rules: list[list[Any]], made: list[tuple[int, list[int]]]) -> None:
