@@ -21,6 +21,9 @@ BYTES = [bytes([byte]) for byte in range(256)]
 NODE = {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}
 
 
+CIRCLE = "ever ends|Circular"  # from 0.2.9 on the compiler finds some of them itself
+
+
 def tagged(expression: str) -> str:
     elements = [{"type": "regex", "pattern": expression}]
     return json.dumps(
@@ -338,7 +341,7 @@ def test_a_pattern_is_written_as_json_writes_it(
             {"type": "array", "unevaluatedItems": {"not": {"type": "string"}}},
             "/unevaluatedItems: not",
         ),
-        ({"$ref": "#"}, "ever ends"),
+        ({"$ref": "#"}, CIRCLE),
         ({"$defs": {"n": NODE}, "$ref": "#/$defs/n"}, "ever ends"),
         ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "ever ends"),
         (
@@ -346,7 +349,7 @@ def test_a_pattern_is_written_as_json_writes_it(
                 "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
                 "$ref": "#/$defs/a",
             },
-            "ever ends",
+            CIRCLE,
         ),
     ],
 )
