@@ -10,18 +10,20 @@ import contextlib
 import json
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
-from tokenizers.decoders import DecodeStream
 
 from dspark.errors import ConfigError
 from dspark.targets import imported, is_imported
 from dspark.token_bytes import CONFIG, FILE, special_tokens, spelling
 
 _WINDOW = 4  # last prompt tokens, on which the text of the answer's first token depends
+# Ids that are held back at most: a character has four bytes, and a token may end inside the next.
+_HELD = 16
 
 
 class Tokenizer:
@@ -78,7 +80,7 @@ class Tokenizer:
         return text
 
     def stream(self, prompt: Sequence[int], *, skip_special: bool) -> TextStream:
-        return TextStream(self, self._backend, prompt[-_WINDOW:], skip_special)
+        return TextStream(self, prompt[-_WINDOW:], skip_special)
 
 
 def find_tokenizer(target: str | None, revision: str | None) -> Tokenizer | None:
@@ -147,49 +149,35 @@ def find_file(target: str | None, name: str, revision: str | None) -> Path | Non
 
 
 class TextStream:
-    """The text of one answer as its ids arrive."""
+    """The text of one answer as its ids arrive: what the text of the newest ids together has, and
+    that of the ids before them has not."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, backend: Any, prefix: Sequence[int], skip_special: bool
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._backend = backend
-        self._skip_special = skip_special
-        self._stream: Any = DecodeStream(list(prefix), skip_special)
+    def __init__(self, tokenizer: Tokenizer, prefix: Sequence[int], skip_special: bool) -> None:
+        self._decode = partial(tokenizer.decode, skip_special=skip_special)
         self._before = list(prefix)  # ids of the newest complete piece
+        self._said = self._decode(self._before)
         self._pending: list[int] = []  # ids since then
 
     def push(self, token: int) -> str:
         """Adds a token; returns the text it completes, often none in the middle of a character."""
         self._pending.append(token)
-        piece = self._step(token)
-        if not piece:
-            return ""
-        if self._pending:
-            self._before, self._pending = self._pending, []
-        return piece
-
-    def _step(self, token: int) -> str | None:
-        try:
-            piece: str | None = self._stream.step(self._backend, token)
-        except Exception:
-            # the library fails on some malformed byte sequences; the text continues after them
-            flushed = list(self._pending)
-            piece = self.flush()
-            self._stream = DecodeStream(flushed[-_WINDOW:], self._skip_special)
-            self._before = flushed
-        return piece
+        whole = self._whole()
+        incomplete = whole.endswith("\ufffd") or len(whole) <= len(self._said)
+        return "" if incomplete and len(self._pending) < _HELD else self._told(whole)
 
     def flush(self) -> str:
         """Returns the text of the ids that `push` still holds back, replacement characters
         included."""
-        if not self._pending:
-            return ""
-        before = self._tokenizer.decode(self._before, skip_special=self._skip_special)
-        whole = self._tokenizer.decode(
-            [*self._before, *self._pending], skip_special=self._skip_special
-        )
-        alone = self._tokenizer.decode(self._pending, skip_special=self._skip_special)
-        self._pending = []
+        return self._told(self._whole()) if self._pending else ""
+
+    def _whole(self) -> str:
+        return self._decode([*self._before, *self._pending])
+
+    def _told(self, whole: str) -> str:
+        pending, self._pending = self._pending, []
+        alone = self._decode(pending)
         # Bytes that are no character can change how the bytes before them are decoded.
-        return whole[len(before) :] if whole.startswith(before) else alone
+        piece = whole[len(self._said) :] if whole.startswith(self._said) else alone
+        if piece:
+            self._before, self._said = pending, alone
+        return piece

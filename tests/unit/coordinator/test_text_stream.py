@@ -12,7 +12,7 @@ from tokenizers import decoders, models
 from coordinator.reception.tokenizer import Tokenizer
 
 WORDS = ["▁a", "▁b", "a", "b"]
-EURO = [0xE2, 0x82, 0xAC]
+EURO, REPLACEMENT = [0xE2, 0x82, 0xAC], [0xEF, 0xBF, 0xBD]
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,7 @@ def tokenizer() -> Tokenizer:
         decoders.Strip(" ", 1, 0),
     ]
     backend.decoder = decoders.Sequence(parts)
+    backend.add_special_tokens(["<s>"])
     return Tokenizer(backend)
 
 
@@ -63,3 +64,23 @@ def test_half_a_character_is_held_back_and_flushed_at_the_end(tokenizer: Tokeniz
     assert [stream.push(byte) for byte in EURO] == ["", "", "€"]
     assert stream.push(EURO[0]) == ""
     assert stream.flush() == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_bytes_that_never_become_a_character_are_said_all_the_same(tokenizer: Tokenizer) -> None:
+    stream = tokenizer.stream([256], skip_special=True)
+    said = [stream.push(0x80) for _ in range(64)]
+    assert "".join(said) == "\N{REPLACEMENT CHARACTER}" * 64
+    assert stream.flush() == ""
+
+
+@pytest.mark.parametrize("end", [REPLACEMENT, EURO[:2]], ids=["replacement", "half"])
+def test_an_answer_does_not_repeat_the_broken_end_of_its_prompt(
+    end: list[int], tokenizer: Tokenizer
+) -> None:
+    assert _streamed(tokenizer, [256, *end], [257, 258]) == " ba"
+
+
+def test_a_word_behind_tokens_without_text_keeps_its_space(tokenizer: Tokenizer) -> None:
+    special = tokenizer.id_of("<s>")
+    assert special is not None
+    assert _streamed(tokenizer, [256], [258, *[special] * 40, 257]) == "a b"
