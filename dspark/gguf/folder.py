@@ -39,8 +39,13 @@ Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
 
 _ENDS = ("eos", "eot", "eom")  # tokens that end an answer, as a file may name them
 _SPARE_BYTES = 32 << 20  # besides the weights: the tokenizer, and what a file system reserves
-# Vocabularies whose merges were learned with every digit alone; the library has no rule for them.
-_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r")
+# How texts are split before merges: rules that the library does not name. GPT-2's is its default.
+_SINGLE_DIGITS = (
+    "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b",
+)  # fmt: skip
+_AS_GPT2 = (
+    "gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "mpt", "olmo", "trillion", "granite-docling",
+)  # fmt: skip
 
 
 def import_gguf(file: str | Path, out: str | Path, progress: Progress | None = None) -> None:
@@ -135,9 +140,15 @@ def save_tokenizer(file: Path, settings: Mapping[str, Any], folder: Path) -> Non
     """Writes the tokenizer's files to `folder`; raises CheckpointError for a vocabulary it cannot
     read."""
     from transformers import PreTrainedTokenizerFast
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
     from transformers.utils import logging
 
     logging.set_verbosity_error()
+    pre = str(settings.get("tokenizer.ggml.pre"))
+    if settings.get("tokenizer.ggml.model") == "gpt2" and not (
+        pre in _SINGLE_DIGITS or pre in _AS_GPT2 or pre in GGUF_PRE_TOKENIZER_SPLITS
+    ):  # any other would give prompts ids that the target has not learned
+        raise CheckpointError(f"tokenizer.ggml.pre: {pre[:64]!r} is no rule known here")
     try:
         with tempfile.TemporaryDirectory() as alone:  # files beside it would be read too
             (Path(alone) / file.name).symlink_to(file.resolve())
@@ -145,7 +156,7 @@ def save_tokenizer(file: Path, settings: Mapping[str, Any], folder: Path) -> Non
                 alone, gguf_file=file.name, local_files_only=True
             )
         tokenizer.save_pretrained(folder)
-        if settings.get("tokenizer.ggml.pre") in _SINGLE_DIGITS:
+        if pre in _SINGLE_DIGITS:
             _split_digits(folder / "tokenizer.json")
     except OSError:
         raise

@@ -15,6 +15,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from coordinator.http.template import find_template
 from coordinator.reception.tokenizer import find_tokenizer
+from dspark.errors import CheckpointError
 from dspark.gguf.architectures import expected
 from dspark.gguf.folder import import_gguf
 from dspark.model.checkpoint import load_target
@@ -143,6 +144,15 @@ def test_digits_stay_alone_where_the_vocabulary_was_learned_so(tmp_path: Path) -
         tokenizer = find_tokenizer(str(tmp_path / pre), None)
         assert tokenizer is not None
         assert tokenizer.name_of(tokenizer.encode("  1")[0]) == first
+
+
+@pytest.mark.parametrize("pre", ["deepseek-llm", "no-such-rule", "default"])
+def test_a_rule_for_splitting_texts_that_is_not_known_is_refused(pre: str, tmp_path: Path) -> None:
+    settings = {"tokenizer.ggml.pre": pre}
+    file = write_gguf(tmp_path / "a.gguf", random_model("llama"), "llama", settings=settings)
+    with pytest.raises(CheckpointError, match=f"tokenizer.ggml.pre: '{pre}' is no rule"):
+        import_gguf(file, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_sentencepiece_vocabulary_keeps_its_first_token(tmp_path: Path) -> None:
