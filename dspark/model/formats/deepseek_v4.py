@@ -10,6 +10,7 @@ from typing import Any, Literal
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.config import DrafterConfig, StageShape
 from dspark.model.config_keys import MOST_LAYERS, Keys
+from dspark.rounds.plan import MAX_SLOTS
 
 MODEL_TYPE: Literal["deepseek_v4"] = "deepseek_v4"
 PREFIX = "mtp."
@@ -123,7 +124,7 @@ def parse(raw: dict[str, Any]) -> DrafterConfig:
         rms_norm_eps=keys.positive("rms_norm_eps", default=1e-6),
         rope_theta=keys.positive("rope_theta", default=10000.0),
         max_position_embeddings=keys.count("max_position_embeddings"),
-        block_size=keys.count("dspark_block_size", most=256),
+        block_size=keys.count("dspark_block_size", most=MAX_SLOTS),
         target_layer_ids=keys.layer_ids("dspark_target_layer_ids", least=0, layers=layers),
         num_target_layers=layers,
         mask_token_id=keys.count("dspark_noise_token_id", least=0, most=vocab - 1),

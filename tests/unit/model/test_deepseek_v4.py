@@ -306,6 +306,7 @@ def test_a_module_of_too_many_stages_is_refused() -> None:
         ({"model_type": "deepseek_v41"}, UnsupportedFamily, r"DeepSeek-V4\.1"),
         ({"architectures": ["DeepseekV41ForCausalLM"]}, UnsupportedFamily, r"DeepSeek-V4\.1"),
         ({"dspark_target_layer_ids": [3, 4, 6]}, CheckpointError, "dspark_target_layer_ids"),
+        ({"dspark_block_size": 65}, CheckpointError, "dspark_block_size: .*from 1 to 64"),
         ({"dspark_noise_token_id": 128}, CheckpointError, "dspark_noise_token_id"),
         ({"o_groups": 3}, CheckpointError, "o_groups"),
         ({"qk_rope_head_dim": 15}, CheckpointError, "qk_rope_head_dim"),
