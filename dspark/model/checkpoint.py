@@ -111,14 +111,10 @@ def load_drafter(
 
 
 def load_projection(
-    path: str | Path,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    revision: str | None = None,
+    path: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> Projection:
     """Loads what a verifier needs of a drafter; equal `.fingerprint`s mean equal context rows."""
-    folder = locate(path, revision=revision)
+    folder = locate(path)
     config = read_drafter_config(folder)
     with torch.device("meta"):
         projection = build_projection(config)
