@@ -157,12 +157,14 @@ class Drafter(Projection, ABC):
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Tables are loaded, or drawn by `fresh_drafter`: drawing them here, without memory, would
+        # load torch's compiler.
+        table = torch.empty(config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding.from_pretrained(table)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=config.late_cast)
         self.lm_head = nn.Linear(config.hidden_size, config.head_size, bias=False)
         # the tokens of a head that drafts fewer than all; set by the loader
         self.draft_vocabulary: DraftVocabulary | None = None
-        self.embed_tokens.requires_grad_(False)
         self.lm_head.requires_grad_(False)
         self._served_head: Product | None = None
         self._make_layers(config)

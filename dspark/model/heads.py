@@ -56,7 +56,8 @@ class VanillaHead(SequentialHead):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.rank = config.markov_rank
-        self.markov_w1 = nn.Embedding(config.vocab_size, self.rank)
+        table = torch.empty(config.vocab_size, self.rank)  # see `Drafter`
+        self.markov_w1 = nn.Embedding.from_pretrained(table, freeze=False)
         self.markov_w2 = nn.Linear(self.rank, config.head_size, bias=False)
         self._served: Product | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import os
@@ -41,6 +42,7 @@ def collect_rarely() -> None:
     make is nearly all freed without one."""
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # else libraries warn of leaks at the end
     gc.set_threshold(COLLECT_AFTER)
 
 
