@@ -75,8 +75,9 @@ class EngineCore(ABC):
     ) -> None:
         self.config, self.fingerprint = config, version
         self._holdings, self._step = holdings, step
-        # sequences whose prompts have to run, first come, first served, by number
+        # sequences whose prompts have to run, by number, oldest first
         self._line: dict[int, CachedSequence] = {}
+        self._shortest_first = False  # how the last chunks were dealt
         # sequences in unfinished steps; until their end, none is opened under the same number
         self._busy: set[int] = set()
         self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(
@@ -246,7 +247,7 @@ class EngineCore(ABC):
     # -- passes -----------------------------------------------------------------------------
 
     def prefill_next(self, *, owner: int = 0) -> bool:
-        """Runs a chunk of the owner's first prompt in a pass of its own; False if none can run.
+        """Runs a chunk of one of the owner's prompts in a pass of its own; False if none can run.
         Raises what the pass raised."""
         step = self.begin_prefill(owner=owner)
         if step is None:
@@ -270,12 +271,21 @@ class EngineCore(ABC):
 
     def _chunks(self, budget: int, *, alone: int | None = None) -> list[PromptChunk]:
         """The next chunks of prompts that are in no pass, `budget` tokens in all. alone: an owner;
-        only its first prompt gets a chunk."""
+        only one prompt of its own gets a chunk.
+
+        By turns those with least left go first, and the oldest: a short prompt does not wait for
+        long ones, and a long one does not wait for ever.
+        """
         chunks: list[PromptChunk] = []
-        for sequence, state in list(self._line.items()):
+        line = list(self._line.values())
+        if len(line) > 1:
+            self._shortest_first = not self._shortest_first
+            if self._shortest_first:
+                line.sort(key=lambda state: state.prompt_len - state.cached)
+        for state in line:
             if state.prefilled or state.broken is not None:
-                del self._line[sequence]
-            elif sequence not in self._busy and alone in (None, state.owner):
+                del self._line[state.sequence]
+            elif state.sequence not in self._busy and alone in (None, state.owner):
                 most = budget if state.scores is None else min(budget, SCORED)
                 start, stop = state.cached, self._holdings.chunk_end(state, most)
                 behind = () if state.scores is None else state.prompt[start + 1 : stop + 1]

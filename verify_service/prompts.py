@@ -1,7 +1,7 @@
 """Prefill of one control stream: opens sequences, runs prompts in chunks, draws the first token.
 
 Runs in turns (see `round_driver`). Chunks ride in the passes of rounds. While no sequence decodes,
-the first queued prompt has passes of its own.
+one queued prompt after the other has passes of its own.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ coordinator. Its tokens come from its `SimulatedPair`.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +45,10 @@ class _SimulatedPrompt:
     held: SimulatedContext
     run: int = 0  # tokens so far
 
+    @property
+    def left(self) -> int:
+        return len(self.held.tokens) - self.run
+
 
 @dataclass(slots=True)
 class _Cohort:
@@ -75,7 +78,8 @@ class SimulatedVerifier(SimulatedWorker):
         self._listener: Listener | None = None
         self.held: dict[tuple[int, int], SimulatedContext] = {}  # by sequence and epoch
         self._numbered: dict[int, SimulatedDrafter] = {}
-        self._line: deque[_SimulatedPrompt] = deque()
+        self._line: list[_SimulatedPrompt] = []
+        self._shortest_first = False  # how the last prompt tokens were dealt
         self._blocks: dict[tuple[int, int], Sequence[int]] = {}  # the newest of each sequence
         self._spans = RoundSpans()
         self._cohorts = (_Cohort(), _Cohort())
@@ -275,18 +279,21 @@ class SimulatedVerifier(SimulatedWorker):
                 return
 
     def _ride(self, budget: int, most: int) -> tuple[list[_SimulatedPrompt], float, int]:
-        """Runs the next tokens of prompts in line, in order of arrival: (prompts completed,
-        seconds, tokens)."""
+        """Runs the next tokens of prompts in line, dealt by turns to those with least left and to
+        the oldest: (prompts completed, seconds, tokens)."""
         done: list[_SimulatedPrompt] = []
-        seconds, taken, tokens = 0.0, 0, 0
-        while self._line and budget > 0 and taken < most:
-            prompt = self._line[0]
-            count = min(budget, len(prompt.held.tokens) - prompt.run)
-            prompt.run += count
-            budget, taken, tokens = budget - count, taken + 1, tokens + count
-            seconds += self.world.spec.prefill_seconds(count, prompt.run)
-            if prompt.run == len(prompt.held.tokens):
-                done.append(self._line.popleft())
+        seconds, tokens = 0.0, 0
+        self._shortest_first ^= len(self._line) > 1
+        line = (
+            sorted(self._line, key=lambda each: each.left) if self._shortest_first else self._line
+        )
+        for prompt in line[:most]:
+            count = min(budget - tokens, prompt.left)
+            if count:
+                prompt.run, tokens = prompt.run + count, tokens + count
+                seconds += self.world.spec.prefill_seconds(count, prompt.run)
+                done += [] if prompt.left else [prompt]
+        self._line = [prompt for prompt in self._line if prompt.left]
         return done, seconds, tokens
 
     def _prefilled(

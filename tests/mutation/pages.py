@@ -14,6 +14,7 @@ S = f"{V}test_scarce_memory.py"
 U = f"{V}test_under_way.py"
 SCARCE = (S,)
 ENGINE = (f"{V}test_verify_engine.py",)
+DEALT = (f"{S}::test_short_prompts_do_not_wait_for_long_ones_nor_long_ones_for_ever",)
 STORE = (f"{V}test_feature_store.py",)
 
 PAGES = [
@@ -253,6 +254,8 @@ PAGES = [
     ),
     *in_file(
         "verify_service/engine_core.py",
+        ("short prompts wait for long ones", "if self._shortest_first:", "if False:", DEALT),
+        ("long prompts wait for ever", "if self._shortest_first:", "if True:", DEALT),
         (
             "a resend ends with the row of the anchor, which nobody has made",
             "stop = max(cursor.committed_len - 1, 0)",

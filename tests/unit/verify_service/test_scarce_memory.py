@@ -181,8 +181,22 @@ def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(p
         (verdict,) = judged(engine, item(1, len(texts[1]) - len(PROMPT), texts[1]))
         texts[1].append(verdict.tokens[-1])
         rode.append([engine._holdings.states[n].cached for n in prompts])
-    assert rode == [[9, 7, 8, 0], [9, 7, 20, 3]]
+    assert rode == [[9, 7, 5, 3], [9, 7, 20, 3]], "those with least left first"
     assert {n: engine.first_token(n) for n in prompts} == alone
+
+
+def test_short_prompts_do_not_wait_for_long_ones_nor_long_ones_for_ever(pair: PAIR) -> None:
+    engine = VerifyEngine.load(VerifyConfig(**pair, prefill_chunk=16, prefix_cache=False))
+    for sequence in (1, 2, 3):
+        line_up(engine, sequence, PROMPT * 4)  # five chunks each
+    line_up(engine, 4, PROMPT[:3])
+    for _ in range(2):
+        engine.prefill_next()
+    assert isinstance(engine.first_token(4), int)
+    for sequence in range(10, 24):
+        line_up(engine, sequence, PROMPT[:16])
+        engine.prefill_next()
+    assert isinstance(engine.first_token(1), int), "every second chunk is the oldest one's"
 
 
 def test_a_prompt_that_was_let_go_gives_its_place_in_the_round_to_the_next(pair: PAIR) -> None:
