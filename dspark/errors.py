@@ -6,7 +6,7 @@ DsparkError
 |-- Overloaded             a bound was reached; retry in `retry_after_s`  RESOURCE_EXHAUSTED
 |-- Unavailable            no process can serve this now                  UNAVAILABLE
 |-- Expired                the request's time ran out                     DEADLINE_EXCEEDED
-|-- RequestCancelled       the client went away                           none: no client is left
+|-- RequestCancelled       the client went away, or resumed it elsewhere  ABORTED
 |-- Denied                 credentials are missing or wrong               UNAUTHENTICATED
 |   `-- Forbidden          the caller is known and may not call this      PERMISSION_DENIED
 |-- PeerError              another service broke the protocol             INTERNAL

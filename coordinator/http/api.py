@@ -19,7 +19,7 @@ from coordinator.http.errors import UnknownModel, handle_errors
 from coordinator.http.template import ChatTemplate, find_template
 from coordinator.reception.input_processor import InputProcessor
 from coordinator.reception.pacing import PacketPace, read_pace
-from dspark.errors import ConfigError, Denied, Forbidden
+from dspark.errors import ConfigError, Denied
 from dspark.runtime.identity import model_name
 from dspark.runtime.roles import METRICS, Role, Roles
 from dspark.runtime.security import (
@@ -79,7 +79,7 @@ def check_host(request: Request) -> None:
     """Raises HTTPException 403 if the Host header is not a local name: a web page may resolve its
     own name to this machine (DNS rebinding) and must not drive a local server."""
     host = request.headers.get("host", "")
-    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    name = (host.rsplit(":", 1)[0] if not host.endswith("]") else host).lower().rstrip(".")
     if not name.endswith(".localhost") and not is_loopback(name.strip("[]")):
         raise HTTPException(
             403, f"host {host[:100]!r}: without a client token only local names are answered"
@@ -133,8 +133,8 @@ def guard_of(security: Security, roles: Roles) -> Guard:
             shown = f"Bearer {key}"
         try:
             caller = admit(authorization=shown, names=names)
-        except Denied as error:
-            if shown is None or isinstance(error, Forbidden) or not security.access.open_to & roles:
+        except Denied:
+            if shown is None or not security.access.open_to & roles:
                 raise
             # OpenAI's clients always send a key; where a role needs none, any key is accepted.
             caller = admit(authorization=None, names=names)

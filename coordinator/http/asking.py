@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import Request
 
 from coordinator.http.api import Api
+from coordinator.http.errors import ID_HEADER, id_headers
 from coordinator.http.schema import Body, Form
 from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.response_stream import ResponseStream
@@ -70,16 +71,13 @@ def new_id(kind: str, given: str | None) -> str:
     return f"{kind}-{secrets.token_hex(12)}"
 
 
-ID_HEADER = "x-request-id"  # answers have `request-id` as well, which Anthropic's clients read
-
-
 class Asking:
     """The running prompts of one HTTP request, with the response's id and headers. Its owner always
     calls `leave`, which frees what has not ended."""
 
     def __init__(self, kind: str, given: str | None, names: Mapping[str, str]) -> None:
         self.id = new_id(kind, given)
-        self.headers = dict.fromkeys((ID_HEADER, "request-id"), given or self.id)
+        self.headers = id_headers(given or self.id)
         self.streams: list[ResponseStream] = []
         self._names = names
 

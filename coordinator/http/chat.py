@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from coordinator.answers.answer import End, Reason
 from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import sampling
@@ -140,8 +141,10 @@ class ChatShape:
         delta = _delta(parts + reader.close() if shown.ended else parts)
         return {"delta": delta, "logprobs": chat_logprobs(self._texts, shown)}
 
-    def reason(self, index: int, reason: str) -> str:
-        return "tool_calls" if reason == "stop" and self._readers[index].calls else reason
+    def reason(self, index: int, end: End) -> str:
+        # a call that a stop string has cut is none to run
+        whole = end.reason is Reason.STOP and end.text is None
+        return "tool_calls" if whole and self._readers[index].calls else end.reason.value
 
     def whole(self, made: Object, output: OutputProcessor) -> Object:
         message: Object = {"refusal": None, **made.pop("delta")}

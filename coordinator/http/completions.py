@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from coordinator.answers.answer import End
 from coordinator.http.api import Api
 from coordinator.http.asking import Prompt, sampling
 from coordinator.http.body import described_by, read_body
@@ -82,8 +83,8 @@ class CompletionShape:
             self._said[key] = before + sum(map(len, told["tokens"]))
         return {"text": shown.text, "logprobs": told}
 
-    def reason(self, index: int, reason: str) -> str:
-        return reason
+    def reason(self, index: int, end: End) -> str:
+        return end.reason.value
 
     def whole(self, made: Object, output: OutputProcessor) -> Object:
         top = self._prompt_logprobs

@@ -10,7 +10,9 @@ from typing import Any
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from dspark.errors import (
     Denied,
@@ -80,6 +82,8 @@ def described(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     return status, {"error": told}, headers
 
 
+ID_HEADER = "x-request-id"
+
 # Anthropic's error types by status, for its own routes.
 _MESSAGES = "/v1/messages"
 _KINDS = {
@@ -103,12 +107,18 @@ def as_message(status: int, body: dict[str, Any]) -> dict[str, Any]:
     return {"type": "error", "error": error}
 
 
-def error_response(path: str, error: Exception) -> JSONResponse:
-    """The response to `error`, in the shape of the route at `path`."""
+def id_headers(name: str) -> dict[str, str]:
+    """The headers with a request's name: Anthropic's clients read the second."""
+    return dict.fromkeys((ID_HEADER, "request-id"), name)
+
+
+def error_response(scope: Scope, error: Exception) -> JSONResponse:
+    """The response to `error`, in the shape of the route, with the name that its client gave."""
     status, body, headers = described(error)
-    return JSONResponse(
-        as_message(status, body) if path.startswith(_MESSAGES) else body, status, headers
-    )
+    if name := Headers(scope=scope).get(ID_HEADER):
+        headers |= id_headers(name)
+    told = as_message(status, body) if scope["path"].startswith(_MESSAGES) else body
+    return JSONResponse(told, status, headers)
 
 
 def _retry(after_s: float) -> dict[str, str]:
@@ -135,7 +145,7 @@ def handle_errors(app: FastAPI) -> None:
         if isinstance(error, HTTPException) and (error.status_code, error.detail) in _UNROUTED:
             said = f"{request.method} {request.url.path[:200]} is no route here; there are "
             error = HTTPException(error.status_code, said + _routes(app), error.headers)
-        return error_response(request.url.path, error)
+        return error_response(request.scope, error)
 
     for kind in (DsparkError, HTTPException, Exception):
         app.add_exception_handler(kind, respond)

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 from fastapi import Request
 from starlette.responses import Response
 
-from coordinator.answers.answer import RequestStats
+from coordinator.answers.answer import End, RequestStats
 from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import Asking, Prompt
@@ -64,7 +64,7 @@ class ReplyShape(Protocol):
     def part(self, prompt: int, shown: OutputChunk) -> Object:
         """The next part of a choice."""
 
-    def reason(self, index: int, reason: str) -> str:
+    def reason(self, index: int, end: End) -> str:
         """The finish reason of an answer whose parts are all made, in this kind's words."""
 
     def whole(self, made: Object, output: OutputProcessor) -> Object:
@@ -218,7 +218,7 @@ def _finish(answer: AnswerOutput, shape: ReplyShape) -> Object:
     end = answer.end
     assert end is not None, "a complete answer has an end"
     return {
-        "finish_reason": shape.reason(answer.index, end.reason.value),
+        "finish_reason": shape.reason(answer.index, end),
         "stop_reason": end.text if end.text is not None else end.token_id,
     }
 

@@ -89,7 +89,7 @@ class Bounded:
             why = Overloaded(
                 f"{self._running} requests are running, at most {self._most} may", retry_after_s=1.0
             )
-            return await error_response(scope["path"], why)(scope, receive, send)
+            return await error_response(scope, why)(scope, receive, send)
         self._running += 1
         if scope.get("method") == "HEAD":
             # answered like GET; the server leaves out the body

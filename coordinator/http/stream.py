@@ -110,7 +110,7 @@ class EventStream(Response):
         except Exception as error:
             if not self._begun:
                 raise
-            if not (self._left or isinstance(error, RequestCancelled)):  # the client is gone
+            if not self._left:
                 await self._write(send, self._failed(error))
 
     async def _write(self, send: Send, part: bytes) -> None:

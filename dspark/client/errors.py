@@ -8,7 +8,7 @@ DsparkError
 |-- Unavailable       no process serves this now; trying again is safe
 |-- DeadlineExceeded  the request's time ran out
 |-- Denied            the token is missing or wrong
-|-- Cancelled         the call was ended by this side
+|-- Cancelled         the call was ended by this side, or resumed elsewhere
 `-- ServerError       a bug on the other side; the message holds its reference
 """
 
@@ -40,7 +40,7 @@ ENDED_HERE = ("Locally cancelled by application!", "Channel closed!")
 
 
 class Cancelled(DsparkError):
-    """The call was ended by this side."""
+    """The call was ended by this side, or its request was resumed elsewhere."""
 
 
 class ServerError(DsparkError):
@@ -70,6 +70,8 @@ def read_error(error: Any, endpoint: str) -> DsparkError:
         return DeadlineExceeded(f"the deadline passed before {endpoint} was done")
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return Denied(f"{endpoint} refused the credentials: {details}")
+    if code is grpc.StatusCode.ABORTED:
+        return Cancelled(details)
     if code is grpc.StatusCode.CANCELLED:
         if any(words in details for words in ENDED_HERE):
             return Cancelled("the call was cancelled")

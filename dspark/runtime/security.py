@@ -59,7 +59,7 @@ def join_endpoint(host: str, port: int) -> str:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach `host`."""
-    if host == "localhost":
+    if host.lower().rstrip(".") == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -28,6 +28,7 @@ from dspark.errors import (
     Forbidden,
     InvalidRequest,
     Overloaded,
+    RequestCancelled,
     Unavailable,
     Unsupported,
 )
@@ -60,6 +61,7 @@ _STATUS: list[tuple[type[DsparkError], grpc.StatusCode]] = [
     (Expired, grpc.StatusCode.DEADLINE_EXCEEDED),
     (Forbidden, grpc.StatusCode.PERMISSION_DENIED),
     (Denied, grpc.StatusCode.UNAUTHENTICATED),
+    (RequestCancelled, grpc.StatusCode.ABORTED),
 ]
 
 # Bytes of call metadata: peers are sent the first bound; above the second gRPC refuses a call

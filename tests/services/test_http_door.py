@@ -250,6 +250,12 @@ def test_other_requests_hear_statuses_in_the_same_shape(cell: HttpCell) -> None:
             status,
             ["message", "type", "param", "code"],
         )
+    for path in ("completions", "messages"):
+        named = post(cell, {}, path, headers={"x-request-id": "mine"})
+        assert named.status_code == 400
+        assert (named.headers["x-request-id"], named.headers["request-id"]) == ("mine", "mine")
+    for host in ("LOCALHOST:80", "localhost.", "a.LocalHost"):  # names have no case
+        assert post(cell, completion(), headers={"host": host}).status_code == 200, host
     with cell.connected("POST /v1/completions", b"x", length=1 << 30) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
@@ -505,6 +511,9 @@ def test_a_key_is_the_clients_token(tmp_path: Path) -> None:
             assert answer.status_code == status, answer.text
         assert post(cell, completion()).json()["error"]["code"] == "invalid_api_key"
         assert httpx.get(f"{cell.url}/health").status_code == 503  # asks nobody
+        # metrics are open here, to who shows a key of another role as well
+        for headers in ({}, {"authorization": f"Bearer {client}"}):
+            assert httpx.get(f"{cell.url}/metrics", headers=headers).status_code == 200
         with cell.openai(api_key="wrong") as stranger, pytest.raises(openai.AuthenticationError):
             stranger.models.list()
 

@@ -7,13 +7,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
 import workers
 
 from deploy.head import free_ports
 from dspark.client import AsyncClient, Chunk
-from dspark.client.errors import InvalidRequest, Unavailable
+from dspark.client.errors import Cancelled, InvalidRequest, Unavailable
+from dspark.client.request import write_request
+from dspark.wire.v1 import generate_pb2_grpc
 from tests.services.cell import Cell
 from tests.services.http_cell import DRAFTER, TARGET
 from tests.services.test_verifier_lost import IN_A_FORM, check_form
@@ -151,3 +154,19 @@ async def test_through_a_front_end_it_is_the_same(site: Site) -> None:
         )
         assert hurt == calm
         assert resumed >= 1
+
+
+async def test_a_stream_whose_client_resumed_it_elsewhere_is_told_so(site: Site) -> None:
+    options: Any = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0, "request_id": "run"}
+    message = write_request([5, 9, 17], options)
+    async with (
+        AsyncClient(site.serving.endpoint) as client,
+        grpc.aio.insecure_channel(site.serving.endpoint) as channel,
+    ):
+        first = client.generate([5, 9, 17], **options)
+        message.resume.offsets[:] = [len((await anext(first)).token_ids)]
+        second = generate_pb2_grpc.GenerationStub(channel).Generate(message)  # type: ignore[no-untyped-call]
+        with pytest.raises(Cancelled, match="resumed it elsewhere"):
+            _ = [event async for event in first]
+        assert [event async for event in second][-1].HasField("complete")
+    await until(lambda: not site.held)
