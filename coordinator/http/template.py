@@ -66,6 +66,10 @@ def _without(said: Sequence[Turn], first: int, turns: int) -> list[Turn]:
     return [*said[:first], *said[first + 2 * turns :]]
 
 
+# Keys of what a turn would be missing without them; others are for templates that read them.
+_UNREAD = ("function_call", "audio", "images", "prefix")
+
+
 def _read_message(message: dict[str, Any], field: str) -> dict[str, Any]:
     # Drops null keys: templates test whether a key exists, and clients send null for absent ones.
     message = {
@@ -76,8 +80,8 @@ def _read_message(message: dict[str, Any], field: str) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{field}.role", "must be a string such as system, user or assistant")
-    if "function_call" in message:
-        raise Unsupported(f"{field}.function_call", "is not supported; tool_calls are")
+    for key in filter(message.get, _UNREAD):
+        raise Unsupported(f"{field}.{key}", "is not supported; text and tool_calls are")
     calls = message.get("tool_calls")
     if calls is not None:
         message["tool_calls"] = _read_calls(calls, f"{field}.tool_calls")

@@ -130,6 +130,14 @@ def test_what_is_wrong_is_named(cell: HttpCell, body: dict[str, Any], param: str
             chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}),
             "messages[0].content[0].type",
         ),
+        *(
+            (
+                "chat/completions",
+                chat({"role": "user", "content": "x", key: given}),
+                f"messages[0].{key}",
+            )
+            for key, given in (("audio", {"id": "a"}), ("images", ["a"]), ("prefix", True))
+        ),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(
