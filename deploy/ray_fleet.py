@@ -88,6 +88,7 @@ class RayFleet:
         deadline = time.monotonic() + self._timeout_s
         try:
             actor.node, node_ip = await self._await_place(handle, replica, deadline)
+            self._pending.pop(replica.name, None)  # from here on it is loading
             told = {"name": replica.name, "secrets": self._secrets, "node_ip": node_ip}
             call = handle.start.remote(str(replica.role), dict(replica.settings), **told)
             reply = await asyncio.wait_for(_awaitable(call), max(1.0, deadline - time.monotonic()))

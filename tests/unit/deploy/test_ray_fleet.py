@@ -1,0 +1,57 @@
+"""What a fleet says of a launch. Ray is not started."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deploy import ray_fleet
+from deploy.config import ClusterConfig
+from deploy.fleet import Pending
+from deploy.topology import Topology, desired
+from tests.waiting import until
+
+
+@pytest.fixture
+def topology() -> Topology:
+    return desired(ClusterConfig(target="t", drafter="d"), {})
+
+
+class Actor:
+    """An actor that Ray places, and whose room then loads, when told to."""
+
+    def __init__(self) -> None:
+        self.placed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.loaded: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.asked_to_start = False
+        self.here = SimpleNamespace(remote=lambda: self.placed)
+        self.start = SimpleNamespace(remote=self._start)
+
+    def _start(self, *_: object, **__: object) -> asyncio.Future[Any]:
+        self.asked_to_start = True
+        return self.loaded
+
+
+async def test_a_process_that_has_a_place_waits_for_none(
+    topology: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor = Actor()
+    created = SimpleNamespace(
+        options=lambda **_: SimpleNamespace(remote=lambda _: actor),
+    )
+    monkeypatch.setattr(ray_fleet.ray, "remote", lambda _: created)
+    monkeypatch.setattr(ray_fleet.ray, "available_resources", lambda: {})
+    monkeypatch.setattr(ray_fleet, "nodes", lambda: [ray_fleet.Node("n", {"CPU": 8.0})])
+    monkeypatch.setattr(ray_fleet, "LOOK_S", 0.01)
+    fleet = ray_fleet.RayFleet(topology, {}, ClusterConfig(target="t", drafter="d"))
+    launch = asyncio.create_task(fleet.launch(topology.replicas[0]))
+    name = topology.replicas[0].name
+    await until(lambda: fleet.pending(name).why == "waiting for Ray to start a worker process")
+    actor.placed.set_result(("n", "127.0.0.1"))
+    await until(lambda: actor.asked_to_start)
+    assert fleet.pending(name) == Pending()
+    actor.loaded.set_result({"endpoint": "127.0.0.1:7000", "incarnation": 1, "pid": 2})
+    assert (await launch).pid == 2
