@@ -137,6 +137,8 @@ class Controller:
                 if not least <= size <= most:  # autoscaling would undo it at its next look
                     kept = f"autoscaling keeps {least} to {most} (section autoscale)"
                     raise ConfigError(f"scale: {size} {pool}, while {kept}")
+        if refused := self._fleet.misfit(resized(self._topology, verifiers, drafters).replicas):
+            raise ConfigError(refused)
         self._resize(verifiers, drafters, "asked for")
         if autoscale is not None:
             self.follow_load(autoscale)

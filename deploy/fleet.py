@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,6 +61,9 @@ class Fleet(Protocol):
 
     async def end(self, name: str, grace_s: float) -> None:
         """Ends the process, if there is one; without grace it is killed."""
+
+    def misfit(self, replicas: Sequence[Replica]) -> str:
+        """Which of these processes cannot be placed beside the others, and why; empty: none."""
 
     def pending(self, name: str) -> Pending:
         """Why a launch is still waiting."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Any
@@ -16,7 +16,7 @@ from deploy.actors import DsparkProcess
 from deploy.config import ClusterConfig
 from deploy.fleet import Pending, StartedProcess, StartFailed, first_line
 from deploy.ray_table import NAMESPACE
-from deploy.reserving import Node, missing, needs, shown
+from deploy.reserving import Node, misfit, missing, needs, shown
 from deploy.topology import ProcessRole, Replica, Topology
 
 # Actor name = cell, slash, replica name, separator, a random part: a dead actor's name is not free
@@ -42,6 +42,7 @@ class RayFleet:
     ) -> None:
         self._cell, self._templates, self._secrets = config.cell, topology.templates, dict(secrets)
         self._timeout_s, self._place_s = config.start_timeout_s, config.place_timeout_s
+        self._own_cluster = config.address is None
         self._actors: dict[str, _Actor] = {}  # by the replica's name
         self._pending: dict[str, Pending] = {}
 
@@ -119,6 +120,10 @@ class RayFleet:
                 await asyncio.wait_for(_awaitable(actor.handle.stop.remote(grace_s)), grace_s + 2.0)
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(actor.handle, no_restart=True)
+
+    def misfit(self, replicas: Sequence[Replica]) -> str:
+        """On a cluster that is joined nothing is refused beforehand: nodes may come on demand."""
+        return misfit(replicas, nodes()) if self._own_cluster else ""
 
     def pending(self, name: str) -> Pending:
         """What the launch of a replica waits for."""

@@ -235,6 +235,18 @@ def missing(
     )
 
 
+def misfit(replicas: Sequence[Replica], nodes: Sequence[Node]) -> str:
+    """Puts one process after the other where it fits; says of the first that fits nowhere what is
+    missing. Empty: all fit."""
+    held: dict[str, str] = {}
+    for replica in replicas:
+        fitting = [node for node in nodes if not missing(replica, replicas, [node], held)]
+        if not fitting:
+            return f"{replica.name} cannot be placed: {missing(replica, replicas, nodes, held)}"
+        held[replica.name] = fitting[0].id
+    return ""
+
+
 def shown(kind: str, amount: float) -> str:
     """An amount with its unit, for people."""
     return f"{_bare(kind, amount)} {'GiB of memory' if kind == 'memory' else kind}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from typing import Any
 
 import grpc
@@ -33,6 +33,7 @@ class HealthFleet:
         self.broken: dict[str, StartFailed] = {}
         self.left: dict[str, StartedProcess] = {}
         self.unplaced: set[str] = set()
+        self.room = 9  # processes
         self._incarnations = itertools.count(1)
 
     async def adopt(self) -> Mapping[str, StartedProcess]:
@@ -62,6 +63,9 @@ class HealthFleet:
         server = self.servers.pop(name, None)
         if server is not None:
             await server.stop(0)
+
+    def misfit(self, replicas: Sequence[Replica]) -> str:
+        return "no node has a GPU" if len(replicas) > self.room else ""
 
     def pending(self, name: str) -> Pending:
         return Pending("no node has a GPU", name in self.unplaced)
@@ -305,6 +309,13 @@ async def test_a_worker_that_is_wanted_again_while_it_drains_stays(
     await cell.fleet.crash("draft/1")
     await until(lambda: "draft/1" in cell.fleet.ended and "draft/1" in cell.fleet.servers)
     await until(lambda: set(cell.phases().values()) == {"serving"})
+
+
+async def test_more_than_the_machine_holds_is_refused_before_anything_starts(cell: Cell) -> None:
+    sizes = cell.controller.sizes()
+    with pytest.raises(ConfigError, match="no node has a GPU"):
+        cell.controller.resize(2, 500)
+    assert cell.controller.sizes() == sizes
 
 
 async def test_a_worker_that_is_not_wanted_while_it_waits_for_a_place_is_ended_at_once(

@@ -55,3 +55,13 @@ async def test_a_process_that_has_a_place_waits_for_none(
     assert fleet.pending(name) == Pending()
     actor.loaded.set_result({"endpoint": "127.0.0.1:7000", "incarnation": 1, "pid": 2})
     assert (await launch).pid == 2
+
+
+@pytest.mark.parametrize("address", [None, "head:6379"])
+def test_only_a_cluster_of_the_cell_s_own_is_known_to_hold_no_more(
+    topology: Topology, monkeypatch: pytest.MonkeyPatch, address: str | None
+) -> None:
+    monkeypatch.setattr(ray_fleet, "nodes", lambda: [])
+    config = ClusterConfig(target="t", drafter="d", address=address)
+    refused = ray_fleet.RayFleet(topology, {}, config).misfit(topology.replicas)
+    assert refused == ("" if address else "coordinator/0 cannot be placed: no node is there")

@@ -11,7 +11,7 @@ import pytest
 
 from deploy import footprint
 from deploy.config import ClusterConfig
-from deploy.reserving import GIB, Node, missing, reserve
+from deploy.reserving import GIB, Node, misfit, reserve
 from deploy.topology import ProcessRole, Replica, Topology, desired, resized
 from dspark.model.config_file import read_drafter_config
 from dspark.model.formats.convert import without_tables
@@ -55,16 +55,8 @@ def _named(topology: Topology, name: str) -> Replica:
 
 
 def _fit(topology: Topology, *nodes: Node) -> str:
-    """Puts one process after the other where it fits; why the first that does not fit does not."""
-    held: dict[str, str] = {}
-    for replica in topology.replicas:
-        for node in nodes:
-            if not missing(replica, topology.replicas, [node], held):
-                held[replica.name] = node.id
-                break
-        else:
-            return missing(replica, topology.replicas, nodes, held)
-    return ""
+    """Why the first process that does not fit does not."""
+    return misfit(topology.replicas, nodes).partition(" cannot be placed: ")[2]
 
 
 def test_two_processors_hold_a_verifier_and_two_drafters_and_more_that_come() -> None:
@@ -190,7 +182,8 @@ def test_cards_hold_weights_and_caches_so_that_little_is_left_to_main_memory() -
 def test_what_is_missing_is_said_by_name() -> None:
     config = ClusterConfig(**JOINED, verifiers=2, drafters=0, verifier_gpus=1)
     topology, _ = _cell(config, _node(gpus=1))
-    assert _fit(topology, _node(gpus=1)) == "no node with 1 GPU free: 2 wanted, 1 there"
+    short = "no node with 1 GPU free: 2 wanted, 1 there"
+    assert misfit(topology.replicas, [_node(gpus=1)]) == f"verify/1 cannot be placed: {short}"
     assert _fit(topology, _node()) == "no node with 1 GPU free: 2 wanted, 0 there"
     assert _fit(topology) == "no node is there"
     selected, _ = _cell(ClusterConfig(**JOINED, verifier_selector="dspark.io/role=verify"), _node())
