@@ -30,7 +30,10 @@ def add_commands(commands: Any) -> None:
     check.set_defaults(run=_check)
     convert = actions.add_parser("convert", help="write a drafter in the speculators format")
     convert.add_argument(
-        "drafter", metavar="PATH", type=Path, help="DSpark, DFlash or Eagle3 with Qwen3 layers"
+        "drafter",
+        metavar="PATH",
+        type=Path,
+        help="DSpark, DFlash or Eagle3 with Qwen3 layers, and with tables of its own",
     )
     share = actions.add_parser(
         "share", help="write a drafter without copies of the target's tables"

@@ -126,8 +126,8 @@ def _shared(
         return {}
     if target is None:
         raise CheckpointError(
-            f"{folder}: {' and '.join(absent)} are left out, they are the target's: name the "
-            "target as well (--target)"
+            f"{folder}: {' and '.join(absent)} are left out, they are the target's, and no "
+            "target is named"
         )
     where = target()
     theirs = target_tables(where)
