@@ -16,12 +16,14 @@ from typing import Any
 
 from dspark.errors import DsparkError
 from dspark.runtime.identity import DEFAULT_CELL, NoState, read_token, state_dir
+from dspark.runtime.security import split_endpoint
 from dspark.runtime.tls import Tls
 from dspark.whole_file import placed
 
 VERSION = 1
 MOST_PID = 2**31 - 1
 FILE = "cell.json"
+SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:")  # of gRPC's own targets
 
 
 class NoCell(DsparkError):
@@ -118,8 +120,10 @@ def whom_to_call(
     endpoint: str | None, token: str | None, tls: Tls | None
 ) -> tuple[str, str, str | None, Tls | None]:
     """(endpoint for clients, endpoint for operators, token, TLS); without an `endpoint`, those of
-    the running cell. Raises NoCell."""
+    the running cell. Raises NoCell, and ConfigError for an endpoint that is none."""
     if endpoint is not None:
+        if not endpoint.startswith(SCHEMES):
+            split_endpoint(endpoint, "endpoint")  # gRPC would take another port for a wrong one
         return endpoint, endpoint, token, tls
     cell = find_cell()
     return cell.for_clients, cell.endpoint, token or cell.token(), tls or cell.tls()

@@ -34,6 +34,7 @@ from dspark.client import (
     Unsupported,
 )
 from dspark.client.request import Options
+from dspark.errors import ConfigError
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc, types_pb2
 from tests.waiting import until, wait_until
 
@@ -342,6 +343,17 @@ def test_several_front_ends_are_one_target_where_certificates_allow_it() -> None
     named = replace(cell, tls_ca="ca.pem", tls_server_name="cell")
     assert named.for_clients.startswith("ipv4:")
     assert replace(cell, tls_ca="ca.pem").for_clients in fronts.split(",")
+
+
+@pytest.mark.parametrize("endpoint", ["", "127.0.0.1", "127.0.0.1:99999", "localhost:http"])
+def test_an_endpoint_that_is_none_is_refused_by_name(endpoint: str) -> None:
+    for make in (Client, AsyncClient):
+        with pytest.raises(
+            ConfigError, match=re.escape(f"endpoint: {endpoint!r} is not host:port")
+        ):
+            make(endpoint)
+    Client("ipv4:127.0.0.1:9,127.0.0.1:10").close()
+    Client("dns:///localhost:9").close()
 
 
 def test_nobody_listening_is_unavailable(alone: Client) -> None:
