@@ -61,6 +61,12 @@ def _logs(args: argparse.Namespace) -> int:
         )
     tails = Tails(Path(cell.ray_dir), args.name, args.request)
     lines = tails.new()
+    if not lines and not args.follow:
+        about = "" if args.request is None else f" about request {args.request!r}"
+        raise DsparkError(
+            f"no line of {args.name or 'any process'}{about}; there are lines of "
+            f"{', '.join(sorted(tails.processes)) or 'nobody'}"
+        )
     for line in lines[-args.lines :] if args.lines else lines:
         _show(line, raw=args.json)
     while args.follow:
@@ -81,6 +87,7 @@ class Tails:
         self._folder, self._name, self._request = folder, name, request
         # sequence numbers of the request's answers, which workers log
         self._sequences: set[Any] = set()
+        self.processes: set[str] = set()  # that wrote anything
         self._read: dict[Path, int] = {}  # bytes that were read, in whole lines
 
     def new(self) -> list[dict[str, Any]]:
@@ -104,6 +111,7 @@ class Tails:
                 except ValueError:  # not ours: printed by Ray or a library
                     continue
                 if isinstance(record, dict) and record.get("process"):
+                    self.processes.add(str(record["process"]))
                     yield record
 
     def _wanted(self, record: dict[str, Any]) -> bool:

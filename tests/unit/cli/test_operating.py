@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploy.load_report import LoadWindow
+from dspark.cli import extras
 from dspark.cli.checks import cluster, machine
 from dspark.cli.checks import pair as pair_checks
 from dspark.cli.checks.finding import Finding, Level
@@ -21,7 +22,8 @@ from dspark.cli.lifecycle import read_sizes
 from dspark.cli.logs import Tails, readable
 from dspark.cli.main import main
 from dspark.cli.top import frame
-from dspark.client import CellStatus, LaneStatus, ProcessStatus
+from dspark.client import Cell, CellStatus, LaneStatus, ProcessStatus
+from dspark.client.cell import write_cell
 from dspark.errors import ConfigError, Unavailable
 
 
@@ -92,6 +94,30 @@ def test_logs_are_those_of_the_replica_whichever_process_it_was(tmp_path: Path) 
         file.write('ent": "d"}\n')
     _write(logs / "worker-4-2-400.err", _line(4, "verify/0", "late"))
     assert [line["event"] for line in tails.new()] == ["d", "late"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nosuch"], "no line of nosuch; there are lines of draft/0, verify/0"),
+        (["verify", "--request", "x"], "no line of verify about request 'x'; there are lines of"),
+        (["--request", "x"], "no line of any process about request 'x'; there are lines of"),
+    ],
+)
+def test_logs_of_what_is_not_there_say_what_is(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
+    write_cell(Cell("h:1", "c", "", "h:2", 1, str(tmp_path), "t", "d"))
+    logs = tmp_path / "session_latest" / "logs" / "worker-a.err"
+    _write(logs, _line(1, "verify/0", "a"), _line(2, "draft/0", "b"))
+    assert main(["logs", *words]) == 1
+    assert capsys.readouterr().err.startswith(f"dspark: {said}")
+    assert main(["logs", "verify/0"]) == 0
 
 
 def test_a_line_for_people_says_when_who_what_and_how_much() -> None:
@@ -220,6 +246,17 @@ def test_the_doctor_fetches_and_imports_nothing(
     assert not list(tmp_path.iterdir())
     (found,) = pair_checks.models(str(tmp_path / "nothing.gguf"), "none", None)
     assert found.level is Level.FAIL
+
+
+def test_the_doctor_asks_for_no_extra_that_only_a_checkout_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        machine.extras,
+        "wanted",
+        lambda: [extras.Wanted("not-there", "", extra) for extra in ("docs", "web", "tls")],
+    )
+    assert [each.what for each in machine.versions()][2:] == ["extra tls"]
 
 
 def test_a_check_of_the_doctor_that_breaks_is_a_finding_and_a_traceback_for_who_asks(
