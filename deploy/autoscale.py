@@ -193,9 +193,9 @@ class AutoscaleConfig:
 
     enabled: bool = setting(False, "Let the pools follow the load.")
     min_verifiers: int = setting(1, "Fewest verifiers.", least=1)
-    max_verifiers: int = setting(4, "Most verifiers.")
+    max_verifiers: int = setting(4, "Most verifiers.", least=1)
     min_drafters: int = setting(0, "Fewest drafters; 0 lets an idle cell have none.", least=0)
-    max_drafters: int = setting(8, "Most drafters.")
+    max_drafters: int = setting(8, "Most drafters.", least=0)
     drafter_busy: float = setting(
         0.7,
         "Share of the time a drafter should compute at most; above, one more is wanted.",

@@ -106,6 +106,13 @@ def wait_s(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
 
 
+def span_s(text: str) -> float:
+    """A number of seconds above 0."""
+    if not (seconds := wait_s(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return seconds
+
+
 def add_keys(
     parser: argparse.ArgumentParser,
     cls: type[Any],

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dspark.cli.options import numbers, whole
+from dspark.cli.options import numbers, span_s, wait_s, whole
 from dspark.numerals import whole_in
 
 DESCRIPTION = """Simulates verifiers and drafters of given step times and acceptance probabilities
@@ -57,14 +57,14 @@ def add_commands(commands: Any) -> None:
     load.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and tokens")
     load.add_argument(
         "--warmup",
-        type=float,
+        type=wait_s,
         default=5.0,
         metavar="S",
         help="simulated seconds before the window (5)",
     )
     load.add_argument(
         "--duration",
-        type=float,
+        type=span_s,
         default=20.0,
         metavar="S",
         help="simulated seconds of the window (20)",
@@ -148,11 +148,14 @@ def add_commands(commands: Any) -> None:
 def _span(text: str) -> tuple[int, int]:
     low, _, high = text.partition("..")
     try:
-        return whole_in(low), whole_in(high or low)
+        span = whole_in(low), whole_in(high or low)
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is neither a number nor a span such as 32..512"
         ) from None
+    if not 1 <= span[0] <= span[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} is no span of lengths from 1 on")
+    return span
 
 
 def _simulate(args: argparse.Namespace) -> int:

@@ -180,7 +180,9 @@ def test_a_pool_rests_after_a_change() -> None:
     ("key", "value", "named"),
     [
         ("min_verifiers", 0, "min_verifiers"),
-        ("max_drafters", -1, "min_drafters"),  # a range that is none
+        ("max_verifiers", 0, "max_verifiers"),
+        ("max_drafters", -1, "max_drafters"),
+        ("min_drafters", 9, "min_drafters"),  # a range that is none
         ("drafter_busy", 0.0, "drafter_busy"),
         ("headroom", 1.5, "headroom"),
         ("look_s", 0.0, "look_s"),
