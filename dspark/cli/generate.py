@@ -23,7 +23,7 @@ def add_commands(commands: Any) -> None:
         "--prompt-file", type=Path, metavar="FILE", help="read the prompt from a file, - is stdin"
     )
     source.add_argument("--token-ids", type=_ids, metavar="1,2,3", help="the prompt as token ids")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (256)")
     parser.add_argument(
         "--top-k", type=int, metavar="K", help="keep the K likeliest tokens, 0 keeps all"
     )
@@ -60,7 +60,7 @@ def add_commands(commands: Any) -> None:
         "--prompt-logprobs",
         type=int,
         metavar="K",
-        help="the same of the prompt; with --max-tokens 0 of it alone",
+        help="the same of the prompt (with --json); with --max-tokens 0 of it alone",
     )
     parser.add_argument(
         "--min-tokens", type=int, metavar="N", help="nothing ends the answer before"
@@ -156,11 +156,16 @@ def _generate(args: argparse.Namespace) -> int:
     for name, words in {"prompt": args.prompt, **options}.items():
         for word in [words] if isinstance(words, str) else words if isinstance(words, list) else ():
             check_encoding(name, word)
+    for name in ("logprobs", "prompt_logprobs"):
+        if options[name] is not None and not args.json:
+            raise InvalidRequest(name.replace("_", "-"), "is told with --json alone")
     if args.wait is not None:
         health.wait_for(args)
     at_once = args.json or (args.n or 1) > 1  # pieces of several answers would mix
     with open_client(args) as client:
         has_text = args.json or client.model_info().has_tokenizer
+        if not has_text and args.token_ids is None:
+            raise InvalidRequest("prompt", "the target has no tokenizer; give --token-ids")
         events = []
         with client.generate(_prompt(args), timeout=args.timeout, **options) as stream:
             for event in stream:

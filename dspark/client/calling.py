@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar, Unpack
 
 from dspark.client.cell import whom_to_call
-from dspark.client.errors import ServerError
+from dspark.client.errors import InvalidRequest, ServerError
 from dspark.client.events import Completion, Event, Finished
 from dspark.client.request import SERVICE_CONFIG, Options, spelled_out, write_request
 from dspark.client.resuming import AnswerCall
@@ -58,6 +58,8 @@ class BaseClient(Generic[S]):
         temperature 0, or coupled with a seed.
         """
         request = write_request(prompt, options)
+        if timeout is not None and not timeout > 0:
+            raise InvalidRequest("timeout", f"must be above 0, got {timeout:g}")
 
         def ask(message: generate_pb2.GenerateRequest, left_s: float | None) -> Any:
             return self._generation.Generate(message, timeout=left_s, metadata=self._metadata)

@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 import pytest
 
+from dspark.cli.main import main
 from dspark.client import (
     AsyncClient,
     AsyncStream,
@@ -104,6 +105,11 @@ class Counter(generate_pb2_grpc.GenerationServicer):
                 ),
             ),
         )
+
+    def GetModelInfo(
+        self, request: generate_pb2.GetModelInfoRequest, context: grpc.ServicerContext
+    ) -> generate_pb2.GetModelInfoReply:
+        return generate_pb2.GetModelInfoReply()  # a target without a tokenizer
 
 
 @pytest.fixture
@@ -321,6 +327,29 @@ def test_the_timeout_is_the_deadline(service: Counter, client: Client) -> None:
     with pytest.raises(DeadlineExceeded):
         client.complete([1], max_tokens=10_000, request_id="slow-late", timeout=0.2)
     wait_until(lambda: "slow-late" in service.ended)
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
+def test_no_time_at_all_is_refused_by_name(timeout: float, alone: Client) -> None:
+    with pytest.raises(InvalidRequest, match=f"timeout: must be above 0, got {timeout:g}"):
+        alone.generate([1], timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["hi"], "prompt: the target has no tokenizer; give --token-ids"),
+        (["--token-ids", "5", "--logprobs", "3"], "logprobs: is told with --json alone"),
+        (["hi", "--prompt-logprobs", "0"], "prompt-logprobs: is told with --json alone"),
+        (["--token-ids", "5", "--timeout", "0"], "timeout: must be above 0, got 0"),
+    ],
+)
+def test_generate_refuses_what_it_could_not_tell_by_the_word_that_was_typed(
+    words: list[str], said: str, service: Counter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "--endpoint", service.endpoint, *words]) == 1
+    assert capsys.readouterr().err == f"dspark: {said}\n"
+    assert not service.calls
 
 
 def test_a_call_ended_by_the_server_is_unavailable_and_one_ended_here_is_cancelled(
