@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pathspec import GitIgnoreSpec
 
 from docs.site_hook import on_page_markdown
 
@@ -27,6 +28,14 @@ def test_every_page_is_in_the_contents_once() -> None:
     named = list(_pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
     there = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
     assert sorted(named) == sorted(there)
+
+
+def test_programs_of_the_pages_are_no_part_of_the_site() -> None:
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    left_out = GitIgnoreSpec.from_lines(config["exclude_docs"].splitlines())
+    for path in ("site_hook.py", "reference/generate.py", "__pycache__/site_hook.cpython-311.pyc"):
+        assert left_out.match_file(path)
+    assert not left_out.match_file("reference/configuration.md")
 
 
 @pytest.mark.parametrize(
