@@ -4,7 +4,8 @@ BIN := .venv/bin
 # Only what is imported is compiled, when it is, and kept, whatever the caller's shell says: else
 # every process would compile torch and transformers anew.
 unexport PYTHONDONTWRITEBYTECODE
-PIP := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
+# setuptools warns of keys that we use, and of editable installations.
+PIP := PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 NEWEST := .venv-newest/bin
 
 .PHONY: install demo test test-fast test-newest check format protos lint test-long web-test \
