@@ -130,10 +130,10 @@ def _retry(after_s: float) -> dict[str, str]:
 
 
 def _routes(app: FastAPI) -> str:
-    """The routes in the OpenAPI schema, as text."""
+    """The routes of the OpenAPI schema and its own, as text."""
     return ", ".join(
         f"{method.upper()} {path}"
-        for path, ways in app.openapi()["paths"].items()
+        for path, ways in {**app.openapi()["paths"], "/openapi.json": ["get"]}.items()
         for method in ways
     )
 

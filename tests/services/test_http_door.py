@@ -243,7 +243,7 @@ def test_a_model_that_is_not_served_is_not_found(cell: HttpCell) -> None:
 def test_other_requests_hear_statuses_in_the_same_shape(cell: HttpCell) -> None:
     routes = (
         "GET /v1/models, .*GET /health, .*POST /v1/chat/completions, POST /v1/completions, "
-        "POST /tokenize"
+        "POST /tokenize.*, GET /openapi.json$"
     )
     for path, method in (("/v1/frobnicate", "GET"), ("/v1/completions", "GET"), ("/v1", "POST")):
         said = httpx.request(method, cell.url + path).json()["error"]["message"]
