@@ -56,11 +56,13 @@ class Scheduler:
         self._overdue: Timer | None = None  # the next check for overdue sequences
         self._homes: dict[RequestState, Lane] = {}
         self._lanes: list[Lane] = []
+        self._open = False  # whether one of them does not drain
         self._full: set[Lane] = set()
         self._between_ends = deque[float](maxlen=ENDS)  # seconds, without idle times
         # clock time of the last end; while none has ended, of the first request after an idle time
         self._last_end = 0.0
-        self._outage: Timer | None = None  # runs from the last loss of a verifier ...
+        # runs from the last loss of a verifier, or from when none was left that does not drain ...
+        self._outage: Timer | None = None
         self._lost_at = 0.0  # ... at this clock time
         # whether a connected verifier runs its first requests
         self.verifier_warms: Callable[[], bool] = lambda: False
@@ -87,12 +89,13 @@ class Scheduler:
         return next(iter(self._requests.get(request_id, ())), None)
 
     def check_open(self) -> None:
-        """Raises `Unavailable` while draining or without a verifier."""
+        """Raises `Unavailable` while draining or without a verifier that takes sequences."""
         if self.draining:
             drains = Unavailable("the coordinator is draining; try another one")
             raise self._refuse("draining", drains)
-        if not self._lanes:
-            raise self._refuse("no_verifier", Unavailable("no verifier is connected"))
+        if not self._open:
+            why = "every verifier is draining" if self._lanes else "no verifier is connected"
+            raise self._refuse("no_verifier", Unavailable(why))
 
     def check_capacity(self, answers: int = 1, tenant: str = "") -> None:
         """Raises `Unavailable` or `Overloaded` when a request could not even wait. Cheap, so it is
@@ -237,6 +240,11 @@ class Scheduler:
 
     def lane_joined(self, lane: Lane) -> None:
         self._lanes.append(lane)
+        self.lanes_changed()
+
+    def lanes_changed(self) -> None:
+        """Call it when a lane begins to drain, or takes sequences again."""
+        self._open = any(not lane.draining for lane in self._lanes)
         self._place()
 
     def lane_left(self, lane: Lane) -> None:
@@ -246,6 +254,10 @@ class Scheduler:
         if lane not in self._lanes:
             return  # its loss was noticed before
         self._lanes.remove(lane)
+        self._await_verifier()
+        self.lanes_changed()
+
+    def _await_verifier(self) -> None:
         if self._outage is not None:
             self._outage.cancel()
         self._lost_at = self._clock.time()
@@ -285,6 +297,8 @@ class Scheduler:
             lane.take(state)
         self._metrics.num_requests_running.set(len(self._homes))
         self._metrics.num_requests_waiting.set(self._line.count)
+        if self._line.count and self._outage is None and not self._open:
+            self._await_verifier()
 
     def _could_place(self, state: RequestState, kept: AbstractSet[Lane] = frozenset()) -> bool:
         """Whether a lane that takes sequences and is not kept could hold this one, were it
@@ -339,9 +353,6 @@ class Scheduler:
             return
         self._line.add(state)
         self._place()
-        if not self._lanes and self._outage is None:
-            # the wait for a verifier ended meanwhile
-            self._waited()
 
     def _soon(self) -> None:
         """Places once all reports of this turn of the event loop are in and the queue's order

@@ -346,7 +346,7 @@ class Membership:
 
     def _note_fits(self) -> None:
         """Updates whether each drafter fits any verifier, which changes as verifiers come and go;
-        then readiness and the pool metrics."""
+        then readiness, the queue and the pool metrics."""
         for drafter, worker in self._drafters.items():
             problems = [drafter_mismatch(verifier, drafter.facts) for verifier in self.verifiers]
             problem = next(filter(None, problems), "") if all(problems) else ""
@@ -358,6 +358,7 @@ class Membership:
         if self._lanes and (self._drafters or not wanted or not self._config.warm_up_s):
             self._ready = True
         self.on_serving(self.ready)
+        self._admission.lanes_changed()
         for role in WorkerRole:
             states = Counter(
                 worker.state for worker in self._workers.values() if worker.address.role is role

@@ -62,3 +62,18 @@ async def test_draining_flips_health_first_and_lets_streams_finish(
         await client.complete((5,), max_tokens=24, **GREEDY)
     assert [list((await running).token_ids)] == plain_greedy(golden_target, [PROMPT], 200)
     await asyncio.wait_for(stopping, 5)
+
+
+async def test_a_verifier_that_was_announced_as_draining_takes_nothing_until_it_no_longer_is(
+    cell: Cell, golden_target: Path
+) -> None:
+    await cell.verifier()
+    coordinator = await cell.coordinator()
+    client, membership = cell.client(coordinator), coordinator.cell.membership
+    known = [worker.address for worker in membership.workers]
+    await membership.announce(known, known)
+    with pytest.raises(Unavailable, match="every verifier is draining"):
+        await client.complete(PROMPT, max_tokens=9, **GREEDY)
+    await membership.announce(known)
+    answer = await client.complete(PROMPT, max_tokens=9, **GREEDY)
+    assert [list(answer.token_ids)] == plain_greedy(golden_target, [PROMPT], 9)

@@ -770,6 +770,40 @@ async def test_a_verifier_that_runs_its_first_requests_is_waited_for_but_not_wit
 
 
 @virtual
+async def test_while_every_verifier_drains_it_is_as_without_one() -> None:
+    cell = RoundsCell(verifiers=2, config=CoordinatorConfig(max_running=1, verifier_wait_s=20.0))
+    runs, waits = cell.ask(max_tokens=3000), cell.ask(max_tokens=9)
+    first, second = cell.lanes
+    first.draining = True
+    cell.admission.lanes_changed()
+    cell.admission.check_open()
+    second.draining = True
+    cell.admission.lanes_changed()
+    with pytest.raises(Unavailable, match="every verifier is draining"):
+        cell.ask(max_tokens=9)
+    await asyncio.sleep(19.0)
+    assert not waits.sequence.finished
+    await asyncio.sleep(2.0)
+    with pytest.raises(Unavailable, match="no verifier came back within 20 s"):
+        await read(waits)
+    first.draining = second.draining = False
+    cell.admission.lanes_changed()
+    await cell.answered(runs, cell.ask(max_tokens=9))
+
+
+@virtual
+async def test_who_waits_is_placed_once_a_verifier_no_longer_drains() -> None:
+    cell = RoundsCell()
+    state = cell.ask(max_tokens=60)
+    await cell.until(lambda: state.answer.length > 9)
+    cell.lane.move_all()
+    await cell.until(lambda: cell.admission.queued == 1)
+    cell.lane.draining = False
+    cell.admission.lanes_changed()
+    await cell.answered(state)
+
+
+@virtual
 async def test_handovers_are_bounded() -> None:
     cell = RoundsCell(config=CoordinatorConfig(max_handovers=2))
     state = cell.ask(max_tokens=30)
