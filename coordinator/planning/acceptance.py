@@ -21,7 +21,7 @@ from dspark.rounds.survival import Floats, Ints
 MEMORY = 1024.0  # blocks after which an observation of a key weighs a third
 STIFFNESS = 16.0  # promised tokens that the wider record counts for, see `ratios`
 BOUNDS = (0.001, 1.5)
-KEYS = 256  # drafters times buckets that are tracked; nothing is learned of more
+KEYS = 256  # drafters times buckets that are tracked; beyond, the one seen longest ago is forgotten
 HOPEFUL = 0.8  # confidence of a slot that is assumed before any was seen
 
 
@@ -30,7 +30,8 @@ class AcceptanceEstimator:
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self._sums: dict[Hashable, Floats] = {}  # [2, b]: promised, accepted
+        # [2, b]: promised, accepted; the key observed longest ago is first
+        self._sums: dict[Hashable, Floats] = {}
         self._everybody = np.zeros((2, slots))
         # sums of confidences of drafted slots, and their number
         self._confidence = np.zeros((2, slots))
@@ -60,11 +61,12 @@ class AcceptanceEstimator:
         promised, made = np.where(counts, reached * own, 0.0), np.where(counts, kept, 0.0)
         for key in dict.fromkeys(keys):
             rows = np.fromiter((each == key for each in keys), np.bool_, len(keys))
-            sums = self._sums.get(key)
+            sums = self._sums.pop(key, None)
             if sums is None:
                 if len(self._sums) >= KEYS:
-                    continue
-                sums = self._sums[key] = np.zeros((2, self.slots))
+                    del self._sums[next(iter(self._sums))]
+                sums = np.zeros((2, self.slots))
+            self._sums[key] = sums
             _add(sums, promised[rows], made[rows])
         _add(self._everybody, promised, made)
         _add(self._confidence, np.where(drafted, own, 0.0), drafted.astype(np.float64))

@@ -23,7 +23,7 @@ from rounds_of import (
     planner_of,
 )
 
-from coordinator.planning.acceptance import AcceptanceEstimator
+from coordinator.planning.acceptance import KEYS, AcceptanceEstimator
 from coordinator.planning.cost import OUTLIER, USUAL, RunningRatio
 from coordinator.planning.options import SENT, PlannedLane
 from coordinator.planning.planner import Planner
@@ -417,6 +417,24 @@ def test_one_key_does_not_spoil_another_and_bad_numbers_spoil_nothing() -> None:
     assert estimator.trust("a") > 1.0 > 0.3 > estimator.trust("b")
     estimator.observe(["c"], np.array([[np.nan, 7.0]]), np.array([2]), np.array([0]))
     assert np.isfinite(estimator.ratios("c")).all()
+
+
+def test_new_keys_are_learned_of_however_many_there_were_before() -> None:
+    estimator = AcceptanceEstimator(2)
+
+    def observe(key: str, accepted: int) -> None:
+        sure = np.full((1, 2), 0.9)
+        estimator.observe([key], sure, np.array([2]), np.array([accepted]))
+
+    for number in range(KEYS):
+        observe(f"old {number}", 2)
+    observe("old 0", 2)
+    for _ in range(500):
+        observe("new", 0)
+    assert estimator.trust("new") < 0.2
+    assert len(estimator._sums) == KEYS
+    assert "old 0" in estimator._sums, "it was seen again"
+    assert "old 1" not in estimator._sums
 
 
 # One cost corrector.
