@@ -85,10 +85,6 @@ class Lane:
             DrafterEvent: self._drafter_event,
             Draining: lambda said: self._on_draining(said.finish_within_s),
         }
-        if facts.cost is None:
-            log.warning(
-                "lane.no_cost_curve", verifier=facts.name, effect="adaptive verifies everything"
-            )
         shared.shown.setdefault(facts.name, []).append(self._show)
         self._show()
         port.listen(self)
@@ -294,6 +290,8 @@ class Lane:
 
     def _drafter_event(self, said: DrafterEvent) -> None:
         name = self._drafters.name(said.drafter)
+        if not name:
+            return  # it left: its verifier reports that it let go of it
         log.warning(
             "drafter.found_wanting", verifier=self.facts.name, drafter=name, what=said.what[:64]
         )

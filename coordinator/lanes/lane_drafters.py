@@ -241,10 +241,8 @@ class LaneDrafters:
         for known in list(self._by_number.values()):
             use, facts = known.use, known.port.facts
             if use is Use.GONE:
-                if known.watch.alarm is not None:
-                    known.watch.alarm = None
-                    self._tell(known)
                 del self._by_number[known.number], self._known[facts.endpoint, facts.incarnation]
+                self.show()
             if use is known.told or (known.told is None and use is Use.GONE):
                 continue
             if self._clock.time() >= known.not_before or use is not Use.YES:

@@ -242,6 +242,10 @@ class Membership:
         self._note_fits()
         self._admission.lane_joined(lane)
         log.info("lane.opened", verifier=facts.name, model=facts.model, drafters=len(lane.drafters))
+        if facts.cost is None:
+            log.warning(
+                "lane.no_cost_curve", verifier=facts.name, effect="adaptive verifies everything"
+            )
         return None
 
     def _unlike(self, facts: VerifierFacts) -> str | None:

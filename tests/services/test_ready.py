@@ -8,8 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 import workers
 
+from coordinator.lanes import lane
 from coordinator.lanes.facts import DrafterPort
 from coordinator.workers import membership
 from coordinator.workers.clients import VerifierClient
@@ -25,8 +27,15 @@ from tests.waiting import until
 LONG_S = 200.0  # nobody waits so long
 
 
-async def test_a_request_of_every_kind_has_run_before_anybody_asks(cell: Cell) -> None:
-    coordinator = await cell.whole(warm_up_s=LONG_S)
+async def test_a_request_of_every_kind_has_run_before_anybody_asks(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (lane, membership):  # loggers that no test before this one has configured
+        monkeypatch.setattr(module, "log", structlog.get_logger())
+    with structlog.testing.capture_logs() as lines:
+        coordinator = await cell.whole(warm_up_s=LONG_S)
+    told = [line["event"] for line in lines]
+    assert told.count("lane.no_cost_curve") == 1, "of the lane that serves"
     (v,), (d,) = cell.verifiers, cell.drafters
     assert coordinator.cell.membership.ready
     assert v.metrics.value("forward_seconds_count", kind="prefill") > 0

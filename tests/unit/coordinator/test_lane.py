@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import pytest
+import structlog
 from fakes import answer_of, read
 from rounds_cell import RoundsCell, ToyPair, costs, virtual
 
 from coordinator.answers.answer import End, Reason
 from coordinator.config import CoordinatorConfig
+from coordinator.lanes import lane, lane_drafters
 from coordinator.lanes.request_state import RequestState
 from coordinator.lanes.round_learning import Mode
 from coordinator.planning.watchdog import PAUSE_S, Alarm
@@ -471,6 +473,27 @@ async def test_a_drafter_that_is_well_again_is_soon_found_to_be_in_a_large_lane_
     cell.pair.wrong_every = 3
     await cell.until(lambda: not left_out(), within_s=PAUSE_S + 3.0, each_s=0.05)
     cell.admission.cut_all()
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+@virtual
+async def test_of_a_drafter_that_left_no_fault_and_no_recovery_is_told(
+    left_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (lane, lane_drafters):  # loggers that no test before this one has configured
+        monkeypatch.setattr(module, "log", structlog.get_logger())
+    cell = RoundsCell(drafters=2)
+    name, gone = cell.lane.facts.name, cell.drafters[0]
+    number = next(iter(cell.lane._drafters._by_number))
+    if left_out:
+        cell.lane._drafters.lost(number, "malformed")
+        assert cell.metrics.value("drafters_left_out", lane=name) == 1
+    with structlog.testing.capture_logs() as lines:
+        cell.lane.drafter_left(gone)
+        await cell.answered(cell.ask())
+        cell.lane.heard((DrafterEvent(number, "lost: gone"),))
+    assert {line["event"] for line in lines} <= {"request.accepted", "request.ended"}
+    assert (cell.metrics.value("drafters_left_out", lane=name) or 0) == 0
 
 
 @virtual
