@@ -48,6 +48,7 @@ class RemoteCell:
         self._endpoint, self._security, self._max_calls = endpoint, security, max_calls
         self._hello, self._on_change, self._metrics = hello, on_change, metrics
         self._closed = f"the coordinator at {endpoint} is not attached"
+        self._detached = ""  # why, as the log was told last
         self._terms: CellTerms | None = None
         self._link: CoordinatorConnection | None = None
         self.draining = False
@@ -144,7 +145,9 @@ class RemoteCell:
             self._set_terms(None, f"the coordinator at {self._endpoint} is not attached ({why})")
             link.cut_all("the coordinator is gone")
             await channel.close()
-        log.warning("frontend.detached", coordinator=self._endpoint, why=why)
+        if heard or why != self._detached:
+            log.warning("frontend.detached", coordinator=self._endpoint, why=why)
+        self._detached = why
         return heard
 
     def _set_terms(self, terms: CellTerms | None, closed: str) -> None:

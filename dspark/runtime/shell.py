@@ -47,12 +47,16 @@ class Shell:
         model: Callable[[], str | None],
         http: str | None = None,
     ) -> None:
-        self._config = config
+        self._config, self._model = config, ""
         self.security = Security.of(config)
         check_listeners(self.security.listeners(role, config, http))
-        self.metrics = Metrics(
-            cell=config.cell, model_name=lambda: model_name(model(), config.served_model)
-        )
+
+        def known() -> str:
+            # one that was known once stays, so that no time series breaks off
+            self._model = model() or self._model
+            return model_name(self._model, config.served_model)
+
+        self.metrics = Metrics(cell=config.cell, model_name=known)
         self.incarnation = new_incarnation()
         self.endpoint = ""  # this and the next are known once it listens
         self.metrics_port = 0

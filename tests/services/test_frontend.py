@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 import workers
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from synthetic_file import synthetic_file
@@ -25,6 +26,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from coordinator.answers.output_queue import OutputQueue
 from coordinator.cells.cell import SubmitRequest
+from coordinator.frontend import remote_cell
 from coordinator.frontend.front_end import ClientsProcess
 from coordinator.frontend.remote_cell import RemoteCell
 from coordinator.requests.request import Request
@@ -524,3 +526,23 @@ async def test_a_start_without_a_coordinator_is_refused_or_waits() -> None:
     async with nobody as waiting, AsyncClient(waiting.endpoint) as client:
         with pytest.raises(Unavailable, match="not attached"):
             await client.complete([1], max_tokens=2)
+
+
+async def test_of_a_coordinator_that_stays_away_the_log_tells_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # a logger that no test before this one has configured
+    monkeypatch.setattr(remote_cell, "log", structlog.get_logger())
+    monkeypatch.setattr(remote_cell, "LONGEST_PAUSE_S", 0.01)
+    tried = 0
+
+    def opened(*args: Any, **options: Any) -> grpc.aio.Channel:
+        nonlocal tried
+        tried += 1
+        return open_channel(*args, **options)
+
+    monkeypatch.setattr(remote_cell, "open_channel", opened)
+    with structlog.testing.capture_logs() as lines:
+        async with workers.frontend(coordinator="127.0.0.1:1", attach_wait_s=0.01):
+            await until(lambda: tried > 3)
+    assert [line["event"] for line in lines].count("frontend.detached") == 1

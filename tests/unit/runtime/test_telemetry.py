@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from dspark.runtime.listen_config import ListenConfig
+from dspark.runtime.shell import Shell
 from dspark.runtime.telemetry import Metrics, observe_all
 
 _PROGRAM = """
@@ -113,3 +115,16 @@ def test_a_histogram_told_at_once_equals_one_told_one_by_one(values: Sequence[fl
         ]
 
     assert samples(once) == samples(each)
+
+
+def test_samples_keep_the_name_of_a_model_that_is_not_connected_for_a_while() -> None:
+    name = ""
+    shell = Shell("coordinator", ListenConfig(), lambda: name)
+
+    def shown() -> set[str]:
+        families = shell.metrics.exposed.collect()
+        return {each.labels["model_name"] for family in families for each in family.samples}
+
+    assert shown() == {"unknown"}
+    for name, label in (("one", "one"), ("", "one"), ("other", "other"), ("", "other")):  # noqa: B007
+        assert shown() == {label}
