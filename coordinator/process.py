@@ -132,7 +132,10 @@ def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
         split_endpoint(config.otel_endpoint, "coordinator.otel_endpoint")
     for key, endpoints in (("verify", config.verify), ("draft", config.draft)):
         for endpoint in endpoints:
-            split_endpoint(endpoint, f"coordinator.{key}")
+            if not split_endpoint(endpoint, f"coordinator.{key}")[1]:
+                raise ConfigError(f"coordinator.{key}: {endpoint!r} needs the port of a worker")
+            if endpoints.count(endpoint) > 1:
+                raise ConfigError(f"coordinator.{key}: {endpoint!r} is given twice")
     try:
         return (
             parse_policy(config.policy, field="coordinator.policy"),

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import math
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
@@ -53,7 +53,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.AnnounceRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.AnnounceReply:
         check_count("workers", len(request.workers), MAX_WORKERS, "workers")
-        addresses = [_address(index, worker) for index, worker in enumerate(request.workers)]
+        addresses = _addresses(request.workers)
         draining = [
             address
             for address, worker in zip(addresses, request.workers, strict=True)
@@ -188,6 +188,19 @@ async def _worker_status(
     status.pages_held, status.pages_total = said.load.pages_held, said.load.pages_total
     status.busy_s, status.wait_s, status.waits = said.load.busy_s, said.load.wait_s, said.load.waits
     return status
+
+
+def _addresses(workers: Sequence[control_pb2.WorkerEndpoint]) -> list[Address]:
+    """Of announced workers; one process would get two lanes if it were announced twice."""
+    found = dict[tuple[str, int], Address]()
+    for index, worker in enumerate(workers):
+        at = (worker.endpoint, worker.incarnation)
+        if at in found:
+            raise InvalidRequest(
+                f"workers[{index}].endpoint", f"{worker.endpoint[:80]!r} is announced twice"
+            )
+        found[at] = _address(index, worker)
+    return [*found.values()]
 
 
 def _address(index: int, worker: control_pb2.WorkerEndpoint) -> Address:

@@ -47,7 +47,7 @@ _WHY = {
 def split_endpoint(endpoint: str, key: str = "bind") -> tuple[str, int]:
     """(host, port) of "host:port"; port 0 means any. `key` is the setting to blame."""
     host, _, port = endpoint.rpartition(":")
-    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+    if not host or "/" in host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise ConfigError(f"{key}: {endpoint!r} is not host:port")
     return host.strip("[]"), int(port)
 

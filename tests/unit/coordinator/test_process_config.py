@@ -37,9 +37,21 @@ async def test_what_cannot_work_is_refused_by_key_before_anything_is_opened(
         await start(CoordinatorConfig(**{key: value}))
 
 
-async def test_an_endpoint_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="host:port"):
-        await start(CoordinatorConfig(verify=("nowhere",)))
+@pytest.mark.parametrize("key", ["verify", "draft"])
+@pytest.mark.parametrize(
+    ("endpoints", "why"),
+    [
+        (("nowhere",), "is not host:port"),
+        (("http://host:1",), "is not host:port"),
+        (("host:0",), "needs the port of a worker"),
+        (("host:1", "host:2", "host:1"), "'host:1' is given twice"),
+    ],
+)
+async def test_an_endpoint_that_is_none_or_given_twice_is_refused(
+    key: str, endpoints: tuple[str, ...], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"coordinator.{key}: .*{why}"):
+        await start(CoordinatorConfig(**{key: endpoints}))
 
 
 async def test_a_port_in_use_is_refused_and_nothing_is_left_running() -> None:
