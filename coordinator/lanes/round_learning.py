@@ -169,8 +169,12 @@ class RoundLearning:
             metrics.pipeline_bubble.observe(max(timing.round_s - timing.forward_s, 0.0))
 
     def _say_mode(self) -> None:
-        """Shows operators the lane's mode; plans that try something do not change it."""
-        slots, cohorts = self._plans.mode
+        """Shows operators the lane's mode, of an idle one the last; plans that try something do not
+        change it."""
+        found = self._plans.mode
+        if found is None:
+            return
+        slots, cohorts = found
         mode = Mode.PLAIN if not slots else Mode.TWO if cohorts == 2 else Mode.ONE
         if mode is not self._mode:
             self._mode = mode

@@ -217,8 +217,11 @@ class LanePlans:
         return self._planner.curve if self._planner is not None else None
 
     @property
-    def mode(self) -> tuple[int, int]:
-        """(slots, cohorts) of the planner's best option, or in force if no adaptive one drafts."""
+    def mode(self) -> tuple[int, int] | None:
+        """(slots, cohorts) of the planner's best option, or in force if no adaptive one drafts;
+        None while nothing runs."""
+        if not self._members:
+            return None
         if self._planner is not None and self._adaptive.number:
             return self._planner.home
         return self._drafted_own()[1], self.in_force.cohorts

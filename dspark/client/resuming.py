@@ -47,7 +47,7 @@ class AnswerCall:
         self._pause_s = FIRST_PAUSE_S
         self._broken_at: float | None = None
         self.request_id = request.request_id
-        self.resumed = 0  # how often the request was resumed after its stream broke
+        self.resumed = 0  # how often the answer went on after its stream broke
         self._call = ask(request, self._left_s)
 
     def close(self) -> None:
@@ -63,6 +63,7 @@ class AnswerCall:
 
     def _note(self, event: Event) -> None:
         """Notes a received event: a resumption continues after its tokens."""
+        self.resumed += self._broken_at is not None
         self._broken_at, self._pause_s = None, FIRST_PAUSE_S
         if isinstance(event, Chunk) and event.index < len(self._offsets):
             self._offsets[event.index] = event.offset + len(event.token_ids)
@@ -94,7 +95,6 @@ class AnswerCall:
         """Makes the call for the missing tokens, after the pause. Raises Cancelled if the request
         was closed meanwhile."""
         self._check_open()
-        self.resumed += 1
         missing = generate_pb2.GenerateRequest()
         missing.CopyFrom(self._request)
         missing.resume.offsets[:] = self._offsets

@@ -115,6 +115,7 @@ def test_pauses_grow_until_the_time_is_over_and_news_start_them_anew(
     asked.pauses.clear()
     with pytest.raises(Unavailable, match="gone"):
         next(stream)
+    assert stream.resumed == 1, "however often it was tried"
     assert asked.pauses[:5] == [0.1, 0.2, 0.4, 0.8, LONGEST_PAUSE_S]
     assert 9.0 < sum(asked.pauses) <= 10.0
 

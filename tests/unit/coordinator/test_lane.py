@@ -893,6 +893,20 @@ async def test_a_lane_that_closes_leaves_the_metrics_of_the_next_one_of_its_name
     assert cell.lanes == []
 
 
+@pytest.mark.parametrize("policy", ["adaptive", "fixed:3", "off"])
+@virtual
+async def test_an_idle_lane_shows_how_it_ran(policy: str) -> None:
+    cell = RoundsCell()
+    await cell.answered(cell.ask(max_tokens=60, policy=policy))
+    value = cell.metrics.registry.get_sample_value
+    shown = {
+        mode
+        for mode in Mode
+        if value("dspark_lane_mode", {"lane": cell.lane.facts.name, "mode": mode.value})
+    }
+    assert shown == {Mode.PLAIN if policy == "off" else Mode.ONE}
+
+
 @virtual
 async def test_a_prompt_that_gets_on_for_long_is_no_silence() -> None:
     cell = RoundsCell()
