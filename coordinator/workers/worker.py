@@ -28,6 +28,7 @@ log = structlog.get_logger("dspark.worker")
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+WHY_S = 0.5  # longest time for the channel to say why there is no connection
 LOOK_S = 0.1  # how often the connection checks whether a worker that is held off is needed
 
 Description = verify_pb2.VerifierDescription | draft_pb2.DrafterDescription
@@ -112,8 +113,9 @@ class WorkerConnection:
         if self.port is not None:
             self.port.close(why)
 
-    async def describe(self, timeout_s: float) -> Description:
-        """Requests the worker's description; raises grpc.aio.AioRpcError."""
+    async def describe(self, timeout_s: float, *, wait: bool = True) -> Description:
+        """Requests the worker's description; raises grpc.aio.AioRpcError. wait: for a connection,
+        where there is none; else the error says why there is none."""
         stub: Any = (
             verify_pb2_grpc.VerifyStub(self._channel)  # type: ignore[no-untyped-call]
             if self.address.role is WorkerRole.VERIFY
@@ -122,7 +124,7 @@ class WorkerConnection:
         said: Description = await stub.Describe(
             types_pb2.DescribeRequest(),
             timeout=timeout_s,
-            wait_for_ready=True,
+            wait_for_ready=wait,
             metadata=auth_metadata(self._token),
         )
         return said
@@ -169,7 +171,12 @@ class WorkerConnection:
     async def _connect(self) -> str | None:
         """Connects and joins the worker: returns None, or why not, with its stream closed."""
         try:
-            said = await self.describe(self._describe_s)
+            try:
+                said = await self.describe(self._describe_s)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise
+                said = await self.describe(WHY_S, wait=False)
         except grpc.aio.AioRpcError as error:
             return f"{self.address.endpoint}: {error.code().name.lower()}: {error.details()}"
         self.state = "draining" if said.draining else "connecting"

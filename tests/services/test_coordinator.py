@@ -4,6 +4,7 @@ pair."""
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,12 @@ async def test_a_verifier_that_was_announced_as_draining_takes_nothing_until_it_
     await membership.announce(known)
     answer = await client.complete(PROMPT, max_tokens=9, **GREEDY)
     assert [list(answer.token_ids)] == plain_greedy(golden_target, [PROMPT], 9)
+
+
+async def test_of_a_worker_that_is_not_there_status_says_what_is(cell: Cell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, as a hung process
+        places = ("127.0.0.1:1", f"127.0.0.1:{silent.getsockname()[1]}")
+        coordinator = await cell.coordinator(verify=places, describe_deadline_s=0.1)
+        nobody, hung = coordinator.cell.membership.workers
+        await until(lambda: "Connection refused" in nobody.detail)
+        await until(lambda: "timed out before receiving SETTINGS" in hung.detail)
