@@ -25,6 +25,8 @@ from dspark.runtime.telemetry import Metrics
 
 log = structlog.get_logger("dspark.process")
 
+LEFT_S = 1.0  # longest wait for tasks that are left when a process has stopped
+
 
 class Servicer(NamedTuple):
     """A service, as the arguments of `GrpcServer.add`."""
@@ -180,4 +182,7 @@ async def run_until_signal(
         stopping.cancel()
         await process.stop(0.0)
     hurry.cancel()
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    if left:  # calls that have just ended; cut off here, gRPC would log them as failed
+        await asyncio.wait(left, timeout=LEFT_S)
     log.info("process.stopped")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dspark.runtime import shell
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.shell import run_until_signal
 from dspark.runtime.worker import emptied
@@ -28,6 +29,24 @@ async def test_what_goes_wrong_in_an_orderly_stop_is_raised() -> None:
 
     with pytest.raises(RuntimeError, match="journal"):
         await run_until_signal(start, grace_s=1.0, ready=ready)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_tasks_that_are_just_ending_are_waited_for_but_not_without_end(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "LEFT_S", 30.0 if ends else 0.01)
+    left: list[asyncio.Task[None]] = []
+
+    async def stop(grace_s: float) -> None:
+        left.append(asyncio.create_task(asyncio.sleep(0.01 if ends else 1000.0)))
+
+    async def start() -> Any:
+        return SimpleNamespace(endpoint="h:1", incarnation=1, stop=stop)
+
+    await run_until_signal(start, grace_s=1.0, ready=lambda _: signal.raise_signal(signal.SIGTERM))
+    assert left[0].done() is ends
+    left[0].cancel()
 
 
 async def test_a_sequence_that_was_let_in_but_not_yet_taken_up_is_waited_for() -> None:
