@@ -164,4 +164,8 @@ def _journal(config: CoordinatorConfig, metrics: Metrics) -> Journal | None:
         sync_s=config.journal_sync_s,
         segment_bytes=config.journal_segment_mb << 20,
     )
-    return Journal(file, keep_s=config.journal_keep_s, metrics=metrics)
+    try:
+        return Journal(file, keep_s=config.journal_keep_s, metrics=metrics)
+    except OSError as error:
+        file.close()
+        raise ConfigError(f"coordinator.journal: {config.journal}: {error.strerror}") from error

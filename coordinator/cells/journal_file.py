@@ -24,12 +24,13 @@ from pathlib import Path
 import structlog
 
 from dspark.errors import ConfigError
-from dspark.whole_file import flush_to_disk
+from dspark.whole_file import placed
 
 log = structlog.get_logger("dspark.journal")
 
 MAGIC = b"DSPKJNL3"
 _HEAD = struct.Struct("<II")
+_NAMES = f"journal-{'[0-9]' * 12}.log"
 
 
 class JournalFile:
@@ -77,14 +78,10 @@ class JournalFile:
         old = [path for path in self._segments() if _is_segment(path)]
         self._number += 1
         path = self._folder / f"journal-{self._number:012d}.log"
-        draft = path.with_suffix(".new")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         content = MAGIC + b"".join(map(_framed, records))
-        _write(descriptor, content)
-        os.fsync(descriptor)
-        os.replace(draft, path)
-        flush_to_disk(self._folder)
-        before, self._descriptor = self._descriptor, descriptor
+        with placed(path, mode=0o600, lasts=True) as draft:
+            draft.write_bytes(content)
+        before, self._descriptor = self._descriptor, os.open(path, os.O_WRONLY | os.O_APPEND)
         self._size = self._begun = len(content)
         if before >= 0:
             os.close(before)
@@ -114,9 +111,9 @@ class JournalFile:
         os.close(self._lock)
 
     def _segments(self) -> list[Path]:
-        for leftover in self._folder.glob("journal-*.new"):
+        for leftover in self._folder.glob(f".{_NAMES}.{'?' * 16}"):  # of a process that was killed
             leftover.unlink(missing_ok=True)
-        return sorted(self._folder.glob("journal-*.log"))
+        return sorted(self._folder.glob(_NAMES))
 
     def _sync_now_and_then(self, every_s: float) -> None:
         while not self._ending.wait(every_s):
@@ -141,6 +138,8 @@ def _write(descriptor: int, content: bytes) -> None:
 
 
 def _is_segment(path: Path) -> bool:
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 

@@ -15,6 +15,8 @@ from coordinator.answers.answer import CommittedTokens, End, Reason
 from coordinator.cells import journal_file
 from coordinator.cells.journal import MAX_KEPT, Journal, digest
 from coordinator.cells.journal_file import JournalFile
+from coordinator.config import CoordinatorConfig
+from coordinator.process import _journal
 from coordinator.requests.request import Request
 from dspark.errors import ConfigError
 from dspark.rounds.policy import parse_policy
@@ -154,6 +156,32 @@ def test_a_file_of_another_format_is_told_of_and_stays(
         journal.close()
         assert other.read_bytes() == content
         assert len([*tmp_path.glob("journal-*")]) == 2
+
+
+def test_what_is_not_its_own_in_the_folder_stays(tmp_path: Path) -> None:
+    foreign = {"journal-old.log", "journal-mine.new", "journal-000000000001.log.gz", "notes"}
+    for name in foreign:
+        (tmp_path / name).write_bytes(b"DSPKJNL3")
+    (tmp_path / "journal-000000000004.log").mkdir()
+    (tmp_path / ".journal-000000000004.log.0123456789abcdef").write_bytes(b"cut off")
+    on_disk(tmp_path).close()
+    mine = {"lock", "journal-000000000004.log", "journal-000000000005.log"}
+    assert {path.name for path in tmp_path.iterdir()} == foreign | mine
+
+
+def test_a_disk_that_is_full_at_the_start_is_told_by_key_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    config = CoordinatorConfig(journal=str(tmp_path))
+    monkeypatch.setattr(os, "fsync", full)
+    opened = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match=f"^coordinator.journal: {tmp_path}: No space left"):
+        _journal(config, Metrics())
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    assert len(os.listdir("/proc/self/fd")) == opened
 
 
 def test_the_folder_stays_bounded_and_nothing_that_runs_is_lost(tmp_path: Path) -> None:
