@@ -19,7 +19,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -205,6 +205,9 @@ class Security:
         """Builds it from a process's configuration; reads all files at once, and raises ConfigError
         by key."""
         token = read_token(config.token_file, "token_file")
+        operator = read_token(config.operator_token_file, "operator_token_file")
+        monitor = read_token(config.metrics_token_file, "metrics_token_file")
+        keys = _keys_of(token_file=token, operator_token_file=operator, metrics_token_file=monitor)
         client_file: str | None = getattr(config, "client_token_file", None)
         if (tls := Tls.of(config)) is not None:
             tls.check(server=True)
@@ -228,9 +231,9 @@ class Security:
                 open_to.add(Role.MONITOR)
         access = Access(
             worker=token,
-            operator=read_token(config.operator_token_file, "operator_token_file"),
-            monitor=read_token(config.metrics_token_file, "metrics_token_file"),
-            clients=ClientTokens(client_file) if client_file else None,
+            operator=operator,
+            monitor=monitor,
+            clients=ClientTokens(client_file, keys) if client_file else None,
             certificates=ask_peers,
             open_to=frozenset(open_to),
         )
@@ -286,6 +289,16 @@ class Security:
         )
 
 
+def _keys_of(**secrets: str | None) -> dict[str, str]:
+    """The keys by their secrets. Raises ConfigError for a secret of two keys: its caller would have
+    the roles of one of them, and not of the other."""
+    keys: dict[str, str] = {}
+    for key, secret in secrets.items():
+        if secret is not None and (twin := keys.setdefault(secret, key)) != key:
+            raise ConfigError(f"{key}: the same secret as {twin}'s; each needs its own")
+    return keys
+
+
 def read_client_tokens(path: str | Path) -> tuple[tuple[str, str], ...]:
     """(tenant, token) of every line `TOKEN` or `TENANT TOKEN`; empty lines and those that begin
     with # are skipped. Raises ConfigError for an invalid file."""
@@ -323,11 +336,18 @@ def read_client_tokens(path: str | Path) -> tuple[tuple[str, str], ...]:
 
 class ClientTokens:
     """The client tokens of one file. If the file becomes unreadable, the known tokens stay in
-    force."""
+    force. others: keys of secrets that are no client's."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, others: Mapping[str, str]) -> None:
         def digests() -> list[tuple[str, bytes]]:
-            return [(tenant, _digest(token)) for tenant, token in read_client_tokens(path)]
+            known = read_client_tokens(path)
+            for _, token in known:
+                if token in others:
+                    raise ConfigError(
+                        f"client_token_file: {path} holds the secret of {others[token]}; each "
+                        "needs its own"
+                    )
+            return [(tenant, _digest(token)) for tenant, token in known]
 
         self._known = OfFiles([str(path)], digests, look_s=LOOK_S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import stat
 from pathlib import Path
 
@@ -210,6 +211,18 @@ def test_nor_is_it_ignored_where_an_authority_is_believed_and_certificates_are_n
     assert Security.of(PublicConfig(**{key: files[key]}, **tls)).access.asks
 
 
+KEYS = ["token_file", "operator_token_file", "metrics_token_file", "client_token_file"]
+
+
+@pytest.mark.parametrize(("one", "other"), [*itertools.combinations(KEYS, 2)])
+def test_no_secret_stands_in_two_files(files: dict[str, str], one: str, other: str) -> None:
+    secret = Path(files[one]).read_text()
+    Path(files[other]).write_text(secret)
+    with pytest.raises(ConfigError, match=f"^{other}: .*{one}") as caught:
+        Security.of(PublicConfig(**files))
+    assert secret.strip() not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -238,9 +251,11 @@ def test_a_file_of_clients_is_taken_again_when_it_changes(
     monkeypatch.setattr("dspark.runtime.security.LOOK_S", 0.0)
     path = tmp_path / "clients"
     path.write_text(f"ours {OURS}")
-    tokens = ClientTokens(path)
+    tokens = ClientTokens(path, {OPERATOR: "operator_token_file"})
     path.write_text(f"theirs {THEIRS}  # longer")
     assert tokens.tenant(OURS) == "ours", "a file that does not read changes nothing"
+    path.write_text(f"theirs {THEIRS}\nmine {OPERATOR}")
+    assert tokens.tenant(OURS) == "ours", "nor does one that holds another role's secret"
     path.write_text(f"theirs {THEIRS}")
     assert (tokens.tenant(OURS), tokens.tenant(THEIRS)) == (None, "theirs")
     path.unlink()
