@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -139,10 +140,13 @@ def _convert(value: object, hint: Any, key: str, source: str) -> object:
             if word in _TRUE | _FALSE:
                 return word in _TRUE
             raise ValueError("must be true or false")
-        if hint in (int, float):
-            if isinstance(value, str):
-                return whole_in(value) if hint is int else number_in(value)
-            return whole(value) if hint is int else number(value)
+        if hint is int:
+            return whole_in(value) if isinstance(value, str) else whole(value)
+        if hint is float:
+            made = number_in(value) if isinstance(value, str) else number(value)
+            if not math.isfinite(made):
+                raise ValueError("must be a finite number")
+            return made
         if hint is str:
             if isinstance(value, dict | list):
                 raise ValueError("must be a text")
@@ -176,7 +180,8 @@ def read_yaml(file: str | Path) -> Any:
         return _Loader(Path(file).read_text(encoding="utf-8")).get_single_data()
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{file}: cannot be read: {error.problem}{_at(error)}") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        # ValueError: no UTF-8, a date that there is not, a number of too many digits
         raise ConfigError(f"{file}: cannot be read: {error}") from error
 
 

@@ -14,9 +14,14 @@ from dspark.errors import ConfigError
 
 T = TypeVar("T")
 
+# No number is higher, unless its setting says so: what gRPC, threads and clocks count with holds
+# it, doubled and summed.
+MOST = 100_000_000
+
 
 class SettingBounds(NamedTuple):
-    """The bounds of a value; None and an empty tuple bound nothing."""
+    """The bounds of a value; None and an empty tuple bound nothing, but no number is above MOST
+    without a `most`."""
 
     least: float | None = None
     above: float | None = None
@@ -38,7 +43,8 @@ class SettingBounds(NamedTuple):
             and (most is None or value <= most)
         )
         if fits:
-            return ""
+            unbounded = most is None and isinstance(value, int | float) and value > MOST
+            return f"{value} is more than {MOST}" if unbounded else ""
         if most is None:
             return (
                 f"{value} is less than {least}"

@@ -74,7 +74,9 @@ class Settings:
         one_of=("auto", "fp32", "bf16"),
     )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
-    seed: int = setting(42, "Key of the first weights, of the order and of the anchors.")
+    seed: int = setting(
+        42, "Key of the first weights, of the order and of the anchors.", least=0, most=1 << 62
+    )
     held_out: int = setting(16, "Conversations kept for evaluation.", least=0)
     log_every: int = setting(10, "Steps between two lines of the log.", least=1)
     evaluate_every: int = setting(
@@ -137,7 +139,7 @@ class RegenerationSettings:
     max_tokens: int = setting(
         4096, "Longest answer, as far as the context has room for it.", least=1
     )
-    seed: int = setting(42, "Key of the draws.")
+    seed: int = setting(42, "Key of the draws.", least=0, most=1 << 62)
     concurrency: int = setting(32, "Answers asked for at the same time.", least=1)
     answer_timeout_s: float = setting(600.0, "Deadline of an answer.")
     patience_s: float = setting(

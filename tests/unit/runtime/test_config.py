@@ -54,7 +54,14 @@ def test_errors_name_the_key(flags: dict[str, object], sentence: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[1, 2]", "verify: 3", "verify: {target: [", "verify: {target: {a: 1}}"]
+    "text",
+    [
+        "[1, 2]",
+        "verify: 3",
+        "verify: {target: [",
+        "verify: {target: {a: 1}}",
+        "verify: {target: 2026-13-01}",
+    ],
 )
 def test_a_malformed_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "c.yaml"
@@ -136,6 +143,8 @@ class Bounded:
         ({"port": -1}, "port: -1 is not in 0..65535"),
         ({"wait_s": 0.0}, "wait_s: 0.0 is not above 0"),
         ({"mode": "three"}, "mode: 'three' is none of one, two"),
+        ({"count": 10**400}, f"count: {10**400} is more than 100000000"),
+        ({"wait_s": 1e30}, r"wait_s: 1e\+30 is more than 100000000"),
     ],
 )
 def test_a_value_out_of_its_bounds_is_refused_by_name(given: dict[str, Any], said: str) -> None:
@@ -143,6 +152,16 @@ def test_a_value_out_of_its_bounds_is_refused_by_name(given: dict[str, Any], sai
         check_settings(Bounded(**given))
     with pytest.raises(ConfigError, match=rf"^part\.{said}"):
         load_config(Bounded, section="part", flags=given)
+
+
+@pytest.mark.parametrize("value", [".inf", "-.inf", ".nan", "inf", "1e999"])
+def test_no_number_is_without_end_whatever_it_comes_from(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"draft: {{wait_s: {value}}}")
+    with pytest.raises(ConfigError, match=r"draft\.wait_s: "):
+        load_config(Bounded, section="draft", file=file)
+    with pytest.raises(ConfigError, match=r"draft\.wait_s: "):
+        load_config(Bounded, section="draft", environ={"DSPARK_DRAFT__WAIT_S": value})
 
 
 def test_what_is_at_its_bounds_will_do() -> None:
