@@ -22,7 +22,7 @@ from coordinator.lanes.monitor import Monitor
 from coordinator.queue.scheduler import Scheduler
 from coordinator.reception.pacing import read_pace
 from coordinator.reception.service import GENERATION
-from coordinator.reception.tokenizer import find_tokenizer
+from coordinator.reception.tokenizer import load_tokenizer
 from coordinator.requests.validation import parse_rule
 from coordinator.watching.tracing import Tracing, open_provider
 from coordinator.watching.watch import Explain
@@ -57,7 +57,7 @@ async def start(
     to run their first requests; lanes open as workers connect. Raises ConfigError."""
     policy, rule = check(config)
     shell = Shell("coordinator", config, lambda: config.target or served(cell), config.http)
-    tokenizer = find_tokenizer(config.target, config.target_revision)
+    tokenizer = await load_tokenizer(config.target, config.target_revision)
     clock, metrics = asyncio.get_running_loop(), shell.metrics
     metrics.policy_info.labels(policy=str(policy)).set(1)
     admission = Scheduler(config, clock, metrics)

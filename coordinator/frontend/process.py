@@ -10,7 +10,7 @@ from coordinator.cells.cell import served
 from coordinator.config import FrontendConfig
 from coordinator.frontend.front_end import ClientsProcess
 from coordinator.frontend.remote_cell import RemoteCell
-from coordinator.reception.tokenizer import find_tokenizer
+from coordinator.reception.tokenizer import load_tokenizer
 from dspark.errors import ConfigError
 from dspark.runtime.security import split_endpoint
 from dspark.runtime.setting import check_settings
@@ -27,7 +27,7 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> ClientsP
     workers is attached."""
     check(config)
     shell = Shell("frontend", config, lambda: config.target or served(cell), config.http)
-    tokenizer = find_tokenizer(config.target, config.target_revision)
+    tokenizer = await load_tokenizer(config.target, config.target_revision)
     hello = frontend_pb2.FrontendHello(name=name, incarnation=shell.incarnation, pid=os.getpid())
 
     def changed(serving: bool) -> None:

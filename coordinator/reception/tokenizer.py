@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from dspark.errors import ConfigError
+from dspark.runtime.device_worker import DeviceWorker
 from dspark.targets import imported, is_imported
 from dspark.token_bytes import CONFIG, FILE, special_tokens, spelling
 
@@ -94,6 +96,16 @@ def find_tokenizer(target: str | None, revision: str | None) -> Tokenizer | None
     return Tokenizer.load(path.parent)
 
 
+async def load_tokenizer(target: str | None, revision: str | None) -> Tokenizer | None:
+    """`find_tokenizer` beside the event loop, as the hub may be tried for long. Its thread does not
+    hold up the end of the process, as one of `asyncio.to_thread` would."""
+    thread = DeviceWorker("tokenizer")
+    try:
+        return await thread.run(find_tokenizer, target, revision)
+    finally:
+        thread.close(wait_s=0.0)
+
+
 def _for_serving(backend: Any, config: Path) -> None:
     """Removes the training settings of a tokenizer file, and marks as special the tokens that the
     file `config` lists.
@@ -136,6 +148,7 @@ def find_file(target: str | None, name: str, revision: str | None) -> Path | Non
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
+    logging.getLogger("huggingface_hub").handlers.clear()  # the root's writes its lines, too
     try:
         return Path(hf_hub_download(target, name, revision=revision))
     except LocalEntryNotFoundError as error:

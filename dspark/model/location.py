@@ -3,6 +3,7 @@ revision."""
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def locate(name_or_path: str | Path, *, revision: str | None = None, weights: bo
     from huggingface_hub import snapshot_download  # slow to import, and rarely needed
     from huggingface_hub.errors import HFValidationError
 
+    logging.getLogger("huggingface_hub").handlers.clear()  # the root's writes its lines, too
     try:
         wanted = _WANTED if weights else [pattern for pattern in _WANTED if pattern != _WEIGHTS]
         return Path(snapshot_download(str(name_or_path), revision=revision, allow_patterns=wanted))

@@ -115,12 +115,12 @@ class DeviceWorker:
             except Exception as error:
                 log.error("device.failed", exc_info=error)
 
-    def close(self) -> None:
-        """Finishes what is queued, then ends the thread; waits at most five seconds."""
+    def close(self, wait_s: float = 5.0) -> None:
+        """Finishes what is queued, then ends the thread; waits at most `wait_s`."""
         if not self._closed:
             self._closed = True
             self._put(math.inf, None)
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=wait_s)
 
     def _put(self, later_s: float, job: Any) -> None:
         heapq.heappush(self._jobs, (time.monotonic() + later_s, next(self._order), job))

@@ -165,6 +165,8 @@ async def run_until_signal(
     await asyncio.wait({starting, asking}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():  # stopped while still loading
         starting.cancel()
+        # it closes what it has opened; a second cancel, as of the loop's end, would break that off
+        await asyncio.gather(starting, return_exceptions=True)
         log.info("process.stopped", before="serving")
         return
     asking.cancel()

@@ -1,3 +1,5 @@
+import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,23 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_a_hub_id_that_is_not_in_the_cache_is_refused_offline() -> None:
     with pytest.raises(ConfigError, match="target: nobody/nothing"):
         find_tokenizer("nobody/nothing", None)
+
+
+async def test_a_hub_that_does_not_answer_holds_up_neither_the_loop_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def hangs(*_: object) -> None:
+        asked.set()
+        answer.wait(60.0)
+
+    monkeypatch.setattr("coordinator.reception.tokenizer.find_tokenizer", hangs)
+    starting = asyncio.create_task(start(CoordinatorConfig(target="nobody/nothing")))
+    assert await asyncio.to_thread(asked.wait, 30.0)
+    starting.cancel()
+    await asyncio.wait({starting})
+    assert starting.cancelled()
+    (left,) = (one for one in threading.enumerate() if one.name == "device-tokenizer")
+    assert left.daemon, "the process ends without it"
+    answer.set()

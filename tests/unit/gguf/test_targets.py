@@ -4,9 +4,11 @@ stands in the way."""
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import subprocess
 import zipfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 from coordinator.reception.tokenizer import find_tokenizer
 from dspark import targets
 from dspark.cli.main import main
-from dspark.errors import CheckpointError
+from dspark.errors import CheckpointError, DsparkError
 from dspark.gguf.wheel import import_target
 from dspark.model.checkpoint import load_target
 from dspark.model.location import locate
@@ -115,6 +117,15 @@ def test_a_bad_file_is_refused_through_the_cache_too(tmp_path: Path) -> None:
             locate(tmp_path / name)
     with pytest.raises(CheckpointError, match="no such folder, and no hub id either"):
         locate(tmp_path / LONG)
+
+
+@pytest.mark.parametrize("find", [find_tokenizer, locate])
+def test_what_the_hubs_library_says_is_written_once(find: Callable[..., object]) -> None:
+    hub = logging.getLogger("huggingface_hub")
+    hub.addHandler(logging.StreamHandler())  # as it does itself when it is imported
+    with pytest.raises(DsparkError):
+        find("nobody/nothing", revision=None)
+    assert not hub.handlers
 
 
 @pytest.mark.parametrize("place", ["/proc/nowhere", "a file"])

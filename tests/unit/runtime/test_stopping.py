@@ -49,6 +49,21 @@ async def test_tasks_that_are_just_ending_are_waited_for_but_not_without_end(
     left[0].cancel()
 
 
+async def test_a_start_that_is_broken_off_closes_what_it_has_opened() -> None:
+    closed: list[bool] = []
+
+    async def start() -> Any:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(60.0)
+        finally:
+            await asyncio.sleep(0)
+            closed.append(True)
+
+    await run_until_signal(start, grace_s=1.0, ready=lambda _: None)
+    assert closed
+
+
 async def test_a_sequence_that_was_let_in_but_not_yet_taken_up_is_waited_for() -> None:
     device = DeviceWorker("test")
     held: list[int] = []
