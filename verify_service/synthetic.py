@@ -231,9 +231,10 @@ class SyntheticVerifyEngine(EngineCore):
         return Curve(np.array(sizes), np.array(contexts), np.array(seconds), "synthetic")
 
     def _unserved(self, params: SamplingParams, scores: int | None) -> Refusal | None:
-        if params.logprobs is not None:
-            return invalid("sampling.logprobs: a synthetic target has none")
-        return None if scores is None else invalid("prompt_logprobs: a synthetic target has none")
+        for field, asked in (("logprobs", params.logprobs), ("prompt_logprobs", scores)):
+            if asked is not None:
+                return invalid(f"sampling.{field}: unsupported: a synthetic target has none")
+        return None
 
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
         """Refuses every grammar, as a synthetic target has no tokenizer."""

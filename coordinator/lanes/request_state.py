@@ -212,13 +212,15 @@ class Placed:
         return LifeEvent.ORPHANED
 
     def refusal(self) -> DsparkError:
-        """The error of a request refused for good: the verifier is busy, its constraint is invalid
-        or unsupported, or any other reason."""
+        """The error of a request refused for good: the verifier is busy, a field of the request is
+        invalid or unsupported, or any other reason."""
         said = self.refused.message if self.refused is not None else ""
         if self.refused is not None and self.refused.reason is RefusalReason.BUSY:
             return Overloaded(said.removeprefix("constraint: "), retry_after_s=1.0)
-        if said.startswith("constraint: unsupported: "):
-            return Unsupported("constraint", said.removeprefix("constraint: unsupported: "))
-        if said.startswith("constraint: "):
-            return InvalidRequest("constraint", said.removeprefix("constraint: "))
+        field, _, problem = said.partition(": ")
+        if field == "constraint" or field.startswith("sampling."):
+            field = field.replace("sampling.", "sampling_params.")  # as clients name it
+            if problem.startswith("unsupported: "):
+                return Unsupported(field, problem.removeprefix("unsupported: "))
+            return InvalidRequest(field, problem)
         return PeerError(f"the verifier refused a prompt: {said}")

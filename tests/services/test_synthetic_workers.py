@@ -17,7 +17,7 @@ from synthetic_file import synthetic_file
 from coordinator.cells.local_cell import LocalCell
 from coordinator.frontend.front_end import ClientsProcess
 from dspark.client import AsyncClient
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, Unsupported
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
@@ -51,6 +51,14 @@ async def test_the_lane_knows_the_cost_curves_of_the_file(pair: str) -> None:
         assert (tokens, contexts) == ([1, 64], [0])
         assert seconds == pytest.approx([0.0003, 0.001])
         assert lane.drafters[0].facts.cost is not None
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+async def test_what_a_synthetic_target_has_not_is_refused_by_name(pair: str, name: str) -> None:
+    async with cell(pair) as (_, client):
+        asked: Any = {"max_tokens": 4, name: 1}
+        with pytest.raises(Unsupported, match=f"sampling_params.{name}: a synthetic"):
+            await client.complete([1, 5, 6, 7], **asked)
 
 
 async def test_acceptance_over_the_wire_follows_the_domains(pair: str) -> None:

@@ -22,7 +22,15 @@ from coordinator.planning.watchdog import PAUSE_S, Alarm
 from coordinator.queue.scheduler import FORM_RETRY_S
 from coordinator.requests.request import Request
 from coordinator.watching import explaining
-from dspark.errors import DsparkError, Overloaded, PeerError, RequestCancelled, Unavailable
+from dspark.errors import (
+    DsparkError,
+    InvalidRequest,
+    Overloaded,
+    PeerError,
+    RequestCancelled,
+    Unavailable,
+    Unsupported,
+)
 from dspark.rounds.control import Admission, DrafterAt, PassReport, Refused, Up, Use
 from dspark.rounds.events import (
     Acknowledged,
@@ -1101,6 +1109,29 @@ async def test_who_is_refused_hears_why(
         await read(state)
     assert cell.metrics.value("requests_total", outcome="overloaded") == (why is RefusalReason.BUSY)
     assert cell.metrics.value("requests_total", outcome="slow_reader") == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "field"),
+    [
+        ("constraint: no such rule", InvalidRequest, "constraint"),
+        ("constraint: unsupported: no such rule", Unsupported, "constraint"),
+        ("sampling.top_k: no such rule", InvalidRequest, "sampling_params.top_k"),
+        ("sampling.logprobs: unsupported: no such rule", Unsupported, "sampling_params.logprobs"),
+    ],
+)
+@virtual
+async def test_what_a_verifier_refuses_of_a_request_names_the_field(
+    said: str, error: type[InvalidRequest], field: str
+) -> None:
+    cell = RoundsCell()
+    cell.port.in_reports(lambda each: refused(cell.port, each, RefusalReason.INVALID, said))
+    state = cell.ask()
+    await cell.finish(state)
+    with pytest.raises(error) as caught:
+        await read(state)
+    assert (type(caught.value), caught.value.field) == (error, field)
+    assert caught.value.problem == "no such rule"
 
 
 # Plans.
