@@ -148,8 +148,8 @@ def _convert(value: object, hint: Any, key: str, source: str) -> object:
                 raise ValueError("must be a finite number")
             return made
         if hint is str:
-            if isinstance(value, dict | list):
-                raise ValueError("must be a text")
+            if value is None or isinstance(value, bool | dict | list):  # YAML's `off` is false
+                raise ValueError("must be a text, in quotes where YAML reads something else")
             return str(value)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{key}: {value!r} (from {source}): {error}") from error

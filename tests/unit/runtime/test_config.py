@@ -61,6 +61,8 @@ def test_errors_name_the_key(flags: dict[str, object], sentence: str) -> None:
         "verify: {target: [",
         "verify: {target: {a: 1}}",
         "verify: {target: 2026-13-01}",
+        "verify: {target:}",
+        "verify: {target: off}",
     ],
 )
 def test_a_malformed_file_is_refused(tmp_path: Path, text: str) -> None:
