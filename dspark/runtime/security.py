@@ -239,13 +239,14 @@ class Security:
         )
         return cls(access, token, tls, config.insecure)
 
-    def check_bind(self, endpoint: str) -> None:
-        """Raises ConfigError for an endpoint that strangers could reach without credentials."""
-        host, _ = split_endpoint(endpoint)
+    def check_bind(self, endpoint: str, key: str = "bind") -> None:
+        """Raises ConfigError for an endpoint that strangers could reach without credentials. `key`
+        is the setting to blame."""
+        host, _ = split_endpoint(endpoint, key)
         if not is_loopback(host) and not self.access.asks and not self.insecure:
             raise ConfigError(
-                f"bind: {endpoint} can be reached from outside this machine and callers would show "
-                "nothing; set token_file or tls_cert, tls_key and tls_ca, bind to 127.0.0.1, or "
+                f"{key}: {endpoint} can be reached from outside this machine and callers would "
+                "show nothing; set token_file or tls_cert, tls_key and tls_ca, name 127.0.0.1, or "
                 "say --insecure"
             )
 
