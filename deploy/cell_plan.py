@@ -25,7 +25,7 @@ from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir
 from dspark.runtime.security import check_listeners, is_loopback, split_endpoint
 from dspark.synthetic.spec import load_spec
-from dspark.targets import is_imported
+from dspark.targets import check_model
 
 log = structlog.get_logger("dspark.deploy")
 
@@ -60,7 +60,7 @@ def read_config(
         if not model:
             raise ConfigError(f"cluster.{name}: required; say --{name} PATH_OR_ID")
         if (name, model) != ("drafter", NO_DRAFTER):
-            _check_model(name, model)
+            check_model(f"cluster.{name}", model)
     full = {name: _full_path(str(model)) for name, model in models.items()}
     return replace(given, **full, drafters=0 if full["drafter"] == NO_DRAFTER else given.drafters)
 
@@ -190,16 +190,6 @@ def _check_words(config: ClusterConfig) -> None:
             parse_rule(config.rule, field="cluster.rule")
     except InvalidRequest as error:
         raise ConfigError(str(error)) from error
-
-
-def _check_model(name: str, model: str) -> None:
-    """Raises ConfigError for a local path without a model; anything else may be a hub id."""
-    path = Path(model).expanduser()
-    looks_local = (
-        path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or path.exists()
-    )
-    if looks_local and not is_imported(path) and not (path / "config.json").is_file():
-        raise ConfigError(f"cluster.{name}: {model} is not a folder with a config.json")
 
 
 def _full_path(model: str) -> str:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dspark.errors import CheckpointError
+from dspark.errors import CheckpointError, ConfigError
 
 LONGEST_S = 900.0  # limit of fetching and importing one target
 _POLL_S = 0.1
@@ -52,6 +52,20 @@ def is_imported(target: str | Path) -> bool:
     """Whether a target must be imported; an existing folder of that name need not be."""
     path = Path(target).expanduser()
     return not os.path.isdir(path) and (str(target) in KNOWN or path.suffix == GGUF)
+
+
+def check_model(key: str, model: str) -> None:
+    """Raises ConfigError naming `key` for a local path without a model; anything else may be a hub
+    id."""
+    path = Path(model).expanduser()
+    looks_local = (
+        path.is_absolute()
+        or model.startswith((".", "~"))
+        or model.count("/") > 1
+        or os.path.exists(path)
+    )
+    if looks_local and not is_imported(path) and not os.path.isfile(path / "config.json"):
+        raise ConfigError(f"{key}: {model} is not a folder with a config.json")
 
 
 def cache_dir() -> Path:

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as Backend
 
 from dspark.errors import ConfigError
 from dspark.runtime.device_worker import DeviceWorker
-from dspark.targets import imported, is_imported
+from dspark.targets import check_model, imported, is_imported
 from dspark.token_bytes import CONFIG, FILE, special_tokens, spelling
 
 _WINDOW = 4  # last prompt tokens, on which the text of the answer's first token depends
@@ -144,6 +144,7 @@ def find_file(target: str | None, name: str, revision: str | None) -> Path | Non
     if os.path.isdir(target):
         path = Path(target) / name
         return path if path.is_file() else None
+    check_model("target", target)
     # comes with `tokenizers`; imported here, since most deployments name a folder
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError

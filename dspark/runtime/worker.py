@@ -24,6 +24,7 @@ from dspark.runtime.process import keep_freed_memory, wait_briefly
 from dspark.runtime.security import Security
 from dspark.runtime.setting import check_settings
 from dspark.runtime.shell import Servicer, Shell, ShellProcess
+from dspark.targets import check_model
 from dspark.types import RefusalReason
 from dspark.wire import codec
 
@@ -236,6 +237,10 @@ def check_worker(role: str, config: Any) -> None:
         raise ConfigError(f"{role}.synthetic: required with the synthetic engine and not given")
     if config.engine == "real" and config.synthetic:
         raise ConfigError(f"{role}.synthetic: of use with `engine: synthetic` only")
+    if config.engine == "real":
+        for key in ("target", "drafter"):
+            if model := getattr(config, key):
+                check_model(f"{role}.{key}", model)
 
 
 async def emptied(device: DeviceWorker, held: Callable[[], int], longest_s: float) -> None:
