@@ -220,7 +220,7 @@ async def start_worker(
         f"{role}.serving",
         name=name,
         endpoint=shell.endpoint,
-        model=getattr(config, "drafter", "") or model or config.engine,
+        model=(config.drafter if role == "draft" else config.target) or config.engine,
         device=str(engine.device),
         dtype=engine.dtype,
         pages=engine.held.pages_total,

@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import workers
 from synthetic_file import synthetic_file
 
 from coordinator.cells.local_cell import LocalCell
 from coordinator.frontend.front_end import ClientsProcess
 from dspark.client import AsyncClient
+from draft_service import process as draft_process
+from draft_service.config import DraftConfig
 from dspark.errors import ConfigError, Unsupported
+from dspark.runtime import worker
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
@@ -92,6 +96,22 @@ async def test_acceptance_over_the_wire_follows_the_domains(pair: str) -> None:
 async def test_settings_that_cannot_work_are_named(config: VerifyConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         await verify_process.start(config)
+
+
+@pytest.mark.parametrize(
+    ("start", "made", "served"),
+    [(verify_process.start, VerifyConfig, "a/target"), (draft_process.start, DraftConfig, "a/d")],
+)
+async def test_a_worker_says_which_model_it_serves(
+    pair: str, start: Any, made: Any, served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # one that no test before this one has configured
+    monkeypatch.setattr(worker, "log", structlog.get_logger())
+    models = {"target": "a/target", "drafter": "a/d"}
+    config = made(engine="synthetic", synthetic=pair, metrics_port=None, **models)
+    with structlog.testing.capture_logs() as lines:
+        await (await start(config)).stop(0.0)
+    assert [line["model"] for line in lines if "model" in line] == [served]
 
 
 def test_a_synthetic_worker_never_loads_torch(pair: str) -> None:
