@@ -17,9 +17,9 @@ from synthetic_file import synthetic_file
 
 from coordinator.cells.local_cell import LocalCell
 from coordinator.frontend.front_end import ClientsProcess
-from dspark.client import AsyncClient
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
+from dspark.client import AsyncClient
 from dspark.errors import ConfigError, Unsupported
 from dspark.runtime import worker
 from verify_service import process as verify_process

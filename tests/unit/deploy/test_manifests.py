@@ -336,6 +336,11 @@ def test_every_alert_names_a_section_of_the_operations_page() -> None:
             assert section in headings, section
 
 
+def test_a_journal_that_fails_is_an_alert() -> None:
+    (group,) = yaml.safe_load((DEPLOY / "observability" / "alerts.yml").read_text())["groups"]
+    assert any("dspark_journal_failed" in rule["expr"] for rule in group["rules"])
+
+
 @pytest.mark.parametrize("role", [ProcessRole.VERIFY, ProcessRole.DRAFT])
 def test_the_pods_of_the_shipped_pair_hold_their_caches_when_full(
     role: ProcessRole, tmp_path: Path
