@@ -15,7 +15,7 @@ import grpc
 import structlog
 
 from draft_service.service import NAME, OpenRounds
-from dspark.errors import Overloaded
+from dspark.errors import Denied, Overloaded
 from dspark.runtime import roles
 from dspark.runtime.outbox import MAX_EVENTS
 from dspark.runtime.security import Security
@@ -78,6 +78,8 @@ class RoundsServer:
             )
             yield from self._events(commands, context)
         except Exception as error:
+            if isinstance(error, Denied):
+                self._metrics.denied(error)
             if not context.is_active():
                 return  # the caller has left
             code, details, trailing = status_of(METHOD, error)

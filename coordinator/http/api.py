@@ -100,8 +100,8 @@ def make_api(config: ClientsConfig, processor: InputProcessor) -> Api:
     return Api(
         processor,
         config,
-        guard_of(security, CLIENTS),
-        guard_of(security, METRICS),
+        guard_of(security, CLIENTS, processor.metrics.denied),
+        guard_of(security, METRICS, processor.metrics.denied),
         find_template(config.target, config.target_revision),
         read_pace(config),
         security,
@@ -122,8 +122,9 @@ def _check_origins(given: tuple[str, ...], asked: bool) -> None:
             )
 
 
-def guard_of(security: Security, roles: Roles) -> Guard:
-    """A dependency that admits and records a caller with one of `roles`, else raises Denied."""
+def guard_of(security: Security, roles: Roles, denied: Callable[[Denied], None]) -> Guard:
+    """A dependency that admits and records a caller with one of `roles`, else calls `denied` and
+    raises Denied."""
     admit = functools.partial(security.access.admit, "this request", roles)
 
     async def guard(request: Request) -> None:
@@ -133,8 +134,9 @@ def guard_of(security: Security, roles: Roles) -> Guard:
             shown = f"Bearer {key}"
         try:
             caller = admit(authorization=shown, names=names)
-        except Denied:
+        except Denied as error:
             if shown is None or not security.access.open_to & roles:
+                denied(error)
                 raise
             # OpenAI's clients always send a key; where a role needs none, any key is accepted.
             caller = admit(authorization=None, names=names)

@@ -23,6 +23,7 @@ class MetricsServer(ThreadedHttp):
 
     def __init__(self, metrics: Metrics, security: Security, bind: str, port: int) -> None:
         self.exposed, self.access = metrics.exposed, security.access
+        self.denied = metrics.denied
         super().__init__(
             "metrics_port",
             (security.metrics_host(bind), port),
@@ -42,6 +43,7 @@ class _Metrics(Page):
             shown = self.headers.get("Authorization")
             self.server.access.admit("/metrics", METRICS, authorization=shown, names=self._names())
         except Denied as error:
+            self.server.denied(error)
             self.answer(403 if isinstance(error, Forbidden) else 401, b"", "text/plain")
             return
         if self.path.partition("?")[0] not in ("/", "/metrics"):

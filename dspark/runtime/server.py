@@ -136,7 +136,8 @@ BY_CERTIFICATE = Caller()  # stands for a caller that is not known yet
 
 class GrpcServer:
     """The gRPC server of a process: add services, start, serve until drained. prompt_bytes: returns
-    the current limit of a client's prompt, in bytes."""
+    the current limit of a client's prompt, in bytes. denied: called for each caller that is not let
+    in."""
 
     def __init__(
         self,
@@ -145,6 +146,7 @@ class GrpcServer:
         security: Security | None = None,
         limits: ServerLimits | None = None,
         prompt_bytes: Callable[[], int] = lambda: MAX_REQUEST,
+        denied: Callable[[Denied], None] = lambda _: None,
     ) -> None:
         limits = limits or ServerLimits()
         self._security = security or Security()
@@ -156,7 +158,7 @@ class GrpcServer:
         self._changes: set[asyncio.Task[None]] = set()
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
-            interceptors=[_Guard(self._security.access, prompt_bytes, self._readers)],
+            interceptors=[_Guard(self._security.access, prompt_bytes, self._readers, denied)],
             # Over all connections; what a connection may hold is bounded below.
             maximum_concurrent_rpcs=CONNECTIONS_FULL * limits.max_concurrent_streams,
             options=server_options(limits),
@@ -228,8 +230,10 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         access: Access,
         prompt_bytes: Callable[[], int],
         readers: Mapping[str, Callable[[bytes], Any]],
+        denied: Callable[[Denied], None],
     ) -> None:
         self._access, self._prompt_bytes, self._readers = access, prompt_bytes, readers
+        self._denied = denied
         self._wrapped: dict[str, Any] = {}
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
@@ -248,7 +252,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                     self._access.admit(method, roles.allowed(method), authorization=authorization)
                 )
             except Denied as error:
-                return _refusal(method, error)
+                return self._refusal(method, error)
         found = self._wrapped.get(method)
         if found is None:  # handlers of a method are all alike
             found = self._wrapped[method] = self._wrap(method, handler)
@@ -279,7 +283,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
-                await _abort(context, method, error)
+                await self._abort(context, method, error)
 
         async def answer_stream(request: Any, context: grpc.aio.ServicerContext) -> None:
             try:
@@ -293,7 +297,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
-                await _abort(context, method, error)
+                await self._abort(context, method, error)
 
         build = getattr(grpc, f"{kind}_rpc_method_handler")
         return build(
@@ -305,14 +309,22 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             response_serializer=handler.response_serializer,
         )
 
+    def _refusal(self, method: str, error: Denied) -> Any:
+        """A handler for any kind of method, which reads nothing and ends the call with the
+        error."""
 
-def _refusal(method: str, error: Denied) -> Any:
-    """A handler for any kind of method, which reads nothing and ends the call with the error."""
+        async def refuse(_: object, context: grpc.aio.ServicerContext) -> None:
+            await self._abort(context, method, error)
 
-    async def refuse(_: object, context: grpc.aio.ServicerContext) -> None:
-        await _abort(context, method, error)
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
-    return grpc.stream_stream_rpc_method_handler(refuse)
+    async def _abort(
+        self, context: grpc.aio.ServicerContext, method: str, error: Exception
+    ) -> NoReturn:
+        if isinstance(error, Denied):
+            self._denied(error)
+        await context.abort(*status_of(method, error))
+        raise AssertionError("abort returned")
 
 
 def authorization_in(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
@@ -359,8 +371,3 @@ def status_of(method: str, error: Exception) -> Status:
     reference = secrets.token_hex(4)
     log.error("rpc.failed", method=method, reference=reference, exc_info=error)
     return grpc.StatusCode.INTERNAL, f"internal error, reference {reference}", ()
-
-
-async def _abort(context: grpc.aio.ServicerContext, method: str, error: Exception) -> NoReturn:
-    await context.abort(*status_of(method, error))
-    raise AssertionError("abort returned")

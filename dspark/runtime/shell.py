@@ -73,7 +73,9 @@ class Shell:
     async def listen(self, servicers: Iterable[Servicer], **options: Any) -> None:
         """Opens gRPC and `/metrics`, not yet SERVING. options: of `GrpcServer`."""
         config = self._config
-        server = GrpcServer(bind=config.bind, security=self.security, **options)
+        server = GrpcServer(
+            bind=config.bind, security=self.security, denied=self.metrics.denied, **options
+        )
         for each in servicers:
             server.add(*each)
         self.endpoint = server.endpoint(await server.start())

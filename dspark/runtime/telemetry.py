@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TextIO, cast
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 
-from dspark.errors import DsparkError
+from dspark.errors import Denied, DsparkError, Forbidden
 from dspark.runtime.identity import DEFAULT_CELL
 
 _SECONDS = (
@@ -286,7 +286,7 @@ class Metrics:
     )
     feature_rows = counter("Feature rows, by direction.", "direction")
     bytes = counter("Payload bytes, by direction and kind.", "direction", "kind")
-    refusals = counter("Items refused, by reason.", "reason")
+    refusals = counter("Items and callers refused, by reason.", "reason")
     coupled_near_ties = counter(
         "Positions of coupled answers led by less than 1e-4 nats: rounding may flip them."
     )
@@ -309,6 +309,11 @@ class Metrics:
             # shown from the start, so that a rate sees the first
             self.request_success.labels(finished_reason=reason)
         self._labels: set[str] = set()  # of requests, as far as they are kept apart
+
+    def denied(self, error: Denied) -> None:
+        """Counts a caller that was not let in."""
+        reason = "forbidden" if isinstance(error, Forbidden) else "unauthenticated"
+        self.refusals.labels(reason=reason).inc()
 
     def note_load(self, sequences: int, pages: int, of: int) -> None:
         """Sets the gauges of what a worker holds."""

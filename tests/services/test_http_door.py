@@ -530,6 +530,8 @@ def test_a_key_is_the_clients_token(tmp_path: Path) -> None:
             assert httpx.get(f"{cell.url}/metrics", headers=headers).status_code == 200
         with cell.openai(api_key="wrong") as stranger, pytest.raises(openai.AuthenticationError):
             stranger.models.list()
+        refused = cell.coordinator.metrics.value("refusals_total", reason="unauthenticated")
+        assert refused == 4, "as often as somebody was not let in"
 
 
 def test_tenants_are_told_apart_by_their_keys(pair: Path, tmp_path: Path) -> None:

@@ -493,6 +493,7 @@ async def test_a_stranger_gets_no_rounds_and_a_worker_does(tmp_path: Path) -> No
                     assert (await call.read()).welcome.incarnation == process.incarnation
                     await call.done_writing()
                 assert await asyncio.wait_for(call.code(), 20) is code
+        assert process.metrics.value("refusals_total", reason="unauthenticated") == 2
     finally:
         await process.stop(0.0)
 

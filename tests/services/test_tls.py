@@ -140,9 +140,12 @@ async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
             with pytest.raises(Unavailable):
                 await _answered(endpoint, theirs.tls(), "a-token-of-the-tenant-acme")
             assert await _answered(endpoint, tenant) == 8, "its certificate says who it is"
+        for process in (coordinator, front):
+            assert process.metrics.value("refusals_total", reason="unauthenticated") == 1
         async with AsyncClient(coordinator.endpoint, tls=tenant) as client:
             with pytest.raises(Denied):
                 await client.status()
+        assert coordinator.metrics.value("refusals_total", reason="forbidden") == 1
         async with AsyncClient(
             coordinator.endpoint, token=secrets["operator_token_file"], tls=ours.tls()
         ) as client:
@@ -187,7 +190,8 @@ def test_metrics_ask_like_everybody_else(
     files = {key: str(tmp_path / key) for key in ("token_file", "metrics_token_file")}
     worker, reader = (write_token(Path(path)) for path in files.values())
     security = Security.of(ListenConfig(**files, **ours.settings()))
-    server = MetricsServer(Metrics(), security, "127.0.0.1:0", 0)
+    metrics = Metrics()
+    server = MetricsServer(metrics, security, "127.0.0.1:0", 0)
     url = f"https://127.0.0.1:{server.server_port}/metrics"
 
     def context(authority: Authority, name: str | None) -> ssl.SSLContext:
@@ -209,6 +213,8 @@ def test_metrics_ask_like_everybody_else(
             _scrape(url, reader, other)
     with pytest.raises((urllib.error.URLError, ConnectionError)):
         _scrape(url.replace("https", "http"), reader, None)
+    for reason in ("unauthenticated", "forbidden"):
+        assert metrics.value("refusals_total", reason=reason) == 1
     server.close()
 
 
