@@ -160,7 +160,7 @@ class Drafter(Projection, ABC):
         # Tables are loaded, or drawn by `fresh_drafter`: drawing them here, without memory, would
         # load torch's compiler.
         table = torch.empty(config.vocab_size, config.hidden_size)
-        self.embed_tokens = nn.Embedding.from_pretrained(table)
+        self.embed_tokens: nn.Embedding = nn.Embedding.from_pretrained(table)  # type: ignore[no-untyped-call]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, late_cast=config.late_cast)
         self.lm_head = nn.Linear(config.hidden_size, config.head_size, bias=False)
         # the tokens of a head that drafts fewer than all; set by the loader

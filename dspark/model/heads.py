@@ -57,7 +57,7 @@ class VanillaHead(SequentialHead):
         super().__init__()
         self.rank = config.markov_rank
         table = torch.empty(config.vocab_size, self.rank)  # see `Drafter`
-        self.markov_w1 = nn.Embedding.from_pretrained(table, freeze=False)
+        self.markov_w1: nn.Embedding = nn.Embedding.from_pretrained(table, freeze=False)  # type: ignore[no-untyped-call]
         self.markov_w2 = nn.Linear(self.rank, config.head_size, bias=False)
         self._served: Product | None = None
 
