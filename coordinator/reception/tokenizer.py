@@ -99,6 +99,8 @@ def find_tokenizer(target: str | None, revision: str | None) -> Tokenizer | None
 async def load_tokenizer(target: str | None, revision: str | None) -> Tokenizer | None:
     """`find_tokenizer` beside the event loop, as the hub may be tried for long. Its thread does not
     hold up the end of the process, as one of `asyncio.to_thread` would."""
+    if not target:
+        return None
     thread = DeviceWorker("tokenizer")
     try:
         return await thread.run(find_tokenizer, target, revision)
