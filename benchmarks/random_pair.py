@@ -77,6 +77,9 @@ def write(shape: PairShape, folder: Path) -> Pair:
             )
     finally:
         torch.set_default_dtype(torch.float32)
+    for module in drafter.modules():
+        if isinstance(module, torch.nn.Embedding):  # made without values
+            module.reset_parameters()
     target.save_pretrained(pair.target, max_shard_size="4GB")
     # no token ends an answer
     (pair.target / "generation_config.json").write_text("{}", encoding="utf-8")

@@ -77,7 +77,6 @@ class EngineCore(ABC):
         self._holdings, self._step = holdings, step
         # sequences whose prompts have to run, by number, oldest first
         self._line: dict[int, CachedSequence] = {}
-        self._shortest_first = False  # how the last chunks were dealt
         # sequences in unfinished steps; until their end, none is opened under the same number
         self._busy: set[int] = set()
         self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(
@@ -277,22 +276,25 @@ class EngineCore(ABC):
         long ones, and a long one does not wait for ever.
         """
         chunks: list[PromptChunk] = []
-        line = list(self._line.values())
-        if len(line) > 1:
-            self._shortest_first = not self._shortest_first
-            if self._shortest_first:
-                line.sort(key=lambda state: state.prompt_len - state.cached)
-        for state in line:
+        waiting: list[CachedSequence] = []
+        for state in list(self._line.values()):
             if state.prefilled or state.broken is not None:
                 del self._line[state.sequence]
             elif state.sequence not in self._busy and alone in (None, state.owner):
-                most = budget if state.scores is None else min(budget, SCORED)
-                start, stop = state.cached, self._holdings.chunk_end(state, most)
-                behind = () if state.scores is None else state.prompt[start + 1 : stop + 1]
-                chunks.append(PromptChunk(state, state.prompt[start:stop], behind))
-                budget -= stop - start
-                if budget <= 0 or alone is not None:
-                    break
+                waiting.append(state)
+        if len(waiting) > 1:
+            oldest = waiting[0]
+            oldest.passed_over = not oldest.passed_over
+            if oldest.passed_over:
+                waiting.sort(key=lambda state: state.prompt_len - state.cached)
+        for state in waiting:
+            most = budget if state.scores is None else min(budget, SCORED)
+            start, stop = state.cached, self._holdings.chunk_end(state, most)
+            behind = () if state.scores is None else state.prompt[start + 1 : stop + 1]
+            chunks.append(PromptChunk(state, state.prompt[start:stop], behind))
+            budget -= stop - start
+            if budget <= 0 or alone is not None:
+                break
         return chunks
 
     def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged:

@@ -76,6 +76,8 @@ class CachedSequence:
     kept_state: int = 0  # prompt tokens of its longest kept state
     token_ids: list[int] = field(default_factory=list)  # committed, the anchor last
     cached: int = 0  # tokens with keys and values
+    # whether shorter prompts went first when it was the oldest and chunks were dealt last
+    passed_over: bool = False
     # of a finished prefill, until the anchor is drawn
     last_logits: Tensor | None = None
     anchored: bool = False  # whether the anchor was drawn

@@ -142,9 +142,8 @@ class ChatShape:
         return {"delta": delta, "logprobs": chat_logprobs(self._texts, shown)}
 
     def reason(self, index: int, end: End) -> str:
-        # a call that a stop string has cut is none to run
-        whole = end.reason is Reason.STOP and end.text is None
-        return "tool_calls" if whole and self._readers[index].calls else end.reason.value
+        called = end.reason is Reason.STOP and self._readers[index].calls
+        return "tool_calls" if called else end.reason.value
 
     def whole(self, made: Object, output: OutputProcessor) -> Object:
         message: Object = {"refusal": None, **made.pop("delta")}

@@ -66,7 +66,7 @@ def _without(said: Sequence[Turn], first: int, turns: int) -> list[Turn]:
     return [*said[:first], *said[first + 2 * turns :]]
 
 
-# Keys of what a turn would be missing without them; others are for templates that read them.
+# Keys with content that no template reads; others are for templates that read them.
 _UNREAD = ("function_call", "audio", "images", "prefix")
 
 

@@ -219,7 +219,7 @@ class Placed:
             return Overloaded(said.removeprefix("constraint: "), retry_after_s=1.0)
         field, _, problem = said.partition(": ")
         if field == "constraint" or field.startswith("sampling."):
-            field = field.replace("sampling.", "sampling_params.")  # as clients name it
+            field = field.replace("sampling.", "sampling_params.", 1)  # as clients name it
             if problem.startswith("unsupported: "):
                 return Unsupported(field, problem.removeprefix("unsupported: "))
             return InvalidRequest(field, problem)

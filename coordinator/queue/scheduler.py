@@ -244,7 +244,9 @@ class Scheduler:
 
     def lanes_changed(self) -> None:
         """Call it when a lane begins to drain, or takes sequences again."""
-        self._open = any(not lane.draining for lane in self._lanes)
+        was, self._open = self._open, any(not lane.draining for lane in self._lanes)
+        if was and not self._open:
+            self._await_verifier()
         self._place()
 
     def lane_left(self, lane: Lane) -> None:
@@ -271,11 +273,11 @@ class Scheduler:
         if left > 0 and self.verifier_warms():
             self._outage = self._clock.call_later(min(left, WARM_LOOK_S), self._waited)
             return
-        self._outage = None
         for state in [*self._line]:
             if not self._could_place(state):
-                why = f"no verifier came back within {waited:.3g} s; {_said(state)}"
+                why = f"no verifier came within {waited:.3g} s; {_said(state)}"
                 self.ended(state, Unavailable(why))
+        self._outage = None
 
     # Placing.
 

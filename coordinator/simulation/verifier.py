@@ -44,6 +44,7 @@ class _SimulatedPrompt:
 
     held: SimulatedContext
     run: int = 0  # tokens so far
+    passed_over: bool = False  # as the oldest, when tokens were dealt last
 
     @property
     def left(self) -> int:
@@ -79,7 +80,6 @@ class SimulatedVerifier(SimulatedWorker):
         self.held: dict[tuple[int, int], SimulatedContext] = {}  # by sequence and epoch
         self._numbered: dict[int, SimulatedDrafter] = {}
         self._line: list[_SimulatedPrompt] = []
-        self._shortest_first = False  # how the last prompt tokens were dealt
         self._blocks: dict[tuple[int, int], Sequence[int]] = {}  # the newest of each sequence
         self._spans = RoundSpans()
         self._cohorts = (_Cohort(), _Cohort())
@@ -283,16 +283,19 @@ class SimulatedVerifier(SimulatedWorker):
         the oldest: (prompts completed, seconds, tokens)."""
         done: list[_SimulatedPrompt] = []
         seconds, tokens = 0.0, 0
-        self._shortest_first ^= len(self._line) > 1
-        line = (
-            sorted(self._line, key=lambda each: each.left) if self._shortest_first else self._line
-        )
+        line = list(self._line)
+        if len(line) > 1:
+            line[0].passed_over = not line[0].passed_over
+            if line[0].passed_over:
+                line.sort(key=lambda prompt: prompt.left)
         for prompt in line[:most]:
             count = min(budget - tokens, prompt.left)
-            if count:
-                prompt.run, tokens = prompt.run + count, tokens + count
-                seconds += self.world.spec.prefill_seconds(count, prompt.run)
-                done += [] if prompt.left else [prompt]
+            if not count:
+                break
+            prompt.run, tokens = prompt.run + count, tokens + count
+            seconds += self.world.spec.prefill_seconds(count, prompt.run)
+            if not prompt.left:
+                done.append(prompt)
         self._line = [prompt for prompt in self._line if prompt.left]
         return done, seconds, tokens
 

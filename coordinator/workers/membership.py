@@ -122,6 +122,7 @@ class Membership:
                 )
         for worker in self._workers.values():
             self._drain(worker, worker.address in self._draining)
+        self._admission.lanes_changed()
         await until(lambda: all(worker.settled for worker in self.workers), wait_s)
         self._note_fits()
         return sum(worker.connected for worker in self._workers.values())

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dspark.errors import DsparkError
+from dspark.errors import ConfigError, DsparkError, InvalidRequest
 from dspark.runtime.identity import DEFAULT_CELL, NoState, read_token, state_dir
 from dspark.runtime.security import split_endpoint
 from dspark.runtime.tls import Tls
@@ -120,10 +120,13 @@ def whom_to_call(
     endpoint: str | None, token: str | None, tls: Tls | None
 ) -> tuple[str, str, str | None, Tls | None]:
     """(endpoint for clients, endpoint for operators, token, TLS); without an `endpoint`, those of
-    the running cell. Raises NoCell, and ConfigError for an endpoint that is none."""
+    the running cell. Raises NoCell, and InvalidRequest for an endpoint that is none."""
     if endpoint is not None:
         if not endpoint.startswith(SCHEMES):
-            split_endpoint(endpoint, "endpoint")  # gRPC would take another port for a wrong one
+            try:
+                split_endpoint(endpoint)  # gRPC would take another port for a wrong one
+            except ConfigError:
+                raise InvalidRequest("endpoint", f"{endpoint!r} is not host:port") from None
         return endpoint, endpoint, token, tls
     cell = find_cell()
     return cell.for_clients, cell.endpoint, token or cell.token(), tls or cell.tls()

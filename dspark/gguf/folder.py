@@ -144,7 +144,7 @@ def save_tokenizer(file: Path, settings: Mapping[str, Any], folder: Path) -> Non
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    pre = str(settings.get("tokenizer.ggml.pre"))
+    pre = str(settings.get("tokenizer.ggml.pre", ""))
     if settings.get("tokenizer.ggml.model") == "gpt2" and not (
         pre in _SINGLE_DIGITS or pre in _AS_GPT2 or pre in GGUF_PRE_TOKENIZER_SPLITS
     ):  # any other would give prompts ids that the target has not learned

@@ -168,7 +168,7 @@ async def run_until_signal(
     if not starting.done():  # stopped while still loading
         starting.cancel()
         # it closes what it has opened; a second cancel, as of the loop's end, would break that off
-        await asyncio.gather(starting, return_exceptions=True)
+        await asyncio.wait({starting}, timeout=grace_s)
         log.info("process.stopped", before="serving")
         return
     asking.cancel()

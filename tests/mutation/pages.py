@@ -254,8 +254,8 @@ PAGES = [
     ),
     *in_file(
         "verify_service/engine_core.py",
-        ("short prompts wait for long ones", "if self._shortest_first:", "if False:", DEALT),
-        ("long prompts wait for ever", "if self._shortest_first:", "if True:", DEALT),
+        ("short prompts wait for long ones", "if oldest.passed_over:", "if False:", DEALT),
+        ("long prompts wait for ever", "if oldest.passed_over:", "if True:", DEALT),
         (
             "a resend ends with the row of the anchor, which nobody has made",
             "stop = max(cursor.committed_len - 1, 0)",

@@ -82,12 +82,6 @@ def test_a_call_that_is_required_comes_and_several_may(cell: HttpCell) -> None:
                 check(call)
 
 
-def test_a_call_that_a_stop_string_cuts_is_none_to_run(cell: HttpCell) -> None:
-    (made,) = asked(cell, tool_choice="required", stop=["days"], temperature=0.0).choices
-    assert made.finish_reason == "stop"
-    assert made.model_extra["stop_reason"] == "days"
-
-
 def test_streamed_calls_are_those_of_the_whole_answer(cell: HttpCell) -> None:
     fields = {"tool_choice": "required", "parallel_tool_calls": False, "temperature": 0.0}
     (call,) = asked(cell, **fields).choices[0].message.tool_calls

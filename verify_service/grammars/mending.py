@@ -51,9 +51,9 @@ def mend(told: Told, of_expression: Callable[[str], Told]) -> None:
 
 
 def _name_classes_behind_rules(told: Told, made: list[tuple[int, list[int]]]) -> None:
-    """Makes a rule, in place, of each class behind a rule that has characters of three bytes. Else
-    masks of xgrammar 0.2.8, which look from a rule at what follows, allow tokens that leave the
-    form."""
+    """Makes a rule, in place, of each class behind a rule, repeated or not, that has characters of
+    three bytes. Else masks of xgrammar 0.2.8, which look from a rule at what follows, allow tokens
+    that leave the form."""
     rules, behind = told["rules"], set[int]()
     plain = [-1, *rules[told["root_rule_id"]][3:]]  # looks at nothing behind it
     for parts in [parts for kind, parts in made if kind == Kind.SEQUENCE]:
@@ -61,7 +61,7 @@ def _name_classes_behind_rules(told: Told, made: list[tuple[int, list[int]]]) ->
         behind.update(parts[kinds.index(True) :] if any(kinds) else ())
     for place in sorted(behind):
         kind, parts = made[place]
-        if kind == Kind.CLASS and (parts[0] or max(parts[1:], default=0) > 0x7FF):
+        if kind in (Kind.CLASS, Kind.STAR) and (parts[0] or max(parts[1:], default=0) > 0x7FF):
             made[place] = (Kind.RULE, [len(rules)])
             rules.append([f"class {place}", len(made) + 2, *plain])
             made += [(kind, parts), (Kind.SEQUENCE, [len(made)]), (Kind.CHOICES, [len(made) + 1])]

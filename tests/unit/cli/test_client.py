@@ -35,7 +35,6 @@ from dspark.client import (
     Unsupported,
 )
 from dspark.client.request import Options
-from dspark.errors import ConfigError
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc, types_pb2
 from tests.waiting import until, wait_until
 
@@ -378,7 +377,7 @@ def test_several_front_ends_are_one_target_where_certificates_allow_it() -> None
 def test_an_endpoint_that_is_none_is_refused_by_name(endpoint: str) -> None:
     for make in (Client, AsyncClient):
         with pytest.raises(
-            ConfigError, match=re.escape(f"endpoint: {endpoint!r} is not host:port")
+            InvalidRequest, match=re.escape(f"endpoint: {endpoint!r} is not host:port")
         ):
             make(endpoint)
     Client("ipv4:127.0.0.1:9,127.0.0.1:10").close()

@@ -815,11 +815,30 @@ async def test_while_every_verifier_drains_it_is_as_without_one() -> None:
     await asyncio.sleep(19.0)
     assert not waits.sequence.finished
     await asyncio.sleep(2.0)
-    with pytest.raises(Unavailable, match="no verifier came back within 20 s"):
+    with pytest.raises(Unavailable, match="no verifier came within 20 s"):
         await read(waits)
     first.draining = second.draining = False
     cell.admission.lanes_changed()
     await cell.answered(runs, cell.ask(max_tokens=9))
+
+
+@virtual
+async def test_the_wait_for_a_verifier_begins_when_the_last_one_drains_not_at_an_earlier_loss() -> (
+    None
+):
+    cell = RoundsCell(verifiers=2, config=CoordinatorConfig(max_running=1, verifier_wait_s=20.0))
+    runs, waits = cell.ask(max_tokens=30_000), cell.ask(max_tokens=9)
+    cell.lose_verifier()
+    await asyncio.sleep(19.0)
+    cell.lanes[0].draining = True
+    cell.admission.lanes_changed()
+    await asyncio.sleep(19.0)
+    assert not waits.sequence.finished
+    await asyncio.sleep(2.0)
+    with pytest.raises(Unavailable, match="no verifier came within 20 s"):
+        await read(waits)
+    cell.admission.finish(runs)
+    assert cell.admission._outage is None, "nobody waits"
 
 
 @virtual
