@@ -167,6 +167,10 @@ class CallReader:
         self._tail = False  # a call has ended, and its closing mark may follow
         self.calls = self.thought = 0
 
+    @property
+    def cut(self) -> bool:
+        return self._call is not None and self._call.told
+
     def push(self, text: str) -> list[Part]:
         """Takes more text; returns the increments that are certain by now."""
         self._held += text

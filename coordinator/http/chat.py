@@ -142,7 +142,8 @@ class ChatShape:
         return {"delta": delta, "logprobs": chat_logprobs(self._texts, shown)}
 
     def reason(self, index: int, end: End) -> str:
-        called = end.reason is Reason.STOP and self._readers[index].calls
+        reader = self._readers[index]
+        called = end.reason is Reason.STOP and reader.calls and not reader.cut
         return "tool_calls" if called else end.reason.value
 
     def whole(self, made: Object, output: OutputProcessor) -> Object:

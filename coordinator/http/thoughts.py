@@ -33,6 +33,10 @@ class Reader(Protocol):
         """Tool calls so far."""
 
     @property
+    def cut(self) -> bool:
+        """Whether the last call is not complete."""
+
+    @property
     def thought(self) -> int:
         """Reasoning tokens so far, without those that begin and end it."""
 
@@ -47,6 +51,7 @@ class PlainReader:
     """Reader of an answer that is only text."""
 
     calls = thought = 0
+    cut = False
 
     def push(self, text: str) -> list[Part]:
         return [Part(text=text)] if text else []
@@ -67,6 +72,10 @@ class ThoughtReader:
     @property
     def calls(self) -> int:
         return self._rest.calls
+
+    @property
+    def cut(self) -> bool:
+        return self._rest.cut
 
     def push(self, text: str) -> list[Part]:
         was_inside = self._state == "inside"
@@ -147,6 +156,8 @@ _LONGEST = 256  # characters of a head
 
 class HarmonyReader:
     """Reader of an answer in gpt-oss's channels."""
+
+    cut = False  # a call ends with the answer
 
     def __init__(self) -> None:
         # `_kind` is that of the message that is being read; empty within a head

@@ -82,6 +82,12 @@ def test_a_call_that_is_required_comes_and_several_may(cell: HttpCell) -> None:
                 check(call)
 
 
+def test_a_call_that_a_stop_string_cuts_is_none_to_run(cell: HttpCell) -> None:
+    for stop, reason in (("days", "stop"), ("</tool_call>", "tool_calls")):
+        (made,) = asked(cell, tool_choice="required", stop=[stop], temperature=0.0).choices
+        assert (made.model_extra["stop_reason"], made.finish_reason) == (stop, reason)
+
+
 def test_streamed_calls_are_those_of_the_whole_answer(cell: HttpCell) -> None:
     fields = {"tool_choice": "required", "parallel_tool_calls": False, "temperature": 0.0}
     (call,) = asked(cell, **fields).choices[0].message.tool_calls
