@@ -48,6 +48,9 @@ class CellFleet:
             self._cell.kill(name)
         self._cell.processes.pop(name, None)
 
+    def misfit(self, replicas: Sequence[Replica]) -> str:
+        return ""
+
     def pending(self, name: str) -> Pending:
         return Pending()
 

@@ -565,7 +565,7 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "a prompt is in two passes at once",
-            "elif sequence not in self._busy and alone in (None, state.owner):",
+            "elif state.sequence not in self._busy and alone in (None, state.owner):",
             "elif alone in (None, state.owner):",
             (f"{U}a_prompt_is_in_one_pass_at_a_time_and_others_ride_meanwhile",),
         ),
