@@ -68,7 +68,7 @@ class Prompts:
         cursor = Cursor(admit.sequence, admit.epoch, 0, len(ids))
         scores = admission.prompt_logprobs
         if scores is not None and (wrong := scores_problem(len(ids), scores)) is not None:
-            return invalid(f"prompt_logprobs: {wrong}")
+            return invalid(f"sampling.prompt_logprobs: {wrong}")
         if self._engine.busy(admit.sequence):
             self._held_up[admit.sequence, admit.epoch] = admission
             return None
