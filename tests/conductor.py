@@ -123,7 +123,7 @@ class Conductor:
                     self._commit(each)
                 case Released():
                     self._gone(each)
-                case Refused():
+                case Refused() if each.epoch == self.answers[each.sequence].epoch:
                     self.answers[each.sequence].refused.append(each)
                 case DrafterEvent():
                     self.health.append(each)

@@ -124,7 +124,7 @@ class BatchRunner(Protocol):
     """Runs the batches of one engine. `execute` may run on any thread, all else on the one that
     owns the sequences."""
 
-    def forget(self, sequence: int) -> None:
+    def forget(self, state: CachedSequence) -> None:
         """Frees what is held for a dropped sequence beside its KV blocks."""
 
     def unready(self, state: CachedSequence) -> Refusal | None:

@@ -138,8 +138,8 @@ class VerifyEngine(EngineCore):
 
     def forget_all(self) -> None:
         """Frees every sequence and the memory behind them. For use before serving only."""
-        for sequence in list(self._holdings.states):
-            self._drop(sequence)
+        for state in list(self._holdings.states.values()):
+            self._drop(state)
         self._holdings.prefixes.clear()
         self._runner.reset()
 

@@ -77,8 +77,6 @@ class EngineCore(ABC):
         self._holdings, self._step = holdings, step
         # sequences whose prompts have to run, by number, oldest first
         self._line: dict[int, CachedSequence] = {}
-        # sequences in unfinished steps; until their end, none is opened under the same number
-        self._busy: set[int] = set()
         self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(
             str(self.device).partition(":")[0], 512
         )
@@ -145,13 +143,8 @@ class EngineCore(ABC):
         )
         if (problem := problem or self._unserved(params, scores)) is not None:
             return problem
-        if cursor.sequence in self._busy:
-            return Refusal(
-                RefusalReason.NO_PAGES,
-                "what was held under this number is in a pass that has not ended",
-            )
         if state is not None:
-            self._drop(cursor.sequence)
+            self._drop(state)
         opened = CachedSequence(
             cursor.sequence,
             cursor.epoch,
@@ -193,24 +186,19 @@ class EngineCore(ABC):
         state = self._holdings.states.get(sequence)
         return None if state is None or state.epoch != epoch else state
 
-    def busy(self, sequence: int) -> bool:
-        """Whether an unfinished pass holds a sequence of this number, perhaps a dropped one; none
-        can be opened under it until then."""
-        return sequence in self._busy
-
     def release(self, sequence: int, epoch: int) -> bool:
         """Frees a sequence held under this epoch or a lower one; returns whether there was one."""
         state = self._holdings.states.get(sequence)
         if state is None or state.epoch > epoch:
             return False
-        self._drop(sequence)
+        self._drop(state)
         return True
 
     def release_owner(self, owner: int) -> int:
         """Frees all sequences that a stream opened; returns their number."""
-        mine = [state.sequence for state in self._holdings.states.values() if state.owner == owner]
-        for sequence in mine:
-            self._drop(sequence)
+        mine = [state for state in self._holdings.states.values() if state.owner == owner]
+        for state in mine:
+            self._drop(state)
         return len(mine)
 
     def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
@@ -280,7 +268,7 @@ class EngineCore(ABC):
         for state in list(self._line.values()):
             if state.prefilled or state.broken is not None:
                 del self._line[state.sequence]
-            elif state.sequence not in self._busy and alone in (None, state.owner):
+            elif not state.in_pass and alone in (None, state.owner):
                 waiting.append(state)
         if len(waiting) > 1:
             oldest = waiting[0]
@@ -333,26 +321,27 @@ class EngineCore(ABC):
         """Commits a step that has run."""
         judged = step.end()
         for state in step.states:
-            self._busy.remove(state.sequence)
+            state.in_pass = False
             if self._holdings.states.get(state.sequence) is not state:  # dropped meanwhile
                 self._free(state)
         return judged
 
     def _under_way(self, step: UnderWay) -> UnderWay:
-        self._busy.update(state.sequence for state in step.states)
+        for state in step.states:
+            state.in_pass = True
         return step
 
-    def _drop(self, sequence: int) -> None:
+    def _drop(self, state: CachedSequence) -> None:
         """Drops a sequence; its pages are freed once no unfinished pass holds them."""
-        self._line.pop(sequence, None)
-        if sequence in self._busy:
-            del self._holdings.states[sequence]
+        self._line.pop(state.sequence, None)
+        if state.in_pass:
+            del self._holdings.states[state.sequence]
         else:
-            self._free(self._holdings.states[sequence])
+            self._free(state)
 
     def _free(self, state: CachedSequence) -> None:
         self._holdings.drop(state)
-        self._step.forget(state.sequence)
+        self._step.forget(state)
 
     def _given(
         self, items: Sequence[VerifyItem], outcomes: dict[int, Verdict | Refusal]
@@ -376,7 +365,7 @@ class EngineCore(ABC):
     def _refused(self, state: CachedSequence, item: VerifyItem) -> Refusal | None:
         """Why an item cannot be in a pass, or None."""
         problem = check_item(state, item)
-        if problem is None and state.sequence in self._busy:
+        if problem is None and state.in_pass:
             return invalid("cursor: the sequence is in a pass that has not ended")
         return problem or self._step.unready(state)
 

@@ -70,7 +70,7 @@ class KVCacheManager:
         self.pool.retain(shared)  # before `_make_free` may reclaim them
         wanted = self.pool.pages_for(state.prompt_len) - len(shared)
         opened = self._make_free(wanted + len(self.states)) and self.pool.open(
-            state.sequence, state.prompt_len, longest, shared
+            state, state.prompt_len, longest, shared
         )
         self.pool.let_go(shared)
         if not opened:
@@ -84,31 +84,31 @@ class KVCacheManager:
             alike = self.prefixes.alike(token_ids, salt, needs_rows=keep_features)
             state.alike = alike * self.pool.page_size
         state.token_ids.extend(token_ids[: state.cached])
-        self.states[state.sequence] = state
         if state.spared and (kept := self.prefixes.states) is not None:
             name = self.prefixes.name(state.token_ids, salt or "")
             assert name is not None
-            if not kept.begin(state.sequence, name):
+            if not kept.begin(state, name):
                 # the kept state is dropped: the next attempt runs the whole prompt
                 self.drop(state)
                 return Refusal(
                     RefusalReason.NO_PAGES,
                     "the device has no memory for the state of what is computed",
                 )
+        self.states[state.sequence] = state
         return None
 
     def grow(self, state: CachedSequence, tokens: int) -> bool:
         """Grows a sequence to `tokens` in all; returns False and changes nothing without pages."""
-        missing = self.pool.missing(state.sequence, tokens)
-        return not missing or (self._make_free(missing) and self.pool.grow(state.sequence, tokens))
+        missing = self.pool.missing(state, tokens)
+        return not missing or (self._make_free(missing) and self.pool.grow(state, tokens))
 
     def grow_within(self, state: CachedSequence, least: int, more: int) -> int | None:
         """Grows to `least` tokens and as many of `more` as pages allow; returns how many of
         `more`, or None if even `least` does not fit."""
-        if self.pool.room(state.sequence) >= least + more or self.grow(state, least + more):
+        if self.pool.room(state) >= least + more or self.grow(state, least + more):
             return more
         size = self.pool.page_size
-        missing = self.pool.missing(state.sequence, least + more)
+        missing = self.pool.missing(state, least + more)
         held = self.pool.pages_for(least + more) - missing
         room = (held + self.pool.free) * size  # `grow` has reclaimed prefixes already
         if room < least or not self.grow(state, room):
@@ -116,7 +116,7 @@ class KVCacheManager:
         return min(room - least, more)
 
     def slots(self, state: CachedSequence, start: int, stop: int) -> Slots:
-        return self.pool.slots(state.sequence, start, stop)
+        return self.pool.slots(state, start, stop)
 
     def keep_prefix(self, state: CachedSequence) -> None:
         """Enters the full pages of a sequence into the prefix cache, unless it has no salt."""
@@ -125,7 +125,7 @@ class KVCacheManager:
             self.prefixes.enter(
                 state.token_ids[: state.cached],
                 state.salt,
-                self.pool.pages(state.sequence),
+                self.pool.pages(state),
                 rows=rows,
             )
 
@@ -148,7 +148,7 @@ class KVCacheManager:
             return
         state.kept_state = state.cached
         if (name := self.prefixes.name(state.token_ids[: state.cached], state.salt)) is not None:
-            kept.keep(state.sequence, name)
+            kept.keep(state, name)
 
     def chunk_end(self, state: CachedSequence, most: int) -> int:
         """End position of the next prompt chunk, of up to `most` tokens; at the end of a page if
@@ -164,10 +164,10 @@ class KVCacheManager:
 
     def drop(self, state: CachedSequence) -> None:
         """Drops a sequence; its full pages stay in the prefix cache if it has a salt."""
-        self.states.pop(state.sequence, None)
-        if state.sequence in self.pool:
-            self.keep_prefix(state)
-            self.pool.release(state.sequence)
+        if self.states.get(state.sequence) is state:  # else a successor has its number
+            del self.states[state.sequence]
+        self.keep_prefix(state)
+        self.pool.release(state)
 
     def where(self, runs: Sequence[tuple[CachedSequence, int, int]]) -> Slots:
         """Slots of runs of (sequence, first position, number of tokens), concatenated."""

@@ -7,7 +7,7 @@ sequence back, pass a smaller start next time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -53,10 +53,10 @@ class Runner(Protocol):
         """Runs new tokens through the target. rows: indices of the tokens whose logits are
         returned; None: all."""
 
-    def release(self, key: int) -> None:
+    def release(self, key: Hashable) -> None:
         """Drops the state of a sequence."""
 
-    def fill(self, key: int, slots: Slots | Sequence[int], length: int) -> None:
+    def fill(self, key: Hashable, slots: Slots | Sequence[int], length: int) -> None:
         """Sets a sequence up as if `length` tokens had run; for timing only."""
 
     def reset(self) -> None:
@@ -147,11 +147,11 @@ class ModelRunner:
         logits = paged_attention.packed_pass(self._model, plan, self._pool, keep).logits[0]
         return logits, self._taps.collect()[0] if self._taps is not None else None
 
-    def release(self, key: int) -> None:
+    def release(self, key: Hashable) -> None:
         pass
 
     @torch.inference_mode()
-    def fill(self, key: int, slots: Slots | Sequence[int], length: int) -> None:
+    def fill(self, key: Hashable, slots: Slots | Sequence[int], length: int) -> None:
         self._pool.fill(torch.as_tensor(slots[:length], device=self.device))
 
     @property

@@ -122,8 +122,8 @@ class PackedStep:
         self._rounds = 0
         self._ahead = runner.device.type != "cpu"
 
-    def forget(self, sequence: int) -> None:
-        self._runner.release(sequence)
+    def forget(self, state: CachedSequence) -> None:
+        self._runner.release(state)
 
     def unready(self, state: CachedSequence) -> Refusal | None:
         return unready_params(state)
@@ -138,7 +138,7 @@ class PackedStep:
         for item, state in zip(items, states, strict=True):
             ids = [item.anchor, *item.draft_ids]
             slots = holdings.slots(state, 0, state.cached + len(ids))
-            segments.append(Segment(state.sequence, state.cached, ids, slots, state.given))
+            segments.append(Segment(state, state.cached, ids, slots, state.given))
             cases.append(
                 PackedCase(item.cursor, state.params, row, item.draft_ids, item.q, shaper_of(state))
             )
@@ -147,9 +147,7 @@ class PackedStep:
         for chunk in chunks:
             state, stop = chunk.state, chunk.state.cached + len(chunk.token_ids)
             slots = holdings.slots(state, 0, stop)
-            segments.append(
-                Segment(state.sequence, state.cached, chunk.token_ids, slots, state.given)
-            )
+            segments.append(Segment(state, state.cached, chunk.token_ids, slots, state.given))
             logit_rows += range(row, row + len(chunk.next_ids))
             row += len(chunk.token_ids)
             if stop == state.prompt_len:  # a draw follows only the last token of a prompt

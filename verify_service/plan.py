@@ -9,7 +9,7 @@ Symbols: T tokens of the pass, n sequences of a group, Q queries and S keys of i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ KEY_COST, CALL_COST = 2.25, 2800.0
 class Segment(NamedTuple):
     """New tokens of one sequence: positions start .. start + len(token_ids) - 1."""
 
-    key: int
+    key: Hashable
     start: int
     token_ids: Sequence[int]
     # of positions 0 .. start + len(token_ids) - 1; a range where they are consecutive

@@ -56,11 +56,9 @@ class Prompts:
         """wake: makes `collect` be called soon; any thread may call it."""
         self._engine, self._owner, self._wake = engine, owner, wake
         self._waiting: dict[tuple[int, int], _Prompt] = {}
-        # wait for a pass that holds an earlier sequence of this number
-        self._held_up: dict[tuple[int, int], Admission] = {}
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._held_up)
+        return len(self._waiting)
 
     def begin(self, admission: Admission) -> Refusal | None:
         """Opens a sequence and queues its prompt; returns a refusal if that fails."""
@@ -69,9 +67,6 @@ class Prompts:
         scores = admission.prompt_logprobs
         if scores is not None and (wrong := scores_problem(len(ids), scores)) is not None:
             return invalid(f"sampling.prompt_logprobs: {wrong}")
-        if self._engine.busy(admit.sequence):
-            self._held_up[admit.sequence, admit.epoch] = admission
-            return None
         try:
             refusal = self._engine.open(
                 cursor,
@@ -96,10 +91,7 @@ class Prompts:
 
     def call_back(self, sequence: int, epoch: int) -> bool:
         """Cancels a prefill; returns False if it is not running."""
-        key = (sequence, epoch)
-        if self._held_up.pop(key, None) is not None:
-            return True
-        if self._waiting.pop(key, None) is None:
+        if self._waiting.pop((sequence, epoch), None) is None:
             return False
         self._engine.release(sequence, epoch)
         return True
@@ -107,9 +99,8 @@ class Prompts:
     def chunk_at(self, last_round: float) -> float | None:
         """When the next chunk gets a pass of its own, unless it rides in a round before; None
         without one."""
-        # one that is held up is looked at as often: a pass of another stream may hold its number
         states = (self._engine.find(*key) for key in self._waiting)
-        able = self._held_up or any(state is None or not state.prefilled for state in states)
+        able = any(state is None or not state.prefilled for state in states)
         return last_round + IDLE_S if able else None
 
     def begin_chunk(self, last_round: float) -> UnderWay | None:
@@ -121,10 +112,6 @@ class Prompts:
     def collect(self) -> Iterator[Began]:
         """Yields prompts that ended since the last call, in any pass; those that cannot go on at
         once."""
-        for key in [key for key in self._held_up if not self._engine.busy(key[0])]:
-            refusal = self.begin(self._held_up.pop(key))
-            if refusal is not None:
-                yield Began(*key, refusal)
         for key, prompt in list(self._waiting.items()):
             state = self._engine.find(*key)
             if prompt.ready(state):

@@ -10,6 +10,7 @@ A runner whose logits differ by more than rounding is not used.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -199,6 +200,7 @@ def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
             (False, [segment(number, ready, whole, wrong_from=ready) for number in (0, 1)]),
             (True, [segment(number, ready, whole) for number in (0, 1)]),
         ]
+    known: dict[Hashable, Case] = dict(enumerate(cases))
     worst = scale = 0.0
     for number, (compared, segments) in enumerate([*passes, passes[-1]]):
         rows = None if number < len(passes) else [0]  # the last pass requests only some rows
@@ -211,7 +213,7 @@ def _run(runner: Runner, cases: list[Case]) -> tuple[float, float]:
             if not bool(torch.isfinite(logits).all()):
                 return float("inf"), 1.0
             reference = torch.cat(
-                [cases[each.key].logits[each.start : each.length] for each in segments]
+                [known[each.key].logits[each.start : each.length] for each in segments]
             )
             reference = reference if rows is None else reference[rows]
             worst = max(worst, float((logits - reference).abs().max()))

@@ -58,9 +58,12 @@ class VerifyItem(NamedTuple):
         return self.prefix(0)._replace(spoilt=True)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CachedSequence:
-    """State of one sequence, held from prefill to release."""
+    """State of one sequence, held from prefill to release; the key of its pages and caches.
+
+    One dropped in a pass keeps those to its end, beside a successor under the same number.
+    """
 
     sequence: int
     epoch: int
@@ -78,6 +81,7 @@ class CachedSequence:
     cached: int = 0  # tokens with keys and values
     # whether shorter prompts went first when it was the oldest and chunks were dealt last
     passed_over: bool = False
+    in_pass: bool = False  # held by a pass that has not ended
     # of a finished prefill, until the anchor is drawn
     last_logits: Tensor | None = None
     anchored: bool = False  # whether the anchor was drawn

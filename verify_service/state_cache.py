@@ -9,6 +9,7 @@ passed over once, so that the many states of one long prompt do not evict a wide
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import structlog
@@ -38,7 +39,7 @@ class StateCache:
     def __contains__(self, name: bytes) -> bool:
         return name in self._kept
 
-    def keep(self, sequence: int, name: bytes) -> None:
+    def keep(self, sequence: Hashable, name: bytes) -> None:
         """Keeps a copy of a sequence's state, unless it alone exceeds the limit. Drops all states
         if device memory is full."""
         if name in self._kept:
@@ -62,7 +63,7 @@ class StateCache:
             else:
                 self.bytes -= kept.bytes
 
-    def begin(self, sequence: int, name: bytes) -> bool:
+    def begin(self, sequence: Hashable, name: bytes) -> bool:
         """Starts a sequence from a kept state; returns False and drops all states if device memory
         is full."""
         self._kept.move_to_end(name)

@@ -8,7 +8,7 @@ their own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -82,8 +82,10 @@ class StatefulRunner:
         self._taps, self._single = taps, single
         self._together = together and not single and self.rotation is None
         self._cut = beyond_keys(model) is None
-        self._states: dict[int, dict[int, KeptState]] = {}
-        self._token_ids: dict[int, list[int]] = {}  # of sequences that may have to be recomputed
+        self._states: dict[Hashable, dict[int, KeptState]] = {}
+        self._token_ids: dict[
+            Hashable, list[int]
+        ] = {}  # of sequences that may have to be recomputed
 
     @property
     def shares_prefixes(self) -> bool:
@@ -103,20 +105,20 @@ class StatefulRunner:
         none = torch.empty(0, vocab, device=self.device)
         return Pass(torch.cat(logits) if logits else none, torch.cat(taps) if taps else None)
 
-    def release(self, key: int) -> None:
+    def release(self, key: Hashable) -> None:
         self._states.pop(key, None)
         self._token_ids.pop(key, None)
 
-    def standing(self, key: int) -> KeptState | None:
+    def standing(self, key: Hashable) -> KeptState | None:
         """The state in a sequence's first cache, or None."""
         return self._states.get(key, {}).get(0)
 
-    def begin(self, key: int, cache: Any, length: int) -> None:
+    def begin(self, key: Hashable, cache: Any, length: int) -> None:
         """Starts a sequence from a copy of a cache of `length` tokens."""
         self._states[key] = {0: KeptState(lambda: copied(cache), cut=self._cut, length=length)}
 
     @torch.inference_mode()
-    def fill(self, key: int, slots: Slots | Sequence[int], length: int) -> None:
+    def fill(self, key: Hashable, slots: Slots | Sequence[int], length: int) -> None:
         have = max(self._length(key, which) for which in (0, 1))
         if (missing := length - have) > 0:
             self.run([Segment(key, have, [0] * missing, range(length), length)], [])
@@ -272,11 +274,11 @@ class StatefulRunner:
             have = self._length(key, 1)
             yield _Call(Segment(key, have, ids[have:], (), segment.prompt), count - early, 1)
 
-    def _length(self, key: int, which: int) -> int:
+    def _length(self, key: Hashable, which: int) -> int:
         state = self._states.get(key, {}).get(which)
         return state.length if state is not None else 0
 
-    def _state(self, key: int, which: int, start: int) -> KeptState:
+    def _state(self, key: Hashable, which: int, start: int) -> KeptState:
         states = self._states.setdefault(key, {})
         if start == 0 or which not in states:
             states[which] = KeptState(self._fresh, cut=self._cut)

@@ -106,7 +106,7 @@ class SyntheticStep:
         """Oracle key of a sequence, from its first token, seed and choice; needs `token_ids`."""
         return self._oracle.key(state.token_ids[0], state.params.seed, state.params.choice)
 
-    def forget(self, sequence: int) -> None:
+    def forget(self, state: CachedSequence) -> None:
         pass
 
     def anchor(self, state: CachedSequence) -> int:

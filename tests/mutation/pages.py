@@ -221,8 +221,8 @@ PAGES = [
         ),
         (
             "a chunk of a prompt begins where the last one did",
-            "Segment(state.sequence, state.cached, chunk.token_ids,",
-            "Segment(state.sequence, state.spared, chunk.token_ids,",
+            "Segment(state, state.cached, chunk.token_ids,",
+            "Segment(state, state.spared, chunk.token_ids,",
             SCARCE,
         ),
     ),

@@ -551,21 +551,29 @@ MUTANTS: list[Mutant] = [
         "verify_service/engine_core.py",
         (
             "pages of who leaves in the middle of a pass are free at once",
-            "if sequence in self._busy:",
+            "if state.in_pass:",
             "if False:",
             (
                 f"{U}who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_and_harms_nobody",
             ),
         ),
         (
+            "who leaves in the middle of a pass takes a successor of its number along",
+            "self._holdings.drop(state)",
+            "self._holdings.states.pop(state.sequence, None), self._holdings.drop(state)",
+            (
+                f"{U}who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_and_harms_nobody",
+            ),
+        ),
+        (
             "a sequence is in two passes at once",
-            "if problem is None and state.sequence in self._busy:",
+            "if problem is None and state.in_pass:",
             "if False:",
             (f"{U}a_sequence_is_in_one_pass_at_a_time",),
         ),
         (
             "a prompt is in two passes at once",
-            "elif state.sequence not in self._busy and alone in (None, state.owner):",
+            "elif not state.in_pass and alone in (None, state.owner):",
             "elif alone in (None, state.owner):",
             (f"{U}a_prompt_is_in_one_pass_at_a_time_and_others_ride_meanwhile",),
         ),

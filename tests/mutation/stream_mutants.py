@@ -25,7 +25,6 @@ MEANT = (f"{D}who_is_not_meant_or_understands_other_rows_ends_the_stream",)
 ONE_MESSAGE = (f"{D}rows_and_order_are_one_message_and_the_block_follows",)
 HELD = (f"{D}a_silent_verifier_loses_its_contexts_and_one_with_little_to_say_does_not",)
 TAKEN_BACK = (f"{F}what_is_told_and_taken_back_in_one_message_harms_nobody",)
-L = "tests/unit/verify_service/test_prompts.py::test_"
 W = "tests/unit/wire/test_drafted_blocks.py::test_"
 PIECES = (
     "tests/unit/verify_service/test_row_feeds.py::test_rows_go_in_pieces_without_a_gap_and_their_drafter_is_ready_once_all_have_come",
@@ -263,15 +262,6 @@ STREAMS: list[Mutant] = [
         ),
     ),
     *in_file(
-        "verify_service/prompts.py",
-        (
-            "nobody looks after a prompt that is held up",
-            "able = self._held_up or any(",
-            "able = any(",
-            (f"{L}a_number_that_a_pass_of_another_stream_holds_is_looked_at_again",),
-        ),
-    ),
-    *in_file(
         "draft_service/feature_sink.py",
         (
             "a peer that reads no acknowledgements is read from",
@@ -286,7 +276,7 @@ STREAMS: list[Mutant] = [
         "verify_service/engine_core.py",
         (
             "prompts stay in line when their clients have left",
-            "        self._line.pop(sequence, None)\n",
+            "        self._line.pop(state.sequence, None)\n",
             "",
             (f"{U}prompts_whose_clients_left_cost_the_next_one_no_pass",),
         ),

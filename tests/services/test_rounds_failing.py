@@ -352,22 +352,15 @@ async def test_a_stream_that_ends_in_the_middle_of_a_pass_frees_what_the_pass_he
         await until(lambda: v.engine.held.pages_held == 0)
 
 
-async def test_a_number_that_comes_again_waits_for_the_pass_that_holds_it(pair: str) -> None:
+async def test_a_number_comes_again_while_a_pass_holds_what_it_named(pair: str) -> None:
     async with verifier(pair) as v, conducting(v, PLAN) as conductor:
         answer = conductor.ask([5, 6], SAMPLED, 40)
         await until(lambda: answer.tokens)
         begun, go_on = held_passes(v.engine)
         await until(begun.is_set)
         conductor.port.tell([Release(answer.number, answer.epoch, How.DROP)])
-        looked, busy = threading.Event(), v.engine.busy
-
-        def noted(sequence: int) -> bool:
-            looked.set()
-            return bool(busy(sequence))
-
-        v.engine.busy = noted
         conductor.admit(answer)
-        await until(looked.is_set)
+        await until(lambda: v.engine.find(answer.number, answer.epoch) is not None)
         del v.engine.begin  # the engine's own again
         go_on.set()
         await conductor.tokens(answer)

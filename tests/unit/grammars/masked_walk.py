@@ -119,7 +119,6 @@ class Round:
     def __init__(self, params: SamplingParams) -> None:
         self.params, self.numbers = params, itertools.count(1)
         self._holdings = KVCacheManager(pages=64, page_size=1, most=2, store=None, kept=0)
-        self._holdings.pool.open(1, 1, 64, ())
         self._sampler: Callable[[Tensor, list[PackedCase]], list[Any]] = judge_each
         self._step = PackedStep(
             Table(), self._holdings, lambda logits, cases, *_: self._sampler(logits, cases)
@@ -150,10 +149,12 @@ class Round:
         state.matcher = moved(matcher)
         state.matcher.masks(())  # which travels with the order
         self._holdings.states[1] = state
+        self._holdings.pool.open(state, 1, 64, ())
         assert self._holdings.grow_within(state, len(tokens), len(block)) == len(block)
         self._sampler = sampler
         prepared = self._step.prepare([VerifyItem(cursor, tokens[-1], block, q)], ())
         (outcome,) = self._step.commit(self._step.execute(prepared))
+        self._holdings.pool.release(state)
         if isinstance(outcome, Refusal):
             raise Refused(outcome.message)
         return tuple(state.token_ids[len(tokens) :]), state.matcher

@@ -9,7 +9,7 @@ from typing import Any, cast
 from dspark.rounds.control import Admission
 from dspark.rounds.events import Admit
 from dspark.types import Constraint, ConstraintKind, SamplingParams
-from verify_service.prompts import IDLE_S, Prompts
+from verify_service.prompts import Prompts
 from verify_service.sequences import CachedSequence
 from verify_service.under_way import FAILED
 
@@ -18,7 +18,6 @@ def test_a_pass_that_fails_before_the_form_is_compiled_is_why_its_prompt_is_refu
     params = SamplingParams(constraint=Constraint(ConstraintKind.REGEX, "a"))
     state, released = CachedSequence(7, 1, 1, params, 2, True), list[tuple[int, int]]()
     engine = SimpleNamespace(
-        busy=lambda sequence: False,
         open=lambda *args, **kwargs: None,
         find=lambda *at: state,
         compile=lambda constraint, salt: Future(),  # for ever on its way
@@ -32,13 +31,3 @@ def test_a_pass_that_fails_before_the_form_is_compiled_is_why_its_prompt_is_refu
     state.broken = FAILED
     assert [began.anchor for began in prompts.collect()] == [FAILED]
     assert released == [(7, 1)]
-
-
-def test_a_number_that_a_pass_of_another_stream_holds_is_looked_at_again() -> None:
-    busy = {7}
-    engine = SimpleNamespace(busy=busy.__contains__)
-    prompts = Prompts(cast("Any", engine), 1, lambda: None)
-    assert prompts.chunk_at(5.0) is None
-    admission = Admission(Admit(7, 1, 2, 9), (5, 6), SamplingParams(), 11, keep_rows=False)
-    assert prompts.begin(admission) is None
-    assert prompts.chunk_at(5.0) == 5.0 + IDLE_S

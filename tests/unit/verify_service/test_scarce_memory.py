@@ -143,9 +143,9 @@ def test_a_kept_prefix_is_shared_with_its_feature_rows_and_the_answer_is_the_sam
     for _ in range(10):
         say(engine, {1: cold})
     before = rows_of(engine.features(Cursor(1, 1, 11, len(cold)), 0))
-    pool = engine._holdings.pool
     take_in(engine, 5, PROMPT)
-    assert len(set(pool.pages(1)) & set(pool.pages(5))) == 2
+    states, pool = engine._holdings.states, engine._holdings.pool
+    assert len(set(pool.pages(states[1])) & set(pool.pages(states[5]))) == 2
     for sequence in (1, 5):
         engine.release(sequence, 1)
     assert engine.held.pages_held == 0, "kept pages are nobody's"
@@ -229,7 +229,8 @@ class Fragile:
     def _planted(self, segments: Any, *more: Any, **named: Any) -> Any:
         """segments: of a pass, or what of them was committed."""
         self.passes += 1
-        keys = {each.key if hasattr(each, "key") else each.state.sequence for each in segments}
+        states = (each.key if hasattr(each, "key") else each.state for each in segments)
+        keys = {state.sequence for state in states}
         if len(keys) > self.most or keys & self.bad:
             raise RuntimeError("out of memory")
         return self._inner(segments, *more, **named)
@@ -311,7 +312,7 @@ def test_kept_prefixes_leave_a_row_to_who_comes_where_rows_pay(pair: PAIR) -> No
     text = [99, *PROMPT[1:], take_in(engine, 99, [99, *PROMPT[1:]])]
     while len(text) < 60:
         say(engine, {99: text})
-    assert isinstance(engine._holdings.pool.slots(99, 0, len(text)), range)
+    assert isinstance(engine._holdings.slots(engine._holdings.states[99], 0, len(text)), range)
 
 
 def test_nobody_finds_pages_that_a_failed_pass_may_have_written(
