@@ -2,9 +2,8 @@
 engines without weights use it too.
 
 Rows may arrive in any order and more than once. The watermark is the number of rows without a gap
-from position 0. Rows belong to an epoch: a higher one starts the context over, a lower one is
-refused. Only opening a sequence reserves room for it. Room belongs to the epoch under which it was
-opened, whatever rows arrived: its owner can release it or open it again.
+from position 0. A context belongs to the epoch under which its sequence was opened: rows of another
+one are refused.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ class Context:
     epoch: int
     owner: int  # the stream that opened it
     capacity: int
-    opened: int  # the epoch under which it was opened
     watermark: int = 0
     ahead: list[tuple[int, int]] = field(default_factory=list)  # disjoint runs past a gap, sorted
 
@@ -47,9 +45,6 @@ class Context:
             else:
                 joined.append((low, high))
         self.watermark, self.ahead = joined[0][1], joined[1:]
-
-    def start_over(self, epoch: int) -> None:
-        self.epoch, self.watermark, self.ahead = epoch, 0, []
 
 
 C = TypeVar("C", bound=Context)
@@ -89,15 +84,10 @@ class ContextTable(Generic[C]):
         its rows, unless the epoch differs or more room is needed."""
         context = self._contexts.get(cursor.sequence)
         if context is not None:
-            if cursor.epoch < context.opened:
-                return Refusal(
-                    RefusalReason.STALE_CURSOR,
-                    f"epoch {cursor.epoch} was followed by {context.opened}",
-                )
-            if reserve_tokens <= context.capacity:
-                context.owner, context.opened = owner, cursor.epoch
-                if cursor.epoch != context.epoch:
-                    context.start_over(cursor.epoch)
+            if cursor.epoch < context.epoch:
+                return _followed(cursor.epoch, context)
+            if cursor.epoch == context.epoch and reserve_tokens <= context.capacity:
+                context.owner = owner
                 return None
             self._drop(context)
         if reserve_tokens < 1:
@@ -113,39 +103,32 @@ class ContextTable(Generic[C]):
                 "are free",
             )
         capacity = self.pages.room(cursor.sequence)
-        self._contexts[cursor.sequence] = self._kind(
-            cursor.sequence, cursor.epoch, owner, capacity, cursor.epoch
-        )
+        self._contexts[cursor.sequence] = self._kind(cursor.sequence, cursor.epoch, owner, capacity)
         return None
 
     def admit(self, chunk: Rows) -> C | Refusal:
-        """The context that a chunk's rows belong to, started over by a higher epoch; or why the
-        rows are refused."""
+        """The context that a chunk's rows belong to, or why they are refused."""
         context = self._contexts.get(chunk.sequence)
-        if context is None:
+        if context is None or chunk.epoch > context.epoch:
             return Refusal(
                 RefusalReason.UNKNOWN_SEQUENCE,
                 "the sequence was never opened here, or was released",
             )
         if chunk.epoch < context.epoch:
-            return Refusal(
-                RefusalReason.STALE_CURSOR, f"epoch {chunk.epoch} was followed by {context.epoch}"
-            )
+            return _followed(chunk.epoch, context)
         stop = chunk.start + len(chunk.rows)
         if stop > context.capacity:
             return Refusal(
                 RefusalReason.INVALID,
                 f"start_position: rows up to {stop} exceed {context.capacity}",
             )
-        if chunk.epoch > context.epoch:
-            context.start_over(chunk.epoch)
         return context
 
     def release(self, sequence: int, epoch: int) -> bool:
         """Frees a context that was opened under this epoch or a lower one; returns whether one
         was."""
         context = self._contexts.get(sequence)
-        if context is None or context.opened > epoch:
+        if context is None or context.epoch > epoch:
             return False
         self._drop(context)
         return True
@@ -160,3 +143,7 @@ class ContextTable(Generic[C]):
     def _drop(self, context: C) -> None:
         del self._contexts[context.sequence]
         self.pages.release(context.sequence)
+
+
+def _followed(epoch: int, context: Context) -> Refusal:
+    return Refusal(RefusalReason.STALE_CURSOR, f"epoch {epoch} was followed by {context.epoch}")

@@ -37,10 +37,6 @@ class DraftContext(Context):
     # only where sampling parameters need one; counts token ids below the watermark
     shaper: Shaper | None = None
 
-    def start_over(self, epoch: int) -> None:
-        Context.start_over(self, epoch)
-        self.made, self.shaper = 0, None
-
 
 class ContextStore(ContextTable[DraftContext]):
     """All contexts of one drafter. Used on the device thread only."""

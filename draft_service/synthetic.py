@@ -34,10 +34,6 @@ class _Context(Context):
 
     first_token: int | None = None
 
-    def start_over(self, epoch: int) -> None:
-        Context.start_over(self, epoch)
-        self.first_token = None
-
 
 class SyntheticDraftEngine(DraftEngineCore):
     """A draft engine that sleeps instead of computing."""

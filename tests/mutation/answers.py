@@ -132,16 +132,14 @@ ANSWERS = [
                 "if chunk.epoch < 0:",
             ),
             (
-                "rows of another epoch are kept",
-                "        if chunk.epoch > context.epoch:\n            "
-                "context.start_over(chunk.epoch)\n",
-                "        context.epoch = chunk.epoch\n",
+                "rows of an epoch that was not opened are taken",
+                "context is None or chunk.epoch > context.epoch:",
+                "context is None:",
             ),
             (
                 "a context that is opened again under a higher epoch keeps its rows",
-                "                if cursor.epoch != context.epoch:\n"
-                "                    context.start_over(cursor.epoch)\n",
-                "                context.epoch = cursor.epoch\n",
+                "if cursor.epoch == context.epoch and reserve_tokens",
+                "if reserve_tokens",
             ),
         ),
     ),

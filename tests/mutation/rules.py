@@ -340,12 +340,6 @@ RULES = [
             "made.unsqueeze(1) + 1 + torch.arange(",
             CONTEXTS,
         ),
-        (
-            "another epoch's entries are kept",
-            "self.made, self.shaper = 0, None",
-            "self.shaper = None",
-            (f"{C}::test_a_higher_epoch_starts_the_context_over",),
-        ),
     ),
     *in_file(
         "dspark/model/formats/vocabulary.py",

@@ -146,33 +146,26 @@ def test_scattered_contexts_are_gathered_and_padding_is_never_garbage(
     )
 
 
-def test_a_higher_epoch_starts_over_and_a_lower_one_is_refused(drafter: BlockDrafter) -> None:
+def test_a_context_takes_rows_of_the_epoch_of_its_opening_alone(drafter: BlockDrafter) -> None:
     store = store_of(drafter)
+
+    def told(epoch: int) -> object:
+        return store.ingest([rows(0, 4, epoch=epoch)])[0].reason
+
     store.open(Cursor(1, 2, 0, 10), 50, owner=0)
-    store.ingest([rows(0, 20, epoch=2)])
+    assert store.ingest([rows(0, 20, epoch=2)]) == [20]
+    assert told(3) is RefusalReason.UNKNOWN_SEQUENCE
+    assert store.open(Cursor(1, 2, 0, 10), 50, owner=1) is None, "another stream of its verifier"
+    assert store.watermark(1, 2) == 20
+    assert store.open(Cursor(1, 3, 0, 10), 50, owner=1) is None
+    assert store.watermark(1, 3) == 0, "those rows were of another epoch"
+    assert told(2) is RefusalReason.STALE_CURSOR
     assert store.ingest([rows(0, 4, epoch=3)]) == [4]
-    late = store.ingest([rows(20, 5, epoch=2)])[0]
-    assert late.reason is RefusalReason.STALE_CURSOR
-    assert store.open(Cursor(1, 3, 0, 10), 50, owner=0) is None, (
-        "opening after its rows is fine and keeps them"
-    )
-    assert store.ingest([rows(4, 1, epoch=3)]) == [5]
-    refused = store.open(Cursor(1, 2, 0, 10), 50, owner=0)
+    refused = store.open(Cursor(1, 2, 0, 10), 50, owner=1)
     assert refused.reason is RefusalReason.STALE_CURSOR
     assert not store.release(1, 2)
-
-
-def test_rows_of_an_epoch_that_never_comes_keep_nobody_from_releasing_or_opening(
-    drafter: BlockDrafter,
-) -> None:
-    store = store_of(drafter)
-    store.open(Cursor(1, 1, 0, 10), 50, owner=0)
-    store.ingest([rows(0, 4, epoch=9)])
-    assert store.open(Cursor(1, 1, 0, 10), 50, owner=0) is None
-    assert store.watermark(1) == 0, "those rows were of another epoch"
-    assert store.ingest([rows(0, 4, epoch=1)]) == [4]
-    store.ingest([rows(0, 4, epoch=9)])
-    assert store.release(1, 1)
+    assert store.release_owner(0) == 0
+    assert store.release(1, 3)
     assert store.pages.free == store.pages.total
 
 

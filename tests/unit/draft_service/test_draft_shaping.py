@@ -117,7 +117,8 @@ def test_the_history_is_that_of_the_newest_epoch_and_grows_with_it(engine: Draft
 
     for through in (6, 10, 8):
         assert counted(through) == wanted(HISTORY[:through])
-    store.ingest([Rows(1, 2, 0, torch.zeros(3, 64), [1, 2, 3])])  # a hand-over begins anew
+    assert store.open(Cursor(1, 2, 0, 0), 50, owner=0) is None  # a hand-over begins anew
+    store.ingest([Rows(1, 2, 0, torch.zeros(3, 64), [1, 2, 3])])
     assert counted(3) == wanted([1, 2, 3])
     # no such token: costs acceptance at most
     store.ingest([Rows(1, 2, 3, torch.zeros(1, 64), [2**32 - 1])])
