@@ -8,8 +8,9 @@ its connection, and the longest idle connection ends to make room for a new one.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -52,6 +53,7 @@ class Connection(HttpToolsProtocol):
         self._head: asyncio.TimerHandle | None = None
         # the request that is being answered; `cycle` is the last one received
         self._running: Any = None
+        self._data = b""  # received last
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -64,9 +66,31 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._head is None and self._idle:  # uvicorn drops its own timer at any byte
             self._await_head()
+        self._data = data
         super().data_received(data)
 
+    @property
+    def _offers(self) -> bool:
+        """Whether the request offers to go on in another protocol, which nobody here speaks."""
+        return self.parser.should_upgrade() and b"upgrade" in dict(self.headers)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Reads a request again without its offer: the parser takes what follows the head of one,
+        its body too, for the other protocol's. Java's clients offer h2c with their first request.
+        """
+        (behind,) = cast(Any, sys.exception()).args
+        line = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
+        kept = [b"%b: %b\r\n" % each for each in self.headers if each[0] != b"upgrade"]
+        head = b"%b %b HTTP/%b\r\n" % line + b"".join(kept) + b"\r\n"
+        self.data_received(head + self._data[behind:])
+
+    def on_message_complete(self) -> None:
+        if not self._offers:
+            super().on_message_complete()
+
     def on_headers_complete(self) -> None:
+        if self._offers:
+            return
         self._head_came()
         self._quiet.remove(self)
         super().on_headers_complete()

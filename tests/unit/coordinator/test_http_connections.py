@@ -11,6 +11,7 @@ import os
 import resource
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from tests.waiting import until
 
 pytest.importorskip("uvicorn")
 
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
@@ -39,8 +41,8 @@ MOST, PAGE = 2, "https://chat.example"
 
 
 class Application:
-    """/ answers, /held when it is let go, /stream is told without an end, /gone waits for its
-    client to leave."""
+    """/ answers, /held when it is let go, /said with what was sent, /stream is told without an
+    end, /gone waits for its client to leave."""
 
     def __init__(self, counted: Metrics) -> None:
         config = SimpleNamespace(max_unread_s=0.2, http="127.0.0.1:0", cors_origin=[PAGE])
@@ -60,6 +62,9 @@ class Application:
                 await self.held.wait()
             if scope["path"] == "/gone":
                 return await left(receive)
+            if scope["path"] == "/said":
+                told = PlainTextResponse(await Request(scope, receive).body())
+                return await told(scope, receive, send)
             await PlainTextResponse("fine")(scope, receive, send)
         finally:
             self.running -= 1
@@ -204,6 +209,24 @@ async def test_a_request_that_is_cut_short_is_none(
     writer.write_eof()
     assert await reader.read() == b""
     await until(lambda: not application.running)
+    writer.close()
+
+
+@pytest.mark.parametrize("cuts", [(), (20,), (-3,), (60, -5, -2)])
+async def test_a_request_that_offers_another_protocol_is_read_as_it_is(
+    address: tuple[str, int], cuts: tuple[int, ...]
+) -> None:
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+    told = b"POST /said HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: 6\r\n\r\nletter"
+    reader, writer = await asyncio.open_connection(*address)
+    asked = told % offer
+    for start, stop in pairwise((0, *(cut % len(asked) for cut in cuts), len(asked))):
+        writer.write(asked[start:stop])
+        await asyncio.sleep(0.02)  # packets of their own
+    assert (await _head(reader))[::2] == (200, b"letter")
+    writer.write(asked + told % b"")  # another one behind it
+    for _ in range(2):
+        assert (await _head(reader))[::2] == (200, b"letter")
     writer.close()
 
 
