@@ -50,6 +50,9 @@ class AsyncStream(AnswerCall, AsyncIterator[Event]):
                 with _errors_of(self._endpoint):
                     while (event := read_event(await anext(self._messages))) is None:
                         continue
+            except StopAsyncIteration:
+                self._check_end()
+                raise
             except DsparkError as error:
                 await asyncio.sleep(self._pause(error))
                 self._resume()
@@ -82,7 +85,7 @@ class AsyncClient(BaseClient[AsyncStream]):
         """Waits for the whole answer and returns it. Arguments as for `generate`."""
         async with self.generate(prompt, timeout=timeout, resume_s=resume_s, **options) as stream:
             events = [event async for event in stream]
-        return self._whole(events)
+        return Completion.of(events)
 
     async def abort(
         self, request_ids: str | Iterable[str], *, timeout: float = 5.0

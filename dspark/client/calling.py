@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar, Unpack
 
 from dspark.client.cell import whom_to_call
-from dspark.client.errors import InvalidRequest, ServerError
-from dspark.client.events import Completion, Event, Finished
+from dspark.client.errors import InvalidRequest
 from dspark.client.request import SERVICE_CONFIG, Options, spelled_out, write_request
 from dspark.client.resuming import AnswerCall
 from dspark.runtime.channel import auth_metadata
@@ -66,8 +65,3 @@ class BaseClient(Generic[S]):
 
         made: S = self._stream(ask, self.endpoint, request, resume_s=resume_s, timeout=timeout)
         return made
-
-    def _whole(self, events: Sequence[Event]) -> Completion:
-        if not events or not isinstance(events[-1], Finished):
-            raise ServerError(f"{self.endpoint} ended the answer without saying why")
-        return Completion.of(events)

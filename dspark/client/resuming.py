@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
-from dspark.client.errors import Cancelled
-from dspark.client.events import Chunk, Event
+from dspark.client.errors import Cancelled, ServerError
+from dspark.client.events import Chunk, Event, Finished
 from dspark.errors import DsparkError, Overloaded, Unavailable
 from dspark.wire.v1 import generate_pb2
 
@@ -26,7 +26,7 @@ class AnswerCall:
     """
 
     _call: Any = None
-    _closed = False
+    _closed = _finished = False
 
     def __init__(
         self,
@@ -65,8 +65,18 @@ class AnswerCall:
         """Notes a received event: a resumption continues after its tokens."""
         self.resumed += self._broken_at is not None
         self._broken_at, self._pause_s = None, FIRST_PAUSE_S
+        self._finished = isinstance(event, Finished)
         if isinstance(event, Chunk) and event.index < len(self._offsets):
             self._offsets[event.index] = event.offset + len(event.token_ids)
+
+    def _check_end(self) -> None:
+        """Raises for a stream that is over and did not say why: a reader that was cancelled while
+        it waited has ended the call."""
+        if self._finished:
+            return
+        if self._broken_at is not None or self._call.cancelled():
+            raise Cancelled("the call was cancelled") from None
+        raise ServerError(f"{self._endpoint} ended the answer without saying why") from None
 
     def _pause(self, error: DsparkError) -> float:
         """Seconds until the request is resumed after `error`; raises `error` when it is not,

@@ -32,6 +32,9 @@ class Stream(AnswerCall, Iterator[Event]):
             try:
                 while (event := read_event(next(self._call))) is None:
                     continue
+            except StopIteration:
+                self._check_end()
+                raise
             except grpc.RpcError as error:
                 time.sleep(self._pause(read_error(error, self._endpoint)))
                 self._resume()
@@ -63,7 +66,7 @@ class Client(BaseClient[Stream]):
         """Waits for the whole answer and returns it. Arguments as for `generate`."""
         with self.generate(prompt, timeout=timeout, resume_s=resume_s, **options) as stream:
             events = list(stream)
-        return self._whole(events)
+        return Completion.of(events)
 
     def abort(self, request_ids: str | Iterable[str], *, timeout: float = 5.0) -> tuple[str, ...]:
         """Ends running requests by id; returns those that were running."""

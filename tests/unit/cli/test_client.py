@@ -88,6 +88,8 @@ class Counter(generate_pb2_grpc.GenerationServicer):
                 token_ids=[first + offset], text=f" {first + offset}", offset=offset
             )
             yield generate_pb2.GenerateResponse(request_id=request.request_id, chunk=chunk)
+        if request.request_id == "speechless":
+            return
         yield generate_pb2.GenerateResponse(
             request_id=request.request_id,
             complete=generate_pb2.GenerateComplete(
@@ -425,6 +427,33 @@ async def test_closing_a_stream_that_another_task_reads_is_cancelled_for_the_rea
                 await client.close()
             with pytest.raises(asyncio.CancelledError if closed == "reader" else Cancelled):
                 await reading
+
+
+async def test_a_stream_whose_reader_gave_up_waiting_does_not_look_complete(
+    service: Counter,
+) -> None:
+    async with AsyncClient(service.endpoint) as client:
+        stream = client.generate([1], max_tokens=1000, request_id="slow-async-waited")
+        await anext(stream)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(stream), 0.001)
+        for _ in range(2):
+            with pytest.raises(Cancelled):
+                await anext(stream)
+        await until(lambda: "slow-async-waited" in service.ended)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+async def test_an_answer_that_does_not_say_why_it_ended_is_the_server_s_fault(
+    service: Counter, kind: Any
+) -> None:
+    client = kind(service.endpoint)
+    stream = client.generate([1], max_tokens=1, request_id="speechless")
+    with pytest.raises(ServerError, match="ended the answer without saying why"):
+        await _all_of(stream) if kind is AsyncClient else list(stream)
+    closing = client.close()
+    if closing is not None:
+        await closing
 
 
 async def _all_of(stream: AsyncStream) -> list[Event]:
