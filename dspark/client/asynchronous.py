@@ -14,9 +14,9 @@ from dspark.client.calling import BaseClient
 from dspark.client.errors import Cancelled, read_error
 from dspark.client.events import Completion, Event, ModelInfo, read_event, read_model_info
 from dspark.client.explanation import EndedAnswer, RoundExplanation, read_ended, read_explanation
-from dspark.client.fields import texts_of
+from dspark.client.fields import count_of, text_of, texts_of
 from dspark.client.request import Options, spelled_out
-from dspark.client.resuming import AnswerCall
+from dspark.client.resuming import AnswerCall, bounded
 from dspark.client.status import CellStatus, read_status
 from dspark.errors import DsparkError
 from dspark.runtime.channel import open_channel
@@ -111,8 +111,10 @@ class AsyncClient(BaseClient[AsyncStream]):
     ) -> AsyncIterator[RoundExplanation]:
         """Yields the rounds of a running request as they are settled, at most `rounds` (0: all).
         Needs the operator's token if the cell has one."""
-        message = control_pb2.ExplainRequest(request_id=request_id, rounds=rounds)
-        call = self._control.Explain(message, timeout=timeout, metadata=self._metadata)
+        message = control_pb2.ExplainRequest(
+            request_id=text_of("request_id", request_id), rounds=count_of("rounds", rounds)
+        )
+        call = self._control.Explain(message, timeout=bounded(timeout), metadata=self._metadata)
         try:
             with _errors_of(self.endpoint):
                 async for told in call:
@@ -125,7 +127,9 @@ class AsyncClient(BaseClient[AsyncStream]):
     ) -> tuple[EndedAnswer, ...]:
         """Answers that ended: those of one request, or else the newest, at most `most` (0: all that
         are kept). Needs the operator's token if the cell has one."""
-        message = control_pb2.GetEndedRequest(request_id=request_id, most=most)
+        message = control_pb2.GetEndedRequest(
+            request_id=text_of("request_id", request_id), most=count_of("most", most)
+        )
         return read_ended(await self._once(self._control.GetEnded, message, timeout))
 
     async def close(self) -> None:
@@ -135,7 +139,7 @@ class AsyncClient(BaseClient[AsyncStream]):
 
     async def _once(self, method: Callable[..., Any], message: Any, timeout: float) -> Any:
         with _errors_of(self.endpoint):
-            return await method(message, timeout=timeout, metadata=self._metadata)
+            return await method(message, timeout=bounded(timeout), metadata=self._metadata)
 
     async def __aenter__(self) -> Self:
         return self

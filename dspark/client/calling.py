@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Generic, TypeVar, Unpack
 
 from dspark.client.cell import whom_to_call
 from dspark.client.errors import InvalidRequest
+from dspark.client.fields import number_of
 from dspark.client.request import SERVICE_CONFIG, Options, spelled_out, write_request
 from dspark.client.resuming import AnswerCall
 from dspark.runtime.channel import auth_metadata
@@ -57,8 +58,10 @@ class BaseClient(Generic[S]):
         temperature 0, or coupled with a seed.
         """
         request = write_request(prompt, options)
-        if timeout is not None and not timeout > 0:
+        if timeout is not None and not number_of("timeout", timeout) > 0:
             raise InvalidRequest("timeout", f"must be above 0, got {timeout:g}")
+        if not number_of("resume_s", resume_s) >= 0:
+            raise InvalidRequest("resume_s", f"must be at least 0, got {resume_s:g}")
 
         def ask(message: generate_pb2.GenerateRequest, left_s: float | None) -> Any:
             return self._generation.Generate(message, timeout=left_s, metadata=self._metadata)

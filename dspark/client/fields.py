@@ -31,7 +31,7 @@ def _named(read: Callable[[object], Any]) -> Read:
     return named
 
 
-_number, _truth, _whole_number = _named(number), _named(truth), _named(whole)
+number_of, _truth, _whole_number = _named(number), _named(truth), _named(whole)
 
 
 def _whole(least: int, most: int = MOST_ID, *, words: str = "") -> Read:
@@ -50,6 +50,9 @@ def _whole(least: int, most: int = MOST_ID, *, words: str = "") -> Read:
     return read
 
 
+count_of = _whole(0)
+
+
 def _top_k(field: str, value: object) -> int:
     made: int = _whole(-1)(field, value)
     return max(made, 0)  # -1 keeps everything, like 0
@@ -60,7 +63,7 @@ def _bias(field: str, value: object) -> dict[int, float]:
         raise InvalidRequest(
             field, f"must be a mapping of token ids to numbers, got {shown(value)}"
         )
-    return {_id(field, token): _number(field, bias) for token, bias in value.items()}
+    return {_id(field, token): number_of(field, bias) for token, bias in value.items()}
 
 
 def _id(field: str, value: object) -> int:
@@ -106,13 +109,13 @@ def texts_of(field: str, value: object) -> list[str]:
 SAMPLING: Mapping[str, Read] = {
     "max_tokens": _whole(0, words="at least 1"),
     "min_tokens": _whole(0, words="at least 0"),
-    "temperature": _number,
-    "top_p": _number,
+    "temperature": number_of,
+    "top_p": number_of,
     "top_k": _top_k,
-    "min_p": _number,
-    "repetition_penalty": _number,
-    "presence_penalty": _number,
-    "frequency_penalty": _number,
+    "min_p": number_of,
+    "repetition_penalty": number_of,
+    "presence_penalty": number_of,
+    "frequency_penalty": number_of,
     "logit_bias": _bias,
     "stop": texts_of,
     "stop_token_ids": ids_of,
@@ -125,7 +128,7 @@ SAMPLING: Mapping[str, Read] = {
     "seed": _whole(0, MOST_SEED),
 }
 # The same for options of speculation, without the rule, which `request.RULES` reads.
-SPECULATION: Mapping[str, Read] = {"policy": text_of, "weight": _number, "drafter": text_of}
+SPECULATION: Mapping[str, Read] = {"policy": text_of, "weight": number_of, "drafter": text_of}
 
 
 def constraint_of(field: str, value: Mapping[str, Any]) -> types_pb2.Constraint:

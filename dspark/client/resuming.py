@@ -15,6 +15,12 @@ from dspark.errors import DsparkError, Overloaded, Unavailable
 from dspark.wire.v1 import generate_pb2
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
+MOST_ANSWERS = 1024  # whose tokens are counted; servers refuse fewer already
+
+
+def bounded(timeout: float | None) -> float | None:
+    """A deadline in seconds that gRPC can take: a much larger one would have passed already."""
+    return None if timeout is None else min(timeout, 1e9)
 
 
 class AnswerCall:
@@ -42,7 +48,7 @@ class AnswerCall:
         self._resume_s, self._clock = resume_s, clock
         # such a request is not resumed
         self._scores = request.sampling_params.HasField("prompt_logprobs")
-        self._offsets = [0] * max(request.sampling_params.n, 1)
+        self._offsets = [0] * min(max(request.sampling_params.n, 1), MOST_ANSWERS)
         self._deadline = None if timeout is None else clock() + timeout
         self._pause_s = FIRST_PAUSE_S
         self._broken_at: float | None = None
@@ -59,7 +65,9 @@ class AnswerCall:
     @property
     def _left_s(self) -> float | None:
         """Seconds until the deadline of the request, at least 0.001; None without a deadline."""
-        return None if self._deadline is None else max(self._deadline - self._clock(), 0.001)
+        if self._deadline is None:
+            return None
+        return bounded(max(self._deadline - self._clock(), 0.001))
 
     def _note(self, event: Event) -> None:
         """Notes a received event: a resumption continues after its tokens."""

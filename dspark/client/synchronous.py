@@ -16,9 +16,9 @@ from dspark.client.calling import BaseClient
 from dspark.client.errors import read_error
 from dspark.client.events import Completion, Event, ModelInfo, read_event, read_model_info
 from dspark.client.explanation import EndedAnswer, RoundExplanation, read_ended, read_explanation
-from dspark.client.fields import texts_of
+from dspark.client.fields import count_of, text_of, texts_of
 from dspark.client.request import Options, spelled_out
-from dspark.client.resuming import AnswerCall
+from dspark.client.resuming import AnswerCall, bounded
 from dspark.client.status import CellStatus, read_status
 from dspark.runtime.channel import sync_channel
 from dspark.wire.v1 import control_pb2, generate_pb2
@@ -91,8 +91,10 @@ class Client(BaseClient[Stream]):
     ) -> Iterator[RoundExplanation]:
         """Yields the rounds of a running request as they are settled, at most `rounds` (0: all).
         Needs the operator's token if the cell has one."""
-        message = control_pb2.ExplainRequest(request_id=request_id, rounds=rounds)
-        call = self._control.Explain(message, timeout=timeout, metadata=self._metadata)
+        message = control_pb2.ExplainRequest(
+            request_id=text_of("request_id", request_id), rounds=count_of("rounds", rounds)
+        )
+        call = self._control.Explain(message, timeout=bounded(timeout), metadata=self._metadata)
         try:
             for told in call:
                 yield read_explanation(told)
@@ -106,7 +108,9 @@ class Client(BaseClient[Stream]):
     ) -> tuple[EndedAnswer, ...]:
         """Answers that ended: those of one request, or else the newest, at most `most` (0: all that
         are kept). Needs the operator's token if the cell has one."""
-        message = control_pb2.GetEndedRequest(request_id=request_id, most=most)
+        message = control_pb2.GetEndedRequest(
+            request_id=text_of("request_id", request_id), most=count_of("most", most)
+        )
         return read_ended(self._once(self._control.GetEnded, message, timeout))
 
     def close(self) -> None:
@@ -116,7 +120,7 @@ class Client(BaseClient[Stream]):
 
     def _once(self, method: Callable[..., Any], message: Any, timeout: float) -> Any:
         try:
-            return method(message, timeout=timeout, metadata=self._metadata)
+            return method(message, timeout=bounded(timeout), metadata=self._metadata)
         except grpc.RpcError as error:
             raise read_error(error, self.endpoint) from None
 

@@ -7,6 +7,7 @@ import gc
 import inspect
 import re
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from concurrent import futures
 from dataclasses import replace
@@ -334,6 +335,68 @@ def test_the_timeout_is_the_deadline(service: Counter, client: Client) -> None:
 def test_no_time_at_all_is_refused_by_name(timeout: float, alone: Client) -> None:
     with pytest.raises(InvalidRequest, match=f"timeout: must be above 0, got {timeout:g}"):
         alone.generate([1], timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [1e18, float("inf")])
+async def test_a_timeout_without_end_is_none(service: Counter, timeout: float) -> None:
+    with Client(service.endpoint) as client:
+        assert client.complete([3], max_tokens=1, timeout=timeout).token_ids == (3,)
+        assert not client.model_info(timeout=timeout).has_tokenizer
+    async with AsyncClient(service.endpoint) as other:
+        assert (await other.complete([3], max_tokens=1, timeout=timeout)).token_ids == (3,)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"timeout": "5"}, "timeout: must be a number, got '5'"),
+        ({"resume_s": "5"}, "resume_s: must be a number, got '5'"),
+        ({"resume_s": -1.0}, "resume_s: must be at least 0, got -1"),
+        ({"resume_s": float("nan")}, "resume_s: must be at least 0, got nan"),
+    ],
+)
+def test_times_that_are_none_are_refused_by_name(
+    options: Any, said: str, service: Counter, client: Client
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{re.escape(said)}$"):
+        client.complete([1], max_tokens=1, **options)
+    assert not service.calls
+
+
+def test_answers_beyond_any_bound_take_no_memory_here(client: Client) -> None:
+    tracemalloc.start()
+    with client.generate([1], n=100_000_000, request_id="bad"):
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    ("method", "arguments", "said"),
+    [
+        ("explain", {"request_id": "r", "rounds": -1}, "rounds: must be in 0..4294967295, got -1"),
+        ("explain", {"request_id": 5}, "request_id: must be a text, got 5"),
+        ("ended", {"most": 1.5}, "most: must be a whole number, got 1.5"),
+        ("ended", {"request_id": "\ud800"}, "request_id: holds half of a character"),
+    ],
+)
+async def test_operators_questions_are_read_as_requests_are(
+    kind: Any, method: str, arguments: Any, said: str, service: Counter
+) -> None:
+    client = kind(service.endpoint)
+
+    async def ask() -> None:
+        asked = getattr(client, method)(**arguments)
+        if method == "explain":
+            _ = next(asked) if kind is Client else await anext(asked)
+        elif kind is AsyncClient:
+            await asked
+
+    with pytest.raises(InvalidRequest, match=re.escape(said)):
+        await ask()
+    closing = client.close()
+    if closing is not None:
+        await closing
 
 
 @pytest.mark.parametrize(
