@@ -8,7 +8,6 @@ row alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -20,7 +19,7 @@ import numpy as np
 from dspark.errors import PeerError
 from dspark.rounds.plan import MAX_SLOTS
 from dspark.types import Block, EmptyReason, SparseQ
-from dspark.wire.cohorts import bounds, fit
+from dspark.wire.cohorts import bounds, chances, fit
 from dspark.wire.v1 import draft_pb2
 
 MAX_Q_ENTRIES = 4096
@@ -113,16 +112,9 @@ def read_blocks(count: int, message: draft_pb2.Blocks, vocab_size: int) -> Block
         q_ids,
         q_probs,
     )
-    if ids and not _sound(ids, confidence, vocab_size):
+    if ids and not (chances(confidence) and max(ids) < vocab_size):
         sure = np.array(confidence)
         # NaN is neither at least 0 nor at most 1
         wrong = (np.array(ids, np.int64) >= vocab_size) | ~((sure >= 0.0) & (sure <= 1.0))
         blocks.spoil(np.unique(np.repeat(np.arange(count), lengths)[wrong]).tolist())
     return blocks
-
-
-def _sound(ids: Sequence[int], confidence: Sequence[float], vocab_size: int) -> bool:
-    """Whether every id and confidence is valid. Uses loops in C, but not numpy, which is slow to
-    start for small cohorts."""
-    known = not math.isnan(sum(confidence))  # which min and max would not notice
-    return known and min(confidence) >= 0.0 and max(confidence) <= 1.0 and max(ids) < vocab_size

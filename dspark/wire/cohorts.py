@@ -6,6 +6,7 @@ Columns of wrong lengths raise PeerError with the field's name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import accumulate, pairwise
@@ -46,6 +47,15 @@ def bounds(sizes: Iterable[int]) -> list[int]:
 def parts(whole: Part, ends: Sequence[int]) -> list[Part]:
     """Splits a ragged column at the offsets that `bounds` returns."""
     return [whole[start:end] for start, end in pairwise(ends)]
+
+
+def chances(values: Sequence[float]) -> bool:
+    """Whether all are in [0, 1]. Uses loops in C, but not numpy, which is slow to start for small
+    cohorts."""
+    if not values:
+        return True
+    known = not math.isnan(sum(values))  # which min and max would not notice
+    return known and min(values) >= 0.0 and max(values) <= 1.0
 
 
 def labels_in(data: bytes, slots: int) -> npt.NDArray[np.float32] | None:

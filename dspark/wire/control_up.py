@@ -21,6 +21,7 @@ from dspark.wire import codec
 from dspark.wire.cohorts import (
     MAX_ROWS,
     bounds,
+    chances,
     fit,
     labels_in,
     parts,
@@ -184,7 +185,10 @@ def _read_rounds(message: verify_pb2.PassReport) -> list[RoundReport]:
         raise PeerError(f"report.why_empty: {max(why)} of {len(message.reasons)} reasons")
     token_ends, slot_ends = bounds(tokens), bounds(drafted)
     fit(token_ends[-1], of="report.", token_ids=message.token_ids)
-    fit(slot_ends[-1], of="report.", confidence=message.confidence)
+    confidence = tuple(message.confidence[:])
+    fit(slot_ends[-1], of="report.", confidence=confidence)
+    if not chances(confidence):
+        raise PeerError("report.confidence: a chance is not in [0, 1]")
     if message.forced:
         fit(token_ends[-1], of="report.", forced=message.forced)
     if message.forbidden:
@@ -200,7 +204,7 @@ def _read_rounds(message: verify_pb2.PassReport) -> list[RoundReport]:
             parts(tuple(message.token_ids[:]), token_ends),
             accepted,
             verified,
-            parts(tuple(message.confidence[:]), slot_ends),
+            parts(confidence, slot_ends),
             [reasons[place] for place in why],
             drafters,
             parts(tuple(message.forced[:]), token_ends) if message.forced else [()] * count,
