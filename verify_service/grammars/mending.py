@@ -69,7 +69,8 @@ def _name_classes_behind_rules(told: Told, made: list[tuple[int, list[int]]]) ->
 
 def _keep_keys_apart(rules: list[list[Any]], made: list[tuple[int, list[int]]]) -> None:
     """Forbids escapes in additional keys, in place, as an escaped key could equal one of the
-    schema."""
+    schema, and characters that JSON escapes, which the compiler takes as they are from the names of
+    the schema."""
     names = [rule[0] for rule in rules]
     keys = [rule[1] for rule in rules if "_addl_key" in rule[0]]
     if not keys or "basic_string_sub" not in names:
@@ -91,7 +92,8 @@ def _keep_keys_apart(rules: list[list[Any]], made: list[tuple[int, list[int]]]) 
             parts = (
                 [made[part] for part in made[choice][1]] if made[choice][0] == Kind.SEQUENCE else []
             )
-            if (Kind.BYTES, [92]) in parts:
+            # the only choice of a rule is the quote that begins a key
+            if len(parts) > 1 and len(choices) > 1 and _unwritten(*parts[0]):
                 continue
             if (Kind.RULE, [rest]) in parts:
                 made += [
@@ -105,6 +107,11 @@ def _keep_keys_apart(rules: list[list[Any]], made: list[tuple[int, list[int]]]) 
             made.append((kind, kept))
         else:
             made[body] = (kind, kept)
+
+
+def _unwritten(kind: int, parts: Sequence[int]) -> bool:
+    """Whether an expression is a text that begins with a character that JSON escapes."""
+    return kind == Kind.BYTES and any(low <= parts[0] <= high for low, high in _UNWRITTEN)
 
 
 def with_coded_patterns(schema: Any) -> Any:

@@ -56,6 +56,7 @@ CATS = {
     "anyOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
 }
 MORE = {"properties": {"ab": {"type": "integer"}}, "additionalProperties": {"type": "string"}}
+QUOTED, BROKEN = (MORE | {"properties": {f"a{mark}b": {"type": "integer"}}} for mark in '"\n')
 TUPLE = {"type": "array", "items": [{"type": "string"}, {"type": "integer"}], "minItems": 2}
 SHORT = {"type": "json_schema", "json_schema": {"type": "string", "maxLength": 2}}
 LENGTH_IN_TAG = json.dumps({"type": "structural_tag", "format": SHORT})
@@ -144,6 +145,8 @@ SCHEMAS = [
     (json.dumps(BOTH), '{"n": 1, "m": 2}', '{"n": 1}'),
     (json.dumps(BOTH | {"unevaluatedProperties": False}), '{"n": 1, "m": 2}', '{"m": 2}'),
     (json.dumps(KEYS), '{"b": null}', '{"c": null}'),
+    (json.dumps(QUOTED), r'{"a\"b": 1, "ab": "c"}', '{"a"bc": "d"}'),
+    (json.dumps(BROKEN), r'{"a\nb": 1, "a": "b"}', '{"a\nbc": "d"}'),
     ('{"propertyNames":{"type":"string"},"additionalProperties":{}}', '{"c": 1}', "[]"),
     ('{"propertyNames":{"pattern":"^a$"},"additionalProperties":{}}', '{"a": 1}', '{"b": 1}'),
     (
