@@ -115,7 +115,7 @@ def write_request(
     if unknown := options.keys() - Options.__annotations__:
         raise TypeError(f"{min(unknown)!r} is no option of a request")
     rule = given.get("rule", "")
-    if rule not in RULES:
+    if not isinstance(rule, str) or rule not in RULES:
         raise InvalidRequest("rule", f"{rule!r} is none of token, block, coupled")
     drawn = {
         name: read(f"sampling_params.{name}", given[name])

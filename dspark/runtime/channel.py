@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from dspark.errors import InvalidRequest
 from dspark.runtime.tls import Tls
 
 MAX_MESSAGE = 256 * 1024 * 1024
@@ -91,7 +92,10 @@ def _opened(
 
 
 def auth_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
-    """Call metadata that carries the shared secret; pass it on every call (`metadata=`)."""
+    """Call metadata that carries the shared secret; pass it on every call (`metadata=`). Raises
+    InvalidRequest for a secret with characters that no header may have."""
+    if token and not (token.isascii() and token.isprintable()):
+        raise InvalidRequest("token", "has a line end, or another character that is not in tokens")
     return (("authorization", f"Bearer {token}"),) if token else ()
 
 

@@ -11,7 +11,7 @@ import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from concurrent import futures
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -460,8 +460,16 @@ def test_what_is_larger_than_any_message_is_no_overload(client: Client) -> None:
 
 
 def test_a_rule_that_there_is_not_is_refused_before_the_call(alone: Client) -> None:
-    with pytest.raises(InvalidRequest, match="rule"):
-        alone.generate([1], rule="typical")
+    for rule in ("typical", ["token"]):
+        with pytest.raises(InvalidRequest, match=r"^rule: .* is none of token, block, coupled"):
+            alone.generate([1], rule=cast(Any, rule))
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("token", ["secret\n", "geheimé", "a\0b"])
+async def test_a_token_that_no_header_takes_is_refused_by_name(token: str, kind: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^token: has a line end, or another character"):
+        kind("127.0.0.1:9", token=token)
 
 
 async def test_the_async_client_says_the_same(service: Counter) -> None:
