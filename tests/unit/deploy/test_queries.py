@@ -102,6 +102,13 @@ def test_a_query_that_could_never_match_is_noticed(query: str) -> None:
         _labels_of(_parse(query))
 
 
+def test_an_alert_is_about_one_cell() -> None:
+    """One Prometheus may watch several: a cell in order must not hide another's trouble."""
+    (group,) = yaml.safe_load((DEPLOY / "observability" / "alerts.yml").read_text())["groups"]
+    for rule in group["rules"]:
+        assert "cell" in (_labels_of(_parse(rule["expr"])) or ()), rule["alert"]
+
+
 def test_labels_of_a_target_hide_none_of_a_metric() -> None:
     """Prometheus would rename the metric's to exported_NAME, and queries by it would be about the
     target."""
