@@ -47,7 +47,7 @@ def _own_labels() -> dict[str, set[str]]:
 
 
 OF_ALL = {"model_name", "cell"}  # on every sample
-LABELS = _own_labels()
+LABELS = _own_labels() | {"up": set()}  # Prometheus' own, of each target
 
 
 def _queries() -> Iterator[str]:
@@ -70,6 +70,7 @@ QUERIES = sorted(set(_queries()))
 @pytest.mark.parametrize("query", QUERIES)
 def test_queries_name_metrics_and_labels_that_exist(query: str) -> None:
     used = re.findall(r"dspark_\w+", query)
+    used += re.findall(r"\bup\b(?={)", query)
     if used == [query]:  # a page may name a histogram as such
         used = [query] if query in LABELS else [f"{query}_count"]
     assert used
@@ -106,7 +107,14 @@ def test_an_alert_is_about_one_cell() -> None:
     """One Prometheus may watch several: a cell in order must not hide another's trouble."""
     (group,) = yaml.safe_load((DEPLOY / "observability" / "alerts.yml").read_text())["groups"]
     for rule in group["rules"]:
-        assert "cell" in (_labels_of(_parse(rule["expr"])) or ()), rule["alert"]
+        labels = _labels_of(_parse(rule["expr"])) or set()
+        assert labels & {"cell", "instance"}, rule["alert"]
+
+
+def test_a_coordinator_that_is_gone_is_an_alert() -> None:
+    """All other alerts go by what coordinators tell."""
+    (group,) = yaml.safe_load((DEPLOY / "observability" / "alerts.yml").read_text())["groups"]
+    assert any('absent(up{role="coordinator"})' in rule["expr"] for rule in group["rules"])
 
 
 def test_labels_of_a_target_hide_none_of_a_metric() -> None:
