@@ -25,6 +25,7 @@ from deploy.config import ClusterConfig
 from deploy.controller import Controller
 from deploy.fleet import AnotherCell, NobodyListens, NothingStarted, first_line
 from deploy.probe import ControlAnnouncer
+from deploy.ray_environment import ASK_TIMEOUT_S, is_guarded
 from deploy.ray_fleet import RayFleet, actors_of
 from deploy.ray_fleet import nodes as nodes
 from deploy.ray_table import AUTOSCALE, NAMESPACE, OWNER, SIZES, forget, keep, kept, taken_over
@@ -84,7 +85,8 @@ def connect(address: str, *, local: bool) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raises NobodyListens or NothingStarted for a dead address, which Ray tries for minutes."""
+    """Raises NobodyListens or NothingStarted for a dead address, which Ray tries for minutes, and
+    for one that is silent, which it tries for ever and deaf to Ctrl-C."""
     host, port = split_endpoint(address, "address")
     try:
         socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
@@ -92,6 +94,11 @@ def _check_reachable(address: str) -> None:
         raise NobodyListens(f"there is no Ray cluster at {address}: {error}") from error
     except OSError as error:
         raise NothingStarted(f"cannot join the Ray cluster at {address}: {error}") from error
+    # under Ray's own TLS it cannot be asked
+    if os.environ.get("RAY_USE_TLS", "0") == "0" and is_guarded(address) is None:
+        raise NothingStarted(
+            f"the Ray cluster at {address} does not answer within {ASK_TIMEOUT_S:g} s"
+        )
 
 
 @_own_handler()

@@ -1,0 +1,41 @@
+"""Commands end where Ray does not answer. Ray is not started."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from deploy import cluster, down, ray_environment
+from deploy.fleet import NothingStarted
+from dspark.client.cell import Cell, cell_file, write_cell
+
+
+@pytest.mark.timeout(60)
+def test_a_ray_cluster_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that is stopped: the system takes connections for it."""
+    monkeypatch.setattr(ray_environment, "ASK_TIMEOUT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(NothingStarted, match=f"127.0.0.1:{port} does not answer"):
+            cluster.connect(f"127.0.0.1:{port}", local=True)
+
+
+def test_down_asks_ray_from_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray ends the process of a driver whose node it cannot reach; what is left has to end."""
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
+    monkeypatch.setattr(down, "under_way", lambda cell: "1 requests")
+    here: list[str] = []
+    monkeypatch.setattr(down, "close_remote", lambda cell, *_: here.append(cell.cell_id))
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        nobody = f"127.0.0.1:{gone.getsockname()[1]}"
+    write_cell(Cell(nobody, "test-down-asks", "", nobody, os.getpid(), str(tmp_path), "t", "d"))
+    said: list[str] = []
+    down.take_down(said.append, 1.0)
+    assert said == ["draining: 1 requests have up to 1 s to finish", f"down: {nobody}"]
+    assert not here
+    assert not cell_file().exists()
