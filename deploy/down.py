@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from dspark.errors import DsparkError, Unavailable
 Say = Callable[[str], None]
 
 ASK_S = 3.0  # a coordinator that takes longer to send its status counts as busy
+RAY_S = 60.0  # for Ray, besides
 GRACE_S = 30.0  # for running streams, unless the user says otherwise
 
 
@@ -38,9 +41,7 @@ def take_down(say: Say, grace_s: float = GRACE_S) -> None:
     if cell.ray_pid:
         if grace_s > 0 and is_alive(cell.ray_pid) and (running := under_way(cell)):
             say(f"draining: {running} have up to {grace_s:g} s to finish")
-            with contextlib.suppress(DsparkError):
-                # a cell that does not listen is ended all the same
-                close_remote(cell, say, grace_s)
+            _beside(cell, grace_s)
         left = stop_head(
             Head(
                 cell.ray_address, own(cell.ray_pid, cell.cell_id), Path(cell.ray_dir), cell.cell_id
@@ -56,6 +57,23 @@ def take_down(say: Say, grace_s: float = GRACE_S) -> None:
         return
     remove_cell()
     say(f"down: {cell.endpoint}")
+
+
+def _beside(cell: Cell, grace_s: float) -> None:
+    """Drains the cell from another process: a Ray that hangs would keep this one, and ends who has
+    joined it. What does not listen is ended all the same."""
+    asking = multiprocessing.get_context("spawn").Process(target=_drained, args=(cell, grace_s))
+    asking.start()
+    try:
+        asking.join(2 * grace_s + RAY_S)
+    finally:
+        asking.kill()
+
+
+def _drained(cell: Cell, grace_s: float) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command kills it then
+    with contextlib.suppress(DsparkError):
+        close_remote(cell, lambda _: None, grace_s)
 
 
 def _end_unreadable() -> None:
