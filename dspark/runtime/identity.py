@@ -30,10 +30,10 @@ def model_name(model: str | None, served: str | None = None) -> str:
 class NoState(ConfigError):
     """The state folder cannot be written. Callers that only cache there go on without it."""
 
-    def __init__(self, path: Path, error: OSError) -> None:
+    def __init__(self, path: Path, error: Exception) -> None:
+        why = getattr(error, "strerror", None) or error
         super().__init__(
-            f"{path}: this state folder cannot be written ({error.strerror}); DSPARK_HOME names "
-            "another"
+            f"{path}: this state folder cannot be written ({why}); DSPARK_HOME names another"
         )
 
 
@@ -43,15 +43,14 @@ def state_dir() -> Path:
     `DSPARK_HOME` names another one: one folder, one cluster.
     """
     home = os.environ.get("DSPARK_HOME")
-    if home:
-        path = Path(home).expanduser().resolve()  # other processes have other working folders
-    else:
-        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        path = Path(base) / "dspark"
+    path = Path(home or Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "dspark")
     try:
+        path = path.expanduser().resolve()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # the latter: of a home that is not known
         raise NoState(path, error) from error
+    if home:  # other processes have other working folders, and so has this one when it joins Ray
+        os.environ["DSPARK_HOME"] = str(path)
     return path
 
 

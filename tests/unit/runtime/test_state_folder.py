@@ -1,0 +1,33 @@
+"""The folder of a user's state, wherever the process that asks for it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dspark.runtime.identity import NoState, state_dir
+
+
+def test_a_relative_folder_stays_where_it_was_when_the_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that joins a Ray cluster: it goes into the state folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DSPARK_HOME", "mine")
+    monkeypatch.chdir(state_dir())
+    assert state_dir() == tmp_path.resolve() / "mine"
+
+
+@pytest.mark.parametrize("home", ["~nobody-of-this-name/state", "mine"])
+def test_a_folder_that_cannot_be_found_is_named(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No such user; a working folder that was removed."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    here.rmdir()
+    monkeypatch.setenv("DSPARK_HOME", home)
+    with pytest.raises(NoState, match=f"^{home}: .*DSPARK_HOME names another"):
+        state_dir()
