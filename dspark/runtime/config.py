@@ -104,13 +104,12 @@ def _read_section(file: str | Path, section: str) -> Mapping[str, object]:
 
 
 def _check_environment(environ: Mapping[str, str], known: set[str]) -> None:
+    upper = {section.upper() for section in known}  # any other case is not read
     for name in environ:
         section, mark, _ = name.removeprefix("DSPARK_").partition("__")
-        if name.startswith("DSPARK_") and mark and section.lower() not in known:
-            meant = _meant(section.lower(), known)
-            raise ConfigError(
-                f"{name}: unknown section {section.lower()!r} in the environment{meant}"
-            )
+        if name.startswith("DSPARK_") and mark and section not in upper:
+            meant = _meant(section.upper(), upper)
+            raise ConfigError(f"{name}: unknown section {section!r} in the environment{meant}")
 
 
 def _meant(word: object, known: Iterable[str]) -> str:

@@ -106,7 +106,7 @@ def test_what_is_misspelled_or_stands_twice_is_refused_by_name(
 
 def test_a_misspelled_section_in_the_environment_is_refused_by_name() -> None:
     with pytest.raises(
-        ConfigError, match=r"DSPARK_VERFY__PORT: unknown section 'verfy' .*, 'verify' is meant"
+        ConfigError, match=r"DSPARK_VERFY__PORT: unknown section 'VERFY' .*, 'VERIFY' is meant"
     ):
         load_config(
             Sample, section="verify", environ={"DSPARK_VERFY__PORT": "2"}, flags={"target": "t"}
@@ -118,6 +118,13 @@ def test_a_misspelled_section_in_the_environment_is_refused_by_name() -> None:
         "DSPARK_DRAFT__ANYTHING": "2",
     }
     assert load_config(Sample, section="verify", environ=environ, flags={"target": "t"}).port == 0
+
+
+def test_a_section_in_small_letters_in_the_environment_is_refused_and_not_ignored() -> None:
+    with pytest.raises(ConfigError, match=r"DSPARK_verify__PORT: .*'verify' .*'VERIFY' is meant"):
+        load_config(
+            Sample, section="verify", environ={"DSPARK_verify__PORT": "2"}, flags={"target": "t"}
+        )
 
 
 def test_merged_mappings_may_be_overridden(tmp_path: Path) -> None:
