@@ -47,9 +47,7 @@ def read_config(
     _check_words(given)
     # Processes may run in another folder, so paths that exist here become absolute.
     full: dict[str, Any] = {
-        key: str(Path(path).expanduser().resolve())
-        for key in FILES
-        if (path := getattr(given, key))
+        key: str(Path(path).resolve()) for key in FILES if (path := getattr(given, key))
     }
     given = replace(given, address=given.address or ray_environment.job_address(environ), **full)
     if given.synthetic:
@@ -193,7 +191,7 @@ def _check_words(config: ClusterConfig) -> None:
 
 
 def _full_path(model: str) -> str:
-    path = Path(model).expanduser()
+    path = Path(model)
     return str(path.resolve()) if path.exists() else model
 
 

