@@ -21,6 +21,12 @@ class Authority:
         """New certificates of the same authority, in the same files."""
         issue(self.folder, hosts=[], tenants=self._tenants, days=1)
 
+    def replace(self) -> None:
+        """Another authority, and its certificates, in the same files."""
+        for file in self.folder.iterdir():
+            file.unlink()
+        self.renew()
+
     def tls(self, name: str | None = "node") -> Tls:
         """What the holder of a certificate knows; without a name, whoever has the authority's
         certificate only."""

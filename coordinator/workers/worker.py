@@ -19,6 +19,7 @@ import structlog
 from coordinator.config import CoordinatorConfig
 from coordinator.workers.breaker import CircuitBreaker
 from coordinator.workers.clients import WorkerPort
+from dspark.errors import ConfigError
 from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, open_channel
 from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
@@ -73,9 +74,9 @@ class WorkerConnection:
         self.port: WorkerPort | None = None
         self._held: WorkerPort | None = None  # the last one, whose stream may still be ending
         self._join, self._alone, self._metrics = join, alone, metrics
-        self._describe_s, self._token = config.describe_deadline_s, security.token
+        self._describe_s, self._security = config.describe_deadline_s, security
         self._breaker = CircuitBreaker(config.flap_limit)
-        self._channel = open_channel(address.endpoint, tls=security.tls, watch_ms=WORKER_WATCH_MS)
+        self._channel = self._open()
         self._released = asyncio.Event()
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
@@ -125,7 +126,7 @@ class WorkerConnection:
             types_pb2.DescribeRequest(),
             timeout=timeout_s,
             wait_for_ready=wait,
-            metadata=auth_metadata(self._token),
+            metadata=auth_metadata(self._security.token),
         )
         return said
 
@@ -142,6 +143,17 @@ class WorkerConnection:
         if self._held is not None:
             await self._held.ended()
         await self._channel.close()
+
+    def _open(self) -> grpc.aio.Channel:
+        return open_channel(self.address.endpoint, tls=self._security.tls, watch_ms=WORKER_WATCH_MS)
+
+    async def _show_present_files(self) -> None:
+        """Opens another channel under TLS: one shows the certificate it was opened with, which may
+        have ended, and believes the authority of then."""
+        if self._security.tls is not None:
+            with contextlib.suppress(ConfigError):  # they do not fit: the next try
+                former, self._channel = self._channel, self._open()
+                await former.close()
 
     async def _keep(self) -> None:
         pause_s = FIRST_PAUSE_S
@@ -178,6 +190,7 @@ class WorkerConnection:
                     raise
                 said = await self.describe(WHY_S, wait=False)
         except grpc.aio.AioRpcError as error:
+            await self._show_present_files()
             return f"{self.address.endpoint}: {error.code().name.lower()}: {error.details()}"
         self.state = "draining" if said.draining else "connecting"
         if said.draining:

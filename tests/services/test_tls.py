@@ -4,6 +4,7 @@ running server."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import json
 import ssl
@@ -33,6 +34,7 @@ from dspark.runtime.tls import Tls
 from dspark.training.disk import read_rows
 from tests.certificates import Authority
 from tests.commands import dspark
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +154,23 @@ async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
             states = {one.name: one.state for one in (await client.status()).processes}
         assert set(states.values()) == {"serving"}
         assert len(states) == 4
+
+
+async def test_a_verifier_is_found_again_when_all_certificates_are_others(tmp_path: Path) -> None:
+    """At the same address, by a coordinator that was started with the former ones."""
+    engine = {**workers.simulated(FLAT), "metrics_port": None}
+    authority = Authority(tmp_path)
+    given, tenant = authority.settings(), authority.tls("client-acme")
+    async with contextlib.AsyncExitStack() as stack:
+        async with workers.verifier(grace_s=0.0, **engine, **given) as verifier:
+            coordinator = await stack.enter_async_context(
+                workers.coordinator(verify=(verifier.endpoint,), **given)
+            )
+            authority.replace()
+        engine["bind"] = verifier.endpoint
+        async with workers.verifier(grace_s=0.0, **engine, **given):
+            await until(lambda: coordinator.cell.membership.ready, 20.0)
+            assert await _answered(coordinator.endpoint, tenant) == 8
 
 
 async def test_a_stage_of_training_asks_a_cell_under_mutual_tls(
