@@ -17,7 +17,7 @@ from coordinator.cells import cell_wire
 from coordinator.cells.cell import CellTerms, SubmitRequest
 from coordinator.clock import until
 from coordinator.frontend.link import CoordinatorConnection, RemoteHandle
-from dspark.errors import DsparkError, Overloaded, PeerError, Unavailable
+from dspark.errors import ConfigError, DsparkError, Overloaded, PeerError, Unavailable
 from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import FRONT_WATCH_MS, auth_metadata, open_channel
 from dspark.runtime.security import Security
@@ -120,8 +120,9 @@ class RemoteCell:
         """Runs one stream from hello to its end; returns whether any batch was received."""
         heard, why = False, "the stream ended"
         link = CoordinatorConnection(self._hello, asyncio.get_running_loop(), self._metrics)
-        channel = open_channel(self._endpoint, tls=self._security.tls, watch_ms=FRONT_WATCH_MS)
+        channel: grpc.aio.Channel | None = None
         try:
+            channel = open_channel(self._endpoint, tls=self._security.tls, watch_ms=FRONT_WATCH_MS)
             stub = frontend_pb2_grpc.CellStub(channel)  # type: ignore[no-untyped-call]
             async for batch in ending_as_told(
                 stub.Attach(link, metadata=auth_metadata(self._security.token))
@@ -137,6 +138,8 @@ class RemoteCell:
         except PeerError as error:
             why = f"it broke the protocol: {error}"
             log.error("frontend.protocol", coordinator=self._endpoint, problem=str(error))
+        except ConfigError as error:  # certificates, in the middle of their renewal
+            why = str(error)
         except Exception as error:  # a bug: requests end, and the cell is attached again
             why = "a bug in the front end"
             log.error("frontend.failed", coordinator=self._endpoint, exc_info=error)
@@ -144,7 +147,8 @@ class RemoteCell:
             self._link = None
             self._set_terms(None, f"the coordinator at {self._endpoint} is not attached ({why})")
             link.cut_all("the coordinator is gone")
-            await channel.close()
+            if channel is not None:
+                await channel.close()
         if heard or why != self._detached:
             log.warning("frontend.detached", coordinator=self._endpoint, why=why)
         self._detached = why

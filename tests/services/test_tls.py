@@ -173,6 +173,26 @@ async def test_a_verifier_is_found_again_when_all_certificates_are_others(tmp_pa
             assert await _answered(coordinator.endpoint, tenant) == 8
 
 
+async def test_a_front_end_attaches_after_certificates_that_did_not_fit(tmp_path: Path) -> None:
+    """It looked for its coordinator while they were being replaced."""
+    authority = Authority(tmp_path)
+    given, tenant = authority.settings(), authority.tls("client-acme")
+    engine = {**workers.simulated(FLAT), "metrics_port": None, **given}
+    async with contextlib.AsyncExitStack() as stack:
+        verifier = await stack.enter_async_context(workers.verifier(grace_s=0.0, **engine))
+        cell = {"verify": (verifier.endpoint,), **given}
+        async with workers.coordinator(**cell) as coordinator:
+            front = await stack.enter_async_context(
+                workers.frontend(coordinator=coordinator.endpoint, **given)
+            )
+            authority.spoil("node.crt")
+        await asyncio.sleep(1.0)
+        authority.renew()
+        async with workers.coordinator(bind=coordinator.endpoint, **cell):
+            await until(lambda: front.cell._terms is not None, 20.0)
+            assert await _answered(front.endpoint, tenant) == 8
+
+
 async def test_a_stage_of_training_asks_a_cell_under_mutual_tls(
     tmp_path: Path, ours: Authority, golden_target: Path
 ) -> None:
