@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 from pathlib import Path
 from typing import Any
+
+from dspark.cli.options import end_as_by_ctrl_c
 
 NOTE = """check loads every tensor and says what it is; convert writes the speculators format; share
 leaves out what is a copy of the target's; import makes a folder of a GGUF target."""
@@ -115,7 +116,7 @@ def _import(args: argparse.Namespace) -> int:
     from dspark.errors import DsparkError
     from dspark.gguf.wheel import import_target
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as Ctrl-C does
+    end_as_by_ctrl_c()
     try:
         import_target(args.source, args.out)
     except DsparkError as error:

@@ -7,12 +7,11 @@ import argparse
 import contextlib
 import dataclasses
 import os
-import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspark.cli.options import add_keys, say, tell
+from dspark.cli.options import add_keys, end_as_by_ctrl_c, say, tell
 from dspark.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def _up(args: argparse.Namespace) -> int:
 
     flags = {field.name: getattr(args, field.name) for field in dataclasses.fields(ClusterConfig)}
     config = read_config(file=args.config, environ=os.environ, flags=flags)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as Ctrl-C does
+    end_as_by_ctrl_c()
     scaling = {"enabled": args.autoscale}
     cell = bring_up(config, file=args.config, environ=os.environ, say=say, scaling=scaling)
     tell(cell.frontends or cell.endpoint)
@@ -89,7 +88,8 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _stay(cell: Cell) -> None:
-    """Waits for Ctrl-C or SIGTERM, then takes the cell down; returns if another command does so.
+    """Waits for Ctrl-C, SIGTERM or SIGHUP, then takes the cell down; returns if another command
+    does so.
 
     Unavailable if the cell has ended by itself or does not answer; if it has a Ray cluster of its
     own, that is taken down.

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import signal
 import sys
 import typing
 from collections.abc import Callable, Collection
@@ -219,6 +220,14 @@ def check_encoding(name: str, word: object) -> None:
         raise InvalidRequest(
             name, f"is not UTF-8: byte 0x{byte:02X} behind {half} characters; is it Latin-1?"
         )
+
+
+def end_as_by_ctrl_c() -> None:
+    """Lets SIGTERM, and a terminal that closes, end this command in order; under nohup the latter
+    does not."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 def say(line: str) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from dspark.cli.options import (
     Parser,
     add_endpoint,
     add_keys,
+    end_as_by_ctrl_c,
     natural,
     open_async_client,
     positive,
@@ -234,7 +234,7 @@ def _drafter(args: argparse.Namespace) -> dict[str, Any]:
     if args.workers > 1:
         from deploy.train_workers import train_with_workers
 
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as Ctrl-C does
+        end_as_by_ctrl_c()
         folder = train_with_workers(
             settings, workers=args.workers, gpus=args.gpus, address=args.address, say=say
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import urllib.error
 import urllib.request
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy import up
 from deploy.load_report import LoadWindow
 from dspark.cli import extras
 from dspark.cli.checks import cluster, machine
@@ -25,6 +27,8 @@ from dspark.cli.top import frame
 from dspark.client import Cell, CellStatus, LaneStatus, ProcessStatus
 from dspark.client.cell import write_cell
 from dspark.errors import ConfigError, Unavailable
+
+FLAT = str(Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flat.yaml")
 
 
 def test_sizes_are_read_as_typed() -> None:
@@ -40,6 +44,28 @@ def test_a_wrong_word_is_named(word: str) -> None:
         read_sizes([word])
     with pytest.raises(ConfigError, match="twice"):
         read_sizes(["draft=1", "draft=2"])
+
+
+@pytest.mark.parametrize("kept", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_terminal_that_closes_ends_up_as_ctrl_c_does_but_not_under_nohup(
+    kept: signal.Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = dict[signal.Signals, object]()
+
+    def bring_up(*_: object, **__: object) -> None:
+        found.update({each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)})
+        raise Unavailable("no cluster")
+
+    monkeypatch.setattr(up, "bring_up", bring_up)
+    before = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGHUP, kept)
+    try:
+        assert main(["up", "--engine", "synthetic", "--synthetic", FLAT]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGHUP, before[1])
+    as_ctrl_c = signal.default_int_handler
+    hung_up = kept if kept is signal.SIG_IGN else as_ctrl_c
+    assert found == {signal.SIGTERM: as_ctrl_c, signal.SIGHUP: hung_up}
 
 
 def _write(path: Path, *records: dict[str, object] | str) -> None:
