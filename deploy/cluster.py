@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -23,20 +22,17 @@ import ray
 from deploy.autoscale import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.controller import Controller
-from deploy.fleet import AnotherCell, NobodyListens, NothingStarted, first_line
+from deploy.fleet import AnotherCell, NothingStarted, first_line
 from deploy.probe import ControlAnnouncer
-from deploy.ray_environment import ASK_TIMEOUT_S, is_guarded
 from deploy.ray_fleet import RayFleet, actors_of
 from deploy.ray_fleet import nodes as nodes
 from deploy.ray_table import AUTOSCALE, NAMESPACE, OWNER, SIZES, forget, keep, kept, taken_over
 from deploy.topology import Topology, resized
 from dspark.client.cell import Cell
 from dspark.errors import ConfigError, Unavailable
-from dspark.runtime.security import split_endpoint
 from dspark.runtime.telemetry import configure_logging
 from dspark.runtime.tls import Tls
 
-CONNECT_TIMEOUT_S = 5.0
 # prefixes of variables that say where models are found, for workers on other nodes
 CARRIED = ("HF_", "TRANSFORMERS_")
 LOCAL_JOIN_S = 120.0
@@ -58,7 +54,6 @@ def _own_handler() -> Iterator[None]:
 @_own_handler()
 def connect(address: str, *, local: bool) -> None:
     """Makes this process a driver of the cluster at `address`. Raises NothingStarted."""
-    _check_reachable(address)
     options: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if local else {}
     carried = {name: value for name, value in os.environ.items() if name.startswith(CARRIED)}
     if carried and not local:
@@ -82,23 +77,6 @@ def connect(address: str, *, local: bool) -> None:
                     f"cannot join the Ray cluster at {address}: {first_line(error)}"
                 ) from error
             time.sleep(0.5)
-
-
-def _check_reachable(address: str) -> None:
-    """Raises NobodyListens or NothingStarted for a dead address, which Ray tries for minutes, and
-    for one that is silent, which it tries for ever and deaf to Ctrl-C."""
-    host, port = split_endpoint(address, "address")
-    try:
-        socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
-    except ConnectionRefusedError as error:
-        raise NobodyListens(f"there is no Ray cluster at {address}: {error}") from error
-    except OSError as error:
-        raise NothingStarted(f"cannot join the Ray cluster at {address}: {error}") from error
-    # under Ray's own TLS it cannot be asked
-    if os.environ.get("RAY_USE_TLS", "0") == "0" and is_guarded(address) is None:
-        raise NothingStarted(
-            f"the Ray cluster at {address} does not answer within {ASK_TIMEOUT_S:g} s"
-        )
 
 
 @_own_handler()

@@ -7,6 +7,7 @@ cell's cluster.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 import grpc
 
-from deploy.fleet import NothingStarted
+from deploy.fleet import NobodyListens, NothingStarted
 from deploy.process_tags import VARIABLE
 from dspark.client import find_cell
 from dspark.client.cell import Cell
@@ -26,6 +27,7 @@ from dspark.runtime.identity import state_dir
 from dspark.runtime.security import is_loopback, split_endpoint
 
 ASK_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 5.0
 _METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # reads only, and takes an empty request
 # These commands end more than this cell's processes.
 REFUSED = ("stop", "symmetric-run", "down", "kill-random-node")
@@ -69,6 +71,7 @@ def driving(address: str, *, local: bool) -> Iterator[Any]:
     state folder, for Ray puts a driver's working folder first on its workers' import path, where
     the user's files could hide our packages. Paths have been made absolute by then.
     """
+    _check_reachable(address)
     say_auth(os.environ)
     os.chdir(state_dir())
     from deploy import cluster
@@ -78,6 +81,23 @@ def driving(address: str, *, local: bool) -> Iterator[Any]:
         yield cluster
     finally:
         cluster.disconnect()
+
+
+def _check_reachable(address: str) -> None:
+    """Raises NobodyListens or NothingStarted for a dead address, which Ray tries for minutes, and
+    for one that is silent, which it tries for ever and deaf to Ctrl-C."""
+    host, port = split_endpoint(address, "address")
+    try:
+        socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
+    except ConnectionRefusedError as error:
+        raise NobodyListens(f"there is no Ray cluster at {address}: {error}") from error
+    except OSError as error:
+        raise NothingStarted(f"cannot join the Ray cluster at {address}: {error}") from error
+    # under Ray's own TLS it cannot be asked
+    if os.environ.get("RAY_USE_TLS", "0") == "0" and is_guarded(address) is None:
+        raise NothingStarted(
+            f"the Ray cluster at {address} does not answer within {ASK_TIMEOUT_S:g} s"
+        )
 
 
 def say_auth(environ: MutableMapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cluster, down, ray_environment
+from deploy import down, ray_environment
 from deploy.fleet import NothingStarted
 from dspark.client.cell import Cell, cell_file, write_cell
 
@@ -20,7 +20,7 @@ def test_a_ray_cluster_that_says_nothing_is_not_waited_for(monkeypatch: pytest.M
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(NothingStarted, match=f"127.0.0.1:{port} does not answer"):
-            cluster.connect(f"127.0.0.1:{port}", local=True)
+            ray_environment.driving(f"127.0.0.1:{port}", local=True).__enter__()
 
 
 def test_down_asks_ray_from_another_process(
