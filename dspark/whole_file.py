@@ -18,8 +18,10 @@ def placed(path: Path, *, mode: int = 0o666, lasts: bool = False) -> Iterator[Pa
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+    allowed = partial.stat().st_mode
     try:
         yield partial
+        partial.chmod(allowed)  # safetensors puts a file of its own there, for its owner alone
         if lasts:
             flush_to_disk(partial)
         partial.replace(path)

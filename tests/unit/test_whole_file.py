@@ -38,3 +38,15 @@ def _fail_half_way(path: Path, failure: type[BaseException]) -> None:
     with placed(path) as partial:
         partial.write_text("half")
         raise failure
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o600])
+def test_a_file_that_its_writer_renames_into_place_has_the_permissions_asked_for(
+    tmp_path: Path, mode: int
+) -> None:
+    path, asked, theirs = (tmp_path / name for name in ("file", "asked", "theirs"))
+    asked.touch(mode)
+    theirs.touch(0o640)
+    with placed(path, mode=mode) as partial:
+        theirs.rename(partial)
+    assert path.stat().st_mode == asked.stat().st_mode

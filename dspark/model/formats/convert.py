@@ -27,6 +27,7 @@ from dspark.model.formats.source import SHARED, open_source, target_tables
 from dspark.model.formats.vocabulary import DraftVocabulary
 from dspark.model.location import locate
 from dspark.model.weights_file import SINGLE_NAME, read_tensors
+from dspark.whole_file import placed
 
 _SAID = ("lm_head.weight", "markov_head.markov_w2.weight")  # a row per draftable token
 
@@ -110,7 +111,8 @@ def _write(
     (out / CONFIG_NAME).write_text(
         json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8"
     )
-    save_file(tensors, out / SINGLE_NAME, metadata={"format": "pt"})
+    with placed(out / SINGLE_NAME) as draft:
+        save_file(tensors, draft, metadata={"format": "pt"})
     if (folder / CALIBRATION_NAME).is_file():
         shutil.copyfile(folder / CALIBRATION_NAME, out / CALIBRATION_NAME)
 

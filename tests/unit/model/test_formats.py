@@ -149,6 +149,14 @@ def test_without_sampling_from_the_anchor_its_slot_is_passed_over(
     assert read_drafter_config(tmp_path / "again").query_size == 8
 
 
+def test_whoever_may_read_the_settings_may_read_the_weights(tmp_path: Path) -> None:
+    to_speculators(QWEN3[0], tmp_path / "converted")
+    save_drafter(load_drafter(QWEN3[0]), tmp_path / "saved")
+    for folder in (tmp_path / "converted", tmp_path / "saved"):
+        settings, weights = (folder / file for file in ("config.json", "model.safetensors"))
+        assert weights.stat().st_mode == settings.stat().st_mode
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("folder", QWEN3, ids=name)
 def test_a_cut_head_says_the_same_of_the_tokens_it_keeps_and_nothing_of_the_others(
