@@ -104,6 +104,7 @@ def _all(args: argparse.Namespace) -> dict[str, Any]:
     from dspark.training.calibrate import calibrate
     from dspark.training.chat import Chat
     from dspark.training.evaluate import evaluate
+    from dspark.training.metrics import plain
     from dspark.training.samples import encode_rows
 
     out: Path = Path(args.out)
@@ -136,7 +137,8 @@ def _all(args: argparse.Namespace) -> dict[str, Any]:
     )
     chain.do("serve", lambda: _serve(target, drafter, held_out, out, tokens))
     report = stages.write_report(out, {**chain.notes, "settings": settings.to_json()})
-    return {"drafter": str(drafter), "report": str(report), "stages": chain.notes["stages"]}
+    done = plain(chain.notes["stages"])
+    return {"drafter": str(drafter), "report": str(report), "stages": done}
 
 
 def _identity(args: argparse.Namespace, settings: Any, asking: Any) -> dict[str, Any]:

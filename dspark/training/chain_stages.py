@@ -15,6 +15,7 @@ from dspark.training.asked import first_turn
 from dspark.training.chat import Chat
 from dspark.training.disk import read_rows, write_whole
 from dspark.training.features import make_cache, plan_for
+from dspark.training.metrics import plain
 from dspark.training.settings import Settings
 from dspark.training.split import split_prompts
 
@@ -75,7 +76,7 @@ def measure_cell(client: Client, target: str, prompts: Path, tokens: int) -> dic
 
 def write_report(out: Path, notes: Mapping[str, Any]) -> Path:
     """Writes report.json and report.md below `out`; returns the latter."""
-    write_whole(out / "report.json", json.dumps(notes, indent=2) + "\n")
+    write_whole(out / "report.json", json.dumps(plain(notes), indent=2) + "\n")
     stages, settings = notes["stages"], notes["settings"]
     split, rows, samples = stages["split"], stages["regenerate"], stages["encode"]
     train, served = stages["train"], stages["serve"]
