@@ -111,12 +111,16 @@ def _all(args: argparse.Namespace) -> dict[str, Any]:
     settings, asking = _settings(args, out), _asking(args)
     target, samples = settings.target, Path(settings.samples)
     chain = _Chain(out, _identity(args, settings, asking))
-    split = chain.do(
+    chain.do(
         "split",
         lambda: stages.split(args.prompts, out, args.held_out_share, settings.seed, args.limit),
     )
-    train_file, rows = Path(split["train_file"]), out / "regenerated.jsonl"
-    chain.do("regenerate", lambda: _regenerate(args, settings, asking, train_file, rows))
+    # where they are now: the chain may have been begun in another folder
+    learned, fitted, held_out = (
+        out / "prompts" / f"{part}.jsonl" for part in ("train", "calibrate", "evaluate")
+    )
+    rows = out / "regenerated.jsonl"
+    chain.do("regenerate", lambda: _regenerate(args, settings, asking, learned, rows))
     chain.do(
         "encode",
         lambda: encode_rows(rows, samples, Chat(target), min_supervised=args.min_supervised),
@@ -126,11 +130,12 @@ def _all(args: argparse.Namespace) -> dict[str, Any]:
     chain.do("train", lambda: _train(settings))
     drafter = out / "train" / "drafter"
     if settings.family == "dspark":
-        prompts, plots, keep = [Path(split["calibrate_file"])], out / "calibration", out / "answers"
+        plots, keep = out / "calibration", out / "answers"
         chain.do(
-            "calibrate", lambda: calibrate(locate(target), drafter, prompts, plots=plots, keep=keep)
+            "calibrate",
+            lambda: calibrate(locate(target), drafter, [fitted], plots=plots, keep=keep),
         )
-    held_out, tokens, told = Path(split["evaluate_file"]), args.answer_tokens, out / "evaluation"
+    tokens, told = args.answer_tokens, out / "evaluation"
     chain.do(
         "evaluate",
         lambda: evaluate(locate(target), drafter, [held_out], new_tokens=tokens, out=told),

@@ -129,7 +129,7 @@ def write_report(out: Path, notes: Mapping[str, Any]) -> Path:
         f"ids {'equal' if served['same_ids'] else 'NOT equal'}.",
         "",
         "```",
-        f"dspark up --target {settings['target']} --drafter {train['drafter']}",
+        f"dspark up --target {settings['target']} --drafter {out / 'train' / 'drafter'}",
         "```",
         "",
     ]

@@ -54,3 +54,22 @@ def test_what_has_no_figure_is_null(
     for text in (capsys.readouterr().out, (tmp_path / "chain" / "report.json").read_text()):
         told = json.loads(text, parse_constant=pytest.fail)
         assert told["stages"]["calibrate"]["fits"][0]["auc_each"] == [0.5, None]
+
+
+def test_a_chain_goes_on_where_it_is_now(
+    golden_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, out = _finished(tmp_path, golden_target), tmp_path / "chain"
+    notes = json.loads((out / NOTES).read_text())
+    del notes["stages"]["evaluate"]
+    (out / NOTES).write_text(json.dumps(notes))
+    read: list[Path] = []
+
+    def evaluated(*given: Any, **_: Any) -> dict[str, Any]:
+        read.extend(given[2])
+        return STAGES["evaluate"]
+
+    monkeypatch.setattr("dspark.training.evaluate.evaluate", evaluated)
+    assert main(words) == 0
+    assert read == [out / "prompts" / "evaluate.jsonl"]
+    assert f"--drafter {out / 'train' / 'drafter'}" in (out / "report.md").read_text()
