@@ -134,12 +134,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    parser = build_parser()
     # What belongs to another program is not parsed here: its options are its own.
     words, rest = split(words)
     args = argparse.Namespace(debug=False, rest=rest)
     try:
-        parser.parse_args(words, args)
+        build_parser().parse_args(words, args)
         run: Callable[[argparse.Namespace], int] = args.run
         return run(args)
     except SystemExit as stop:  # argparse ends so, after its message

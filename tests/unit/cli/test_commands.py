@@ -109,6 +109,16 @@ def test_debug_shows_the_traceback(
         main([*words.split(), "--debug"])
 
 
+def test_ctrl_c_while_the_commands_are_still_being_imported_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dspark.cli.main.build_parser", interrupted)
+    assert (main(["status"]), capsys.readouterr().err) == (130, "dspark: interrupted\n")
+
+
 def test_status_explains_a_cluster_whose_processes_are_gone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
