@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ def placed(path: Path, *, mode: int = 0o666, lasts: bool = False) -> Iterator[Pa
     """Yields a temporary path that replaces `path` after the block; removed if the block fails.
 
     mode: permissions of the file, before the umask. lasts: the file is flushed to disk, so that it
-    survives a crash of the machine.
+    survives a crash of the machine. OSError for a path of something else than a file.
     """
+    if path.exists() and not path.is_file():  # a device would be gone for everybody
+        raise FileExistsError(errno.EEXIST, "there already, and no regular file", str(path))
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     allowed = partial.stat().st_mode

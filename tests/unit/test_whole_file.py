@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,12 @@ def test_a_file_that_its_writer_renames_into_place_has_the_permissions_asked_for
     with placed(path, mode=mode) as partial:
         theirs.rename(partial)
     assert path.stat().st_mode == asked.stat().st_mode
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # as /dev/null would be
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(OSError, match="no regular file"), placed(path):
+            pass
+    assert (tmp_path / "pipe").is_fifo()
+    assert [*tmp_path.iterdir()] == [tmp_path / "pipe"]
