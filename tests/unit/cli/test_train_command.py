@@ -84,6 +84,20 @@ def test_what_is_wrong_is_named(
     assert said[0].startswith(f"dspark: {field}")
 
 
+@pytest.mark.parametrize("words", ["split {prompts} --out {taken}", "all --prompts {taken}/x"])
+def test_a_path_that_cannot_be_used_is_named(
+    words: str, golden_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken, prompts = tmp_path / "taken", tmp_path / "prompts.jsonl"
+    taken.touch()
+    write_rows(prompts, [{"prompt": "a"}, {"prompt": "b"}])
+    told = words.format(prompts=prompts, taken=taken).split()
+    if told[0] == "all":
+        told += ["--target", str(golden_target), "--out", str(tmp_path / "out")]
+    assert main(["train", *told]) == 1
+    assert capsys.readouterr().err.startswith(f"dspark: {taken}")
+
+
 def test_a_wrong_command_line_ends_with_2() -> None:
     assert main(["train"]) == 2
     assert main(["train", "drafter"]) == 2
