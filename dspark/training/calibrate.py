@@ -30,7 +30,7 @@ from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.location import locate
 from dspark.training import record, reliability
 from dspark.training.asked import by_name, kept_for, questions
-from dspark.training.disk import write_whole
+from dspark.training.disk import check_folder, write_whole
 from dspark.training.judged import Judge, JudgedRounds, RoundSource
 from dspark.training.rounds import TOP_K_CUT
 
@@ -67,6 +67,8 @@ def calibrate(
     begun = time.monotonic()
     files = by_name([*prompts, *also_greedy])
     made, folder = load_drafter(drafter, target=target), out or locate(drafter)
+    for key, place in (("out", folder), ("plots", plots), ("keep", keep)):
+        check_folder(key, place)
     made.requires_grad_(False).serve()
     loaded = load_target(target)
     asked = {name: questions(path, loaded, rows=rows, seed=seed) for name, path in files.items()}
@@ -139,7 +141,6 @@ def _fit(
         )
     )
     if plots is not None:
-        plots.mkdir(parents=True, exist_ok=True)
         name = "greedy" if job.bucket == "greedy" else f"{job.rule}-{job.bucket}"
         panes = {
             "before": reliability.survival(measured.logits),

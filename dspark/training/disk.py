@@ -7,6 +7,7 @@ import hashlib
 import json
 import mmap
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -39,6 +40,18 @@ def save_tensors(
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes a file of JSON rows, whole or not at all."""
     write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def check_folder(key: str, folder: Path | None) -> None:
+    """Makes a folder for results; ConfigError for `key` unless files can be written there. Called
+    before work that would be lost."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(f"{key}: {folder} cannot be written: {error.strerror}") from None
 
 
 def content_digest(path: Path) -> str:

@@ -21,7 +21,7 @@ from dspark.model.checkpoint import fingerprint, load_drafter, load_target
 from dspark.model.location import locate
 from dspark.training import fitting, metrics, record
 from dspark.training.asked import by_name, kept_for, questions
-from dspark.training.disk import write_whole
+from dspark.training.disk import check_folder, write_whole
 from dspark.training.judged import Judge, Text
 from dspark.training.rounds import TOP_K_CUT
 from dspark.types import Rule
@@ -59,6 +59,8 @@ def evaluate(
     files = by_name(datasets)
     if not all(0 <= threshold <= 1 for threshold in thresholds):
         raise ConfigError("thresholds: every one is from 0 to 1")
+    check_folder("out", out)
+    check_folder("keep", keep)
     made, loaded = load_drafter(drafter, target=target).requires_grad_(False), load_target(target)
     made.serve()
     judge, size = (

@@ -74,6 +74,27 @@ def test_a_wrong_row_is_named(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [*(("evaluate", key) for key in ("out", "keep"))]
+    + [("calibrate", key) for key in ("out", "plots", "keep")],
+)
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
+    command: str,
+    key: str,
+    evaluated: str,
+    prompts: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(asked, "answers", pytest.fail)
+    words = evaluated.replace("evaluate", command).split()
+    assert main([*words, str(prompts), f"--{key}", f"{prompts}/folder"]) == 1
+    assert capsys.readouterr().err == (
+        f"dspark: {key}: {prompts}/folder cannot be written: Not a directory\n"
+    )
+
+
 def test_evaluate_writes_what_it_prints(
     evaluated: str,
     golden_target: Path,
