@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 from torch.optim import Optimizer
 
+from dspark.errors import ConfigError
 from dspark.training.disk import save_tensors
 
 
@@ -41,8 +42,15 @@ def save(
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    with safe_open(path, framework="pt") as file:
-        return {key: json.loads(value) for key, value in file.metadata().items()}
+    """`facts` and the optimisers' `groups`; ConfigError for a file that is no state."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            kept = file.metadata() or {}
+            return {key: json.loads(kept[key]) for key in ("facts", "groups")}
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ConfigError(
+            f"{path}: no state of a training run ({error}); without it the run begins anew"
+        ) from None
 
 
 def load(path: Path, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:

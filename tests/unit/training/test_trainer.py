@@ -153,6 +153,20 @@ def test_a_run_goes_on_under_its_own_settings_and_samples_only(run_in: Run, tmp_
         train_drafter(replace(settings, samples=str(other)))
 
 
+@pytest.mark.parametrize("damage", [lambda whole: whole[:200], lambda whole: whole[:-9]])
+def test_a_state_that_is_damaged_is_named(
+    damage: Callable[[bytes], bytes], run_in: Run, tmp_path: Path
+) -> None:
+    train_drafter(run_in(tmp_path))
+    state = tmp_path / STATE
+    state.write_bytes(damage(state.read_bytes()))
+    with pytest.raises(ConfigError, match=f"^{state}: no state of a training run"):
+        train_drafter(run_in(tmp_path))
+    shutil.copyfile(tmp_path / "drafter" / "model.safetensors", state)
+    with pytest.raises(ConfigError, match=f"^{state}: no state of a training run"):
+        train_drafter(run_in(tmp_path))
+
+
 def test_a_run_keeps_the_precision_that_came_out(run_in: Run, tmp_path: Path) -> None:
     settings = run_in(tmp_path, steps=1, precision="auto")
     train_drafter(settings)
