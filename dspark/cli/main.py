@@ -10,6 +10,7 @@ interrupted.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -121,6 +122,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     # gRPC's remarks on closing connections are of no use to users
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # an answer may hold characters that the terminal's encoding lacks
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
     code = _run(list(sys.argv[1:] if argv is None else argv))
     try:
         print(end="", flush=True)  # here, where it can be told what went wrong

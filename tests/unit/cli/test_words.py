@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -93,3 +94,17 @@ def test_an_answer_steers_no_terminal(terminal: bool, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     said = "a\tb\n\x1b]0;owned\x07 \x9b2J ü"
     assert shown(said) == ("a\tb\n\\x1b]0;owned\\x07 \\x9b2J ü" if terminal else said)
+
+
+def test_what_the_encoding_of_stdout_lacks_is_written_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def told(words: list[str]) -> int:
+        print("naïve 日本")
+        return 0
+
+    written = io.BytesIO()
+    monkeypatch.setattr(cli, "_run", told)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    assert cli.main([]) == 0
+    assert written.getvalue().decode("latin-1") == "naïve \\u65e5\\u672c\n"
