@@ -26,7 +26,8 @@ from dspark.model.formats import speculators
 from dspark.model.formats.source import SHARED, open_source, target_tables
 from dspark.model.formats.vocabulary import DraftVocabulary
 from dspark.model.location import locate
-from dspark.model.weights_file import SINGLE_NAME, read_tensors
+from dspark.model.pairing import TOKENIZER_NAME
+from dspark.model.weights_file import SINGLE_NAME, check_finite, read_tensors
 from dspark.whole_file import placed
 
 _SAID = ("lm_head.weight", "markov_head.markov_w2.weight")  # a row per draftable token
@@ -106,15 +107,19 @@ def without_tables(
 def _write(
     out: Path, settings: Mapping[str, Any], tensors: dict[str, Tensor], folder: Path
 ) -> None:
-    """Writes config, tensors and a copy of the calibration in `folder`, the source of all of it."""
+    """Writes config, tensors and copies of calibration and tokenizer in `folder`, the source of all
+    of it."""
+    for name, tensor in tensors.items():  # rounding may have made infinities
+        check_finite(f"{folder}: {name} as {str(tensor.dtype).removeprefix('torch.')}", tensor)
     out.mkdir(parents=True, exist_ok=True)
     (out / CONFIG_NAME).write_text(
         json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8"
     )
     with placed(out / SINGLE_NAME) as draft:
         save_file(tensors, draft, metadata={"format": "pt"})
-    if (folder / CALIBRATION_NAME).is_file():
-        shutil.copyfile(folder / CALIBRATION_NAME, out / CALIBRATION_NAME)
+    for file in (CALIBRATION_NAME, TOKENIZER_NAME):  # what ties a drafter covers the latter
+        if (folder / file).is_file():
+            shutil.copyfile(folder / file, out / file)
 
 
 def _without_neighbours(settings: Mapping[str, Any]) -> dict[str, Any]:

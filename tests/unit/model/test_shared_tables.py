@@ -79,6 +79,26 @@ def test_what_ties_it_to_a_verifier_is_its_projection_and_what_names_it_holds_th
     assert fingerprint(WHOLE, target=other) == fingerprint(WHOLE)
 
 
+def test_its_tokenizer_stays_with_it(tmp_path: Path) -> None:
+    mine = altered(tmp_path / "mine", of=WHOLE)
+    shutil.copyfile(DATA / "pair" / "target" / "tokenizer.json", mine / "tokenizer.json")
+    without_tables(mine, tmp_path / "shared", target=TARGET)
+    to_speculators(mine, tmp_path / "converted", share_tables=True)
+    others = (tmp_path / "shared", tmp_path / "converted")
+    assert {load_projection(other).fingerprint for other in others} == {
+        load_projection(mine).fingerprint
+    }
+
+
+def test_numbers_that_a_narrower_type_lacks_are_refused(tmp_path: Path) -> None:
+    def large(held: dict[str, torch.Tensor]) -> None:
+        held["fc.weight"][0, 0] = 1e6
+
+    mine = altered(tmp_path / "mine", tensors=large, of=WHOLE)
+    with pytest.raises(CheckpointError, match=r"fc.weight as float16 holds NaN or infinite"):
+        without_tables(mine, tmp_path / "out", target=TARGET, dtype=torch.float16)
+
+
 def test_the_draft_service_serves_it_with_its_target_and_asks_for_one(shared: Path) -> None:
     engine = DraftEngine.load(DraftConfig(drafter=str(shared), target=str(TARGET), device="cpu"))
     assert engine.fingerprint == fingerprint(shared, target=TARGET)
