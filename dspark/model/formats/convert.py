@@ -89,7 +89,7 @@ def without_tables(
         dict(read_tensors(entries, tables)),
         dict(read_tensors(target_tables(theirs), tables)),
     )
-    if vocabulary is not None and SHARED[1] in its:
+    if vocabulary is not None and len(its.get(SHARED[1], ())) == config.vocab_size:
         its[SHARED[1]] = its[SHARED[1]][vocabulary.target_ids]
     for name in tables:
         if not torch.equal(mine[name].float(), its[name].float()):

@@ -179,6 +179,18 @@ def test_tables_that_are_not_the_target_s_stay(
         without_tables(shared, tmp_path / "again", target=TARGET)
 
 
+def test_a_cut_head_is_not_looked_for_in_a_smaller_vocabulary(tmp_path: Path) -> None:
+    def fewer(held: dict[str, torch.Tensor]) -> None:
+        for name in held:
+            if "embed_tokens" in name or "lm_head" in name:
+                held[name] = held[name][:64].clone()
+
+    small = altered(tmp_path / "small", {"vocab_size": 64}, fewer, of=TARGET)
+    to_speculators(WHOLE, tmp_path / "cut", keep_tokens=[1, 100])
+    with pytest.raises(CheckpointError, match=r"is not the one of .*small, it cannot be left out"):
+        without_tables(tmp_path / "cut", tmp_path / "out", target=small)
+
+
 @pytest.mark.parametrize("action", ["convert", "share"])
 def test_what_is_there_already_is_not_written_over(
     action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
