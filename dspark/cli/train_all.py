@@ -99,6 +99,16 @@ class _Chain:
 
 
 def _all(args: argparse.Namespace) -> dict[str, Any]:
+    from dspark.training.disk import only_writer
+
+    out: Path = Path(args.out)
+    settings, asking = _settings(args, out), _asking(args)
+    identity = _identity(args, settings, asking)
+    with only_writer(out):
+        return _run(args, settings, asking, _Chain(out, identity))
+
+
+def _run(args: argparse.Namespace, settings: Any, asking: Any, chain: _Chain) -> dict[str, Any]:
     from dspark.model.location import locate
     from dspark.training import chain_stages as stages
     from dspark.training.calibrate import calibrate
@@ -107,10 +117,7 @@ def _all(args: argparse.Namespace) -> dict[str, Any]:
     from dspark.training.metrics import plain
     from dspark.training.samples import encode_rows
 
-    out: Path = Path(args.out)
-    settings, asking = _settings(args, out), _asking(args)
-    target, samples = settings.target, Path(settings.samples)
-    chain = _Chain(out, _identity(args, settings, asking))
+    out, target, samples = chain.out, settings.target, Path(settings.samples)
     chain.do(
         "split",
         lambda: stages.split(args.prompts, out, args.held_out_share, settings.seed, args.limit),

@@ -9,8 +9,9 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from dspark.errors import ConfigError
 from dspark.whole_file import flush_to_disk, placed
@@ -77,11 +78,7 @@ class RowFile:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise ConfigError(f"{path}: another process is writing this file") from None
+        _lock(self._file, f"{path}: another process is writing this file")
         _cut_tail(self._file.fileno())
         flush_to_disk(path.parent)  # the file's name must survive a crash, too
 
@@ -100,6 +97,23 @@ class RowFile:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Holds a folder's lock; ConfigError if another process holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("ab") as file:
+        _lock(file, f"{folder}: another process is at work there")
+        yield
+
+
+def _lock(file: IO[bytes], otherwise: str) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ConfigError(otherwise) from None
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from dspark.errors import ConfigError
 from dspark.model.checkpoint import save_drafter
 from dspark.training import checkpoint, record
 from dspark.training.batches import numbers_of
-from dspark.training.disk import check_same_run, write_whole
+from dspark.training.disk import check_same_run, only_writer, write_whole
 from dspark.training.loss import LossSums, figures
 from dspark.training.objective import own_weights
 from dspark.training.optimisers import make_optimisers, set_step
@@ -40,10 +41,16 @@ def train_drafter(settings: Settings, *, on_step: OnStep | None = None) -> Path:
     drafter in the released format.
 
     Beside it are `state.safetensors`, `log.csv` and `loss.png`. ConfigError if the folder holds
-    another run.
+    another run, or another process is training there.
     """
     world = WorkerGroup.of_process_group()
     run = open_run(settings, world)
+    with only_writer(Path(settings.out)) if world.leads else nullcontext():
+        return _train(run, on_step)
+
+
+def _train(run: TrainingRun, on_step: OnStep | None) -> Path:
+    settings, world = run.settings, run.world
     out, plan = Path(settings.out), run.plan
     optimisers = make_optimisers(run.drafter, settings)
     done, before = 0, 0.0

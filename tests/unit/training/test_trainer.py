@@ -153,6 +153,15 @@ def test_a_run_goes_on_under_its_own_settings_and_samples_only(run_in: Run, tmp_
         train_drafter(replace(settings, samples=str(other)))
 
 
+def test_two_runs_do_not_write_into_one_folder(run_in: Run, tmp_path: Path) -> None:
+    def meanwhile(*_: object) -> None:
+        with pytest.raises(ConfigError, match="another process"):
+            train_drafter(run_in(tmp_path))
+
+    train_drafter(run_in(tmp_path), on_step=meanwhile)
+    assert _curve(run_in(tmp_path))["step"] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("damage", [lambda whole: whole[:200], lambda whole: whole[:-9]])
 def test_a_state_that_is_damaged_is_named(
     damage: Callable[[bytes], bytes], run_in: Run, tmp_path: Path
