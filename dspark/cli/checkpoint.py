@@ -87,6 +87,7 @@ def _convert(args: argparse.Namespace) -> int:
     from dspark.model.weights_file import new_folder
 
     keep = None if args.keep_tokens is None else read_ids(args.keep_tokens)
+    end_as_by_ctrl_c()
     with new_folder(args.out) as out:
         to_speculators(
             args.drafter,
@@ -106,6 +107,7 @@ def _share(args: argparse.Namespace) -> int:
     from dspark.model.weights_file import new_folder
 
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
+    end_as_by_ctrl_c()
     with new_folder(args.out) as out:
         without_tables(args.drafter, out, target=args.target, dtype=dtype)
     print(args.out)

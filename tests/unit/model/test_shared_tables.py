@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -189,6 +191,23 @@ def test_a_cut_head_is_not_looked_for_in_a_smaller_vocabulary(tmp_path: Path) ->
     to_speculators(WHOLE, tmp_path / "cut", keep_tokens=[1, 100])
     with pytest.raises(CheckpointError, match=r"is not the one of .*small, it cannot be left out"):
         without_tables(tmp_path / "cut", tmp_path / "out", target=small)
+
+
+@pytest.mark.parametrize(
+    ("action", "writer"), [("convert", "to_speculators"), ("share", "without_tables")]
+)
+def test_a_command_that_is_ended_leaves_nothing_half_written(
+    action: str, writer: str, tmp_path: Path
+) -> None:
+    words = ["checkpoint", action, str(WHOLE), str(tmp_path / "out")]
+    words += ["--target", str(TARGET)] if action == "share" else []
+    program = (
+        "import os, sys; from dspark.cli.main import main; from dspark.model.formats import convert"
+        f"; convert.{writer} = lambda *_, **__: os.kill(os.getpid(), 15); sys.exit(main({words}))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "dspark: interrupted\n")
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("action", ["convert", "share"])
