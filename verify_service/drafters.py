@@ -7,7 +7,7 @@ whose stream breaks, is not answered or breaks the protocol is lost, and tried a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -32,29 +32,36 @@ log = structlog.get_logger("dspark.rounds")
 PAUSE_S = 1.0  # after a stream broke, before the drafter is tried again
 KEEP_S = 10.0  # between two KeepContexts messages
 GREETING_S = 5.0  # timeout for the welcome of a drafter
-MOST_ORDERS = 256  # outstanding, or answered and kept for their times
 # in a row, after which a drafter is lost
 MALFORMED_ORDERS = 3
 MAX_VERSION = 256  # characters
 
 
 class OutstandingOrder(NamedTuple):
-    """An order that was sent; its times once its blocks came."""
+    """An order that was sent and is not answered."""
 
     drafter: int
     rows: Sequence[OrderRow]
     sent: float  # monotonic seconds
-    came: float = 0.0  # monotonic seconds; 0: not answered
-    draft_s: float = 0.0  # device time of the drafter's pass
+
+
+class Answer(NamedTuple):
+    """The blocks of an order, with its times. Kept by the blocks that wait for their pass."""
+
+    order: int
+    drafter: int
+    version: str  # of the drafter
+    blocks: Blocks
+    sent: float  # monotonic seconds
+    came: float
+    draft_s: float  # device time of the drafter's pass
 
 
 class HeldBlock(NamedTuple):
-    """One sequence's block: a row of the answer to an order."""
+    """One sequence's block: a row of an answer."""
 
-    order: int
     row: int
-    blocks: Blocks
-    version: str  # of the drafter
+    answer: Answer
 
 
 @dataclass(slots=True)
@@ -91,7 +98,7 @@ class Drafters:
         self._rows_sent = worker.metrics.feature_rows.labels(direction="sent")
         self._bytes_sent = worker.metrics.bytes.labels(direction="sent", kind="features")
         self._known: dict[int, _KnownPeer] = {}
-        self.orders: dict[int, OutstandingOrder] = {}  # the latest ones
+        self._orders: dict[int, OutstandingOrder] = {}
         self.blocks: dict[int, HeldBlock] = {}  # newest, by sequence
 
     # Called for the coordinator.
@@ -151,7 +158,7 @@ class Drafters:
             return self._lose(asked.drafter, known, "lost: its rows cannot be read")
         for message in orders.write_order(asked.order, asked.rows, *kept):
             known.stream.send(message)
-        self.orders[asked.order] = OutstandingOrder(asked.drafter, asked.rows, time.monotonic())
+        self._orders[asked.order] = OutstandingOrder(asked.drafter, asked.rows, time.monotonic())
         if kept.features is not None:
             self._rows_sent.inc(len(kept.token_ids))
             self._bytes_sent.inc(len(kept.features.data))
@@ -262,9 +269,7 @@ class Drafters:
             known.stream.close()
         known.stream, known.broke = None, time.monotonic()
         self._feeds.forget(drafter)
-        self.orders = {
-            at: each for at, each in self.orders.items() if each.came or each.drafter != drafter
-        }
+        self._orders = {at: each for at, each in self._orders.items() if each.drafter != drafter}
         return [DrafterLost(drafter, why)]
 
     def _came(
@@ -303,11 +308,9 @@ class Drafters:
             self._news.add(DrafterEvent(drafter, "full"))
 
     def _blocks(self, drafter: int, known: _KnownPeer, message: draft_pb2.Blocks) -> Told:
-        order = self.orders.get(message.order)
+        order = self._orders.get(message.order)
         if order is None or order.drafter != drafter:
-            raise PeerError(f"blocks.order: {message.order} was not asked")
-        if order.came:
-            raise PeerError(f"blocks.order: {message.order} was answered")
+            raise PeerError(f"blocks.order: {message.order} was not asked, or was answered")
         blocks = read_blocks(len(order.rows), message, self._engine.target.vocab_size)
         # Blocks longer than ordered are spoilt, like those with invalid values. An honest drafter
         # sends neither, so no drafted token decides it.
@@ -318,50 +321,42 @@ class Drafters:
             if len(blocks.spoilt) == len(order.rows):
                 _count(known, True)
             self._metrics.dropped.labels(kind="block", reason="malformed").inc(len(blocks.spoilt))
-        self._answered(message.order, order, message.forward_ns * 1e-9)
+        del self._orders[message.order]
+        came = time.monotonic()
+        # a drafter may be wrong about its time: no draft took longer than its answer
+        draft_s = min(message.forward_ns * 1e-9, came - order.sent)
+        answer = Answer(message.order, drafter, known.version, blocks, order.sent, came, draft_s)
         for row, asked in enumerate(order.rows):
             held = self.blocks.get(asked.sequence)
-            if self._waits(asked) and (held is None or held.order < message.order):
-                self.blocks[asked.sequence] = HeldBlock(message.order, row, blocks, known.version)
+            if self._waits(asked) and (held is None or held.answer.order < answer.order):
+                self.blocks[asked.sequence] = HeldBlock(row, answer)
         why = [_WHY[reason] for reason in blocks.empty_reasons]
         return BlocksCame(message.order, blocks.confidences(), blocks.watermarks, why)
 
-    def judged(
-        self, orders: Mapping[int, OutstandingOrder], spoilt: Sequence[HeldBlock], sound: Set[int]
-    ) -> list[Told]:
-        """Counts orders whose blocks were in a pass; drafters with too many bad ones are lost.
-        spoilt: blocks that the pass found unsound; sound: orders with a block that it judged.
-        Blocks without a slot to judge count for neither."""
+    def judged(self, spoilt: Sequence[HeldBlock], sound: Sequence[HeldBlock]) -> list[Told]:
+        """Counts answers whose blocks were in a pass; drafters with too many bad ones are lost.
+        spoilt: blocks that the pass found unsound; sound: those that it judged. Blocks without a
+        slot to judge are neither."""
         lost: list[Told] = []
         for held in spoilt:
-            held.blocks.spoil([held.row])
+            held.answer.blocks.spoil([held.row])
             self._metrics.dropped.labels(kind="block", reason="malformed").inc()
-        whole = {
-            held.order for held in spoilt if len(held.blocks.spoilt) == len(held.blocks.lengths)
-        }
-        for number, order in orders.items():
-            known = self._known.get(order.drafter)
-            if known is None or known.stream is None or number not in whole | sound:
+        good = {held.answer.order for held in sound}
+        for order, answer in {each.answer.order: each.answer for each in (*spoilt, *sound)}.items():
+            known = self._known.get(answer.drafter)
+            whole = len(answer.blocks.spoilt) == len(answer.blocks.lengths)
+            if known is None or known.stream is None or not (whole or order in good):
                 continue
             try:
-                _count(known, number in whole)
+                _count(known, whole)
             except PeerError as error:
-                lost += self._lose(order.drafter, known, f"malformed: {error}")
+                lost += self._lose(answer.drafter, known, f"malformed: {error}")
         return lost
 
     def _waits(self, asked: OrderRow) -> bool:
         """Whether the sequence of this order row is still here, under the same epoch."""
         admission = self._admitted.get(asked.sequence)
         return admission is not None and admission.admit.epoch == asked.epoch
-
-    def _answered(self, number: int, order: OutstandingOrder, draft_s: float) -> None:
-        """Keeps the times of an answered order for the report of the pass with its blocks. A
-        drafter may be wrong about its own: no draft took longer than its answer."""
-        came = time.monotonic()
-        draft_s = min(draft_s, came - order.sent)
-        self.orders[number] = order._replace(rows=(), came=came, draft_s=draft_s)
-        if len(self.orders) > MOST_ORDERS:
-            del self.orders[next(at for at, each in self.orders.items() if each.came)]
 
 
 _WHY = {

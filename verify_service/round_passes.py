@@ -7,7 +7,7 @@ pass are taken when the loop requests it, as its sequences may leave before it h
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from dspark.rounds.spans import RoundSpans
 from dspark.runtime.telemetry import Metrics
 from dspark.types import NO_Q, Cursor, Refusal, ScoredToken, Verdict
 from verify_service.batch_runner import Judged
-from verify_service.drafters import Drafters, HeldBlock, OutstandingOrder
+from verify_service.drafters import Drafters, HeldBlock
 from verify_service.engine_core import EngineCore
 from verify_service.round_news import RoundNews
 from verify_service.sequences import VerifyItem, failed
@@ -36,7 +36,7 @@ class Running(NamedTuple):
     cohort: int
     rows: Sequence[PassRow]
     items: Sequence[VerifyItem]  # of the rows that could be prepared
-    orders: Mapping[int, OutstandingOrder]  # with blocks in the pass, by number
+    blocks: dict[int, HeldBlock]  # by sequence
     step: UnderWay
 
 
@@ -75,25 +75,28 @@ class RoundPasses:
         """Prepares a pass; a row that cannot be read is refused alone. Raises what the engine
         raises."""
         items: list[VerifyItem] = []
+        blocks: dict[int, HeldBlock] = {}
         for row in run.rows:
+            # taken out, as it keeps the blocks of its whole order in memory
+            held = self._drafters.blocks.pop(row.sequence, None)
+            if held is not None and held.answer.order == row.order:
+                blocks[row.sequence] = held
             try:
-                items.append(self._item(row))
+                items.append(self._item(row, blocks.get(row.sequence)))
             except Exception as error:
                 why = failed(row.sequence, error)
                 self._news.add(Refused(row.sequence, row.epoch, why.reason, why.message))
-        cohort, orders = self._rounds.plan.cohort(run.rows[0].sequence), self._drafters.orders
-        of = {row.order: orders[row.order] for row in run.rows if row.order in orders}
-        return Running(run.number, cohort, run.rows, items, of, self._engine.begin(items))
+        cohort = self._rounds.plan.cohort(run.rows[0].sequence)
+        return Running(run.number, cohort, run.rows, items, blocks, self._engine.begin(items))
 
-    def _item(self, row: PassRow) -> VerifyItem:
+    def _item(self, row: PassRow, held: HeldBlock | None) -> VerifyItem:
         ids: tuple[int, ...] = ()
         q, version = NO_Q, ""
         if row.prefix:
-            block = self._drafters.blocks[row.sequence]
-            if block.order != row.order:
-                raise RuntimeError(f"order {row.order} is to be judged, and {block.order} is here")
-            ids, q = block.blocks.drafted(block.row, row.prefix)
-            version = "" if self._admitted[row.sequence].repeatable else block.version
+            if held is None:
+                raise RuntimeError(f"order {row.order} is to be judged, and its block is not here")
+            ids, q = held.answer.blocks.drafted(held.row, row.prefix)
+            version = "" if self._admitted[row.sequence].repeatable else held.answer.version
         return VerifyItem(Cursor(*row[:4]), row.anchor, ids, q, version)
 
     def ended(self, running: Running) -> list[Told]:
@@ -103,7 +106,7 @@ class RoundPasses:
             # the device failed, not a sequence
             return [PassEnded(running.number, [None] * len(running.rows))]
         spoilt: list[HeldBlock] = []
-        sound: set[int] = set()  # orders
+        sound: list[HeldBlock] = []
         verdicts: dict[int, Verdict] = {}  # by sequence
         for item, outcome in zip(running.items, judged.outcomes, strict=True):
             sequence = item.cursor.sequence
@@ -113,19 +116,13 @@ class RoundPasses:
                 )
             else:
                 verdicts[sequence] = outcome
-                # as it keeps the blocks of its whole order in memory
-                held = self._drafters.blocks.pop(sequence, None)
-                if held is None or not item.draft_ids:
-                    continue
-                if outcome.spoilt:
-                    spoilt.append(held)
-                else:
-                    sound.add(held.order)
+                if item.draft_ids:
+                    (spoilt if outcome.spoilt else sound).append(running.blocks[sequence])
         self._ran[running.number] = Ran(running, judged, verdicts, time.monotonic())
         while len(self._ran) > REMEMBERED:
             self._note(self._ran.pop(next(iter(self._ran))).judged)
         told = PassEnded(running.number, [verdicts.get(row.sequence) for row in running.rows])
-        return [told, *self._drafters.judged(running.orders, spoilt, sound)]
+        return [told, *self._drafters.judged(spoilt, sound)]
 
     def _note(self, judged: Judged) -> None:
         metrics = self._metrics
@@ -161,15 +158,14 @@ class RoundPasses:
         )
 
     def _timing(self, ran: Ran) -> Timing:
-        cohort, orders = ran.running.cohort, ran.running.orders.values()
+        answers = [held.answer for held in ran.running.blocks.values()]
         forward_s = ran.judged.forward_ns * 1e-9
         whose = (item.cursor.sequence for item in ran.running.items)
-        round_s = self._spans.ended(cohort, whose, ran.ended, forward_s)
-        waited = (
-            max(each.came for each in orders) - min(each.sent for each in orders) if orders else 0.0
-        )
-        draft_s = max((each.draft_s for each in orders), default=0.0)
-        return Timing(forward_s, round_s, draft_s, max(waited, 0.0))
+        round_s = self._spans.ended(ran.running.cohort, whose, ran.ended, forward_s)
+        sent = min((each.sent for each in answers), default=0.0)
+        waited = max((each.came for each in answers), default=0.0) - sent
+        draft_s = max((each.draft_s for each in answers), default=0.0)
+        return Timing(forward_s, round_s, draft_s, waited)
 
     def _logprobs(self, ran: Ran, rounds: Sequence[RoundReport]) -> Sequence[Sequence[ScoredToken]]:
         told = [ran.verdicts[each.sequence].logprobs[: len(each.tokens)] for each in rounds]

@@ -66,8 +66,8 @@ STREAMS: list[Mutant] = [
         "verify_service/drafters.py",
         (
             "blocks that a pass found unsound are not counted",
-            "            held.blocks.spoil([held.row])\n",
-            "            held.blocks.spoil([])\n",
+            "            held.answer.blocks.spoil([held.row])\n",
+            "            held.answer.blocks.spoil([])\n",
             (f"{B}so_are_those_that_a_pass_finds_out_unless_others_come_between",),
         ),
         (
@@ -79,8 +79,8 @@ STREAMS: list[Mutant] = [
         (
             "blocks are taken for an order that was not given",
             "        if order is None or order.drafter != drafter:\n            raise PeerError(",
-            "        order = order or next(iter(self.orders.values()))\n        if 0:\n            "
-            "raise PeerError(",
+            "        order = order or next(iter(self._orders.values()))\n"
+            "        if 0:\n            raise PeerError(",
             (f"{B}blocks_for_an_order_that_was_not_given_are_nobodys",),
         ),
         (
@@ -91,13 +91,13 @@ STREAMS: list[Mutant] = [
         ),
         (
             "an order is answered twice",
-            "        if order.came:\n            raise PeerError(",
-            "        if 0:\n            raise PeerError(",
+            "        del self._orders[message.order]\n",
+            "",
             (f"{B}blocks_of_an_order_that_was_answered_are_nobodys",),
         ),
         (
             "blocks of an earlier order take a later one's place",
-            " and (held is None or held.order < message.order):",
+            " and (held is None or held.answer.order < answer.order):",
             ":",
             (f"{B}blocks_answer_the_order_that_they_name",),
         ),
@@ -131,8 +131,8 @@ STREAMS: list[Mutant] = [
         "verify_service/round_passes.py",
         (
             "blocks that were judged are kept",
-            "held = self._drafters.blocks.pop(sequence, None)",
-            "held = self._drafters.blocks.get(sequence)",
+            "held = self._drafters.blocks.pop(row.sequence, None)",
+            "held = self._drafters.blocks.get(row.sequence)",
             (f"{F}nothing_is_kept_of_a_block_that_was_judged",),
         ),
         (
@@ -247,8 +247,8 @@ STREAMS: list[Mutant] = [
         ),
         (
             "a drafter's own word of its time is believed",
-            "draft_s = min(draft_s, came - order.sent)",
-            "draft_s = float(draft_s)",
+            "draft_s = min(message.forward_ns * 1e-9, came - order.sent)",
+            "draft_s = message.forward_ns * 1e-9",
             (f"{B}blocks_answer_the_order_that_they_name",),
         ),
     ),

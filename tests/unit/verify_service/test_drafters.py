@@ -120,13 +120,13 @@ def test_blocks_answer_the_order_that_they_name(pair: tuple[Drafter, Drafter]) -
     pair[1].said.put(answer)
     told = verifier.next()
     assert told.order == 4
-    assert verifier.drafters.blocks[1][0] == 4
-    done = verifier.drafters.orders[4]
+    done = verifier.drafters.blocks[1].answer
+    assert done.order == 4
     assert 0.0 < done.draft_s <= done.came - done.sent, "whatever it says of itself"
     pair[0].said.put(blocks(3))
     told = verifier.next()
     assert told.order == 3
-    assert verifier.drafters.blocks[1][0] == 4, "what was asked for later stays"
+    assert verifier.drafters.blocks[1].answer is done, "what was asked for later stays"
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,7 @@ def test_values_that_are_none_are_counted_and_end_like_what_cannot_be_drafted(
         assert isinstance(told, DrafterLost if number == MALFORMED_ORDERS else BlocksCame)
         if isinstance(told, BlocksCame):
             assert (told.confidence, told.why_empty) == ([()], ["invalid"])
-            orders = {number: verifier.drafters.orders[number]}
-            assert verifier.drafters.judged(orders, [], set()) == [], (
+            assert verifier.drafters.judged([], []) == [], (
                 "a pass without its slots changes nothing"
             )
 
@@ -192,10 +191,7 @@ def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(
         pair[0].said.put(blocks(number))
         assert isinstance(verifier.next(), BlocksCame)
         held = verifier.drafters.blocks.pop(1)
-        orders = {number: verifier.drafters.orders[number]}
-        told = verifier.drafters.judged(
-            orders, [held] if wrong else [], set() if wrong else {number}
-        )
+        told = verifier.drafters.judged([held] if wrong else [], [] if wrong else [held])
         assert [type(each) for each in told] == ([DrafterLost] if number == len(kinds) else [])
     assert verifier.metrics.value("dropped_total", kind="block", reason="malformed") == sum(kinds)
 
