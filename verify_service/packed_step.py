@@ -32,7 +32,7 @@ from verify_service.judging import unready as unready_params
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.model_runner import Pass, Runner
 from verify_service.plan import Segment
-from verify_service.sequences import CachedSequence, VerifyItem, failed, unknown
+from verify_service.sequences import CachedSequence, VerifyItem, failed
 
 # Cohorts of MANY or more sequences are watched in one of EVERY rounds only: these give enough
 # draws, and the device waits for it. The choice of rounds depends on no drafted token.
@@ -249,30 +249,28 @@ class PackedStep:
         return None, picked
 
     def commit(self, executed: Executed) -> list[Verdict | Refusal]:
-        """Commits a pass to its sequences, except those dropped since; returns each outcome."""
+        """Commits a pass to its sequences; returns each outcome. Those dropped since keep their
+        pages until the pass has ended, and what is written there is of no more use."""
         holdings, prepared = self._holdings, executed.prepared
         outcomes: list[Verdict | Refusal] = []
         each = zip(prepared.states, prepared.items, executed.decided, prepared.masks, strict=True)
         for state, item, decided, masks in each:
             if isinstance(decided, Refusal):
-                if decided.reason is RefusalReason.INTERNAL and self._there(state):
+                if decided.reason is RefusalReason.INTERNAL:
                     holdings.forget_prefix(state)
                 outcomes.append(decided)
-            elif not self._there(state):
-                outcomes.append(unknown(item.cursor))
             else:
                 form = in_form(masks, item.draft_ids, decided[0]) if _is_mask(masks) else InForm()
                 outcomes.append(self._commit_item(state, item, *decided, form))
         for chunk, scored, logits in zip(
             prepared.chunks, executed.scored, executed.last_logits, strict=True
         ):
-            if self._there(chunk.state):
-                _commit_chunk(chunk, scored)
-                if chunk.state.broken is not None:
-                    holdings.forget_prefix(chunk.state)
-                holdings.keep_state(chunk.state)
-                if logits is not None:
-                    chunk.state.last_logits = logits
+            _commit_chunk(chunk, scored)
+            if chunk.state.broken is not None:
+                holdings.forget_prefix(chunk.state)
+            holdings.keep_state(chunk.state)
+            if logits is not None:
+                chunk.state.last_logits = logits
         try:
             self._keep(executed)
         except Exception as error:  # rows are for drafts: without them the verdicts stand
@@ -280,13 +278,10 @@ class PackedStep:
             for kept in executed.committed:
                 kept.state.keep_features, kept.state.salt = False, None
         for chunk in prepared.chunks:
-            if self._there(chunk.state) and chunk.state.prefilled:
+            if chunk.state.prefilled:
                 # after `_keep`, as prefixes share feature rows too
                 holdings.keep_prefix(chunk.state)
         return outcomes
-
-    def _there(self, state: CachedSequence) -> bool:
-        return self._holdings.states.get(state.sequence) is state
 
     def _commit_item(
         self,
@@ -310,19 +305,10 @@ class PackedStep:
         return Verdict(tokens, len(item.draft_ids), item.spoilt, logprobs, form)
 
     def _keep(self, executed: Executed) -> None:
-        """Stores feature rows, or owes them, in one call: a cohort has a row or two per sequence.
-        Skips sequences dropped since."""
+        """Stores feature rows, or owes them, in one call: a cohort has a row or two per
+        sequence."""
         rows, taps, kept = executed.rows, executed.taps, executed.committed
         if not kept or self._store is None:
-            return
-        there = [self._there(each.state) for each in kept]
-        if not all(there):
-            staying = torch.repeat_interleave(
-                torch.tensor(there), torch.tensor([len(each.token_ids) for each in kept])
-            )
-            rows, taps = (None if of is None else of[staying.to(of.device)] for of in (rows, taps))
-            kept = [each for each, here in zip(kept, there, strict=True) if here]
-        if not kept:
             return
         slots = self._holdings.where(
             [(each.state, each.start, len(each.token_ids)) for each in kept]

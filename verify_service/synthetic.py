@@ -29,7 +29,7 @@ from verify_service.config import KV_TOKENS, VerifyConfig
 from verify_service.drafts import unsound
 from verify_service.engine_core import EngineCore
 from verify_service.kv_cache_manager import KVCacheManager
-from verify_service.sequences import CachedSequence, VerifyItem, invalid, unknown
+from verify_service.sequences import CachedSequence, VerifyItem, invalid
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,22 +155,14 @@ class SyntheticStep:
         return seconds
 
     def commit(self, executed: SyntheticExecuted) -> list[Verdict | Refusal]:
-        batch, states = executed.prepared, self._holdings.states
+        batch = executed.prepared
         outcomes: list[Verdict | Refusal] = []
         grown: list[tuple[CachedSequence, Sequence[int]]] = []
         for item, state, said in zip(batch.items, batch.states, batch.said, strict=True):
-            if states.get(state.sequence) is not state:
-                outcomes.append(unknown(item.cursor))
-                continue
             grown.append((state, said))
             state.round = item.cursor.round
             outcomes.append(Verdict(said, len(item.draft_ids), item.spoilt))
-        grown += [
-            (each.state, each.token_ids)
-            for each in batch.chunks
-            if states.get(each.state.sequence) is each.state
-        ]
-        self._commit(grown)
+        self._commit(grown + [(each.state, each.token_ids) for each in batch.chunks])
         return outcomes
 
     def _commit(self, grown: Sequence[tuple[CachedSequence, Sequence[int]]]) -> None:

@@ -504,14 +504,6 @@ MUTANTS: list[Mutant] = [
     *in_file(
         "verify_service/packed_step.py",
         (
-            "what a pass drew for a sequence that has left is committed",
-            "elif not self._there(state):",
-            "elif False:",
-            (
-                f"{U}who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_and_harms_nobody",
-            ),
-        ),
-        (
             "rows of a pass are committed before it has ended",
             "        items, chunks = prepared.items, prepared.chunks\n        result =",
             "        items, chunks = prepared.items, prepared.chunks\n"
