@@ -35,7 +35,6 @@ from dspark.rounds.events import (
     RunPass,
     SendOrder,
     SendRows,
-    SessionLost,
     Told,
     Why,
 )
@@ -166,15 +165,13 @@ class RoundDriver:
 
     # Run in turns.
 
-    def _finish(self) -> int:
+    def _finish(self) -> None:
         self._over = True
         try:
             self._drafters.end()
-            self.rounds.feed_all([SessionLost()], time.monotonic())
         finally:
             self._inbox.clear()
-            freed = self._engine.release_owner(self._owner)
-        return freed
+            self._engine.release_owner(self._owner)
 
     def _turn(self) -> None:
         self._posted = False

@@ -109,10 +109,6 @@ class PassEnded(NamedTuple):
     drawn: Sequence[Verdict | None]  # for each row of the pass; None: nothing was drawn
 
 
-class SessionLost(NamedTuple):
-    """The coordinator is gone; every sequence that was held for it is dropped."""
-
-
 # Actions out, to be carried out in order.
 
 
@@ -241,7 +237,6 @@ Told = (
     | DrafterLost
     | DrafterReady
     | PassEnded
-    | SessionLost
 )
 Action = (
     Prefill

@@ -58,7 +58,7 @@ class Leaving:
 
     def drop(self, sequence: SequenceState) -> None:
         """Ends a sequence at once, whatever is being drawn: it has ended, its client left, or its
-        coordinator is gone or does not list it any more."""
+        coordinator does not list it any more."""
         if sequence.state is PREFILL:
             self._ask(CallBackPrefill(sequence.number, sequence.epoch))
         sequence.apply(DROPPED)

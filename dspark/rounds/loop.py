@@ -39,7 +39,6 @@ from dspark.rounds.events import (
     Released,
     Report,
     RoundReport,
-    SessionLost,
     Told,
     Why,
 )
@@ -76,7 +75,8 @@ REMEMBERED = 1 << 16  # sequences whose last epoch is remembered after they are 
 
 
 class RoundLoop:
-    """One verifier's loop: `feed_all` takes events and returns actions to carry out in order."""
+    """The loop of a verifier for one coordinator's stream, with which it ends: `feed_all` takes
+    events and returns actions to carry out in order."""
 
     def __init__(self, cache: KVCache, waits: Waits | None = None) -> None:
         self.plan = Plan()
@@ -100,7 +100,6 @@ class RoundLoop:
             DrafterLost: self._drafter_lost,
             DrafterReady: self._drafter_ready,
             PassEnded: self._pass_ended,
-            SessionLost: self._session_lost,
             Plan: self._planned,
         }
 
@@ -187,12 +186,6 @@ class RoundLoop:
         ]:
             self.counts["unwanted sequence"] += 1
             self._leaving.drop(sequence)
-
-    def _session_lost(self, told: SessionLost, now: float) -> None:
-        for sequence in list(self._live.values()):
-            self._leaving.drop(sequence)
-        self._epochs.clear()  # another coordinator numbers epochs anew
-        self.plan = Plan()
 
     # From the engine.
 

@@ -136,8 +136,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "what nobody wants is kept",
-            "            self._leaving.drop(sequence)\n\n    def _session_lost",
-            "            pass\n\n    def _session_lost",
+            "            self._leaving.drop(sequence)\n\n    # From the engine.",
+            "            pass\n\n    # From the engine.",
             (f"{L}whatever_is_not_wanted_any_more_is_dropped",),
         ),
         (

@@ -30,6 +30,7 @@ from dspark.rounds.events import (
     Admit,
     DrafterEvent,
     How,
+    Keep,
     Prefilled,
     PrefillRefused,
     Release,
@@ -37,7 +38,6 @@ from dspark.rounds.events import (
     RoundReport,
     RunPass,
     SendOrder,
-    SessionLost,
     Told,
 )
 from dspark.rounds.orders import Waits
@@ -289,7 +289,7 @@ class Storm:
                     self.verifier.forgotten.update(key[1:] for key in drafter.rows)
                     drafter.rows.update({key: rows // 2 for key, rows in drafter.rows.items()})
             case 8 if self.draw.random() < 0.2:
-                self.verifier._feed(SessionLost())
+                self._tell(Keep(frozenset()))
                 for each in self.answers.values():
                     self.dropped.add((each.number, each.epoch))
                     each.there = False

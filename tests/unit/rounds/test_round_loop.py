@@ -29,7 +29,6 @@ from dspark.rounds.events import (
     RunPass,
     SendOrder,
     SendRows,
-    SessionLost,
     Why,
 )
 from dspark.rounds.orders import Waits
@@ -519,17 +518,6 @@ def test_a_block_that_comes_for_who_left_is_counted() -> None:
     verifier.tell(Release(1, 0, How.DROP))
     assert not verifier.blocks(order, (0.9,))
     assert verifier.loop.counts["block of a sequence that left"] == 1
-
-
-def test_a_lost_session_leaves_nothing() -> None:
-    verifier = Verifier()
-    run = only(verifier.prefilled(1, 2, drafter=0), RunPass)
-    verifier.tell(Admit(3, 0, PROMPT, 20))
-    verifier.tell(SessionLost())
-    verifier.ended(run)
-    assert len(verifier.loop) == 0
-    assert sorted(verifier.pages.freed) == [(1, 0), (2, 0), (3, 0)]
-    assert only(verifier.tell(Admit(1, 0, PROMPT, 20)), Prefill), "another coordinator counts anew"
 
 
 def test_what_comes_for_who_is_gone_is_counted() -> None:
