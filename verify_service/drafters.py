@@ -80,13 +80,14 @@ class _KnownPeer:
 
 class Drafters:
     """All drafters of a stream. tell: runs a function in a turn of the device thread and feeds its
-    result to the loop; `tell_here` does so on the calling thread. admitted: by sequence."""
+    result to the loop; `tell_here` does so on the calling thread. admitted: by sequence and
+    epoch."""
 
     def __init__(
         self,
         worker: Worker[EngineCore],
         feeds: RowFeeds,
-        admitted: dict[int, Admission],
+        admitted: dict[tuple[int, int], Admission],
         tell: Callable[[Callable[[], Iterable[Told]]], None],
         tell_here: Callable[[Callable[[], Iterable[Told]]], None],
         news: RoundNews,
@@ -99,7 +100,7 @@ class Drafters:
         self._bytes_sent = worker.metrics.bytes.labels(direction="sent", kind="features")
         self._known: dict[int, _KnownPeer] = {}
         self._orders: dict[int, OutstandingOrder] = {}
-        self.blocks: dict[int, HeldBlock] = {}  # newest, by sequence
+        self.blocks: dict[tuple[int, int], HeldBlock] = {}  # newest, by sequence and epoch
 
     # Called for the coordinator.
 
@@ -115,7 +116,7 @@ class Drafters:
     # Called by the round loop.
 
     def open(self, drafter: int, sequence: int, epoch: int) -> list[Told]:
-        admission, known = self._admitted.get(sequence), self._known.get(drafter)
+        admission, known = self._admitted.get((sequence, epoch)), self._known.get(drafter)
         if admission is None:
             return []  # freed in the same turn
         stream = self._stream(drafter)
@@ -327,9 +328,10 @@ class Drafters:
         draft_s = min(message.forward_ns * 1e-9, came - order.sent)
         answer = Answer(message.order, drafter, known.version, blocks, order.sent, came, draft_s)
         for row, asked in enumerate(order.rows):
-            held = self.blocks.get(asked.sequence)
-            if self._waits(asked) and (held is None or held.answer.order < answer.order):
-                self.blocks[asked.sequence] = HeldBlock(row, answer)
+            key = (asked.sequence, asked.epoch)
+            held = self.blocks.get(key)
+            if key in self._admitted and (held is None or held.answer.order < answer.order):
+                self.blocks[key] = HeldBlock(row, answer)
         why = [_WHY[reason] for reason in blocks.empty_reasons]
         return BlocksCame(message.order, blocks.confidences(), blocks.watermarks, why)
 
@@ -352,11 +354,6 @@ class Drafters:
             except PeerError as error:
                 lost += self._lose(answer.drafter, known, f"malformed: {error}")
         return lost
-
-    def _waits(self, asked: OrderRow) -> bool:
-        """Whether the sequence of this order row is still here, under the same epoch."""
-        admission = self._admitted.get(asked.sequence)
-        return admission is not None and admission.admit.epoch == asked.epoch
 
 
 _WHY = {

@@ -85,9 +85,7 @@ class RoundDriver:
         self._timer: asyncio.TimerHandle | None = None
         # when the timer fires; written in turns and by the timer on the event loop
         self._timer_at = float("inf")
-        # received, prefill not started by the loop yet
-        self._arriving: dict[tuple[int, int], Admission] = {}
-        self._admitted: dict[int, Admission] = {}
+        self._admitted: dict[tuple[int, int], Admission] = {}  # by sequence and epoch
         self._more: list[Told | Plan] = []  # events caused by actions of this turn
         self._began: dict[int, Began] = {}  # finished prompts of this turn, by sequence
         self._last_pass = self._sign_at = 0.0
@@ -112,7 +110,7 @@ class RoundDriver:
             SendOrder: lambda order: self._more.extend(self._drafters.order(order)),
             RunPass: self._run_pass,
             Report: self._report,
-            Released: self._news.add,
+            Released: self._released,
             DrafterEvent: self._drafter_event,
         }
         push.listeners.append(self._feeds)
@@ -286,7 +284,6 @@ class RoundDriver:
         while True:
             for action in self.rounds.feed_all(told, time.monotonic()):
                 self._carry[type(action)](action)
-            self._arriving.clear()
             self._began.clear()
             if not self._more:
                 break
@@ -319,7 +316,7 @@ class RoundDriver:
                         "the verifier is draining",
                     )
                 else:
-                    self._arriving.setdefault((admit.sequence, admit.epoch), each)
+                    self._admitted.setdefault((admit.sequence, admit.epoch), each)
                     yield admit
             elif isinstance(each, Refused):
                 self._refuse(each.sequence, each.epoch, each.why, each.message)
@@ -359,9 +356,7 @@ class RoundDriver:
     def _prefill(self, asked: Prefill) -> None:
         if not self._runs(asked.sequence, asked.epoch):
             return  # dropped in the same turn
-        admission = self._arriving[asked.sequence, asked.epoch]
-        self._admitted[asked.sequence] = admission
-        refusal = self._prompts.begin(admission)
+        refusal = self._prompts.begin(self._admitted[asked.sequence, asked.epoch])
         if refusal is not None:
             self._more.append(self._not_taken(asked.sequence, asked.epoch, refusal))
 
@@ -390,6 +385,10 @@ class RoundDriver:
             )
         )
 
+    def _released(self, gone: Released) -> None:
+        self._admitted.pop((gone.sequence, gone.epoch), None)  # it may never have been taken
+        self._news.add(gone)
+
     def _drafter_event(self, event: DrafterEvent) -> None:
         self._news.add(event)
         if event.what != "late":
@@ -400,10 +399,8 @@ class RoundDriver:
 
     def free(self, sequence: int, epoch: int) -> None:
         self._engine.release(sequence, epoch)
-        admission = self._admitted.get(sequence)
-        if admission is not None and admission.admit.epoch == epoch:
-            del self._admitted[sequence]
-            self._drafters.blocks.pop(sequence, None)
+        self._admitted.pop((sequence, epoch), None)
+        self._drafters.blocks.pop((sequence, epoch), None)
         self._worker.note_load()
 
 

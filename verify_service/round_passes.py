@@ -58,7 +58,7 @@ class RoundPasses:
         metrics: Metrics,
         rounds: RoundLoop,
         drafters: Drafters,
-        admitted: dict[int, Admission],
+        admitted: dict[tuple[int, int], Admission],
         news: RoundNews,
     ) -> None:
         self._engine, self._rounds, self._drafters, self._admitted = (
@@ -78,7 +78,7 @@ class RoundPasses:
         blocks: dict[int, HeldBlock] = {}
         for row in run.rows:
             # taken out, as it keeps the blocks of its whole order in memory
-            held = self._drafters.blocks.pop(row.sequence, None)
+            held = self._drafters.blocks.pop((row.sequence, row.epoch), None)
             if held is not None and held.answer.order == row.order:
                 blocks[row.sequence] = held
             try:
@@ -96,7 +96,9 @@ class RoundPasses:
             if held is None:
                 raise RuntimeError(f"order {row.order} is to be judged, and its block is not here")
             ids, q = held.answer.blocks.drafted(held.row, row.prefix)
-            version = "" if self._admitted[row.sequence].repeatable else held.answer.version
+            version = (
+                "" if self._admitted[row.sequence, row.epoch].repeatable else held.answer.version
+            )
         return VerifyItem(Cursor(*row[:4]), row.anchor, ids, q, version)
 
     def ended(self, running: Running) -> list[Told]:

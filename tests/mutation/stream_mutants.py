@@ -131,8 +131,8 @@ STREAMS: list[Mutant] = [
         "verify_service/round_passes.py",
         (
             "blocks that were judged are kept",
-            "held = self._drafters.blocks.pop(row.sequence, None)",
-            "held = self._drafters.blocks.get(row.sequence)",
+            "held = self._drafters.blocks.pop((row.sequence, row.epoch), None)",
+            "held = self._drafters.blocks.get((row.sequence, row.epoch))",
             (f"{F}nothing_is_kept_of_a_block_that_was_judged",),
         ),
         (

@@ -69,7 +69,7 @@ class Verifier:
         engine = SyntheticVerifyEngine(read_spec(SPEC), VerifyConfig())
         self.anchor = take_in(engine, 1, PROMPT, params=LAW, epoch=0, longest=100)
         self.came: queue.SimpleQueue[Callable[[], Iterable[Told]]] = queue.SimpleQueue()
-        self.admitted = {1: Admission(Admit(1, 0, len(PROMPT), 50), PROMPT, LAW, 100, True)}
+        self.admitted = {(1, 0): Admission(Admit(1, 0, len(PROMPT), 50), PROMPT, LAW, 100, True)}
         self.opened: list[tuple[int, tuple[int, int]]] = []  # drafter, and sequence and epoch
         feeds: Any = SimpleNamespace(  # no rows move here
             opened=lambda *at: self.opened.append(at), close=lambda *_: None, forget=lambda _: None
@@ -120,13 +120,13 @@ def test_blocks_answer_the_order_that_they_name(pair: tuple[Drafter, Drafter]) -
     pair[1].said.put(answer)
     told = verifier.next()
     assert told.order == 4
-    done = verifier.drafters.blocks[1].answer
+    done = verifier.drafters.blocks[1, 0].answer
     assert done.order == 4
     assert 0.0 < done.draft_s <= done.came - done.sent, "whatever it says of itself"
     pair[0].said.put(blocks(3))
     told = verifier.next()
     assert told.order == 3
-    assert verifier.drafters.blocks[1].answer is done, "what was asked for later stays"
+    assert verifier.drafters.blocks[1, 0].answer is done, "what was asked for later stays"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(
         verifier.order(number, 1)
         pair[0].said.put(blocks(number))
         assert isinstance(verifier.next(), BlocksCame)
-        held = verifier.drafters.blocks.pop(1)
+        held = verifier.drafters.blocks.pop((1, 0))
         told = verifier.drafters.judged([held] if wrong else [], [] if wrong else [held])
         assert [type(each) for each in told] == ([DrafterLost] if number == len(kinds) else [])
     assert verifier.metrics.value("dropped_total", kind="block", reason="malformed") == sum(kinds)
@@ -199,7 +199,7 @@ def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(
 def test_only_contexts_that_are_wanted_are_taken_for_open(pair: tuple[Drafter, Drafter]) -> None:
     """Else those of a drafter that goes on telling of them would pile up."""
     verifier = Verifier(*pair)
-    verifier.admitted[2] = verifier.admitted[1]
+    verifier.admitted[2, 5] = verifier.admitted[1, 0]
     assert verifier.drafters.open(1, 2, 5) == []
     verifier.drafters.close(1, 2, 5)
     for sequence, epoch in ((1, 0), (2, 5), (1, 1), (9, 0)):
