@@ -283,4 +283,3 @@ class Refusal:
 
     reason: RefusalReason
     message: str  # one readable sentence, without prompt text
-    committed_len: int = 0  # what the worker has, for STALE_CURSOR

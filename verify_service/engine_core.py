@@ -131,9 +131,7 @@ class EngineCore(ABC):
         """
         state = self._holdings.states.get(cursor.sequence)
         if state is not None and cursor.epoch <= state.epoch:
-            return stale(
-                state, f"epoch {cursor.epoch} is already held, or followed by {state.epoch}"
-            )
+            return stale(f"epoch {cursor.epoch} is already held, or followed by {state.epoch}")
         problem = check_prompt(
             cursor,
             token_ids,
@@ -218,18 +216,11 @@ class EngineCore(ABC):
             return unknown(cursor)
         if not state.keep_features:
             return invalid("no feature rows are kept for this sequence")
-        if cursor.committed_len > state.committed_len or not state.anchored:
+        if cursor.committed_len > state.committed_len:
             return stale(
-                state,
-                f"committed_len {cursor.committed_len} was claimed, {state.committed_len} is here",
+                f"committed_len {cursor.committed_len} was claimed, {state.committed_len} is here"
             )
-        # A round may have ended since the command was sent; its new rows are sent on their own.
-        stop = max(cursor.committed_len - 1, 0)
-        return (
-            self._holdings.rows(state, start, stop)
-            if start <= stop
-            else invalid(f"from_position: {start} is past {stop}")
-        )
+        return self._holdings.rows(state, start, cursor.committed_len - 1)
 
     # -- passes -----------------------------------------------------------------------------
 

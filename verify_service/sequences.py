@@ -1,7 +1,7 @@
 """The verifier's state of one sequence, and checks of commands against it.
 
 Invariant 1, one cursor: between rounds `cached` is `committed_len - 1`. A command with another
-position is refused, and the refusal carries the actual `committed_len`.
+position is refused, and the refusal says where the sequence stands.
 """
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ def failed(sequence: int, error: Exception) -> Refusal:
     return _BUG
 
 
-def stale(state: CachedSequence, message: str) -> Refusal:
-    """Refusal of a command whose position differs from the sequence's; carries `committed_len`."""
-    return Refusal(RefusalReason.STALE_CURSOR, message, state.committed_len)
+def stale(message: str) -> Refusal:
+    """Refusal of a command whose position differs from the sequence's."""
+    return Refusal(RefusalReason.STALE_CURSOR, message)
 
 
 def check_prompt(
@@ -186,8 +186,8 @@ def check_item(state: CachedSequence, item: VerifyItem) -> Refusal | None:
     claimed = (epoch, committed_len, item.anchor)
     if claimed != (state.epoch, state.committed_len, state.token_ids[-1]) or round <= state.round:
         return stale(
-            state,
             f"epoch {epoch}, round {round}, committed_len {committed_len} do not follow epoch "
-            f"{state.epoch}, round {state.round}, or the anchor is another one",
+            f"{state.epoch}, round {state.round}, committed_len {state.committed_len}, or the "
+            "anchor is another one"
         )
     return None

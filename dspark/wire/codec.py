@@ -197,7 +197,6 @@ def write_refusal(refusal: Refusal) -> types_pb2.Refusal:
     return types_pb2.Refusal(
         reason=types_pb2.Refusal.Reason.Name(int(refusal.reason)),
         message=refusal.message,
-        committed_len=refusal.committed_len,
     )
 
 
@@ -207,7 +206,7 @@ def read_refusal(message: types_pb2.Refusal) -> Refusal:
         reason = RefusalReason(message.reason)
     except ValueError:
         reason = RefusalReason.INTERNAL
-    return Refusal(reason, message.message, message.committed_len)
+    return Refusal(reason, message.message)
 
 
 def write_load(

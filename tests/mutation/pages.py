@@ -258,8 +258,8 @@ PAGES = [
         ("long prompts wait for ever", "if oldest.passed_over:", "if True:", DEALT),
         (
             "a resend ends with the row of the anchor, which nobody has made",
-            "stop = max(cursor.committed_len - 1, 0)",
-            "stop = max(cursor.committed_len, 0)",
+            "rows(state, start, cursor.committed_len - 1)",
+            "rows(state, start, cursor.committed_len)",
             ENGINE,
         ),
         (

@@ -126,7 +126,7 @@ class FeatureSink(_message.Message):
     def __init__(self, endpoint: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
-    __slots__ = ("reason", "message", "committed_len")
+    __slots__ = ("reason", "message")
     class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         REASON_UNSPECIFIED: _ClassVar[Refusal.Reason]
@@ -149,11 +149,9 @@ class Refusal(_message.Message):
     REASON_BUSY: Refusal.Reason
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
     reason: Refusal.Reason
     message: str
-    committed_len: int
-    def __init__(self, reason: _Optional[_Union[Refusal.Reason, str]] = ..., message: _Optional[str] = ..., committed_len: _Optional[int] = ...) -> None: ...
+    def __init__(self, reason: _Optional[_Union[Refusal.Reason, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class SequenceRef(_message.Message):
     __slots__ = ("sequence", "epoch")
