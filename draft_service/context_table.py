@@ -65,31 +65,21 @@ class ContextTable(Generic[C]):
     def __getitem__(self, sequence: int) -> C:
         return self._contexts[sequence]
 
-    def knows(self, cursor: Cursor) -> bool:
-        """Whether the sequence is open under this epoch."""
-        context = self._contexts.get(cursor.sequence)
-        return context is not None and context.epoch == cursor.epoch
-
-    def watermark(self, sequence: int, epoch: int | None = None) -> int:
-        """Contiguous rows held; 0 for an unknown sequence or another epoch."""
+    def find(self, sequence: int, epoch: int) -> C | None:
+        """The context of the sequence, if it was opened under this epoch."""
         context = self._contexts.get(sequence)
-        return (
-            0
-            if context is None or (epoch is not None and context.epoch != epoch)
-            else context.watermark
-        )
+        return None if context is None or context.epoch != epoch else context
+
+    def watermark(self, sequence: int, epoch: int) -> int:
+        """Contiguous rows held; 0 for an unknown sequence or another epoch."""
+        context = self.find(sequence, epoch)
+        return 0 if context is None else context.watermark
 
     def open(self, cursor: Cursor, reserve_tokens: int, owner: int) -> Refusal | None:
-        """Reserves rows for the sequence's whole life, or returns why not. Opening it again keeps
-        its rows, unless the epoch differs or more room is needed."""
-        context = self._contexts.get(cursor.sequence)
-        if context is not None:
-            if cursor.epoch < context.epoch:
-                return _followed(cursor.epoch, context)
-            if cursor.epoch == context.epoch and reserve_tokens <= context.capacity:
-                context.owner = owner
-                return None
-            self._drop(context)
+        """Reserves rows for the sequence's whole life, or returns why not. Opening it again starts
+        it over: all of its rows are sent again."""
+        if (before := self._contexts.get(cursor.sequence)) is not None:
+            self._drop(before)
         if reserve_tokens < 1:
             return Refusal(RefusalReason.INVALID, "reserve_tokens: 0 rows are no context")
         if len(self._contexts) >= self._max_sequences:
@@ -108,14 +98,12 @@ class ContextTable(Generic[C]):
 
     def admit(self, chunk: Rows) -> C | Refusal:
         """The context that a chunk's rows belong to, or why they are refused."""
-        context = self._contexts.get(chunk.sequence)
-        if context is None or chunk.epoch > context.epoch:
+        context = self.find(chunk.sequence, chunk.epoch)
+        if context is None:
             return Refusal(
                 RefusalReason.UNKNOWN_SEQUENCE,
-                "the sequence was never opened here, or was released",
+                "the sequence is not open here under this epoch",
             )
-        if chunk.epoch < context.epoch:
-            return _followed(chunk.epoch, context)
         stop = chunk.start + len(chunk.rows)
         if stop > context.capacity:
             return Refusal(
@@ -125,10 +113,9 @@ class ContextTable(Generic[C]):
         return context
 
     def release(self, sequence: int, epoch: int) -> bool:
-        """Frees a context that was opened under this epoch or a lower one; returns whether one
-        was."""
-        context = self._contexts.get(sequence)
-        if context is None or context.epoch > epoch:
+        """Frees a context that was opened under this epoch; returns whether one was."""
+        context = self.find(sequence, epoch)
+        if context is None:
             return False
         self._drop(context)
         return True
@@ -143,7 +130,3 @@ class ContextTable(Generic[C]):
     def _drop(self, context: C) -> None:
         del self._contexts[context.sequence]
         self.pages.release(context.sequence)
-
-
-def _followed(epoch: int, context: Context) -> Refusal:
-    return Refusal(RefusalReason.STALE_CURSOR, f"epoch {epoch} was followed by {context.epoch}")

@@ -77,11 +77,7 @@ class ContextStore(ContextTable[DraftContext]):
         slots, positions, token_ids = list[Slots](), list[range](), list[int]()
         for chunk, context in zip(chunks, admitted, strict=True):
             stop = chunk.start + len(chunk.rows)
-            if (
-                isinstance(context, Context)
-                and context.epoch == chunk.epoch
-                and not context.covers(chunk.start, stop)
-            ):
+            if isinstance(context, Context) and not context.covers(chunk.start, stop):
                 fresh.append((context, chunk))
                 slots.append(self.pages.slots(chunk.sequence, chunk.start, stop))
                 token_ids.extend(chunk.token_ids)

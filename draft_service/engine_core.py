@@ -59,7 +59,7 @@ class DraftEngineCore(ABC):
         reserved, because no block needs them."""
         return self._contexts.open(cursor, min(reserve_tokens, self.context_length), owner)
 
-    def watermark(self, sequence: int, epoch: int | None = None) -> int:
+    def watermark(self, sequence: int, epoch: int) -> int:
         """Contiguous rows held; 0 for an unknown sequence or another epoch."""
         return self._contexts.watermark(sequence, epoch)
 
@@ -101,7 +101,7 @@ class DraftEngineCore(ABC):
         )
         if not (fits and self._sound(item)):
             why = EmptyReason.INVALID
-        elif not self._contexts.knows(cursor):
+        elif self._contexts.find(cursor.sequence, cursor.epoch) is None:
             why = EmptyReason.UNKNOWN_SEQUENCE
         elif cursor.anchor_position + shape.block_size > self.context_length:
             why = EmptyReason.TOO_LONG

@@ -248,7 +248,7 @@ class _Turn:
         if run.cursor.round == REST:
             self._draft.release(run.cursor.sequence, run.cursor.epoch)
             self._open_context(run)
-        has = self._draft.watermark(run.cursor.sequence)
+        has = self._draft.watermark(run.cursor.sequence, run.cursor.epoch)
         if has < len(run.ids) - 1:
             send_rows(self._draft, served(self._verify.features(run.cursor, has)))
 

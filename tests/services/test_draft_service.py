@@ -79,7 +79,7 @@ async def test_a_malformed_chunk_is_refused_and_the_stream_goes_on(golden_drafte
             (spoiled(data=nan), RefusalReason.INVALID),
             (spoiled(token_ids=[1, 2, 3]), RefusalReason.INVALID),
             (spoiled(start_position=4_000_000_000), RefusalReason.INVALID),
-            (spoiled(epoch=1), RefusalReason.STALE_CURSOR),
+            (spoiled(epoch=1), RefusalReason.UNKNOWN_SEQUENCE),
         ):
             ack = await pushed(call, wrong)
             assert [each.refusal.reason for each in ack.refused] == [reason], ack

@@ -323,7 +323,6 @@ async def test_a_context_without_room_is_refused_and_the_stream_goes_on(drafter:
     async with greeted(drafter) as call:
         reasons = [(await call.open(sequence)).refusal.reason for sequence in range(9)]
         assert reasons == [0] * 8 + [RefusalReason.NO_PAGES]
-        assert (await call.open(0, epoch=0)).refusal.reason
         blocks = await call.order(1, row(0, 5), row(8, 5))
         assert [bool(block.token_ids) for block in blocks] == [True, False]
 

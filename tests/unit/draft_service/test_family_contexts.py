@@ -90,7 +90,7 @@ def test_blocks_are_the_model_s_however_rows_came(
         for start, stop in runs:
             _send(engine, 1, ids, rows, start, stop)
         if runs:
-            assert engine.watermark(1) == anchor
+            assert engine.watermark(1, 1) == anchor
         assert list(engine.draft([_item(1, ids, anchor)])[0].token_ids) == _expected(
             drafter, ids, taps, anchor
         )
@@ -156,7 +156,7 @@ def test_a_higher_epoch_starts_the_context_over(kind: Kind, model_type: ModelTyp
     _open(engine, 1)
     _send(engine, 1, old[0], old[2], 0, 30)
     _open(engine, 1, epoch=2)
-    assert engine.watermark(1) == 0
+    assert engine.watermark(1, 2) == 0
     ids, taps, rows = new
     assert engine.ingest(1, 2, 0, ids[:12], rows[:12]) == 12
     block = engine.draft([DraftItem(Cursor(1, 2, 1, 13), ids[12], 12, GREEDY)])[0]
