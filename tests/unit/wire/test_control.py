@@ -165,7 +165,7 @@ BEGAN = PassReport(Report(0, 9, [RoundReport(7, 2, 0, 3, (4,))]), started=Starte
 
 
 def _up(*news: Up) -> verify_pb2.ControlUp:
-    return verify_pb2.ControlUp.FromString(write_up(3, news).SerializeToString())
+    return verify_pb2.ControlUp.FromString(write_up(news).SerializeToString())
 
 
 def test_what_a_verifier_tells_comes_back_in_its_sequence() -> None:
