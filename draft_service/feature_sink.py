@@ -20,9 +20,8 @@ from dspark.runtime.channel import MAX_MESSAGE
 from dspark.runtime.wire_limits import KIB, Bounds, Read
 from dspark.runtime.worker import Worker
 from dspark.types import Refusal, RefusalReason
-from dspark.wire import codec
 from dspark.wire.finite import bytes_in
-from dspark.wire.v1 import features_pb2, features_pb2_grpc
+from dspark.wire.v1 import features_pb2, features_pb2_grpc, types_pb2
 
 NAME = "dspark.wire.v1.Features"
 MAX_ROWS = 4096  # of one chunk
@@ -37,7 +36,7 @@ class _Taken:
     read: int = 0
     done: int = 0
     told: int = 0
-    refused: list[features_pb2.FeatureRefusal] = field(default_factory=list)
+    refused: list[types_pb2.SequenceRef] = field(default_factory=list)
     # by sequence and epoch, not yet acknowledged
     watermarks: dict[tuple[int, int], int] = field(default_factory=dict)
     # set when a chunk is done, or the stream has ended
@@ -113,13 +112,7 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
         if isinstance(outcome, Refusal):
             reason = outcome.reason.name.lower()
             self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(count)
-            taken.refused.append(
-                features_pb2.FeatureRefusal(
-                    sequence=chunk.sequence,
-                    epoch=chunk.epoch,
-                    refusal=codec.write_refusal(outcome),
-                )
-            )
+            taken.refused.append(types_pb2.SequenceRef(sequence=chunk.sequence, epoch=chunk.epoch))
         else:
             self._metrics.feature_rows.labels(direction="received").inc(count)
             self._metrics.bytes.labels(direction="received", kind="features").inc(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from dspark.wire.v1 import types_pb2 as dspark_dot_wire_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64spark/wire/v1/features.proto\x12\x0e\x64spark.wire.v1\x1a\x1a\x64spark/wire/v1/types.proto\"\xdb\x01\n\x0c\x46\x65\x61tureChunk\x12\x18\n\x10sink_incarnation\x18\x01 \x01(\x04\x12\x1a\n\x12source_incarnation\x18\x02 \x01(\x04\x12\x12\n\nprojection\x18\x03 \x01(\t\x12\x10\n\x08sequence\x18\x06 \x01(\x04\x12\r\n\x05\x65poch\x18\x07 \x01(\r\x12\x16\n\x0estart_position\x18\x08 \x01(\r\x12\x11\n\ttoken_ids\x18\t \x03(\r\x12)\n\x04rows\x18\n \x01(\x0b\x32\x1b.dspark.wire.v1.TensorChunkJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06\"|\n\nFeatureAck\x12\x0e\n\x06\x63hunks\x18\x01 \x01(\x04\x12/\n\x07refused\x18\x02 \x03(\x0b\x32\x1e.dspark.wire.v1.FeatureRefusal\x12-\n\nwatermarks\x18\x03 \x03(\x0b\x32\x19.dspark.wire.v1.Watermark\":\n\tWatermark\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\r\"[\n\x0e\x46\x65\x61tureRefusal\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12(\n\x07refusal\x18\x03 \x01(\x0b\x32\x17.dspark.wire.v1.Refusal2P\n\x08\x46\x65\x61tures\x12\x44\n\x04Push\x12\x1c.dspark.wire.v1.FeatureChunk\x1a\x1a.dspark.wire.v1.FeatureAck(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64spark/wire/v1/features.proto\x12\x0e\x64spark.wire.v1\x1a\x1a\x64spark/wire/v1/types.proto\"\xdb\x01\n\x0c\x46\x65\x61tureChunk\x12\x18\n\x10sink_incarnation\x18\x01 \x01(\x04\x12\x1a\n\x12source_incarnation\x18\x02 \x01(\x04\x12\x12\n\nprojection\x18\x03 \x01(\t\x12\x10\n\x08sequence\x18\x06 \x01(\x04\x12\r\n\x05\x65poch\x18\x07 \x01(\r\x12\x16\n\x0estart_position\x18\x08 \x01(\r\x12\x11\n\ttoken_ids\x18\t \x03(\r\x12)\n\x04rows\x18\n \x01(\x0b\x32\x1b.dspark.wire.v1.TensorChunkJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06\"y\n\nFeatureAck\x12\x0e\n\x06\x63hunks\x18\x01 \x01(\x04\x12,\n\x07refused\x18\x02 \x03(\x0b\x32\x1b.dspark.wire.v1.SequenceRef\x12-\n\nwatermarks\x18\x03 \x03(\x0b\x32\x19.dspark.wire.v1.Watermark\":\n\tWatermark\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\r2P\n\x08\x46\x65\x61tures\x12\x44\n\x04Push\x12\x1c.dspark.wire.v1.FeatureChunk\x1a\x1a.dspark.wire.v1.FeatureAck(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,11 +35,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FEATURECHUNK']._serialized_start=78
   _globals['_FEATURECHUNK']._serialized_end=297
   _globals['_FEATUREACK']._serialized_start=299
-  _globals['_FEATUREACK']._serialized_end=423
-  _globals['_WATERMARK']._serialized_start=425
-  _globals['_WATERMARK']._serialized_end=483
-  _globals['_FEATUREREFUSAL']._serialized_start=485
-  _globals['_FEATUREREFUSAL']._serialized_end=576
-  _globals['_FEATURES']._serialized_start=578
-  _globals['_FEATURES']._serialized_end=658
+  _globals['_FEATUREACK']._serialized_end=420
+  _globals['_WATERMARK']._serialized_start=422
+  _globals['_WATERMARK']._serialized_end=480
+  _globals['_FEATURES']._serialized_start=482
+  _globals['_FEATURES']._serialized_end=562
 # @@protoc_insertion_point(module_scope)

@@ -33,9 +33,9 @@ class FeatureAck(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     WATERMARKS_FIELD_NUMBER: _ClassVar[int]
     chunks: int
-    refused: _containers.RepeatedCompositeFieldContainer[FeatureRefusal]
+    refused: _containers.RepeatedCompositeFieldContainer[_types_pb2.SequenceRef]
     watermarks: _containers.RepeatedCompositeFieldContainer[Watermark]
-    def __init__(self, chunks: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[FeatureRefusal, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ...) -> None: ...
+    def __init__(self, chunks: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[_types_pb2.SequenceRef, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ...) -> None: ...
 
 class Watermark(_message.Message):
     __slots__ = ("sequence", "epoch", "rows")
@@ -46,13 +46,3 @@ class Watermark(_message.Message):
     epoch: int
     rows: int
     def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
-
-class FeatureRefusal(_message.Message):
-    __slots__ = ("sequence", "epoch", "refusal")
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    sequence: int
-    epoch: int
-    refusal: _types_pb2.Refusal
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...

@@ -9,7 +9,6 @@ from typing import Any, cast
 from draft_service.feature_sink import BOUNDS, MAX_ROWS, UNTOLD, FeatureSink
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.wire_limits import Read, reading
-from dspark.types import RefusalReason
 from dspark.wire.v1 import features_pb2
 
 
@@ -27,8 +26,6 @@ async def test_a_chunk_that_is_too_large_is_refused_and_counted() -> None:
     acks = [ack async for ack in sink.Push(chunks(), cast(Any, None))]
     (refused,) = [each for ack in acks for each in ack.refused]
     assert (refused.sequence, refused.epoch) == (7, 2)
-    assert refused.refusal.reason == RefusalReason.INVALID
-    assert "token_ids" in refused.refusal.message
     assert metrics.value("dropped_total", kind="feature_chunk", reason="too_large") == 1
 
 
