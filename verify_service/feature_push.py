@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ from verify_service.engine_core import EngineCore
 
 log = structlog.get_logger("dspark.feature_push")
 
-IDLE_S = 300.0  # without new rows, after which a stream is closed when another opens
 BULK_ROWS = 512  # rows of one bulk message
 MAX_ENDPOINT = 256
 # Host name or address and port: nothing that gRPC resolves as a file or by another scheme.
@@ -81,7 +79,9 @@ class FeaturePush:
 
     def _broke(self, link: _Link, why: str) -> None:
         if self._links.get(link.sink) is link:
-            self._let_go(link.sink)
+            task = asyncio.create_task(self._links.pop(link.sink).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
         self._lost(link.sink, why)
 
     def _lost(self, sink: Sink, why: str) -> None:
@@ -106,23 +106,13 @@ class FeaturePush:
         await asyncio.gather(*(link.close() for link in links), *self._closing)
 
     def _link(self, sink: Sink) -> _Link:
-        now = time.monotonic()
         link = self._links.get(sink)
         if link is None:
-            for other, idle in [(s, now - each.used_at) for s, each in self._links.items()]:
-                if idle > IDLE_S:
-                    self._let_go(other)
             channel = open_channel(
                 sink.endpoint, tls=self._worker.security.tls, watch_ms=WORKER_WATCH_MS
             )
             link = self._links[sink] = _Link(self, sink, channel)
-        link.used_at = now
         return link
-
-    def _let_go(self, sink: Sink) -> None:
-        task = asyncio.create_task(self._links.pop(sink).close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
 
 
 class _Link:
@@ -130,7 +120,6 @@ class _Link:
 
     def __init__(self, push: FeaturePush, sink: Sink, channel: grpc.aio.Channel) -> None:
         self._came, self._broke = push._came, push._broke
-        self.used_at = time.monotonic()
         self.sink = sink
         self._metadata = auth_metadata(push._worker.security.token)
         self._queue_rows = push._worker.engine.config.push_queue_rows
