@@ -119,7 +119,9 @@ class DrafterStream:
         connects."""
         main = channels.enter_context(_open(self._endpoint, self._tls))
         stub = draft_pb2_grpc.DraftStub(main)  # type: ignore[no-untyped-call]
-        port = self._rounds_port(stub)
+        port = stub.Describe(
+            types_pb2.DescribeRequest(), metadata=self._metadata, timeout=DESCRIBE_S
+        ).rounds_port
         if not port:
             return stub
         endpoint = join_endpoint(split_endpoint(self._endpoint)[0], port)
@@ -132,18 +134,6 @@ class DrafterStream:
             return stub
         main.close()
         return draft_pb2_grpc.DraftStub(own)  # type: ignore[no-untyped-call]
-
-    def _rounds_port(self, stub: Any) -> int:
-        """The drafter's port for rounds; 0: none."""
-        try:
-            described = stub.Describe(
-                types_pb2.DescribeRequest(), metadata=self._metadata, timeout=DESCRIBE_S
-            )
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                return 0
-            raise
-        return int(described.rounds_port)
 
 
 def _open(endpoint: str, tls: Tls | None) -> contextlib.AbstractContextManager[grpc.Channel]:

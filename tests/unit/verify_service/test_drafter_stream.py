@@ -25,10 +25,9 @@ HELLO = draft_pb2.RoundsHello(drafter_incarnation=1)
 
 
 class Drafter(draft_pb2_grpc.DraftServicer):
-    """Greets with its name. port: where it says its rounds are; None: it does not know the
-    question."""
+    """Greets with its name. port: where it says its rounds are; 0: at its own."""
 
-    def __init__(self, name: str, port: int | None = None) -> None:
+    def __init__(self, name: str, port: int = 0) -> None:
         self.name, self.port = name, port
         self.server = grpc.server(ThreadPoolExecutor(4))
         draft_pb2_grpc.add_DraftServicer_to_server(self, self.server)  # type: ignore[no-untyped-call]
@@ -38,8 +37,6 @@ class Drafter(draft_pb2_grpc.DraftServicer):
     def Describe(
         self, request: types_pb2.DescribeRequest, context: Any
     ) -> draft_pb2.DrafterDescription:
-        if self.port is None:
-            context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such method")
         return draft_pb2.DrafterDescription(rounds_port=self.port)
 
     def Rounds(self, request_iterator: Any, context: Any) -> Iterator[draft_pb2.RoundsEvent]:
@@ -74,18 +71,15 @@ class Ends:
 
 
 def test_rounds_go_to_the_port_that_the_drafter_names(drafters: Any) -> None:
-    own = drafters("own", None)
+    own = drafters("own")
     ends = Ends(drafters("main", own.at))
     assert ends.greeted_by() == "own"
     ends.stream.close()
     assert ends.lost.get(timeout=20).startswith("cancelled")
 
 
-@pytest.mark.parametrize("port", [0, None])
-def test_a_drafter_without_such_a_port_is_asked_where_everything_else_is(
-    drafters: Any, port: int | None
-) -> None:
-    ends = Ends(drafters("main", port))
+def test_a_drafter_without_such_a_port_is_asked_where_everything_else_is(drafters: Any) -> None:
+    ends = Ends(drafters("main"))
     assert ends.greeted_by() == "main"
     ends.stream.close()
 

@@ -18,7 +18,7 @@ from dspark.rounds.events import Admit, BlocksCame, DrafterLost, OrderRow, SendO
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import read_spec
 from dspark.types import Rule, SamplingParams
-from dspark.wire.v1 import draft_pb2, draft_pb2_grpc
+from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 from tests.services.fake_drafter import sound
 from verify_service.config import VerifyConfig
 from verify_service.drafters import MALFORMED_ORDERS, Drafters
@@ -45,6 +45,11 @@ class Drafter(draft_pb2_grpc.DraftServicer):
         draft_pb2_grpc.add_DraftServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
+
+    def Describe(
+        self, request: types_pb2.DescribeRequest, context: Any
+    ) -> draft_pb2.DrafterDescription:
+        return draft_pb2.DrafterDescription()
 
     def Rounds(self, request_iterator: Any, context: Any) -> Iterator[draft_pb2.RoundsEvent]:
         welcome = draft_pb2.RoundsWelcome(drafter_version="of the test")
