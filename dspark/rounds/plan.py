@@ -3,8 +3,8 @@
 A plan is made from finished rounds and applies to the next order, never to one already sent
 (invariant R2): its terms are frozen when the order of a block is sent, so they do not depend on
 that block. Invariant R3, no peeking: slot j is verified if every slot up to it reaches the price,
-which depends on confidences up to j alone. A pass is never cut to a number that is a function of
-its own total.
+which depends on confidences up to j alone; then the pass is cut by rank to a cap that is frozen
+too. It is never cut to a number that is a function of its own total.
 
 Symbols: n sequences.
 """
@@ -12,10 +12,12 @@ Symbols: n sequences.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+NO_CAP = 1 << 30
 MAX_SLOTS = 64  # of the longest block
 
 
@@ -38,6 +40,7 @@ class Terms(NamedTuple):
     slots: int = 0  # drafted
     price: float = 0.0
     weight: float = 1.0  # what a token of the sequence is worth
+    cap: int = NO_CAP  # drafted tokens of the whole pass
 
     @property
     def drafts(self) -> bool:
@@ -93,7 +96,18 @@ def prefixes(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[
     Without arrays: a pass has a few hundred slots at most, and numpy is slow to start on a core
     that was idle.
     """
-    return [_chosen(block, own) for block, own in zip(blocks, terms, strict=True)]
+    chosen = [_chosen(block, own) for block, own in zip(blocks, terms, strict=True)]
+    cap = min((own.cap for own in terms), default=NO_CAP)
+    if sum(chosen) <= cap:
+        return chosen
+    kept = [block[:length] for block, length in zip(blocks, chosen, strict=True)]
+    return _capped(
+        [
+            [own.weight * alive for alive in _alive(block)]
+            for block, own in zip(kept, terms, strict=True)
+        ],
+        cap,
+    )
 
 
 def _alive(block: Sequence[float]) -> Iterator[float]:
@@ -117,3 +131,17 @@ def _chosen(block: Sequence[float], terms: Terms) -> int:
             if not confidence >= price:
                 return slot
     return len(block)
+
+
+def _capped(worth: Sequence[Sequence[float]], cap: int) -> list[int]:
+    """[n] slots left of each row when the `cap` that rank first stay: by worth, then the earlier
+    slot, then the lower row.
+
+    Worth never rises along a row, so the slots left are a prefix. Whether a slot is left depends on
+    the slots that rank before it alone, and no later slot of its row does.
+    """
+    ranked = sorted(
+        (-each, slot, row) for row, own in enumerate(worth) for slot, each in enumerate(own)
+    )
+    left = Counter(row for _, _, row in ranked[:cap])
+    return [left[row] for row in range(len(worth))]

@@ -15,7 +15,7 @@ from typing import Any, cast
 from dspark.errors import PeerError
 from dspark.rounds.control import Admission, Down, DrafterAt, Refused, Use
 from dspark.rounds.events import Acknowledged, Admit, How, Keep, Release
-from dspark.rounds.plan import MAX_SLOTS, Plan, PlanKind, SequencePlan, Terms
+from dspark.rounds.plan import MAX_SLOTS, NO_CAP, Plan, PlanKind, SequencePlan, Terms
 from dspark.types import RefusalReason
 from dspark.wire import codec
 from dspark.wire.cohorts import MAX_ROWS, fit
@@ -204,7 +204,7 @@ def _plan(plan: Plan) -> verify_pb2.ControlDown.Order:
 def _terms(terms: Terms) -> verify_pb2.RoundPlan.Terms:
     kind = cast("verify_pb2.RoundPlan.Kind", int(terms.kind))
     return verify_pb2.RoundPlan.Terms(
-        kind=kind, slots=terms.slots, price=terms.price, weight=terms.weight
+        kind=kind, slots=terms.slots, price=terms.price, weight=terms.weight, cap=terms.cap
     )
 
 
@@ -248,7 +248,7 @@ def _read_terms(message: verify_pb2.RoundPlan.Terms) -> Terms:
         raise PeerError("plan.terms.price: is not a number")
     if not 0.0 <= message.weight < math.inf:
         raise PeerError("plan.terms.weight: must be finite and not negative")
-    return Terms(kind, message.slots, message.price, message.weight)
+    return Terms(kind, message.slots, message.price, message.weight, min(message.cap, NO_CAP))
 
 
 _SINGLE: dict[type, Callable[[Any], verify_pb2.ControlDown.Order]] = {

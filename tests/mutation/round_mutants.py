@@ -17,6 +17,7 @@ R2 = (f"{KEPT}r2_a_newer_plan_meets_the_next_order_only", f"{KEPT}r2_a_weight_is
 R3 = (
     f"{KEPT}r3_what_comes_after_a_slot_never_decides_whether_it_is_verified",
     f"{KEPT}r3_a_prefix_is_the_longest_of_which_every_slot_reaches_the_price",
+    f"{KEPT}r3_a_cap_leaves_what_ranks_first_earlier_slots_before_later_ones",
     f"{KEPT}r3_pages_are_asked_for_oldest_first_and_cut_the_prefixes_of_the_others",
 )
 R4 = (f"{KEPT}r4_an_anchor_is_ordered_once",)
@@ -173,9 +174,15 @@ MUTANTS: list[Mutant] = [
     *in_file(
         "dspark/rounds/plan.py",
         (
-            "R3: a prefix is cut down to a tier below its length",
-            "[_chosen(block, own) for",
-            "[_chosen(block, own) // 2 * 2 for",
+            "R2: caps are not looked at",
+            "min((own.cap for own in terms), default=NO_CAP)",
+            "NO_CAP",
+            R2,
+        ),
+        (
+            "R3: a pass is cut down to a tier below its total",
+            "min((own.cap for own in terms), default=NO_CAP)",
+            "sum(chosen) // 2 * 2",
             LAW,
         ),
         *caught_by(
@@ -189,6 +196,11 @@ MUTANTS: list[Mutant] = [
                 "R3: slots behind one that fails are verified",
                 "            if not confidence >= price:\n                return slot\n",
                 "            if not confidence >= price:\n                continue\n",
+            ),
+            (
+                "R3: a cap leaves later slots first",
+                "(-each, slot, row) for",
+                "(-each, -slot, row) for",
             ),
         ),
         (

@@ -96,6 +96,7 @@ def test_the_search_is_not() -> None:
         Terms(PlanKind.FIXED, 1),
         Terms(PlanKind.FIXED, 2),
         *(Terms(PlanKind.THRESHOLD, 2, at) for at in (0.5, 0.85, 0.95)),
+        Terms(PlanKind.PRICE, 2, 0.5, 1.0, 1),
     ],
     ids=lambda terms: f"{terms.kind.name.lower()} {terms.slots} {terms.price:g}",
 )

@@ -162,16 +162,18 @@ class RoundPlan(_message.Message):
     KIND_THRESHOLD: RoundPlan.Kind
     KIND_PRICE: RoundPlan.Kind
     class Terms(_message.Message):
-        __slots__ = ("kind", "slots", "price", "weight")
+        __slots__ = ("kind", "slots", "price", "weight", "cap")
         KIND_FIELD_NUMBER: _ClassVar[int]
         SLOTS_FIELD_NUMBER: _ClassVar[int]
         PRICE_FIELD_NUMBER: _ClassVar[int]
         WEIGHT_FIELD_NUMBER: _ClassVar[int]
+        CAP_FIELD_NUMBER: _ClassVar[int]
         kind: RoundPlan.Kind
         slots: int
         price: float
         weight: float
-        def __init__(self, kind: _Optional[_Union[RoundPlan.Kind, str]] = ..., slots: _Optional[int] = ..., price: _Optional[float] = ..., weight: _Optional[float] = ...) -> None: ...
+        cap: int
+        def __init__(self, kind: _Optional[_Union[RoundPlan.Kind, str]] = ..., slots: _Optional[int] = ..., price: _Optional[float] = ..., weight: _Optional[float] = ..., cap: _Optional[int] = ...) -> None: ...
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
     COHORTS_FIELD_NUMBER: _ClassVar[int]

@@ -28,7 +28,7 @@ from dspark.decoding.gumbel import winners
 from dspark.decoding.sampling import SamplingColumns, distribution, draft_distribution
 from dspark.decoding.slots import Slots
 from dspark.model.formats.vocabulary import DraftVocabulary
-from dspark.rounds.plan import PlanKind, Terms, prefixes
+from dspark.rounds.plan import NO_CAP, PlanKind, Terms, prefixes
 from dspark.rounds.policy import Fixed, Policy, Threshold
 from dspark.types import SamplingParams
 
@@ -329,20 +329,26 @@ def variation(one: dict[Tokens, float], other: dict[Tokens, float]) -> float:
 
 
 def real_plan(policy: Policy, world: World, rng: Rng) -> Prefix:
-    """What a verifier verifies by a plan's terms, of a random weight."""
-    weight = float(rng.uniform(0.5, 2.0))
+    """What a verifier verifies by a plan's terms, of a random weight, half the time beside a busy
+    neighbour and under a cap."""
+    beside = rng.random((rng.integers(0, 2), world.block)).tolist()
+    weight, cap = (
+        float(rng.uniform(0.5, 2.0)),
+        int(rng.choice([NO_CAP, rng.integers(0, 2 * world.block)])),
+    )
     match policy:
         case Fixed(slots):
-            terms = Terms(PlanKind.FIXED, min(slots, world.block), 0.0, weight)
+            terms = Terms(PlanKind.FIXED, min(slots, world.block), 0.0, weight, NO_CAP)
         case Threshold(at):
-            terms = Terms(PlanKind.THRESHOLD, world.block, at, weight)
+            terms = Terms(PlanKind.THRESHOLD, world.block, at, weight, cap)
         case _:
-            terms = Terms(PlanKind.PRICE, world.block, PRICES[0], weight)
+            terms = Terms(PlanKind.PRICE, world.block, PRICES[0], weight, cap)
 
     @cache
     def verified(confidence: tuple[float, ...], price: int) -> int:
         mine = terms._replace(price=PRICES[price]) if terms.kind is PlanKind.PRICE else terms
-        return prefixes([confidence[: terms.slots]], [mine])[0]
+        blocks = [list(confidence[: terms.slots]), *beside]
+        return prefixes(blocks, [mine, *[mine._replace(weight=1.0)] * len(beside)])[0]
 
     return lambda _, __, confidence, price=0: verified(confidence, price)
 

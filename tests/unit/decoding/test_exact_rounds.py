@@ -9,8 +9,6 @@ have to be found out.
 from __future__ import annotations
 
 import itertools
-import operator
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -35,7 +33,7 @@ from round_walk import Confidences, Endless, Setting, Walk
 
 from dspark.rounds import passes, state
 from dspark.rounds.loop import RoundLoop
-from dspark.rounds.plan import Plan, PlanKind, Terms, prefixes
+from dspark.rounds.plan import NO_CAP, Plan, PlanKind, Terms, prefixes
 
 BOUND = 1e-9
 LEAK = 1e-3
@@ -45,6 +43,7 @@ TERMS = {
     "fixed": Terms(PlanKind.FIXED, 2),
     "threshold": Terms(PlanKind.THRESHOLD, 2, 0.5),
     "price": Terms(PlanKind.PRICE, 2, 0.45),
+    "capped": Terms(PlanKind.PRICE, 2, 0.2, cap=2),
 }
 
 
@@ -63,7 +62,7 @@ def worlds(kind: str, seed: int) -> list[World]:
 
 
 def plans(terms: Terms, window: int) -> Setting:
-    """The price follows the confidences of the last reported round; other terms stay."""
+    """Price and cap follow the confidences of the last reported round; other terms stay."""
     first = Plan(0, terms, window=window)
 
     def then(confidences: Confidences) -> Plan:
@@ -72,7 +71,8 @@ def plans(terms: Terms, window: int) -> Setting:
         kind = round(100 * sum(map(sum, confidences))) % 4
         if kind == 3:
             return Plan(3, Terms(PlanKind.OFF), window=window)
-        return Plan(kind, terms._replace(price=(0.2, 0.5, 0.92)[kind]), window=window)
+        cap = NO_CAP if terms.cap == NO_CAP else 1 + kind
+        return Plan(kind, terms._replace(price=(0.2, 0.5, 0.92)[kind], cap=cap), window=window)
 
     return Setting(first, then)
 
@@ -107,7 +107,7 @@ def test_what_is_reported_follows_the_target_s_law_exactly(
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_rows_of_unlike_worth_keep_their_joint_law(
+def test_rows_of_unlike_worth_that_compete_for_one_cap_keep_their_joint_law(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unlike(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[int]:
@@ -117,7 +117,7 @@ def test_rows_of_unlike_worth_keep_their_joint_law(
 
     monkeypatch.setattr(passes, "prefixes", unlike)
     for kind in KINDS:
-        assert walked(worlds(kind, 1), rule, plans(TERMS["price"], 0))[0] <= BOUND
+        assert walked(worlds(kind, 1), rule, plans(TERMS["capped"], 0))[0] <= BOUND
 
 
 def test_a_plan_that_knows_the_block_it_comes_before_does_not_meet_it() -> None:
@@ -148,25 +148,14 @@ def test_whoever_is_taken_away_for_what_its_pass_says_has_it_reported(rule: str)
 # Loops that are broken on purpose.
 
 
-def first_by_rank(blocks: Sequence[Sequence[float]], most: int) -> list[int]:
-    """[n] slots of each block among the `most` that rank first by survival."""
-    ranked = sorted(
-        (-worth, slot, row)
-        for row, block in enumerate(blocks)
-        for slot, worth in enumerate(itertools.accumulate(block, operator.mul))
-    )
-    left = Counter(row for _, _, row in ranked[:most])
-    return [left[row] for row in range(len(blocks))]
-
-
 def test_a_pass_cut_down_to_a_tier_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def to_a_tier_below(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[int]:
         total = sum(prefixes(blocks, terms))
-        return first_by_rank(blocks, total - total % 2)
+        return prefixes(blocks, [each._replace(cap=total - total % 2) for each in terms])
 
     def to_a_tier_above(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[int]:
         total = sum(prefixes(blocks, terms))
-        return first_by_rank(blocks, total + total % 2)
+        return prefixes(blocks, [each._replace(price=0.0, cap=total + total % 2) for each in terms])
 
     found = {}
     for name, broken in (("down", to_a_tier_below), ("up", to_a_tier_above)):
@@ -234,3 +223,7 @@ def test_the_coupled_rule_says_the_target_s_tokens_whatever_is_planned(
         ((said,),) = Walk([one], plans(TERMS[terms], window), lambda: RoundLoop(Endless())).run()
         law[said] = law.get(said, 0.0) + share
     assert variation(law, exact(world)) <= BOUND
+
+
+def test_no_cap_is_no_limit() -> None:
+    assert sum(prefixes([[1.0] * 8] * 64, [Terms(PlanKind.FIXED, 8)] * 64)) == 512 < NO_CAP

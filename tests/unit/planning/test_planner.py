@@ -181,7 +181,7 @@ def test_a_drafter_s_trust_is_in_the_weight_that_the_verifier_compares_with() ->
     plan = planner.next(PlannedLane([4, 6], ["good", "bad"], np.ones(2), CONTEXT))
     good, bad = plan.terms_of(4), plan.terms_of(6)
     assert good.kind is bad.kind is PlanKind.PRICE
-    assert (good.price, good.slots) == (bad.price, bad.slots)
+    assert (good.price, good.slots, good.cap) == (bad.price, bad.slots, bad.cap)
     assert bad.weight < 0.7 * good.weight
     block = [0.9] * SLOTS
     assert prefixes([block], [bad])[0] < prefixes([block], [good])[0]

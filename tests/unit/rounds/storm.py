@@ -41,7 +41,7 @@ from dspark.rounds.events import (
     Told,
 )
 from dspark.rounds.orders import Waits
-from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
+from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
 from dspark.types import SamplingParams, Verdict
 
 PROMPT, ROOM = 6, 40
@@ -251,6 +251,8 @@ class Storm:
             kind,
             self.draw.randint(0, SLOTS),
             self.draw.choice([0.0, 0.3, 0.8]),
+            1.0,
+            self.draw.choice([NO_CAP, 3, 0]),
         )
         some = {
             number: SequencePlan(drafter=self.draw.choice([None, None, 0, *self.drafters, 77]))

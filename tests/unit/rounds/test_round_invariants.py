@@ -25,7 +25,7 @@ from dspark.rounds.events import (
     SendRows,
     Why,
 )
-from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms, prefixes
+from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms, prefixes
 
 
 def test_r1_nothing_of_a_block_leaves_before_its_prefix_is_fixed() -> None:
@@ -45,7 +45,7 @@ def test_r1_nothing_of_a_block_leaves_before_its_prefix_is_fixed() -> None:
 def test_r2_a_newer_plan_meets_the_next_order_only() -> None:
     verifier = Verifier(priced(0.5))
     order = only(verifier.prefilled(1, 2), SendOrder)
-    verifier.tell(priced(0.995, slots=1, number=2))
+    verifier.tell(priced(0.95, slots=1, cap=0, number=2))
     run = only(verifier.blocks(order, (0.9, 0.9), (0.9, 0.1)), RunPass)
     assert [row.prefix for row in run.rows] == [2, 1], "by the terms of the order"
     order = only(verifier.ended(run), SendOrder)
@@ -54,7 +54,7 @@ def test_r2_a_newer_plan_meets_the_next_order_only() -> None:
     assert [row.prefix for row in only(verifier.blocks(order, (0.99,), (0.99,)), RunPass).rows] == [
         0,
         0,
-    ], "by the price of its order"
+    ], "a cap of 0"
 
 
 def test_r2_a_weight_is_frozen_too() -> None:
@@ -64,17 +64,21 @@ def test_r2_a_weight_is_frozen_too() -> None:
     assert only(verifier.blocks(order, (0.3, 0.9)), RunPass).rows[0].prefix == 2
 
 
+@pytest.mark.parametrize("cap", [NO_CAP, 7, 3, 0])
 @pytest.mark.parametrize("kind", PlanKind)
-def test_r3_what_comes_after_a_slot_never_decides_whether_it_is_verified(kind: PlanKind) -> None:
+def test_r3_what_comes_after_a_slot_never_decides_whether_it_is_verified(
+    kind: PlanKind, cap: int
+) -> None:
     rng = np.random.default_rng(3)
     for _ in range(200):
         values = [0.0, 0.5, 1.0, float("nan"), -1.0] if rng.random() < 0.5 else rng.random(5)
         blocks = rng.choice(values, (4, 5))
         terms = [
-            Terms(kind, 5, float(rng.choice([0.0, 0.25, 0.5])), float(rng.choice([0.5, 1.0])))
+            Terms(kind, 5, float(rng.choice([0.0, 0.25, 0.5])), float(rng.choice([0.5, 1.0])), cap)
         ] * 4
         lengths = rng.integers(0, 6, 4)
         before = prefixes([block[:n] for block, n in zip(blocks, lengths, strict=True)], terms)
+        assert sum(before) <= cap
         row, slot = int(rng.integers(0, 4)), int(rng.integers(0, 5))
         changed = blocks.copy()
         changed[row, slot:] = rng.choice(values, 5 - slot)
@@ -98,6 +102,17 @@ def test_r3_a_prefix_is_the_longest_of_which_every_slot_reaches_the_price() -> N
     assert prefixes(
         [(0.9,), ()], [Terms(PlanKind.PRICE, 3, float("inf")), Terms(PlanKind.OFF)]
     ) == [0, 0]
+
+
+def test_r3_a_cap_leaves_what_ranks_first_earlier_slots_before_later_ones() -> None:
+    capped = [Terms(PlanKind.PRICE, 3, 0.0, cap=4)] * 3
+    assert prefixes([(0.9, 0.9, 0.9), (0.9, 0.5), (0.81, 1.0)], capped) == [2, 1, 1]
+    assert prefixes([(1.0, 1.0), (1.0, 1.0), (1.0, 1.0)], capped) == [2, 1, 1], (
+        "ties: the lower row"
+    )
+    assert prefixes([(1.0, 1.0), (1.0,)], [Terms(PlanKind.FIXED, 2, cap=2)] * 2) == [1, 1], (
+        "and the earlier slot first"
+    )
 
 
 def test_r3_pages_are_asked_for_oldest_first_and_cut_the_prefixes_of_the_others() -> None:

@@ -24,7 +24,7 @@ from dspark.rounds.events import (
 )
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.orders import Waits
-from dspark.rounds.plan import Plan, PlanKind, Terms
+from dspark.rounds.plan import NO_CAP, Plan, PlanKind, Terms
 from dspark.types import Verdict
 
 A = TypeVar("A")
@@ -60,9 +60,10 @@ def priced(
     slots: int = 3,
     window: int = 2,
     number: int = 1,
+    cap: int = NO_CAP,
     cohorts: int = 1,
 ) -> Plan:
-    return Plan(number, Terms(PlanKind.PRICE, slots, price), cohorts, window)
+    return Plan(number, Terms(PlanKind.PRICE, slots, price, cap=cap), cohorts, window)
 
 
 class Verifier:

@@ -36,7 +36,7 @@ from dspark.rounds.events import (
     Why,
 )
 from dspark.rounds.orders import Waits
-from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
+from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
 from dspark.types import Draws, RefusalReason, Rule, SamplingParams, ScoredPrompt, ScoredToken
 from dspark.wire import orders
 from dspark.wire.control_down import read_down, write_down
@@ -47,7 +47,7 @@ LAW = SamplingParams(temperature=0.5, seed=9, rule=Rule.COUPLED, prompt_len=3)
 ADMISSION = Admission(
     Admit(7, 2, 3, 20, frozenset({5, 1}), 4), [10, 11, 12], LAW, 23, True, "acme", 2, True
 )
-TERMS = Terms(PlanKind.PRICE, 5, 0.25, 1.5)
+TERMS = Terms(PlanKind.PRICE, 5, 0.25, 1.5, 100)
 PLAN = Plan(
     9,
     TERMS,
@@ -79,6 +79,12 @@ def test_what_a_coordinator_tells_comes_back_in_its_sequence() -> None:
     assert len(message.orders) == 7, "those of a kind that stand together are one"
     assert read_down(message) == DOWN
     assert read_down(write_down(5, [])) == []
+
+
+def test_a_plan_without_a_cap_has_none_on_the_other_side() -> None:
+    (plan,) = read_down(_down(Plan(1, Terms(PlanKind.FIXED, 3))))
+    assert isinstance(plan, Plan)
+    assert plan.terms.cap == NO_CAP
 
 
 def _spoilt(told: Down, spoil: Callable[[Any], None]) -> verify_pb2.ControlDown:
