@@ -113,6 +113,7 @@ class Tampered:
         self.told: list[Down] = []
         self.said: list[Up] = []
         self.closed_because = ""
+        self.on_lost: Callable[[], None] = lambda: None
         self._listener: Listener | None = None
 
     def listen(self, listener: Listener) -> None:
@@ -169,6 +170,7 @@ class Tampered:
     def lost(self, why: str) -> None:
         if self._listener is not None:
             self._listener.lost(why)
+        self.on_lost()
 
 
 class RoundsCell:
@@ -224,13 +226,12 @@ class RoundsCell:
         rounds = SimulatedVerifier(self.world, name, Device(), self.drafters, self._drafts)
         port = Tampered(rounds)
 
-        def lost(why: str) -> None:
+        def lost() -> None:
             at = self.lanes.index(lane)
             del self.lanes[at], self.ports[at]
-            lane.close()
             self.admission.lane_left(lane)
 
-        lane = Lane(rounds.facts, port, self.admission, self._shared, on_lost=lost)
+        lane, port.on_lost = Lane(rounds.facts, port, self.admission, self._shared), lost
         self.lanes.append(lane)
         self.ports.append(port)
         for drafter in self.drafters:

@@ -47,16 +47,11 @@ class Lane:
         port: RoundsPort,
         owner: Owner,
         shared: LaneContext,
-        *,
-        on_lost: Callable[[str], None] = lambda why: None,
-        on_draining: Callable[[float], None] = lambda finish_within_s: None,
     ) -> None:
-        """on_lost: called when the verifier is gone, before the lane closes."""
         clock, metrics, config = shared.clock, shared.metrics, shared.config
         self.facts, self._port, self._owner, self._config = facts, port, owner, config
         self._clock, self._metrics = clock, metrics
         self._shared, self._round_watch = shared, shared.watch
-        self._on_lost, self._on_draining = on_lost, on_draining
         self._members = Members(facts, config.max_prefills)
         self._drafters = LaneDrafters(facts.name, shared)
         self.why_left_out = self._drafters.why_left_out
@@ -77,13 +72,14 @@ class Lane:
         self._silence = Silence(self._members, config, self._heard)
         self._watching: Timer | None = None
         self.draining = False  # no new sequence is taken
+        self.why_lost = ""  # for people, once its verifier is gone
         self.rounds = self.committed_by_rounds = 0
         self._hear: dict[type, Callable[[Any], None]] = {
             PassReport: self._passed,
             Released: self._released,
             Refused: self._refused,
             DrafterEvent: self._drafter_event,
-            Draining: lambda said: self._on_draining(said.finish_within_s),
+            Draining: lambda said: self.drain(said.finish_within_s),
         }
         shared.shown.setdefault(facts.name, []).append(self._show)
         self._show()
@@ -226,7 +222,7 @@ class Lane:
         self._soon()
 
     def lost(self, why: str) -> None:
-        self._on_lost(why)
+        self.why_lost = why
         self.close()
 
     def _passed(self, said: PassReport) -> None:

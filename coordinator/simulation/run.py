@@ -57,7 +57,6 @@ class _Cell:
             scenario.config, max_running=max(scenario.concurrency, MOST), max_queued=MOST
         )
         self._admission = Scheduler(config, self._clock, self._metrics)
-        self._lost: list[str] = []  # why lanes ended
         kv = KVShape(scenario.kv_tokens // PAGE_SIZE, PAGE_SIZE, scenario.prefill_chunk)
         pair = SyntheticPair(SyntheticOracle(scenario.spec))
         world = World(pair, scenario.spec, scenario.hops, kv, scenario.cores)
@@ -73,7 +72,7 @@ class _Cell:
             for n in range(scenario.verifiers)
         ]
         self._lanes = [
-            Lane(verifier.facts, verifier, self._admission, self._shared, on_lost=self._lost.append)
+            Lane(verifier.facts, verifier, self._admission, self._shared)
             for verifier in self._verifiers
         ]
         for lane in self._lanes:
@@ -96,9 +95,10 @@ class _Cell:
         before = self._marks()
         await asyncio.sleep(recorder.closes - clock.time())
         after = self._marks()
-        if len(self._lost) > len(scenario.verifiers_lost_s):
+        lost = [lane.why_lost for lane in self._lanes if lane.why_lost]
+        if len(lost) > len(scenario.verifiers_lost_s):
             # a bug: what was measured does not count
-            raise RuntimeError(f"a lane ended before the simulation did: {self._lost}")
+            raise RuntimeError(f"a lane ended before the simulation did: {lost}")
         asking.cancel()
         return self._said(recorder, users, before, after)
 
@@ -164,7 +164,6 @@ class _Cell:
 def _lose_verifier(admission: Scheduler, lane: Lane, verifier: SimulatedVerifier) -> None:
     """Loses a verifier as the coordinator does: its sequences move with their committed tokens."""
     verifier.close("lost")
-    lane.close()
     admission.lane_left(lane)
 
 

@@ -120,7 +120,9 @@ class ControlClient(WorkerStream):
         if message.lease_ms:
             self._lease_s = message.lease_ms * 1e-3
             self._more.set()
-        news = read_up(message)
+        self._report(read_up(message))
+
+    def _report(self, news: Sequence[Up]) -> None:
         if self._listener is not None:
             self._listener.heard(news)
 
@@ -132,8 +134,7 @@ class ControlClient(WorkerStream):
 
 
 class VerifierClient(ControlClient):
-    """A verifier and the control stream of its lane. Until a lane listens, `on_lost` and
-    `on_draining` are called."""
+    """A verifier and the control stream of its lane."""
 
     def __init__(
         self,
@@ -143,10 +144,10 @@ class VerifierClient(ControlClient):
         on_lost: Callable[[str], None],
         on_draining: Callable[[float], None],
     ) -> None:
+        """on_draining, on_lost: called after the lane, if there is one, as of a `DrafterClient`."""
         self.facts, self._channel, self._token = facts, channel, token
-        self.on_lost, self.on_draining = on_lost, on_draining
+        self._on_lost, self._on_draining = on_lost, on_draining
         super().__init__(channel, name=facts.name, incarnation=facts.incarnation, token=token)
-        self.listen(self)
 
     def open(self) -> ControlClient:
         """Opens another control stream; sequences opened through it are freed when it ends."""
@@ -155,13 +156,17 @@ class VerifierClient(ControlClient):
             self._channel, name=facts.name, incarnation=facts.incarnation, token=self._token
         )
 
-    def heard(self, news: Sequence[Up]) -> None:
+    def _report(self, news: Sequence[Up]) -> None:
+        super()._report(news)
         for each in news:
             if isinstance(each, Draining):
-                self.on_draining(each.finish_within_s)
+                self._on_draining(each.finish_within_s)
 
-    def lost(self, why: str) -> None:
-        self.on_lost(why)
+    def _lost(self, why: str) -> None:
+        try:
+            super()._lost(why)
+        finally:  # a bug must not keep the verifier out for ever
+            self._on_lost(why)
 
 
 class DrafterClient(WorkerStream):

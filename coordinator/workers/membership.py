@@ -166,8 +166,6 @@ class Membership:
         )
         worker.leaving, worker.state = True, "draining"
         self._drain(worker, True)
-        if isinstance(worker.port, VerifierClient) and worker.port in self._lanes:
-            self._lanes[worker.port].drain(finish_within_s)
         self._note_fits()
 
     async def close(self) -> None:
@@ -212,13 +210,9 @@ class Membership:
 
         def lost(why: str) -> None:
             lane = self._lanes.pop(client, None)
-            try:
-                if lane is not None:
-                    lane.close()
-            finally:  # a bug must not keep the verifier out for ever
-                if lane is not None:
-                    self._admission.lane_left(lane)
-                self._gone(worker, why)
+            if lane is not None:
+                self._admission.lane_left(lane)
+            self._gone(worker, why)
 
         client = VerifierClient(
             facts, channel, self._security.token, lost, partial(self._leaves, worker)
@@ -226,14 +220,7 @@ class Membership:
         worker.hold(client)
         if (problem := await self._warm(worker, client) or self._unlike(facts)) is not None:
             return problem
-        lane = self._lanes[client] = Lane(
-            facts,
-            client,
-            self._admission,
-            self._shared,
-            on_lost=client.on_lost,
-            on_draining=client.on_draining,
-        )
+        lane = self._lanes[client] = Lane(facts, client, self._admission, self._shared)
         worker.serves()
         for _, drafter in self._fitting(client):
             lane.drafter_joined(drafter)

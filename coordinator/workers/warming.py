@@ -72,12 +72,8 @@ async def _lane(
     stream, facts = verifier.open(), replace(verifier.facts, cost=None)
     metrics = Metrics()
     shared = LaneContext(clock, metrics, Monitor(metrics), config)
-
-    def lost(why: str) -> None:
-        owner.why_lost = why
-
     try:
-        yield Lane(facts, stream, owner, shared, on_lost=lost)
+        yield Lane(facts, stream, owner, shared)
     finally:
         stream.close("its first requests are over")
         await stream.ended()
@@ -94,9 +90,9 @@ _WHY_LEFT = {
 class _Owner:
     """Owner of the warm-up lane: any end of its request but a normal one is a failure."""
 
+    _lane: Lane  # set by `run`
+
     def __init__(self) -> None:
-        self.why_lost = "the verifier was lost"
-        self._lane: Lane | None = None
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, lane: Lane, state: RequestState) -> None:
@@ -110,13 +106,12 @@ class _Owner:
         if state.sequence.finished:
             return
         state.sequence.apply(LifeEvent.ENDED)
-        assert self._lane is not None
         self._lane.forget(state)
         self._settle(None if error is None else str(error))
 
     def left(self, state: RequestState, event: LifeEvent) -> None:
-        refused = state.refused
-        lost = (refused.message or refused.reason.name.lower()) if refused else self.why_lost
+        refused, lost = state.refused, self._lane.why_lost or "the verifier was lost"
+        lost = (refused.message or refused.reason.name.lower()) if refused else lost
         self._settle(_WHY_LEFT.get(event, lost))
 
     def _settle(self, why: str | None) -> None:
