@@ -81,8 +81,7 @@ class Lane:
             DrafterEvent: self._drafter_event,
             Draining: lambda said: self.drain(said.finish_within_s),
         }
-        shared.shown.setdefault(facts.name, []).append(self._show)
-        self._show()
+        self.show()
         port.listen(self)
 
     # For the scheduler and the pools.
@@ -155,6 +154,12 @@ class Lane:
         self._changed = True
         self._soon()
 
+    def show(self) -> None:
+        """Puts the lane into the metrics; a lane of the same name that closed took them out."""
+        known = float(self.facts.cost is not None)
+        self._metrics.cost_curve_in_force.labels(lane=self.facts.name).set(known)
+        self._learning.show()
+
     def drain(self, finish_within_s: float) -> None:
         """The verifier will leave: no new sequence, and those that run shortly before then move."""
         self.draining = True
@@ -191,12 +196,6 @@ class Lane:
         self._learning.catch_up()
         self._metrics.cost_curve_in_force.remove(self.facts.name)
         self._learning.hide()
-        shown = self._shared.shown[self.facts.name]
-        shown.remove(self._show)
-        if shown:  # another process of this name: it comes back, or its successor is there
-            shown[-1]()
-        else:
-            del self._shared.shown[self.facts.name]
         # an end that was announced is no loss to its sequences
         event = LifeEvent.MOVED if self.draining else LifeEvent.ORPHANED
         for placed in reversed(tuple(self._members)):
@@ -294,12 +293,6 @@ class Lane:
         if said.what != "late":
             self._assignment.lost(said.drafter, self._members, said.what)
             self._changed = True
-
-    def _show(self) -> None:
-        """Puts the lane into the metrics."""
-        known = float(self.facts.cost is not None)
-        self._metrics.cost_curve_in_force.labels(lane=self.facts.name).set(known)
-        self._learning.show()
 
     def _find(self, number: int, epoch: int, kind: str) -> Placed | None:
         placed = self._members.find(number, epoch)

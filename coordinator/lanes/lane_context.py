@@ -45,8 +45,7 @@ class RoundWatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LaneContext:
-    """What all lanes of a coordinator share. load: sequences per drafter; shown: by verifier's
-    name, what puts each of its lanes into the metrics, the newest last; write: makes commits and
+    """What all lanes of a coordinator share. load: sequences per drafter; write: makes commits and
     epochs durable before a client sees them, None without a journal."""
 
     clock: Clock
@@ -55,5 +54,4 @@ class LaneContext:
     config: CoordinatorConfig = field(default_factory=CoordinatorConfig)
     watch: RoundWatch | None = None
     load: Counter[DrafterPort] = field(default_factory=Counter)
-    shown: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
     write: Callable[[], None] | None = None

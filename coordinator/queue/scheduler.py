@@ -253,9 +253,9 @@ class Scheduler:
         """Removes a lane; call it after `lane.close()`. Queued sequences wait a bounded time for
         another verifier to connect, and to run its first requests once it is connected."""
         self._full.discard(lane)
-        if lane not in self._lanes:
-            return  # its loss was noticed before
         self._lanes.remove(lane)
+        for each in self._lanes:
+            each.show()
         self._await_verifier()
         self.lanes_changed()
 

@@ -49,15 +49,15 @@ LANES: list[Mutant] = [
                 "tests/unit/coordinator/test_preemption.py::test_who_waits_for_the_large_verifier_leaves_the_small_one_to_others",
             ),
         ),
-    ),
-    *in_file(
-        "coordinator/lanes/lane.py",
         (
             "a lane that closes takes the metrics of the next one of its name",
-            "            shown[-1]()\n",
+            "            each.show()\n",
             "            pass\n",
             (f"{L}a_lane_that_closes_leaves_the_metrics_of_the_next_one_of_its_name",),
         ),
+    ),
+    *in_file(
+        "coordinator/lanes/lane.py",
         (
             "R6: whoever moves is dropped",
             "Release(placed.number, placed.epoch, How.SETTLE)",
