@@ -368,7 +368,7 @@ class Lane:
         placed.epoch, placed.since = state.sequence.epoch, self._clock.time()
         placed.speculates = state.speculates and bool(self.facts.projection)
         state.note_epoch(placed.epoch)
-        self._metrics.prefills.labels(reason=placed.why_prefilled).inc()
+        self._metrics.prefills.labels(reason=state.why_prefilled).inc()
         self._assignment.admitted(placed)
         drafted = placed.drafter > 0
         member = self._plans.add(

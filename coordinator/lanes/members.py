@@ -33,11 +33,18 @@ class Owner(Protocol):
         """The sequence left the lane unfinished; the event says why."""
 
 
+_AGAIN = {  # why a prompt is run again, as metrics name it
+    LifeEvent.PREEMPTED: "preempted",
+    LifeEvent.MOVED: "handover",
+    LifeEvent.ORPHANED: "handover",
+}
+
+
 def hand_back(owner: Owner, state: RequestState, event: LifeEvent) -> None:
     """Applies `event` to a sequence that is not finished, and returns it to its owner."""
     if not state.sequence.finished:
         state.sequence.apply(event)
-        state.moved = state.moved or event is LifeEvent.MOVED
+        state.why_prefilled = _AGAIN.get(event, state.why_prefilled)
         owner.left(state, event)
 
 

@@ -75,8 +75,7 @@ class SequenceLife:
     def __init__(self, number: int, *, epoch: int = 0) -> None:
         self.number = number  # never used twice by one coordinator
         self.state = LifeState.WAITING
-        self.epoch = self.born = epoch  # above 0 if resumed: lower ones were drawn under already
-        self.turned_away = 0  # epochs under which nothing can have been drawn
+        self.epoch = epoch  # above 0 if resumed: lower ones were drawn under already
 
     def apply(self, event: LifeEvent) -> None:
         """Moves to the next state, and to the next epoch if handed back. Raises
@@ -90,7 +89,6 @@ class SequenceLife:
         if self.state is LifeState.WAITING:
             # handed back: higher, whether anything was drawn under the old one or not
             self.epoch += 1
-            self.turned_away += event in (LifeEvent.TURNED_AWAY, LifeEvent.HELD_UP)
 
     @property
     def finished(self) -> bool:
@@ -116,7 +114,7 @@ class RequestState:
     last_drafter: str = ""  # likewise
     handovers: int = 0  # verifiers lost under it
     refused: Refusal | None = None  # refusal of a verifier that is up and let it go
-    moved: bool = False  # handed back in order by a verifier that was about to leave
+    why_prefilled: str = "new"  # why its prompt is run, as metrics name it
 
     @property
     def speculates(self) -> bool:
@@ -161,16 +159,6 @@ class Placed:
 
     def __post_init__(self) -> None:
         self.number, self.epoch = self.state.sequence.number, self.state.sequence.epoch
-
-    @property
-    def why_prefilled(self) -> str:
-        """Why its prompt is run, as metrics name it."""
-        state = self.state
-        if state.handovers or state.moved:
-            return "handover"
-        if state.sequence.epoch > state.sequence.born + state.sequence.turned_away:
-            return "preempted"
-        return "resumed" if state.sequence.born else "new"
 
     def admission(self) -> Admission:
         """The message with all that a verifier needs for its prefill and its rounds."""

@@ -36,8 +36,8 @@ ANSWERS = [
         ),
         (
             "a resumed sequence begins at epoch 0",
-            "self.epoch = self.born = epoch",
-            "self.epoch = self.born = 0 * epoch",
+            "self.epoch = epoch",
+            "self.epoch = 0 * epoch",
             RESUME,
         ),
         (

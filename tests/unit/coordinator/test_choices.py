@@ -193,7 +193,7 @@ async def test_answers_go_on_when_the_first_is_turned_away_and_comes_back() -> N
     assert LifeState.WAITING in {state.sequence.state for state in states}
     pages.free(99, 0)
     await cell.finish(*states)
-    assert sum(state.sequence.turned_away for state in states) >= 1
+    assert sum(state.sequence.epoch for state in states) >= 1
     assert await read(states) == dict.fromkeys(range(3), answer_of((5, 6), 8))
     assert cell.clean()
 

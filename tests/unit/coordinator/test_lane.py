@@ -601,7 +601,7 @@ async def test_a_verifier_that_will_leave_settles_its_sequences_and_they_move() 
     assert len(first) == 0
     assert sum(each.how is How.SETTLE for each in port.orders(Release)) == 4
     for state in states:
-        assert (state.handovers, state.sequence.epoch, state.moved) == (0, 1, True)
+        assert (state.handovers, state.sequence.epoch) == (0, 1)
     drawn = {each.sequence: each.rounds for each in port.news(Released)}
     reported = [row for each in port.news(PassReport) for row in each.report.rounds]
     assert drawn == {number: sum(row.sequence == number for row in reported) for number in drawn}
@@ -966,7 +966,7 @@ async def test_without_another_verifier_sequences_of_one_that_leaves_wait_for_on
     assert (cell.admission.queued, len(cell.lane)) == (1, 0)
     cell.add_verifier()
     await cell.answered(state)
-    assert (state.handovers, state.moved) == (0, True)
+    assert (state.handovers, state.why_prefilled) == (0, "handover")
 
 
 @virtual
@@ -1016,7 +1016,7 @@ async def test_a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_
     await cell.answered(first, second)
     assert second.sequence.epoch > 0
     assert second.handovers == 0
-    assert cell.metrics.value("prefills_total", reason="new") == 2 + second.sequence.turned_away
+    assert cell.metrics.value("prefills_total", reason="new") == 2 + second.sequence.epoch
     assert cell.clean()
 
 
@@ -1045,7 +1045,7 @@ async def test_who_is_turned_away_before_anybody_looked_at_the_prompt_waits_in_f
     cell.port.in_reports(tamper)
     state = cell.ask()
     await cell.answered(state)
-    assert (state.sequence.turned_away, state.handovers) == (1, 0)
+    assert (state.sequence.epoch, state.handovers) == (1, 0)
 
 
 @virtual
@@ -1063,14 +1063,14 @@ async def test_an_answer_that_has_begun_waits_for_a_verifier_that_has_no_time_fo
         return refused(port, each, RefusalReason.BUSY, "constraint: no time")
 
     port.in_reports(once)
-    await cell.until(lambda: state.sequence.turned_away == 1)
+    await cell.until(lambda: state.sequence.epoch == 2)
     began, other = asyncio.get_running_loop().time(), cell.ask(max_tokens=4)
     await cell.finish(other)
     assert asyncio.get_running_loop().time() - began < 0.9 * FORM_RETRY_S, (
         "nobody else waits for that"
     )
     await cell.answered(state)
-    assert (state.sequence.turned_away, state.handovers) == (1, 0)
+    assert (state.sequence.epoch, state.handovers) == (2, 0)
 
 
 @pytest.mark.parametrize("busy", [0, 1])
@@ -1097,7 +1097,7 @@ async def test_of_several_answers_one_waits_for_a_busy_verifier_once_another_is_
     cell.port.in_reports(once)
     await cell.finish(*states)
     assert [state.answer.length for state in states] == [60, 60]
-    assert states[busy].sequence.turned_away == 1
+    assert states[busy].sequence.epoch == 1
 
 
 @pytest.mark.parametrize("looked_at", [False, True])
