@@ -7,7 +7,7 @@ this length, or its rows never arrived.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 
 from coordinator.clock import Clock
 from coordinator.lanes.lane_drafters import LaneDrafters
@@ -20,7 +20,6 @@ AGAIN_S = 0.5  # between two searches for a drafter for the same sequence
 # Rows missing at a drafter for this long will not arrive. A drafter that takes none is given up by
 # the verifier much earlier; a language model may take a minute for those of a long prompt.
 ROWS_S = 120.0
-KINDS = 1 << 16  # pairs of drafter and bucket that are numbered
 REASONS = {  # why a block was empty, as metrics name it
     "rows missing": "features_missing",
     "rows lost": "features_missing",
@@ -47,7 +46,6 @@ class DrafterAssignment:
         self._drafters, self._plans, self._clock, self._metrics = drafters, plans, clock, metrics
         self.named: dict[int, int] = {}
         self._due: dict[int, Placed] = {}  # to be checked
-        self._kinds: dict[Hashable, int] = {}
 
     def admitted(self, placed: Placed) -> None:
         """Chooses the first drafter, which the admission names."""
@@ -129,16 +127,12 @@ class DrafterAssignment:
         params = request.params
         kind = (
             self._drafters.fingerprint(drafter),
-            params.rule,
+            params.rule.name,
             params.greedy,
             params.constraint is not None,
             self._metrics.bounded_label(request.label) if request.label else "",
         )
-        placed.key = (
-            self._kinds.setdefault(kind, len(self._kinds))
-            if len(self._kinds) < KINDS
-            else self._kinds.get(kind, 0)
-        )
+        placed.key = repr(kind)  # as text, which computes its hash once
         placed.drafter, placed.fed, placed.rows_missing_since = drafter, False, None
         if drafter:
             self._drafters.attach(drafter, placed.state)

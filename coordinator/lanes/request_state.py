@@ -150,7 +150,7 @@ class Placed:
     turn: int = 0  # in the order of admissions
     drafter: int = 0  # number that plans name; 0: none
     fed: bool = False  # its drafter has delivered a block
-    key: int = 0  # drafter and bucket
+    key: str = ""  # drafter and bucket
     not_before: float = 0.0  # clock time before which no drafter is searched again
     rows_missing_since: float | None = None
     leaving: LifeEvent | None = None  # event to apply once it is settled
