@@ -117,7 +117,7 @@ class DrafterAssignment:
 
     def _detach(self, placed: Placed) -> None:
         if placed.drafter:
-            self._drafters.detach(placed.drafter, placed.state, fed=placed.fed)
+            self._drafters.detach(placed.drafter, fed=placed.fed)
             placed.drafter, placed.fed = 0, False
 
     def _assign(self, placed: Placed, drafter: int) -> None:

@@ -204,10 +204,9 @@ class LaneDrafters:
         known = self._by_number[number]
         known.sequences += 1
         self._load[known.port] += 1
-        state.drafter, state.last_drafter = known.port, known.port.facts.name
+        state.last_drafter = known.port.facts.name
 
-    def detach(self, number: int, state: RequestState, *, fed: bool) -> None:
-        state.drafter = None
+    def detach(self, number: int, *, fed: bool) -> None:
         known = self._by_number.get(number)
         if known is not None:
             known.sequences -= 1

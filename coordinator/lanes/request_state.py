@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from coordinator.answers.answer import Answer, End, RequestStats
 from coordinator.answers.output_queue import OutputSink
-from coordinator.lanes.facts import DrafterPort
 from coordinator.requests.request import Request
 from dspark.errors import DsparkError, InvalidRequest, Overloaded, PeerError, Unsupported
 from dspark.rounds.control import Admission
@@ -109,9 +108,8 @@ class RequestState:
     begun: bool = False  # this answer, or another one of its request, has had a place
     # answers of the request of which something was committed; shared by all of them
     shown: set[int] = field(default_factory=set)
-    drafter: DrafterPort | None = None
     last_verifier: str = ""  # replica that had it last; empty before it was placed
-    last_drafter: str = ""  # likewise
+    last_drafter: str = ""  # that drafts for it, or did last
     handovers: int = 0  # verifiers lost under it
     refused: Refusal | None = None  # refusal of a verifier that is up and let it go
     why_prefilled: str = "new"  # why its prompt is run, as metrics name it

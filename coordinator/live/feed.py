@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import structlog
@@ -23,7 +23,7 @@ from coordinator.live.answer import prompt_of
 from coordinator.queue.scheduler import Scheduler
 from coordinator.watching.explaining import step_of
 from coordinator.workers.membership import Membership
-from coordinator.workers.worker import WorkerConnection, WorkerRole
+from coordinator.workers.worker import WorkerConnection
 from dspark.client.request import Options, write_request
 from dspark.errors import DsparkError, Overloaded
 from dspark.wire.v1.control_pb2 import EndedAnswer, RoundExplanation
@@ -164,21 +164,14 @@ class CellFeed:
         shown.set()
 
     def _cell(self, rounds: list[Reported]) -> dict[str, Any]:
-        lanes = self._membership.lanes
-        drafting = Counter(
-            state.drafter.facts.name for lane in lanes for state in lane.states if state.drafter
-        )
-        verifying = {lane.facts.name: len(lane) for lane in lanes}
-        held = {WorkerRole.VERIFY: verifying, WorkerRole.DRAFT: drafting}
+        membership = self._membership
         return {
             "type": "cell",
             "running": self._admission.running,
             "load": {"streams": self._load.streams, "most": self._load.most},
-            "lanes": [self._lane(lane, rounds) for lane in lanes],
+            "lanes": [self._lane(lane, rounds) for lane in membership.lanes],
             "ended": [_ended(each) for each in self._admission.endings.last(SHOWN)],
-            "workers": [
-                _worker(each, held[each.address.role]) for each in self._membership.workers
-            ],
+            "workers": [_worker(each, membership.sequences(each)) for each in membership.workers],
         }
 
     def _lane(self, lane: Lane, rounds: list[Reported]) -> dict[str, Any]:
@@ -226,12 +219,12 @@ def _ended(each: EndedAnswer) -> dict[str, Any]:
     }
 
 
-def _worker(worker: WorkerConnection, holding: Mapping[str, int]) -> dict[str, Any]:
+def _worker(worker: WorkerConnection, sequences: int) -> dict[str, Any]:
     address = worker.address
     return {
         "role": address.role.value,
         "name": address.name,
         "state": worker.state,
         "detail": worker.detail,
-        "sequences": holding.get(address.name, 0),
+        "sequences": sequences,
     }

@@ -132,7 +132,7 @@ class Membership:
         return tuple(
             worker.address.name
             for worker in self._workers.values()
-            if worker.address in self._draining and not self._sequences(worker)
+            if worker.address in self._draining and not self.sequences(worker)
         )
 
     def _alone(self, worker: WorkerConnection) -> bool:
@@ -144,7 +144,8 @@ class Membership:
             if other is not worker and other.address.role is role
         )
 
-    def _sequences(self, worker: WorkerConnection) -> int:
+    def sequences(self, worker: WorkerConnection) -> int:
+        """How many sequences of this coordinator a worker serves."""
         if isinstance(worker.port, VerifierClient):
             lane = self._lanes.get(worker.port)
             return len(lane) if lane is not None else 0
