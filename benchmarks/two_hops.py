@@ -138,7 +138,7 @@ async def _rounds(workers: ProcessCell, setting: RoundSetting) -> AsyncIterator[
         )
         rounds = Acknowledges(port)
         terms = Terms(PlanKind.FIXED, its.block_size) if setting.drafts else PLAIN
-        plan = Plan(1, terms, setting.cohorts, 2, setting.draft_s)
+        plan = Plan(terms, setting.cohorts, 2, setting.draft_s)
         admissions = [_admission(next(_numbers)) for _ in range(setting.sequences)]
         port.tell([DrafterAt(1, drafter, its.incarnation), plan, *admissions])
         try:

@@ -71,8 +71,8 @@ class Conductor:
         self.port.tell([DrafterAt(drafter, process.endpoint, process.incarnation)])
 
     def set(self, plan: Plan) -> None:
-        self.plan = replace(plan, number=self.plan.number + 1)
-        self.port.tell([self.plan])
+        self.plan = plan
+        self.port.tell([plan])
 
     def ask(
         self,
@@ -199,7 +199,7 @@ def planned(
     cohorts: int = 1,
     **rest: Any,
 ) -> Plan:
-    return Plan(1, Terms(kind, slots, price), cohorts, window, 0.002, **rest)
+    return Plan(Terms(kind, slots, price), cohorts, window, 0.002, **rest)
 
 
 def drafted_by(plan: Plan, drafter: int | None, *sequences: int) -> Plan:

@@ -21,7 +21,6 @@ from dspark.rounds.policy import Adaptive, Fixed, Policy, Threshold
 
 HOP_S = 2e-3  # hop time of a drafted round, before any was measured
 SLOT_SHARE = 0.4  # share of a draft pass's time that grows with its slots
-REMEMBERED = 64  # plans that reports may still refer to
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +57,10 @@ class LanePlans:
         self._drafters: Sequence[DrafterCost] = ()
         self.block = 0  # slots of the longest blocks
         self._planner: Planner | None = None
-        self._adaptive = Plan()  # the planner's last
-        self._alone: dict[int, bool] = {}  # by plan: whether one cohort was in force
+        self._adaptive: Plan | None = None  # the planner's last
         self._verified = 0.0  # recent mean of a drafted block's verified slots
         self._context = 1.0
-        self.in_force = Plan(window=window)
+        self.in_force = Plan()  # what a verifier begins with
 
     def drafters(self, drafters: Sequence[DrafterCost]) -> None:
         """Sets the drafters of this lane. Without any, the last ones stay: a drafter out of reach
@@ -138,7 +136,7 @@ class LanePlans:
         self._planner.learn(
             applied,
             self._context,
-            alone=self._alone.get(report.report.plan, False),
+            alone=self.in_force.cohorts == 1,
             drafted=any(each.confidence and self._adapts(each.sequence) for each in rounds),
         )
 
@@ -157,7 +155,7 @@ class LanePlans:
         for each in self._members.values():
             (adaptive if each.own is None and each.drafted else others).append(each)
         if not adaptive:
-            self._adaptive = Plan()
+            self._adaptive = None
             return
         drafting, slots = self._drafted_own()
         more = drafting * self._verified
@@ -183,7 +181,7 @@ class LanePlans:
 
         drafters: number by sequence, where a sequence's drafter changes (0: none).
         """
-        plan = self._adaptive
+        plan = self._adaptive or Plan()
         sequences = dict(plan.sequences)
         for member in self._members.values():
             if member.own is not None and member.own != plan.terms:
@@ -192,18 +190,15 @@ class LanePlans:
             sequences[number] = sequences.get(number, SequencePlan())._replace(drafter=drafter)
         own_draft_s, cohorts = self._by_themselves()
         composed = Plan(
-            self.in_force.number + 1,
             plan.terms,
             cohorts or plan.cohorts,
             self.window,
             max(plan.draft_s, own_draft_s),
             sequences,
         )
-        if self.in_force.number and not differs(self.in_force, composed):
+        if not differs(self.in_force, composed):
             return None
         self.in_force = composed
-        self._alone[composed.number] = composed.cohorts == 1
-        self._alone.pop(composed.number - REMEMBERED, None)
         return composed
 
     def covers(self, member: Member) -> bool:
@@ -222,7 +217,7 @@ class LanePlans:
         None while nothing runs."""
         if not self._members:
             return None
-        if self._planner is not None and self._adaptive.number:
+        if self._planner is not None and self._adaptive is not None:
             return self._planner.home
         return self._drafted_own()[1], self.in_force.cohorts
 
@@ -242,7 +237,7 @@ class LanePlans:
             return 0.0, self._cohorts[0] if len(self._cohorts) == 1 and slots else 0
         cost, count = self._planner.cost, len(self._members)
         draft_s = cost.draft_s(own, slots) + cost.hop.value
-        if self._adaptive.number:
+        if self._adaptive is not None:
             return draft_s, 0
         able = [each for each in self._cohorts if each <= count]
         if len(able) < 2:
@@ -255,6 +250,6 @@ class LanePlans:
 
 
 def differs(one: Plan, other: Plan) -> bool:
-    """Whether plans differ in more than their number and a little in expected draft seconds."""
+    """Whether plans differ in more than a little in expected draft seconds."""
     far = abs(one.draft_s - other.draft_s) > 0.2 * max(one.draft_s, other.draft_s)
-    return far or replace(one, number=other.number, draft_s=other.draft_s) != other
+    return far or replace(one, draft_s=other.draft_s) != other

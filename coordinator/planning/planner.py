@@ -157,7 +157,7 @@ class Planner:
     def _plan(self, lane: PlannedLane, chosen: Option, few: Sequence[int] | None = None) -> Plan:
         """few: places of the sequences that draft; None: all."""
         if chosen.slots == 0:
-            return Plan(self._number)
+            return Plan()
         trust = {key: self.acceptance.trust(key) for key in set(lane.keys)}
         weights = [float(w) * trust[key] for w, key in zip(lane.weight, lane.keys, strict=True)]
         terms = Terms(PlanKind.PRICE, chosen.slots, chosen.price, weights[0])
@@ -169,7 +169,7 @@ class Planner:
         }
         drafting = (len(weights) if few is None else len(few)) / chosen.cohorts
         draft_s = self.cost.draft_s(drafting, chosen.slots) + self.cost.hop.value
-        return Plan(self._number, every, chosen.cohorts, draft_s=draft_s, sequences=sequences)
+        return Plan(every, chosen.cohorts, draft_s=draft_s, sequences=sequences)
 
 
 def _grid(blocks: Sequence[Sequence[float]]) -> Floats:

@@ -205,7 +205,6 @@ class Report(NamedTuple):
     """All rounds of one pass."""
 
     number: int  # of the pass; 0 for a prefill
-    plan: int
     rounds: Sequence[RoundReport]
 
 

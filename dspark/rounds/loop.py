@@ -196,7 +196,7 @@ class RoundLoop:
         before = sequence.committed_len
         sequence.apply(PREFILLED)
         said = RoundReport(told.sequence, told.epoch, 0, before, sequence.commit((told.token,)))
-        self._ask(Report(0, self.plan.number, [said]))
+        self._ask(Report(0, [said]))
         if sequence.state is SETTLING:
             self._leaving.settled(sequence)
         elif sequence.feeding:
@@ -229,7 +229,7 @@ class RoundLoop:
             if sequence.state is SETTLING:
                 settled.append(sequence)
         if rounds:
-            self._ask(Report(told.number, self.plan.number, rounds))
+            self._ask(Report(told.number, rounds))
         for sequence in settled:
             self._leaving.settled(sequence)
 

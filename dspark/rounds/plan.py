@@ -63,7 +63,6 @@ class Plan:
     """The plan of all rounds that begin while it is in force. It replaces the one before as a
     whole, and expires with the session's lease alone."""
 
-    number: int = 0
     terms: Terms = PLAIN
     cohorts: int = 1  # or 2, by the lowest bit of a sequence's number
     window: int = 0  # rounds that may begin beyond the last acknowledged one; 0 is lockstep

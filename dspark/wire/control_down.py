@@ -185,7 +185,6 @@ def _plan(plan: Plan) -> verify_pb2.ControlDown.Order:
     own = list(plan.sequences.values())
     return _Order(
         plan=verify_pb2.RoundPlan(
-            number=plan.number,
             terms=_terms(plan.terms),
             cohorts=plan.cohorts,
             window=plan.window,
@@ -228,7 +227,6 @@ def _read_plan(message: verify_pb2.RoundPlan) -> Plan:
     drafters = [drafter - 1 if drafter else None for drafter in message.drafter]
     own = map(SequencePlan, terms, drafters)
     return Plan(
-        number=message.number,
         terms=_read_terms(message.terms),
         cohorts=message.cohorts,
         window=message.window,

@@ -73,7 +73,6 @@ def _report(told: PassReport) -> verify_pb2.ControlUp.News:
     reasons: dict[str, int] = {"": 0}
     why = [reasons.setdefault(each.why_empty, len(reasons)) for each in rounds]
     message = verify_pb2.PassReport(
-        plan=told.report.plan,
         sequence=[each.sequence for each in rounds],
         epoch=[each.epoch for each in rounds],
         round=[each.round for each in rounds],
@@ -145,7 +144,7 @@ def _read_report(message: verify_pb2.PassReport) -> PassReport:
             scored = codec.read_prompt_logprobs(message.started.prompt_logprobs)
         started = Started(message.started.cached_tokens, scored)
     return PassReport(
-        Report(getattr(message, "pass"), message.plan, rounds),
+        Report(getattr(message, "pass"), rounds),
         timing,
         message.context,
         message.batch_tokens,

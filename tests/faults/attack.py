@@ -43,7 +43,7 @@ DEADLINE_S = 30.0  # a command without an answer for so long hangs
 GREEDY = SamplingParams(temperature=0.0)
 LONGEST = 450  # tokens of a neighbour's sequence
 ALONE = 10_000  # messages at the end of a crowd's, whose refusals are timed
-PLAN = Plan(1, Terms(PlanKind.OFF, 0))  # a round begins when the one before is acknowledged
+PLAN = Plan(Terms(PlanKind.OFF, 0))  # a round begins when the one before is acknowledged
 
 
 class Ended(Exception):
@@ -169,7 +169,7 @@ class Victim:
         # (stream, command) -> an honest one, in turn
         self.commands: dict[tuple[str, str], Callable[[], Any]] = {
             ("verify", "admission"): lambda: down(self._admission((1 << 40) + self.number)),
-            ("verify", "plan"): lambda: down(Plan(2, Terms(PlanKind.FIXED, 4))),
+            ("verify", "plan"): lambda: down(Plan(Terms(PlanKind.FIXED, 4))),
             ("verify", "drafter"): lambda: down(DrafterAt(1, "127.0.0.1:9", 5)),
             ("verify", "acknowledged"): lambda: down(Acknowledged(self.number, 1, 0)),
             ("verify", "released"): lambda: down(Release(1 << 50, 1, How.DROP)),

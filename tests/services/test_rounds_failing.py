@@ -555,7 +555,7 @@ async def test_a_coordinator_that_talks_nonsense_loses_its_stream_and_nobody_els
     async with verifier(pair) as v, conducting(v, PLAN) as conductor:
         other = conductor.ask([5, 6], SAMPLED, 300)
         raw = Raw(v)
-        await raw.tell(Plan(1, window=2), admission(1 << 40))
+        await raw.tell(Plan(window=2), admission(1 << 40))
         await until(lambda: v.engine.held.sequences == 2)
         message.incarnation = v.incarnation
         await raw.call.write(message)
@@ -612,12 +612,12 @@ async def test_a_silent_coordinator_loses_its_sequences_and_one_with_nothing_to_
 ) -> None:
     async with verifier(pair, lease_s=0.4) as v:
         raw = Raw(v)
-        await raw.tell(Plan(1, window=2), admission(1))
+        await raw.tell(Plan(window=2), admission(1))
         await until(lambda: v.engine.held.sequences == 1)
         code, why = await raw.ended()
         assert (code, why.split(":")[0]) == (grpc.StatusCode.UNAVAILABLE, "lease")
         await until(lambda: v.engine.held.sequences == 0)
-        async with conducting(v, Plan(1, PLAN.terms, 1, 0)) as conductor:
+        async with conducting(v, Plan(PLAN.terms, 1, 0)) as conductor:
             conductor.holds_back = True
             answer = conductor.ask([5, 6], SAMPLED, 30)
             await until(lambda: answer.tokens)

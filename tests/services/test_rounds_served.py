@@ -72,7 +72,7 @@ def rows_of(process: Any, direction: str) -> tuple[float, float]:
 @pytest.mark.parametrize("kind", PLANS)
 async def test_answers_are_those_of_the_reference_loop(cell: Cell, kind: str, window: int) -> None:
     vocab = cell.verifier.engine.target.vocab_size
-    plan = Plan(1, PLANS[kind].terms, 1, window, 0.002)
+    plan = Plan(PLANS[kind].terms, 1, window, 0.002)
     all_params = [
         GREEDY,
         SamplingParams(temperature=1.0, seed=11, rule=Rule.COUPLED),

@@ -150,7 +150,7 @@ class DrafterAt(_message.Message):
     def __init__(self, drafter: _Optional[int] = ..., at: _Optional[_Union[_types_pb2.FeatureSink, _Mapping]] = ..., use: _Optional[_Union[DrafterAt.Use, str]] = ...) -> None: ...
 
 class RoundPlan(_message.Message):
-    __slots__ = ("number", "terms", "cohorts", "window", "draft_s", "sequence", "drafter", "own_terms", "other_terms")
+    __slots__ = ("terms", "cohorts", "window", "draft_s", "sequence", "drafter", "own_terms", "other_terms")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_OFF: _ClassVar[RoundPlan.Kind]
@@ -174,7 +174,6 @@ class RoundPlan(_message.Message):
         weight: float
         cap: int
         def __init__(self, kind: _Optional[_Union[RoundPlan.Kind, str]] = ..., slots: _Optional[int] = ..., price: _Optional[float] = ..., weight: _Optional[float] = ..., cap: _Optional[int] = ...) -> None: ...
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
     COHORTS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
@@ -183,7 +182,6 @@ class RoundPlan(_message.Message):
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     OWN_TERMS_FIELD_NUMBER: _ClassVar[int]
     OTHER_TERMS_FIELD_NUMBER: _ClassVar[int]
-    number: int
     terms: RoundPlan.Terms
     cohorts: int
     window: int
@@ -192,7 +190,7 @@ class RoundPlan(_message.Message):
     drafter: _containers.RepeatedScalarFieldContainer[int]
     own_terms: _containers.RepeatedScalarFieldContainer[int]
     other_terms: _containers.RepeatedCompositeFieldContainer[RoundPlan.Terms]
-    def __init__(self, number: _Optional[int] = ..., terms: _Optional[_Union[RoundPlan.Terms, _Mapping]] = ..., cohorts: _Optional[int] = ..., window: _Optional[int] = ..., draft_s: _Optional[float] = ..., sequence: _Optional[_Iterable[int]] = ..., drafter: _Optional[_Iterable[int]] = ..., own_terms: _Optional[_Iterable[int]] = ..., other_terms: _Optional[_Iterable[_Union[RoundPlan.Terms, _Mapping]]] = ...) -> None: ...
+    def __init__(self, terms: _Optional[_Union[RoundPlan.Terms, _Mapping]] = ..., cohorts: _Optional[int] = ..., window: _Optional[int] = ..., draft_s: _Optional[float] = ..., sequence: _Optional[_Iterable[int]] = ..., drafter: _Optional[_Iterable[int]] = ..., own_terms: _Optional[_Iterable[int]] = ..., other_terms: _Optional[_Iterable[_Union[RoundPlan.Terms, _Mapping]]] = ...) -> None: ...
 
 class Acknowledgements(_message.Message):
     __slots__ = ("sequence", "epoch", "through_round")
@@ -244,9 +242,8 @@ class ControlUp(_message.Message):
     def __init__(self, lease_ms: _Optional[int] = ..., news: _Optional[_Iterable[_Union[ControlUp.News, _Mapping]]] = ...) -> None: ...
 
 class PassReport(_message.Message):
-    __slots__ = ("plan", "sequence", "epoch", "round", "committed_before", "tokens", "token_ids", "accepted", "verified", "drafted", "confidence", "drafter", "why_empty", "reasons", "logprobs", "labels", "draws", "forward_s", "round_s", "draft_s", "waited_s", "context", "batch_tokens", "prefill_tokens", "pages_free", "started", "forced", "forbidden")
+    __slots__ = ("sequence", "epoch", "round", "committed_before", "tokens", "token_ids", "accepted", "verified", "drafted", "confidence", "drafter", "why_empty", "reasons", "logprobs", "labels", "draws", "forward_s", "round_s", "draft_s", "waited_s", "context", "batch_tokens", "prefill_tokens", "pages_free", "started", "forced", "forbidden")
     PASS_FIELD_NUMBER: _ClassVar[int]
-    PLAN_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -274,7 +271,6 @@ class PassReport(_message.Message):
     STARTED_FIELD_NUMBER: _ClassVar[int]
     FORCED_FIELD_NUMBER: _ClassVar[int]
     FORBIDDEN_FIELD_NUMBER: _ClassVar[int]
-    plan: int
     sequence: _containers.RepeatedScalarFieldContainer[int]
     epoch: _containers.RepeatedScalarFieldContainer[int]
     round: _containers.RepeatedScalarFieldContainer[int]
@@ -302,7 +298,7 @@ class PassReport(_message.Message):
     started: PrefillStarted
     forced: _containers.RepeatedScalarFieldContainer[bool]
     forbidden: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, plan: _Optional[int] = ..., sequence: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., round: _Optional[_Iterable[int]] = ..., committed_before: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., verified: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., confidence: _Optional[_Iterable[float]] = ..., drafter: _Optional[_Iterable[int]] = ..., why_empty: _Optional[_Iterable[int]] = ..., reasons: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., labels: _Optional[bytes] = ..., draws: _Optional[_Iterable[_Union[Draws, _Mapping]]] = ..., forward_s: _Optional[float] = ..., round_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., context: _Optional[float] = ..., batch_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., pages_free: _Optional[int] = ..., started: _Optional[_Union[PrefillStarted, _Mapping]] = ..., forced: _Optional[_Iterable[bool]] = ..., forbidden: _Optional[_Iterable[bool]] = ..., **kwargs) -> None: ...
+    def __init__(self, sequence: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., round: _Optional[_Iterable[int]] = ..., committed_before: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., verified: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., confidence: _Optional[_Iterable[float]] = ..., drafter: _Optional[_Iterable[int]] = ..., why_empty: _Optional[_Iterable[int]] = ..., reasons: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., labels: _Optional[bytes] = ..., draws: _Optional[_Iterable[_Union[Draws, _Mapping]]] = ..., forward_s: _Optional[float] = ..., round_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., context: _Optional[float] = ..., batch_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., pages_free: _Optional[int] = ..., started: _Optional[_Union[PrefillStarted, _Mapping]] = ..., forced: _Optional[_Iterable[bool]] = ..., forbidden: _Optional[_Iterable[bool]] = ..., **kwargs) -> None: ...
 
 class PrefillStarted(_message.Message):
     __slots__ = ("cached_tokens", "prompt_logprobs")

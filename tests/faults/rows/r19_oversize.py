@@ -190,7 +190,7 @@ def _commands(cell: FaultCell) -> Iterator[tuple[str, str, Case]]:
     params = types_pb2.SequenceSampling(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN)
     named = verify_pb2.Kept(sequence=many, epoch=many)
     claimed = verify_pb2.RoundPlan(
-        number=1, cohorts=2**32 - 1, window=2**32 - 1, sequence=[1], own_terms=[2**32 - 1]
+        cohorts=2**32 - 1, window=2**32 - 1, sequence=[1], own_terms=[2**32 - 1]
     )
     for name, order, values in (
         (

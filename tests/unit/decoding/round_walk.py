@@ -82,11 +82,7 @@ class Stand:
             None if s is None else (s.state, s.ahead, s.ordered_len, s.drafter, s.epoch)
             for s in lives
         ]
-        plans = [
-            (each.number, each.terms)
-            for each in (self.loop.plan, *self.late)
-            if isinstance(each, Plan)
-        ]
+        plans = [each.terms for each in (self.loop.plan, *self.late) if isinstance(each, Plan)]
         ordered = (
             None
             if self.order is None

@@ -63,16 +63,16 @@ def worlds(kind: str, seed: int) -> list[World]:
 
 def plans(terms: Terms, window: int) -> Setting:
     """Price and cap follow the confidences of the last reported round; other terms stay."""
-    first = Plan(0, terms, window=window)
+    first = Plan(terms, window=window)
 
     def then(confidences: Confidences) -> Plan:
         if terms.kind is not PlanKind.PRICE:
             return first
         kind = round(100 * sum(map(sum, confidences))) % 4
         if kind == 3:
-            return Plan(3, Terms(PlanKind.OFF), window=window)
+            return Plan(Terms(PlanKind.OFF), window=window)
         cap = NO_CAP if terms.cap == NO_CAP else 1 + kind
-        return Plan(kind, terms._replace(price=(0.2, 0.5, 0.92)[kind], cap=cap), window=window)
+        return Plan(terms._replace(price=(0.2, 0.5, 0.92)[kind], cap=cap), window=window)
 
     return Setting(first, then)
 
@@ -126,8 +126,8 @@ def test_a_plan_that_knows_the_block_it_comes_before_does_not_meet_it() -> None:
 
 def _peeking() -> Setting:
     """A coordinator that would verify nothing where the second slot is sure."""
-    first = Plan(0, Terms(PlanKind.PRICE, 2, 0.0))
-    never = Plan(1, Terms(PlanKind.PRICE, 2, 2.0))
+    first = Plan(Terms(PlanKind.PRICE, 2, 0.0))
+    never = Plan(Terms(PlanKind.PRICE, 2, 2.0))
 
     def meanwhile(confidences: Confidences) -> Plan:
         return never if any(len(each) > 1 and each[1] > 0.5 for each in confidences) else first

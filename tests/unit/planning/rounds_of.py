@@ -100,7 +100,7 @@ def learn(
     forward_s, round_s, draft_s = seconds
     timing = Timing(forward_s=forward_s, round_s=round_s, draft_s=draft_s)
     load = count + int(verified.sum())
-    report = PassReport(Report(1, 0, rounds), timing, CONTEXT, load, prompts)
+    report = PassReport(Report(1, rounds), timing, CONTEXT, load, prompts)
     planner.learn(
         Applied(report, rounds, list(keys) or ["d"] * count, [1.0] * count, [False] * count),
         CONTEXT,

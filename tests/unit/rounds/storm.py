@@ -189,7 +189,7 @@ class Storm:
         self.verifier.listen(self)
         self.drafters: dict[int, StormyDrafter] = {}  # alive ones
         self.answers: dict[int, Answer] = {}
-        self._newest = self._plans = 0
+        self._newest = 0
         for _ in range(answers):
             self._new()
         self.reported = Counter[Key]()
@@ -245,7 +245,6 @@ class Storm:
         self._tell(Admission(admit, ids, SamplingParams(temperature=0.0), PROMPT + ROOM, True))
 
     def _plan(self) -> None:
-        self._plans += 1
         kind = PlanKind.PRICE if self.calm else self.draw.choice(list(PlanKind))
         terms = Terms(
             kind,
@@ -261,7 +260,6 @@ class Storm:
         }
         self._tell(
             Plan(
-                self._plans,
                 terms,
                 self.draw.choice([1, 2]),
                 self.draw.choice([0, 1, 2, 3]),

@@ -45,12 +45,12 @@ def test_r1_nothing_of_a_block_leaves_before_its_prefix_is_fixed() -> None:
 def test_r2_a_newer_plan_meets_the_next_order_only() -> None:
     verifier = Verifier(priced(0.5))
     order = only(verifier.prefilled(1, 2), SendOrder)
-    verifier.tell(priced(0.95, slots=1, cap=0, number=2))
+    verifier.tell(priced(0.95, slots=1, cap=0))
     run = only(verifier.blocks(order, (0.9, 0.9), (0.9, 0.1)), RunPass)
     assert [row.prefix for row in run.rows] == [2, 1], "by the terms of the order"
     order = only(verifier.ended(run), SendOrder)
     assert [row.slots for row in order.rows] == [1, 1]
-    verifier.tell(priced(0.0, number=3))
+    verifier.tell(priced(0.0))
     assert [row.prefix for row in only(verifier.blocks(order, (0.99,), (0.99,)), RunPass).rows] == [
         0,
         0,
@@ -60,7 +60,7 @@ def test_r2_a_newer_plan_meets_the_next_order_only() -> None:
 def test_r2_a_weight_is_frozen_too() -> None:
     verifier = Verifier(replace(priced(0.5), terms=Terms(PlanKind.PRICE, 2, 0.5, weight=2.0)))
     order = only(verifier.prefilled(1), SendOrder)
-    verifier.tell(priced(0.5, number=2))
+    verifier.tell(priced(0.5))
     assert only(verifier.blocks(order, (0.3, 0.9)), RunPass).rows[0].prefix == 2
 
 
@@ -218,7 +218,7 @@ def test_r8_a_narrower_window_holds_at_the_next_round() -> None:
     verifier = Verifier(priced(window=5))
     run = only(verifier.prefilled(1, drafter=0), RunPass)
     run = only(verifier.ended(run), RunPass)
-    verifier.tell(priced(window=0, number=2))
+    verifier.tell(priced(window=0))
     verifier.ended(run)
     assert verifier.state(1) == "HELD"
 

@@ -59,11 +59,10 @@ def priced(
     *,
     slots: int = 3,
     window: int = 2,
-    number: int = 1,
     cap: int = NO_CAP,
     cohorts: int = 1,
 ) -> Plan:
-    return Plan(number, Terms(PlanKind.PRICE, slots, price, cap=cap), cohorts, window)
+    return Plan(Terms(PlanKind.PRICE, slots, price, cap=cap), cohorts, window)
 
 
 class Verifier:

@@ -55,7 +55,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def test_they_are_said_behind_the_turn_together_and_made_only_then(bench: Bench) -> None:
-    report = PassReport(Report(1, 1, []))
+    report = PassReport(Report(1, []))
     made = list[int]()
     bench.news.add(FIRST, lambda: made.append(1) or report)  # type: ignore[func-returns-value]
     bench.news.tell()

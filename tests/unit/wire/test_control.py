@@ -49,7 +49,6 @@ ADMISSION = Admission(
 )
 TERMS = Terms(PlanKind.PRICE, 5, 0.25, 1.5, 100)
 PLAN = Plan(
-    9,
     TERMS,
     2,
     3,
@@ -82,7 +81,7 @@ def test_what_a_coordinator_tells_comes_back_in_its_sequence() -> None:
 
 
 def test_a_plan_without_a_cap_has_none_on_the_other_side() -> None:
-    (plan,) = read_down(_down(Plan(1, Terms(PlanKind.FIXED, 3))))
+    (plan,) = read_down(_down(Plan(Terms(PlanKind.FIXED, 3))))
     assert isinstance(plan, Plan)
     assert plan.terms.cap == NO_CAP
 
@@ -150,7 +149,7 @@ ROUNDS = [
     RoundReport(9, 0, 1, 12, (3,), 1, 1, (1.0,), "", 4, (True,)),  # a stop token cut it
 ]
 REPORT = PassReport(
-    Report(12, 9, ROUNDS),
+    Report(12, ROUNDS),
     Timing(0.5, 0.75, 0.125, 0.25),
     18.0,
     8,
@@ -167,7 +166,7 @@ SCORED = ScoredPrompt(
     np.array([[1], [2]], np.uint32),
     np.array([[-0.5], [-1.0]], np.float32),
 )
-BEGAN = PassReport(Report(0, 9, [RoundReport(7, 2, 0, 3, (4,))]), started=Started(16, SCORED))
+BEGAN = PassReport(Report(0, [RoundReport(7, 2, 0, 3, (4,))]), started=Started(16, SCORED))
 
 
 def _up(*news: Up) -> verify_pb2.ControlUp:
