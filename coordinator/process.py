@@ -26,7 +26,7 @@ from coordinator.reception.tokenizer import load_tokenizer
 from coordinator.requests.validation import parse_rule
 from coordinator.watching.tracing import Tracing, open_provider
 from coordinator.watching.watch import Explain
-from coordinator.workers.membership import ANNOUNCE_WAIT_S, Membership
+from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerRole
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import Policy, parse_policy
@@ -79,7 +79,8 @@ async def start(
             Servicer(frontend_pb2_grpc.add_CellServicer_to_server, frontends, CELL),
             Servicer(control_pb2_grpc.add_ControlServicer_to_server, control, CONTROL),
         )
-        await membership.announce(_static(config), wait_s=ANNOUNCE_WAIT_S + config.warm_up_s)
+        membership.announce(_static(config))
+        await membership.settled()
         await process.open_http(lambda api: _live(config, api, membership, admission))
         await shell.server.set_serving(True)
         membership.on_serving = _health(shell.server, admission)

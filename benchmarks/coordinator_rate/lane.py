@@ -99,7 +99,9 @@ async def _running_lane(workers: ProcessCell, policy: str) -> AsyncIterator[Lane
     attachment: FrontendConnection | None = None
     front: asyncio.Task[None] | None = None
     try:
-        assert await membership.announce(addresses) == len(addresses)
+        membership.announce(addresses)
+        await membership.settled()
+        assert all(worker.connected for worker in membership.workers)
         cell = LocalCell(admission, membership, parse_policy(policy))
         hello = frontend_pb2.FrontendHello(name="frontend/0")
         attachment = FrontendConnection(cell, hello, clock, metrics)

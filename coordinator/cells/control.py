@@ -17,7 +17,6 @@ from coordinator.cells.local_cell import LocalCell
 from coordinator.lanes.lane import Lane
 from coordinator.planning.cost import CostCurve
 from coordinator.requests.validation import check_count
-from coordinator.watching.endings import KEPT
 from coordinator.watching.explaining import told
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerConnection, WorkerRole
@@ -60,8 +59,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
             if worker.draining
         ]
         membership = self._cell.membership
-        connected = await membership.announce(addresses, draining)
-        return control_pb2.AnnounceReply(connected=connected, idle=membership.idle())
+        membership.announce(addresses, draining)
+        return control_pb2.AnnounceReply(idle=membership.idle())
 
     async def GetStatus(
         self, request: control_pb2.GetStatusRequest, context: grpc.aio.ServicerContext
@@ -112,9 +111,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
         found = (
             endings.of(request.request_id)
             if request.request_id
-            else endings.last(request.most or KEPT)
+            else endings.last(request.most or None)
         )
-        return control_pb2.GetEndedReply(answers=found, kept=KEPT)
+        return control_pb2.GetEndedReply(answers=found)
 
     def _own_status(self) -> control_pb2.ProcessStatus:
         return control_pb2.ProcessStatus(

@@ -73,8 +73,8 @@ class Endings:
             key=lambda each: each.index,
         )
 
-    def last(self, count: int) -> list[EndedAnswer]:
-        """The last `count` answers that ended, newest first."""
+    def last(self, count: int | None) -> list[EndedAnswer]:
+        """The last `count` answers that ended, newest first; None: all that are kept."""
         return [answer for _, answer in itertools.islice(reversed(self._ring), count)]
 
     def _count(self, state: RequestState, outcome: str) -> None:

@@ -39,7 +39,7 @@ log = structlog.get_logger("dspark.membership")
 
 # Longest wait for the sequences of a dropped verifier to settle; the others are lost with it.
 SETTLE_S = 2.0
-ANNOUNCE_WAIT_S = 1.0  # longest wait of an announcement for first attempts to connect
+CONNECT_S = 1.0  # longest wait for first attempts to connect, first requests aside
 
 
 class Membership:
@@ -97,15 +97,8 @@ class Membership:
         connected or `warm_up_s` has passed."""
         return self._ready and any(not lane.draining for lane in self._lanes.values())
 
-    async def announce(
-        self,
-        addresses: Iterable[Address],
-        draining: Collection[Address] = (),
-        *,
-        wait_s: float = ANNOUNCE_WAIT_S,
-    ) -> int:
-        """Replaces the set of workers; returns how many are connected. Those in `draining` get no
-        new sequences."""
+    def announce(self, addresses: Iterable[Address], draining: Collection[Address] = ()) -> None:
+        """Replaces the set of workers. Those in `draining` get no new sequences."""
         wanted = dict.fromkeys(addresses)
         self._draining = frozenset(draining)
         for address in [known for known in self._workers if known not in wanted]:
@@ -122,10 +115,12 @@ class Membership:
                 )
         for worker in self._workers.values():
             self._drain(worker, worker.address in self._draining)
-        self._admission.lanes_changed()
-        await until(lambda: all(worker.settled for worker in self.workers), wait_s)
         self._note_fits()
-        return sum(worker.connected for worker in self._workers.values())
+
+    async def settled(self) -> None:
+        """Waits until every worker has joined or failed to, for a bounded time."""
+        longest_s = CONNECT_S + self._config.warm_up_s
+        await until(lambda: all(worker.settled for worker in self.workers), longest_s)
 
     def idle(self) -> tuple[str, ...]:
         """Names of workers that were announced as draining and hold no sequence any more."""

@@ -66,7 +66,7 @@ async def test_forty_answers_survive_a_lost_verifier_and_a_lost_drafter(
             Address(WorkerRole.VERIFY, each.endpoint, 0, f"verify/{n}")
             for n, each in enumerate(cell.verifiers)
         ]
-        await coordinator.cell.membership.announce(
+        coordinator.cell.membership.announce(
             [*there, Address(WorkerRole.DRAFT, second.endpoint, 0, "draft/9")]
         )
         answers = [list(completion.token_ids) for completion in await asyncio.gather(*asked)]

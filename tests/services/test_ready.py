@@ -196,7 +196,7 @@ async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
     admission.verifier_warms = looked
     known = [worker.address for worker in coordinator.cell.membership.workers]
     address = Address(WorkerRole.VERIFY, second.endpoint, 0, "verify/1")
-    await coordinator.cell.membership.announce([*known, address], wait_s=0.0)
+    coordinator.cell.membership.announce([*known, address])
     await until(warms)
     client = cell.client(coordinator)
     whole = await client.complete([3, 4, 5], **options)
@@ -217,7 +217,8 @@ async def test_a_drafter_that_joins_drafts_first_for_nobody(cell: Cell) -> None:
     d = await cell.drafter()
     address = Address(WorkerRole.DRAFT, d.endpoint, 0, "draft/0")
     known = [worker.address for worker in coordinator.cell.membership.workers]
-    await coordinator.cell.membership.announce([*known, address], wait_s=LONG_S)
+    coordinator.cell.membership.announce([*known, address])
+    await coordinator.cell.membership.settled()
     assert len(coordinator.cell.membership.drafters) == 1
     assert d.metrics.value("forward_seconds_count", kind="draft") > 0
 

@@ -48,14 +48,16 @@ async def test_another_projection_is_rolled_out_under_load(cell: Cell, newer_dra
             )
             answers.append((number, answer.token_ids))
 
-    await membership.announce(cell.addresses())
+    membership.announce(cell.addresses())
+    await membership.settled()
     async with AsyncClient(coordinator.endpoint) as client:
         asking = [
             asyncio.create_task(keep_asking(client, number)) for number in range(len(PROMPTS))
         ]
         await settled(asking, answers, 4)
         await cell.drafter(newer_drafter)
-        await membership.announce(cell.addresses())
+        membership.announce(cell.addresses())
+        await membership.settled()
         (waiting,) = [each for each in (await client.status()).processes if each.name == "draft/1"]
         assert waiting.state == "connecting"
         assert "projection" in waiting.detail
@@ -67,7 +69,7 @@ async def test_another_projection_is_rolled_out_under_load(cell: Cell, newer_dra
             await until_fed(membership, 2)
             await settled(asking, answers, 4)
         await cell.drafters[0].stop(1.0)
-        await membership.announce([each for each in cell.addresses() if each.name != "draft/0"])
+        membership.announce([each for each in cell.addresses() if each.name != "draft/0"])
         drafts = coordinator.metrics.value("spec_decode_num_drafts_total")
         await settled(asking, answers, 4)
         over.set()

@@ -89,12 +89,10 @@ class AnnounceRequest(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerEndpoint, _Mapping]]] = ...) -> None: ...
 
 class AnnounceReply(_message.Message):
-    __slots__ = ("connected", "idle")
-    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("idle",)
     IDLE_FIELD_NUMBER: _ClassVar[int]
-    connected: int
     idle: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, connected: _Optional[int] = ..., idle: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, idle: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
@@ -286,12 +284,10 @@ class GetEndedRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., most: _Optional[int] = ...) -> None: ...
 
 class GetEndedReply(_message.Message):
-    __slots__ = ("answers", "kept")
+    __slots__ = ("answers",)
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
     answers: _containers.RepeatedCompositeFieldContainer[EndedAnswer]
-    kept: int
-    def __init__(self, answers: _Optional[_Iterable[_Union[EndedAnswer, _Mapping]]] = ..., kept: _Optional[int] = ...) -> None: ...
+    def __init__(self, answers: _Optional[_Iterable[_Union[EndedAnswer, _Mapping]]] = ...) -> None: ...
 
 class EndedAnswer(_message.Message):
     __slots__ = ("request_id", "index", "outcome", "error", "policy", "rule", "verifier", "drafter", "prompt_tokens", "completion_tokens", "draft_tokens", "verified_histogram", "accepted_histogram", "mean_acceptance_length", "queue_ms", "ttft_ms", "total_ms")
