@@ -59,7 +59,6 @@ class LaneDrafters:
         self._clock, self._monitor = shared.clock, shared.monitor
         self._metrics, self._bypass = shared.metrics, shared.config.bypass
         self._past: dict[str, BlockSums] = {}  # by version
-        self._known: dict[tuple[str, int], _Known] = {}  # by endpoint and incarnation
         self._by_number: dict[int, _Known] = {}
         self._numbers = itertools.count(1)  # never given to another process
 
@@ -78,11 +77,11 @@ class LaneDrafters:
 
     def joined(self, port: DrafterPort) -> None:
         """Adds a drafter; one that returns keeps its number while sequences are assigned to it."""
-        at = (port.facts.endpoint, port.facts.incarnation)
-        known = self._known.get(at)
+        facts, all_known = port.facts, self._by_number.values()
+        known = next((k for k in all_known if k.port.facts.incarnation == facts.incarnation), None)
         if known is None:
-            past = self._past.setdefault(port.facts.fingerprint, BlockSums())
-            known = self._known[at] = _Known(next(self._numbers), port, past)
+            past = self._past.setdefault(facts.fingerprint, BlockSums())
+            known = _Known(next(self._numbers), port, past)
             self._by_number[known.number] = known
         else:
             self._load[port] += known.sequences
@@ -240,7 +239,7 @@ class LaneDrafters:
         for known in list(self._by_number.values()):
             use, facts = known.use, known.port.facts
             if use is Use.GONE:
-                del self._by_number[known.number], self._known[facts.endpoint, facts.incarnation]
+                del self._by_number[known.number]
                 self.show()
             if use is known.told or (known.told is None and use is Use.GONE):
                 continue
@@ -249,8 +248,7 @@ class LaneDrafters:
                 yield DrafterAt(known.number, facts.endpoint, facts.incarnation, use)
 
     def _of(self, port: DrafterPort) -> _Known | None:
-        known = self._known.get((port.facts.endpoint, port.facts.incarnation))
-        return known if known is not None and known.port is port else None
+        return next((each for each in self._by_number.values() if each.port is port), None)
 
     def _able(self, known: _Known, state: RequestState) -> bool:
         free = known.there and not known.leaves and self._clock.time() >= known.not_before
