@@ -268,12 +268,12 @@ class Lane:
         placed = self._find(said.sequence, said.epoch, "released")
         if placed is None:
             return
-        state, event = placed.state, placed.fate(said)
+        fate = placed.fate(said)
         self._take_out(placed)
-        if event is not None:
-            hand_back(self._owner, state, event)
-        elif placed.refused is not None:
-            self._owner.ended(state, placed.refusal())
+        if isinstance(fate, LifeEvent):
+            hand_back(self._owner, placed.state, fate)
+        else:
+            self._owner.ended(placed.state, fate)
 
     def _refused(self, said: Refused) -> None:
         """Notes why a sequence is refused; its release follows."""

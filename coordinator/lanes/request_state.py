@@ -174,9 +174,8 @@ class Placed:
             request.seeded,
         )
 
-    def fate(self, said: Released) -> LifeEvent | None:
-        """The event to apply now that the verifier has released it; None: it is refused for
-        good."""
+    def fate(self, said: Released) -> LifeEvent | DsparkError:
+        """The event to apply now that it was released, or its error if it is refused for good."""
         in_order = said.rounds == self.round
         if self.prefilled:  # else it may have been refused before its prompt was read
             in_order = in_order and said.committed_len == self.state.answer.committed_len
@@ -189,7 +188,7 @@ class Placed:
         if in_order and self.refused is not None:
             shown, reason = self.state.shown, self.refused.reason
             if reason is RefusalReason.INVALID or (reason is RefusalReason.BUSY and not shown):
-                return None
+                return _error_of(self.refused)
             if reason is RefusalReason.BUSY and not self.prefilled:
                 return LifeEvent.HELD_UP
         if self.refused is None and said.why in _GONE:
@@ -197,16 +196,16 @@ class Placed:
         self.state.refused = self.refused
         return LifeEvent.ORPHANED
 
-    def refusal(self) -> DsparkError:
-        """The error of a request refused for good: the verifier is busy, a field of the request is
-        invalid or unsupported, or any other reason."""
-        said = self.refused.message if self.refused is not None else ""
-        if self.refused is not None and self.refused.reason is RefusalReason.BUSY:
-            return Overloaded(said.removeprefix("constraint: "), retry_after_s=1.0)
-        field, _, problem = said.partition(": ")
-        if field == "constraint" or field.startswith("sampling."):
-            field = field.replace("sampling.", "sampling_params.", 1)  # as clients name it
-            if problem.startswith("unsupported: "):
-                return Unsupported(field, problem.removeprefix("unsupported: "))
-            return InvalidRequest(field, problem)
-        return PeerError(f"the verifier refused a prompt: {said}")
+
+def _error_of(refused: Refusal) -> DsparkError:
+    """The error of a request refused for good: its fault, or of a verifier that is too busy."""
+    said = refused.message
+    if refused.reason is RefusalReason.BUSY:
+        return Overloaded(said.removeprefix("constraint: "), retry_after_s=1.0)
+    field, _, problem = said.partition(": ")
+    if field == "constraint" or field.startswith("sampling."):
+        field = field.replace("sampling.", "sampling_params.", 1)  # as clients name it
+        if problem.startswith("unsupported: "):
+            return Unsupported(field, problem.removeprefix("unsupported: "))
+        return InvalidRequest(field, problem)
+    return PeerError(f"the verifier refused a prompt: {said}")
