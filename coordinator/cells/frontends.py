@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import grpc
 import structlog
@@ -51,7 +51,7 @@ class _Relay:
     number: int
     to: FrontendConnection
     answers: int = 1
-    call: RequestHandle | None = None
+    call: RequestHandle = field(init=False)  # from its submission on
     timer: Timer | None = None
 
     def push(self, piece: CommittedTokens) -> None:
@@ -109,7 +109,7 @@ class FrontendConnection:
             if relay is None:
                 self._metrics.dropped.labels(kind="drop", reason="late").inc()
             else:
-                self._cut(relay, cell_wire.read_failure(drop))
+                relay.call.cut(cell_wire.read_failure(drop))
         for abort in batch.aborts:
             names = abort.request_ids[:MAX_ABORTS]
             running = [name for name in names if self._cell.admission.abort(name)]
@@ -128,7 +128,7 @@ class FrontendConnection:
             self._refresh.cancel()
         relays, self._calls = list(self._calls.values()), {}
         for relay in relays:
-            self._cut(relay, RequestCancelled("its front end is gone"))
+            relay.call.cut(RequestCancelled("its front end is gone"))
 
     # Called by relays.
 
@@ -186,16 +186,12 @@ class FrontendConnection:
 
     def _finish(self, finish: frontend_pb2.Finish) -> None:
         relay = self._calls.get(finish.call)
-        if relay is None or relay.call is None:
+        if relay is None:
             self._metrics.dropped.labels(kind="finish", reason="late").inc()
         elif finish.index >= relay.answers:
             raise PeerError(f"answer {finish.index} of a request for {relay.answers}")
         else:
             relay.call.finish(finish.index)
-
-    def _cut(self, relay: _Relay, error: Exception) -> None:
-        if relay.call is not None:
-            relay.call.cut(error)  # which calls `over`, unless it was over before
 
     # Messages to the front end.
 
