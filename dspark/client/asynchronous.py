@@ -40,15 +40,11 @@ def _errors_of(endpoint: str) -> Iterator[None]:
 class AsyncStream(AnswerCall, AsyncIterator[Event]):
     """The events of one request, in order."""
 
-    _messages: Any = None
-
     async def __anext__(self) -> Event:
         while True:
-            if self._messages is None:
-                self._messages = aiter(self._call)
             try:
                 with _errors_of(self._endpoint):
-                    while (event := read_event(await anext(self._messages))) is None:
+                    while (event := read_event(await anext(aiter(self._call)))) is None:
                         continue
             except StopAsyncIteration:
                 self._check_end()
@@ -56,7 +52,6 @@ class AsyncStream(AnswerCall, AsyncIterator[Event]):
             except DsparkError as error:
                 await asyncio.sleep(self._pause(error))
                 self._resume()
-                self._messages = None
                 continue
             self._note(event)
             return event
