@@ -333,7 +333,7 @@ class RoundDriver:
         """Refuses a sequence that was not passed to the loop."""
         self._worker.refused(why)
         self._news.add(
-            Refused(sequence, epoch, why, message), Released(sequence, epoch, 0, 0, Why.NO_PAGES)
+            Refused(sequence, epoch, why, message), Released(sequence, epoch, 0, Why.NO_PAGES)
         )
 
     def _told_of(self, began: Iterable[Began]) -> Iterable[Told]:

@@ -177,8 +177,6 @@ class Placed:
     def fate(self, said: Released) -> LifeEvent | DsparkError:
         """The event to apply now that it was released, or its error if it is refused for good."""
         in_order = said.rounds == self.round
-        if self.prefilled:  # else it may have been refused before its prompt was read
-            in_order = in_order and said.committed_len == self.state.answer.committed_len
         if in_order and said.why is None and self.leaving is not None:
             return self.leaving
         if in_order and said.why is Why.OUT_OF_PAGES:

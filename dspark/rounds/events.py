@@ -214,7 +214,6 @@ class Released(NamedTuple):
     sequence: int
     epoch: int
     rounds: int  # reported
-    committed_len: int
     why: Why | None = None  # None: the coordinator released it
 
 

@@ -53,8 +53,7 @@ class Leaving:
     def gone(self, sequence: SequenceState, why: Why | None) -> None:
         self._forget(sequence)
         self.free(sequence)
-        number, epoch = sequence.number, sequence.epoch
-        self._ask(Released(number, epoch, sequence.round, sequence.committed_len, why))
+        self._ask(Released(sequence.number, sequence.epoch, sequence.round, why))
 
     def drop(self, sequence: SequenceState) -> None:
         """Ends a sequence at once, whatever is being drawn: it has ended, its client left, or its

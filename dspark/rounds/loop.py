@@ -137,7 +137,7 @@ class RoundLoop:
             self.counts["admission of a live sequence"] += 1
             return
         if number in self._live or epoch <= self._epochs.get(number, -1):
-            self._ask(Released(number, epoch, 0, told.prompt_len, Why.STALE_EPOCH))
+            self._ask(Released(number, epoch, 0, Why.STALE_EPOCH))
             return
         self._epochs.pop(number, None)
         self._epochs[number] = epoch

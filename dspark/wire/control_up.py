@@ -219,7 +219,6 @@ def _released(told: Released) -> verify_pb2.ControlUp.News:
             sequence=told.sequence,
             epoch=told.epoch,
             rounds=told.rounds,
-            committed_len=told.committed_len,
             why=cast("verify_pb2.SequenceReleased.Why", _WHYS.index(told.why)),
         )
     )
@@ -228,9 +227,7 @@ def _released(told: Released) -> verify_pb2.ControlUp.News:
 def _read_released(message: verify_pb2.SequenceReleased) -> Released:
     if not 0 <= message.why < len(_WHYS):
         raise PeerError(f"released.why: {message.why} is no reason")
-    return Released(
-        message.sequence, message.epoch, message.rounds, message.committed_len, _WHYS[message.why]
-    )
+    return Released(message.sequence, message.epoch, message.rounds, _WHYS[message.why])
 
 
 def _refused(told: Refused) -> verify_pb2.ControlUp.News:

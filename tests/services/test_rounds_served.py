@@ -163,8 +163,6 @@ async def test_sequences_settle_and_go_on_under_another_epoch(cell: Cell) -> Non
         for prompt, answer in zip(some, asked, strict=True):
             assert (await conductor.tokens(answer))[0] == plain(prompt, params, 60)
         assert sum(answer.moves for answer in asked) >= 4
-        settled = [each for each in conductor.released if each.why is None]
-        assert all(each.committed_len >= len(some[each.sequence - 1]) for each in settled)
     await freed(cell)
 
 

@@ -309,7 +309,7 @@ class PrefillStarted(_message.Message):
     def __init__(self, cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_types_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class SequenceReleased(_message.Message):
-    __slots__ = ("sequence", "epoch", "rounds", "committed_len", "why")
+    __slots__ = ("sequence", "epoch", "rounds", "why")
     class Why(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         WHY_AS_WISHED: _ClassVar[SequenceReleased.Why]
@@ -325,14 +325,12 @@ class SequenceReleased(_message.Message):
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     epoch: int
     rounds: int
-    committed_len: int
     why: SequenceReleased.Why
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., rounds: _Optional[int] = ..., committed_len: _Optional[int] = ..., why: _Optional[_Union[SequenceReleased.Why, str]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., rounds: _Optional[int] = ..., why: _Optional[_Union[SequenceReleased.Why, str]] = ...) -> None: ...
 
 class SequenceRefused(_message.Message):
     __slots__ = ("sequence", "epoch", "refusal")

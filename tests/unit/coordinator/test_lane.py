@@ -1027,17 +1027,13 @@ async def test_a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_
     assert cell.clean()
 
 
-def refused(
-    port: Any, told: PassReport, why: RefusalReason, message: str, *, looked_at: bool = False
-) -> list[Up]:
-    """What comes in place of a report: its one sequence is refused. looked_at: its prompt has
-    been."""
+def refused(port: Any, told: PassReport, why: RefusalReason, message: str) -> list[Up]:
+    """What comes in place of a report: its one sequence is refused."""
     (row,) = told.report.rounds
     port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
-    length = looked_at * row.committed_before
     return [
         Refused(row.sequence, row.epoch, why, message),
-        Released(row.sequence, row.epoch, 0, length, Why.NO_PAGES),
+        Released(row.sequence, row.epoch, 0, Why.NO_PAGES),
     ]
 
 
@@ -1107,7 +1103,6 @@ async def test_of_several_answers_one_waits_for_a_busy_verifier_once_another_is_
     assert states[busy].sequence.epoch == 1
 
 
-@pytest.mark.parametrize("looked_at", [False, True])
 @pytest.mark.parametrize(
     ("why", "error", "words"),
     [
@@ -1123,12 +1118,10 @@ async def test_of_several_answers_one_waits_for_a_busy_verifier_once_another_is_
 )
 @virtual
 async def test_who_is_refused_hears_why(
-    why: RefusalReason, error: type[DsparkError], words: str, looked_at: bool
+    why: RefusalReason, error: type[DsparkError], words: str
 ) -> None:
     cell = RoundsCell(config=CoordinatorConfig(max_handovers=2))
-    cell.port.in_reports(
-        lambda each: refused(cell.port, each, why, "not these", looked_at=looked_at)
-    )
+    cell.port.in_reports(lambda each: refused(cell.port, each, why, "not these"))
     state = cell.ask()
     await cell.finish(state)
     with pytest.raises(error, match=words):

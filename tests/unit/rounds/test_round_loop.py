@@ -78,7 +78,7 @@ def test_a_prompt_without_pages_is_gone() -> None:
     verifier = Verifier()
     verifier.tell(Admit(1, 0, PROMPT, 20, drafter=DRAFTER))
     actions = verifier.tell(PrefillRefused(1, 0))
-    assert only(actions, Released) == Released(1, 0, 0, PROMPT, Why.NO_PAGES)
+    assert only(actions, Released) == Released(1, 0, 0, Why.NO_PAGES)
     assert only(actions, CloseAtDrafter).drafter == DRAFTER
     assert verifier.state(1) == "GONE"
     assert verifier.pages.freed == [(1, 0)]
@@ -94,7 +94,7 @@ def test_a_prompt_that_settles_is_called_back_and_its_anchor_reported_if_it_was_
     assert verifier.state(1) == "SETTLING"
     actions = verifier.tell(Prefilled(1, 0, 7) if drawn else PrefillRefused(1, 0))
     assert len(rounds(actions)) == drawn
-    assert only(actions, Released) == Released(1, 0, int(drawn), PROMPT + drawn, None)
+    assert only(actions, Released) == Released(1, 0, int(drawn))
 
 
 # Between rounds.
@@ -462,13 +462,13 @@ def test_whoever_could_not_be_judged_leaves_and_the_others_go_on() -> None:
     actions = verifier.tell(PassEnded(run.number, [Verdict((4, 5)), None, None]))
     assert [each.sequence for each in rounds(actions)] == [1]
     gone = {each.sequence: each for each in of(actions, Released)}
-    assert (gone[2].why, gone[2].rounds, gone[2].committed_len) == (Why.FAILED, 1, PROMPT + 1)
+    assert (gone[2].why, gone[2].rounds) == (Why.FAILED, 1)
     assert gone[3].why is None, "it was to leave anyhow"
     assert {2, 3} <= {sequence for sequence, _ in verifier.pages.freed}
     run = only(verifier.acknowledge(actions) or actions, RunPass)
     assert [row.sequence for row in run.rows] == [1]
     actions = verifier.tell(PassEnded(run.number, [None]))
-    assert actions == [Released(1, 0, 2, PROMPT + 3, Why.FAILED)], "and no report"
+    assert actions == [Released(1, 0, 2, Why.FAILED)], "and no report"
 
 
 def test_a_prefix_is_cut_to_the_pages_there_are() -> None:

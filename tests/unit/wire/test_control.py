@@ -175,8 +175,8 @@ def _up(*news: Up) -> verify_pb2.ControlUp:
 
 def test_what_a_verifier_tells_comes_back_in_its_sequence() -> None:
     others: list[Up] = [
-        Released(7, 2, 5, 40, Why.OUT_OF_PAGES),
-        Released(8, 0, 0, 0),
+        Released(7, 2, 5, Why.OUT_OF_PAGES),
+        Released(8, 0, 0),
         Refused(7, 2, RefusalReason.NO_PAGES, "none is left"),
         DrafterEvent(4, "late"),
         Draining(1.5),
@@ -197,7 +197,7 @@ def test_what_a_verifier_tells_comes_back_in_its_sequence() -> None:
 
 def test_every_reason_to_be_gone_travels() -> None:
     for why in (None, *Why):
-        assert read_up(_up(Released(1, 2, 3, 4, why))) == [Released(1, 2, 3, 4, why)]
+        assert read_up(_up(Released(1, 2, 3, why))) == [Released(1, 2, 3, why)]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_empty_orders_and_news_break_the_protocol() -> None:
         read_down(verify_pb2.ControlDown(orders=[verify_pb2.ControlDown.Order()]))
     with pytest.raises(PeerError, match=r"^news"):
         read_up(verify_pb2.ControlUp(news=[verify_pb2.ControlUp.News()]))
-    released = _up(Released(1, 2, 3, 4))
+    released = _up(Released(1, 2, 3))
     for why in (9, -1, -9):
         released.news[0].released.why = why
         with pytest.raises(PeerError, match=r"^released\.why"):
