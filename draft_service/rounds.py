@@ -217,7 +217,9 @@ class Rounds:
                 f"hello.projection: rows made by {hello.projection[:64]!r} are of no use here"
             )
         self._verifier = hello.verifier_incarnation
-        welcome = draft_pb2.RoundsWelcome(drafter_version=self._engine.fingerprint)
+        welcome = draft_pb2.RoundsWelcome(
+            incarnation=self._worker.incarnation, drafter_version=self._engine.fingerprint
+        )
         self._say(draft_pb2.RoundsEvent(welcome=welcome))
 
     # Contexts.

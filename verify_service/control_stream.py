@@ -81,7 +81,7 @@ class ControlStream:
         """Yields reports until the coordinator ends the stream, breaks the protocol or is silent
         for a lease."""
         lease_s = self._worker.engine.config.lease_s
-        self._outbox.put(write_up((), int(1e3 * lease_s)))
+        self._outbox.put(write_up(self._worker.incarnation, (), int(1e3 * lease_s)))
         reading = asyncio.create_task(self._read(requests))
         watching = asyncio.create_task(self._watch(lease_s))
         try:
@@ -97,7 +97,7 @@ class ControlStream:
             log.info("control.ended")
 
     def _say(self, news: Sequence[Up]) -> None:
-        self._outbox.put(write_up(news))
+        self._outbox.put(write_up(self._worker.incarnation, news))
 
     def _say_draining(self) -> None:
         self._say([Draining(self._worker.draining.left_ms * 1e-3)])

@@ -373,6 +373,8 @@ def _count(known: _KnownPeer, whole: bool) -> None:
 
 
 def _greet(known: _KnownPeer, welcome: draft_pb2.RoundsWelcome) -> None:
+    if welcome.incarnation != known.sink.incarnation:
+        raise PeerError(f"welcome.incarnation: {welcome.incarnation} is another process")
     if not 0 < len(welcome.drafter_version) <= MAX_VERSION:
         raise PeerError(f"welcome.drafter_version: {len(welcome.drafter_version)} characters")
     known.version = welcome.drafter_version

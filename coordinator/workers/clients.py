@@ -117,6 +117,10 @@ class ControlClient(WorkerStream):
             yield write_down(self._incarnation, orders)
 
     def _hear(self, message: verify_pb2.ControlUp) -> None:
+        if message.incarnation != self._incarnation:
+            raise PeerError(
+                f"incarnation: {message.incarnation} speaks, {self._incarnation} was meant"
+            )
         if message.lease_ms:
             self._lease_s = message.lease_ms * 1e-3
             self._more.set()

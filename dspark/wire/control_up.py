@@ -35,9 +35,11 @@ _News = verify_pb2.ControlUp.News
 _WHYS = (None, Why.NO_PAGES, Why.OUT_OF_PAGES, Why.FAILED, Why.STALE_EPOCH)
 
 
-def write_up(news: Sequence[Up], lease_ms: int = 0) -> verify_pb2.ControlUp:
-    """Writes news. lease_ms: set in the first message."""
-    return verify_pb2.ControlUp(lease_ms=lease_ms, news=[_WRITE[type(each)](each) for each in news])
+def write_up(incarnation: int, news: Sequence[Up], lease_ms: int = 0) -> verify_pb2.ControlUp:
+    """Writes news. incarnation: the sending process. lease_ms: set in the first message."""
+    return verify_pb2.ControlUp(
+        incarnation=incarnation, lease_ms=lease_ms, news=[_WRITE[type(each)](each) for each in news]
+    )
 
 
 def read_up(message: verify_pb2.ControlUp) -> list[Up]:

@@ -13,9 +13,8 @@ import numpy as np
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 
 INCARNATION = 77
-Reply = Callable[
-    [draft_pb2.Order], list[draft_pb2.Blocks] | None
-]  # None ends the stream, [] stays silent
+Said = draft_pb2.Blocks | draft_pb2.RoundsWelcome
+Reply = Callable[[draft_pb2.Order], list[Said] | None]  # None ends the stream, [] stays silent
 
 
 class FakeDrafter(draft_pb2_grpc.DraftServicer):
@@ -60,7 +59,9 @@ class FakeDrafter(draft_pb2_grpc.DraftServicer):
         async for command in request_iterator:
             match command.WhichOneof("command"):
                 case "hello" if self.greets:
-                    welcome = draft_pb2.RoundsWelcome(drafter_version="fake")
+                    welcome = draft_pb2.RoundsWelcome(
+                        incarnation=INCARNATION, drafter_version="fake"
+                    )
                     yield draft_pb2.RoundsEvent(welcome=welcome)
                 case "open":
                     self.opened += 1
@@ -73,7 +74,8 @@ class FakeDrafter(draft_pb2_grpc.DraftServicer):
                     if (said := self.reply(command.order)) is None:
                         return
                     for each in said:
-                        yield draft_pb2.RoundsEvent(blocks=each)
+                        is_blocks = isinstance(each, draft_pb2.Blocks)
+                        yield draft_pb2.RoundsEvent(**{"blocks" if is_blocks else "welcome": each})
 
 
 def sound(order: draft_pb2.Order, /, **changes: Any) -> draft_pb2.Blocks:

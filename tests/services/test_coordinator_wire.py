@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_drafter import LIES, FakeDrafter, Reply, sound
+from fake_drafter import LIES, FakeDrafter, Reply, Said, sound
 
 from dspark.client import AsyncClient
 from dspark.wire.v1 import draft_pb2
@@ -47,6 +47,9 @@ WILD: dict[str, Reply] = {
         for what in ("twice", "no distributions", "nothing at all")
     },
     "the end of its stream": ends_the_stream,
+    "the greeting of another process": lambda order: [
+        draft_pb2.RoundsWelcome(incarnation=5, drafter_version="another")
+    ],
 }
 
 
@@ -72,7 +75,7 @@ async def test_whatever_it_says_no_id_changes_and_it_is_let_go_and_tried_again(
 async def test_one_malformed_block_among_good_ones_costs_that_block(cell: Cell) -> None:
     numbers = itertools.count()
 
-    def reply(order: draft_pb2.Order) -> list[draft_pb2.Blocks] | None:
+    def reply(order: draft_pb2.Order) -> list[Said] | None:
         return [sound(order)] if next(numbers) % 2 else LIES["no distributions"](order)
 
     coordinator, wild = await staged(cell, reply)
@@ -85,7 +88,7 @@ async def test_one_malformed_block_among_good_ones_costs_that_block(cell: Cell) 
 
 
 async def test_a_drafter_that_forgot_a_context_gets_it_again(cell: Cell) -> None:
-    def reply(order: draft_pb2.Order) -> list[draft_pb2.Blocks]:
+    def reply(order: draft_pb2.Order) -> list[Said]:
         forgot = {"empty_reasons": [draft_pb2.EMPTY_REASON_UNKNOWN_SEQUENCE], "watermarks": [0]}
         return [empty(order, **forgot) if wild.opened == 1 else sound(order)]
 

@@ -167,7 +167,10 @@ def truth(first_token: int, start: int, count: int, engine: Any) -> list[int]:
 async def test_rows_and_order_are_one_message_and_the_block_follows(drafter: Any) -> None:
     async with RoundsCall(drafter) as call:
         welcome = (await call.hear()).welcome
-        assert welcome.drafter_version == drafter.engine.fingerprint
+        assert (welcome.incarnation, welcome.drafter_version) == (
+            drafter.incarnation,
+            drafter.engine.fingerprint,
+        )
         await call.open(1)
         await call.open(2)
         first, second = await call.order(1, row(1, 10), row(2, 7, slots=2))
@@ -486,7 +489,7 @@ async def test_a_stranger_gets_no_rounds_and_a_worker_does(tmp_path: Path) -> No
                 call = draft_pb2_grpc.DraftStub(channel).Rounds(metadata=metadata)
                 if code is grpc.StatusCode.OK:  # a write that meets a refusal would hide it
                     await call.write(draft_pb2.RoundsCommand(hello=hello))
-                    assert (await call.read()).welcome.drafter_version
+                    assert (await call.read()).welcome.incarnation == process.incarnation
                     await call.done_writing()
                 assert await asyncio.wait_for(call.code(), 20) is code
         assert process.metrics.value("refusals_total", reason="unauthenticated") == 2

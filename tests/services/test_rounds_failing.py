@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import workers
 from conductor import Answer, Conductor, conducting, planned
-from fake_drafter import INCARNATION, LIES, FakeDrafter, sound
+from fake_drafter import INCARNATION, LIES, FakeDrafter, Said, sound
 from synthetic_file import synthetic_file
 
 from dspark.errors import Overloaded
@@ -108,7 +108,7 @@ async def test_an_order_brings_the_mask_of_each_sequence(
 ) -> None:
     heard: set[tuple[int, bytes]] = set()
 
-    def reply(order: draft_pb2.Order) -> list[draft_pb2.Blocks] | None:
+    def reply(order: draft_pb2.Order) -> list[Said] | None:
         read = read_order(order)
         heard.update(zip(read.sequences, read.masks, strict=True))
         return [sound(order)]

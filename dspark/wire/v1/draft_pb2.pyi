@@ -192,10 +192,12 @@ class RoundsEvent(_message.Message):
     def __init__(self, welcome: _Optional[_Union[RoundsWelcome, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., opened: _Optional[_Union[ContextOpened, _Mapping]] = ...) -> None: ...
 
 class RoundsWelcome(_message.Message):
-    __slots__ = ("drafter_version",)
+    __slots__ = ("incarnation", "drafter_version")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
     drafter_version: str
-    def __init__(self, drafter_version: _Optional[str] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., drafter_version: _Optional[str] = ...) -> None: ...
 
 class ContextOpened(_message.Message):
     __slots__ = ("sequence", "epoch", "refusal")

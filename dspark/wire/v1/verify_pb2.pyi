@@ -221,7 +221,7 @@ class Kept(_message.Message):
     def __init__(self, sequence: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ControlUp(_message.Message):
-    __slots__ = ("lease_ms", "news")
+    __slots__ = ("incarnation", "lease_ms", "news")
     class News(_message.Message):
         __slots__ = ("report", "released", "refused", "drafter", "draining")
         REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -235,11 +235,13 @@ class ControlUp(_message.Message):
         drafter: DrafterHealth
         draining: _types_pb2.Draining
         def __init__(self, report: _Optional[_Union[PassReport, _Mapping]] = ..., released: _Optional[_Union[SequenceReleased, _Mapping]] = ..., refused: _Optional[_Union[SequenceRefused, _Mapping]] = ..., drafter: _Optional[_Union[DrafterHealth, _Mapping]] = ..., draining: _Optional[_Union[_types_pb2.Draining, _Mapping]] = ...) -> None: ...
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     NEWS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
     lease_ms: int
     news: _containers.RepeatedCompositeFieldContainer[ControlUp.News]
-    def __init__(self, lease_ms: _Optional[int] = ..., news: _Optional[_Iterable[_Union[ControlUp.News, _Mapping]]] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., lease_ms: _Optional[int] = ..., news: _Optional[_Iterable[_Union[ControlUp.News, _Mapping]]] = ...) -> None: ...
 
 class PassReport(_message.Message):
     __slots__ = ("sequence", "epoch", "round", "committed_before", "tokens", "token_ids", "accepted", "verified", "drafted", "confidence", "drafter", "why_empty", "reasons", "logprobs", "labels", "draws", "forward_s", "round_s", "draft_s", "waited_s", "context", "batch_tokens", "prefill_tokens", "pages_free", "started", "forced", "forbidden")

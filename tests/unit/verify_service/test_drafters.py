@@ -52,7 +52,7 @@ class Drafter(draft_pb2_grpc.DraftServicer):
         return draft_pb2.DrafterDescription()
 
     def Rounds(self, request_iterator: Any, context: Any) -> Iterator[draft_pb2.RoundsEvent]:
-        welcome = draft_pb2.RoundsWelcome(drafter_version="of the test")
+        welcome = draft_pb2.RoundsWelcome(incarnation=77, drafter_version="of the test")
         yield draft_pb2.RoundsEvent(welcome=welcome)
         while (said := self.said.get()) is not None:
             is_blocks = isinstance(said, draft_pb2.Blocks)

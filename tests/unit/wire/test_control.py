@@ -170,7 +170,7 @@ BEGAN = PassReport(Report(0, [RoundReport(7, 2, 0, 3, (4,))]), started=Started(1
 
 
 def _up(*news: Up) -> verify_pb2.ControlUp:
-    return verify_pb2.ControlUp.FromString(write_up(news).SerializeToString())
+    return verify_pb2.ControlUp.FromString(write_up(3, news).SerializeToString())
 
 
 def test_what_a_verifier_tells_comes_back_in_its_sequence() -> None:
