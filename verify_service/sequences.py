@@ -171,8 +171,7 @@ def check_prompt(
         return invalid(f"token_ids: an id is not below the vocabulary size {vocab_size}")
     if not count < reserve_tokens <= context_length + MAX_SLOTS + 1:
         return invalid(
-            f"reserve_tokens: {reserve_tokens} is not in "
-            f"{count + 1}..{context_length + MAX_SLOTS + 1}"
+            f"longest: {reserve_tokens} is not in {count + 1}..{context_length + MAX_SLOTS + 1}"
         )
     return None
 

@@ -498,7 +498,7 @@ async def test_prompts_that_cannot_be_taken_are_refused_by_field(pair: str) -> N
         ]
         for answer, field in zip(
             asked,
-            ("token_ids", "sampling.temperature", "sampling.prompt_logprobs", "reserve_tokens"),
+            ("token_ids", "sampling.temperature", "sampling.prompt_logprobs", "longest"),
             strict=True,
         ):
             await conductor.tokens(answer)
