@@ -30,8 +30,13 @@ def validated(kind: type[M], content: bytes) -> M:
             raise InvalidRequest("body", f"{error.error_count()} values are wrong") from None
         errors = error.errors(include_url=False, include_input=False, include_context=False)
         paths = [_path(kind, each) for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
-        # Of a union's alternatives report the one that matched deepest.
-        at = max(range(len(paths)), key=lambda place: paths[place].count("."))
+
+        def reach(place: int) -> tuple[int, list[int]]:
+            items = [part for part in errors[place]["loc"] if isinstance(part, int)]
+            return paths[place].count(".") + len(items), items
+
+        # Of a union's alternatives report the one that matched deepest, then farthest in a list.
+        at = max(range(len(paths)), key=reach)
         field, problem = paths[at], str(errors[at]["msg"])
         raise InvalidRequest(field or "body", problem[:1].lower() + problem[1:300]) from None
 

@@ -113,6 +113,21 @@ def test_a_list_is_refused_at_its_first_wrong_item(
     assert told.value.field.startswith(field)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        (["a", 5], "prompt[1]: input should be a valid string"),
+        ([5, "a"], "prompt[1]: input should be a valid integer"),
+        ([[5], [6, "a"]], "prompt[1][1]: input should be a valid integer"),
+        (5, "prompt: input should be a valid string"),
+    ],
+)
+def test_an_item_of_another_kind_than_those_before_it_is_named(prompt: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest) as told:
+        validated(CompletionBody, json.dumps({"prompt": prompt}).encode())
+    assert str(told.value) == said
+
+
 def test_an_object_of_many_wrong_values_is_refused_without_a_look_at_each() -> None:
     biases = {str(token): "much" for token in range(MOST_ERRORS + 1)}
     content = json.dumps({"prompt": "a", "logit_bias": biases}).encode()
