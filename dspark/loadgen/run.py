@@ -49,6 +49,11 @@ class LoadPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("requests", "duration_s", "warmup"):
+            if not getattr(self, name) >= 0:
+                raise InvalidRequest(name.removesuffix("_s"), "must be 0 or more")
+        if not self.timeout_s > 0:
+            raise InvalidRequest("timeout", "must be above 0")
         if (self.concurrency > 0) == (self.rate > 0):
             raise InvalidRequest("concurrency", "give either a concurrency or a rate, above 0")
         if self.concurrency > MOST_USERS:
@@ -57,8 +62,9 @@ class LoadPlan:
             raise InvalidRequest("requests", f"more than {MOST_REQUESTS} at one point")
         if self.requests <= 0 and self.duration_s <= 0:
             raise InvalidRequest("requests", "give a number of requests, a duration or both")
-        if self.warmup < 0 or self.timeout_s <= 0:
-            raise InvalidRequest("warmup", "warmup must be 0 or more, and the timeout above 0")
+        if self.duration_s and 0 < self.rate * self.duration_s < 1:
+            # its warm-up, too, could take for ever
+            raise InvalidRequest("rate", f"{self.rate:g} is no request in {self.duration_s:g} s")
 
 
 @dataclass

@@ -159,17 +159,25 @@ def test_speculation_is_averaged_over_rounds_or_read_off_the_counters() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "field"),
     [
-        {"requests": 1},
-        {"concurrency": 1},
-        {"concurrency": 1, "rate": 1.0, "requests": 1},
-        {"concurrency": 10**9, "requests": 1},
-        {"rate": 1e9, "duration_s": 1.0},
+        ({"requests": 1}, "concurrency"),
+        ({"concurrency": 1}, "requests"),
+        ({"concurrency": 1, "rate": 1.0, "requests": 1}, "concurrency"),
+        ({"concurrency": 10**9, "requests": 1}, "concurrency"),
+        ({"rate": 1e9, "duration_s": 1.0}, "requests"),
+        ({"rate": 1e-9, "duration_s": 1.0, "warmup": 2}, "rate"),
+        ({"concurrency": 1, "duration_s": -1.0}, "duration"),
+        ({"concurrency": 1, "duration_s": float("nan")}, "duration"),
+        ({"concurrency": 1, "requests": 1, "timeout_s": 0.0}, "timeout"),
+        ({"concurrency": 1, "requests": 1, "warmup": -1}, "warmup"),
+        ({"concurrency": 1, "requests": -1, "duration_s": 1.0}, "requests"),
     ],
 )
-def test_a_plan_that_says_too_little_or_too_much_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(InvalidRequest):
+def test_a_plan_that_says_too_little_or_too_much_is_refused(
+    wrong: dict[str, float], field: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{field}: "):
         LoadPlan(**wrong)  # type: ignore[arg-type]
 
 
