@@ -16,7 +16,7 @@ from dspark.client.events import Completion, Event, ModelInfo, read_event, read_
 from dspark.client.explanation import EndedAnswer, RoundExplanation, read_ended, read_explanation
 from dspark.client.fields import count_of, text_of, texts_of
 from dspark.client.request import Options, spelled_out
-from dspark.client.resuming import AnswerCall, bounded
+from dspark.client.resuming import AnswerCall
 from dspark.client.status import CellStatus, read_status
 from dspark.errors import DsparkError
 from dspark.runtime.channel import open_channel
@@ -109,7 +109,7 @@ class AsyncClient(BaseClient[AsyncStream]):
         message = control_pb2.ExplainRequest(
             request_id=text_of("request_id", request_id), rounds=count_of("rounds", rounds)
         )
-        call = self._control.Explain(message, timeout=bounded(timeout), metadata=self._metadata)
+        call = self._begin(self._control.Explain, message, timeout)
         try:
             with _errors_of(self.endpoint):
                 async for told in call:
@@ -134,7 +134,7 @@ class AsyncClient(BaseClient[AsyncStream]):
 
     async def _once(self, method: Callable[..., Any], message: Any, timeout: float) -> Any:
         with _errors_of(self.endpoint):
-            return await method(message, timeout=bounded(timeout), metadata=self._metadata)
+            return await self._begin(method, message, timeout)
 
     async def __aenter__(self) -> Self:
         return self

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar, Unpack
 
+import grpc
+
 from dspark.client.cell import whom_to_call
-from dspark.client.errors import InvalidRequest
+from dspark.client.errors import Cancelled, InvalidRequest
 from dspark.client.fields import number_of
 from dspark.client.request import SERVICE_CONFIG, Options, spelled_out, write_request
 from dspark.client.resuming import AnswerCall
 from dspark.runtime.channel import auth_metadata
 from dspark.runtime.tls import Tls
 from dspark.wire.v1 import control_pb2_grpc, generate_pb2, generate_pb2_grpc
+
+LONGEST_S = 1e9  # gRPC takes a deadline that is much later for one that has passed
 
 S = TypeVar("S", bound=AnswerCall)
 
@@ -64,7 +68,16 @@ class BaseClient(Generic[S]):
             raise InvalidRequest("resume_s", f"must be at least 0, got {resume_s:g}")
 
         def ask(message: generate_pb2.GenerateRequest, left_s: float | None) -> Any:
-            return self._generation.Generate(message, timeout=left_s, metadata=self._metadata)
+            return self._begin(self._generation.Generate, message, left_s)
 
         made: S = self._stream(ask, self.endpoint, request, resume_s=resume_s, timeout=timeout)
         return made
+
+    def _begin(self, method: Callable[..., Any], message: Any, timeout: float | None) -> Any:
+        """Makes a call. Cancelled if this client is closed."""
+        if timeout is not None:
+            timeout = min(timeout, LONGEST_S)
+        try:
+            return method(message, timeout=timeout, metadata=self._metadata)
+        except (ValueError, grpc.aio.UsageError):  # gRPC's words for a closed channel
+            raise Cancelled("the client is closed") from None

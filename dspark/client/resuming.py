@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import grpc
-
 from dspark.client.errors import Cancelled, ServerError
 from dspark.client.events import Chunk, Event, Finished
 from dspark.errors import DsparkError, Overloaded, Unavailable
@@ -16,11 +14,6 @@ from dspark.wire.v1 import generate_pb2
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
 MOST_ANSWERS = 1024  # whose tokens are counted; servers refuse fewer already
-
-
-def bounded(timeout: float | None) -> float | None:
-    """A deadline in seconds that gRPC can take: a much larger one would have passed already."""
-    return None if timeout is None else min(timeout, 1e9)
 
 
 class AnswerCall:
@@ -67,7 +60,7 @@ class AnswerCall:
         """Seconds until the deadline of the request, at least 0.001; None without a deadline."""
         if self._deadline is None:
             return None
-        return bounded(max(self._deadline - self._clock(), 0.001))
+        return max(self._deadline - self._clock(), 0.001)
 
     def _note(self, event: Event) -> None:
         """Notes a received event: a resumption continues after its tokens."""
@@ -111,15 +104,12 @@ class AnswerCall:
 
     def _resume(self) -> None:
         """Makes the call for the missing tokens, after the pause. Raises Cancelled if the request
-        was closed meanwhile."""
+        or its client was closed meanwhile."""
         self._check_open()
         missing = generate_pb2.GenerateRequest()
         missing.CopyFrom(self._request)
         missing.resume.offsets[:] = self._offsets
-        try:
-            self._call = self._ask(missing, self._left_s)
-        except (ValueError, grpc.aio.UsageError) as error:  # its client was closed meanwhile
-            raise Cancelled("the call was cancelled") from error
+        self._call = self._ask(missing, self._left_s)
         if self._closed:  # on another thread, which still saw the call before
             self._call.cancel()
 

@@ -18,7 +18,7 @@ from dspark.client.events import Completion, Event, ModelInfo, read_event, read_
 from dspark.client.explanation import EndedAnswer, RoundExplanation, read_ended, read_explanation
 from dspark.client.fields import count_of, text_of, texts_of
 from dspark.client.request import Options, spelled_out
-from dspark.client.resuming import AnswerCall, bounded
+from dspark.client.resuming import AnswerCall
 from dspark.client.status import CellStatus, read_status
 from dspark.runtime.channel import sync_channel
 from dspark.wire.v1 import control_pb2, generate_pb2
@@ -94,7 +94,7 @@ class Client(BaseClient[Stream]):
         message = control_pb2.ExplainRequest(
             request_id=text_of("request_id", request_id), rounds=count_of("rounds", rounds)
         )
-        call = self._control.Explain(message, timeout=bounded(timeout), metadata=self._metadata)
+        call = self._begin(self._control.Explain, message, timeout)
         try:
             for told in call:
                 yield read_explanation(told)
@@ -120,7 +120,7 @@ class Client(BaseClient[Stream]):
 
     def _once(self, method: Callable[..., Any], message: Any, timeout: float) -> Any:
         try:
-            return method(message, timeout=bounded(timeout), metadata=self._metadata)
+            return self._begin(method, message, timeout)
         except grpc.RpcError as error:
             raise read_error(error, self.endpoint) from None
 

@@ -34,6 +34,7 @@ from dspark.client import (
     ServerError,
     Unavailable,
     Unsupported,
+    synchronous,
 )
 from dspark.client.request import Options
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc, types_pb2
@@ -414,6 +415,35 @@ def test_generate_refuses_what_it_could_not_tell_by_the_word_that_was_typed(
     assert main(["generate", "--endpoint", service.endpoint, *words]) == 1
     assert capsys.readouterr().err == f"dspark: {said}\n"
     assert not service.calls
+
+
+def test_a_stream_whose_client_is_closed_while_it_pauses_is_not_resumed(
+    service: Counter, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synchronous.time, "sleep", lambda _: client.close())
+    with pytest.raises(Cancelled):
+        next(client.generate([1], request_id="cut", resume_s=5.0))
+    assert service.calls == 1
+
+
+async def test_a_closed_client_calls_nobody() -> None:
+    arguments: Any = {"generate": [[1]], "complete": [[1]], "abort": ["r"], "explain": ["r"]}
+    with Client("127.0.0.1:9") as client:
+        pass
+    async with AsyncClient("127.0.0.1:9") as other:
+        pass
+
+    async def ask(whom: Any, name: str) -> None:
+        asked = getattr(whom, name)(*arguments.get(name, ()))
+        if name == "explain":
+            _ = next(asked) if whom is client else await anext(asked)
+        elif whom is other:
+            await asked
+
+    for name in (*arguments, "model_info", "status", "ended"):
+        for whom in (client, other):
+            with pytest.raises(Cancelled, match="the client is closed"):
+                await ask(whom, name)
 
 
 def test_a_call_ended_by_the_server_is_unavailable_and_one_ended_here_is_cancelled(

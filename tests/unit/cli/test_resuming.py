@@ -188,16 +188,3 @@ async def test_nor_is_one_of_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Cancelled):
         await anext(stream)
     assert len(asked.messages) == 1
-
-
-def test_a_client_that_is_closed_meanwhile_ends_its_streams_in_the_same_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Closed(Asked):
-        def __call__(self, message: generate_pb2.GenerateRequest, left_s: float | None) -> Broken:
-            if self.messages:
-                raise ValueError("Cannot invoke RPC on closed channel!")
-            return super().__call__(message, left_s)
-
-    with pytest.raises(Cancelled):
-        next(stream_of(Closed(monkeypatch)))
