@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from dspark.errors import InvalidRequest
+from dspark.runtime.identity import LONGEST_TOKEN
 from dspark.runtime.tls import Tls
 
 MAX_MESSAGE = 256 * 1024 * 1024
@@ -93,9 +94,11 @@ def _opened(
 
 def auth_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
     """Call metadata that carries the shared secret; pass it on every call (`metadata=`). Raises
-    InvalidRequest for a secret with characters that no header may have."""
+    InvalidRequest for a secret that no header may hold."""
     if token and not (token.isascii() and token.isprintable()):
         raise InvalidRequest("token", "has a line end, or another character that is not in tokens")
+    if token and len(token) > LONGEST_TOKEN:
+        raise InvalidRequest("token", f"{len(token)} characters, at most {LONGEST_TOKEN} are taken")
     return (("authorization", f"Bearer {token}"),) if token else ()
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from dspark.errors import ConfigError
 from dspark.whole_file import placed
 
-LEAST_TOKEN = 16  # characters of any secret
+# characters of any secret: a listener takes 8 KiB of metadata, gRPC's own included
+LEAST_TOKEN, LONGEST_TOKEN = 16, 7 * 1024
 DEFAULT_CELL = "dspark"
 
 
@@ -65,6 +66,10 @@ def read_token(path: str | Path | None, key: str = "token_file") -> str | None:
     if len(token) < LEAST_TOKEN:
         raise ConfigError(
             f"{key}: {path} holds {len(token)} characters, at least {LEAST_TOKEN} are needed"
+        )
+    if len(token) > LONGEST_TOKEN:
+        raise ConfigError(
+            f"{key}: {path} holds {len(token)} characters, at most {LONGEST_TOKEN} are taken"
         )
     return token
 

@@ -274,6 +274,9 @@ def test_a_token_file_is_private_and_long_enough(tmp_path: Path) -> None:
     path.write_text("short")
     with pytest.raises(ConfigError, match="at least 16"):
         read_token(path)
+    path.write_text("long" * 2000)  # no listener would take it
+    with pytest.raises(ConfigError, match="at most 7168"):
+        read_token(path)
     with pytest.raises(ConfigError, match="cannot read"):
         read_token(tmp_path / "absent")
 
