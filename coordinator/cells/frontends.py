@@ -39,6 +39,7 @@ log = structlog.get_logger("dspark.cell")
 # Parts of messages that may wait for one front end: seconds of all a coordinator can commit.
 MAX_UNSENT = 65_536
 MAX_ABORTS = 1024
+MOST_WAITED_US = 10**12  # eleven days
 TERMS_S = 0.25  # longest age of the terms that a front end holds
 # How much later than the front end the coordinator ends a request at its deadline.
 BACKSTOP_S = 1.0
@@ -181,6 +182,8 @@ class FrontendConnection:
         if len(submit.tenant) > MAX_TENANT or "/" in submit.tenant:
             raise InvalidRequest("tenant", "not a tenant's name")
         request = replace(request, tenant=submit.tenant)
+        if submit.waited_us > MOST_WAITED_US:
+            raise PeerError(f"waited_us: {submit.waited_us} is above {MOST_WAITED_US}")
         arrived = self._clock.time() - submit.waited_us / 1e6
         return SubmitRequest(message, request, arrived, submit.deadline_us / 1e6)
 

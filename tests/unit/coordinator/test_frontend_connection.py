@@ -82,6 +82,26 @@ async def test_a_front_end_that_does_not_read_is_let_go(monkeypatch: pytest.Monk
 
 
 @virtual
+async def test_a_request_that_waited_for_ages_costs_its_own_answer_alone() -> None:
+    cell = RoundsCell()
+    attachment = await attached(cell)
+    attachment.heard(submit(1, 12))
+    late = submit(2, 12)
+    late.submits[0].waited_us = 2**64 - 1
+    attachment.heard(late)
+    failed: list[frontend_pb2.Failed] = []
+    ended: list[int] = []
+    while not ended:
+        batch = await attachment.next()
+        assert batch is not None
+        failed += batch.failed
+        ended += [one.call for one in batch.ended]
+    assert ended == [1]
+    assert [(one.call, one.message.split(":")[0]) for one in failed] == [(2, "waited_us")]
+    attachment.close()
+
+
+@virtual
 async def test_an_answer_that_its_text_ended_is_freed_and_not_spoken_of_again() -> None:
     cell = RoundsCell()
     attachment = await attached(cell)
