@@ -15,6 +15,7 @@ from rich.progress import (
 )
 
 from dspark import plots
+from dspark.errors import ConfigError
 from dspark.training.disk import write_whole
 
 
@@ -52,22 +53,29 @@ class Log:
         last state."""
         if not self.path.exists():
             return
-        lines = self.path.read_text(encoding="utf-8").split("\n")
-        whole = lines[:-1]  # what follows the last line break is torn
-        kept = [
-            line
-            for number, line in enumerate(whole)
-            if not number or float(line.split(",")[0]) <= step
-        ]
-        if len(kept) < 2:
+        columns, rows = self._parsed()
+        kept = [[*map(repr, row)] for row in rows if row[0] <= step]
+        if not kept:
             self.path.unlink()
         else:
-            write_whole(self.path, "".join(f"{line}\n" for line in kept))
+            write_whole(self.path, "".join(f"{','.join(row)}\n" for row in [columns, *kept]))
 
     def read(self) -> dict[str, list[float]]:
-        with self.path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        return {key: [float(row[key]) for row in rows] for key in (rows[0] if rows else {})}
+        columns, rows = self._parsed()
+        return dict(zip(columns, map(list, zip(*rows, strict=True)), strict=False))
+
+    def _parsed(self) -> tuple[list[str], list[list[float]]]:
+        """Columns and rows, without a torn last line. ConfigError for a damaged file."""
+        text = self.path.read_bytes().decode(errors="replace")
+        whole = [line.split(",") for line in text.split("\n")[:-1]]
+        columns = whole[0] if whole else ["step"]
+        try:
+            rows = [[float(word) for word in line] for line in whole[1:]]
+            if columns[0] != "step" or any(len(row) != len(columns) for row in rows):
+                raise ValueError
+        except ValueError:
+            raise ConfigError(f"{self.path}: not the log of a training run") from None
+        return columns, rows
 
     def last(self) -> dict[str, float]:
         """The figures of the last row, without those that are NaN."""

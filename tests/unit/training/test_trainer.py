@@ -176,6 +176,36 @@ def test_a_state_that_is_damaged_is_named(
         train_drafter(run_in(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: whole.replace(b"step", b"stop"),
+        lambda whole: whole.replace(b"\n2.0,", b"\n\xff,"),
+        lambda whole: whole.replace(b"\n2.0,", b"\n"),
+        lambda whole: whole + b"\n",
+    ],
+)
+def test_a_log_that_is_damaged_is_named(
+    damage: Callable[[bytes], bytes], run_in: Run, tmp_path: Path
+) -> None:
+    train_drafter(run_in(tmp_path, steps=2))
+    log = tmp_path / LOG
+    log.write_bytes(damage(log.read_bytes()))
+    with pytest.raises(ConfigError, match=f"^{log}: not the log of a training run"):
+        train_drafter(run_in(tmp_path, steps=2))
+
+
+def test_a_torn_last_line_of_a_log_is_left_out(run_in: Run, tmp_path: Path) -> None:
+    settings = run_in(tmp_path, steps=2)
+    train_drafter(settings)
+    whole, log = _curve(settings), tmp_path / LOG
+    with log.open("a") as file:
+        file.write("3.0,0.1")
+    assert repr(_curve(settings)) == repr(whole)
+    train_drafter(settings)
+    assert repr(_curve(settings)) == repr(whole)
+
+
 def test_a_run_keeps_the_precision_that_came_out(run_in: Run, tmp_path: Path) -> None:
     settings = run_in(tmp_path, steps=1, precision="auto")
     train_drafter(settings)
