@@ -26,6 +26,9 @@ MOST_IDS = 1 << 31  # ids are int32 in the file
 MIN_SUPERVISED = 14  # a conversation with fewer tokens of the target teaches next to nothing
 
 
+_KINDS = {"ids": torch.int32, "supervised": torch.uint8, "offsets": torch.int64}
+
+
 class Sample(NamedTuple):
     """One conversation."""
 
@@ -51,16 +54,21 @@ def write_samples(path: Path, samples: Iterable[Sample]) -> None:
 
 
 class Samples(Sequence[Sample]):
-    """The samples of a file; tokens are read on access."""
+    """The samples of a file, checked as a whole; tokens are read on access. ConfigError says what
+    is wrong with the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             file: Any = safe_open(path, framework="pt")
+            whole = [file.get_tensor(name) for name in _KINDS]
             self._ids, self._marks = file.get_slice("ids"), file.get_slice("supervised")
-            self.offsets: list[int] = file.get_tensor("offsets").tolist()
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path}: not a file of samples: {error}") from None
+        if problem := _problem(*whole):
+            raise ConfigError(f"{path}: not a file of samples: {problem}")
+        self.largest_id = int(whole[0].max())
+        self.offsets: list[int] = whole[2].tolist()
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -79,10 +87,6 @@ class Samples(Sequence[Sample]):
     def tokens(self) -> int:
         return self.offsets[-1]
 
-    @property
-    def largest_id(self) -> int:
-        return int(self._ids[:].max())
-
     def check_vocabulary(self, size: int) -> None:
         """Refuses samples of another tokenizer by a ConfigError now, not by an index error a
         thousand steps later."""
@@ -94,6 +98,21 @@ class Samples(Sequence[Sample]):
     def digest(self) -> str:
         """Digest of the file's content."""
         return content_digest(self.path)
+
+
+def _problem(ids: Tensor, marks: Tensor, offsets: Tensor) -> str:
+    """What is wrong with the tensors of a file; empty if nothing is."""
+    for (name, kind), found in zip(_KINDS.items(), (ids, marks, offsets), strict=True):
+        if found.dtype is not kind or found.dim() != 1:
+            return f"{name} is {found.dtype} {list(found.shape)}, not a list of {kind}"
+    if len(marks) != len(ids):
+        return f"supervised has {len(marks)} marks for {len(ids)} ids"
+    ascend = len(offsets) > 1 and bool((offsets[1:] > offsets[:-1]).all())
+    if not ascend or offsets[0] != 0 or offsets[-1] != len(ids):
+        return f"offsets do not ascend from 0 to {len(ids)}, the number of ids"
+    if ids.min() < 0:
+        return f"ids holds {int(ids.min())}"
+    return "" if marks.any() else "supervised marks no token that the target wrote"
 
 
 def encode_rows(
