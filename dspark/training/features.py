@@ -7,8 +7,8 @@ not once an epoch.
 
 A cache is a folder of `manifest.json` and shards of whole samples: safetensors with `taps` [tokens,
 m*H], `last` [tokens, H]. Which sample is in which shard follows from the lengths alone, so a writer
-that was killed resumes with the missing shards. The manifest names the file of samples, the target
-and the layers; a reader refuses any other cache.
+that was killed resumes with the missing shards; a damaged one is missing, too. The manifest names
+the file of samples, the target and the layers; a reader refuses any other cache.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def write_cache(
             )
     else:
         write_whole(manifest, json.dumps(plan.to_json(), indent=2) + "\n")
-    missing = [n for n in range(len(plan.shards)) if not _shard(folder, n).exists()]
+    missing = _missing(folder, plan, samples)
     needed = sum(samples.length(i) for n in missing for i in plan.members(n)) * plan.bytes_per_token
     if needed > (free := shutil.disk_usage(folder).free) * _ROOM_LEFT:
         raise ConfigError(f"{folder}: {needed:,} bytes are needed and {free:,} are free")
@@ -192,12 +192,17 @@ class CachedFeatures:
                     f"{wanted[name]!r}"
                 )
         self._folder, self._samples = folder, samples
-        self._starts = [int(start) for start in kept["shards"]]
-        missing = [n for n in range(len(self._starts)) if not _shard(folder, n).exists()]
+        self._starts: list[int] = kept.get("shards", [])
+        if not _ascend(self._starts, len(samples)):
+            raise ConfigError(
+                f"cache: shards of {folder / MANIFEST} do not ascend from 0 below {len(samples)}, "
+                "the number of samples"
+            )
+        missing = _missing(folder, replace(expect, shards=tuple(self._starts)), samples)
         if missing:
             raise ConfigError(
-                f"cache: {folder} lacks {len(missing)} of {len(self._starts)} shards; write it "
-                "first"
+                f"cache: {folder} lacks {len(missing)} of {len(self._starts)} shards, or has them "
+                "in part; write it first"
             )
         self._open = lru_cache(maxsize=_OPEN_SHARDS)(self._open_shard)
 
@@ -235,6 +240,29 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def _shard(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.safetensors"
+
+
+def _ascend(starts: Any, end: int) -> bool:
+    """Whether a manifest's shards are numbers that ascend from 0 and stay below `end`."""
+    if not isinstance(starts, list) or any(type(start) is not int for start in starts):
+        return False
+    return starts[:1] == [0] and sorted({*starts}) == starts and starts[-1] < end
+
+
+def _missing(folder: Path, plan: CachePlan, samples: Samples) -> list[int]:
+    """Numbers of the shards that are not there with all their rows."""
+    widths = (plan.hidden_size * len(plan.target_layer_ids), plan.hidden_size)
+    missing = []
+    for number in range(len(plan.shards)):
+        rows = sum(map(samples.length, plan.members(number)))
+        try:
+            file: Any = safe_open(_shard(folder, number), framework="pt")
+            found = [file.get_slice(name).get_shape() for name in ("taps", "last")]
+        except (OSError, SafetensorError):
+            found = []
+        if found != [[rows, width] for width in widths]:
+            missing.append(number)
+    return missing
 
 
 def plan_for(settings: Settings, dtype: str) -> CachePlan:

@@ -3,11 +3,15 @@ for only."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import load_target
@@ -88,6 +92,40 @@ def test_a_stopped_writer_computes_only_the_missing_shards(
         (found,), (truth,) = read.of([number], []), wanted.of([number], [samples[number]])
         assert torch.equal(found.taps, truth.taps)
         assert torch.equal(found.last, truth.last)
+
+
+def _cut_bytes(shard: Path) -> None:
+    shard.write_bytes(shard.read_bytes()[:-9])
+
+
+def _cut_rows(shard: Path) -> None:
+    save_file({name: rows[:-1].clone() for name, rows in load_file(shard).items()}, shard)
+
+
+@pytest.mark.parametrize("damage", [_cut_bytes, _cut_rows])
+def test_a_shard_that_is_there_in_part_is_missing(
+    damage: Callable[[Path], None], samples: Samples, golden_target: Path, tmp_path: Path
+) -> None:
+    plan, folder = _plan(samples), tmp_path / "cache"
+    write_cache(folder, plan, samples, Counting(golden_target))
+    damage(folder / "shard-00001.safetensors")
+    with pytest.raises(ConfigError, match="lacks 1 of "):
+        CachedFeatures(folder, plan, samples)
+    again = Counting(golden_target)
+    write_cache(folder, plan, samples, again)
+    assert again.asked == list(plan.members(1))
+    CachedFeatures(folder, plan, samples)
+
+
+@pytest.mark.parametrize("shards", [None, [], ["a"], [1], [0, 2, 2], [0, 3, 1], [0, 10**9], 5])
+def test_a_manifest_of_other_shards_is_refused(
+    shards: Any, samples: Samples, golden_target: Path, tmp_path: Path
+) -> None:
+    plan, folder = _plan(samples), tmp_path / "cache"
+    write_cache(folder, plan, samples, Counting(golden_target))
+    (folder / "manifest.json").write_text(json.dumps(plan.to_json() | {"shards": shards}))
+    with pytest.raises(ConfigError, match=r"cache: shards of .* do not ascend from 0 below"):
+        CachedFeatures(folder, plan, samples)
 
 
 def test_a_cache_of_something_else_is_refused(
