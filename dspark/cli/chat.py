@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dspark.cli import health
-from dspark.cli.options import add_asking, check_encoding, open_client, positive, shown
+from dspark.cli.options import add_asking, as_utf_8, open_client, positive, shown
 from dspark.errors import ConfigError, DsparkError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _interrupt() -> NoReturn:
 
 
 def _chat(args: argparse.Namespace) -> int:
-    check_encoding("system", args.system)
+    args.system = as_utf_8("system", args.system)
     if args.wait is not None:
         health.wait_for(args)
     with open_client(args) as client:
@@ -104,7 +104,7 @@ def _chat(args: argparse.Namespace) -> int:
         for turn in turns(ears):
             said.append({"role": "user", "content": turn})
             try:
-                check_encoding("this line", turn)
+                said[-1]["content"] = as_utf_8("this line", turn)
                 prompt = fitted(said, render, room)
                 said.append(
                     {"role": "assistant", "content": _answer(client, prompt, options, ears)}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.cli import health
-from dspark.cli.options import add_asking, check_encoding, open_client, shown
+from dspark.cli.options import add_asking, as_utf_8, open_client, shown
 from dspark.errors import InvalidRequest
 from dspark.numerals import number_in, whole_in
 
@@ -139,11 +139,9 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
     if args.prompt_file is None:
         return str(args.prompt)
     try:
-        return (
-            sys.stdin.read()
-            if str(args.prompt_file) == "-"
-            else args.prompt_file.read_text(encoding="utf-8")
-        )
+        if str(args.prompt_file) == "-":
+            return str(as_utf_8("prompt-file", sys.stdin.read()))
+        return str(args.prompt_file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest("prompt-file", f"{args.prompt_file} cannot be read: {error}") from None
 
@@ -153,9 +151,10 @@ def _generate(args: argparse.Namespace) -> int:
 
     options = {name: value for name, value in vars(args).items() if name in Options.__annotations__}
     options["logit_bias"] = dict(args.logit_bias)
-    for name, words in {"prompt": args.prompt, **options}.items():
-        for word in [words] if isinstance(words, str) else words if isinstance(words, list) else ():
-            check_encoding(name, word)
+    args.prompt = as_utf_8("prompt", args.prompt)
+    for name, words in options.items():
+        many = isinstance(words, list)
+        options[name] = [as_utf_8(name, word) for word in words] if many else as_utf_8(name, words)
     for name in ("logprobs", "prompt_logprobs"):
         if options[name] is not None and not args.json:
             raise InvalidRequest(name.replace("_", "-"), "is told with --json alone")

@@ -209,17 +209,20 @@ def open_async_client(args: argparse.Namespace) -> AsyncClient:
     return AsyncClient(args.endpoint, token=read_token(args.token_file), tls=tls_of(args))
 
 
-def check_encoding(name: str, word: object) -> None:
-    """Raises InvalidRequest, naming the first byte, for a word that was no UTF-8: Python reads such
-    bytes as lone surrogates, which cannot be sent."""
-    if not isinstance(word, str):
-        return
-    half = next((at for at, sign in enumerate(word) if "\udc80" <= sign <= "\udcff"), None)
-    if half is not None:
-        byte = ord(word[half]) - 0xDC00
+def as_utf_8(name: str, word: Any) -> Any:
+    """A word as it was typed, whatever the locale: bytes that its encoding lacks are lone
+    surrogates in Python. InvalidRequest names the first byte that is not UTF-8. What is no word
+    stays as it is."""
+    if not isinstance(word, str) or not re.search("[\udc80-\udcff]", word):
+        return word
+    typed = word.encode(errors="surrogateescape")
+    try:
+        return typed.decode()
+    except UnicodeDecodeError as error:
+        byte, before = typed[error.start], len(typed[: error.start].decode())
         raise InvalidRequest(
-            name, f"is not UTF-8: byte 0x{byte:02X} behind {half} characters; is it Latin-1?"
-        )
+            name, f"is not UTF-8: byte 0x{byte:02X} behind {before} characters; is it Latin-1?"
+        ) from None
 
 
 def end_as_by_ctrl_c() -> None:

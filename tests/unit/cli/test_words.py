@@ -29,6 +29,28 @@ def test_a_word_in_latin_1_is_a_sentence(words: list[bytes]) -> None:
     assert (done.returncode, done.stderr.decode()) == (1, said)
 
 
+def test_utf_8_is_read_as_it_was_typed_in_any_locale() -> None:
+    program = (
+        "import sys; from dspark.cli import generate, main, options; from dspark import client\n"
+        "class Told:\n"
+        "    def generate(self, prompt, *, label, **_):\n"
+        "        print(ascii((prompt, label)), file=sys.stderr); raise SystemExit(0)\n"
+        "    def __enter__(self): return self\n"
+        "    def __exit__(self, *_): pass\n"
+        "generate.open_client = lambda args: Told()\n"
+        "sys.exit(main.main(['generate', '--json', '--label', *sys.argv[1:]]))"
+    )
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    typed = "café".encode()
+    for locale in ({"LC_ALL": "C.UTF-8"}, plain):
+        for prompt in ([typed], ["--prompt-file", "-"]):
+            done = subprocess.run(
+                [sys.executable, "-c", program, typed, *prompt], input=typed,
+                env={"PYTHONPATH": str(ROOT)} | locale, capture_output=True, timeout=100,
+            )  # fmt: skip
+            assert done.stderr == b"('caf\\xe9', 'caf\\xe9')\n"
+
+
 @pytest.mark.parametrize("stdout", ["/dev/full", "gone"])
 def test_a_process_that_cannot_say_where_it_serves_serves(stdout: str, tmp_path: Path) -> None:
     """The program says its line, goes on, and ends in order."""
