@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_SUFFIX = "[0-9a-f]" * 16
 
 
 @contextmanager
@@ -19,19 +22,28 @@ def placed(path: Path, *, mode: int = 0o666, lasts: bool = False) -> Iterator[Pa
     """
     if path.exists() and not path.is_file():  # a device would be gone for everybody
         raise FileExistsError(errno.EEXIST, "there already, and no regular file", str(path))
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
-    allowed = partial.stat().st_mode
+    folder = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    partial = folder / path.name
+    folder.mkdir(mode=0o700)  # safetensors puts a file of its own beside, which is to end with it
     try:
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        allowed = partial.stat().st_mode
         yield partial
-        partial.chmod(allowed)  # safetensors puts a file of its own there, for its owner alone
+        partial.chmod(allowed)  # that of safetensors is its owner's alone
         if lasts:
             flush_to_disk(partial)
         partial.replace(path)
     finally:
-        partial.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
     if lasts:
         flush_to_disk(path.parent)
+
+
+def remove_partial(path: Path) -> None:
+    """Removes what killed processes left of a file, which nobody may be writing now. The name may
+    be a pattern."""
+    for each in path.parent.glob(f".{path.name}.{_SUFFIX}"):
+        shutil.rmtree(each, ignore_errors=True)
 
 
 def flush_to_disk(path: Path) -> None:

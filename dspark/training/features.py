@@ -32,10 +32,11 @@ from dspark.model.location import locate
 from dspark.model.placement import pick_device, use
 from dspark.model.target import tapped
 from dspark.training import record
-from dspark.training.disk import save_tensors, write_whole
+from dspark.training.disk import only_writer, save_tensors, write_whole
 from dspark.training.samples import Sample, Samples
 from dspark.training.settings import Settings
 from dspark.training.shape import drafter_config, text_config
+from dspark.whole_file import remove_partial
 
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -281,7 +282,8 @@ def plan_for(settings: Settings, dtype: str) -> CachePlan:
 
 
 def make_cache(settings: Settings, plan: CachePlan, folder: Path) -> None:
-    """Writes the missing shards of a run's cache, with a progress bar."""
+    """Writes the missing shards of a run's cache, with a progress bar. ConfigError if another
+    process is writing them."""
     device = pick_device(settings.device, key="device")
     use(device)
     target = load_target(
@@ -291,6 +293,7 @@ def make_cache(settings: Settings, plan: CachePlan, folder: Path) -> None:
     )
     samples = Samples(Path(settings.samples))
     source = OnlineFeatures(target.model, plan.target_layer_ids)
-    with record.progress() as bar:
+    with only_writer(folder), record.progress() as bar:
+        remove_partial(folder / "shard-*.safetensors")
         task = bar.add_task("cache", total=plan.num_samples, note=f"{plan.bytes / 1e9:.2f} GB")
         write_cache(folder, plan, samples, source, lambda done: bar.update(task, completed=done))

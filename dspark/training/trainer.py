@@ -19,6 +19,7 @@ from torch import nn
 
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import save_drafter
+from dspark.model.weights_file import SINGLE_NAME
 from dspark.training import checkpoint, record
 from dspark.training.batches import numbers_of
 from dspark.training.disk import check_same_run, only_writer, write_whole
@@ -27,6 +28,7 @@ from dspark.training.objective import own_weights
 from dspark.training.optimisers import make_optimisers, set_step
 from dspark.training.run import TrainingRun, WorkerGroup, open_run
 from dspark.training.settings import Settings, settled
+from dspark.whole_file import remove_partial
 
 STATE, LOG, CURVE, MODEL = "state.safetensors", "log.csv", "loss.png", "drafter"
 CURVES = {name: (name, f"held_out_{name}") for name in ("loss", "tau")}
@@ -64,6 +66,8 @@ def _train(run: TrainingRun, on_step: OnStep | None) -> Path:
     log = record.Log(out / LOG) if world.leads else None
     if log:
         log.keep_until(done)
+        for path in (out / STATE, out / MODEL / SINGLE_NAME):
+            remove_partial(path)
     start = saved = time.perf_counter()
     for step in range(done, plan.steps):
         set_step(optimisers, settings, step, plan.steps)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +24,7 @@ from dspark.model.checkpoint import load_drafter
 from dspark.model.formats.convert import without_tables
 from dspark.training.batches import pieces
 from dspark.training.checkpoint import read_header
-from dspark.training.disk import check_same_run
+from dspark.training.disk import check_same_run, only_writer
 from dspark.training.features import Features, make_cache, plan_for
 from dspark.training.record import Log
 from dspark.training.run import WorkerGroup, open_run
@@ -32,6 +34,7 @@ from dspark.training.trainer import LOG, STATE, train_drafter
 from tests.unit.model.golden import altered
 from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
 
+ROOT = Path(__file__).parents[3]
 Run = Callable[..., Settings]
 
 
@@ -204,6 +207,37 @@ def test_a_torn_last_line_of_a_log_is_left_out(run_in: Run, tmp_path: Path) -> N
     assert repr(_curve(settings)) == repr(whole)
     train_drafter(settings)
     assert repr(_curve(settings)) == repr(whole)
+
+
+def test_what_a_killed_process_left_half_written_is_removed(run_in: Run, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    settings = run_in(tmp_path / "run", steps=1, cache=str(cache))
+    program = """
+import os, sys
+from pathlib import Path
+from dspark.whole_file import placed
+under_way = [placed(Path(name)) for name in sys.argv[1:]]
+for each in under_way:
+    each.__enter__().with_name(".tmp123456").write_text("half")  # as safetensors writes
+os.kill(os.getpid(), 9)
+"""
+    drafter = Path(settings.out) / "drafter"
+    for folder in (cache, drafter):
+        folder.mkdir(parents=True)
+    names = (cache / "shard-00000.safetensors", Path(settings.out) / STATE)
+    others = (Path(settings.out) / "others.safetensors", drafter / "model.safetensors")
+    subprocess.run([sys.executable, "-c", program, *names, *others], cwd=ROOT, timeout=100)
+    assert len([*tmp_path.rglob(".tmp*")]) == 4
+    make_cache(settings, plan_for(settings, "float32"), cache)
+    train_drafter(settings)
+    assert [path.parent.name[:8] for path in tmp_path.rglob(".tmp*")] == [".others."]
+
+
+def test_two_caches_are_not_written_into_one_folder(run_in: Run, tmp_path: Path) -> None:
+    settings = run_in(tmp_path / "run", cache=str(tmp_path / "cache"))
+    plan = plan_for(settings, "float32")
+    with only_writer(tmp_path / "cache"), pytest.raises(ConfigError, match="another process"):
+        make_cache(settings, plan, tmp_path / "cache")
 
 
 def test_a_run_keeps_the_precision_that_came_out(run_in: Run, tmp_path: Path) -> None:
