@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from dspark.errors import CheckpointError
 from dspark.model.config import DrafterConfig
@@ -17,17 +18,34 @@ from dspark.model.config_keys import (
     MOST_LISTING_BYTES,
     read_json,
     read_json_file,
-    text_keys,
 )
 
 TOKENIZER_NAME = "tokenizer.json"
 
 
+def text_config(folder: Path) -> Any:
+    """transformers' config of a target's text model, read without any weight; CheckpointError if
+    there is none."""
+    from transformers import AutoConfig
+
+    read_json(folder / CONFIG_NAME)  # says better what is no file, or no JSON
+    try:
+        return AutoConfig.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        ).get_text_config()
+    except Exception as error:  # of any type, for a strange file
+        raise CheckpointError(f"{folder}: {error}") from error
+
+
 def sizes_of(target: Path) -> dict[str, int]:
-    """The sizes of a target that `mismatch` takes, from its config.json."""
-    keys = text_keys(read_json(target / CONFIG_NAME))
-    named = ("hidden_size", "vocab_size")
-    return {name: keys.count(name) for name in named} | {"layers": keys.count("num_hidden_layers")}
+    """The sizes of a target that `mismatch` takes; the library knows what its config.json leaves
+    out or calls otherwise."""
+    text = text_config(target)
+    return {
+        "hidden_size": int(text.hidden_size),
+        "vocab_size": int(text.vocab_size),
+        "layers": int(text.num_hidden_layers),
+    }
 
 
 def mismatch(

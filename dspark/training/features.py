@@ -29,13 +29,14 @@ from torch import Tensor
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import fingerprint, load_target
 from dspark.model.location import locate
+from dspark.model.pairing import text_config
 from dspark.model.placement import pick_device, use
 from dspark.model.target import tapped
 from dspark.training import record
 from dspark.training.disk import only_writer, save_tensors, write_whole
 from dspark.training.samples import Sample, Samples
 from dspark.training.settings import Settings
-from dspark.training.shape import drafter_config, text_config
+from dspark.training.shape import drafter_config
 from dspark.whole_file import remove_partial
 
 VERSION = 1

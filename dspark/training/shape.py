@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dspark.errors import CheckpointError, ConfigError
+from dspark.errors import ConfigError
 from dspark.model.checkpoint import LoadedTarget, context_length, load_drafter
 from dspark.model.config import DrafterConfig, HeadType, Kind
 from dspark.model.families import fresh_drafter
@@ -54,19 +54,6 @@ _ALSO_CALLED = {
     "rms_norm_eps": ("norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
     "intermediate_size": ("ffn_dim", "n_inner"),
 }
-
-
-def text_config(folder: Path) -> Any:
-    """transformers' config of a target's text model, read without any weight; CheckpointError if
-    there is none."""
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
-        ).get_text_config()
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder}: {error}") from error
 
 
 def drafter_config(folder: Path, text: Any, settings: Settings) -> DrafterConfig:

@@ -3,6 +3,7 @@ numbers."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.formats.convert import to_speculators
 from dspark.model.language import LanguageDrafter
+from dspark.model.pairing import sizes_of
 from tests.unit.model.golden import DATA, altered, put, without
 
 SHAPE: dict[str, Any] = {
@@ -164,3 +166,22 @@ def test_shared_tables_are_read_from_a_target_that_stores_one_under_either_name(
     loaded = load_drafter(tmp_path / "shared", target=target)
     torch.testing.assert_close(loaded.embed_tokens.weight, table.float())
     torch.testing.assert_close(loaded.lm_head.weight, table.float())
+
+
+def test_sizes_that_a_target_s_file_leaves_out_or_calls_otherwise_are_the_library_s(
+    tmp_path: Path,
+) -> None:
+    shape = {"vocab_size": 128, "n_embd": 64, "n_layer": 2, "n_head": 4}
+    transformers.GPT2Config(**shape).save_pretrained(tmp_path / "other names")
+    assert sizes_of(tmp_path / "other names") == {
+        "hidden_size": 64,
+        "vocab_size": 128,
+        "layers": 2,
+    }
+    bare = {"model_type": "gemma3", "text_config": {"hidden_size": 64, "num_hidden_layers": 2}}
+    (tmp_path / "config.json").write_text(json.dumps(bare))
+    text = transformers.Gemma3TextConfig()
+    assert sizes_of(tmp_path) == {"hidden_size": 64, "vocab_size": text.vocab_size, "layers": 2}
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "hidden_size": "x"}')
+    with pytest.raises(CheckpointError, match="hidden_size"):
+        sizes_of(tmp_path)

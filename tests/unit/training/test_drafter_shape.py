@@ -12,8 +12,9 @@ import torch
 
 from dspark.errors import ConfigError
 from dspark.model.config_file import config_to_json, parse_drafter_config
+from dspark.model.pairing import text_config
 from dspark.training.run import _target_head
-from dspark.training.shape import drafter_config, mask_token, tap_layers, text_config
+from dspark.training.shape import drafter_config, mask_token, tap_layers
 from tests.architectures.families import FAMILIES, model_of
 from tests.unit.training.pipeline import short_run
 
