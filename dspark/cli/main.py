@@ -10,6 +10,7 @@ interrupted.
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -125,6 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # an answer may hold characters that the terminal's encoding lacks
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started us: a socket would get its place
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for the process's life
     code = _run(list(sys.argv[1:] if argv is None else argv))
     try:
         print(end="", flush=True)  # here, where it can be told what went wrong
@@ -168,6 +172,8 @@ def _sentence(error: Exception) -> str:
         return f"this command needs the module {module!r}; {how_to_install(module)}"
     if isinstance(error, OSError) and error.filename:  # a path that was typed, most often
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return str(error)
     return f"internal error: {type(error).__name__}: {error}; --debug shows where"
 
 

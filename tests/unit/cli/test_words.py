@@ -75,6 +75,34 @@ def test_a_process_that_cannot_say_where_it_serves_serves(stdout: str, tmp_path:
     assert (tmp_path / "after").read_text() == "served"
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_open_on_nothing(closed: str, tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from dspark.cli import main as cli; "
+        "cli._run = lambda words: open('seen', 'w').write(str("
+        "[each.isatty() and each.fileno() for each in (sys.stdin, sys.stdout, sys.stderr)]"
+        " + [os.open('/', os.O_RDONLY) > 2])) and 0; sys.exit(cli.main([]))"
+    )
+    started = f'exec "$0" -c "$1" {closed}'
+    subprocess.run(
+        ["sh", "-c", started, sys.executable, program], cwd=tmp_path, check=True, timeout=100,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (tmp_path / "seen").read_text() == "[False, False, False, True]"
+
+
+def test_a_full_disk_is_a_sentence() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dspark.cli.main", "doctor"], cwd=ROOT, stdout=full,
+            stderr=subprocess.PIPE, timeout=100,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert b"No space left on device" in done.stderr
+    assert b"internal error" not in done.stderr
+
+
 def test_a_reader_that_leaves_is_no_failure() -> None:
     reader, writer = os.pipe()
     os.close(reader)
