@@ -100,7 +100,7 @@ class Commits:
             accepted = min(said.accepted, committed)
             stats.drafted += drafted
             stats.round(verified=verified, accepted=accepted, committed=committed)
-            self.counts.judged(JudgedRound(said, accepted, committed, why, state.request.label))
+            self.counts.judged(JudgedRound(said, accepted, why, state.request.label))
             return self._finish(state, said, piece, at)
         except Exception as error:  # a bug: only this request fails
             log.error("commit.failed", sequence=said.sequence, round=said.round, exc_info=error)
@@ -115,7 +115,8 @@ class Commits:
         if count != len(said.tokens) or (piece.end is None and count != said.accepted + 1):
             return self._refuse(state, "tokens that its answer has no room for, or too few")
         before, state.stats.shown = state.stats.shown, at
-        self.counts.shown(count, at - before if before is not None else None)
+        gap = at - before if before is not None else None
+        self.counts.shown(count, gap, state.request.label)
         state.end = piece.end
         try:
             state.sink.push(piece)

@@ -18,12 +18,11 @@ from dspark.runtime.telemetry import Metrics, observe_all
 
 
 class JudgedRound(NamedTuple):
-    """One answer's judged round. accepted: accepted slots that the answer had room for; committed:
-    tokens added to it; why: reason for an empty block; label: the request's."""
+    """One answer's judged round. accepted: accepted slots that the answer had room for; why:
+    reason for an empty block; label: the request's."""
 
     said: RoundReport
     accepted: int
-    committed: int
     why: str = ""
     label: str = ""
 
@@ -33,14 +32,14 @@ class RoundCounts:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._tokens = 0
+        self._tokens: Counter[str] = Counter()  # by label
         self._gaps: list[float] = []
         self._rounds: list[JudgedRound] = []
 
-    def shown(self, tokens: int, gap_s: float | None) -> None:
+    def shown(self, tokens: int, gap_s: float | None, label: str = "") -> None:
         """Notes tokens committed to one answer, `gap_s` seconds after the last; None for its
         first."""
-        self._tokens += tokens
+        self._tokens[label] += tokens
         if gap_s is not None:
             self._gaps.append(gap_s)
 
@@ -50,9 +49,12 @@ class RoundCounts:
     def tell(self) -> None:
         """Adds what was noted to the metrics, once per kind of number."""
         metrics = self._metrics
-        if self._tokens:
-            metrics.generation_tokens.inc(self._tokens)
-            self._tokens = 0
+        for label, tokens in self._tokens.items():
+            metrics.generation_tokens.inc(tokens)
+            if label:
+                name = metrics.bounded_label(label)
+                metrics.label_generation_tokens.labels(label=name).inc(tokens)
+        self._tokens.clear()
         gaps, self._gaps = self._gaps, []
         observe_all(metrics.inter_token_latency, gaps)
         rounds, self._rounds = self._rounds, []
@@ -101,7 +103,6 @@ class RoundCounts:
         metrics.label_rounds.labels(label=name).inc(sum(map(bool, drafted)))
         metrics.label_draft_tokens.labels(label=name).inc(sum(drafted))
         metrics.label_accepted_tokens.labels(label=name).inc(sum(each.accepted for each in mine))
-        metrics.label_generation_tokens.labels(label=name).inc(sum(each.committed for each in mine))
 
 
 class Mode(enum.Enum):

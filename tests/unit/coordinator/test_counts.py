@@ -12,28 +12,30 @@ from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import control_pb2
 
 
-def judged(
-    verified: int, kept: int, *, accepted: int, committed: int, label: str = ""
-) -> JudgedRound:
+def judged(verified: int, kept: int, *, accepted: int, label: str = "") -> JudgedRound:
     """Of a block of four, each less sure than the one before; of what was kept the answer had room
     for `accepted`."""
     said = RoundReport(1, 0, 1, 5, (3,) * (kept + 1), kept, verified, (0.8, 0.5, 0.25, 0.125))
-    return JudgedRound(said, accepted, committed, label=label)
+    return JudgedRound(said, accepted, label=label)
 
 
 def test_labels_count_their_own_rounds() -> None:
     metrics = Metrics()
     counts = RoundCounts(metrics)
-    counts.judged(judged(4, 3, accepted=3, committed=4, label="code"))
-    counts.judged(judged(2, 2, accepted=0, committed=1, label="prose"))
-    counts.judged(JudgedRound(RoundReport(1, 0, 1, 5, (3,)), 0, 1, "no_drafter", "code"))
-    counts.judged(judged(4, 4, accepted=4, committed=5))
+    counts.judged(judged(4, 3, accepted=3, label="code"))
+    counts.judged(judged(2, 2, accepted=0, label="prose"))
+    counts.judged(JudgedRound(RoundReport(1, 0, 1, 5, (3,)), 0, "no_drafter", "code"))
+    counts.judged(judged(4, 4, accepted=4))
+    counts.shown(1, None, "code")  # an answer's first token is of no round
+    counts.shown(4, 0.1, "code")
+    counts.shown(7, None)
     assert metrics.value("label_rounds_total", label="code") == 0, "not before they are told"
     counts.tell()
     assert metrics.value("label_rounds_total", label="code") == 1, "rounds with a draft"
     assert metrics.value("label_draft_tokens_total", label="code") == 4
     assert metrics.value("label_accepted_tokens_total", label="code") == 3
     assert metrics.value("label_generation_tokens_total", label="code") == 5
+    assert metrics.value("generation_tokens_total") == 12
     assert metrics.value("label_accepted_tokens_total", label="prose") == 0
     assert metrics.value("label_draft_tokens_total", label="") == 0, (
         "whoever gave none is counted under none"
@@ -44,7 +46,7 @@ def test_labels_count_their_own_rounds() -> None:
 def test_what_was_promised_is_the_sum_of_survivals_of_verified_slots() -> None:
     metrics = Metrics()
     counts = RoundCounts(metrics)
-    counts.judged(judged(3, 3, accepted=1, committed=2))
+    counts.judged(judged(3, 3, accepted=1))
     counts.tell()
     assert metrics.value("spec_decode_num_expected_tokens_total") == pytest.approx(0.8 + 0.4 + 0.1)
     counts.tell()
