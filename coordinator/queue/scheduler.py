@@ -199,8 +199,8 @@ class Scheduler:
         self._between_ends.append(now - self._last_end)
         self._last_end = now
         outcome = self.endings.add(state, error)
-        if self.tracing is not None and not siblings:
-            self.tracing.ended(state, outcome)
+        if self.tracing is not None:
+            self.tracing.ended(state, outcome, last=not siblings)
         if not siblings:
             state.sink.close(error)
         elif error is not None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
+from coordinator.answers.answer import RequestStats
 from coordinator.clock import Clock
 from coordinator.watching.watch import Explain, RoundPart, Watch
 from dspark.errors import ConfigError, Overloaded
@@ -35,6 +36,7 @@ MOST_TRACED = 32  # requests at one time; more are not traced, and are counted
 class _Open(NamedTuple):
     watch: Watch[RoundPart]
     caller: Any  # its context, or an empty one
+    answers: list[tuple[RequestState, str]]  # that have ended, and how
 
 
 class Tracing:
@@ -63,44 +65,49 @@ class Tracing:
         try:
             if len(self._open) >= MOST_TRACED:
                 raise Overloaded(f"{MOST_TRACED} requests are traced already", retry_after_s=1.0)
-            self._open[request_id] = _Open(self._explain.request(request_id), caller)
+            self._open[request_id] = _Open(self._explain.request(request_id), caller, [])
         except Overloaded:
             self._metrics.dropped.labels(kind="trace", reason="full").inc()
 
-    def ended(self, state: RequestState, outcome: str) -> None:
-        """Ends a request's trace in the next turn of the event loop, when its last round is
-        noted."""
-        opened = self._open.pop(state.request.id, None)
+    def ended(self, state: RequestState, outcome: str, *, last: bool) -> None:
+        """Notes an answer that ended. The last one ends the request's trace in the next turn of the
+        event loop, when its last round is noted."""
+        opened = self._open.get(state.request.id)
         if opened is not None:
-            asyncio.get_running_loop().call_soon(self._finish, state, outcome, opened)
+            opened.answers.append((state, outcome))
+            if last:
+                del self._open[state.request.id]
+                asyncio.get_running_loop().call_soon(self._finish, opened)
 
     async def close(self) -> None:
         """Exports the spans that are still held."""
         await asyncio.to_thread(self._provider.shutdown)
 
-    def _finish(self, state: RequestState, outcome: str, opened: _Open) -> None:
+    def _finish(self, opened: _Open) -> None:
         parts = opened.watch.taken()
         opened.watch.__exit__(None, None, None)
         try:
-            self._tell(state, outcome, opened.caller, parts)
+            self._tell(opened, parts)
         except Exception:  # a failed trace fails no request
-            log.exception("trace.failed", request=state.request.id)
+            log.exception("trace.failed", request=opened.answers[0][0].request.id)
 
-    def _tell(self, state: RequestState, outcome: str, caller: Any, parts: list[RoundPart]) -> None:
-        stats, request = state.stats, state.request
+    def _tell(self, opened: _Open, parts: list[RoundPart]) -> None:
+        answers = sorted(opened.answers, key=lambda each: each[0].answer.index)
+        stats = RequestStats.together([state.stats for state, _ in answers])
+        request = answers[0][0].request
         at = self._wall(self._clock.time())
         end = stats.ended if stats.ended is not None else self._clock.time()
-        root = self._span("generate", at(stats.arrived), caller, kind="server")
+        root = self._span("generate", at(stats.arrived), opened.caller, kind="server")
         root.set_attributes(
             {
                 "gen_ai.operation.name": "text_completion",
                 "gen_ai.provider.name": "dspark",
                 "gen_ai.response.id": request.id,
-                "gen_ai.response.finish_reasons": [outcome],
+                "gen_ai.response.finish_reasons": [outcome for _, outcome in answers],
                 "gen_ai.request.max_tokens": request.max_tokens,
                 "gen_ai.request.temperature": request.params.temperature,
                 "gen_ai.usage.input_tokens": len(request.prompt),
-                "gen_ai.usage.output_tokens": state.answer.length,
+                "gen_ai.usage.output_tokens": sum(state.answer.length for state, _ in answers),
                 "dspark.spec.policy": str(request.policy),
                 "dspark.spec.rule": request.params.rule.name.lower(),
                 "dspark.spec.rounds": stats.rounds,

@@ -14,7 +14,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rounds_cell import RoundsCell, virtual
 
 from coordinator.config import CoordinatorConfig
+from coordinator.requests.request import Request
 from coordinator.watching.tracing import MOST_TRACED, Tracing
+from dspark.rounds.policy import parse_policy
+from dspark.types import SamplingParams
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = CALLER[:-1] + "0"
@@ -67,6 +70,23 @@ async def test_a_request_under_a_caller_s_trace_is_told_whole() -> None:
     assert traced.spans("draft")
     for span in traced.spans():
         assert root.start_time <= span.start_time <= span.end_time <= root.end_time
+
+
+@virtual
+async def test_a_request_of_several_answers_is_told_of_them_all() -> None:
+    traced = Traced()
+    sampling = SamplingParams(temperature=0.0)
+    policy = parse_policy("fixed:2")
+    request = Request("r", (5, 6), sampling, 12, policy, choices=3, traceparent=CALLER)
+    states = traced.cell.submit(request)
+    await traced.cell.finish(*states)
+    (root,) = traced.spans("generate")
+    assert root.attributes["gen_ai.usage.output_tokens"] == 36
+    assert root.attributes["gen_ai.response.finish_reasons"] == ("length",) * 3
+    assert root.attributes["dspark.spec.rounds"] == len(traced.spans("round"))
+    (admission,) = traced.spans("admission")
+    assert admission.start_time == root.start_time
+    assert not traced.cell.explain.watched
 
 
 @pytest.mark.parametrize(
