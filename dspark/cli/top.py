@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from dspark.cli.options import add_endpoint, open_client
+from dspark.cli.options import add_endpoint, open_client, span_s
 from dspark.errors import Expired, Unavailable
 from dspark.tables import aligned
 
@@ -24,7 +24,7 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser("top", help="watch a cell at work; Ctrl-C ends it")
     add_endpoint(parser)
     parser.add_argument(
-        "--every", type=float, default=1.0, metavar="S", help="seconds between looks (1)"
+        "--every", type=span_s, default=1.0, metavar="S", help="seconds between looks (1)"
     )
     parser.add_argument("--once", action="store_true", help="one frame, then end")
     parser.set_defaults(run=_top)

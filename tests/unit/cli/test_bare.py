@@ -144,7 +144,12 @@ def test_waiting_without_an_endpoint_waits_for_the_cell_of_the_state_folder(
     assert "no cluster is running here" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("seconds", ["-1", "soon", "nan", "inf", "1_0"])
-def test_a_wait_is_a_number_of_seconds(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["health", "127.0.0.1:1", f"--wait={seconds}"]) == 2
+@pytest.mark.parametrize("seconds", ["-1", "soon", "nan", "inf", "1_0", "1e300"])
+@pytest.mark.parametrize(
+    "words", ["health 127.0.0.1:1 --wait", "top --endpoint 127.0.0.1:1 --every"]
+)
+def test_a_wait_is_a_number_of_seconds(
+    words: str, seconds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(f"{words}={seconds}".split()) == 2
     assert "is no number of seconds" in capsys.readouterr().err
