@@ -170,10 +170,8 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         module = error.name or str(error)
         return f"this command needs the module {module!r}; {how_to_install(module)}"
-    if isinstance(error, OSError) and error.filename:  # a path that was typed, most often
-        return f"{error.filename}: {error.strerror}"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return str(error)
+    if isinstance(error, OSError) and (error.filename or error.errno == errno.ENOSPC):
+        return f"{error.filename or 'an output'}: {error.strerror}"
     return f"internal error: {type(error).__name__}: {error}; --debug shows where"
 
 

@@ -51,11 +51,15 @@ def ray_access(address: str | None, environ: Mapping[str, str]) -> Iterator[Find
 def state() -> Iterator[Finding]:
     """Checks the state folder, and whether it still names a cluster that has ended."""
     from dspark.client.cell import cell_file, find_cell, is_alive
-    from dspark.runtime.identity import state_dir
+    from dspark.runtime.identity import NoState, state_dir
 
-    folder = state_dir()
+    mend = "set DSPARK_HOME to a folder of yours"
+    try:
+        folder = state_dir()
+    except NoState as error:
+        yield wrong("state", str(error), mend)
+        return
     if not os.access(folder, os.W_OK):
-        mend = "set DSPARK_HOME to a folder of yours"
         yield wrong("state", f"{folder} cannot be written", mend)
         return
     if folder.stat().st_mode & 0o077:
@@ -79,11 +83,12 @@ def cell(connect: Callable[[], Client]) -> Iterator[Finding]:
     """Checks whether every process of a running cell serves. `connect` opens a client of it, or
     raises NoCell if none is up."""
     from dspark.client import NoCell
+    from dspark.runtime.identity import NoState
 
     try:
         with connect() as client:
             reply = client.status()
-    except NoCell:
+    except (NoCell, NoState):  # the latter is a finding of `state`
         return
     except DsparkError as error:
         mend = "`dspark logs coordinator` says why; `dspark down` ends the rest"

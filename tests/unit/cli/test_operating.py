@@ -24,7 +24,7 @@ from dspark.cli.lifecycle import read_sizes
 from dspark.cli.logs import Tails, readable
 from dspark.cli.main import main
 from dspark.cli.top import frame
-from dspark.client import Cell, CellStatus, LaneStatus, ProcessStatus
+from dspark.client import Cell, CellStatus, Client, LaneStatus, ProcessStatus
 from dspark.client.cell import write_cell
 from dspark.errors import ConfigError, Unavailable
 
@@ -322,6 +322,18 @@ def test_a_state_file_of_a_dead_cluster_is_told(
     write_cell(Cell("127.0.0.1:1", "x", "", "127.0.0.1:2", 2**22 - 1, "/tmp/none", "t", "d"))
     (stale,) = cluster.state()
     assert (stale.level, stale.mend) == (Level.FAIL, "dspark down")
+
+
+def test_a_state_folder_that_cannot_be_is_one_finding(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "file" / "home"))
+    (found,) = cluster.state()
+    assert (found.level, found.mend) == (Level.FAIL, "set DSPARK_HOME to a folder of yours")
+    assert list(cluster.cell(Client)) == []
+    (port,) = machine.http_port("127.0.0.1:0")
+    assert port.what == "port http"
 
 
 def test_a_ray_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
