@@ -9,6 +9,8 @@ from dspark.fingerprint import difference
 from dspark.rounds.plan import MAX_SLOTS
 from dspark.wire.v1 import draft_pb2, types_pb2, verify_pb2
 
+MOST_CURVE = 1 << 20  # bytes; plans and statuses read all of it, and a measured one has a few KB
+
 
 def verifier_facts(name: str, endpoint: str, said: verify_pb2.VerifierDescription) -> VerifierFacts:
     pages = said.load.pages_total if said.page_size else 0
@@ -22,7 +24,9 @@ def drafter_facts(name: str, endpoint: str, said: draft_pb2.DrafterDescription) 
 
 
 def _cost(message: types_pb2.CostCurve) -> CostCurve | None:
-    """None when the curve is absent or malformed."""
+    """None when the curve is absent, malformed or beyond MOST_CURVE."""
+    if message.ByteSize() > MOST_CURVE:
+        return None
     try:
         return CostCurve(
             message.tokens,

@@ -12,7 +12,7 @@ from coordinator.workers.descriptions import (
 )
 from dspark.runtime.cost_store import Curve
 from dspark.wire import codec
-from dspark.wire.v1 import verify_pb2
+from dspark.wire.v1 import types_pb2, verify_pb2
 
 VERIFIER = VerifierFacts(
     name="verify/0",
@@ -130,4 +130,8 @@ def test_a_cost_curve_survives_and_a_broken_one_is_absent() -> None:
     said.cost.seconds[0] = float("nan")
     assert verifier_facts("verify/0", "h:1", said).cost is None
     said.ClearField("cost")
+    assert verifier_facts("verify/0", "h:1", said).cost is None
+    side = range(1, 401)
+    endless = types_pb2.CostCurve(tokens=side, contexts=side, seconds=[0.1] * len(side) ** 2)
+    said.cost.CopyFrom(endless)
     assert verifier_facts("verify/0", "h:1", said).cost is None
