@@ -145,8 +145,9 @@ class DsparkController:
 
     async def close(self, grace_s: float) -> None:
         """Ends every process of the cell."""
-        await self._controller.close(grace_s)
         self._loop.cancel()
+        await asyncio.wait({self._loop})
+        await self._controller.close(grace_s)
 
 
 def start_controller(

@@ -74,22 +74,18 @@ class Controller:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._fronts: dict[str, tuple[str, str]] = {}  # of front ends: (coordinator, own endpoint)
         self._announced: tuple[float, object] = (float("-inf"), None)
-        self._closing = False
         # told of the wanted (verifiers, drafters) when they change, to keep them for a successor
         self.on_resized: Callable[[int, int], None] = lambda verifiers, drafters: None
 
     async def run(self) -> None:
-        """Adopts the processes that are there, then keeps the cell running until `close`."""
+        """Adopts the processes that are there, then keeps the cell running until cancelled."""
         adopted = False
-        while not self._closing:
+        while True:
             try:
                 if not adopted:
                     await self._adopt()
                     adopted = True
                 await self.step()
-            except asyncio.CancelledError:
-                if not self._closing:  # else a probe was closed while it looked
-                    raise
             except Exception:  # one bad tick must not end the watch
                 log.exception("controller.tick_failed")
             await asyncio.sleep(TICK_S)
@@ -109,8 +105,6 @@ class Controller:
         names = list(self._running)
         found = await asyncio.gather(*map(self._watch, names), return_exceptions=True)
         for name, error in zip(names, found, strict=True):
-            if isinstance(error, asyncio.CancelledError):  # its probe was closed
-                raise error
             if error is not None:  # a bug in one watch must not end the others
                 log.error("replica.not_watched", replica=name, exc_info=error)
         await self._follow_coordinator()
@@ -184,9 +178,8 @@ class Controller:
         return self._fleet.pending(name) if starting else Pending()
 
     async def close(self, grace_s: float) -> None:
-        """Ends every process: front ends, the coordinator, then workers, so that streams end before
-        the processes that feed them."""
-        self._closing = True
+        """Ends every process, once `run` has ended: front ends, the coordinator, then workers, so
+        that streams end before the processes that feed them."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -131,9 +131,10 @@ class Cell:
         return next(row for row in self.controller.report() if row["name"] == name)
 
     async def close(self) -> None:
-        await self.controller.close(0.0)
         if self._keeping is not None:
-            await self._keeping
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
+        await self.controller.close(0.0)
         assert not self.fleet.servers, "close leaves nothing behind"
 
 
@@ -490,5 +491,5 @@ async def test_front_ends_are_told_their_coordinator_and_come_back_where_they_we
     moved = {row["name"]: row["endpoint"] for row in cell.controller.report()}["coordinator/0"]
     assert {replica.settings["coordinator"] for replica in given[-2:]} == {moved}
     before = len(cell.fleet.ended)
-    await cell.controller.close(0.0)
+    await cell.close()
     assert cell.fleet.ended[before:] == ["frontend/0", "frontend/1", "coordinator/0", "verify/0"]
