@@ -20,7 +20,7 @@ import structlog
 
 from deploy import reconcile
 from deploy.autoscale import AutoscaleConfig, Autoscaler
-from deploy.fleet import Fleet, Pending, StartedProcess, StartFailed
+from deploy.fleet import Fleet, StartedProcess, StartFailed
 from deploy.load_report import LoadWindow
 from deploy.probe import ControlAnnouncer, Probe
 from deploy.reconcile import Observed, Phase
@@ -156,7 +156,7 @@ class Controller:
         for replica in self._topology.replicas:
             seen = self._seen.get(replica.name) or Observed(Phase.DOWN, time.monotonic())
             started = self._running.get(replica.name)
-            pending = self._pending(replica.name)
+            pending = self._fleet.pending(replica.name)
             rows.append(
                 {
                     "name": replica.name,
@@ -172,10 +172,6 @@ class Controller:
                 }
             )
         return rows
-
-    def _pending(self, name: str) -> Pending:
-        starting = self._seen.get(name, _UNSEEN).phase is Phase.STARTING
-        return self._fleet.pending(name) if starting else Pending()
 
     async def close(self, grace_s: float) -> None:
         """Ends every process, once `run` has ended: front ends, the coordinator, then workers, so
@@ -208,27 +204,21 @@ class Controller:
         self._tasks[name] = asyncio.create_task(self._launch(replica))
 
     async def _launch(self, replica: Replica) -> None:
-        seen = self._seen[replica.name]
+        name, seen = replica.name, self._seen[replica.name]
         try:
             started = await self._fleet.launch(replica)
-            self._serve(replica.name, seen, started)
-            log.info(
-                "replica.serving", replica=replica.name, endpoint=started.endpoint, pid=started.pid
-            )
+            self._serve(name, seen, started)
+            log.info("replica.serving", replica=name, endpoint=started.endpoint, pid=started.pid)
+            return
         except StartFailed as error:
-            self._fronts.pop(replica.name, None)  # its former port may be taken
-            log.error(
-                "replica.start_failed", replica=replica.name, reason=str(error), fatal=error.fatal
-            )
-            self._seen[replica.name] = reconcile.down(
-                seen, time.monotonic(), str(error), fatal=error.fatal
-            )
+            self._fronts.pop(name, None)  # its former port may be taken
+            reason, fatal = str(error), error.fatal
+            log.error("replica.start_failed", replica=name, reason=reason, fatal=fatal)
         except Exception as error:
-            log.exception("replica.start_failed", replica=replica.name)
-            self._seen[replica.name] = reconcile.down(
-                seen, time.monotonic(), f"{type(error).__name__}: {error}"
-            )
-            await self._fleet.end(replica.name, 0.0)  # it may have started all the same
+            reason, fatal = f"{type(error).__name__}: {error}", False
+            log.exception("replica.start_failed", replica=name)
+        await self._fleet.end(name, 0.0)  # it may have started all the same
+        self._seen[name] = reconcile.down(seen, time.monotonic(), reason, fatal=fatal)
 
     def _serve(self, name: str, seen: Observed, started: StartedProcess) -> None:
         role = _role(name)
@@ -389,7 +379,7 @@ class Controller:
             scaler.rest(now)
 
     def _held(self, role: ProcessRole, size: int) -> int:
-        while size and self._pending(f"{role}/{size - 1}").unplaced:
+        while size and self._fleet.pending(f"{role}/{size - 1}").unplaced:
             size -= 1
         return size
 

@@ -57,7 +57,8 @@ class Fleet(Protocol):
         """Takes over processes that an earlier controller left running, by name."""
 
     async def launch(self, replica: Replica) -> StartedProcess:
-        """Starts a process and waits until it serves. Raises StartFailed with the reason."""
+        """Starts a process and waits until it serves. Raises StartFailed with the reason; what has
+        started by then is the caller's to end."""
 
     async def end(self, name: str, grace_s: float) -> None:
         """Ends the process, if there is one; without grace it is killed."""
@@ -66,7 +67,7 @@ class Fleet(Protocol):
         """Which of these processes cannot be placed beside the others, and why; empty: none."""
 
     def pending(self, name: str) -> Pending:
-        """Why a launch is still waiting."""
+        """Why a launch is still waiting; nothing where none does."""
 
 
 def first_line(error: BaseException) -> str:

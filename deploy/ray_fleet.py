@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from typing import Any
 
@@ -27,11 +27,13 @@ LOOK_S = 3.0  # between two looks for a place
 
 @dataclass
 class _Actor:
-    """The actor of one replica. node: id of its node, empty until Ray has placed it."""
+    """The actor of one replica. node: id of its node, empty until Ray has placed it. pending: what
+    it waits for until then."""
 
     handle: Any
     replica: Replica
     node: str = ""
+    pending: Pending = field(default_factory=Pending)
 
 
 class RayFleet:
@@ -44,7 +46,6 @@ class RayFleet:
         self._timeout_s, self._place_s = config.start_timeout_s, config.place_timeout_s
         self._own_cluster = config.address is None
         self._actors: dict[str, _Actor] = {}  # by the replica's name
-        self._pending: dict[str, Pending] = {}
 
     async def adopt(self) -> dict[str, StartedProcess]:
         """Takes over an earlier controller's actors; ends those that do not answer."""
@@ -69,7 +70,6 @@ class RayFleet:
 
     async def launch(self, replica: Replica) -> StartedProcess:
         """Creates the actor, then starts the room in it. Raises StartFailed."""
-        await self.end(replica.name, 0.0)
         title = f"{self._cell}/{replica.name}"
         handle = (
             ray.remote(DsparkProcess)
@@ -88,26 +88,21 @@ class RayFleet:
         actor = self._actors[replica.name] = _Actor(handle, replica)
         deadline = time.monotonic() + self._timeout_s
         try:
-            actor.node, node_ip = await self._await_place(handle, replica, deadline)
-            self._pending.pop(replica.name, None)  # from here on it is loading
+            actor.node, node_ip = await self._await_place(actor, deadline)
+            actor.pending = Pending()  # from here on it is loading
             told = {"name": replica.name, "secrets": self._secrets, "node_ip": node_ip}
             call = handle.start.remote(str(replica.role), dict(replica.settings), **told)
             reply = await asyncio.wait_for(_awaitable(call), max(1.0, deadline - time.monotonic()))
         except TimeoutError:
-            waited = self.pending(replica.name).why or "it was still loading"
-            await self.end(replica.name, 0.0)
+            waited = actor.pending.why or "it was still loading"
             raise StartFailed(
                 f"not serving after {self._timeout_s:.0f} s: {waited}", fatal=False
             ) from None
         except ray.exceptions.RayActorError as error:
-            await self.end(replica.name, 0.0)
             raise StartFailed(
                 f"its process died while starting ({first_line(error)})", fatal=False
             ) from error
-        finally:
-            self._pending.pop(replica.name, None)
         if "failed" in reply:
-            await self.end(replica.name, 0.0)
             raise StartFailed(reply["failed"], fatal=reply["fatal"])
         return StartedProcess(**reply)
 
@@ -127,36 +122,28 @@ class RayFleet:
 
     def pending(self, name: str) -> Pending:
         """What the launch of a replica waits for."""
-        return self._pending.get(name, Pending())
+        return self._actors[name].pending if name in self._actors else Pending()
 
-    async def _await_place(self, handle: Any, replica: Replica, deadline: float) -> tuple[str, str]:
+    async def _await_place(self, actor: _Actor, deadline: float) -> tuple[str, str]:
         """Waits until Ray has placed the actor; returns the node's id and address, or raises
         TimeoutError. Ray does not refuse an actor that no node can hold, so `pending` reports what
         it waits for."""
-        placed = asyncio.ensure_future(_awaitable(handle.here.remote()))
+        placed: asyncio.Future[tuple[str, str]]
+        placed = asyncio.ensure_future(_awaitable(actor.handle.here.remote()))
+        short_since: float | None = None
         try:
-            return await self._placed(placed, replica, deadline)
+            while not (await asyncio.wait({placed}, timeout=LOOK_S))[0]:
+                if (now := time.monotonic()) > deadline:
+                    raise TimeoutError
+                held = {name: each.node for name, each in self._actors.items() if each.node}
+                everybody = [each.replica for each in self._actors.values()]
+                short = missing(actor.replica, everybody, nodes(), held)
+                short_since = None if not short else now if short_since is None else short_since
+                overdue = short_since is not None and now - short_since >= self._place_s - LOOK_S
+                actor.pending = Pending(short or _why_pending(actor.replica), overdue)
+            return await placed
         finally:
             placed.cancel()
-
-    async def _placed(
-        self, placed: asyncio.Future[tuple[str, str]], replica: Replica, deadline: float
-    ) -> tuple[str, str]:
-        short_since: float | None = None
-        while True:
-            done, _ = await asyncio.wait({placed}, timeout=LOOK_S)
-            if done:
-                return await placed
-            now = time.monotonic()
-            if now > deadline:
-                raise TimeoutError
-            held = {name: actor.node for name, actor in self._actors.items() if actor.node}
-            short = missing(
-                replica, [actor.replica for actor in self._actors.values()], nodes(), held
-            )
-            short_since = None if not short else short_since if short_since is not None else now
-            overdue = short_since is not None and now - short_since >= self._place_s - LOOK_S
-            self._pending[replica.name] = Pending(short or _why_pending(replica), overdue)
 
 
 def nodes() -> list[Node]:

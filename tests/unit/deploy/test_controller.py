@@ -68,7 +68,7 @@ class HealthFleet:
         return "no node has a GPU" if len(replicas) > self.room else ""
 
     def pending(self, name: str) -> Pending:
-        return Pending("no node has a GPU", name in self.unplaced)
+        return Pending("no node has a GPU", True) if name in self.unplaced else Pending()
 
 
 class Listener:
