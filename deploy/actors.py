@@ -33,20 +33,14 @@ class DsparkProcess:
     def __repr__(self) -> str:
         return self._title
 
-    async def here(self) -> tuple[str, str]:
-        """Returns id and address of the actor's node, as soon as Ray has placed the actor."""
+    async def here(self) -> str:
+        """Returns the id of the actor's node, as soon as Ray has placed the actor."""
         import ray
 
-        return str(ray.get_runtime_context().get_node_id()), str(ray.util.get_node_ip_address())
+        return str(ray.get_runtime_context().get_node_id())
 
     async def start(
-        self,
-        role: str,
-        settings: Mapping[str, Any],
-        *,
-        name: str,
-        secrets: Mapping[str, str],
-        node_ip: str,
+        self, role: str, settings: Mapping[str, Any], *, name: str, secrets: Mapping[str, str]
     ) -> dict[str, Any]:
         """Starts the room. Returns its description, as `describe` does, or {"failed": sentence,
         "fatal": whether another try is useless}."""
@@ -60,12 +54,18 @@ class DsparkProcess:
         except Exception as error:
             return {"failed": f"{type(error).__name__}: {error}", "fatal": False}
         collect_rarely()
-        self._node_ip = node_ip
-        return self._described()
+        return await self.describe()
 
-    async def describe(self) -> dict[str, Any] | None:
-        """Endpoint, incarnation, pid and HTTP URL of the process; None when it has not started."""
-        return self._described() if self._process is not None else None
+    async def describe(self) -> dict[str, Any]:
+        """Endpoint, incarnation, pid and HTTP URL of the process; fails when it has not started."""
+        assert self._process is not None
+        scheme, _, at = (self._process.http_url or "").partition("://")
+        return {
+            "endpoint": _reachable(self._process.endpoint),
+            "incarnation": self._process.incarnation,
+            "pid": os.getpid(),
+            "http": f"{scheme}://{_reachable(at)}" if at else "",
+        }
 
     async def stop(self, grace_s: float) -> None:
         """Drains and ends the room."""
@@ -73,20 +73,13 @@ class DsparkProcess:
             process, self._process = self._process, None
             await process.stop(grace_s)
 
-    def _described(self) -> dict[str, Any]:
-        assert self._process is not None
-        scheme, _, at = (self._process.http_url or "").partition("://")
-        return {
-            "endpoint": self._reachable(self._process.endpoint),
-            "incarnation": self._process.incarnation,
-            "pid": os.getpid(),
-            "http": f"{scheme}://{self._reachable(at)}" if at else "",
-        }
 
-    def _reachable(self, endpoint: str) -> str:
-        """The endpoint, with the node's address in place of a host that means all interfaces."""
-        host, _, port = endpoint.rpartition(":")
-        return f"{self._node_ip}:{port}" if host in EVERYWHERE else endpoint
+def _reachable(endpoint: str) -> str:
+    """The endpoint, with the node's address in place of a host that means all interfaces."""
+    import ray
+
+    host, _, port = endpoint.rpartition(":")
+    return f"{ray.util.get_node_ip_address()}:{port}" if host in EVERYWHERE else endpoint
 
 
 def _at_hand(settings: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:

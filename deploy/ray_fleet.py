@@ -52,19 +52,17 @@ class RayFleet:
         found: dict[str, StartedProcess] = {}
         for actor in actors_of(self._cell):
             name = actor.removeprefix(f"{self._cell}/").partition(_SEPARATOR)[0]
-            node = described = None
-            try:
+            described = None
+            with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):
                 handle = ray.get_actor(actor)
-                node, _ = await asyncio.wait_for(_awaitable(handle.here.remote()), 5.0)
+                node = await asyncio.wait_for(_awaitable(handle.here.remote()), 5.0)
                 described = await asyncio.wait_for(_awaitable(handle.describe.remote()), 5.0)
-            except (ValueError, TimeoutError, ray.exceptions.RayError):
-                described = None
             if described is None or name in found:
                 with contextlib.suppress(ValueError, ray.exceptions.RayError):
                     ray.kill(ray.get_actor(actor))
                 continue
             replica = replace(self._templates[ProcessRole(name.partition("/")[0])], name=name)
-            self._actors[name] = _Actor(handle, replica, str(node))
+            self._actors[name] = _Actor(handle, replica, node)
             found[name] = StartedProcess(**described)
         return found
 
@@ -88,9 +86,9 @@ class RayFleet:
         actor = self._actors[replica.name] = _Actor(handle, replica)
         deadline = time.monotonic() + self._timeout_s
         try:
-            actor.node, node_ip = await self._await_place(actor, deadline)
+            actor.node = await self._await_place(actor, deadline)
             actor.pending = Pending()  # from here on it is loading
-            told = {"name": replica.name, "secrets": self._secrets, "node_ip": node_ip}
+            told = {"name": replica.name, "secrets": self._secrets}
             call = handle.start.remote(str(replica.role), dict(replica.settings), **told)
             reply = await asyncio.wait_for(_awaitable(call), max(1.0, deadline - time.monotonic()))
         except TimeoutError:
@@ -124,12 +122,10 @@ class RayFleet:
         """What the launch of a replica waits for."""
         return self._actors[name].pending if name in self._actors else Pending()
 
-    async def _await_place(self, actor: _Actor, deadline: float) -> tuple[str, str]:
-        """Waits until Ray has placed the actor; returns the node's id and address, or raises
-        TimeoutError. Ray does not refuse an actor that no node can hold, so `pending` reports what
-        it waits for."""
-        placed: asyncio.Future[tuple[str, str]]
-        placed = asyncio.ensure_future(_awaitable(actor.handle.here.remote()))
+    async def _await_place(self, actor: _Actor, deadline: float) -> str:
+        """Waits until Ray has placed the actor; returns the node's id, or raises TimeoutError. Ray
+        does not refuse an actor that no node can hold, so `pending` reports what it waits for."""
+        placed: asyncio.Future[str] = asyncio.ensure_future(_awaitable(actor.handle.here.remote()))
         short_since: float | None = None
         try:
             while not (await asyncio.wait({placed}, timeout=LOOK_S))[0]:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from deploy import actors
 from deploy.actors import DsparkProcess
@@ -31,13 +32,14 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
 
     monkeypatch.setattr(actors, "start_room", start_room)
     monkeypatch.setattr(actors, "configure_logging", lambda **_: None)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.7")
     monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "state"))
     return process
 
 
 async def _start(settings: Mapping[str, Any], secret: str = SECRET) -> dict[str, Any]:
     return await DsparkProcess("cell/verify/0").start(
-        "verify", settings, name="verify/0", secrets={"token_file": secret}, node_ip="10.0.0.7"
+        "verify", settings, name="verify/0", secrets={"token_file": secret}
     )
 
 

@@ -50,7 +50,7 @@ async def test_a_process_that_has_a_place_waits_for_none(
     launch = asyncio.create_task(fleet.launch(topology.replicas[0]))
     name = topology.replicas[0].name
     await until(lambda: fleet.pending(name).why == "waiting for Ray to start a worker process")
-    actor.placed.set_result(("n", "127.0.0.1"))
+    actor.placed.set_result("n")
     await until(lambda: actor.asked_to_start)
     assert fleet.pending(name) == Pending()
     actor.loaded.set_result({"endpoint": "127.0.0.1:7000", "incarnation": 1, "pid": 2})
