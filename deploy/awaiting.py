@@ -48,7 +48,7 @@ def await_replicas(
         rows[:] = report()
         for row in rows:
             failing = row["fatal"] or row["failures"] >= GIVE_UP_AFTER_FAILURES
-            if failing and row["phase"] != "serving":  # a replica that recovered may go on
+            if failing and row["phase"] == "down":  # a replica that recovered may go on
                 raise Unavailable(f"{row['name']} cannot start: {row['reason']}")
             if row["unplaced"]:
                 raise Unavailable(f"{row['name']} cannot be placed: {row['reason']}")
@@ -60,9 +60,7 @@ def await_replicas(
                 shown[row["name"]] = line
                 if row["phase"] != "down" or row["reason"]:
                     say(line)
-        leaving = rows[0]["leaving"] if rows else []
-        missing = [shown[row["name"]] for row in rows if row["phase"] != "serving"]
-        return "; ".join([*missing, *(f"{name} has not left" for name in leaving)])
+        return "; ".join(shown[row["name"]] for row in rows if row["phase"] != "serving")
 
     _until_nothing(pending, "not serving in time:", deadline, say)
     return rows

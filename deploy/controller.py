@@ -2,9 +2,9 @@
 the coordinator.
 
 It imports no Ray: a `Fleet` runs the processes. `reconcile.plan` decides; this file carries out.
-Invariant: the coordinator always gets the full set of serving workers, after every change and every
-few seconds, so a lost message or a restarted coordinator does no harm. A worker that is to leave
-is announced as draining first, and ended when the coordinator reports that no sequence needs it.
+Invariant: the coordinator gets the full set of serving workers again and again, so a lost message
+or a restarted coordinator does no harm. A worker that is to leave is announced as draining first,
+and ended when the coordinator reports that no sequence needs it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ from dspark.runtime.tls import Tls
 log = structlog.get_logger("deploy.controller")
 
 TICK_S = 0.5
-ANNOUNCE_EVERY_S = 5.0
 MISSES = 2  # refused connections in a row that mean death
 HUNG_AFTER_S = 20.0  # silence, with the connection open, that means death
 DRAIN_S = 30.0  # how long a worker that leaves may finish what it has
 END_GRACE_S = 5.0  # for a worker that no sequence needs any more
-_UNSEEN = Observed(Phase.DOWN, 0.0)
 
 
 class Controller:
@@ -57,9 +55,6 @@ class Controller:
         self._drain_s = drain_s
         # draining workers that the coordinator needs no more
         self._unneeded: frozenset[str] = frozenset()
-        self._said = asyncio.Condition()  # notified by every reply to an announcement
-        # workers that are announced no more, because they are about to end
-        self._released: set[str] = set()
         self._scaling = autoscale or AutoscaleConfig()
         if not topology.has_drafter:
             self._scaling = replace(self._scaling, min_drafters=0, max_drafters=0)
@@ -73,7 +68,6 @@ class Controller:
         self._probes: dict[str, Probe] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._fronts: dict[str, tuple[str, str]] = {}  # of front ends: (coordinator, own endpoint)
-        self._announced: tuple[float, object] = (float("-inf"), None)
         # told of the wanted (verifiers, drafters) when they change, to keep them for a successor
         self.on_resized: Callable[[int, int], None] = lambda verifiers, drafters: None
 
@@ -112,8 +106,8 @@ class Controller:
         for name in filter(self._idle, starts):
             self._begin(name)
         for name in stops:
-            before, self._seen[name] = self._seen[name], Observed(Phase.STOPPING, time.monotonic())
-            self._tasks[name] = asyncio.create_task(self._stop(name, before, self._tasks.get(name)))
+            self._seen[name] = replace(self._seen[name], phase=Phase.STOPPING)
+            self._tasks[name] = asyncio.create_task(self._stop(name, self._tasks.get(name)))
         await self._announce()
         await self._follow_load()
 
@@ -151,15 +145,16 @@ class Controller:
         log.info("cell.resized", verifiers=verifiers, drafters=drafters, why=why)
 
     def report(self) -> list[dict[str, Any]]:
-        """Every replica as plain values, for `dspark up` and for people."""
+        """Every replica as plain values, those that leave too, for `dspark up` and for people."""
         rows = []
-        for replica in self._topology.replicas:
-            seen = self._seen.get(replica.name) or Observed(Phase.DOWN, time.monotonic())
-            started = self._running.get(replica.name)
-            pending = self._fleet.pending(replica.name)
+        wanted = [replica.name for replica in self._topology.replicas]
+        for name in (*wanted, *sorted(self._seen.keys() - self._topology.names)):
+            seen = self._seen.get(name) or Observed(Phase.DOWN, time.monotonic())
+            started = self._running.get(name)
+            pending = self._fleet.pending(name)
             rows.append(
                 {
-                    "name": replica.name,
+                    "name": name,
                     "phase": str(seen.phase),
                     "reason": pending.why or seen.reason,
                     "unplaced": pending.unplaced,
@@ -168,7 +163,6 @@ class Controller:
                     "endpoint": started.endpoint if started else "",
                     "http": started.http if started else "",
                     "pid": started.pid if started else 0,
-                    "leaving": sorted(set(self._running) - self._topology.names),
                 }
             )
         return rows
@@ -180,7 +174,7 @@ class Controller:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        names = sorted(set(self._running) | self._topology.names)
+        names = sorted(self._seen)
         for roles in ((ProcessRole.FRONTEND,), (ProcessRole.COORDINATOR,), POOLS):
             ends = [self._fleet.end(name, grace_s) for name in names if _role(name) in roles]
             await asyncio.gather(*ends, return_exceptions=True)
@@ -273,44 +267,36 @@ class Controller:
         await self._forget(name)
         self._seen[name] = reconcile.down(self._seen[name], time.monotonic(), reason)
 
-    async def _stop(self, name: str, before: Observed, start: asyncio.Task[None] | None) -> None:
-        """Ends a replica that is not wanted. before: what was known of it. start: the task of its
-        last start, which may still be waiting for a place."""
-        began, idle, grace_s = time.monotonic(), True, END_GRACE_S
-        if name not in self._running:
-            grace_s = 0.0  # without a place it could not hear that it is to end
-        if start is not None and not start.done():
+    async def _stop(self, name: str, start: asyncio.Task[None] | None) -> None:
+        """Ends a replica that is not wanted. It may first finish what it has, and stays if it is
+        wanted again by then. start: the task of its last start, which may still be waiting for a
+        place."""
+        began = time.monotonic()
+        if start is not None:
             start.cancel()
             await asyncio.wait({start})
-        if name in self._running and name.startswith(WORKERS):
-            idle = await self._until_idle(name)
+        if runs := name in self._running:
+            over = began + self._drain_s
+            while name not in self._unneeded | self._topology.names and time.monotonic() < over:  # noqa: ASYNC110  every tick may end it
+                await asyncio.sleep(TICK_S)
             if name in self._topology.names:  # wanted again while it drained
                 log.info("replica.stays", replica=name)
-                self._seen[name], self._probes[name].heard = before, time.monotonic()
+                self._probes[name].heard = time.monotonic()
+                self._seen[name] = replace(self._seen[name], phase=Phase.SERVING)
                 return
-            self._released.add(name)
+        idle = not runs or name in self._unneeded
+        await self._forget(name)
         if not idle:
             await self._announce()  # without it, so that its sequences move before it ends
         log.info(
             "replica.leaves", replica=name, idle=idle, drained_s=round(time.monotonic() - began, 2)
         )
-        await self._fleet.end(name, grace_s)
-        await self._forget(name)
+        # without a place it could not hear that it is to end
+        await self._fleet.end(name, END_GRACE_S if runs else 0.0)
         del self._seen[name]
-
-    async def _until_idle(self, name: str) -> bool:
-        """Waits for one draining worker, unless it is wanted again; returns whether it was idle in
-        time."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._drain_s), self._said:
-                await self._said.wait_for(
-                    lambda: name in self._unneeded or name in self._topology.names
-                )
-        return name in self._unneeded
 
     async def _forget(self, name: str) -> None:
         self._running.pop(name, None)
-        self._released.discard(name)
         self._unneeded -= {name}  # the next process of this name is another worker
         probe = self._probes.pop(name, None)
         if probe is not None:
@@ -324,24 +310,15 @@ class Controller:
         workers = {
             name: (_role(name), started)
             for name, started in sorted(self._running.items())
-            if name.startswith(WORKERS) and name not in self._released
+            if name.startswith(WORKERS)
         }
         # A worker drains from the moment it is not wanted: dropped at once, it would abandon its
         # sequences.
         draining = workers.keys() - self._topology.names
-        now, content = time.monotonic(), (coordinator, tuple(workers.items()), frozenset(draining))
-        told_at, told = self._announced
-        if content == told and not draining and now - told_at < ANNOUNCE_EVERY_S:
-            return
         try:
-            unneeded = await self._announcer.announce(coordinator, workers, draining)
-        except DsparkError as error:
+            self._unneeded = await self._announcer.announce(coordinator, workers, draining)
+        except DsparkError as error:  # the next tick tries again
             log.warning("announce.failed", reason=str(error))
-            return  # the next tick tries again
-        self._announced = (now, content)
-        async with self._said:
-            self._unneeded = unneeded
-            self._said.notify_all()
 
     async def _follow_load(self) -> None:
         """Lets the autoscaler look at the cell now and then; nothing is decided while replicas
@@ -356,8 +333,8 @@ class Controller:
         except DsparkError as error:
             log.warning("autoscale.no_status", reason=str(error))
             return
-        settled = self._running.keys() <= self._topology.names and all(
-            self._seen.get(name, _UNSEEN).phase is Phase.SERVING for name in self._topology.names
+        settled = self._seen.keys() == self._topology.names and all(
+            seen.phase is Phase.SERVING for seen in self._seen.values()
         )
         if not settled:
             scaler.forget()

@@ -57,7 +57,7 @@ def plan(
     stops = [
         name
         for name, seen in sorted(observed.items())
-        if name not in desired and seen.phase in (Phase.SERVING, Phase.STARTING)
+        if name not in desired and seen.phase is not Phase.STOPPING
     ]
     return starts, stops
 

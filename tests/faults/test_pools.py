@@ -76,7 +76,7 @@ async def settled(cell: SimulatedCell, controller: Controller) -> None:
 
     def quiet() -> bool:
         rows = controller.report()
-        return all(row["phase"] == "serving" and not row["leaving"] for row in rows) and len(
+        return all(row["phase"] == "serving" for row in rows) and len(
             [name for name in cell.processes if name[0] in "vd"]
         ) == sum(controller.sizes())
 

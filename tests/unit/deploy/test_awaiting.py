@@ -16,7 +16,7 @@ from dspark.errors import Unavailable
 
 def _row(name: str, endpoint: str = "", **told: Any) -> dict[str, Any]:
     """What a controller reports of a process that serves, but for what is told."""
-    quiet = {"reason": "", "unplaced": False, "fatal": False, "failures": 0, "leaving": []}
+    quiet = {"reason": "", "unplaced": False, "fatal": False, "failures": 0}
     row = {**quiet, "name": name, "phase": "serving", "pid": 1, "endpoint": endpoint, "http": ""}
     return row | told
 

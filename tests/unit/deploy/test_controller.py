@@ -147,7 +147,6 @@ async def make(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
     """Cells by keys of `ClusterConfig`; settings of roles and options of a controller beside
     them."""
     monkeypatch.setattr(controller_module, "TICK_S", 0.02)
-    monkeypatch.setattr(controller_module, "ANNOUNCE_EVERY_S", 0.3)
     made: list[Cell] = []
 
     def make(
@@ -208,6 +207,18 @@ async def test_a_replica_that_cannot_start_says_why_and_does_not_hold_up_the_oth
     assert (row["reason"], row["fatal"]) == ("model.safetensors lacks fc.weight", True)
     await asyncio.sleep(0.2)
     assert cell.fleet.started.count("draft/0") == 1, "a fatal start is not hammered"
+
+
+async def test_a_replica_that_failed_and_left_is_new_when_it_is_wanted_again(cell: Cell) -> None:
+    cell.fleet.broken["draft/1"] = StartFailed("no such file", fatal=True)
+    cell.begin()
+    await until(lambda: cell.row("draft/1")["fatal"])
+    cell.controller.resize(1, 1)
+    await until(lambda: "draft/1" not in cell.phases())
+    cell.fleet.broken.clear()
+    cell.controller.resize(1, 2)
+    await until(lambda: cell.phases()["draft/1"] == "serving")
+    assert cell.row("draft/1")["failures"] == 0
 
 
 async def test_a_new_controller_adopts_what_still_runs(cell: Cell) -> None:
@@ -295,10 +306,11 @@ async def test_a_worker_that_is_wanted_again_while_it_drains_stays(
     if adopted:  # by a controller that Ray restarted meanwhile
         cell.fleet.left = {"draft/1": await cell.fleet.serve("draft/1")}
         cell.controller.resize(1, 1)
-    await cell.run()
+    cell.begin()
     await cell.told("draft/1")
     cell.controller.resize(1, 1)
     await until(lambda: cell.listener.drained[-1] == {"draft/1"})
+    assert cell.phases()["draft/1"] == "stopping"
     cell.controller.resize(1, 2)
     await until(lambda: cell.phases().get("draft/1") == "serving")
     cell.listener.needed.clear()
@@ -327,6 +339,7 @@ async def test_a_worker_that_is_not_wanted_while_it_waits_for_a_place_is_ended_a
     await until(lambda: "draft/1" in cell.fleet.started)
     cell.controller.resize(1, 1)
     await until(lambda: cell.fleet.ended == ["draft/1"])
+    await until(lambda: "draft/1" not in cell.phases())
     cell.fleet.unplaced.clear()
     cell.controller.resize(1, 2)
     await until(lambda: set(cell.phases().values()) == {"serving"})

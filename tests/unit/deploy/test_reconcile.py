@@ -23,8 +23,9 @@ def test_a_replica_in_transition_is_left_alone() -> None:
 
 
 def test_what_nobody_desires_is_stopped() -> None:
-    seen = {"draft/1": Observed(Phase.SERVING, 0.0), "draft/2": Observed(Phase.STARTING, 0.0)}
-    assert plan(set(), seen, 1.0) == ([], ["draft/1", "draft/2"])
+    phases = (Phase.SERVING, Phase.STARTING, Phase.DOWN)
+    seen = {f"draft/{number}": Observed(phase, 0.0) for number, phase in enumerate(phases)}
+    assert plan(set(), seen, 1.0) == ([], ["draft/0", "draft/1", "draft/2"])
 
 
 def test_a_replica_lost_while_serving_is_replaced_at_once() -> None:
