@@ -194,7 +194,7 @@ class Controller:
                 return  # no coordinator to attach to; the next tick tries again
             replica = self._placed(replica)
         self._seen[name] = reconcile.starting(self._seen.get(name), time.monotonic())
-        log.info("replica.starting", replica=name, start=self._seen[name].starts)
+        log.info("replica.starting", replica=name, failures=self._seen[name].failures)
         self._tasks[name] = asyncio.create_task(self._launch(replica))
 
     async def _launch(self, replica: Replica) -> None:

@@ -31,8 +31,7 @@ class Observed:
     """What is known of one replica.
 
     since: when it entered the phase. failures: starts or lives in a row that ended badly. reason:
-    why the last one ended. fatal: it reported itself that it can never start as configured. starts:
-    how often it was started.
+    why the last one ended. fatal: it reported itself that it can never start as configured.
     """
 
     phase: Phase
@@ -40,7 +39,6 @@ class Observed:
     failures: int = 0
     reason: str = ""
     fatal: bool = False
-    starts: int = 0
 
 
 def plan(
@@ -73,7 +71,7 @@ def delay_s(seen: Observed) -> float:
 def starting(seen: Observed | None, now: float) -> Observed:
     """The replica's state after a start was begun."""
     before = seen or Observed(Phase.DOWN, now)
-    return replace(before, phase=Phase.STARTING, since=now, starts=before.starts + 1, fatal=False)
+    return replace(before, phase=Phase.STARTING, since=now, fatal=False)
 
 
 def serving(seen: Observed, now: float) -> Observed:
