@@ -17,7 +17,7 @@ from deploy.autoscale import AutoscaleConfig
 from deploy.config import NO_DRAFTER, ClusterConfig
 from deploy.head import free_ports
 from deploy.service_registry import check_room, config_class, load_settings
-from deploy.topology import ProcessRole, Topology, desired, sizes_of, threads_of
+from deploy.topology import POOLS, ProcessRole, Topology, desired, sizes_of, threads_of
 from dspark import shipped
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import parse_policy
@@ -70,11 +70,10 @@ def plan_topology(
     environ: Mapping[str, str],
     port: int,
     token_files: Mapping[str, Path],
-    most: Mapping[ProcessRole, int] | None = None,
+    most: Mapping[ProcessRole, int],
 ) -> Topology:
     """Every process with its resolved settings; a wrong key or value raises ConfigError here,
-    before anything starts. most: largest number of processes of each role, for pools that may
-    grow."""
+    before anything starts. most: largest number of processes of each role."""
     drawn = {key: str(path) for key, path in token_files.items()}
     for_clients = drawn.pop(CLIENT_TOKENS, None)
     shared: dict[str, object] = {
@@ -103,13 +102,9 @@ def plan_topology(
         each["served_model"] = (
             each["served_model"] or settings[ProcessRole.COORDINATOR]["served_model"]
         )
-    if config.address is not None:  # machines of a joined cluster are not known
-        return desired(config, settings)
-    workers = {ProcessRole.VERIFY: config.verifiers, ProcessRole.DRAFT: config.drafters}
-    for role, count in workers.items():
-        settings[role]["threads"] = threads_of(
-            role, settings[role], max(count, (most or {}).get(role, 0))
-        )
+    if config.address is None:  # machines of a joined cluster are not known
+        for role in POOLS:
+            settings[role]["threads"] = threads_of(role, settings[role], most[role])
     return desired(config, settings)
 
 
@@ -131,24 +126,26 @@ def _admit_clients(settings: Mapping[ProcessRole, dict[str, Any]], drawn: str | 
         door[CLIENT_TOKENS] = _full_path(named) if named else own[0] if own else drawn
 
 
-def within(config: ClusterConfig, autoscale: AutoscaleConfig) -> ClusterConfig:
-    """The configuration with pool sizes inside the bounds of autoscaling."""
-    if not autoscale.enabled:
-        return config
-    verifiers = min(max(config.verifiers, autoscale.min_verifiers), autoscale.max_verifiers)
-    drafters = min(max(config.drafters, autoscale.min_drafters), autoscale.max_drafters)
-    return replace(
-        config, verifiers=verifiers, drafters=0 if config.drafter == NO_DRAFTER else drafters
-    )
+def within(
+    config: ClusterConfig, autoscale: AutoscaleConfig
+) -> tuple[ClusterConfig, AutoscaleConfig]:
+    """The configuration with pool sizes inside the bounds of autoscaling, and these bounds; a cell
+    without a drafter is never given one."""
+    if config.drafter == NO_DRAFTER:
+        autoscale = replace(autoscale, min_drafters=0, max_drafters=0)
+    if autoscale.enabled:
+        verifiers = min(max(config.verifiers, autoscale.min_verifiers), autoscale.max_verifiers)
+        drafters = min(max(config.drafters, autoscale.min_drafters), autoscale.max_drafters)
+        config = replace(config, verifiers=verifiers, drafters=drafters)
+    return config, autoscale
 
 
 def largest(config: ClusterConfig, autoscale: AutoscaleConfig) -> dict[ProcessRole, int]:
     """Largest number of processes of each role that autoscaling may reach."""
     most = sizes_of(config)
     if autoscale.enabled:
-        most[ProcessRole.VERIFY] = max(config.verifiers, autoscale.max_verifiers)
-        if config.drafter != NO_DRAFTER:
-            most[ProcessRole.DRAFT] = max(config.drafters, autoscale.max_drafters)
+        most[ProcessRole.VERIFY] = autoscale.max_verifiers
+        most[ProcessRole.DRAFT] = autoscale.max_drafters
     return most
 
 

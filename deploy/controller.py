@@ -56,8 +56,6 @@ class Controller:
         # draining workers that the coordinator needs no more
         self._unneeded: frozenset[str] = frozenset()
         self._scaling = autoscale or AutoscaleConfig()
-        if not topology.has_drafter:
-            self._scaling = replace(self._scaling, min_drafters=0, max_drafters=0)
         self._autoscaler: Autoscaler | None = None
         self.follow_load(self._scaling.enabled)
         self._looked = float("-inf")

@@ -67,11 +67,6 @@ class Topology:
         return frozenset(replica.name for replica in self.replicas)
 
     @property
-    def has_drafter(self) -> bool:
-        """Whether the cell has weights to draft with."""
-        return bool(self.templates[ProcessRole.DRAFT].settings.get("drafter") != NO_DRAFTER)
-
-    @property
     def coordinator(self) -> Replica:
         return next(replica for replica in self.replicas if replica.role is ProcessRole.COORDINATOR)
 
@@ -108,7 +103,7 @@ def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
     highest numbers leave first. Raises ConfigError."""
     if not 1 <= verifiers <= MOST or not 0 <= drafters <= MOST:
         raise ConfigError(f"a cell of {verifiers} verifiers and {drafters} drafters cannot serve")
-    if drafters and not topology.has_drafter:
+    if drafters and topology.templates[ProcessRole.DRAFT].settings.get("drafter") == NO_DRAFTER:
         raise ConfigError(
             f"scale: the cell was started without a drafter, {drafters} of them would have no "
             "weights"

@@ -66,7 +66,7 @@ def bring_up(
     autoscale = load_config(
         AutoscaleConfig, section="autoscale", file=file, environ=environ, flags=scaling
     )
-    config = within(config, autoscale)
+    config, autoscale = within(config, autoscale)
     if config.http is not None and (missing := http_missing()):
         say(
             f"no HTTP: not installed: {', '.join(missing)} (`pip install '.[http]'` in the "

@@ -456,17 +456,6 @@ async def test_sizes_that_are_refused_leave_autoscaling_as_it_was(make: Make) ->
     assert cell.controller.sizes() == (4, 0), "the refused word did not switch it on"
 
 
-async def test_a_cell_without_a_drafter_is_never_given_one(make: Make) -> None:
-    config = AutoscaleConfig(
-        enabled=True, look_s=0.03, window_s=0.1, up_after_s=0.0, cool_down_s=0.0
-    )
-    cell = make(WITHOUT_DRAFTER, {"autoscale": config}, drafter="none")
-    cell.listener.cell = CellStatus(lanes=(LaneStatus(verifier="verify/0", running=4),))
-    await cell.run()
-    await asyncio.sleep(0.3)
-    assert cell.controller.sizes() == (1, 0)
-
-
 async def test_front_ends_are_told_their_coordinator_and_come_back_where_they_were(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from deploy.autoscale import AutoscaleConfig
 from deploy.cell_plan import largest, plan_topology
 from deploy.config import ClusterConfig
-from deploy.topology import ProcessRole, resized
+from deploy.topology import ProcessRole, resized, sizes_of
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +24,7 @@ def _said(
     key: str, config: ClusterConfig, most: Mapping[ProcessRole, int] | None = None, **environ: str
 ) -> dict[str, object]:
     files = {"token_file": Path("/s/token")}
+    most = most or sizes_of(config)
     topology = plan_topology(
         config, file=None, environ=environ, port=4242, token_files=files, most=most
     )
@@ -52,8 +52,6 @@ def test_workers_that_autoscaling_may_bring_have_their_part(
     ):
         said = _said("threads", config, most=most)
         assert (said["verify/0"], said["draft/0"]) == threads
-    alone = replace(config, drafter="none", drafters=0)
-    assert largest(alone, grows)[ProcessRole.DRAFT] == 0
 
 
 def test_a_cluster_that_is_joined_is_left_to_its_machines() -> None:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import re
 import socket
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from deploy.autoscale import AutoscaleConfig
-from deploy.cell_plan import http_bind, plan_topology, read_config, token_files, within
+from deploy.cell_plan import (
+    http_bind,
+    largest,
+    plan_topology,
+    read_config,
+    token_files,
+    within,
+)
 from deploy.config import ClusterConfig
 from deploy.service_registry import config_class
-from deploy.topology import ProcessRole, resized
+from deploy.topology import ProcessRole, resized, sizes_of
 from dspark.errors import ConfigError
 from dspark.runtime.config import load_config
 from verify_service.config import VerifyConfig
@@ -35,6 +41,7 @@ def _plan(
             "token_file": Path("/s/worker_token"),
             "client_token_file": Path("/s/client_token"),
         },
+        most=sizes_of(config),
     )
     return {replica.name: dict(replica.settings) for replica in topology.replicas}
 
@@ -113,7 +120,9 @@ def test_a_cell_without_a_drafter_starts_none_and_gets_none(tmp_path: Path) -> N
     assert config.drafters == 0
     plan = _plan(config)
     assert not [name for name in plan if name.startswith("draft/")]
-    topology = plan_topology(config, file=None, environ={}, port=1, token_files={})
+    topology = plan_topology(
+        config, file=None, environ={}, port=1, token_files={}, most=sizes_of(config)
+    )
     with pytest.raises(ConfigError, match="started without a drafter"):
         resized(topology, 1, 1)
     assert load_config(VerifyConfig, section="verify", flags=plan["verify/0"]).drafter is None
@@ -282,10 +291,13 @@ def test_what_no_cell_can_have_is_refused_by_its_key(key: str, value: object) ->
 
 def test_pools_begin_within_the_bounds_of_autoscaling() -> None:
     bounds = AutoscaleConfig(enabled=True, min_verifiers=2, max_verifiers=3, max_drafters=2)
-    config = within(ClusterConfig(target="t", drafter="d", verifiers=1, drafters=9), bounds)
+    config, _ = within(ClusterConfig(target="t", drafter="d", verifiers=1, drafters=9), bounds)
     assert (config.verifiers, config.drafters) == (2, 2)
-    plain = within(
-        ClusterConfig(target="t", drafter="none", drafters=0), replace(bounds, min_drafters=1)
-    )
-    assert plain.drafters == 0, "without weights there is nobody to start"
-    assert within(config, AutoscaleConfig()) is config
+    assert within(config, AutoscaleConfig()) == (config, AutoscaleConfig())
+
+
+def test_a_cell_without_a_drafter_is_never_given_one() -> None:
+    plain = ClusterConfig(target="t", drafter="none", drafters=0)
+    config, bounds = within(plain, AutoscaleConfig(enabled=True, min_drafters=1))
+    assert config.drafters == largest(config, bounds)[ProcessRole.DRAFT] == 0
+    assert bounds.bounds["drafters"] == (0, 0), "without weights there is nobody to start"
