@@ -16,7 +16,6 @@ from deploy.service_registry import start_room
 from deploy.topology import ProcessRole
 from dspark.errors import ConfigError, DsparkError
 from dspark.runtime.identity import DEFAULT_CELL, put_token, state_dir
-from dspark.runtime.process import collect_rarely
 from dspark.runtime.shell import ShellProcess
 from dspark.runtime.telemetry import configure_logging
 
@@ -53,7 +52,6 @@ class DsparkProcess:
             return {"failed": str(error), "fatal": True}
         except Exception as error:
             return {"failed": f"{type(error).__name__}: {error}", "fatal": False}
-        collect_rarely()
         return await self.describe()
 
     async def describe(self) -> dict[str, Any]:

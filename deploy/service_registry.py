@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.topology import ProcessRole
 from dspark.runtime.config import load_config
-from dspark.runtime.process import keep_to
+from dspark.runtime.process import collect_rarely, keep_to
 
 if TYPE_CHECKING:
     from dspark.runtime.shell import ShellProcess
@@ -75,4 +75,5 @@ async def start_room(role: ProcessRole, settings: Mapping[str, Any], *, name: st
     keep_to(settings.get("cpus") or "", f"{role}.cpus")  # first: threads inherit it
     process = importlib.import_module(f"{ROOMS[role].package}.process")
     started: ShellProcess = await process.start(config_class(role)(**settings), name=name)
+    collect_rarely()
     return started

@@ -61,7 +61,7 @@ def _serve(args: argparse.Namespace) -> int:
     room_parser(args.role).parse_args(args.rest, args)
     from deploy.service_registry import load_settings, start_room
     from deploy.topology import ProcessRole
-    from dspark.runtime.process import collect_rarely, end_with
+    from dspark.runtime.process import end_with
     from dspark.runtime.shell import ShellProcess, run_until_signal
     from dspark.runtime.telemetry import configure_logging
 
@@ -72,7 +72,6 @@ def _serve(args: argparse.Namespace) -> int:
     configure_logging(role=args.role, name=args.name, fmt=args.log_format)
 
     def ready(process: ShellProcess) -> None:
-        collect_rarely()
         http = process.http_url
         if args.ready_json:
             line = {
