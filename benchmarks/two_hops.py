@@ -8,7 +8,6 @@ their median, which a busy machine disturbs least.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import statistics
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -27,8 +26,6 @@ from dspark.runtime.channel import WORKER_WATCH_MS, open_channel
 from dspark.types import Rule, SamplingParams
 from dspark.wire.v1 import draft_pb2_grpc, types_pb2, verify_pb2_grpc
 
-# numbers of sequences: none is used again while a pass of an earlier window may hold it
-_numbers = itertools.count(1)
 SETTLED = 24  # passes before anything is measured
 PROMPT, ANSWER = 32, 1 << 14  # tokens; no answer ends while it is measured
 
@@ -139,7 +136,7 @@ async def _rounds(workers: ProcessCell, setting: RoundSetting) -> AsyncIterator[
         rounds = Acknowledges(port)
         terms = Terms(PlanKind.FIXED, its.block_size) if setting.drafts else PLAIN
         plan = Plan(terms, setting.cohorts, 2, setting.draft_s)
-        admissions = [_admission(next(_numbers)) for _ in range(setting.sequences)]
+        admissions = [_admission(number) for number in range(setting.sequences)]
         port.tell([DrafterAt(1, drafter, its.incarnation), plan, *admissions])
         try:
             async with asyncio.timeout(60.0):
