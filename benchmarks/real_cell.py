@@ -54,9 +54,7 @@ def workers(
     synthetic = {"engine": "synthetic", "synthetic": file, "max_sequences": room}
     verify = {**synthetic, "kv_tokens": room * tokens_each, **verify}
     draft = {**synthetic, "context_tokens": room * tokens_each}
-    made = ProcessCell(target, "", verify=verify, draft=draft, **more)
-    made.led = led
-    return made
+    return ProcessCell(target, "", led=led, verify=verify, draft=draft, **more)
 
 
 def cell(file: Path, *, verifiers: int = 1) -> ProcessCell:

@@ -53,10 +53,9 @@ class ProcessCell:
     """A context manager that runs a coordinator, verifiers and drafters as child processes.
 
     flags: settings of each role, as in its configuration, e.g. `draft={"q_entries": 16}`. programs:
-    by role, module and arguments to run in place of the command line's.
+    by role, module and arguments to run in place of the command line's. led: whether it has a
+    coordinator; else workers alone.
     """
-
-    led = True  # whether it has a coordinator; else workers alone
 
     def __init__(
         self,
@@ -67,6 +66,7 @@ class ProcessCell:
         drafters: int = 1,
         programs: Mapping[str, Sequence[str]] | None = None,
         folder: Path | None = None,
+        led: bool = True,
         **flags: Flags | None,
     ) -> None:
         self._models = {"target": str(target), "drafter": str(drafter)}
@@ -74,15 +74,7 @@ class ProcessCell:
         if unknown := flags.keys() - ROLES:
             raise ValueError(f"{min(unknown)} is none of the roles {', '.join(ROLES)}")
         self._flags: dict[str, Flags] = {role: flags.get(role) or {} for role in ROLES}
-        self._programs = programs or {}
-        self._threads = {
-            role: threads_of(
-                ProcessRole(role),
-                {key: self._said(role, key) for key in ("engine", "threads", "cpus")},
-                count,
-            )
-            for role, count in self._counts.items()
-        }
+        self._programs, self._led = programs or {}, led
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="dspark-cell-")
         self.folder = folder or Path(self._temporary.name if self._temporary else "")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -114,11 +106,14 @@ class ProcessCell:
         try:
             begun = []
             for role, count in self._counts.items():
+                said = {key: self._said(role, key) for key in ("engine", "threads", "cpus")}
+                threads = {"threads": threads_of(ProcessRole(role), said, count)}
                 for index in range(count):
-                    begun.append(self._begin(role, index, {**self._models, **self._flags[role]}))
+                    flags = {**self._models, **self._flags[role], **threads}
+                    begun.append(self._begin(role, index, flags))
             for child in begun:
                 self._await_ready(child)
-            if self.led:
+            if self._led:
                 workers = {role: ",".join(self.endpoints(role)) for role in self._counts}
                 given = {"target": self._models["target"], **workers, **self._flags["coordinator"]}
                 self._await_ready(self._begin("coordinator", 0, given))
@@ -159,9 +154,6 @@ class ProcessCell:
     def _begin(self, role: str, index: int, flags: Flags) -> Child:
         words = [_option(key, value) for key, value in flags.items() if value not in (None, "")]
         name = f"{role}/{index}"
-        threads = self._threads.get(role)
-        if threads and not self._said(role, "threads"):
-            words.append(_option("threads", threads))
         program = self._programs.get(role, ("dspark.cli.main",))
         start = [sys.executable, "-m", *program, "serve", role, f"--name={name}", "--ready-json"]
         start.append(f"--parent-pid={os.getpid()}")
