@@ -11,8 +11,6 @@ import dataclasses
 import json
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +76,18 @@ def add_commands(commands: Any) -> None:
 
 def run(directory: Path, as_json: bool = False) -> int:
     """Checks all folders and prints the results; 0 only if a case passed and none failed."""
+    import structlog
+
+    structlog.configure(  # stdout is for the results
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
     results: list[FileResult] = []
-    with _only_warnings():
-        for folder in _folders(Path(directory)):
-            for result in check_folder(folder, Path(directory)):
-                results.append(result)
-                if not as_json:
-                    print(result.line(), flush=True)
+    for folder in _folders(directory):
+        for result in check_folder(folder, directory):
+            results.append(result)
+            if not as_json:
+                print(result.line(), flush=True)
     passed, failed, skipped = (sum(getattr(r, name) for r in results) for name in OUTCOMES)
     if as_json:
         files = [dataclasses.asdict(result) for result in results]
@@ -127,24 +130,6 @@ def check_folder(folder: Path, root: Path) -> list[FileResult]:
         except Exception as error:  # a case file may be broken in any way; the others still count
             result.broken(error, _count_cases(folder / name))
     return list(results.values())
-
-
-@contextmanager
-def _only_warnings() -> Iterator[None]:
-    """Logs only warnings, and to stderr: stdout is for the results."""
-    import structlog
-
-    if structlog.is_configured():
-        yield
-        return
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    try:
-        yield
-    finally:
-        structlog.reset_defaults()
 
 
 def _folders(directory: Path) -> list[Path]:
