@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from benchmarks.by_domain import DEFAULT, TOKENS, Spent, ask, in_turns
 from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
@@ -57,7 +56,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="time for the comparison")
     args = parser.parse_args(argv)
     pair = chosen(args)
-    signal.signal(signal.SIGTERM, _leave)  # so that `finally` runs
     with tempfile.TemporaryDirectory(prefix="dspark-demo-") as home:
         os.environ["DSPARK_HOME"] = home
         try:
@@ -87,10 +85,6 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if same else 1
 
 
-def _leave(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
 def _clean_up() -> None:
     """Takes the cluster down, even at a second Ctrl-C or when the reader of our output has left."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -107,7 +101,7 @@ def _dspark(*words: str) -> None:
     )
     try:
         returned = command.wait()
-    except KeyboardInterrupt:  # it cleans up after itself on SIGTERM
+    except BaseException:  # it cleans up after itself on SIGTERM
         command.terminate()
         command.wait(60)
         raise
