@@ -53,11 +53,10 @@ def reserve(
 
     most: largest number of processes of each role. memory: bytes one of them takes on a processor.
     """
-    own = config.address is None
-    cpus = _cpus(topology, config, nodes, most, own=own)
-    gpus = _gpus(topology, config, nodes, most, own=own)
+    cpus = _cpus(topology, config, nodes, most)
+    gpus = _gpus(topology, config, nodes, most)
     memory = {role: ON_CARD if gpus[role] else size for role, size in memory.items()}
-    bytes_, warning = _memory(topology, config, nodes, memory, own=own)
+    bytes_, warning = _memory(topology, config, nodes, memory)
     templates = {
         role: replace(template, cpus=cpus[role], gpus=gpus[role], memory=bytes_[role])
         for role, template in topology.templates.items()
@@ -76,8 +75,6 @@ def _cpus(
     config: ClusterConfig,
     nodes: Sequence[Node],
     most: Mapping[ProcessRole, int],
-    *,
-    own: bool,
 ) -> dict[ProcessRole, float]:
     given = {
         ProcessRole.COORDINATOR: config.coordinator_cpus,
@@ -87,6 +84,7 @@ def _cpus(
     }
     threads = {role: _threads(template.settings) for role, template in topology.templates.items()}
     free, room = max((node.total.get("CPU", 0.0) for node in nodes), default=0.0), float(ROOM)
+    own = config.address is None
     if own:
         free -= sum((given[role] or 0.0) * most[role] for role in threads)
         room = max(
@@ -105,8 +103,6 @@ def _gpus(
     config: ClusterConfig,
     nodes: Sequence[Node],
     most: Mapping[ProcessRole, int],
-    *,
-    own: bool,
 ) -> dict[ProcessRole, float]:
     said = {ProcessRole.VERIFY: config.verifier_gpus, ProcessRole.DRAFT: config.drafter_gpus}
     cards = int(_total(nodes, "GPU"))
@@ -114,7 +110,7 @@ def _gpus(
     share = dict.fromkeys(wanting, 1.0)
     drafters = most[ProcessRole.DRAFT] if ProcessRole.DRAFT in wanting else 0
     spare = cards - (most[ProcessRole.VERIFY] if ProcessRole.VERIFY in wanting else 0)
-    if own and cards and spare < drafters:
+    if config.address is None and cards and spare < drafters:
         if spare > 0:
             share[ProcessRole.DRAFT] = _down(1.0 / max(math.ceil(drafters / spare), DRAFTERS))
         else:
@@ -149,8 +145,6 @@ def _memory(
     config: ClusterConfig,
     nodes: Sequence[Node],
     memory: Mapping[ProcessRole, int],
-    *,
-    own: bool,
 ) -> tuple[dict[ProcessRole, int], str]:
     given = {
         ProcessRole.VERIFY: config.verifier_memory_gib,
@@ -164,7 +158,7 @@ def _memory(
         sum(wanted[role] * topology.sizes[role] for role in wanted),
         _total(nodes, "memory"),
     )
-    if not own or total <= there:
+    if config.address is not None or total <= there:
         return wanted, ""
     warning = (
         f"memory: with full caches the cell takes {total / GIB:.1f} GiB, {there / GIB:.1f} GiB are "
