@@ -153,7 +153,7 @@ class Controller:
             rows.append(
                 {
                     "name": name,
-                    "phase": str(seen.phase),
+                    "phase": str(seen.phase if name in wanted else Phase.STOPPING),
                     "reason": pending.why or seen.reason,
                     "unplaced": pending.unplaced,
                     "fatal": seen.fatal,

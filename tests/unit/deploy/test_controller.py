@@ -309,6 +309,7 @@ async def test_a_worker_that_is_wanted_again_while_it_drains_stays(
     cell.begin()
     await cell.told("draft/1")
     cell.controller.resize(1, 1)
+    assert cell.phases()["draft/1"] == "stopping", "from the first word on"
     await until(lambda: cell.listener.drained[-1] == {"draft/1"})
     assert cell.phases()["draft/1"] == "stopping"
     cell.controller.resize(1, 2)
