@@ -11,10 +11,9 @@ measured. The same run measures it without drafts too (policy `off`).
 from __future__ import annotations
 
 import asyncio
-import itertools
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from benchmarks import real_cell
@@ -43,8 +42,6 @@ ANSWER = 1 << 14  # longer than any measurement
 ANSWER_S = 3600.0  # likewise
 WARM_UP_S = 60.0
 WARM_UP_ROUNDS = 24  # all are admitted, and there is evidence to plan by
-
-_numbers: Iterator[int] = itertools.count(1)  # of requests: none is used twice
 
 
 def row(*, quick: bool) -> Row:
@@ -106,7 +103,7 @@ async def _running_lane(workers: ProcessCell, policy: str) -> AsyncIterator[Lane
         hello = frontend_pb2.FrontendHello(name="frontend/0")
         attachment = FrontendConnection(cell, hello, clock, metrics)
         front = asyncio.create_task(_read(attachment))
-        requests = [_submit(next(_numbers), policy) for _ in range(SEQUENCES)]
+        requests = [_submit(number, policy) for number in range(SEQUENCES)]
         attachment.heard(frontend_pb2.FrontendBatch(submits=requests))
         names = [submit.request.request_id for submit in requests]
         async with asyncio.timeout(WARM_UP_S):
