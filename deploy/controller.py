@@ -101,7 +101,7 @@ class Controller:
                 log.error("replica.not_watched", replica=name, exc_info=error)
         await self._follow_coordinator()
         starts, stops = reconcile.plan(self._topology.names, self._seen, time.monotonic())
-        for name in filter(self._idle, starts):
+        for name in starts:
             self._begin(name)
         for name in stops:
             self._seen[name] = replace(self._seen[name], phase=Phase.STOPPING)
@@ -179,10 +179,6 @@ class Controller:
         await asyncio.gather(
             *(probe.close() for probe in self._probes.values()), return_exceptions=True
         )
-
-    def _idle(self, name: str) -> bool:
-        """Whether no start or stop of this replica is in progress."""
-        return name not in self._tasks or self._tasks[name].done()
 
     def _begin(self, name: str) -> None:
         replica = self._topology.named(name)
