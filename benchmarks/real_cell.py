@@ -54,7 +54,9 @@ def workers(
     synthetic = {"engine": "synthetic", "synthetic": file, "max_sequences": room}
     verify = {**synthetic, "kv_tokens": room * tokens_each, **verify}
     draft = {**synthetic, "context_tokens": room * tokens_each}
-    return ProcessCell(target, "", led=led, verify=verify, draft=draft, **more)
+    made = ProcessCell(target, "", verify=verify, draft=draft, **more)
+    made.led = led
+    return made
 
 
 def cell(file: Path, *, verifiers: int = 1) -> ProcessCell:

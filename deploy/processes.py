@@ -53,9 +53,10 @@ class ProcessCell:
     """A context manager that runs a coordinator, verifiers and drafters as child processes.
 
     flags: settings of each role, as in its configuration, e.g. `draft={"q_entries": 16}`. programs:
-    by role, module and arguments to run in place of the command line's. led: whether it has a
-    coordinator; else workers alone.
+    by role, module and arguments to run in place of the command line's.
     """
+
+    led = True  # whether it has a coordinator; else workers alone
 
     def __init__(
         self,
@@ -66,7 +67,6 @@ class ProcessCell:
         drafters: int = 1,
         programs: Mapping[str, Sequence[str]] | None = None,
         folder: Path | None = None,
-        led: bool = True,
         **flags: Flags | None,
     ) -> None:
         self._models = {"target": str(target), "drafter": str(drafter)}
@@ -74,7 +74,7 @@ class ProcessCell:
         if unknown := flags.keys() - ROLES:
             raise ValueError(f"{min(unknown)} is none of the roles {', '.join(ROLES)}")
         self._flags: dict[str, Flags] = {role: flags.get(role) or {} for role in ROLES}
-        self._programs, self._led = programs or {}, led
+        self._programs = programs or {}
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="dspark-cell-")
         self.folder = folder or Path(self._temporary.name if self._temporary else "")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ class ProcessCell:
                     begun.append(self._begin(role, index, flags))
             for child in begun:
                 self._await_ready(child)
-            if self._led:
+            if self.led:
                 workers = {role: ",".join(self.endpoints(role)) for role in self._counts}
                 given = {"target": self._models["target"], **workers, **self._flags["coordinator"]}
                 self._await_ready(self._begin("coordinator", 0, given))
