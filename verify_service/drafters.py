@@ -45,7 +45,7 @@ class OutstandingOrder(NamedTuple):
     sent: float  # monotonic seconds
 
 
-class Answer(NamedTuple):
+class AnsweredOrder(NamedTuple):
     """The blocks of an order, with its times. Kept by the blocks that wait for their pass."""
 
     order: int
@@ -61,7 +61,7 @@ class HeldBlock(NamedTuple):
     """One sequence's block: a row of an answer."""
 
     row: int
-    answer: Answer
+    answer: AnsweredOrder
 
 
 @dataclass(slots=True)
@@ -326,7 +326,9 @@ class Drafters:
         came = time.monotonic()
         # a drafter may be wrong about its time: no draft took longer than its answer
         draft_s = min(message.forward_ns * 1e-9, came - order.sent)
-        answer = Answer(message.order, drafter, known.version, blocks, order.sent, came, draft_s)
+        answer = AnsweredOrder(
+            message.order, drafter, known.version, blocks, order.sent, came, draft_s
+        )
         for row, asked in enumerate(order.rows):
             key = (asked.sequence, asked.epoch)
             held = self.blocks.get(key)

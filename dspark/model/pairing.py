@@ -18,6 +18,7 @@ from dspark.model.config_keys import (
     MOST_LISTING_BYTES,
     read_json,
     read_json_file,
+    text_keys,
 )
 
 TOKENIZER_NAME = "tokenizer.json"
@@ -38,14 +39,15 @@ def text_config(folder: Path) -> Any:
 
 
 def sizes_of(target: Path) -> dict[str, int]:
-    """The sizes of a target that `mismatch` takes; the library knows what its config.json leaves
-    out or calls otherwise."""
-    text = text_config(target)
-    return {
-        "hidden_size": int(text.hidden_size),
-        "vocab_size": int(text.vocab_size),
-        "layers": int(text.num_hidden_layers),
-    }
+    """The sizes of a target that `mismatch` takes, from its config.json."""
+    names = ("hidden_size", "vocab_size", "num_hidden_layers")
+    keys = text_keys(read_json(target / CONFIG_NAME))
+    try:
+        said = [keys.count(name) for name in names]
+    except CheckpointError:  # left out or called otherwise, which the library knows
+        text = text_config(target)
+        said = [int(getattr(text, name)) for name in names]
+    return dict(zip(("hidden_size", "vocab_size", "layers"), said, strict=True))
 
 
 def mismatch(

@@ -58,12 +58,12 @@ def drafters() -> Iterator[Any]:
 
 
 class Ends:
-    def __init__(self, drafter: Drafter, token: str | None = None) -> None:
+    def __init__(self, drafter: Drafter) -> None:
         self.came: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
         endpoint = f"127.0.0.1:{drafter.at}"
         self.stream = DrafterStream(
-            endpoint, HELLO, token=token, tls=None, came=self.came.put, lost=self.lost.put
+            endpoint, HELLO, token=None, tls=None, came=self.came.put, lost=self.lost.put
         )
 
     def greeted_by(self) -> str:
@@ -116,7 +116,9 @@ def test_a_stream_closed_while_its_drafter_is_looked_for_ends_without_a_word(
 def test_a_call_that_cannot_be_made_leaves_no_channel_behind(
     drafters: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does where its token is none that metadata may hold."""
+    """It does where its metadata is none that a call may have."""
+    shown = (("authorization", "line\nbreak"),)
+    monkeypatch.setattr(drafter_stream, "auth_metadata", lambda token: shown)
     opened: list[grpc.Channel] = []
     closed: list[grpc.Channel] = []
     make = drafter_stream.sync_channel
@@ -129,7 +131,7 @@ def test_a_call_that_cannot_be_made_leaves_no_channel_behind(
         return made
 
     monkeypatch.setattr(drafter_stream, "sync_channel", channel)
-    ends = Ends(drafters("main", 0), token="line\nbreak")
+    ends = Ends(drafters("main", 0))
     assert ends.lost.get(timeout=20)
     assert opened
     assert all(each in closed for each in opened)
