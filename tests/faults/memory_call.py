@@ -48,6 +48,7 @@ class MemoryCall:
         self.over = False
         self._up, self._down = Pipe(network, self, asked=True), Pipe(network, self, asked=False)
         self._serving: asyncio.Task[None] | None = None
+        self._reading = self._responses()  # one for the life of a call, as gRPC has it
         loop = asyncio.get_running_loop()
         self.deadline = None if timeout is None else loop.time() + timeout
         self._feeder: asyncio.Task[None] | None = None
@@ -66,7 +67,7 @@ class MemoryCall:
     # The client's side.
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        return self._responses()
+        return self._reading
 
     def __await__(self) -> Any:
         return self._one().__await__()
