@@ -57,8 +57,8 @@ BUILDS = (
     ),
     Build(
         "a resend that skips a page", "12", "drafters gone", "verify_service/engine_core.py",
-        "            self._holdings.rows(state, start, stop)\n",
-        "            self._holdings.rows(state, min(start + self.config.page_size, stop), stop)\n",
+        "self._holdings.rows(state, start, cursor.committed_len - 1)",
+        "self._holdings.rows(state, start + self.config.page_size, cursor.committed_len - 1)",
     ),
     Build(
         "a verdict applied twice", "15", "rules", "coordinator/lanes/commits.py",
