@@ -20,7 +20,7 @@ import structlog
 
 from deploy import reconcile
 from deploy.autoscale import AutoscaleConfig, Autoscaler
-from deploy.fleet import Fleet, StartedProcess, StartFailed
+from deploy.fleet import Fleet, Pending, StartedProcess, StartFailed
 from deploy.load_report import LoadWindow
 from deploy.probe import ControlAnnouncer, Probe
 from deploy.reconcile import Observed, Phase
@@ -149,7 +149,7 @@ class Controller:
         for name in (*wanted, *sorted(self._seen.keys() - self._topology.names)):
             seen = self._seen.get(name) or Observed(Phase.DOWN, time.monotonic())
             started = self._running.get(name)
-            pending = self._fleet.pending(name)
+            pending = self._fleet.pending(name) if name in wanted else Pending()
             rows.append(
                 {
                     "name": name,

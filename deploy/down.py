@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def take_down(say: Say, grace_s: float = GRACE_S) -> None:
     if cell.ray_pid:
         if grace_s > 0 and is_alive(cell.ray_pid) and (running := under_way(cell)):
             say(f"draining: {running} have up to {grace_s:g} s to finish")
-            _beside(cell, grace_s)
+            _beside(grace_s)
         left = stop_head(
             Head(
                 cell.ray_address, own(cell.ray_pid, cell.cell_id), Path(cell.ray_dir), cell.cell_id
@@ -59,21 +60,19 @@ def take_down(say: Say, grace_s: float = GRACE_S) -> None:
     say(f"down: {cell.endpoint}")
 
 
-def _beside(cell: Cell, grace_s: float) -> None:
+def _beside(grace_s: float) -> None:
     """Drains the cell from another process: a Ray that hangs would keep this one, and ends who has
     joined it. What does not listen is ended all the same."""
-    asking = multiprocessing.get_context("spawn").Process(target=_drained, args=(cell, grace_s))
-    asking.start()
-    try:
-        asking.join(2 * grace_s + RAY_S)
-    finally:
-        asking.kill()
+    drain = f"from deploy.down import drain; drain({grace_s!r})"
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run([sys.executable, "-P", "-c", drain], timeout=2 * grace_s + RAY_S)
 
 
-def _drained(cell: Cell, grace_s: float) -> None:
+def drain(grace_s: float) -> None:
+    """Drains the cell of the state folder; the whole life of a process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command kills it then
     with contextlib.suppress(DsparkError):
-        close_remote(cell, lambda _: None, grace_s)
+        close_remote(find_cell(), lambda _: None, grace_s)
 
 
 def _end_unreadable() -> None:

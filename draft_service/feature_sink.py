@@ -1,7 +1,8 @@
 """The Features servicer: checks chunks of rows, queues them for the device, acknowledges them.
 
 A chunk for another process, or of another projection or shape, is refused and counted, and the
-stream goes on. Rows of sequences that were never opened are dropped and counted too.
+stream goes on. Rows of sequences that are not open under their epoch are dropped and
+counted too.
 """
 
 from __future__ import annotations

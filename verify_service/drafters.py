@@ -46,7 +46,8 @@ class OutstandingOrder(NamedTuple):
 
 
 class AnsweredOrder(NamedTuple):
-    """The blocks of an order, with its times. Kept by the blocks that wait for their pass."""
+    """The blocks of an order, with its times. Kept by blocks until their pass is
+    reported."""
 
     order: int
     drafter: int

@@ -124,9 +124,7 @@ class VerifyEngine(EngineCore):
         state.token_ids = [*prompt, 0]
         state.cached = cursor.committed_len
         state.anchored = True
-        self._runner.fill(
-            cursor.sequence, self._holdings.slots(state, 0, state.cached), state.cached
-        )
+        self._runner.fill(state, self._holdings.slots(state, 0, state.cached), state.cached)
         return None
 
     def rewind(self, sequence: int, cached: int) -> None:

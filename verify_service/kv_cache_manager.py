@@ -84,6 +84,7 @@ class KVCacheManager:
             alike = self.prefixes.alike(token_ids, salt, needs_rows=keep_features)
             state.alike = alike * self.pool.page_size
         state.token_ids.extend(token_ids[: state.cached])
+        self.states[state.sequence] = state
         if state.spared and (kept := self.prefixes.states) is not None:
             name = self.prefixes.name(state.token_ids, salt or "")
             assert name is not None
@@ -94,7 +95,6 @@ class KVCacheManager:
                     RefusalReason.NO_PAGES,
                     "the device has no memory for the state of what is computed",
                 )
-        self.states[state.sequence] = state
         return None
 
     def grow(self, state: CachedSequence, tokens: int) -> bool:

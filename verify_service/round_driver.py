@@ -145,7 +145,7 @@ class RoundDriver:
             self._timer.cancel()
         await self._worker.device.run_surely(self._finish)
         until = time.monotonic() + ENDS_S
-        while self._under_way and time.monotonic() < until:  # noqa: ASYNC110 - their sequence numbers are free after
+        while self._under_way and time.monotonic() < until:  # noqa: ASYNC110 - nothing runs for an ended stream
             await asyncio.sleep(LOOK_S)
 
     def _set_timer(self, at: float) -> None:

@@ -83,9 +83,8 @@ class StatefulRunner:
         self._together = together and not single and self.rotation is None
         self._cut = beyond_keys(model) is None
         self._states: dict[Hashable, dict[int, KeptState]] = {}
-        self._token_ids: dict[
-            Hashable, list[int]
-        ] = {}  # of sequences that may have to be recomputed
+        # of sequences that may have to be recomputed
+        self._token_ids: dict[Hashable, list[int]] = {}
 
     @property
     def shares_prefixes(self) -> bool:

@@ -53,7 +53,7 @@ class Connection(HttpToolsProtocol):
         self._head: asyncio.TimerHandle | None = None
         # the request that is being answered; `cycle` is the last one received
         self._running: Any = None
-        self._data = b""  # received last
+        self._data = self._again = b""  # being read, to be read next
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -66,8 +66,10 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._head is None and self._idle:  # uvicorn drops its own timer at any byte
             self._await_head()
-        self._data = data
-        super().data_received(data)
+        self._again = data
+        while self._again:
+            self._data, self._again = self._again, b""
+            super().data_received(self._data)
 
     @property
     def _offers(self) -> bool:
@@ -78,11 +80,13 @@ class Connection(HttpToolsProtocol):
         """Reads a request again without its offer: the parser takes what follows the head of one,
         its body too, for the other protocol's. Java's clients offer h2c with their first request.
         """
+        if not self._offers:
+            return  # CONNECT
         (behind,) = cast(Any, sys.exception()).args
         line = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
         kept = [b"%b: %b\r\n" % each for each in self.headers if each[0] != b"upgrade"]
         head = b"%b %b HTTP/%b\r\n" % line + b"".join(kept) + b"\r\n"
-        self.data_received(head + self._data[behind:])
+        self._again = head + self._data[behind:]
 
     def on_message_complete(self) -> None:
         if not self._offers:

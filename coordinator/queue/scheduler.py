@@ -253,6 +253,8 @@ class Scheduler:
         """Removes a lane; call it after `lane.close()`. Queued sequences wait a bounded time for
         another verifier to connect, and to run its first requests once it is connected."""
         self._full.discard(lane)
+        if lane not in self._lanes:
+            return  # a bug kept it from joining
         self._lanes.remove(lane)
         for each in self._lanes:
             each.show()

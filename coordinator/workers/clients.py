@@ -148,7 +148,7 @@ class VerifierClient(ControlClient):
         on_lost: Callable[[str], None],
         on_draining: Callable[[float], None],
     ) -> None:
-        """on_draining, on_lost: called after the lane, if there is one, as of a `DrafterClient`."""
+        """on_draining, on_lost: as of a `DrafterClient`; the lane, if there is one, hears first."""
         self.facts, self._channel, self._token = facts, channel, token
         self._on_lost, self._on_draining = on_lost, on_draining
         super().__init__(channel, name=facts.name, incarnation=facts.incarnation, token=token)

@@ -206,9 +206,11 @@ class Membership:
 
         def lost(why: str) -> None:
             lane = self._lanes.pop(client, None)
-            if lane is not None:
-                self._admission.lane_left(lane)
-            self._gone(worker, why)
+            try:
+                if lane is not None:
+                    self._admission.lane_left(lane)
+            finally:  # a bug must not keep the verifier out for ever
+                self._gone(worker, why)
 
         client = VerifierClient(
             facts, channel, self._security.token, lost, partial(self._leaves, worker)

@@ -13,7 +13,7 @@ import sys
 import typing
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from dspark.errors import InvalidRequest
 from dspark.numerals import number_in, whole_in
@@ -228,9 +228,14 @@ def as_utf_8(name: str, word: Any) -> Any:
 def end_as_by_ctrl_c() -> None:
     """Lets SIGTERM, and a terminal that closes, end this command in order; under nohup the latter
     does not."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+
+    def closed(number: int, frame: object) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)  # shell and kernel say it both: once is enough
+        raise KeyboardInterrupt
+
+    for number, act in ((signal.SIGTERM, signal.default_int_handler), (signal.SIGHUP, closed)):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
+            signal.signal(number, act)
 
 
 def say(line: str) -> None:

@@ -43,10 +43,12 @@ def sizes_of(target: Path) -> dict[str, int]:
     names = ("hidden_size", "vocab_size", "num_hidden_layers")
     keys = text_keys(read_json(target / CONFIG_NAME))
     try:
-        said = [keys.count(name) for name in names]
-    except CheckpointError:  # left out or called otherwise, which the library knows
+        said: list[Any] = [keys.count(name) for name in names]
+    except CheckpointError as missing:  # left out or called otherwise, which the library knows
         text = text_config(target)
-        said = [int(getattr(text, name)) for name in names]
+        said = [getattr(text, name, None) for name in names]
+        if not all(isinstance(size, int) for size in said):
+            raise missing from None
     return dict(zip(("hidden_size", "vocab_size", "layers"), said, strict=True))
 
 

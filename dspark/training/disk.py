@@ -111,9 +111,11 @@ def only_writer(folder: Path) -> Iterator[None]:
 def _lock(file: IO[bytes], otherwise: str) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         file.close()
-        raise ConfigError(otherwise) from None
+        taken = isinstance(error, BlockingIOError)
+        why = otherwise if taken else f"{file.name}: cannot be locked: {error.strerror}"
+        raise ConfigError(why) from None
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -230,6 +230,19 @@ async def test_a_request_that_offers_another_protocol_is_read_as_it_is(
     writer.close()
 
 
+async def test_offers_are_read_again_once_each(address: tuple[str, int]) -> None:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(b"CONNECT /said HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert (await _head(reader))[0] == 200, "nobody here tells methods apart"
+    writer.close()
+    reader, writer = await asyncio.open_connection(*address)
+    offer = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    writer.write(offer * 600)
+    for _ in range(600):
+        assert (await _head(reader))[0] == 200
+    writer.close()
+
+
 async def test_requests_beyond_the_bound_hear_when_to_come_back(
     address: tuple[str, int], application: Application, counted: Metrics
 ) -> None:

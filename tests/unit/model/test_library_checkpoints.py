@@ -182,6 +182,7 @@ def test_sizes_that_a_target_s_file_leaves_out_or_calls_otherwise_are_the_librar
     (tmp_path / "config.json").write_text(json.dumps(bare))
     text = transformers.Gemma3TextConfig()
     assert sizes_of(tmp_path) == {"hidden_size": 64, "vocab_size": text.vocab_size, "layers": 2}
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "hidden_size": "x"}')
-    with pytest.raises(CheckpointError, match="hidden_size"):
-        sizes_of(tmp_path)
+    for strange in ('{"model_type": "qwen3", "hidden_size": "x"}', '{"model_type": "vit"}'):
+        (tmp_path / "config.json").write_text(strange)
+        with pytest.raises(CheckpointError, match="hidden_size"):
+            sizes_of(tmp_path)

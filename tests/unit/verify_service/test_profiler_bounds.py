@@ -4,6 +4,7 @@ start."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,10 +28,11 @@ PLENTY_S = 30.0  # every point fits, and all sweeps together take far less
         ({"page_size": 1024, "kv_tokens": 8192}, 32),
         ({"kv_tokens": 64}, None),
         ({"max_sequences": 1}, verify_profiler.PER_SEQUENCE),
+        ({"max_sequences": 2, "attention": "stateful"}, 2 * verify_profiler.PER_SEQUENCE),
     ],
 )
 def test_a_verifier_of_any_size_can_be_measured(
-    golden_target: Path, bounds: dict[str, int], largest: int | None
+    golden_target: Path, bounds: dict[str, Any], largest: int | None
 ) -> None:
     """largest: tokens of the largest step, None where the pool has no room for any."""
     engine = VerifyEngine.load(

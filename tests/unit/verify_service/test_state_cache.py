@@ -167,6 +167,17 @@ def test_who_finds_no_memory_for_a_kept_state_holds_nothing_and_runs_all_of_it_l
     assert served.held == before
     assert served._holdings.prefixes.states.bytes == 0
     assert prefilled(served, 1, ids) == 0
+    before = served.held
+
+    def broken(cache: Any, *, apart: bool = False) -> Any:
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stateful, "copied", broken)
+        with pytest.raises(RuntimeError, match="planted"):
+            served.open(Cursor(2, 1, 0, 60), GREEDY, 80, False, token_ids=ids)
+    assert served.release(2, 1)
+    assert served.held == before
 
 
 @pytest.mark.parametrize("kind", ["mamba2", "jamba"])
