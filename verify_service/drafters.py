@@ -130,6 +130,8 @@ class Drafters:
             # only the target applies grammars
             sampling=codec.write_sampling(replace(admission.params, constraint=None)),
         )
+        # rows wait for the answer, also where it was open before: the drafter starts it over
+        self._feeds.close(drafter, (sequence, epoch))
         stream.send(draft_pb2.RoundsCommand(open=told))
         known.wanted.add((sequence, epoch))
         return []

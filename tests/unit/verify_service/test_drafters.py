@@ -77,7 +77,9 @@ class Verifier:
         self.admitted = {(1, 0): Admission(Admit(1, 0, len(PROMPT), 50), PROMPT, LAW, 100, True)}
         self.opened: list[tuple[int, tuple[int, int]]] = []  # drafter, and sequence and epoch
         feeds: Any = SimpleNamespace(  # no rows move here
-            opened=lambda *at: self.opened.append(at), close=lambda *_: None, forget=lambda _: None
+            opened=lambda *at: self.opened.append(at),
+            close=lambda *at: at in self.opened and self.opened.remove(at),
+            forget=lambda _: None,
         )
         self.metrics = Metrics()
         security = SimpleNamespace(token=None, tls=None)
@@ -199,6 +201,18 @@ def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(
         told = verifier.drafters.judged([held] if wrong else [], [] if wrong else [held])
         assert [type(each) for each in told] == ([DrafterLost] if number == len(kinds) else [])
     assert verifier.metrics.value("dropped_total", kind="block", reason="malformed") == sum(kinds)
+
+
+def test_rows_wait_for_the_answer_of_an_opening_again_too(pair: tuple[Drafter, Drafter]) -> None:
+    verifier = Verifier(*pair)
+    for order in (1, 2):
+        pair[0].said.put(draft_pb2.ContextOpened(sequence=1, epoch=0))
+        verifier.order(order, 1)
+        pair[0].said.put(blocks(order))
+        assert isinstance(verifier.next(), BlocksCame)
+        assert verifier.opened == [(1, (1, 0))]
+        assert verifier.drafters.open(1, 1, 0) == []  # it has forgotten it
+        assert verifier.opened == []
 
 
 def test_only_contexts_that_are_wanted_are_taken_for_open(pair: tuple[Drafter, Drafter]) -> None:
