@@ -20,6 +20,7 @@ from deploy.process_tags import new_cell_id
 from deploy.ray_environment import driving
 from dspark.errors import DsparkError
 from dspark.runtime.identity import state_dir
+from dspark.training.disk import only_writer
 from dspark.training.record import Log
 from dspark.training.settings import Settings, from_json
 from dspark.training.trainer import LOG, MODEL, train_drafter
@@ -35,9 +36,10 @@ def train_with_workers(
     settings: Settings, *, workers: int, gpus: bool, address: str | None, say: Say
 ) -> Path:
     """Trains on the Ray cluster at `address`, or on a local one that ends with the training.
-    Returns the trained model's path; raises DsparkError."""
+    Returns the trained model's path; raises DsparkError, at once if another process is training
+    there."""
     settings = _absolute(settings)
-    with _cluster(address, say):
+    with only_writer(Path(settings.out)), _cluster(address, say):
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchConfig, TorchTrainer
 

@@ -43,11 +43,12 @@ def train_drafter(settings: Settings, *, on_step: OnStep | None = None) -> Path:
     drafter in the released format.
 
     Beside it are `state.safetensors`, `log.csv` and `loss.png`. ConfigError if the folder holds
-    another run, or another process is training there.
+    another run, or another process is training there. For several workers, who starts them holds
+    the folder: a refusal of one would leave the others waiting for it.
     """
     world = WorkerGroup.of_process_group()
     run = open_run(settings, world)
-    with only_writer(Path(settings.out)) if world.leads else nullcontext():
+    with only_writer(Path(settings.out)) if world.size == 1 else nullcontext():
         return _train(run, on_step)
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from deploy.train_workers import train_with_workers
+from dspark.errors import ConfigError
+from dspark.training.disk import only_writer
 from dspark.training.record import Log
 from dspark.training.trainer import LOG, train_drafter
 from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
@@ -58,3 +61,13 @@ def test_two_workers_write_the_curve_of_one(
     curve, again = (Log(Path(settings.out) / LOG).read() for settings in (alone, both))
     for name in COLUMNS:
         assert again[name] == pytest.approx(curve[name], rel=2e-4, nan_ok=True)
+
+
+def test_a_folder_in_which_another_process_trains_is_refused_before_any_worker_starts(
+    golden_target: Path, tmp_path: Path
+) -> None:
+    """A worker refused alone would be waited for by the others."""
+    samples = random_samples(tmp_path / "samples.safetensors", count=4)
+    run = short_run(samples, golden_target, tmp_path / "run")
+    with only_writer(Path(run.out)), pytest.raises(ConfigError, match="another process"):
+        train_with_workers(run, workers=2, gpus=False, address=None, say=pytest.fail)
