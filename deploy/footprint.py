@@ -15,6 +15,7 @@ from deploy.topology import POOLS, ProcessRole
 from dspark.errors import DsparkError
 from dspark.model.config_file import read_drafter_config
 from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, text_keys
+from dspark.model.pairing import text_config
 from dspark.targets import folder_of, is_imported
 from verify_service.config import KV_TOKENS
 
@@ -22,6 +23,13 @@ MIB = 1 << 20
 LIGHT = 256 * MIB  # a process without torch
 HEAVY = 640 * MIB  # torch, transformers and their working memory
 ON_CARD = 2048 * MIB  # main memory of a process whose weights and cache lie on a card
+_SIZES = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "hidden_size",
+    "num_key_value_heads",
+    "head_dim",
+)
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -40,7 +48,7 @@ def of(role: ProcessRole, settings: Mapping[str, Any]) -> int:
         config = read_json(folder / CONFIG_NAME)
         keys = text_keys(config)
         stored = _BYTES[keys.dtype()]
-        row = _row(keys)
+        row = _row(keys, folder)
     except DsparkError:  # the worker itself reports what is wrong
         return HEAVY
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) * number // stored
@@ -66,16 +74,16 @@ def _features(settings: Mapping[str, Any], number: int) -> int:
     return config.feature_size * number + config.hidden_size * _BYTES["bfloat16"]
 
 
-def _row(keys: Keys) -> int:
+def _row(keys: Keys, folder: Path) -> int:
     """Numbers that a KV cache holds per token: keys and values of every layer."""
-    heads = keys.count("num_attention_heads")
+    try:
+        layers, heads = (keys.count(name) for name in _SIZES[:2])
+    except DsparkError:  # left out or called otherwise, which the library knows
+        text = text_config(folder)
+        keys = Keys({name: getattr(text, name, None) for name in _SIZES})
+        layers, heads = (keys.count(name) for name in _SIZES[:2])
     size = keys.count("head_dim", default=max(keys.count("hidden_size") // heads, 1))
-    return (
-        2
-        * keys.count("num_hidden_layers")
-        * keys.count("num_key_value_heads", default=heads)
-        * size
-    )
+    return 2 * layers * keys.count("num_key_value_heads", default=heads) * size
 
 
 def _left_out(folder: Path, keys: Keys) -> int:

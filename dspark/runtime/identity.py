@@ -43,8 +43,9 @@ def state_dir() -> Path:
 
     `DSPARK_HOME` names another one: one folder, one cluster.
     """
-    home = os.environ.get("DSPARK_HOME")
-    path = Path(home or Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "dspark")
+    home, states = os.environ.get("DSPARK_HOME"), os.environ.get("XDG_STATE_HOME", "")
+    # a relative XDG_STATE_HOME is to be ignored, by its specification
+    path = Path(home or Path(states if os.path.isabs(states) else "~/.local/state") / "dspark")
     try:
         path = path.expanduser().resolve()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import GPT2Config
 
 from deploy import footprint
 from deploy.config import ClusterConfig
@@ -239,6 +240,9 @@ def test_what_a_worker_takes_follows_from_its_files_and_its_cache(
     assert of(ProcessRole.DRAFT, drafter=str(tmp_path / "shared")) == pytest.approx(
         whole, rel=1e-2
     ), "tables of the target"
+    other = tmp_path / "other names"
+    GPT2Config(vocab_size=128, n_embd=64, n_layer=2, n_head=4).save_pretrained(other)
+    assert of(ProcessRole.VERIFY, target=str(other), kv_tokens=1000) == 1000 * 2 * 2 * 64 * 4
     assert of(ProcessRole.VERIFY, target="no/such-model") == 0, "what is elsewhere is not weighed"
     shutil.copytree(golden_target, tmp_path / "broken")
     (tmp_path / "broken" / "config.json").write_text("{}")

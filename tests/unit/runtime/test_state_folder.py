@@ -19,6 +19,18 @@ def test_a_relative_folder_stays_where_it_was_when_the_process_goes_elsewhere(
     assert state_dir() == tmp_path.resolve() / "mine"
 
 
+def test_a_relative_folder_for_everybody_s_state_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the specification of XDG_STATE_HOME asks."""
+    monkeypatch.delenv("DSPARK_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", "states")
+    assert state_dir() == tmp_path.resolve() / ".local/state/dspark"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "states"))
+    assert state_dir() == tmp_path.resolve() / "states/dspark"
+
+
 @pytest.mark.parametrize("home", ["~nobody-of-this-name/state", "mine"])
 def test_a_folder_that_cannot_be_found_is_named(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
