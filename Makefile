@@ -29,8 +29,11 @@ demo: install
 UNITS := tests/unit tests/paper tests/test_rooms.py tests/test_protos_fresh.py
 
 # PYTHON, ARGUMENTS, FILES at a time. They crowd two cores: what failed beside others is run once
-# more, alone, if it is no more than crowding explains.
-everyday = $(1) -m pytest -q -m "not slow" -n $(3) --dist loadfile --cache-clear $(2) || { test $$? = 1 && \
+# more, alone, if it is no more than crowding explains; and all of it, if the run itself broke off.
+crowded = $(1) -m pytest -q -m "not slow" -n $(3) --dist loadfile --cache-clear $(2)
+everyday = $(crowded); ended=$$?; \
+	test $$ended != 3 || { echo "==== the run broke off and is begun again"; $(crowded); ended=$$?; }; \
+	test $$ended = 0 || { test $$ended = 1 && \
 	failed=`grep -c ': true' .pytest_cache/v/cache/lastfailed` && \
 	echo "==== $$failed failed beside others; up to 20 are run again alone" && test $$failed -le 20 && \
 	$(1) -m pytest -q -m "not slow" -n 0 --last-failed --last-failed-no-failures none $(2); }

@@ -73,6 +73,30 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Files | Non
     return _Files(config, log)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object | None) -> None:
+    """A worker that crashes breaks the run off: xdist would wait for another one that it gives
+    nothing to do."""
+    if error is not None:
+        raise RuntimeError(f"{node.gateway.id} crashed: {error}")
+
+
+_broken: list[str] = []
+
+
+def pytest_internalerror(excrepr: object) -> None:
+    _broken.append(str(excrepr))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """A run that breaks off shows no failures by itself, and why it broke off far above."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if _broken and reporter is not None:
+        failed = [report.longreprtext for report in reporter.stats.get("failed", [])]
+        for text in (*failed, *_broken):
+            reporter.write_line(f"{text[:1500]}\n...\n{text[-1500:]}")
+
+
 @pytest.fixture(autouse=True)
 def _own_state_folder(
     tmp_path_factory: pytest.TempPathFactory,
