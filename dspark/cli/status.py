@@ -86,8 +86,8 @@ def _unreachable(endpoint: str, error: DsparkError, *, by_hand: bool) -> DsparkE
         )
     logs = f"; logs are under {cell.ray_dir}" if cell.ray_dir else ""
     return Unavailable(
-        f"the coordinator at {endpoint} is unreachable, while its Ray cluster still runs: it may "
-        f"be restarting{logs}"
+        f"the coordinator at {endpoint} is unreachable ({error}), while its Ray cluster still "
+        f"runs: it may be restarting{logs}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -212,6 +213,21 @@ def test_the_drafter_is_found_in_a_checkout_and_beside_an_installation(
         "share/dspark/smollm2-dspark": ["models/smollm2-dspark/*"]
     }
     assert (shipped.drafter() / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("here", "said"),
+    [
+        (True, r"127.0.0.1:9 is unreachable \(.*127.0.0.1:9.*\), while its Ray cluster still runs"),
+        (False, r"the cluster .* is gone \(its process [0-9]+ has ended\); `dspark down`"),
+    ],
+)
+def test_a_cell_that_does_not_answer_is_told_with_what_is_known_of_it(
+    here: bool, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_cell(_cell(ray_pid=os.getpid() if here else _ended_pid()))
+    assert main(["status"]) == 1
+    assert re.search(said, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
