@@ -64,15 +64,17 @@ def read_token(path: str | Path | None, key: str = "token_file") -> str | None:
         token = Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{key}: cannot read {path}: {error}") from error
-    if len(token) < LEAST_TOKEN:
-        raise ConfigError(
-            f"{key}: {path} holds {len(token)} characters, at least {LEAST_TOKEN} are needed"
-        )
-    if len(token) > LONGEST_TOKEN:
-        raise ConfigError(
-            f"{key}: {path} holds {len(token)} characters, at most {LONGEST_TOKEN} are taken"
-        )
+    check_token(token, f"{key}: {path}")
     return token
+
+
+def check_token(token: str, where: str) -> None:
+    """Raises ConfigError, which begins with `where` and does not show it, for a secret that is too
+    short or too long."""
+    if not LEAST_TOKEN <= len(token) <= LONGEST_TOKEN:
+        raise ConfigError(
+            f"{where} holds {len(token)} characters, {LEAST_TOKEN} to {LONGEST_TOKEN} are taken"
+        )
 
 
 def write_token(path: Path) -> str:

@@ -26,7 +26,7 @@ from pathlib import Path
 import grpc
 
 from dspark.errors import ConfigError, Denied, Forbidden
-from dspark.runtime.identity import LEAST_TOKEN, read_token
+from dspark.runtime.identity import check_token, read_token
 from dspark.runtime.listen_config import ListenConfig, PublicConfig
 from dspark.runtime.roles import Role, Roles
 from dspark.runtime.tls import OfFiles, Tls
@@ -318,11 +318,7 @@ def read_client_tokens(path: str | Path) -> tuple[tuple[str, str], ...]:
             raise ConfigError(
                 f"client_token_file: line {number} of {path} is not TOKEN or TENANT TOKEN"
             )
-        if len(token) < LEAST_TOKEN:
-            raise ConfigError(
-                f"client_token_file: line {number} of {path}: a token has at least {LEAST_TOKEN} "
-                "letters"
-            )
+        check_token(token, f"client_token_file: the token in line {number} of {path}")
         found.append((tenant, token))
     if not found:
         raise ConfigError(f"client_token_file: {path} holds no token")

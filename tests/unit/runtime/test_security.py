@@ -228,6 +228,7 @@ def test_no_secret_stands_in_two_files(files: dict[str, str], one: str, other: s
     [
         ("", "no token"),
         ("short", "line 1"),
+        (f"{OURS}\nb {'x' * 8000}", "line 2 .* 8000 characters, 16 to 7168 are taken"),
         (f"{OURS}\na b {THEIRS}", "line 2"),
         (f"bad/name {OURS}", "line 1"),
         (f"a {OURS}\nb {OURS}", "twice"),
@@ -272,10 +273,10 @@ def test_a_token_file_is_private_and_long_enough(tmp_path: Path) -> None:
     assert write_token(path) != token
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.write_text("short")
-    with pytest.raises(ConfigError, match="at least 16"):
+    with pytest.raises(ConfigError, match="5 characters, 16 to 7168"):
         read_token(path)
     path.write_text("long" * 2000)  # no listener would take it
-    with pytest.raises(ConfigError, match="at most 7168"):
+    with pytest.raises(ConfigError, match="8000 characters, 16 to 7168"):
         read_token(path)
     with pytest.raises(ConfigError, match="cannot read"):
         read_token(tmp_path / "absent")
