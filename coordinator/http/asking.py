@@ -18,7 +18,7 @@ from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.response_stream import ResponseStream
 from coordinator.requests.validation import check_count
 from dspark.client.request import Options, write_request
-from dspark.errors import InvalidRequest, RequestCancelled, naming
+from dspark.errors import InvalidRequest, naming
 from dspark.numerals import shown as as_shown
 
 MAX_PROMPTS = 256
@@ -159,11 +159,6 @@ class Asking:
     def _name(self, field: str) -> str:
         """The body's name for a field of the gRPC interface."""
         return self._names.get(field) or self._names.get(field.partition(".")[0]) or field
-
-    def gone(self) -> None:
-        """Cancels all requests at once because the client has disconnected."""
-        for stream in self.streams:
-            stream.cut(RequestCancelled("the client went away"))
 
     def leave(self) -> None:
         """Releases every stream, and frees requests that have not ended."""

@@ -30,6 +30,7 @@ from coordinator.http.stream import (
     EventStream,
     event,
     failure,
+    left,
     paced_events,
     paced_whole,
     while_connected,
@@ -308,10 +309,10 @@ async def respond(
     if events is not None:
         if api.pace is not None:
             events = paced_events(events, api.pace, longest)
-        return EventStream(api, events, asking.gone, asking.headers, failed)
+        return EventStream(api, events, asking.headers, failed)
     try:
         answer = whole() if api.pace is None else paced_whole(whole(), api.pace, longest)
-        body = await while_connected(request, answer, asking.gone)
+        body = await while_connected(left(request.receive), answer)
         return Response(body, media_type="application/json", headers=asking.headers)
     finally:
         asking.leave()

@@ -18,7 +18,6 @@ import math
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -59,8 +58,8 @@ class _Untaken(Exception):
 
 
 class EventStream(Response):
-    """Sends what `events` yields, whole events in bytes. `gone()` is called once when the client
-    has disconnected.
+    """Sends what `events` yields, whole events in bytes. They are closed when the client has
+    disconnected.
 
     An error of `events` becomes the status before the first event, and the event `failed(error)`
     after it. A client that reads nothing for `max_unread_s` counts as disconnected: its connection
@@ -73,45 +72,40 @@ class EventStream(Response):
         self,
         api: Api,
         events: AsyncGenerator[bytes],
-        gone: Callable[[], None],
         headers: dict[str, str] | None = None,
         failed: Callable[[Exception], bytes] = failure,
     ) -> None:
-        self._api, self._failed = api, failed
+        self._api, self._events, self._failed = api, events, failed
         self.status_code, self.background = 200, None
         self.init_headers({**_HEADERS, **(headers or {})})
-        self._events, self._gone = events, gone
-        self._begun = self._over = self._dropped = self._left = False
-        self._sent = 0.0
+        self._begun, self._sent = False, 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._sent = asyncio.get_running_loop().time()
-        keeper = asyncio.create_task(self._keep(scope, receive, send))
         try:
-            await self._tell(send)
+            async with contextlib.aclosing(self._events):
+                await while_connected(self._keep(receive, send), self._tell(send))
         except _Untaken:
-            self._cut(scope)
-        finally:
-            keeper.cancel()
-            await self._events.aclose()
-        if not self._over and self._begun:
+            self._api.processor.metrics.slow_readers_cut.inc()
+            if cut(scope):
+                await left(receive)  # then the server knows why the response is incomplete
+            return
+        except RequestCancelled:
+            if not self._begun:
+                raise
+        if self._begun:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-        elif self._dropped:
-            await left(receive)  # then the server knows why the response is incomplete
 
     async def _tell(self, send: Send) -> None:
         try:
             async for part in self._events:
-                if self._left:  # with a pace, events go on when the answer is over
-                    return
                 await self._write(send, part)
         except _Untaken:
             raise
         except Exception as error:
             if not self._begun:
                 raise
-            if not self._left:
-                await self._write(send, self._failed(error))
+            await self._write(send, self._failed(error))
 
     async def _write(self, send: Send, part: bytes) -> None:
         if not self._begun:
@@ -125,31 +119,16 @@ class EventStream(Response):
         except TimeoutError:
             raise _Untaken from None
 
-    def _cut(self, scope: Scope) -> None:
-        if self._over:
-            return
-        self._over = True
-        self._api.processor.metrics.slow_readers_cut.inc()
-        self._gone()
-        self._dropped = cut(scope)
-
-    async def _keep(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _keep(self, receive: Receive, send: Send) -> None:
+        """Returns when the client has disconnected; sends comments until then."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 async with asyncio.timeout_at(self._sent + KEEPALIVE_S):
-                    await left(receive)
-                self._left = True
-                self._gone()
-                return
+                    return await left(receive)
             except TimeoutError:
-                if loop.time() - self._sent < KEEPALIVE_S:
-                    continue
-                try:
+                if loop.time() - self._sent >= KEEPALIVE_S:
                     await self._write(send, _COMMENT)
-                except _Untaken:
-                    self._cut(scope)
-                    return
 
 
 async def left(receive: Receive) -> None:
@@ -158,27 +137,20 @@ async def left(receive: Receive) -> None:
         continue
 
 
-async def while_connected(
-    request: Request, work: Coroutine[Any, Any, T], gone: Callable[[], None]
-) -> T:
-    """The result of `work`. If the client disconnects meanwhile, calls `gone()`, ends the work and
-    raises RequestCancelled. The request's body must have been read before."""
-    working = asyncio.create_task(work)
-
-    async def watch() -> None:
-        await left(request.receive)
-        gone()
-        working.cancel()  # with a pace it waits for the end of a term when the answer is over
-
-    watcher = asyncio.create_task(watch())
+async def while_connected(watch: Coroutine[Any, Any, None], work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. Ends it and raises RequestCancelled if `watch` returns before, which
+    waits until the client has disconnected. The request's body must have been read before."""
+    working, watching = asyncio.create_task(work), asyncio.create_task(watch)
     try:
-        return await working
-    except asyncio.CancelledError:
-        if watcher.done():
-            raise RequestCancelled("the client went away") from None
-        raise
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        watching.result()
+        raise RequestCancelled("the client went away")
     finally:
-        watcher.cancel()
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
 
 
 _FILLER = (b": ", b"\n\n")

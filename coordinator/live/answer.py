@@ -6,7 +6,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -25,7 +24,6 @@ from coordinator.watching.explaining import origins, told
 from coordinator.watching.watch import Explain, RoundPart
 from dspark.client.explanation import ORIGINS, RoundExplanation, read_explanation
 from dspark.client.request import write_request
-from dspark.errors import RequestCancelled
 from dspark.wire.v1.control_pb2 import ORIGIN_PLAIN
 
 MAX_CONTENT = 20_000  # characters of a message
@@ -170,7 +168,7 @@ async def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventSt
         finally:
             stream.leave()
 
-    return EventStream(api, events(), partial(stream.cut, RequestCancelled("the client went away")))
+    return EventStream(api, events())
 
 
 def ending(stream: ResponseStream) -> dict[str, object]:

@@ -110,13 +110,12 @@ class CellFeed:
 
     def stream(self) -> EventStream:
         """An event stream: `hello`, then `cell` frames until the watcher leaves."""
-        left = asyncio.Event()
 
         async def events() -> AsyncGenerator[bytes]:
             self._enter()
             try:
                 yield event({"type": "hello", "frame_s": FRAME_S})
-                while not left.is_set() and not self._admission.draining:
+                while not self._admission.draining:
                     await self._next.wait()
                     if self._frame is None:
                         return
@@ -124,7 +123,7 @@ class CellFeed:
             finally:
                 self._watchers -= 1
 
-        return EventStream(self._api, events(), left.set)
+        return EventStream(self._api, events())
 
     def set_load(self, streams: int, policy: str, rule: str) -> None:
         """Sets the background streams, which end `LINGER_S` after the last watcher has left."""

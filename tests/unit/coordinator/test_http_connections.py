@@ -56,8 +56,7 @@ class Application:
         self.running += 1
         try:
             if scope["path"] == "/stream":
-                stream = EventStream(self.api, _endless(), lambda: self.said.append("gone"))
-                return await stream(scope, receive, send)
+                return await EventStream(self.api, self._endless())(scope, receive, send)
             if scope["path"] == "/held":
                 await self.held.wait()
             if scope["path"] == "/gone":
@@ -69,11 +68,13 @@ class Application:
         finally:
             self.running -= 1
 
-
-async def _endless() -> AsyncGenerator[bytes]:
-    while True:
-        yield event({"text": "x" * 10_000})
-        await asyncio.sleep(0)
+    async def _endless(self) -> AsyncGenerator[bytes]:
+        try:
+            while True:
+                yield event({"text": "x" * 10_000})
+                await asyncio.sleep(0)
+        finally:
+            self.said.append("closed")
 
 
 @pytest.fixture
@@ -281,7 +282,7 @@ async def test_a_client_that_reads_nothing_loses_its_connection(
         client.send(GET % b"/stream")
         # What it did not take is thrown away: a connection that was closed in order would wait for
         # it.
-        await until(lambda: application.said == ["gone"])
+        await until(lambda: application.said == ["closed"])
         await until(lambda: not (application.running or server._server.server_state.connections))
     assert counted.value("slow_readers_cut_total") == 1
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
