@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import math
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -24,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from coordinator.http.api import Api
 from coordinator.http.connection import cut
 from coordinator.http.errors import described
-from coordinator.reception.pacing import PacketPace, beats
+from coordinator.reception.pacing import PacketPace, at_pace
 from dspark.errors import RequestCancelled
 
 T = TypeVar("T")
@@ -162,28 +164,9 @@ async def paced_events(
 ) -> AsyncGenerator[bytes]:
     """Yields `events` in one frame per interval, the last event in the last frame. Raises their
     errors."""
-    waiting: list[bytes] = []
-
-    async def read() -> None:
-        async with contextlib.aclosing(events):
-            async for event in events:
-                waiting.append(event)
-
-    reading = asyncio.create_task(read())
-    try:
-        async for ends in beats(pace, max_tokens):
-            if reading.done():
-                reading.result()
-                if ends and len(waiting) <= 1:
-                    yield framed(b"".join(waiting), pace.frame)
-                    return
-            ready = _fitting(waiting, pace.frame - _LEAST)
-            del waiting[: len(ready)]
-            yield framed(b"".join(ready), pace.frame)
-    finally:
-        reading.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await reading
+    fitting = functools.partial(_fitting, room=pace.frame - _LEAST)
+    async for ready in at_pace(events, pace, max_tokens, fitting):
+        yield framed(b"".join(ready), pace.frame)
 
 
 async def paced_whole(
@@ -201,16 +184,10 @@ async def paced_whole(
     return body.ljust(size * max(math.ceil(len(body) / size), 1))
 
 
-def _fitting(events: list[bytes], room: int) -> list[bytes]:
-    """The leading events that fit into `room` bytes, or one that is larger; never the last of
-    `events`, which may end the stream."""
-    size, count = 0, 0
-    for event in events[:-1]:
-        size += len(event)
-        if count and size > room:
-            break
-        count += 1
-    return events[:count]
+def _fitting(events: list[bytes], room: int) -> int:
+    """How many leading events fit into `room` bytes: one at least, which may be larger."""
+    sizes = accumulate(map(len, events))
+    return max(sum(size <= room for size in sizes), 1)
 
 
 def framed(data: bytes, frame: int) -> bytes:

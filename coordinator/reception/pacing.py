@@ -13,14 +13,16 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from coordinator.config import ClientsConfig
-from coordinator.reception.output_processor import OutputChunk
-from coordinator.reception.response_stream import ResponseStream, write_complete, write_parts
+from coordinator.requests.request import Request
 from dspark.errors import ConfigError
 from dspark.wire.v1 import generate_pb2
+
+T = TypeVar("T")
 
 _LEAST_PADDING = 200  # bytes; from 128 on a length is encoded in two bytes
 _FIELD = 3  # bytes before the padding: one of its number, two of its length
@@ -55,40 +57,49 @@ def read_pace(config: ClientsConfig) -> PacketPace | None:
     )
 
 
-async def beats(pace: PacketPace, max_tokens: int) -> AsyncGenerator[bool]:
-    """Yields at every interval, without end, whether a term ends with it."""
+async def at_pace(
+    items: AsyncGenerator[T], pace: PacketPace, max_tokens: int, count: Callable[[list[T]], int]
+) -> AsyncGenerator[list[T]]:
+    """Yields at every interval the first `count` of the `items` that wait, the last of all alone at
+    the end of a term. Raises their errors."""
     loop = asyncio.get_running_loop()
-    began, term = loop.time(), pace.ticks(max_tokens)
-    for ticks in itertools.count(1):
-        await asyncio.sleep(max(began + ticks * pace.interval_s - loop.time(), 0.0))
-        yield ticks % term == 0
+    began, term, waiting = loop.time(), pace.ticks(max_tokens), list[T]()
+
+    async def read() -> None:
+        async with contextlib.aclosing(items):
+            async for item in items:
+                waiting.append(item)
+
+    reading = asyncio.create_task(read())
+    try:
+        for ticks in itertools.count(1):
+            await asyncio.sleep(max(began + ticks * pace.interval_s - loop.time(), 0.0))
+            if reading.done():
+                reading.result()
+                if ticks % term == 0 and len(waiting) <= 1:
+                    yield waiting
+                    return
+            ready = waiting[:-1]  # the last one may end the stream
+            taken = ready[: count(ready)]
+            del waiting[: len(taken)]
+            yield taken
+    finally:
+        reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await reading
 
 
 async def paced(
-    stream: ResponseStream, pace: PacketPace
+    messages: AsyncGenerator[generate_pb2.GenerateResponse], pace: PacketPace, request: Request
 ) -> AsyncGenerator[generate_pb2.GenerateResponse]:
-    """Yields the padded messages of a request, the last one at the end of a term."""
-    request = stream.request
-    reading: asyncio.Task[list[OutputChunk]] | None = asyncio.create_task(stream.parts())
-    waiting: list[generate_pb2.GenerateResponse] = []
-    try:
-        async for ends in beats(pace, request.max_tokens):
-            if reading is not None and reading.done():
-                waiting += write_parts(request.id, reading.result(), stream.scored)
-                reading = None if stream.done else asyncio.create_task(stream.parts())
-            if ends and stream.done and not waiting:
-                yield padded(write_complete(stream.output), pace.frame)
-                return
-            for _ in range(request.choices):
-                message = generate_pb2.GenerateResponse(request_id=request.id)
-                if waiting:
-                    message = waiting.pop(0)
-                yield padded(message, pace.frame)
-    finally:
-        if reading is not None:
-            reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await reading
+    """Yields the padded messages of a request: one for each answer at every interval, then the
+    last."""
+    async for taken in at_pace(messages, pace, request.max_tokens, lambda _: request.choices):
+        if not (taken and taken[-1].HasField("complete")):
+            empty = range(len(taken), request.choices)
+            taken += [generate_pb2.GenerateResponse(request_id=request.id) for _ in empty]
+        for message in taken:
+            yield padded(message, pace.frame)
 
 
 def padded(message: generate_pb2.GenerateResponse, frame: int) -> generate_pb2.GenerateResponse:

@@ -53,7 +53,8 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
         pace: PacketPace | None = None,
     ) -> None:
         self._processor, self._pace = processor, pace
-        self._interval_s, self._unread_s = interval_s, unread_s
+        self._interval_s = interval_s if pace is None else pace.interval_s
+        self._unread_s = unread_s
 
     async def Generate(
         self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext
@@ -64,9 +65,9 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
             request.traceparent = str(metadata.get("traceparent", ""))[:64]
         stream = await self._processor.accept(request, context.time_remaining())
         try:
-            written = (
-                self._as_they_come(stream) if self._pace is None else paced(stream, self._pace)
-            )
+            written = self._as_they_come(stream)
+            if self._pace is not None:
+                written = paced(written, self._pace, stream.request)
             async with contextlib.aclosing(written) as messages:
                 async for message in messages:
                     await self._write(stream, message, context)
