@@ -14,6 +14,7 @@ from coordinator.answers.answer import End, Reason
 from coordinator.dialects.telling import (
     CommonFields,
     Translated,
+    Writer,
     answer_chat,
     ours,
     translated_chat,
@@ -260,11 +261,13 @@ def routes(api: Api) -> APIRouter:
     return router
 
 
-class MessageWriter:
+class MessageWriter(Writer):
     """Writer of a `message` and its events, block by block."""
 
+    kinds = ("thinking", "text", "tool_use")
+
     def __init__(self, name: str, model: str) -> None:
-        self.whole: Object = {
+        self.whole = {
             "id": name,
             "type": "message",
             "role": "assistant",
@@ -273,31 +276,38 @@ class MessageWriter:
             "stop_reason": None,
             "stop_sequence": None,
         }
-        self._content: list[Object] = self.whole["content"]
-        self._written = ""  # content of the open block
-        self._open = False
+        self.blocks = self.whole["content"]
 
     def begin(self, usage: Object) -> Iterator[Object]:
         whole = self.whole | {"content": [], "usage": _usage(usage)}
         yield {"type": "message_start", "message": whole}
 
-    def part(self, part: Part) -> Iterator[Object]:
-        if part.call is None:
-            kind, said = ("thinking", part.reasoning) if part.reasoning else ("text", part.text)
-            if not self._open or self._content[-1]["type"] != kind:
-                more = {"signature": ""} if part.reasoning else {}
-                yield from self._start({"type": kind, kind: "", **more})
-            yield from self._more(f"{kind}_delta", kind, said)
-            return
-        if part.name:
-            use = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
-            yield from self._start(use)
-        if part.arguments:
-            yield from self._more("input_json_delta", "partial_json", part.arguments)
+    def start(self, kind: str, part: Part) -> Iterator[Object]:
+        if kind == "tool_use":
+            block: Object = {"type": kind, "id": part.id, "name": part.name, "input": {}}
+        else:
+            block = {"type": kind, kind: "", **({"signature": ""} if part.reasoning else {})}
+        self.blocks.append(dict(block))
+        yield self._told("start", content_block=block)
 
-    def end(self, end: End, usage: Object) -> Iterator[Object]:
-        yield from self._stop()
-        stopped, told = _stopped(end, self._content), _usage(usage)
+    def more(self, kind: str, said: str) -> Iterator[Object]:
+        called = kind == "tool_use"
+        delta, key = ("input_json_delta", "partial_json") if called else (f"{kind}_delta", kind)
+        yield self._told("delta", delta={"type": delta, key: said})
+
+    def stop(self) -> Iterator[Object]:
+        if not self.blocks:
+            return
+        block = self.blocks[-1]
+        if block["type"] == "tool_use":
+            block["input"] = arguments_of(self.written)
+        else:
+            block[block["type"]] = self.written
+        yield self._told("stop")
+
+    def end(self, end: End, usage: Object, *, called: bool) -> Iterator[Object]:
+        yield from self.stop()
+        stopped, told = _stopped(end, called), _usage(usage)
         self.whole |= {**stopped, "usage": told}
         yield {"type": "message_delta", "delta": stopped, "usage": told}
         yield {"type": "message_stop"}
@@ -306,29 +316,8 @@ class MessageWriter:
         status, told, _ = described(error)
         return as_message(status, told)
 
-    def _start(self, block: Object) -> Iterator[Object]:
-        yield from self._stop()
-        self._content.append(dict(block))
-        self._open, self._written = True, ""
-        yield self._told("start", content_block=block)
-
-    def _more(self, kind: str, key: str, said: str) -> Iterator[Object]:
-        self._written += said
-        yield self._told("delta", delta={"type": kind, key: said})
-
-    def _stop(self) -> Iterator[Object]:
-        if not self._open:
-            return
-        self._open, block = False, self._content[-1]
-        kind = block["type"]
-        if kind == "tool_use":
-            block["input"] = arguments_of(self._written)
-        else:
-            block[kind] = self._written
-        yield self._told("stop")
-
     def _told(self, what: str, **fields: object) -> Object:
-        return {"type": f"content_block_{what}", "index": len(self._content) - 1, **fields}
+        return {"type": f"content_block_{what}", "index": len(self.blocks) - 1, **fields}
 
 
 def _usage(told: Object) -> Object:
@@ -341,12 +330,11 @@ def _usage(told: Object) -> Object:
     }
 
 
-def _stopped(end: End, content: list[Object]) -> dict[str, Any]:
+def _stopped(end: End, called: bool) -> dict[str, Any]:
     if end.reason is Reason.LENGTH:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if end.reason is Reason.ABORT:  # for which the interface has no word
         return {"stop_reason": None, "stop_sequence": None}
     if end.text is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": end.text}
-    called = any(block["type"] == "tool_use" for block in content)
     return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from coordinator.answers.answer import End, Reason
-from coordinator.dialects.telling import CommonFields, Translated, answer_chat, ours
+from coordinator.dialects.telling import CommonFields, Translated, Writer, answer_chat, ours
 from coordinator.http.api import Api
 from coordinator.http.body import described_by, read_body
 from coordinator.http.calls import Part
@@ -223,12 +223,14 @@ def routes(api: Api) -> APIRouter:
 _REPEATED = {"metadata", "reasoning", "text", "tool_choice", "tools"}
 
 
-class ResponseWriter:
+class ResponseWriter(Writer):
     """Writer of a `response` and its events, item by item."""
+
+    kinds = ("reasoning", "message", "function_call")
 
     def __init__(self, body: ResponsesBody, name: str, model: str) -> None:
         asked = body.model_dump(mode="json", by_alias=True, exclude_unset=True, include=_REPEATED)
-        self.whole: Object = {
+        self.whole = {
             "id": name,
             "object": "response",
             "created_at": int(time.time()),
@@ -253,32 +255,57 @@ class ResponseWriter:
             "usage": None,
             "user": body.user,
         }
-        self._items: list[Object] = self.whole["output"]
-        self._written = ""  # content of the open item
-        self._open = False
+        self.blocks = self.whole["output"]
+        self._status = "completed"  # of the items that stop
         self._number = 0
 
     def begin(self, usage: Object) -> Iterator[Object]:
         for state in ("created", "in_progress"):
             yield self._told(f"response.{state}", response=self.whole | {"output": []})
 
-    def part(self, part: Part) -> Iterator[Object]:
-        if part.call is None:
-            kind, said = ("reasoning", part.reasoning) if part.reasoning else ("message", part.text)
-            if not self._open or self._items[-1]["type"] != kind:
-                yield from self._start_text(kind)
-            yield from self._more(said)
-            return
-        if part.name:
-            call = {"type": "function_call", "call_id": part.id, "name": part.name, "arguments": ""}
-            yield from self._start(call)
-        if part.arguments:
-            yield from self._more(part.arguments)
+    def start(self, kind: str, part: Part) -> Iterator[Object]:
+        about: Object = {"summary": [], "content": []}
+        if kind == "message":
+            about = {"role": "assistant", "content": []}
+        elif kind == "function_call":
+            about = {"call_id": part.id, "name": part.name, "arguments": ""}
+        name = f"{_KINDS[kind][0]}_{secrets.token_hex(12)}"
+        item = {"id": name, "type": kind, **about, "status": "in_progress"}
+        self.blocks.append(item)
+        yield self._told(
+            "response.output_item.added", output_index=len(self.blocks) - 1, item=dict(item)
+        )
+        if kind != "function_call":
+            added = "response.content_part.added"
+            yield self._told(added, **self._place(), part=_content(kind, ""))
 
-    def end(self, end: End, usage: Object) -> Iterator[Object]:
+    def more(self, kind: str, said: str) -> Iterator[Object]:
+        more: Object = {"logprobs": []} if kind == "message" else {}
+        yield self._told(f"{_KINDS[kind][1]}.delta", **self._place(), delta=said, **more)
+
+    def stop(self) -> Iterator[Object]:
+        if not self.blocks:
+            return
+        item = self.blocks[-1]
+        item["status"], kind = self._status, item["type"]
+        done = f"{_KINDS[kind][1]}.done"
+        if kind == "function_call":
+            item["arguments"] = self.written or "{}"
+            yield self._told(done, **self._place(), arguments=item["arguments"], name=item["name"])
+        else:
+            content = _content(kind, self.written)
+            item["content"] = [content]
+            more: Object = {"logprobs": []} if kind == "message" else {}
+            yield self._told(done, **self._place(), text=self.written, **more)
+            yield self._told("response.content_part.done", **self._place(), part=content)
+        yield self._told("response.output_item.done", output_index=len(self.blocks) - 1, item=item)
+
+    def end(self, end: End, usage: Object, *, called: bool) -> Iterator[Object]:
         details = {"reason": "max_output_tokens"} if end.reason is Reason.LENGTH else None
         status = "completed" if end.reason is Reason.STOP else "incomplete"  # cut or aborted
-        yield from self._stop(status)
+        cut = not called and self.blocks and self.blocks[-1]["type"] == "function_call"
+        self._status = "incomplete" if cut else status
+        yield from self.stop()
         self.whole |= {"status": status, "incomplete_details": details, "usage": _usage(usage)}
         yield self._told(f"response.{status}", response=self.whole)
 
@@ -290,50 +317,11 @@ class ResponseWriter:
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **fields}
 
-    def _start(self, item: Object) -> Iterator[Object]:
-        yield from self._stop("completed")
-        begin, _ = _KINDS[item["type"]]
-        made = {"id": f"{begin}_{secrets.token_hex(12)}", **item, "status": "in_progress"}
-        self._items.append(made)
-        self._open, self._written = True, ""
-        yield self._told(
-            "response.output_item.added", output_index=len(self._items) - 1, item=dict(made)
-        )
-
-    def _start_text(self, kind: str) -> Iterator[Object]:
-        more: Object = {"role": "assistant"} if kind == "message" else {"summary": []}
-        yield from self._start({"type": kind, **more, "content": []})
-        added = "response.content_part.added"
-        yield self._told(added, **self._place(), part=_content(kind, ""))
-
-    def _more(self, said: str) -> Iterator[Object]:
-        self._written += said
-        kind = self._items[-1]["type"]
-        more: Object = {"logprobs": []} if kind == "message" else {}
-        yield self._told(f"{_KINDS[kind][1]}.delta", **self._place(), delta=said, **more)
-
-    def _stop(self, status: str) -> Iterator[Object]:
-        if not self._open:
-            return
-        self._open, item = False, self._items[-1]
-        item["status"], kind = status, item["type"]
-        done = f"{_KINDS[kind][1]}.done"
-        if kind == "function_call":
-            item["arguments"] = self._written or "{}"
-            yield self._told(done, **self._place(), arguments=item["arguments"], name=item["name"])
-        else:
-            content = _content(kind, self._written)
-            item["content"] = [content]
-            more: Object = {"logprobs": []} if kind == "message" else {}
-            yield self._told(done, **self._place(), text=self._written, **more)
-            yield self._told("response.content_part.done", **self._place(), part=content)
-        yield self._told("response.output_item.done", output_index=len(self._items) - 1, item=item)
-
     def _place(self) -> Object:
         """Which item is open, and of one with text which part."""
-        item = self._items[-1]
+        item = self.blocks[-1]
         part = {} if item["type"] == "function_call" else {"content_index": 0}
-        return {"item_id": item["id"], "output_index": len(self._items) - 1, **part}
+        return {"item_id": item["id"], "output_index": len(self.blocks) - 1, **part}
 
 
 # by type of an item: how its id begins, and its events of text

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from fastapi import Request
@@ -65,18 +65,40 @@ def ours(body: CommonFields) -> Object:
 
 
 class Writer(Protocol):
-    """Writes an answer in one interface, as events with a `type`. usage: in chat's form."""
+    """Writes an answer in one interface, as events with a `type`: one block of reasoning, text or a
+    call after the other. usage: in chat's form."""
 
+    kinds: tuple[str, str, str]  # the types of blocks: reasoning, text, a call
     whole: Object  # the whole response, complete after `end`
+    blocks: list[Object]  # of it
+    written: str = ""  # content of the last block
 
     def begin(self, usage: Object) -> Iterable[Object]:
         """Events before the first part."""
 
-    def part(self, part: Part) -> Iterable[Object]:
+    def part(self, part: Part) -> Iterator[Object]:
         """Events of one part."""
+        thought, text, call = self.kinds
+        kind = call if part.call is not None else thought if part.reasoning else text
+        if part.name or not self.blocks or self.blocks[-1]["type"] != kind:
+            yield from self.stop()
+            self.written = ""
+            yield from self.start(kind, part)
+        if said := part.arguments or part.reasoning or part.text:
+            self.written += said
+            yield from self.more(kind, said)
 
-    def end(self, end: End, usage: Object) -> Iterable[Object]:
-        """Events of the end of the answer."""
+    def start(self, kind: str, part: Part) -> Iterable[Object]:
+        """Adds a block that begins with `part`, and returns its events."""
+
+    def more(self, kind: str, said: str) -> Iterable[Object]:
+        """Events of more content of the last block."""
+
+    def stop(self) -> Iterable[Object]:
+        """Completes the last block, if there is one, and returns its events."""
+
+    def end(self, end: End, usage: Object, *, called: bool) -> Iterable[Object]:
+        """Events of the end of the answer. called: see `Reader`."""
 
     def failed(self, error: Exception) -> Object:
         """The event that reports an error after the first event."""
@@ -139,7 +161,8 @@ async def _told(
                 parts += reader.close()
             out += [event for part in joined(parts) for event in writer.part(part)]
             if answer.end is not None:
-                out += writer.end(answer.end, usage_of(asking, reader.thought))
+                usage = usage_of(asking, reader.thought)
+                out += writer.end(answer.end, usage, called=reader.called)
             yield out
 
 

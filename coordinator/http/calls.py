@@ -165,11 +165,11 @@ class CallReader:
         # In a format without marks either the whole answer is a call, or it holds none.
         self._call: _OpenCall | None = None if self._marks else _OpenCall(form)
         self._tail = False  # a call has ended, and its closing mark may follow
-        self.calls = self.thought = 0
+        self._calls = self.thought = 0
 
     @property
-    def cut(self) -> bool:
-        return self._call is not None and self._call.told
+    def called(self) -> bool:
+        return self._calls > 0 and not (self._call is not None and self._call.told)
 
     def push(self, text: str) -> list[Part]:
         """Takes more text; returns the increments that are certain by now."""
@@ -186,7 +186,7 @@ class CallReader:
             self._held = self._call.written + self._held
         elif self._call is not None or self._tail:
             self._held = ""
-        if self._held.strip() or not self.calls:
+        if self._held.strip() or not self._calls:
             self._say(self._held, parts)
         self._held = ""
         return parts
@@ -199,7 +199,7 @@ class CallReader:
 
     def _in_text(self, parts: list[Part]) -> bool:
         text, mark, rest = parted(self._held, self._marks, "\n" if self._marks else "")
-        if self._marks and not mark and self.calls and not self._said and not text.strip():
+        if self._marks and not mark and self._calls and not self._said and not text.strip():
             self._held = self._held[-_BLANK:]  # white space before a call is not answer text
             return False
         self._held = rest
@@ -209,8 +209,8 @@ class CallReader:
         return bool(mark)
 
     def _say(self, text: str, parts: list[Part]) -> None:
-        text = text if self._said or self.calls else text.lstrip("\n")
-        if text and (self._said or not self.calls or text.strip()):
+        text = text if self._said or self._calls else text.lstrip("\n")
+        if text and (self._said or not self._calls or text.strip()):
             self._said = True
             parts.append(Part(text=text))
 
@@ -219,11 +219,11 @@ class CallReader:
         used, arguments = call.read(self._held)
         self._held = self._held[used:]
         if call.told and not told:
-            self.calls += 1
+            self._calls += 1
             self._said = False
-            parts.append(Part(call=self.calls - 1, name=call.name, id=new_call_id(self._form)))
+            parts.append(Part(call=self._calls - 1, name=call.name, id=new_call_id(self._form)))
         if arguments:
-            parts.append(Part(call=self.calls - 1, arguments=arguments))
+            parts.append(Part(call=self._calls - 1, arguments=arguments))
         if not call.over:
             return False
         self._call, self._tail = None, call.told

@@ -142,8 +142,7 @@ class ChatShape:
         return {"delta": delta, "logprobs": chat_logprobs(self._texts, shown)}
 
     def reason(self, index: int, end: End) -> str:
-        reader = self._readers[index]
-        called = end.reason is Reason.STOP and reader.calls and not reader.cut
+        called = end.reason is Reason.STOP and self._readers[index].called
         return "tool_calls" if called else end.reason.value
 
     def whole(self, made: Object, output: OutputProcessor) -> Object:

@@ -29,12 +29,8 @@ class Reader(Protocol):
     """Splits the streamed text of one answer into parts."""
 
     @property
-    def calls(self) -> int:
-        """Tool calls so far."""
-
-    @property
-    def cut(self) -> bool:
-        """Whether the last call is not complete."""
+    def called(self) -> bool:
+        """Whether there are tool calls so far, the last of them complete."""
 
     @property
     def thought(self) -> int:
@@ -50,8 +46,7 @@ class Reader(Protocol):
 class PlainReader:
     """Reader of an answer that is only text."""
 
-    calls = thought = 0
-    cut = False
+    called, thought = False, 0
 
     def push(self, text: str) -> list[Part]:
         return [Part(text=text)] if text else []
@@ -70,12 +65,8 @@ class ThoughtReader:
         self._said = False  # the current kind has had more than line breaks
 
     @property
-    def calls(self) -> int:
-        return self._rest.calls
-
-    @property
-    def cut(self) -> bool:
-        return self._rest.cut
+    def called(self) -> bool:
+        return self._rest.called
 
     def push(self, text: str) -> list[Part]:
         was_inside = self._state == "inside"
@@ -157,12 +148,12 @@ _LONGEST = 256  # characters of a head
 class HarmonyReader:
     """Reader of an answer in gpt-oss's channels."""
 
-    cut = False  # a call ends with the answer
+    called = False  # a call ends with the answer
 
     def __init__(self) -> None:
         # `_kind` is that of the message that is being read; empty within a head
         self._held, self._kind = "", ""
-        self.calls = self.thought = 0
+        self._calls = self.thought = 0
 
     def push(self, text: str) -> list[Part]:
         before, parts = self._kind, list[Part]()
@@ -196,8 +187,8 @@ class HarmonyReader:
         called = _CALLED.search(head)
         self._kind = "call" if called else "thought" if f"{BEGINS}analysis" in head else "text"
         if called:
-            self.calls += 1
-            parts.append(Part(call=self.calls - 1, name=called[1], id=new_call_id()))
+            self.called, self._calls = True, self._calls + 1
+            parts.append(Part(call=self._calls - 1, name=called[1], id=new_call_id()))
         return True
 
     def _body(self, parts: list[Part]) -> bool:
@@ -212,6 +203,6 @@ class HarmonyReader:
         if not text:
             return
         if self._kind == "call":
-            parts.append(Part(call=self.calls - 1, arguments=text))
+            parts.append(Part(call=self._calls - 1, arguments=text))
         else:
             parts.append(Part(reasoning=text) if self._kind == "thought" else Part(text=text))

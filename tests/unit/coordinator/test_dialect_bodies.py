@@ -14,10 +14,11 @@ from coordinator.dialects.messages import MessagesBody, MessageWriter, translate
 from coordinator.dialects.responses import ResponsesBody, ResponseWriter
 from coordinator.dialects.telling import _event
 from coordinator.http.body import MOST_ERRORS, validated
-from coordinator.http.calls import Part
+from coordinator.http.calls import CallReader, Part
 from coordinator.http.schema import ChatBody, CompletionBody
 from coordinator.http.system import DetokenizeBody, TokenizeBody
 from coordinator.http.template import ChatTemplate
+from coordinator.http.tools import FORMATS
 from dspark.errors import InvalidRequest, Unsupported
 
 USAGE = {
@@ -36,7 +37,7 @@ def test_arguments_that_cannot_be_told_as_json_stay_as_they_were_written(written
     writer = MessageWriter("msg_1", "tiny")
     for part in (Part(call=0, name="f", id="call_1"), Part(call=0, arguments=written)):
         list(writer.part(part))
-    list(writer.end(End(Reason.STOP), USAGE))
+    list(writer.end(End(Reason.STOP), USAGE, called=True))
     told = json.dumps(writer.whole, ensure_ascii=False, allow_nan=False).encode()
     assert json.loads(told)["content"][0]["input"] == written
 
@@ -52,9 +53,26 @@ def test_an_answer_that_was_aborted_is_not_told_as_whole() -> None:
     body = validated(ResponsesBody, b'{"input": "x"}')
     response, message = ResponseWriter(body, "resp_1", "tiny"), MessageWriter("msg_1", "tiny")
     for writer in (response, message):
-        assert [*writer.begin(USAGE), *writer.part(Part(text="text")), *writer.end(aborted, USAGE)]
+        assert [
+            *writer.begin(USAGE),
+            *writer.part(Part(text="text")),
+            *writer.end(aborted, USAGE, called=False),
+        ]
     assert (response.whole["status"], response.whole["incomplete_details"]) == ("incomplete", None)
     assert message.whole["stop_reason"] is None
+
+
+def test_a_call_that_the_target_left_open_is_none_to_run() -> None:
+    reader = CallReader(FORMATS["hermes"])
+    parts = reader.push('<tool_call>\n{"name": "f", "arguments": {"a": ')
+    assert not reader.called
+    body = validated(ResponsesBody, b'{"input": "x"}')
+    response, message = ResponseWriter(body, "resp_1", "tiny"), MessageWriter("msg_1", "tiny")
+    for writer in (response, message):
+        assert [event for part in parts for event in writer.part(part)]
+        assert list(writer.end(End(Reason.STOP), USAGE, called=reader.called))
+    assert message.whole["stop_reason"] == "end_turn"
+    assert response.whole["output"][0]["status"] == "incomplete"
 
 
 def test_labels_and_values_that_ask_for_nothing_pass() -> None:
