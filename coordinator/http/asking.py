@@ -140,21 +140,15 @@ class Asking:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    async def scored_parts(self) -> AsyncIterator[tuple[int, list[OutputChunk]]]:
-        """Like `parts`, but holds a prompt's parts back until its requested `prompt_logprobs` have
-        arrived, or all its answers have ended without them."""
-        held: dict[int, list[list[OutputChunk]]] = {}
-        async for prompt, shown in self.parts():
-            stream = self.streams[prompt]
-            wanted = stream.request.prompt_logprobs is not None and not stream.done
-            held.setdefault(prompt, []).append(shown)
-            if not wanted or stream.output.prompt_logprobs is not None:
-                for each in held.pop(prompt):
-                    yield prompt, each
-
     async def _next(self, stream: ResponseStream) -> list[OutputChunk]:
+        """New parts, held back until requested `prompt_logprobs` have arrived, or all answers have
+        ended without them."""
+        wanted = stream.request.prompt_logprobs is not None
         with naming(self._name):  # the verifier may refuse a constraint
-            return await stream.parts()
+            shown = await stream.parts()
+            while wanted and stream.output.prompt_logprobs is None and not stream.done:
+                shown += await stream.parts()
+        return shown
 
     def _name(self, field: str) -> str:
         """The body's name for a field of the gRPC interface."""

@@ -109,7 +109,7 @@ async def _told(
     """Yields (whether they are long, parts of choices that arrived together). The last part of a
     choice has its finish reason."""
     opened: set[int] = set()
-    async for prompt, parts in asking.scored_parts():
+    async for prompt, parts in asking.parts():
         out, stream, many = Told(), asking.streams[prompt], False
         answers = stream.output.answers
         if prompt not in opened:

@@ -39,7 +39,7 @@ class Asking:
         output = SimpleNamespace(answers=[answer], request=request)
         self.streams: list[Any] = [SimpleNamespace(output=output, request=request)]
 
-    async def scored_parts(self) -> AsyncIterator[tuple[int, list[OutputChunk]]]:
+    async def parts(self) -> AsyncIterator[tuple[int, list[OutputChunk]]]:
         (answer,) = self.streams[0].output.answers
         for place, text in enumerate(TEXTS):
             answer.answered, ended = place + 1, place == len(TEXTS) - 1
