@@ -1,7 +1,7 @@
 """The queue from lanes to the reader of one request: bounded, with an end. One writer per answer,
 one reader.
 
-A lane never waits for a client: `push` raises `Overfull` for a reader that falls too far behind,
+A lane never waits for a client: `push` raises Overloaded for a reader that falls too far behind,
 and its request is ended. A report wakes the streams of a whole cohort, and a message to a client
 takes some 0.2 ms of this process. So readers are woken a few at a time, and messages of workers are
 handled in between.
@@ -15,6 +15,7 @@ from typing import Protocol
 
 from coordinator.answers.answer import CommittedTokens
 from coordinator.clock import TURNS_TO_SEND
+from dspark.errors import Overloaded
 
 AT_A_TIME = 8  # streams for each turn of the event loop: a millisecond or two
 
@@ -51,15 +52,11 @@ class WakeUpLimit:
             loop.call_soon(self._turn, loop)
 
 
-class Overfull(RuntimeError):
-    """The client has not read for too long."""
-
-
 class OutputSink(Protocol):
     """Receives the pieces of a request's answers."""
 
     def push(self, piece: CommittedTokens) -> None:
-        """Adds a piece without waiting; raises `Overfull` when too many are unread."""
+        """Adds a piece without waiting; raises Overloaded when too many are unread."""
 
     def close(self, error: Exception | None = None) -> None:
         """Ends the request: all its answers have ended, or `error` ended them. Called once."""
@@ -85,7 +82,7 @@ class OutputQueue:
         if self._closed:
             return
         if len(self._waiting) >= self._limit and piece.end is None:
-            raise Overfull
+            raise Overloaded("the client reads too slowly", retry_after_s=1.0)
         self._waiting.append((piece, self._loop.time()))
         self._wake()
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from coordinator.answers.answer import CommittedTokens
-from coordinator.answers.output_queue import OutputSink, Overfull
+from coordinator.answers.output_queue import OutputSink
 from coordinator.cells import cell_wire
 from coordinator.cells.cell import SubmitRequest
 from coordinator.clock import Clock
@@ -56,11 +56,7 @@ class RemoteHandle:
         if piece.index >= len(self._said):
             raise PeerError(f"answer {piece.index} of a request for {len(self._said)}")
         self._said[piece.index] += len(piece.tokens)
-        try:
-            self.sink.push(piece)
-        except Overfull:
-            self._link.slow(self)
-            return
+        self.sink.push(piece)
         if piece.end is not None:
             self._ended(piece.index)
 
@@ -148,8 +144,12 @@ class CoordinatorConnection:
             call = self._calls.get(number)
             if call is None:
                 late += len(piece.tokens)
-            else:
+                continue
+            try:
                 call.push(piece)
+            except Overloaded as slow:
+                self._metrics.slow_readers_cut.inc()
+                call.cut(slow)
         if late:
             self._metrics.dropped.labels(kind="token", reason="late").inc(late)
         for failed in batch.failed:
@@ -166,11 +166,6 @@ class CoordinatorConnection:
     def forget(self, call: RemoteHandle) -> bool:
         """Removes a request; returns whether it was still open."""
         return self._calls.pop(call.number, None) is not None
-
-    def slow(self, call: RemoteHandle) -> None:
-        """Cuts a request whose client does not read, and counts it."""
-        self._metrics.slow_readers_cut.inc()
-        call.cut(Overloaded("the client reads too slowly", retry_after_s=1.0))
 
     def cut_all(self, why: str) -> None:
         """Ends everything that is open with Unavailable; nothing more is sent."""

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import structlog
 
 from coordinator.answers.answer import CommittedTokens, FirstCommit, Round
-from coordinator.answers.output_queue import Overfull
 from coordinator.lanes.members import Owner
 from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.lanes.round_learning import JudgedRound, RoundCounts
@@ -120,10 +119,10 @@ class Commits:
         state.end = piece.end
         try:
             state.sink.push(piece)
-        except Overfull:
+        except Overloaded as slow:
             self._metrics.slow_readers_cut.inc()
             state.end = None
-            self._owner.ended(state, Overloaded("the client reads too slowly", retry_after_s=1.0))
+            self._owner.ended(state, slow)
             return count
         if piece.end is not None:
             self._owner.ended(state, None)
