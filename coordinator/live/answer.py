@@ -4,8 +4,9 @@ JSON."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -78,16 +79,18 @@ async def prompt_of(
 
 
 class Speaker:
-    """Makes the events of one answer from its committed pieces. prompt: token ids."""
+    """Makes the events of one answer from its committed pieces."""
 
-    def __init__(self, prompt: Sequence[int], tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._stream = tokenizer.stream(prompt, skip_special=True) if tokenizer else None
         self._offset = 0
         self._parts: dict[int, RoundPart] = {}
 
-    def say(self, piece: CommittedTokens, parts: Sequence[RoundPart]) -> dict[str, Any]:
-        """The event of a committed piece. parts: explanations received since the last one."""
+    def say(
+        self, piece: CommittedTokens, texts: Iterator[str], parts: Sequence[RoundPart]
+    ) -> dict[str, Any]:
+        """The event of a committed piece. texts: of its tokens and those of later pieces, if the
+        target has a tokenizer. parts: explanations received since the last one."""
         self._parts.update((part.offset, part) for part in parts)
         round, shown = piece.round, len(piece.tokens)
         came = [ORIGIN_PLAIN] * shown
@@ -100,24 +103,18 @@ class Speaker:
             "type": "round" if round is not None else "first",
             "offset": self._offset,
             "tokens": [
-                {"id": token, "text": text, "origin": ORIGINS[origin], "forced": only}
-                for token, text, origin, only in zip(
-                    piece.tokens, self._texts(piece), came, forced, strict=True
-                )
+                {
+                    "id": token,
+                    "text": next(texts, "") if self._tokenizer else self._alone(token),
+                    "origin": ORIGINS[origin],
+                    "forced": only,
+                }
+                for token, origin, only in zip(piece.tokens, came, forced, strict=True)
             ],
             "told": self._told(found) if found is not None else None,
         }
         self._offset += shown
         return said
-
-    def _texts(self, piece: CommittedTokens) -> list[str]:
-        """The text of each token; a character of several tokens is in the last of them."""
-        if self._stream is None:
-            return [f" {token}" for token in piece.tokens]
-        texts = [self._stream.push(token) for token in piece.tokens]
-        if piece.end is not None and texts:
-            texts[-1] += self._stream.flush()
-        return texts
 
     def _alone(self, token: int) -> str:
         if self._tokenizer is None:
@@ -156,13 +153,13 @@ async def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventSt
         try:
             with explain.request(inside(request.tenant, request.id)) as watch:
                 # watching begins before the first round
-                speaker = Speaker(request.prompt, api.processor.tokenizer)
+                speaker = Speaker(api.processor.tokenizer)
                 yield event(begin)
                 while not stream.done:
-                    await stream.parts()
+                    texts = chain.from_iterable([one.texts for one in await stream.parts()])
                     parts = watch.taken()
                     for piece, _ in stream.pieces:
-                        yield event(speaker.say(piece, parts))
+                        yield event(speaker.say(piece, texts, parts))
                         parts = []
                 yield event({"type": "end", **ending(stream)})
         finally:
