@@ -104,9 +104,9 @@ class ClientsProcess(ShellProcess, Generic[C]):
         api = make_api(self._config, self._processor)
         ours = (system.routes, chat.routes, completions.routes, system.tokenizing_routes)
         routers = [routes(api) for routes in (*ours, messages.routes, responses.routes)]
-        self._http = HttpServer(build_app(api, [*routers, *more(api)]), api, self._most)
-        await self._http.start()
-        self.http_url = self._http.url
+        http = HttpServer(build_app(api, [*routers, *more(api)]), api, self._most)
+        await http.start()
+        self._http, self.http_url = http, http.url
 
     async def abandon(self) -> None:
         """Closes what was opened by a process that cannot start."""

@@ -133,15 +133,11 @@ class HttpServer:
         # Started and ended step by step: `serve` would replace the process's signal handlers.
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
-        self._ticking: asyncio.Task[None] | None = None
         self._ended = ended
-        self._exhausted: Exhausted | None = None
 
     async def start(self) -> None:
         """Starts to serve; returns when the socket listens."""
-        refused = functools.partial(self._ended, "no_descriptors")
         loop, server, config = asyncio.get_running_loop(), self._server, self._server.config
-        self._exhausted = Exhausted(loop, refused)
         connect = functools.partial(
             cast(Any, config.http_protocol_class),
             config=config,
@@ -158,18 +154,15 @@ class HttpServer:
         )
         server.servers = [listening]
         self._socket.listen(BACKLOG)  # asyncio listened with ACCEPTS, its accepts per turn
+        self._exhausted = Exhausted(loop, functools.partial(self._ended, "no_descriptors"))
         self._ticking = asyncio.create_task(server.main_loop())
 
     async def stop(self, grace_s: float) -> None:
         """Stops accepting connections; running answers get `grace_s` seconds."""
-        if self._ticking is None:
-            self._socket.close()
-            return
         self._ticking.cancel()
         self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
         await self._server.shutdown([self._socket])
-        if self._exhausted is not None:
-            self._exhausted.stop()
+        self._exhausted.stop()
 
 
 def _readable(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
