@@ -104,8 +104,7 @@ class CellFeed:
     ) -> None:
         self._api, self._membership, self._admission, self._load = api, membership, admission, load
         self._watchers = 0
-        self._frame: bytes | None = None  # None once the feed has ended
-        self._next = asyncio.Event()
+        self._next: asyncio.Future[bytes | None]  # the next frame, None once the feed has ended
         self._task: asyncio.Task[None] | None = None
 
     def stream(self) -> EventStream:
@@ -115,11 +114,8 @@ class CellFeed:
             self._enter()
             try:
                 yield event({"type": "hello", "frame_s": FRAME_S})
-                while not self._admission.draining:
-                    await self._next.wait()
-                    if self._frame is None:
-                        return
-                    yield self._frame
+                while (frame := await asyncio.shield(self._next)) is not None:
+                    yield frame
             finally:
                 self._watchers -= 1
 
@@ -138,6 +134,7 @@ class CellFeed:
 
     def _wake(self) -> None:
         if self._task is None or self._task.done():
+            self._next = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -150,17 +147,14 @@ class CellFeed:
                     await asyncio.sleep(FRAME_S)
                     if self._watchers:
                         seen = now()
-                        self._show(event(self._cell(watch.taken())))
+                        frame = event(self._cell(watch.taken()))
+                        shown, self._next = self._next, self._next.get_loop().create_future()
+                        shown.set_result(frame)
         except Exception as error:  # a bug: pages reconnect and start a new feed
             log.error("live.feed_failed", exc_info=error)
         finally:
             self._load.close()
-            self._show(None)
-
-    def _show(self, frame: bytes | None) -> None:
-        self._frame = frame
-        shown, self._next = self._next, asyncio.Event()
-        shown.set()
+            self._next.set_result(None)
 
     def _cell(self, rounds: list[Reported]) -> dict[str, Any]:
         membership = self._membership
