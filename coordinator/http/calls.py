@@ -234,7 +234,7 @@ class CallReader:
     def _behind_call(self) -> bool:
         """Drops the closing mark of a call, or begins the next call of a list."""
         form, rest = self._form, self._held.lstrip()
-        if form.parted and rest[:1] == form.parted:
+        if rest and rest[0] == form.separator.strip():  # of a list of calls
             self._tail, self._call, self._held = False, _OpenCall(form, listed=False), rest[1:]
         elif form.close and rest.startswith(form.close):
             self._tail, self._held = False, rest[len(form.close) :]
@@ -253,7 +253,7 @@ class _OpenCall:
         self._before = [form.trigger] if form.marked else []  # text read, until `told`
         self._size = 0
         self._head = ""  # name and separator, where the name precedes the arguments
-        self._keys = JsonKeys(listed=listed and bool(form.parted)) if form.parameters else None
+        self._keys = JsonKeys(listed=listed and form.closing == "]") if form.parameters else None
         # pieces by key, where the call is one object
         self._values: dict[str, list[str]] = {"name": [], form.parameters: []}
         self._value: JsonValue | None = None  # arguments behind the name

@@ -37,9 +37,8 @@ class Format:
     trigger: text that starts a call within an answer.
     parameters: the key of the arguments; empty where the name precedes them and is not in the JSON.
     many: an answer may hold several calls. marked: `trigger` is not part of the JSON; where it is,
-    a call is the whole answer. around: marks around calls that are not answer text. parted: the
-    character between calls of one list. short_ids: ids of calls have nine characters. free: a call
-    within text is recognised by how it begins.
+    a call is the whole answer. around: marks around calls that are not answer text. short_ids: ids
+    of calls have nine characters. free: a call within text is recognised by how it begins.
     """
 
     name: str
@@ -54,7 +53,6 @@ class Format:
     many: bool = True
     marked: bool = True
     around: tuple[str, ...] = ()
-    parted: str = ""
     short_ids: bool = False
     free: bool = True
 
@@ -102,7 +100,6 @@ FORMATS = {
             opening="[TOOL_CALLS] [",
             closing="]",
             separator=", ",
-            parted=",",
             short_ids=True,
         ),
         Format(

@@ -198,7 +198,6 @@ class OutputProcessor:
         held: Sequence[int] = (),
     ) -> None:
         self.request = request
-        self._open = request.choices
         had = held or (0,) * request.choices
         self.answers = [
             AnswerOutput(request, index, tokenizer, arrived, had[index])
@@ -207,7 +206,7 @@ class OutputProcessor:
 
     @property
     def done(self) -> bool:
-        return not self._open
+        return all(answer.end is not None for answer in self.answers)
 
     @property
     def prompt_logprobs(self) -> ScoredPrompt | None:
@@ -232,7 +231,6 @@ class OutputProcessor:
             if piece.index not in shown:
                 shown[piece.index] = OutputChunk(piece.index, max(answer.answered, answer.held))
             if answer.read(piece, at, shown[piece.index]):
-                self._open -= 1
                 shown[piece.index].ended = True
                 if answer.end is not None and answer.end.text is not None:
                     finish(piece.index)
