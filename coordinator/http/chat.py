@@ -138,7 +138,7 @@ class ChatShape:
     def part(self, prompt: int, shown: OutputChunk) -> Object:
         reader = self._readers[shown.index]
         parts = [part for text in shown.texts for part in reader.push(text)]
-        delta = _delta(parts + reader.close() if shown.ended else parts)
+        delta = _delta(parts + reader.close() if shown.end else parts)
         return {"delta": delta, "logprobs": chat_logprobs(self._texts, shown)}
 
     def reason(self, index: int, end: End) -> str:

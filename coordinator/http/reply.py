@@ -36,12 +36,7 @@ from coordinator.http.stream import (
     while_connected,
     written,
 )
-from coordinator.reception.output_processor import (
-    AnswerOutput,
-    OutputChunk,
-    OutputProcessor,
-    per_token_s,
-)
+from coordinator.reception.output_processor import OutputChunk, OutputProcessor, per_token_s
 from dspark.errors import InvalidRequest
 
 Detail = Literal["none", "summary", "detailed"]
@@ -121,12 +116,12 @@ async def _told(
         for shown in parts:
             choice = shape.part(prompt, shown)  # also counts tokens that have no text yet
             said = shown.text and choice.get("delta", True)  # a reader may hold text back
-            if not (shown.ended or frame.token_ids or shown.logprobs or said):
+            if not (shown.end or frame.token_ids or shown.logprobs or said):
                 continue
             if frame.token_ids:
                 choice["token_ids"] = shown.tokens
-            if shown.ended:
-                choice |= _finish(answers[shown.index], shape)
+            if shown.end is not None:
+                choice |= _finish(shown.index, shown.end, shape)
             out.append((prompt * len(answers) + shown.index, choice))
         yield many, out
 
@@ -215,11 +210,9 @@ def _head(asking: Asking, frame: Frame, kind: str) -> Object:
     }
 
 
-def _finish(answer: AnswerOutput, shape: ReplyShape) -> Object:
-    end = answer.end
-    assert end is not None, "a complete answer has an end"
+def _finish(index: int, end: End, shape: ReplyShape) -> Object:
     return {
-        "finish_reason": shape.reason(answer.index, end),
+        "finish_reason": shape.reason(index, end),
         "stop_reason": end.text if end.text is not None else end.token_id,
     }
 

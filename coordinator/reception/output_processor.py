@@ -12,7 +12,7 @@ character.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.answers.answer import CommittedTokens, End, Reason, RequestStats
@@ -74,7 +74,7 @@ class OutputChunk:
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)  # of each token whose text is shown
     logprobs: list[ScoredToken] = field(default_factory=list)
-    ended: bool = False  # this is the last chunk of the answer
+    end: End | None = None  # of the answer, with its last chunk
 
     @property
     def says(self) -> bool:
@@ -114,17 +114,18 @@ class AnswerOutput:
         self._stops = StopStrings(request.stops, show_match=request.show_stop)
         self._show_stop, self._min_tokens = request.show_stop, request.params.min_tokens
 
-    def read(self, piece: CommittedTokens, at: float, shown: OutputChunk) -> bool:
-        """Adds a piece, received at clock time `at`, to the chunk `shown`; returns whether it ended
-        the answer."""
+    def read(self, piece: CommittedTokens, at: float, shown: OutputChunk) -> None:
+        """Adds a piece, received at clock time `at`, to the chunk `shown`."""
         if self.end is not None:
             self.unsaid += len(piece.tokens)
-            return False
+            return
         had = min(max(self.held - self.answered, 0), len(piece.tokens))
         if 0 < had < len(piece.tokens):
             # text is made token by token, so the piece can be split between tokens
-            ended = self.read(piece.part(0, had), at, OutputChunk(self.index, 0))
-            return self.read(piece.part(had, None), at, shown) or ended
+            held = OutputChunk(self.index, 0)
+            self.read(piece.part(0, had), at, held)
+            shown.end = held.end
+            return self.read(piece.part(had, None), at, shown)
         kept, end, texts = self._read(piece.tokens, piece.end)
         self.answered += len(kept)
         self.unsaid += len(piece.tokens) - len(kept)
@@ -133,10 +134,8 @@ class AnswerOutput:
             shown.texts += texts
             shown.logprobs += piece.logprobs[: len(kept)]
         self._count(piece, len(kept), at)
-        if end is None:
-            return False
-        self.end, self.stats.ended = end, at
-        return True
+        if end is not None:
+            self.end, shown.end, self.stats.ended = end, end, at
 
     def _read(
         self, tokens: tuple[int, ...], end: End | None
@@ -218,23 +217,15 @@ class OutputProcessor:
         """Tokens that were committed after stop strings."""
         return sum(answer.unsaid for answer in self.answers)
 
-    def read(
-        self, waiting: Iterable[tuple[CommittedTokens, float]], finish: Callable[[int], None]
-    ) -> list[OutputChunk]:
-        """Reads (piece, clock time of arrival) pairs and returns one chunk per answer to show.
-
-        Calls `finish(index)` when a stop string ends an answer.
-        """
+    def read(self, waiting: Iterable[tuple[CommittedTokens, float]]) -> list[OutputChunk]:
+        """Reads (piece, clock time of arrival) pairs and returns one chunk per answer to show."""
         shown: dict[int, OutputChunk] = {}
         for piece, at in waiting:
             answer = self.answers[piece.index]
             if piece.index not in shown:
                 shown[piece.index] = OutputChunk(piece.index, max(answer.answered, answer.held))
-            if answer.read(piece, at, shown[piece.index]):
-                shown[piece.index].ended = True
-                if answer.end is not None and answer.end.text is not None:
-                    finish(piece.index)
-        return [one for one in shown.values() if one.says or one.ended]
+            answer.read(piece, at, shown[piece.index])
+        return [one for one in shown.values() if one.says or one.end]
 
 
 def per_token_s(answers: Iterable[AnswerOutput]) -> float:

@@ -59,7 +59,10 @@ class ResponseStream:
             raise PeerError("the cell closed a request whose answers have not ended")
         self.pieces = waiting
         had = self.output.prompt_logprobs
-        shown = self.output.read(waiting, self._call.finish)
+        shown = self.output.read(waiting)
+        for one in shown:
+            if one.end is not None and one.end.text is not None:  # a stop string ended it
+                self._call.finish(one.index)
         self.scored = self.output.prompt_logprobs if had is None else None
         self._metrics.client_chunks.inc(sum(one.says for one in shown))
         return shown

@@ -21,9 +21,7 @@ def reader(stops: tuple[str, ...], held: int) -> OutputProcessor:
 
 
 def read(reading: OutputProcessor, pieces: list[CommittedTokens]) -> list[OutputChunk]:
-    return [
-        shown for piece in pieces for shown in reading.read([(piece, 101.0)], lambda index: None)
-    ]
+    return [shown for piece in pieces for shown in reading.read([(piece, 101.0)])]
 
 
 def told(shown: list[OutputChunk]) -> tuple[list[int], str, list[ScoredToken]]:

@@ -47,7 +47,6 @@ class Told:
         request = Request("r", tuple(PROMPT), params, max_tokens, Off(), stop_ids=stop_ids, **more)  # type: ignore[arg-type]
         self.reader = OutputProcessor(request, TOKENIZER, 100.0)
         self.reading = self.reader.answers[0]
-        self.finished: list[int] = []
         self.log: list[int] = []
         self.shown: list[OutputChunk] = []
 
@@ -62,7 +61,7 @@ class Told:
         self.read(self.piece(ids))
 
     def read(self, *pieces: CommittedTokens) -> None:
-        self.shown += self.reader.read([(piece, 101.0) for piece in pieces], self.finished.append)
+        self.shown += self.reader.read([(piece, 101.0) for piece in pieces])
 
     def say(self, text: str, size: int) -> None:
         """Commits the text's tokens `size` at a time, until the answer ends."""
@@ -106,7 +105,7 @@ def test_a_stop_string_across_chunk_borders_is_never_shown() -> None:
         told.say("go on STOP and on", size)
         assert told.text == "go on "
         assert told.reading.end == End(Reason.STOP, text="STOP")
-        assert told.finished == [0]
+        assert [one.end for one in told.shown if one.end] == [told.reading.end]
         assert told.reading.answered == len("go on STOP")
 
 
@@ -137,7 +136,7 @@ def test_what_only_looked_like_a_stop_string_is_shown_in_the_end() -> None:
     told = Told(max_tokens=4, stops=("STOP",))
     told.say("xSTO", 1)
     assert told.text == "xSTO"
-    assert not told.finished
+    assert told.shown[-1].end == End(Reason.LENGTH)
 
 
 def test_what_is_held_back_comes_out_when_something_else_ends_the_answer() -> None:
@@ -192,24 +191,21 @@ def test_several_answers_are_kept_apart() -> None:
         CommittedTokens((6, 7), End(Reason.LENGTH), 1),
         CommittedTokens((8,), None, 0),
     ]
-    shown = reader.read([(piece, 1.0) for piece in pieces], lambda _: None)
+    shown = reader.read([(piece, 1.0) for piece in pieces])
     assert [(one.index, one.tokens) for one in shown] == [(0, [5, 8]), (1, [6, 7])]
     assert not reader.done
-    reader.read([(CommittedTokens((), End(Reason.ABORT), 0), 1.0)], lambda _: None)
+    reader.read([(CommittedTokens((), End(Reason.ABORT), 0), 1.0)])
     assert reader.done
 
 
 def test_numbers_come_from_the_pieces_and_stop_where_the_answer_does() -> None:
     told = Told(stops=("lo",))
     ids = TOKENIZER.encode("hello there")
-    told.reader.read(
-        [(CommittedTokens(ids[:1], None, started=FirstCommit(0.25, 16)), 100.5)], lambda _: None
-    )
+    told.reader.read([(CommittedTokens(ids[:1], None, started=FirstCommit(0.25, 16)), 100.5)])
     logprobs = tuple(ScoredToken(-float(n)) for n in range(8))
     piece = CommittedTokens(ids[1:9], None, logprobs=logprobs, round=Round(9, 8, 7))
     shown = told.reader.read(
         [(piece, 101.0), (CommittedTokens(ids[9:], None, round=Round(9, 8, 1)), 102.0)],
-        lambda _: None,
     )
     stats = told.reading.stats
     assert [one.logprob for one in shown[0].logprobs] == [0.0, -1.0, -2.0, -3.0]
@@ -232,7 +228,7 @@ def test_tokens_of_before_a_resume_are_in_no_time_per_token() -> None:
         (CommittedTokens(ids[5:6], None, started=FirstCommit(0.25)), 101.0),
         (CommittedTokens(ids[6:8], End(Reason.LENGTH), round=Round(3, 3, 1)), 102.0),
     ]
-    told.reader.read(pieces, lambda _: None)
+    told.reader.read(pieces)
     assert told.reading.answered == 8
     assert told.reading.stats.first_token_s() == 1.0
     assert per_token_s([told.reading]) == 0.5

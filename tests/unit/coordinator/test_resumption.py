@@ -64,7 +64,7 @@ class Desk:
         while not reader.done and not (at_least and len(self.shown.get(0, [])) >= at_least):
             waiting = await sink.take()
             assert waiting is not None
-            for shown in reader.read(waiting, lambda index: None):
+            for shown in reader.read(waiting):
                 held = self.shown.setdefault(shown.index, [])
                 assert shown.offset == len(held), "neither twice nor skipped"
                 held += shown.tokens
@@ -207,7 +207,7 @@ async def test_log_probabilities_are_told_again_with_their_tokens() -> None:
         while not reader.done:
             waiting = await sink.take()
             assert waiting is not None
-            for shown in reader.read(waiting, lambda index: None):
+            for shown in reader.read(waiting):
                 assert len(shown.tokens) == len(shown.logprobs)
                 got += shown.logprobs
         assert got == told[held:]

@@ -44,7 +44,7 @@ class Asking:
         for place, text in enumerate(TEXTS):
             answer.answered, ended = place + 1, place == len(TEXTS) - 1
             answer.end = End(Reason.LENGTH) if ended else None
-            yield 0, [OutputChunk(0, place, [place], [text], ended=ended)]
+            yield 0, [OutputChunk(0, place, [place], [text], end=answer.end)]
 
     def leave(self) -> None:
         pass
