@@ -20,36 +20,23 @@ HEAD_S = 10.0  # from a connection's beginning, or a request's first byte, to th
 _CUT, _NAMES = "dspark.cut", "dspark.names"  # keys in a request's state
 
 
-class Quiet:
-    """The idle connections of one listener, the longest idle first.
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection, with a timeout for a request's head, and aborted when idle too long.
 
-    most: limit of all its connections. ended: called with the reason when one is ended here.
+    quiet: the idle connections of the listener, the longest idle first. most: limit of all its
+    connections. ended: called with the reason when one is ended here.
     """
 
-    def __init__(self, most: int, ended: Callable[[str], None]) -> None:
-        self._most, self.ended = most, ended
-        self._all: dict[Connection, None] = {}
-
-    def add(self, connection: Connection, there: int) -> None:
-        """Adds an idle connection. If `there`, all connections of the listener, is over the limit,
-        the longest idle one ends."""
-        self._all[connection] = None
-        if there > self._most:
-            longest = next(iter(self._all))
-            self.remove(longest)
-            longest.end("room")
-
-    def remove(self, connection: Connection) -> None:
-        """Removes a connection on which a request runs, or that has ended."""
-        self._all.pop(connection, None)
-
-
-class Connection(HttpToolsProtocol):
-    """uvicorn's connection, with a timeout for a request's head, and aborted when idle too long."""
-
-    def __init__(self, *arguments: Any, quiet: Quiet, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        quiet: dict[Connection, None],
+        most: int,
+        ended: Callable[[str], None],
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **options)
-        self._quiet = quiet
+        self._quiet, self._most, self._ended = quiet, most, ended
         self._head: asyncio.TimerHandle | None = None
         # the request that is being answered; `cycle` is the last one received
         self._running: Any = None
@@ -60,7 +47,7 @@ class Connection(HttpToolsProtocol):
         certificate = transport.get_extra_info("peercert") or {}
         names = tuple(str(name) for _, name in certificate.get("subjectAltName", ()))
         self.app_state = {**self.app_state, _CUT: transport.abort, _NAMES: names}
-        self._quiet.add(self, len(self.connections))
+        self._rest()
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
@@ -96,7 +83,7 @@ class Connection(HttpToolsProtocol):
         if self._offers:
             return
         self._head_came()
-        self._quiet.remove(self)
+        self._quiet.pop(self, None)
         super().on_headers_complete()
         if len(self.pipeline) <= AHEAD:
             # uvicorn stops reading here, and would not notice that the client disconnects
@@ -109,11 +96,11 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._idle and not self.transport.is_closing():
-            self._quiet.add(self, len(self.connections))
+            self._rest()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
-        self._quiet.remove(self)
+        self._quiet.pop(self, None)
         self.cycle = self._running  # which uvicorn notifies
         super().connection_lost(exc)
 
@@ -122,14 +109,21 @@ class Connection(HttpToolsProtocol):
         self.end("idle")
 
     def end(self, why: str) -> None:
-        """Aborts the connection and drops unsent bytes. why: the reason reported to `Quiet`."""
+        """Aborts the connection and drops unsent bytes. why: the reason reported to `ended`."""
+        self._quiet.pop(self, None)
         if not self.transport.is_closing():
-            self._quiet.ended(why)
+            self._ended(why)
             self.transport.abort()
 
     @property
     def _idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
+
+    def _rest(self) -> None:
+        """Becomes idle. If the listener has too many connections, the longest idle one ends."""
+        self._quiet[self] = None
+        if len(self.connections) > self._most:
+            next(iter(self._quiet)).end("room")
 
     def _await_head(self) -> None:
         self._head = self.loop.call_later(HEAD_S, self.end, "head")

@@ -17,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.http.api import Api
-from coordinator.http.connection import HEAD_S, Connection, Quiet
+from coordinator.http.connection import HEAD_S, Connection
 from coordinator.http.errors import error_response
 from dspark.errors import ConfigError, Overloaded
 from dspark.runtime.security import join_endpoint, split_endpoint
@@ -115,7 +115,7 @@ class HttpServer:
         self._socket = _listen(bind)
         at = join_endpoint(split_endpoint(bind)[0], self._socket.getsockname()[1])
         self.url = f"{'https' if api.security.tls else 'http'}://{at}"
-        quiet = Quiet(room(CONNECTIONS * most), ended)
+        made = functools.partial(Connection, quiet={}, most=room(CONNECTIONS * most), ended=ended)
         bounded: ASGIApp = Bounded(app, most, refused)
         config = uvicorn.Config(
             _readable(bounded, origins) if origins else bounded,
@@ -123,7 +123,7 @@ class HttpServer:
             access_log=False,
             lifespan="off",
             ws="none",
-            http=cast(Any, functools.partial(Connection, quiet=quiet)),
+            http=cast(Any, made),
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=int(IDLE_S),
