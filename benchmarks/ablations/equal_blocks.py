@@ -16,7 +16,6 @@ from torch import Tensor
 
 from dspark.decoding.block_rule import chances
 from dspark.decoding.gumbel import times, winners
-from dspark.decoding.ratio import sent
 from dspark.decoding.sampling import SamplingColumns, distribution
 from dspark.decoding.slots import Slots
 from dspark.decoding.token_rule import accept_probability
@@ -39,12 +38,11 @@ def committed(block: Block, probs: Tensor, params: SamplingParams, anchor_positi
     slots = Slots.of([ids], [q_ids.ravel()], [q_probs.ravel()], [block.q.entries])
     if params.rule is Rule.TOKEN:
         p = probs[torch.arange(len(ids)), torch.tensor(ids)].numpy()
-        q = slots.of_drafted()
-        kept = accept_probability(p, q)[: sent(slots, q)[0]]
+        kept = accept_probability(p, slots.q)[: slots.counting[0]]
         return 1.0 + float(np.cumprod(kept).sum())
     made = chances(probs[torch.from_numpy(slots.slot), torch.from_numpy(slots.ids)].numpy(), slots)
     # The longest candidate is kept: at least k tokens unless every candidate from k on fails.
-    fails = np.cumprod((1.0 - made.candidate[: made.lengths[0]])[::-1])
+    fails = np.cumprod((1.0 - made.candidate[: slots.counting[0]])[::-1])
     return 1.0 + float((1.0 - fails).sum())
 
 

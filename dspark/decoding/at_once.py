@@ -83,7 +83,7 @@ def ratio(logits: Tensor, at: Given, columns: SamplingColumns) -> Decision:
     q, mine = (torch.where(own, part, 0.0).sum(dim=-1) for part in (at.q_probs, p))
     slots = torch.arange(longest, device=logits.device)
     possible = (q > 0) & (slots < at.lengths.unsqueeze(-1))
-    counting = possible.long().cumprod(dim=-1).sum(dim=-1, keepdim=True)  # see `ratio.sent`
+    counting = possible.long().cumprod(dim=-1).sum(dim=-1, keepdim=True)  # see `Slots`
     counts = slots < counting
     kept, alive = _longest(p, mine / q, counts, counting, at)
     chance = torch.where(q > mine, mine / q, 1.0)

@@ -22,7 +22,6 @@ from typing import NamedTuple
 import numpy as np
 
 from dspark.decoding.draws import DrawsWatch
-from dspark.decoding.ratio import sent
 from dspark.decoding.slots import Floats, PackedCase, Slots
 
 
@@ -31,19 +30,16 @@ class Chances(NamedTuple):
 
     alive: Floats  # [S] P_i of slot i
     candidate: Floats  # [S] h_i of slot i; 0 past the slots that count
-    lengths: list[int]  # slots of each sequence that count
 
 
 def chances(p: Floats, slots: Slots) -> Chances:
     """P_i and h_i of every slot, from p [N], the target's probability of every entry of q."""
-    q = slots.of_drafted()
+    size = len(slots.drafted)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         # slots whose q is 0 do not count
-        ratio = (slots.of_drafted(p) / q).tolist()
-    lengths = sent(slots, q)
-    before, after, last = np.ones(len(q)), np.zeros(len(q)), np.zeros(len(q), np.bool_)
-    start = 0
-    for length, counting in zip(slots.lengths, lengths, strict=True):
+        ratio = (slots.of_drafted(p) / slots.q).tolist()
+    before, after, last = np.ones(size), np.zeros(size), np.zeros(size, np.bool_)
+    for start, counting in zip(slots.starts, slots.counting, strict=True):
         alive = 1.0
         for slot in range(start, start + counting):
             before[slot] = alive
@@ -51,9 +47,8 @@ def chances(p: Floats, slots: Slots) -> Chances:
             after[slot] = alive
         if counting:
             last[start + counting - 1] = True
-        start += length
     shared = np.bincount(
-        slots.slot, np.minimum(before[slots.slot] * p, slots.probs), minlength=len(q)
+        slots.slot, np.minimum(before[slots.slot] * p, slots.probs), minlength=size
     )
     left = np.maximum(before - shared, 0.0)  # S of the slot before
     candidate = after.copy()
@@ -62,27 +57,21 @@ def chances(p: Floats, slots: Slots) -> Chances:
     candidate[inner] = np.divide(
         rest, rest + lost, out=np.ones(len(inner)), where=rest + lost > 0.0
     )
-    return Chances(after, candidate, lengths)
+    return Chances(after, candidate)
 
 
-def longest(
-    p: Floats, slots: Slots, accept_u: Floats
-) -> tuple[list[int], list[int | None], Floats]:
+def longest(p: Floats, slots: Slots, accept_u: Floats) -> tuple[list[int], Floats]:
     """The block rule, a `ratio.Decide`; the weight is P of the tokens kept."""
     made = chances(p, slots)
     heads = (accept_u < made.candidate).tolist()
     kept: list[int] = []
-    rejected: list[int | None] = []
     alive = np.ones(len(slots.lengths))
-    start = 0
-    for sequence, (length, counting) in enumerate(zip(slots.lengths, made.lengths, strict=True)):
+    for sequence, (start, counting) in enumerate(zip(slots.starts, slots.counting, strict=True)):
         count = next((k for k in range(counting, 0, -1) if heads[start + k - 1]), 0)
         kept.append(count)
-        rejected.append(start + count if count < counting else None)
         if 0 < count < counting:
             alive[sequence] = made.alive[start + count - 1]
-        start += length
-    return kept, rejected, alive
+    return kept, alive
 
 
 def note_blocks(
@@ -90,15 +79,8 @@ def note_blocks(
 ) -> None:
     """Records a call of the block rule, a `ratio.Note`."""
     made = chances(p, slots)
-    watch.note(
-        cases,
-        slots,
-        if_drawn(p, made.alive, slots),
-        made.alive,
-        some_head(made, slots),
-        made.lengths,
-        kept,
-    )
+    chance = some_head(made, slots)
+    watch.note(cases, slots, if_drawn(p, made.alive, slots), made.alive, chance, kept)
 
 
 def if_drawn(p: Floats, alive: Floats, slots: Slots) -> Floats:
@@ -111,11 +93,10 @@ def if_drawn(p: Floats, alive: Floats, slots: Slots) -> Floats:
 
 def some_head(made: Chances, slots: Slots) -> Floats:
     """Chance that this slot or a later one is the longest candidate, given the whole block: [S]."""
-    heads, tails, start = made.candidate.tolist(), np.zeros(len(made.candidate)), 0
-    for length in slots.lengths:
+    heads, tails = made.candidate.tolist(), np.zeros(len(made.candidate))
+    for start, length in zip(slots.starts, slots.lengths, strict=True):
         nobody = 1.0
         for slot in range(start + length - 1, start - 1, -1):
             nobody *= 1.0 - heads[slot]
             tails[slot] = 1.0 - nobody
-        start += length
     return tails

@@ -62,15 +62,13 @@ class DrawsWatch:
         if_drawn: Floats,  # [N] alive of an entry's slot if the entry were its token
         alive: Floats,  # [S]
         chance: Floats,  # [S] that the slot is kept, given the whole block
-        counting: Sequence[int],  # [m] slots of each sequence that count
         kept: Sequence[int],  # [m]
     ) -> None:
         """Records one call of a rule; raises nothing, as the verdicts are decided already."""
         size = len(slots.drafted)
         if not size:
             return
-        own = slots.of_drafted()
-        q, slot = slots.probs, slots.slot
+        own, q, slot = slots.q, slots.probs, slots.slot
         before = (q > own[slot]) | ((q == own[slot]) & (slots.ids < slots.drafted[slot]))
         below = np.bincount(slot, np.where(before, q, 0.0), minlength=size)
         u = below + self._noise.random(size) * own
@@ -79,14 +77,13 @@ class DrawsWatch:
         variance = np.maximum(
             np.bincount(slot, weighted * if_drawn, minlength=size) - expected**2, 0.0
         )
-        lengths = np.array(slots.lengths, np.int64)
-        first = np.repeat(np.array(counting, np.int64), lengths)
-        counts = slots.within <= first
+        lengths, counting = np.array((slots.lengths, slots.counting), np.int64)
+        counts = slots.within <= np.repeat(counting, lengths)
         sequence = np.repeat(np.arange(len(lengths)), lengths)
         mine = np.where(counts, chance, 0.0)
         mean = np.bincount(sequence, mine, minlength=len(lengths))
         square = np.bincount(sequence, (2.0 * slots.within - 1.0) * mine, minlength=len(lengths))
-        unit = np.maximum(np.array(counting, np.float64), 1.0)
+        unit = np.maximum(counting, 1.0)
         self._seen.append(
             _RuleCall(
                 [case.cursor.sequence for case in cases],

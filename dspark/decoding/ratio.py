@@ -25,9 +25,8 @@ from dspark.decoding.slots import Floats, Ints, PackedCase, Slots, Spot, target_
 PIECE = 1 << 16  # probabilities a CPU works on at a time
 
 # From p [N], the target's probability of every entry of q, and coins [S]: tokens kept of each
-# sequence, the rejected slot behind them (None without one), and the weight [m] of that slot's p
-# (None for 1).
-Decide = Callable[[Floats, Slots, Floats], tuple[list[int], list[int | None], Floats | None]]
+# sequence, and the weight [m] of p at the rejected slot behind them (None for 1).
+Decide = Callable[[Floats, Slots, Floats], tuple[list[int], Floats | None]]
 # Records a call for the watch, with p [N] and the tokens kept.
 Note = Callable[[DrawsWatch, Sequence[PackedCase], Slots, Floats, Sequence[int]], None]
 
@@ -44,14 +43,16 @@ def judge_ratio(
     slots = slots_of(cases)
     spots = [(case, slot) for case in cases for slot in range(len(case.draft_ids))]
     p = probabilities(logits, spots, slots.slot, slots.ids)
-    kept, rejected, alive = decide(
-        p, slots, coins(Purpose.ACCEPT, cases, slots.lengths, slots.within)
-    )
+    kept, alive = decide(p, slots, coins(Purpose.ACCEPT, cases, slots.lengths, slots.within))
     if watch is not None:
         note(watch, cases, slots, p, kept)
     last = target_probs(logits, list(zip(cases, kept, strict=True)))
     if alive is not None:
         last = scaled(last, alive)
+    rejected = [
+        start + count if count < counting else None
+        for start, counting, count in zip(slots.starts, slots.counting, kept, strict=True)
+    ]
     probs = residual(last, slots.dense(rejected, last))
     u = coins(Purpose.EMIT, cases, [1] * len(cases), np.array(kept) + 1)
     tokens = draw(probs, torch.from_numpy(u).to(probs.device)).tolist()
@@ -121,18 +122,3 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 def scaled(last: Tensor, alive: Floats) -> Tensor:
     """P p, from which q is subtracted: last [m, V], alive [m]."""
     return last * torch.from_numpy(alive).to(last.device).unsqueeze(-1)
-
-
-def sent(slots: Slots, q: Floats) -> list[int]:
-    """How many leading slots of each sequence count.
-
-    A token that its q cannot produce was never drawn from it: its slot counts as not sent, and so
-    do those after it. That keeps the distribution and keeps tokens of probability zero out, instead
-    of accepting whatever arrived.
-    """
-    possible = (q > 0).tolist()
-    lengths, start = [], 0
-    for length in slots.lengths:
-        lengths.append(next((k for k in range(length) if not possible[start + k]), length))
-        start += length
-    return lengths

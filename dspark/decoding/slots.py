@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +55,7 @@ def take(logits: Tensor, rows: Sequence[int]) -> Tensor:
     return logits[torch.tensor(rows, device=logits.device)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Slots:
     """Drafted slots of all sequences, in order: S slots and N entries in all."""
 
@@ -87,13 +88,35 @@ class Slots:
             probs=weights / np.bincount(slot, weights, minlength=total)[slot],
         )
 
-    def of_drafted(self, values: Floats | None = None) -> Floats:
-        """q, or `values` [N], at the drafted tokens: [S]; 0 where q has no such entry."""
-        own = np.where(
-            self.ids == self.drafted[self.slot], self.probs if values is None else values, 0.0
-        )
-        q: Floats = np.bincount(self.slot, own, minlength=len(self.drafted)).astype(np.float64)
-        return q
+    @cached_property
+    def starts(self) -> list[int]:
+        """First slot of each sequence."""
+        starts: list[int] = (np.cumsum(self.lengths) - self.lengths).tolist()
+        return starts
+
+    @cached_property
+    def q(self) -> Floats:
+        """q of the drafted tokens: [S]; 0 where it has no such entry."""
+        return self.of_drafted(self.probs)
+
+    @cached_property
+    def counting(self) -> list[int]:
+        """How many leading slots of each sequence count.
+
+        A token that its q cannot produce was never drawn from it: its slot counts as not sent, and
+        so do those after it. That keeps the distribution and keeps tokens of probability zero out,
+        instead of accepting whatever arrived.
+        """
+        possible = (self.q > 0).tolist()
+        return [
+            next((k for k in range(length) if not possible[start + k]), length)
+            for start, length in zip(self.starts, self.lengths, strict=True)
+        ]
+
+    def of_drafted(self, values: Floats) -> Floats:
+        """The values [N] of q's entries at the drafted tokens: [S]; 0 where q has no such entry."""
+        own = np.where(self.ids == self.drafted[self.slot], values, 0.0)
+        return np.bincount(self.slot, own, minlength=len(self.drafted)).astype(np.float64)
 
     def dense(self, chosen: Sequence[int | None], like: Tensor) -> Tensor:
         """q of one slot per row, or zeros for None: shape and device of `like` [m, V]."""

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.decoding.draws import DrawsWatch
-from dspark.decoding.ratio import sent
 from dspark.decoding.slots import Floats, PackedCase, Slots
 
 
@@ -29,37 +28,18 @@ def note_tokens(
     watch: DrawsWatch, cases: Sequence[PackedCase], slots: Slots, p: Floats, kept: Sequence[int]
 ) -> None:
     """Records a call of the token rule, a `ratio.Note`."""
-    q = slots.of_drafted()
-    alive, start = accept_probability(slots.of_drafted(p), q), 0
-    for length in slots.lengths:
+    alive = accept_probability(slots.of_drafted(p), slots.q)
+    for start, length in zip(slots.starts, slots.lengths, strict=True):
         alive[start : start + length] = np.cumprod(alive[start : start + length])
-        start += length
     before = np.where(slots.within == 1, 1.0, np.roll(alive, 1))[slots.slot]
-    watch.note(
-        cases,
-        slots,
-        before * accept_probability(p, slots.probs),
-        alive,
-        alive,
-        sent(slots, q),
-        kept,
-    )
+    watch.note(cases, slots, before * accept_probability(p, slots.probs), alive, alive, kept)
 
 
-def leading_run(
-    p: Floats, slots: Slots, accept_u: Floats
-) -> tuple[list[int], list[int | None], None]:
+def leading_run(p: Floats, slots: Slots, accept_u: Floats) -> tuple[list[int], None]:
     """The token rule, a `ratio.Decide`: keeps the drafts before the first rejected one."""
-    q = slots.of_drafted()
-    kept = (accept_u < accept_probability(slots.of_drafted(p), q)).tolist()
-    accepted: list[int] = []
-    rejected: list[int | None] = []
-    start = 0
-    for length, counting in zip(slots.lengths, sent(slots, q), strict=True):
-        slot, end = start, start + counting
-        while slot < end and kept[slot]:
-            slot += 1
-        accepted.append(slot - start)
-        rejected.append(slot if slot < end else None)
-        start += length
-    return accepted, rejected, None
+    kept = (accept_u < accept_probability(slots.of_drafted(p), slots.q)).tolist()
+    accepted = [
+        next((k for k in range(counting) if not kept[start + k]), counting)
+        for start, counting in zip(slots.starts, slots.counting, strict=True)
+    ]
+    return accepted, None

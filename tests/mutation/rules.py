@@ -88,15 +88,15 @@ RULES = [
             PACKED,
         ),
         (
-            "a token that its q cannot produce counts",
-            "(k for k in range(length) if not possible[start + k])",
-            "(k for k in range(0) if not possible[start + k])",
-            LIES,
-        ),
-        (
             "the packed pass adds from the row before",
             "list(zip(cases, kept, strict=True))",
             "[(c, max(k - 1, 0)) for c, k in zip(cases, kept)]",
+            COINS_TOKEN,
+        ),
+        (
+            "the bonus is drawn like a correction",
+            "start + count if count < counting else None",
+            "start + min(count, counting - 1) if counting else None",
             COINS_TOKEN,
         ),
         (
@@ -152,14 +152,8 @@ RULES = [
         ),
         (
             "a kept token after a rejected one counts",
-            "slot < end and kept[slot]",
-            "slot < end and any(kept[slot:end])",
-            COINS_TOKEN,
-        ),
-        (
-            "the bonus is drawn like a correction",
-            "rejected.append(slot if slot < end else None)",
-            "rejected.append(min(slot, end - 1) if end > start else None)",
+            "if not kept[start + k])",
+            "if not any(kept[start + k : start + counting]))",
             COINS_TOKEN,
         ),
     ),
@@ -200,6 +194,12 @@ RULES = [
     ),
     *in_file(
         "dspark/decoding/slots.py",
+        (
+            "a token that its q cannot produce counts",
+            "(k for k in range(length) if not possible[start + k])",
+            "(k for k in range(0) if not possible[start + k])",
+            LIES,
+        ),
         (
             "q is not divided by its sum",
             "probs=weights / np.bincount(slot, weights, minlength=total)[slot]",

@@ -191,17 +191,17 @@ class BlockRounds(Rounds):
         ]
         p = world.p[contexts]
         made = block_rule.chances(p.ravel(), slots)
-        starts = np.cumsum([0, *slots.lengths])
+        starts = [*slots.starts, len(contexts)]
         before = np.ones(len(contexts))  # P of the slot before
         before[1:] = made.alive[:-1]
-        before[starts[:-1]] = 1.0
+        before[slots.starts] = 1.0
         law = ratio.scaled(torch.from_numpy(p), before)
         after = machine.residual(law, torch.from_numpy(slots.probs.reshape(p.shape))).tolist()
         candidate = made.candidate.tolist()
         self._made = {
-            case: (candidate[start:end], after[start:end], made.lengths[number])
+            case: (candidate[start:end], after[start:end], slots.counting[number])
             for number, (case, (start, end)) in enumerate(
-                zip(cases, itertools.pairwise(starts.tolist()), strict=True)
+                zip(cases, itertools.pairwise(starts), strict=True)
             )
         }
         self._p = world.p.tolist()

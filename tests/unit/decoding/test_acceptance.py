@@ -119,7 +119,7 @@ def test_the_very_numbers_that_were_sent_are_weighed() -> None:
     slots = slots_of(cases)
     exact = sent.astype(np.float64) / sent.astype(np.float64).sum(axis=-1, keepdims=True)
     np.testing.assert_allclose(slots.probs, exact.ravel(), rtol=1e-15)
-    np.testing.assert_allclose(slots.of_drafted(), exact[:, :, 0].ravel(), rtol=1e-15)
+    np.testing.assert_allclose(slots.q, exact[:, :, 0].ravel(), rtol=1e-15)
 
 
 # -- what is refused -------------------------------------------------------------------------------

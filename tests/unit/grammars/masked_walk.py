@@ -272,10 +272,10 @@ def outcomes(rule: Rule, p: Tensor, block: Tokens, q: SparseQ) -> Iterator[tuple
             p[torch.from_numpy(slots.slot), torch.from_numpy(slots.ids)].numpy(), slots
         )
         left, alive = 1.0, [1.0, *made.alive.tolist()]
-        for kept in range(made.lengths[0], -1, -1):
+        for kept in range(slots.counting[0], -1, -1):
             chance = left * (float(made.candidate[kept - 1]) if kept else 1.0)
             left -= chance
-            whole = kept == made.lengths[0]
+            whole = kept == slots.counting[0]
             after = p[kept] if whole else residual(alive[kept] * p[kept], dense[kept])
             yield from ((kept, token, chance * share) for token, share in enumerate(after.tolist()))
         return
