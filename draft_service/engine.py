@@ -22,7 +22,7 @@ from draft_service.sample_block import sample_block
 from dspark.decoding.shaping import Shaper, params_problem
 from dspark.model.calibration import IDENTITY, Calibration, load_calibration
 from dspark.model.checkpoint import fingerprint, load_drafter
-from dspark.model.family import Drafter, Proposal
+from dspark.model.family import Anchors, Drafter, Proposal
 from dspark.model.location import locate
 from dspark.model.placement import pick_device, pick_dtype, use
 from dspark.runtime.process import threads_for
@@ -214,16 +214,15 @@ class DraftEngine(DraftEngineCore):
             dtype=torch.int64,
         )
         anchors, positions = facts.to(self.device) if self.device.type != "cpu" else facts
-        proposal = self.drafter.propose(
-            anchor_ids=anchors,
-            anchor_positions=positions,
-            context=self._contexts.paged(members)
+        at = Anchors(
+            anchors,
+            positions,
+            self._contexts.paged(members)
             if self.drafter.reads_pages
             else self._contexts.entries(members, self.drafter.room(slots)),
-            last_rows=self._contexts.rows_at(members) if self._lag else None,
-            slots=slots,
+            self._contexts.rows_at(members) if self._lag else None,
         )
-        return proposal, anchors
+        return self.drafter.propose(at, slots), anchors
 
     def _shapers(self, items: list[DraftItem]) -> list[Shaper | None] | None:
         """The logits shaper of each item, which counted its rows but not the anchor; None where

@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dspark.model.config import DrafterConfig
 from dspark.model.context import FusedFeatures, LastHidden
-from dspark.model.family import ContextTokens, Drafter, Entries, GrownProposal, Needs, PagedEntries
+from dspark.model.family import Anchors, ContextTokens, Drafter, Entries, GrownProposal, Needs
 from dspark.model.layer import DraftLayer
 from dspark.model.rotary import RMSNorm
 
@@ -74,19 +74,11 @@ class ChainDrafter(Drafter):
         )
         return keys.unsqueeze(0), values.unsqueeze(0)
 
-    def propose(
-        self,
-        *,
-        anchor_ids: Tensor,
-        anchor_positions: Tensor,
-        context: Entries | PagedEntries,
-        last_rows: Tensor | None = None,
-        slots: int,
-    ) -> ChainProposal:
+    def propose(self, at: Anchors, slots: int) -> ChainProposal:
         """Begins a block; every step runs the layer on one row per sequence."""
-        assert last_rows is not None
-        assert isinstance(context, Entries)
-        return ChainProposal(self, context, last_rows, slots)
+        assert at.last_rows is not None
+        assert isinstance(at.context, Entries)
+        return ChainProposal(self, at.context, at.last_rows, slots)
 
     # -- training -------------------------------------------------------------------------
 

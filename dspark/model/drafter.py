@@ -20,7 +20,7 @@ from torch import Tensor
 from dspark.model.attention import Attention, Projected, for_padded_context, for_training
 from dspark.model.config import DrafterConfig
 from dspark.model.context import ContextProjection
-from dspark.model.family import ContextTokens, Drafter, Entries, Needs, PagedEntries
+from dspark.model.family import Anchors, ContextTokens, Drafter, Entries, Needs, PagedEntries
 from dspark.model.heads import ConfidenceHead, SequentialHead, build_head, sureness
 from dspark.native.attention import PagedAttention, Tables
 
@@ -59,31 +59,21 @@ class BlockDrafter(Drafter, ContextProjection):
     def room(self, slots: int) -> int:
         return slots + self.config.query_size - self.config.block_size
 
-    def propose(
-        self,
-        *,
-        anchor_ids: Tensor,
-        anchor_positions: Tensor,
-        context: Entries | PagedEntries,
-        last_rows: Tensor | None = None,
-        slots: int,
-    ) -> BlockProposal:
+    def propose(self, at: Anchors, slots: int) -> BlockProposal:
         """Runs one pass for a block of `slots`; the steps walk the sequential head.
 
         Slots see each other, so a block shorter than in training differs from the start of a whole
         one, and its quality a little.
         """
-        return BlockProposal(self, self._block(anchor_ids, anchor_positions, context, slots))
+        return BlockProposal(self, self._block(at, slots))
 
-    def _block(
-        self, anchor_ids: Tensor, positions: Tensor, context: Entries | PagedEntries, slots: int
-    ) -> Tensor:
+    def _block(self, at: Anchors, slots: int) -> Tensor:
         """Hidden states of one block per sequence: [n, k, H], the input of `BlockProposal`."""
-        hidden, angles = self.block_inputs(anchor_ids, positions, self.room(slots))
+        hidden, angles = self.block_inputs(at.ids, at.positions, self.room(slots))
         attend = (
-            self._in_pages(context, hidden)
-            if isinstance(context, PagedEntries)
-            else self._padded(context, hidden)
+            self._in_pages(at.context, hidden)
+            if isinstance(at.context, PagedEntries)
+            else self._padded(at.context, hidden)
         )
         for index, layer in enumerate(self.draft_layers()):
             block = layer.self_attn.project(layer.input_layernorm(hidden), angles)

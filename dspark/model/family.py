@@ -87,6 +87,16 @@ class PagedEntries(NamedTuple):
     longest: int  # of the lengths
 
 
+class Anchors(NamedTuple):
+    """The newest tokens of n sequences, and what their blocks read."""
+
+    ids: Tensor  # [n] int64
+    # [n] int64, lengths + needs.lag; families that need rows alone may lack the newest entries
+    positions: Tensor
+    context: Entries | PagedEntries  # the latter where `reads_pages`
+    last_rows: Tensor | None = None  # [n, H] the row before the anchor, where needs.lag
+
+
 class Proposal(Protocol):
     """One block for each of n sequences, read slot by slot. A drafter may compute ahead or step by
     step."""
@@ -218,17 +228,8 @@ class Drafter(Projection, ABC):
         return 0
 
     @abstractmethod
-    def propose(
-        self,
-        *,
-        anchor_ids: Tensor,  # [n] int64
-        # [n] int64, lengths + needs.lag; families that need rows alone may lack the newest entries
-        anchor_positions: Tensor,
-        context: Entries | PagedEntries,  # the latter where `reads_pages`
-        last_rows: Tensor | None = None,  # [n, H] the row before the anchor, where needs.lag
-        slots: int,  # at most config.block_size
-    ) -> Proposal:
-        """Begins one block per sequence."""
+    def propose(self, at: Anchors, slots: int) -> Proposal:
+        """Begins one block per sequence, of at most config.block_size slots."""
 
     # -- both ends ------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dspark.model.config import DrafterConfig
-from dspark.model.family import ContextTokens, Drafter, Entries, GrownProposal, Needs, PagedEntries
+from dspark.model.family import Anchors, ContextTokens, Drafter, Entries, GrownProposal, Needs
 from dspark.model.layer import DraftLayer
 
 
@@ -65,18 +65,10 @@ class LanguageDrafter(Drafter):
             values.append(value)
         return torch.stack(keys), torch.stack(values)
 
-    def propose(
-        self,
-        *,
-        anchor_ids: Tensor,
-        anchor_positions: Tensor,
-        context: Entries | PagedEntries,
-        last_rows: Tensor | None = None,
-        slots: int,
-    ) -> LanguageProposal:
+    def propose(self, at: Anchors, slots: int) -> LanguageProposal:
         """Begins a block; every step runs the decoder on one token per sequence."""
-        assert isinstance(context, Entries)
-        return LanguageProposal(self, context, slots)
+        assert isinstance(at.context, Entries)
+        return LanguageProposal(self, at.context, slots)
 
     # -- training -------------------------------------------------------------------------
 

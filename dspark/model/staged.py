@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dspark.model.config import DrafterConfig
 from dspark.model.drafter import BlockDrafter
-from dspark.model.family import ContextTokens, Entries, PagedEntries
+from dspark.model.family import Anchors, ContextTokens, Entries
 from dspark.model.products import Product
 from dspark.model.rotary import Rotary, rms_norm
 from dspark.model.stage import Stage, exact, summed_up
@@ -79,9 +79,8 @@ class StagedDrafter(BlockDrafter):
         angles = self.rotary.at(positions)
         return torch.stack([stage.attn.keys(rows, angles) for stage in self._stages()])
 
-    def _block(
-        self, anchor_ids: Tensor, positions: Tensor, context: Entries | PagedEntries, slots: int
-    ) -> Tensor:
+    def _block(self, at: Anchors, slots: int) -> Tensor:
+        context = at.context
         assert isinstance(context, Entries)
         seen = min(self._shape.window, context.keys.shape[2])
         # [n, W]
@@ -90,7 +89,7 @@ class StagedDrafter(BlockDrafter):
         )
         whose = torch.arange(len(rows), device=rows.device).unsqueeze(-1)
         keys = context.keys[:, whose, rows.clamp(min=0), 0]
-        return self._through(anchor_ids, positions, keys, rows >= 0, slots)
+        return self._through(at.ids, at.positions, keys, rows >= 0, slots)
 
     def _through(
         self, anchor_ids: Tensor, positions: Tensor, context: Tensor, visible: Tensor, size: int

@@ -23,7 +23,7 @@ from dspark.model.pairing import TOKENIZER_NAME
 from dspark.model.target import decoder_layers, tapped
 from dspark.training import lockstep
 from dspark.training.asked import questions
-from dspark.training.rounds import entries_at
+from dspark.training.rounds import anchors_at
 
 NEW_TOKENS, PROMPTS = 48, 16
 HARDLY = 1.1  # accepted length, the target's own token included, below which a drafter is of no use
@@ -153,15 +153,8 @@ def _features(
 def _drafted(drafter: Drafter, features: Tensor | None, ids: Tensor, anchors: Tensor) -> _Drafted:
     """Drafts blocks at all anchors of one text. Every slot is fed the text's own token before it,
     which is the draft up to the first wrong one."""
-    entries, rows = entries_at(drafter, features=features, token_ids=ids, anchors=anchors)
     size = drafter.config.block_size
-    proposal = drafter.propose(
-        anchor_ids=ids[anchors],
-        anchor_positions=anchors,
-        context=entries,
-        last_rows=rows,
-        slots=size,
-    )
+    proposal = drafter.propose(anchors_at(drafter, features, ids, anchors), size)
     alive = torch.ones(len(anchors), dtype=torch.bool, device=ids.device)
     accepted, likelihood = torch.zeros(len(anchors)), torch.zeros(len(anchors))
     for slot in range(size):

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from dspark.decoding.gumbel import times
 from dspark.decoding.sampling import SamplingColumns, draft_distribution, draw
-from dspark.model.family import ContextTokens, Drafter, Entries
+from dspark.model.family import Anchors, ContextTokens, Drafter, Entries
 from dspark.model.target import TargetTaps
 from dspark.types import Rule, SamplingParams
 
@@ -85,14 +85,11 @@ def judge(
         places = range(first + 1, ids.shape[1] + 1)
         race = times([params] * len(places), places, logits.shape[-1])
     text = _Text(ids[0], distribution(logits, params.temperature), first, race)
-    entries, rows = entries_at(drafter, features=features, token_ids=ids[0], anchors=anchors)
     most = max(1, _FLOATS // (drafter.config.block_size * logits.shape[-1]))
     parts = []
-    for at in range(0, len(anchors), most):
-        piece = slice(at, at + most)
-        context = Entries(entries.keys[:, piece], entries.values[:, piece], entries.lengths[piece])
-        last = None if rows is None else rows[piece]
-        parts.append(_blocks(drafter, text, anchors[piece], context, last, params, generator, cut))
+    for some in torch.split(anchors, most):
+        at = anchors_at(drafter, features, text.ids, some)
+        parts.append(_blocks(drafter, text, at, params, generator, cut))
     return JudgedBlocks(
         torch.cat([part.accepted for part in parts]), torch.cat([part.confidence for part in parts])
     )
@@ -101,22 +98,14 @@ def judge(
 def _blocks(
     drafter: Drafter,
     text: _Text,
-    anchors: Tensor,  # [A]
-    context: Entries,
-    last_rows: Tensor | None,
+    at: Anchors,
     params: SamplingParams,
     generator: torch.Generator,
     cut: int | None,
 ) -> JudgedBlocks:
+    previous, anchors = at.ids, at.positions
     count, size, columns = len(anchors), drafter.config.block_size, SamplingColumns.of([params])
-    previous = text.ids[anchors]
-    proposal = drafter.propose(
-        anchor_ids=previous,
-        anchor_positions=anchors,
-        context=context,
-        last_rows=last_rows,
-        slots=size,
-    )
+    proposal = drafter.propose(at, size)
     alive = torch.ones(count, dtype=torch.bool)
     accepted = torch.zeros(count, dtype=torch.int64)
     kept = torch.ones(count)  # P
@@ -181,29 +170,26 @@ def play(
     return rounds
 
 
-def entries_at(
+def anchors_at(
     drafter: Drafter,
-    *,
-    features: Tensor | None,  # [T, m*H] raw taps; None where needs.row is false
+    # [T, m*H] raw taps, the last one need not be there; None where needs.row is false
+    features: Tensor | None,
     token_ids: Tensor,  # [T] int64
     anchors: Tensor,  # [A] int64, positions of the anchors, at least needs.lag
-) -> tuple[Entries, Tensor | None]:
-    """Returns (entries of A blocks as views; rows before the anchors [A, H], where needs.lag)."""
-    needs, length = drafter.needs, len(token_ids)
+) -> Anchors:
+    """A blocks behind one text, whose entries are views of the same ones."""
+    needs, count = drafter.needs, len(token_ids) - 1  # the last token can only be an anchor
     rows = drafter.project(features) if needs.row and features is not None else None
-    count = length - needs.lag
-    tokens = ContextTokens(
-        rows=None if rows is None else rows[:count],
-        token_ids=None if needs.token == "none" else token_ids[needs.lag :],
-        positions=torch.arange(count, device=token_ids.device),
-    )
+    ids, index = token_ids[needs.lag :][:count], torch.arange(count, device=token_ids.device)
     if needs.past:
-        tokens = ContextTokens(
-            rows=None, token_ids=token_ids.unsqueeze(0), positions=tokens.positions.unsqueeze(0)
-        )
+        tokens = ContextTokens(None, ids.unsqueeze(0), index.unsqueeze(0))
+    else:
+        told = None if needs.token == "none" else ids
+        tokens = ContextTokens(None if rows is None else rows[:count], told, index)
     keys, values = drafter.ingest(tokens)
     if not needs.past:
         keys, values = keys.unsqueeze(1), values.unsqueeze(1)
     size = (-1, len(anchors), -1, -1, -1)
     entries = Entries(keys.expand(size), values.expand(size), anchors - needs.lag)
-    return entries, rows[anchors - 1] if needs.lag and rows is not None else None
+    last_rows = rows[anchors - 1] if needs.lag and rows is not None else None
+    return Anchors(token_ids[anchors], anchors, entries, last_rows)

@@ -17,7 +17,7 @@ from dspark.model.checkpoint import LoadedTarget, load_drafter, load_target
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.model.target import tapped
-from dspark.training.rounds import entries_at
+from dspark.training.rounds import anchors_at
 
 MODELS = Path(__file__).parents[2] / "tests" / "data" / "pair"
 DRAFTER, ASSISTANT, TARGET = MODELS / "drafter", MODELS / "assistant", MODELS / "target"
@@ -71,11 +71,8 @@ class Tour:
         past = torch.tensor(list(ids[:-1]))
         features, _ = tapped(self.target.model, past[None], self.drafter.target_layer_ids)
         at = torch.tensor([len(past)])
-        entries, _ = entries_at(self.drafter, features=features[0], token_ids=past, anchors=at)
-        anchor = torch.tensor([ids[-1]])
-        return self.drafter.propose(
-            anchor_ids=anchor, anchor_positions=at, context=entries, slots=self.slots
-        )
+        begun = anchors_at(self.drafter, features[0], torch.tensor(list(ids)), at)
+        return self.drafter.propose(begun, self.slots)
 
     def draft(self, ids: Sequence[int], pick: Callable[[Tensor], int]) -> list[float]:
         """A block for the reference loop: tokens through `pick`, slot by slot; returns calibrated

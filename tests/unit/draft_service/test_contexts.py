@@ -11,6 +11,7 @@ from draft_service.contexts import ContextStore
 from draft_service.interface import Rows
 from dspark.model.checkpoint import load_drafter
 from dspark.model.drafter import BlockDrafter
+from dspark.model.family import Anchors
 from dspark.native.compiled import kernels
 from dspark.types import Cursor, RefusalReason
 
@@ -87,13 +88,8 @@ def test_a_block_whose_own_stand_in_the_room_behind_the_context_is_the_same(
 
     def hidden(room: int) -> torch.Tensor:
         anchors = torch.arange(5, 5 + len(counts))
-        proposal = drafter.propose(
-            anchor_ids=anchors,
-            anchor_positions=torch.tensor(counts),
-            context=store.entries(members, room),
-            slots=3,
-        )
-        return proposal.hidden
+        at = Anchors(anchors, torch.tensor(counts), store.entries(members, room))
+        return drafter.propose(at, 3).hidden
 
     with torch.inference_mode():
         expected = hidden(0)
@@ -120,9 +116,7 @@ def test_a_block_that_reads_its_context_in_place_is_the_same(
     anchors, positions = torch.arange(5, 5 + len(counts)), torch.tensor(counts)
     with torch.inference_mode():
         made, expected = (
-            drafter.propose(
-                anchor_ids=anchors, anchor_positions=positions, context=context, slots=3
-            ).hidden
+            drafter.propose(Anchors(anchors, positions, context), 3).hidden
             for context in (store.paged(members), store.entries(members))
         )
     torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)

@@ -25,7 +25,7 @@ from dspark.model.calibration import (
     SlotFit,
     calibration_to_json,
 )
-from dspark.model.family import ContextTokens, Entries
+from dspark.model.family import Anchors, ContextTokens, Entries
 from dspark.types import NO_Q, Block, Cursor, Rule, SamplingParams
 from tests.unit.model.golden import DATA, altered
 from tests.unit.model.tiny import FAMILIES, family_drafter
@@ -244,13 +244,9 @@ def test_a_block_is_waited_for_once(
         anchors = torch.zeros(count, dtype=torch.int64, device="meta")
         rows = pool.new_empty(1, 4, drafter.config.hidden_size)
         drafter.ingest(ContextTokens(rows, anchors[:1].expand(1, 4), lengths[:1].expand(1, 4)))
-        proposal = drafter.propose(
-            anchor_ids=anchors,
-            anchor_positions=lengths,
-            context=Entries(pool, pool, lengths),
-            last_rows=pool.new_empty(count, drafter.config.hidden_size),
-            slots=4,
-        )
+        last = pool.new_empty(count, drafter.config.hidden_size)
+        at = Anchors(anchors, lengths, Entries(pool, pool, lengths), last)
+        proposal = drafter.propose(at, 4)
         told = {"slots": 4, "entries": 8}
         fetched.clear()
         masks = [mask_of(3), *[b""] * (count - 1)]

@@ -28,14 +28,14 @@ from dspark.model.checkpoint import (
 )
 from dspark.model.config_file import config_to_json, parse_drafter_config
 from dspark.model.families import as_block
-from dspark.model.family import ContextTokens, Drafter, Entries
+from dspark.model.family import Anchors, ContextTokens, Drafter, Entries
 from dspark.model.formats.deepseek_v4 import stages_in
 from dspark.model.formats.report import report
 from dspark.model.staged import StagedDrafter
 from dspark.model.target import TargetTaps
 from dspark.model.weights_file import values
 from dspark.training.anchors import slots_after
-from dspark.training.rounds import entries_at
+from dspark.training.rounds import anchors_at
 from tests.unit.model.golden import DATA, altered, block_cases, without
 from tests.unit.model.tiny import dense, walked
 
@@ -75,19 +75,15 @@ def test_every_block_is_the_references(folder: Path) -> None:
         keys[:, :, order] = made
         kept = case["context_keys"]
         torch.testing.assert_close(keys[:, 0, -kept.shape[1] :, 0], kept, **CLOSE)
-        asked = {
-            "anchor_ids": case["anchor_id"],
-            "anchor_positions": torch.tensor([count]),
-            "slots": 5,
-        }
-        context = Entries(keys, keys, torch.tensor([count]))
-        hidden = drafter.propose(**asked, context=context).hidden
+        length = torch.tensor([count])
+        at = Anchors(case["anchor_id"], length, Entries(keys, keys, length))
+        hidden = drafter.propose(at, 5).hidden
         torch.testing.assert_close(hidden, case["head_hidden"], **CLOSE_STREAMS)
         torch.testing.assert_close(drafter.norm(hidden), case["block_hidden"], **CLOSE)
         torch.testing.assert_close(drafter.base_logits(hidden), case["base_logits"], **CLOSE)
         for name, forced in (("", None), ("forced_", case["forced_previous_ids"])):
             proposal, said, logits = (
-                drafter.propose(**asked, context=context),
+                drafter.propose(at, 5),
                 [case["anchor_id"]],
                 [],
             )
@@ -120,10 +116,7 @@ def test_training_sees_what_serving_sees() -> None:
     assert drafter.fc.weight.grad is not None
     assert float(drafter.fc.weight.grad.abs().max()) > 0
     with torch.inference_mode():
-        context, _ = entries_at(drafter, features=features, token_ids=ids, anchors=anchors)
-        served = drafter.propose(
-            anchor_ids=ids[anchors], anchor_positions=anchors, context=context, slots=5
-        )
+        served = drafter.propose(anchors_at(drafter, features, ids, anchors), 5)
         torch.testing.assert_close(hidden, served.hidden, **CLOSE_STREAMS)
 
 
@@ -182,16 +175,9 @@ def test_what_is_mixed_in_fp32_stays_so_beside_bf16() -> None:
     assert drafter.dtype == torch.bfloat16
     with torch.inference_mode():
         case = block_cases(SHIPPED)[-1]
-        at = torch.tensor([case["context_features"].shape[1]])
-        context, _ = entries_at(
-            drafter,
-            features=case["context_features"][0],
-            token_ids=case["prompt_ids"][0],
-            anchors=at,
-        )
-        made = drafter.propose(
-            anchor_ids=case["anchor_id"], anchor_positions=at, context=context, slots=5
-        )
+        ids = torch.cat((case["prompt_ids"][0], case["anchor_id"]))
+        at = torch.tensor([len(ids) - 1])
+        made = drafter.propose(anchors_at(drafter, case["context_features"][0], ids, at), 5)
         assert (
             float((drafter.base_logits(made.hidden).float() - case["base_logits"]).abs().max())
             < 0.5
@@ -224,9 +210,7 @@ def test_a_block_waits_for_the_device_once_for_each_mixture_alone() -> None:
     def block(at: slice, count: int) -> Tensor:
         own = keys[:, at, :count]
         context = Entries(own, own, lengths[at])
-        return drafter.propose(
-            anchor_ids=asked[at], anchor_positions=lengths[at], context=context, slots=5
-        ).hidden
+        return drafter.propose(Anchors(asked[at], lengths[at], context), 5).hidden
 
     with Reads() as reads:
         both = block(slice(2), 40)
@@ -391,7 +375,7 @@ def _forward(
 
 def _draft(drafter: Drafter, ids: list[int], features: torch.Tensor, threshold: float) -> list[int]:
     anchors, text = torch.tensor([len(features)]), torch.tensor(ids)
-    made = walked(drafter, features, text[:-1], anchors, anchor_ids=text[-1:])
+    made = walked(drafter, features, text, anchors)
     draft: list[int] = made.tokens[0].tolist()
     if threshold <= 0:
         return draft

@@ -17,10 +17,10 @@ from dspark.model.checkpoint import load_drafter, load_projection, save_drafter
 from dspark.model.config import Kind, ModelType
 from dspark.model.config_file import config_to_json, parse_drafter_config
 from dspark.model.families import as_block
-from dspark.model.family import ContextTokens, Drafter, Entries
+from dspark.model.family import Anchors, ContextTokens, Drafter, Entries
 from dspark.model.language import LanguageDrafter
 from dspark.training.anchors import slots_after
-from dspark.training.rounds import entries_at
+from dspark.training.rounds import anchors_at
 from tests.unit.model.golden import DATA
 from tests.unit.model.tiny import FAMILIES, HEADS, dense, family_drafter, tiny_drafter
 
@@ -34,18 +34,10 @@ def _text(drafter: Drafter, length: int = 14) -> tuple[Tensor, Tensor]:
     return torch.randn(length, drafter.feature_size, generator=generator), ids
 
 
-def _blocks(
-    drafter: Drafter, ids: Tensor, anchors: Tensor, context: Entries, last_rows: Tensor | None
-) -> Tensor:
+def _blocks(drafter: Drafter, ids: Tensor, at: Anchors) -> Tensor:
     """Logits [A, k, V] of blocks that are told the true tokens."""
-    size = drafter.config.block_size
-    proposal = drafter.propose(
-        anchor_ids=ids[anchors],
-        anchor_positions=anchors,
-        context=context,
-        last_rows=last_rows,
-        slots=size,
-    )
+    size, anchors = drafter.config.block_size, at.positions
+    proposal = drafter.propose(at, size)
     logits = [proposal.step(ids[anchors + slot]) for slot in range(size)]
     assert proposal.hidden.shape == (len(anchors), size, drafter.config.hidden_size)
     confidence = proposal.confidence_logits(
@@ -64,17 +56,11 @@ def test_blocks_in_a_padded_batch_equal_blocks_alone(kind: Kind, model_type: Mod
     drafter = family_drafter(kind, model_type)
     features, ids = _text(drafter)
     anchors = torch.tensor([2, 7, 9])
-    entries, last_rows = entries_at(drafter, features=features, token_ids=ids, anchors=anchors)
-    together = _blocks(drafter, ids, anchors, entries, last_rows)
+    together = _blocks(drafter, ids, anchors_at(drafter, features, ids, anchors))
     for row, anchor in enumerate(anchors.tolist()):
-        # Alone, and from a text that ends before the anchor: nothing after it can have been seen.
-        entries, last_rows = entries_at(
-            drafter,
-            features=features[:anchor],
-            token_ids=ids[: anchor + 1][:anchor],
-            anchors=torch.tensor([anchor]),
-        )
-        alone = _blocks(drafter, ids, torch.tensor([anchor]), entries, last_rows)
+        # Alone, and from a text that ends with the anchor: nothing after it can have been seen.
+        own, at = ids[: anchor + 1], torch.tensor([anchor])
+        alone = _blocks(drafter, ids, anchors_at(drafter, features[:anchor], own, at))
         torch.testing.assert_close(together[row], alone[0], **CLOSE)
 
 
@@ -85,9 +71,8 @@ def test_entries_made_piece_by_piece_equal_entries_made_at_once(
 ) -> None:
     drafter = family_drafter(kind, model_type)
     features, ids = _text(drafter)
-    whole, _ = entries_at(
-        drafter, features=features, token_ids=ids, anchors=torch.tensor([len(ids)])
-    )
+    whole = anchors_at(drafter, features, ids, torch.tensor([len(ids) - 1])).context
+    assert isinstance(whole, Entries)
     needs, rows = drafter.needs, drafter.project(features)
     keys, values = torch.zeros_like(whole.keys), torch.zeros_like(whole.values)
     pieces = [(0, 5), (5, 6), (6, keys.shape[2])]
@@ -117,8 +102,7 @@ def test_the_training_time_test_equals_blocks_at_every_index(
     features, ids = _text(drafter)
     size = drafter.config.block_size
     anchors = torch.arange(1, len(ids) - size + 1)
-    entries, last_rows = entries_at(drafter, features=features, token_ids=ids, anchors=anchors)
-    served = _blocks(drafter, ids, anchors, entries, last_rows)
+    served = _blocks(drafter, ids, anchors_at(drafter, features, ids, anchors))
     steps = drafter.forward_steps(features=features[None], input_ids=ids[None], steps=size)
     for step, hidden in enumerate(steps):  # index i follows i+1 context tokens
         torch.testing.assert_close(
@@ -155,13 +139,7 @@ def test_a_block_without_any_context_is_finite() -> None:
             config.num_hidden_layers, n, 0, config.num_key_value_heads, config.head_dim
         )
         start, ids = torch.zeros(n, dtype=torch.long), torch.arange(n)
-        proposal = drafter.propose(
-            anchor_ids=ids,
-            anchor_positions=start,
-            context=Entries(nothing, nothing, start),
-            last_rows=None,
-            slots=3,
-        )
+        proposal = drafter.propose(Anchors(ids, start, Entries(nothing, nothing, start)), 3)
         assert torch.isfinite(proposal.step(ids)).all()
 
 
@@ -172,9 +150,9 @@ def test_half_precision_stays_close(dtype: torch.dtype) -> None:
     for drafter in (load_drafter(folder), load_drafter(folder, dtype=dtype)):
         features, ids = _text(drafter, 20)
         rows = features.to(drafter.lm_head.weight.dtype)
-        entries, last_rows = entries_at(drafter, features=rows, token_ids=ids, anchors=anchors)
-        found.append(_blocks(drafter, ids, anchors, entries, last_rows).float())
-    assert entries.keys.dtype == dtype
+        at = anchors_at(drafter, rows, ids, anchors)
+        found.append(_blocks(drafter, ids, at).float())
+    assert at.context.keys.dtype == dtype
     assert torch.cosine_similarity(*found, dim=-1).min() > 0.99
 
 
@@ -184,8 +162,7 @@ def test_a_language_model_drafts_what_it_would_say() -> None:
     assert isinstance(drafter, LanguageDrafter)
     features, ids = _text(drafter)
     anchors = torch.arange(1, len(ids) - drafter.config.block_size + 1)
-    entries, _ = entries_at(drafter, features=features, token_ids=ids, anchors=anchors)
-    served = _blocks(drafter, ids, anchors, entries, None)
+    served = _blocks(drafter, ids, anchors_at(drafter, features, ids, anchors))
     whole = drafter.base_logits(drafter.forward_tokens(ids[None])[0])
     for slot in range(drafter.config.block_size):
         torch.testing.assert_close(served[:, slot], whole[anchors + slot], **CLOSE)
@@ -199,10 +176,7 @@ def test_serving_form_changes_nothing(kind: Kind, model_type: ModelType) -> None
     features, ids = _text(drafter)
     anchors = torch.tensor([3, 8])
     plain, fast = (
-        _blocks(
-            each, ids, anchors, *entries_at(each, features=features, token_ids=ids, anchors=anchors)
-        )
-        for each in (drafter, served)
+        _blocks(each, ids, anchors_at(each, features, ids, anchors)) for each in (drafter, served)
     )
     torch.testing.assert_close(fast, plain, atol=1e-4, rtol=0)
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.checkpoint import load_drafter, load_projection, save_drafter
 from dspark.model.config_file import parse_drafter_config, read_drafter_config
-from dspark.model.family import ContextTokens, Entries
+from dspark.model.family import Anchors, ContextTokens, Entries
 from dspark.model.formats.convert import to_speculators
 from tests.unit.model.golden import ALL, DATA, altered, without
 from tests.unit.model.tiny import greedy
@@ -139,12 +139,10 @@ def test_without_sampling_from_the_anchor_its_slot_is_passed_over(
     long = load_drafter(altered(tmp_path / "long", {"block_size": 8}, of=folder))
     ids, rows = torch.arange(30) % 128, torch.randn(30, 64)
     keys, values = original.ingest(ContextTokens(rows, None, torch.arange(30)))
-    given = {"anchor_ids": ids[:1], "anchor_positions": torch.tensor([30])}
-    given |= {"context": Entries(keys[:, None], values[:, None], torch.tensor([30]))}  # type: ignore[dict-item]
-    hidden = late.propose(**given, slots=7).hidden  # type: ignore[arg-type]
-    torch.testing.assert_close(
-        hidden, long.propose(**given, slots=8).hidden[:, 1:], rtol=0, atol=1e-5
-    )  # type: ignore[arg-type]
+    length = torch.tensor([30])
+    at = Anchors(ids[:1], length, Entries(keys[:, None], values[:, None], length))
+    hidden = late.propose(at, 7).hidden
+    torch.testing.assert_close(hidden, long.propose(at, 8).hidden[:, 1:], rtol=0, atol=1e-5)
     save_drafter(late, tmp_path / "again")
     assert read_drafter_config(tmp_path / "again").query_size == 8
 

@@ -7,7 +7,7 @@ import torch
 
 from dspark.model.config import HeadType
 from dspark.training.anchors import draw_anchors, slots_after
-from dspark.training.rounds import entries_at
+from dspark.training.rounds import anchors_at
 from tests.unit.model.tiny import HEADS, dense, tiny_drafter
 
 
@@ -22,10 +22,7 @@ def test_each_training_block_equals_the_served_block(head: HeadType) -> None:
     hidden = drafter.forward_hidden(features=features, input_ids=ids, anchors=anchors)
     previous = ids[slots_after(anchors, config.block_size, 30)]
     logits, confidence = dense(drafter, hidden, previous)
-    context, _ = entries_at(drafter, features=features, token_ids=ids, anchors=anchors)
-    served = drafter.propose(
-        anchor_ids=ids[anchors], anchor_positions=anchors, context=context, slots=config.block_size
-    )
+    served = drafter.propose(anchors_at(drafter, features, ids, anchors), config.block_size)
     assert torch.allclose(served.hidden, hidden, atol=2e-5)
     walked = torch.stack(
         [served.step(previous[:, slot]) for slot in range(config.block_size)], dim=1

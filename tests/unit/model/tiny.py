@@ -13,7 +13,7 @@ from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block, fresh_drafter
 from dspark.model.family import Drafter
 from dspark.model.heads import VanillaHead
-from dspark.training.rounds import entries_at
+from dspark.training.rounds import anchors_at
 
 CONFIG = DrafterConfig(
     hidden_size=24,
@@ -88,20 +88,13 @@ def walked(
     ids: Tensor,
     anchors: Tensor,
     *,
-    anchor_ids: Tensor | None = None,
     forced: bool = False,
 ) -> Walked:
     """Of taps [T, m*H] and ids [T]: slots are told the likeliest token before them, or, forced, the
     text's."""
-    context, last_rows = entries_at(drafter, features=features, token_ids=ids, anchors=anchors)
-    size, previous = drafter.config.block_size, [ids[anchors] if anchor_ids is None else anchor_ids]
-    proposal = drafter.propose(
-        anchor_ids=previous[0],
-        anchor_positions=anchors,
-        context=context,
-        last_rows=last_rows,
-        slots=size,
-    )
+    at = anchors_at(drafter, features, ids, anchors)
+    size, previous = drafter.config.block_size, [at.ids]
+    proposal = drafter.propose(at, size)
     logits: list[Tensor] = []
     for slot in range(1, size + 1):
         logits.append(proposal.step(previous[-1]))
