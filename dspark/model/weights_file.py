@@ -46,9 +46,9 @@ class TensorEntry:
     """One tensor as its file's header describes it."""
 
     file: Path
+    stored: str  # its name in the file; loaders may use another
     dtype: str  # safetensors' spelling: F32, BF16, ...
     shape: tuple[int, ...]
-    stored: str = ""  # its name in the file, if loaders use another
     # int64, rows of the stored tensor to read; None: all
     rows: Tensor | None = field(default=None, compare=False)
     # of values stored in few bits; `dtype` and `shape` are then those of the values
@@ -124,7 +124,7 @@ def read_tensors(
             with safe_open(file, framework="pt", device="cpu") as reader:
                 for name in inside:
                     entry = entries[name]
-                    tensor = reader.get_tensor(entry.stored or name)
+                    tensor = reader.get_tensor(entry.stored)
                     if entry.scale is not None:
                         tensor = values(tensor, _scale(entry.scale))
                     if entry.rows is not None:
@@ -243,7 +243,7 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
             raise CheckpointError(f"{file}: {len(header)} tensors, more than {MAX_ENTRIES}")
         return {
             name: TensorEntry(
-                file, str(value["dtype"]), tuple(int(size) for size in value["shape"])
+                file, name, str(value["dtype"]), tuple(int(size) for size in value["shape"])
             )
             for name, value in header.items()
         }

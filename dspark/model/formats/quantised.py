@@ -32,9 +32,7 @@ def with_scales(entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
     made = {name: entry for name, entry in entries.items() if name not in scales}
     for name, scale in scales.items():
         weight = _weight(name)
-        made[weight] = _valued(
-            weight, entries[weight], dataclasses.replace(scale, stored=scale.stored or name)
-        )
+        made[weight] = _valued(weight, entries[weight], scale)
     return made
 
 
@@ -61,9 +59,7 @@ def _valued(name: str, entry: TensorEntry, scale: TensorEntry) -> TensorEntry:
         raise CheckpointError(f"{name}: scales are {scale.dtype}, none of {', '.join(_FACTORS)}")
     if scale.shape != blocks:
         raise CheckpointError(f"{name}: scales {list(scale.shape)} instead of {list(blocks)}")
-    return dataclasses.replace(
-        entry, dtype="BF16", shape=(rows, columns), scale=scale, stored=entry.stored or name
-    )
+    return dataclasses.replace(entry, dtype="BF16", shape=(rows, columns), scale=scale)
 
 
 def module_entries(entries: Mapping[str, TensorEntry], stages: int) -> dict[str, TensorEntry]:

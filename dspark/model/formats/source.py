@@ -104,9 +104,7 @@ def _tied(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntr
     here = [name for name in SHARED if name in entries]
     if len(here) == len(SHARED):
         _check_equal(folder, entries, *SHARED)
-    return entries | {
-        name: _renamed(entries[here[0]], here[0]) for name in SHARED if here and name not in entries
-    }
+    return {name: entries[here[0]] for name in SHARED if here} | entries
 
 
 def _absent(entries: Mapping[str, TensorEntry]) -> list[str]:
@@ -157,10 +155,8 @@ def target_tables(folder: Path) -> dict[str, TensorEntry]:
         for table in SHARED
         if any(name.endswith(table) for name in theirs)
     }
-    embedding, head = (stored.get(table) for table in SHARED)
-    either = embedding or head or _one(theirs, folder, SHARED[0])
-    found = dict(zip(SHARED, (embedding or either, head or either), strict=True))
-    return {table: _renamed(theirs[name], name) for table, name in found.items()}
+    either = next(iter(stored.values()), None) or _one(theirs, folder, SHARED[0])
+    return {table: theirs[stored.get(table, either)] for table in SHARED}
 
 
 def _one(entries: dict[str, TensorEntry], folder: Path, ending: str) -> str:
@@ -184,27 +180,18 @@ def _language_entries(
     equal it."""
     inner = [name for name in entries if name != HEAD]
     while inner and all(name.startswith(2 * _INSIDE) or name == _INSIDE + HEAD for name in inner):
-        entries = {
-            name.removeprefix(_INSIDE): _renamed(entry, name) for name, entry in entries.items()
-        }
+        entries = {name.removeprefix(_INSIDE): entry for name, entry in entries.items()}
         inner = [name for name in entries if name != HEAD]
     if not any(name.startswith(_INSIDE) for name in inner):
         entries = {
-            name if name == HEAD else _INSIDE + name: _renamed(entry, name)
-            for name, entry in entries.items()
+            name if name == HEAD else _INSIDE + name: entry for name, entry in entries.items()
         }
     found = dict(entries)
     if tied and HEAD in found:
         if EMBEDDING in found:
             _check_equal(folder, found, EMBEDDING, HEAD)
-        head = found.pop(HEAD)
-        found.setdefault(EMBEDDING, _renamed(head, HEAD))
+        found.setdefault(EMBEDDING, found.pop(HEAD))
     return found
-
-
-def _renamed(entry: TensorEntry, name: str) -> TensorEntry:
-    """The entry with `name` as its name in the file, unless it has one already."""
-    return entry if entry.stored else dataclasses.replace(entry, stored=name)
 
 
 def _check_equal(folder: Path, entries: Mapping[str, TensorEntry], table: str, head: str) -> None:
@@ -236,5 +223,5 @@ def reordered(entries: dict[str, TensorEntry], config: DrafterConfig) -> dict[st
         )
         if count and entry.shape and entry.shape[0] == count * config.head_dim:
             rows = (torch.arange(count).unsqueeze(1) * config.head_dim + one).flatten()
-            made[name] = dataclasses.replace(_renamed(entry, name), rows=rows)
+            made[name] = dataclasses.replace(entry, rows=rows)
     return made
