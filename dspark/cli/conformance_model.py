@@ -178,7 +178,7 @@ def _loss_problem(case: Mapping[str, Tensor], drafter: BlockDrafter) -> str | No
         drafter.confidence_head is not None,
     )
     drafter.zero_grad(set_to_none=True)
-    parts = []
+    parts, weights = [], LossWeights(confidence=1.0 if confident else 0.0)
     shape = case["block_keep_mask"].shape
     for text, keep in enumerate(case["block_keep_mask"]):
         told = {
@@ -218,13 +218,13 @@ def _loss_problem(case: Mapping[str, Tensor], drafter: BlockDrafter) -> str | No
                 labels=labels,
                 last_hidden=case["target_last_hidden_states"][text],
                 target_head=drafter.lm_head.weight,  # a verbatim copy of the target's
-                weights=LossWeights(confidence=1.0 if confident else 0.0),
+                weights=weights,
             )
         )
     sums = add_sums([part.sums for part in parts])
     loss = torch.stack([part.objective for part in parts]).sum() / sums.denominator
     loss.backward()  # type: ignore[no-untyped-call]
-    values = figures(sums) | {"loss": float(loss.detach())}
+    values = figures(sums, weights) | {"loss": float(loss.detach())}
     for name in ("loss", "ce_loss", "l1_loss", *(("confidence_loss",) if confident else ())):
         if not abs(values[name] - (wanted := float(case[name]))) <= RELATIVE * abs(wanted):
             return f"{name}: {values[name]:.6g} instead of {wanted:.6g}"

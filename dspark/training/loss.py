@@ -101,17 +101,18 @@ def block_sums(accepted: Tensor, mask: Tensor) -> dict[str, Tensor]:
     }
 
 
-def figures(sums: LossSums) -> dict[str, float]:
-    """The figures of a training log; slot numbers are 0-based."""
+def figures(sums: LossSums, weights: LossWeights) -> dict[str, float]:
+    """The figures of a training log: the loss, the expected accepted length, the terms, and
+    acceptance by slot, from 0."""
     sums = LossSums(*(value.detach() for value in sums))
     over = float(sums.denominator) + _TINY
-    supervised = max(float(sums.slots.sum()), 1.0)
+    ce, l1, confidence = (float(term) / over for term in (sums.ce, sums.l1, sums.confidence))
     rates = (sums.accepted / sums.slots.clamp(min=1)).tolist()
     return {
-        "ce_loss": float(sums.ce) / over,
-        "l1_loss": float(sums.l1) / over,
-        "confidence_loss": float(sums.confidence) / over,
-        "tau_probabilistic": float(sums.tau) / max(float(sums.blocks), 1.0),
-        "confidence_abs_error": float(sums.confidence_error) / supervised,
+        "loss": weights.ce * ce + weights.l1 * l1 + weights.confidence * confidence,
+        "tau": float(sums.tau) / max(float(sums.blocks), 1.0),
+        "ce_loss": ce,
+        "l1_loss": l1,
+        "confidence_loss": confidence,
         **{f"accept_rate@{k}": rate for k, rate in enumerate(rates)},
     }

@@ -133,7 +133,7 @@ def learn(
     for optimiser in optimisers.values():
         optimiser.step()
         optimiser.zero_grad()
-    return loss_figures(run, sums) | {"grad_norm": float(norm)}
+    return figures(sums, own_weights(run.drafter.config)) | {"grad_norm": float(norm)}
 
 
 @torch.no_grad()
@@ -148,19 +148,8 @@ def held_out(run: TrainingRun) -> dict[str, float]:
         sums = LossSums(*(torch.zeros_like(value) for value in sums))
     run.drafter.train()
     sums = LossSums(*(run.world.add(value.clone()) for value in sums))
-    shown = loss_figures(run, sums)
+    shown = figures(sums, own_weights(run.drafter.config))
     return {f"held_out_{name}": shown[name] for name in ("loss", "tau")}
-
-
-def loss_figures(run: TrainingRun, sums: LossSums) -> dict[str, float]:
-    """The figures of a log line: the loss, the expected accepted length, the terms and rates."""
-    told = figures(sums)
-    parts = {name: told[name] for name in ("ce_loss", "l1_loss", "confidence_loss")}
-    weights = own_weights(run.drafter.config)
-    mixed = (weights.ce, weights.l1, weights.confidence)
-    loss = sum(weight * part for weight, part in zip(mixed, parts.values(), strict=True))
-    rates = {name: value for name, value in told.items() if name.startswith("accept_rate@")}
-    return {"loss": loss, "tau": told["tau_probabilistic"]} | parts | rates
 
 
 def _row(step: int, seconds: float, shown: Mapping[str, float], held: bool) -> dict[str, float]:

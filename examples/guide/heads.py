@@ -23,7 +23,7 @@ from guide.pair import DRAFTER, QUESTIONS, Tour
 BLOCKS, RATE = 32, 5e-3
 PLOTTED = {
     "confidence_abs_error": "error of confidence",
-    "tau_probabilistic": "tau of a block, teacher forced",
+    "tau": "tau of a block, teacher forced",
 }
 
 
@@ -39,7 +39,8 @@ def mini_training(tour: Tour) -> str:
         optimizer.zero_grad()
         (objective / sums.denominator).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        log.append(figures(sums))
+        error = float(sums.confidence_error / sums.slots.sum().clamp(min=1))
+        log.append(figures(sums, LossWeights()) | {"confidence_abs_error": error})
     plot = _curves(tour, log, smooth=max(1, min(len(texts), len(log) // 3)))  # every text once
     fifth = max(1, len(log) // 5)
     first, last = (
