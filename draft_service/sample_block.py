@@ -52,16 +52,12 @@ def sample_block(
     entries: int,
     shapers: Sequence[Shaper | None] | None = None,  # [n], counted up to the anchors
     masks: Sequence[bytes] = (),  # [n] for first slots, see `first_masked`; or none
-    waits: bool | None = None,
 ) -> SampledBlock:
-    """Draws k tokens for each of n sequences. Without `waits`, as on a GPU, only the final copy
-    waits for the device. Raises FloatingPointError where numbers are not finite."""
+    """Draws k tokens for each of n sequences; only the final copy waits for the device. Raises
+    FloatingPointError where numbers are not finite."""
     device = anchor_ids.device
-    waits = device.type == "cpu" if waits is None else waits
     columns = SamplingColumns.of(all_params, device)
-    noise = (
-        None if columns.all_greedy else DraftNoise(all_params, cursors, slots, device, waits=waits)
-    )
+    noise = None if columns.all_greedy else DraftNoise(all_params, cursors, slots, device)
     previous = [anchor_ids]
     ids: list[Tensor] = []
     probs: list[Tensor] = []
@@ -75,7 +71,7 @@ def sample_block(
         if noise is None:
             token = largest(logits)
         else:
-            slot_ids, slot_probs = draft_distribution(logits, columns, entries, waits=waits)
+            slot_ids, slot_probs = draft_distribution(logits, columns, entries)
             token = noise.pick(slot, slot_ids, slot_probs)
             ids.append(slot_ids)
             probs.append(slot_probs)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.at_once import drawn
-from dspark.decoding.gumbel import race, times_of, winners
+from dspark.decoding.gumbel import race, times_of
 from dspark.decoding.moving import sent
-from dspark.decoding.sampling import draft_uniforms, draw_sparse
+from dspark.decoding.sampling import draft_uniforms
 from dspark.types import Cursor, Rule, SamplingParams
 
 
@@ -36,13 +36,10 @@ class DraftNoise:
         cursors: Sequence[Cursor],
         slots: int,
         device: torch.device | str = "cpu",
-        *,
-        waits: bool = True,
     ) -> None:
-        """waits: if False, never synchronises with the device; `sound` then tells, per draw, which
-        rows could be drawn from."""
         device = torch.device(device)
-        self._waits, self.sound = waits, list[Tensor]()  # [n] each
+        # of each draw [n], whether the rows could be drawn from: nothing here waits for the device
+        self.sound = list[Tensor]()
         raced = [row for row, params in enumerate(all_params) if coupled(params)]
         ratio = [row for row, params in enumerate(all_params) if not coupled(params)]
         self._raced, self._ratio = (
@@ -71,16 +68,11 @@ class DraftNoise:
 
     def _race(self, slot: int, ids: Tensor, probs: Tensor) -> Tensor:
         e = times_of(self._raced_params, [first + slot for first in self._first], ids)
-        if self._waits:
-            places, _ = winners(probs, e)
-        else:
-            places, _, sound = race(probs, e)
-            self.sound.append(sound)
+        places, _, sound = race(probs, e)
+        self.sound.append(sound)
         return ids.gather(-1, places.unsqueeze(-1)).squeeze(-1)
 
     def _draw(self, ids: Tensor, probs: Tensor, u: Tensor) -> Tensor:
-        if self._waits:
-            return draw_sparse(ids, probs, u)
         places, sound = drawn(probs.double(), u)
         self.sound.append(sound)
         return ids.gather(-1, places.unsqueeze(-1)).squeeze(-1)

@@ -145,18 +145,17 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
 
 
 def draft_distribution(
-    logits: Tensor, columns: SamplingColumns, entries: int, *, waits: bool = True
+    logits: Tensor, columns: SamplingColumns, entries: int
 ) -> tuple[Tensor, Tensor]:
     """The distributions a drafter draws from and sends: logits [n, V] -> ids [n, K] int64, probs
     [n, K] float32.
 
     K is 1 if every row is greedy, else min(entries, V). Ids of a row are distinct, most likely
     first; tokens that are cut have probability 0. A greedy row has all its mass on entry 0, so that
-    entry alone may be sent. waits: if False, never synchronises with the device.
+    entry alone may be sent. Never synchronises with the device.
     """
-    top = best if waits else largest
     if columns.all_greedy:
-        ids = top(logits).unsqueeze(-1)
+        ids = largest(logits).unsqueeze(-1)
         return ids, torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
     likeliest, ids = logits.topk(min(entries, logits.shape[-1]), dim=-1)
     scaled = likeliest.double() / columns.temperature
@@ -184,7 +183,7 @@ def draft_distribution(
         probs = probs.masked_fill(cut, 0.0)
         probs = probs / probs.sum(dim=-1, keepdim=True)
     if columns.any_greedy:
-        first = top(logits).unsqueeze(-1)
+        first = largest(logits).unsqueeze(-1)
         # among equals the sort may have put another id first
         displaced = torch.where(ids == first, ids[:, :1], ids)
         ids = torch.where(columns.greedy, torch.where(rank == 0, first, displaced), ids)
