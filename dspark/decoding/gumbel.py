@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.moving import sent
-from dspark.decoding.philox import LOW, MULTIPLIERS, ROUNDS, WEYL, Purpose, philox_array
+from dspark.decoding.philox import LOW, Purpose, philox, philox_array
 from dspark.decoding.sampling import largest
 from dspark.types import Rule, SamplingParams
 
@@ -139,7 +139,7 @@ def _on_device(words: tuple[Tensor, ...]) -> Tensor:
 def _device_blocks(
     all_params: Sequence[SamplingParams], positions: Sequence[int], groups: Tensor
 ) -> tuple[Tensor, ...]:
-    """`_blocks` on an accelerator, in int64: products wrap, but their 64 bits are right."""
+    """`_blocks` on an accelerator, in int64."""
     seeds, choices, places = _keys(all_params, positions)
 
     def column(values: npt.NDArray[np.uint64]) -> Tensor:
@@ -147,11 +147,5 @@ def _device_blocks(
 
     shape = np.broadcast_shapes(tuple(groups.shape), seeds.shape)
     c0, c1, c3 = column(places).expand(shape), groups.expand(shape), column(choices).expand(shape)
-    c2 = torch.full_like(c1, _TAG)
-    k0, k1 = column(seeds & np.uint64(LOW)), column(seeds >> np.uint64(32))
-    for _ in range(ROUNDS):
-        even, odd = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
-        c0, c1 = (odd >> 32 & LOW) ^ c1 ^ k0, odd & LOW
-        c2, c3 = (even >> 32 & LOW) ^ c3 ^ k1, even & LOW
-        k0, k1 = (k0 + WEYL[0]) & LOW, (k1 + WEYL[1]) & LOW
-    return c0, c1, c2, c3
+    key = (column(seeds & np.uint64(LOW)), column(seeds >> np.uint64(32)))
+    return philox((c0, c1, torch.full_like(c1, _TAG), c3), key)

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-Words = tuple[int, int, int, int]
 Integers = npt.ArrayLike  # whole numbers, one or an array of them
 Word = int | npt.NDArray[np.uint64]
 
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 LOW = 0xFFFFFFFF
 FEW = 12  # up to so many draws plain integers beat arrays
@@ -35,16 +33,16 @@ class Purpose(enum.IntEnum):
     RACE = 4  # both tokens of a position under the coupled rule, see `gumbel`
 
 
-def philox(counter: Words, key: tuple[int, int]) -> Words:
-    """One block of Philox4x32-10 on plain integers."""
+def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+    """One block of Philox4x32-10 on plain integers, or blocks on int64 tensors of one shape: their
+    products wrap, but the 64 bits are right."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
-        even = c0 * 0xD2511F53
-        odd = c2 * 0xCD9E8D57
-        c0, c1, c2, c3 = (odd >> 32) ^ c1 ^ k0, odd & LOW, (even >> 32) ^ c3 ^ k1, even & LOW
-        k0 = (k0 + 0x9E3779B9) & LOW
-        k1 = (k1 + 0xBB67AE85) & LOW
+        even, odd = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1 = (odd >> 32 & LOW) ^ c1 ^ k0, odd & LOW
+        c2, c3 = (even >> 32 & LOW) ^ c3 ^ k1, even & LOW
+        k0, k1 = (k0 + 0x9E3779B9) & LOW, (k1 + 0xBB67AE85) & LOW
     return c0, c1, c2, c3
 
 
@@ -58,8 +56,8 @@ def philox_array(
     k0, k1 = key
     even, odd = np.empty_like(c0), np.empty_like(c0)
     low, shift = np.uint64(LOW), np.uint64(32)
-    m0, m1 = (np.uint64(m) for m in MULTIPLIERS)
-    w0, w1 = (np.uint64(w) for w in WEYL)
+    m0, m1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+    w0, w1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
     for _ in range(ROUNDS):  # in place: this is the whole cost of a race over a vocabulary
         np.multiply(c0, m0, out=even)
         np.multiply(c2, m1, out=odd)

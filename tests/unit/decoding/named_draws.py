@@ -10,8 +10,8 @@ from unittest import mock
 import numpy as np
 
 from dspark.decoding import gumbel, philox
-from dspark.decoding.philox import Words
 
+Words = tuple[int, int, int, int]
 Name = tuple[int, Words]  # key, counter
 
 
