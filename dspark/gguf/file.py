@@ -79,9 +79,6 @@ class GgufFile:
         tensor = self.tensors[name]
         raw = np.frombuffer(self._bytes[tensor.start : tensor.start + tensor.size], np.uint8)
         kind = GGMLQuantizationType(tensor.kind)
-        if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
-            plain = raw.view(np.float32 if kind == GGMLQuantizationType.F32 else np.float16)
-            return plain.astype(np.float32).reshape(tensor.shape)
         try:
             rows = raw.reshape(*tensor.shape[:-1], -1)
             values: np.ndarray[Any, np.dtype[np.float32]] = dequantize(rows, kind)
