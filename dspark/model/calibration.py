@@ -9,7 +9,7 @@ torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -97,11 +97,7 @@ def parse_calibration(raw: Any, *, block_size: int) -> Calibration:
     cut = raw.get("top_k_cut")
     if cut is not None and (type(cut) is not int or cut < 1):
         raise CheckpointError(f"top_k_cut: expected a positive integer or null, found {cut!r}")
-    rules = raw.get("rules")
-    if not isinstance(rules, dict):
-        raise CheckpointError(f"rules: expected an object, found {rules!r}")
-    if strange := sorted(rules.keys() - set(RULES)):
-        raise CheckpointError(f"rules.{strange[0]}: expected one of {', '.join(RULES)}")
+    rules = _object("rules", raw.get("rules"), RULES)
     return Calibration(
         cut, {r: _buckets(f"rules.{r}", rules[r], block_size) for r in RULES if r in rules}
     )
@@ -124,26 +120,26 @@ def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
 
 
 def _buckets(place: str, value: object, block_size: int) -> Buckets:
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{place}: expected an object, found {value!r}")
-    if strange := sorted(value.keys() - set(BUCKETS)):
-        raise CheckpointError(f"{place}.{strange[0]}: expected one of {', '.join(BUCKETS)}")
+    held = _object(place, value, BUCKETS)
     return {
-        name: _fit(f"{place}.{name}", value[name], block_size) for name in BUCKETS if name in value
+        name: _fit(f"{place}.{name}", held[name], block_size) for name in BUCKETS if name in held
     }
 
 
 def _fit(place: str, value: object, block_size: int) -> SlotFit:
+    held = _object(place, value, ("temperatures", "offsets"))
+    temperatures = _numbers(f"{place}.temperatures", held.get("temperatures"), block_size, positive)
+    if "offsets" not in held:
+        return SlotFit(temperatures)
+    return SlotFit(temperatures, _numbers(f"{place}.offsets", held["offsets"], block_size, finite))
+
+
+def _object(place: str, value: object, known: Sequence[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{place}: expected an object, found {value!r}")
-    if strange := sorted(value.keys() - {"temperatures", "offsets"}):
-        raise CheckpointError(f"{place}.{strange[0]}: expected temperatures or offsets")
-    temperatures = _numbers(
-        f"{place}.temperatures", value.get("temperatures"), block_size, positive
-    )
-    if "offsets" not in value:
-        return SlotFit(temperatures)
-    return SlotFit(temperatures, _numbers(f"{place}.offsets", value["offsets"], block_size, finite))
+    if strange := sorted(value.keys() - set(known)):
+        raise CheckpointError(f"{place}.{strange[0]}: expected one of {', '.join(known)}")
+    return value
 
 
 def _numbers(

@@ -304,8 +304,8 @@ MUTANTS = [
             ),
             (
                 "a temperature of 0 is taken",
-                'value.get("temperatures"), block_size, positive\n',
-                'value.get("temperatures"), block_size, finite\n',
+                'held.get("temperatures"), block_size, positive)\n',
+                'held.get("temperatures"), block_size, finite)\n',
             ),
         ),
     ),

@@ -93,7 +93,7 @@ def _fit(temperatures: list[Any], offsets: list[Any] | None = None) -> dict[str,
 
 FITS: list[tuple[Any, str]] = [
     ([1.0] * 3, ": expected an object"),
-    ({"bias": [1.0] * 3}, r"\.bias: expected temperatures or"),
+    ({"bias": [1.0] * 3}, r"\.bias: expected one of temperatures, offsets"),
     ({}, r"\.temperatures: expected 3 numbers, found None"),
     (_fit([1.0]), r"\.temperatures: expected 3 numbers, found 1"),
     (_fit([1.0, 0.0, 1.0]), r"\.temperatures\[1\]: expected a positive number, found 0"),
