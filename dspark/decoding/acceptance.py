@@ -20,7 +20,7 @@ from dspark.decoding.block_rule import longest, note_blocks
 from dspark.decoding.coupled_rule import first_coupled, judge_coupled
 from dspark.decoding.draws import DrawsWatch as DrawsWatch
 from dspark.decoding.judge_at_once import Verdicts, judge_at_once
-from dspark.decoding.philox import Purpose, uniforms
+from dspark.decoding.philox import Purpose, key_of, uniforms
 from dspark.decoding.ratio import judge_ratio
 from dspark.decoding.ratio import residual as residual
 from dspark.decoding.sampling import SamplingColumns, best, distribution, draw
@@ -79,15 +79,7 @@ def first_token(
     probs = distribution(rows, SamplingColumns.of([params], logits.device))
     if params.rule is Rule.COUPLED:
         return first_coupled(probs, params, cursor)
-    u = uniforms(
-        params.seed,
-        params.choice,
-        params.rule,
-        Purpose.EMIT,
-        cursor.epoch,
-        cursor.anchor_position,
-        [0],
-    )
+    u = uniforms(*key_of(params, cursor, Purpose.EMIT), [0])
     return int(draw(probs, torch.from_numpy(u).to(probs.device)))
 
 

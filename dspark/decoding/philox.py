@@ -16,6 +16,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from dspark.types import Cursor, SamplingParams
+
 Integers = npt.ArrayLike  # whole numbers, one or an array of them
 Word = int | npt.NDArray[np.uint64]
 
@@ -72,6 +74,20 @@ def philox_array(
         k0 = (k0 + w0) & low
         k1 = (k1 + w1) & low
     return c0, c1, c2, c3
+
+
+def key_of(
+    params: SamplingParams, cursor: Cursor, purpose: Purpose
+) -> tuple[int, int, int, int, int, int]:
+    """The key of a sequence's draws, as `uniforms` takes it: all but the slots."""
+    return (
+        params.seed,
+        params.choice,
+        int(params.rule),
+        int(purpose),
+        cursor.epoch,
+        cursor.anchor_position,
+    )
 
 
 def uniforms(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.draws import DrawsWatch
-from dspark.decoding.philox import Purpose, uniforms
+from dspark.decoding.philox import Purpose, key_of, uniforms
 from dspark.decoding.sampling import draw
 from dspark.decoding.slots import Floats, Ints, PackedCase, Slots, Spot, target_probs
 
@@ -94,21 +94,9 @@ def coins(
     purpose: Purpose, cases: Sequence[PackedCase], counts: Sequence[int], slots: Ints
 ) -> Floats:
     """Uniforms for `slots`, the runs of all cases one after the other: counts[i] of case i."""
-    names = [
-        (
-            case.params.seed,
-            case.params.choice,
-            int(case.params.rule),
-            case.cursor.epoch,
-            case.cursor.anchor_position,
-        )
-        for case in cases
-    ]
-    if len(names) == 1:
-        seed, choice, rule, epoch, position = names[0]
-        return uniforms(seed, choice, rule, purpose, epoch, position, slots)
-    seed, choice, rule, epoch, position = np.array(names, np.uint64).repeat(counts, axis=0).T
-    return uniforms(seed, choice, rule, purpose, epoch, position, slots)
+    keys = np.array([key_of(case.params, case.cursor, purpose) for case in cases], np.uint64)
+    seed, choice, rule, purposes, epoch, position = keys.repeat(counts, axis=0).T
+    return uniforms(seed, choice, rule, purposes, epoch, position, slots)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.decoding.philox import Purpose, uniforms
+from dspark.decoding.philox import Purpose, key_of, uniforms
 from dspark.types import Cursor, SamplingParams
 
 SHALLOW = 1024  # largest numbers of a row that are found faster than the row is sorted
@@ -200,15 +200,13 @@ def draft_uniforms(
     all_params: Sequence[SamplingParams], cursors: Sequence[Cursor], slots: int
 ) -> Tensor:
     """The uniforms for a cohort's drafts: [n, slots] float64; column k - 1 belongs to slot k."""
-    rows = [
-        (params.seed, params.choice, int(params.rule), cursor.epoch, cursor.anchor_position)
+    keys = [
+        key_of(params, cursor, Purpose.DRAFT)
         for params, cursor in zip(all_params, cursors, strict=True)
     ]
-    seed, choice, rule, epoch, position = (
-        np.array(part, np.uint64)[:, None] for part in zip(*rows, strict=True)
-    )
+    seed, choice, rule, purpose, epoch, position = np.array(keys, np.uint64).T[:, :, None]
     return torch.from_numpy(
-        uniforms(seed, choice, rule, Purpose.DRAFT, epoch, position, np.arange(1, slots + 1))
+        uniforms(seed, choice, rule, purpose, epoch, position, np.arange(1, slots + 1))
     )
 
 

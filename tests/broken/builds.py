@@ -28,10 +28,8 @@ BUILDS = (
     ),
     Build(
         "the same coins in every epoch", "2", "kill", "dspark/decoding/ratio.py",
-        "            case.cursor.epoch,\n"
-        "            case.cursor.anchor_position,",
-        "            0,\n"
-        "            case.cursor.anchor_position,",
+        "key_of(case.params, case.cursor, purpose)",
+        "key_of(case.params, case.cursor._replace(epoch=0), purpose)",
     ),
     Build(
         "a preempted answer begins from its prompt", "10", "preempt",

@@ -38,7 +38,7 @@ FIRST = (f"{D}test_acceptance.py::test_a_coupled_first_token_is_the_one_a_round_
 LIES = (
     f"{D}test_acceptance.py::test_a_token_its_q_cannot_produce_ends_the_prefix_and_is_not_kept",
 )
-DRAWN = (f"{D}test_sampling.py::test_a_draft_is_drawn_from_the_very_numbers_that_are_sent",)
+KEYS = (f"{D}test_sampling.py::test_draft_draws_of_a_cohort_are_those_of_each_sequence",)
 SURVIVAL = (f"{ROUNDS}test_survival.py",)
 WALKED = (
     "tests/paper/test_algorithm_1.py::test_the_price_is_where_algorithm_1_stops_when_theta_has_one_peak",
@@ -239,13 +239,16 @@ RULES = [
             '_word("choice", 0, 32))',
             ONCE,
         ),
+        ("choices of a request share their coins", "        params.choice,", "        0,", KEYS),
+        ("epochs share their coins", "        cursor.epoch,", "        0,", KEYS),
+        ("anchors share their coins", "        cursor.anchor_position,", "        0,", KEYS),
     ),
     *in_file(
         "dspark/decoding/sampling.py",
         (
             "drafts of a ratio rule are keyed by position",
-            "uniforms(seed, choice, rule, Purpose.DRAFT, epoch, position, np.arange(1, slots + 1))",
-            "uniforms(seed, choice, rule, Purpose.DRAFT, epoch, position + np.arange(1, slots + 1, "
+            "uniforms(seed, choice, rule, purpose, epoch, position, np.arange(1, slots + 1))",
+            "uniforms(seed, choice, rule, purpose, epoch, position + np.arange(1, slots + 1, "
             "dtype='u8'), 0)",
             (*REAL, *ONCE),
         ),
@@ -254,12 +257,6 @@ RULES = [
             "copy=True).div_(columns.temperature)",
             "copy=True)",
             (f"{D}test_sampling.py",),
-        ),
-        (
-            "the draft is drawn at another temperature",
-            "draw(probs.double(), u)",
-            "draw(probs.double() ** 1.1, u)",
-            DRAWN,
         ),
         (
             "q is not renormalised after the cut",
@@ -324,6 +321,12 @@ RULES = [
             "[cursors[row].anchor_position + 1 for row in raced]",
             "[cursors[row].anchor_position for row in raced]",
             (f"{D}test_gumbel.py",),
+        ),
+        (
+            "the draft is drawn at another temperature",
+            "drawn(probs.double(), u)",
+            "drawn(probs.double() ** 1.1, u)",
+            ("tests/unit/draft_service/test_sample_block.py",),
         ),
     ),
     *in_file(

@@ -125,25 +125,6 @@ MUTANTS = [
                 "(columns.top_k > 0) & (rank > columns.top_k)",
             ),
             (
-                "choices of a request share their draft's coins",
-                "(params.seed, params.choice, int(params.rule), cursor.epoch, "
-                "cursor.anchor_position)",
-                "(params.seed, 0, int(params.rule), cursor.epoch, cursor.anchor_position)",
-            ),
-            (
-                "epochs share their draft's coins",
-                "(params.seed, params.choice, int(params.rule), cursor.epoch, "
-                "cursor.anchor_position)",
-                "(params.seed, params.choice, int(params.rule), 0, cursor.anchor_position)",
-            ),
-            (
-                "anchors share their draft's coins",
-                "(params.seed, params.choice, int(params.rule), cursor.epoch, "
-                "cursor.anchor_position)",
-                "(params.seed, params.choice, int(params.rule), cursor.epoch, 0 * "
-                "cursor.anchor_position)",
-            ),
-            (
                 "of equal maxima the last is the largest",
                 "return torch.as_tensor(rows.detach().numpy().argmax(axis=-1))",
                 "return rows.shape[-1] - 1 - torch.as_tensor(rows.detach().numpy()[..., "

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dspark.decoding import sampling
+from dspark.decoding.at_once import drawn
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.sampling import (
     SamplingColumns,
@@ -327,14 +328,15 @@ def test_a_draft_is_drawn_from_the_very_numbers_that_are_sent() -> None:
     ids = torch.tensor([[7, 3, 5, 1]])
     probs = torch.tensor([[0.5, 0.25, 0.0, 0.15]])  # sums to 0.9: both sides divide by the sum
     total = float(probs.double().sum())
-    edges = [0.0, 0.5 / total, 0.75 / total, 1.0]
+    edges, said = [0.0, 0.5 / total, 0.75 / total, 1.0], [(0.0, 7), (LAST, 1)]
     for (low, high), token in zip(itertools.pairwise(edges), (7, 3, 1), strict=True):
         for u in (low + 1e-12, (low + high) / 2, high - 1e-12):
-            assert draw_sparse(ids, probs, torch.tensor([u], dtype=torch.float64)).tolist() == [
-                token
-            ]
-    for u, token in ((0.0, 7), (LAST, 1)):
-        assert draw_sparse(ids, probs, torch.tensor([u], dtype=torch.float64)).tolist() == [token]
+            said.append((u, token))
+    for u, token in said:
+        coin = torch.tensor([u], dtype=torch.float64)
+        place, sound = drawn(probs.double(), coin)
+        assert draw_sparse(ids, probs, coin).tolist() == ids[0, place].tolist() == [token]
+        assert sound.all()
 
 
 def test_draft_draws_of_a_cohort_are_those_of_each_sequence() -> None:
