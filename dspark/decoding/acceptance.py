@@ -59,8 +59,6 @@ def judge(
         ways.setdefault(
             _judge_greedy if case.params.greedy else by_rule[case.params.rule], []
         ).append(index)
-    if len(ways) == 1:
-        return next(iter(ways))(logits, cases)
     verdicts: Verdicts = [(0, 0)] * len(cases)
     for way, chosen in ways.items():
         for index, verdict in zip(chosen, way(logits, [cases[i] for i in chosen]), strict=True):

@@ -49,10 +49,7 @@ def judge_at_once(
             if case.params.rule is Rule.COUPLED
             else "ratio"
         ].append(index)
-    chosen = [("greedy", kinds["greedy"])] if kinds["greedy"] else []
-    chosen += [
-        (kind, piece) for kind in ("ratio", "coupled") for piece in _pieces(kinds[kind], cases)
-    ]
+    chosen = [(kind, piece) for kind, all_of in kinds.items() for piece in _pieces(all_of, cases)]
     decisions = []
     for kind, places in chosen:
         piece = [cases[index] for index in places]
