@@ -33,7 +33,12 @@ from typing import Any
 
 from dspark.token_bytes import read_token_bytes
 from dspark.types import Constraint, ConstraintKind
-from verify_service.grammars.expressions import learn_classes, of_json_schema, of_whole_text
+from verify_service.grammars.expressions import (
+    check_grammar,
+    learn_classes,
+    of_json_schema,
+    of_whole_text,
+)
 from verify_service.grammars.matcher import SLOW_S
 from verify_service.grammars.mending import mend, with_coded_patterns
 from verify_service.grammars.readings import MOST, ways
@@ -228,6 +233,8 @@ def form_of(constraint: Constraint) -> Any:
     for part in parts_of(tag, schemas=False):
         if part.get("type") == "regex" and isinstance(part.get("pattern"), str):
             part["pattern"] = of_whole_text(part["pattern"])
+        if part.get("type") == "grammar" and isinstance(part.get("grammar"), str):
+            check_grammar(part["grammar"])
     return tag
 
 

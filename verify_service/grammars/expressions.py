@@ -15,10 +15,16 @@ Ranges = list[tuple[int, int]]
 
 _PAIR = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a surrogate pair
 _CODE = rf"{_PAIR}|\\u\{{[0-9a-fA-F]+\}}|\\u[0-9a-fA-F]{{4}}|\\x[0-9a-fA-F]{{2}}|\\c[A-Za-z]|\\0\d+"
-_PIECES = re.compile(rf"\[\^?(?:\\.|[^\\\]])*\]|\(\?P?<[A-Za-z_]\w*>|{_CODE}|\\.|.", re.DOTALL)
+_COUNT = r"\{[0-9]+(?:,[0-9]*)?\}"
+_PIECES = re.compile(
+    rf"\[\^?(?:\\.|[^\\\]])*\]|\(\?P?<[A-Za-z_]\w*>|{_COUNT}|{_CODE}|\\.|.", re.DOTALL
+)
 _ITEMS = re.compile(rf"{_CODE}|\\.|.", re.DOTALL)
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "v": 11, "f": 12, "0": 0, "b": 8}
 _LAST = 0x10FFFF
+MOST_COUNT = 2**31 - 1  # the compiler takes larger counts modulo 2**32
+# of EBNF: what is text, and a count
+_GRAMMAR_PIECES = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\\\]])*\]|#.*|(\{[^}]*\})')
 _ENDS_OF_LINES: Ranges = [(10, 10), (13, 13), (0x2028, 0x2029)]
 # ASCII only; their complements exclude characters beyond ASCII too.
 _DIGIT: Ranges = [(48, 57)]
@@ -45,6 +51,12 @@ def of_json_schema(expression: str) -> str:
         "".join([anything] * (ends and not begins) + pieces + [anything] * (begins and not ends))
         for begins, pieces, ends in _alternatives(expression)
     )
+
+
+def check_grammar(grammar: str) -> None:
+    """Raises ValueError for EBNF with a repetition that the compiler would misread."""
+    for count in _GRAMMAR_PIECES.findall(grammar):
+        _check_count(count)
 
 
 def anchored(expression: str) -> bool:
@@ -81,6 +93,8 @@ def _read_piece(piece: str) -> str:
         return _write_class(_read_class(piece[1:-1]))
     if piece[0] == "(" and len(piece) > 1:
         return "("
+    if piece[0] == "{":
+        _check_count(piece)
     if piece[0] != "\\" or len(piece) == 1:
         return piece
     if piece in (r"\A", r"\Z"):
@@ -93,7 +107,12 @@ def _read_piece(piece: str) -> str:
         or not (piece[1].isalnum() and piece[1].isascii())
     ):
         return _write_letter(_code_of(piece))
-    return piece
+    raise ValueError(f"{piece} is not supported")  # the compiler reads some as nobody else does
+
+
+def _check_count(count: str) -> None:
+    if any(int(bound) > MOST_COUNT for bound in re.findall("[0-9]+", count)):
+        raise ValueError(f"a repetition of more than {MOST_COUNT} times is not supported")
 
 
 def _read_class(inner: str) -> Ranges:

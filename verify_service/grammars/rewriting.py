@@ -14,7 +14,7 @@ import warnings
 from itertools import combinations
 from typing import Any
 
-from verify_service.grammars.expressions import anchored
+from verify_service.grammars.expressions import MOST_COUNT, anchored
 from verify_service.grammars.schema import (
     BRANCHES,
     FORMATS,
@@ -91,6 +91,10 @@ _MERGED = {
 def rewritten(schema: Any) -> Any:
     """A rewritten copy of a schema, its subschemas included."""
     made = copy.deepcopy(schema)
+    for _, part in walk(made):
+        for name in ("maxLength", "maxItems", "maxProperties"):
+            if part.get(name, 0) > MOST_COUNT:
+                del part[name]  # no answer is so long
     for where, part in walk(made):
         if where.count("/") < _INMOST:
             _merge_objects(part, made)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from verify_service.grammars.expressions import MOST_COUNT
+
 # Annotations: no answer depends on them.
 NOTES = {
     "title",
@@ -187,6 +189,8 @@ def misshapen(root: Any) -> str | None:
             ]
             if any(type(bound) is not int or not 0 <= bound <= _LARGEST for bound in bounds):
                 return f"{where or '#'}: min{name} and max{name} must be whole numbers from 0 on"
+            if bounds[0] > MOST_COUNT:
+                return f"{where or '#'}: min{name} above {MOST_COUNT} is not supported"
             if bounds[0] > bounds[1]:
                 return f"{where or '#'}: min{name} is above max{name}"
         for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):

@@ -161,6 +161,9 @@ SCHEMAS = [
     ('{"propertyNames":true,"additionalProperties":{}}', '{"b": 1}', '{"b"}'),
     ('{"type":"array","items":[true,{"type":"null"}]}', "[1, null]", "[1, 2]"),
     ('{"type":"string","maxLength":2000}', '"ab"', "1"),
+    ('{"type":"string","maxLength":9007199254740991}', '"ab"', "1"),
+    ('{"propertyNames":{"maxLength":4294967297}}', '{"ab":1}', "1"),
+    ('{"type":"object","maxProperties":4294967296}', '{"ab":1}', "1"),
     ('{"type":"string","format":"uri","minLength":1,"maxLength":2083}', '"https://a.b/c"', '"a"'),
     (json.dumps(HUNDRED), '{"p7": "x"}', '{"p7": 1}'),
     (json.dumps(MORE), '{"": "x"}', r'{"\u0061b": "x"}'),
@@ -282,6 +285,10 @@ def test_a_pattern_is_written_as_json_writes_it(
             "no number of six decimals",
         ),
         ({"const": {"a": [2**63]}}, "const has a number beyond"),
+        (
+            {"type": "object", "propertyNames": {"minLength": 2**32 + 2}},
+            "minLength above 2147483647",
+        ),
         ({"type": "string", "oneOf": [{"const": "a"}, {"const": 1}]}, "type beside anyOf"),
         (
             {"properties": {"a": {"$id": "x:y", "items": {"$ref": "#/$defs/b"}}}},
@@ -405,7 +412,26 @@ def test_a_schema_that_is_kept_whole_is_served(schema: dict[str, Any], grammars:
 
 @pytest.mark.parametrize(
     "text",
-    ["[]", "[^]a]", r"\01", r"[\01]", "(a", "a)", "[b-a]", r"[a\B]", r"[^\s\S]", r"\bfoo", "(?i)a"],
+    [
+        "[]",
+        "[^]a]",
+        r"\01",
+        r"[\01]",
+        "(a",
+        "a)",
+        "[b-a]",
+        r"[a\B]",
+        r"[^\s\S]",
+        r"\bfoo",
+        "(?i)a",
+        r"a\x4",
+        r"\a",
+        r"\e",
+        r"\p{L}",
+        r"(a)\1",
+        "a{4294967298}",
+        "a{1,4294967298}",
+    ],
 )
 def test_an_expression_that_is_not_read_alike_by_all_is_refused(
     text: str, grammars: Grammars
@@ -413,6 +439,13 @@ def test_an_expression_that_is_not_read_alike_by_all_is_refused(
     assert re.search(
         r"supported|balanced", refused(grammars.compile(Constraint(KIND.REGEX, text), ""))
     )
+
+
+def test_a_count_in_a_grammar_is_not_taken_modulo(grammars: Grammars) -> None:
+    text = 'root ::= "a"{%d} "{4294967296}" # {4294967296}'
+    of(grammars.compile(Constraint(KIND.GRAMMAR, text % 3), ""))
+    said = refused(grammars.compile(Constraint(KIND.GRAMMAR, text % (2**32 + 3)), ""))
+    assert "a repetition of more than 2147483647" in said
 
 
 @pytest.mark.parametrize("text", ['root ::= root "a"', "root ::= s\ns ::= s s"])
