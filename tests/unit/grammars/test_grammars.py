@@ -181,12 +181,12 @@ def test_what_others_left_no_time_for_may_be_asked_for_again(
 ) -> None:
     mine, constraint = Grammars(TARGET, VOCAB, [END]), Constraint(KIND.REGEX, LONG)
     of(mine.compile(Constraint(KIND.REGEX, "first"), ""))
-    monkeypatch.setattr(module, bound, 1e-4)
-    refused(
-        mine.compile(constraint, ""),
-        RefusalReason.BUSY if bound == "WALL_S" else RefusalReason.INVALID,
-    )
-    monkeypatch.undo()
+    with monkeypatch.context() as bounded:  # behind it `patient` holds again
+        bounded.setattr(module, bound, 1e-4)
+        refused(
+            mine.compile(constraint, ""),
+            RefusalReason.BUSY if bound == "WALL_S" else RefusalReason.INVALID,
+        )
     if bound == "WALL_S":
         assert of(mine.compile(constraint, ""))().masks(()).any()
     else:
