@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from verify_service.grammars.schema import walk
+from verify_service.grammars.schema import pointed, walk
 from verify_service.grammars.serialized import Kind, expressions_of, put_expressions
 
 # Character class of strings of bounded length: all but quotes, backslashes and line ends.
@@ -26,10 +26,14 @@ _UNWRITTEN = ((0, 31), (34, 34), (92, 92))  # characters that JSON escapes
 Told = dict[str, Any]
 
 
-def mend(told: Told, of_expression: Callable[[str], Told]) -> None:
-    """Corrects a grammar in place. of_expression: makes the grammar of a regular expression. Raises
-    ValueError."""
+def mend(told: Told, of_expression: Callable[[str], Told], listed: Iterable[Any] = ()) -> None:
+    """Corrects a grammar in place. of_expression: makes the grammar of a regular expression.
+    listed: values that a schema lists. Raises ValueError."""
     made = expressions_of(told)
+    # the compiler writes 0.1 as 0.10000000000000001
+    numbers = {
+        b"%.17g" % each: repr(each) for each in listed if isinstance(each, float) and each % 1
+    }
     for place, (kind, parts) in enumerate(list(made)):
         if kind == Kind.REGEX and parts[0]:  # inside a JSON string
             expression = bytes.fromhex(bytes(parts[2:]).decode()).decode()
@@ -45,6 +49,8 @@ def mend(told: Told, of_expression: Callable[[str], Told]) -> None:
             )
         elif kind == Kind.BYTES:
             _refuse_halves(parts)
+            if shorter := numbers.get(bytes(byte % 256 for byte in parts)):
+                made[place] = (kind, list(shorter.encode()))
     _keep_keys_apart(told["rules"], made)
     _name_classes_behind_rules(told, made)
     put_expressions(told, made)
@@ -114,9 +120,11 @@ def _unwritten(kind: int, parts: Sequence[int]) -> bool:
     return kind == Kind.BYTES and any(low <= parts[0] <= high for low, high in _UNWRITTEN)
 
 
-def with_coded_patterns(schema: Any) -> Any:
-    """Encodes regular expressions of a schema in hex, in place, so that the compiler keeps them."""
+def coded(schema: Any) -> Any:
+    """Encodes regular expressions of a schema in hex, in place, so that the compiler keeps them,
+    and names with escapes without them, as it reads none."""
     for _, part in walk(schema):
+        _refer_plainly(part, schema)
         if "pattern" in part:
             part["pattern"] = _in_hex(part["pattern"])
         if "patternProperties" in part:
@@ -124,6 +132,18 @@ def with_coded_patterns(schema: Any) -> Any:
                 _in_hex(name): value for name, value in part["patternProperties"].items()
             }
     return schema
+
+
+def _refer_plainly(part: dict[str, Any], root: Any) -> None:
+    """Gives what is named with escapes, which the compiler does not read, one more name without
+    them, in place."""
+    reference = part.get("$ref")
+    if not isinstance(reference, str) or {"~", "%"}.isdisjoint(reference):
+        return
+    found, named = pointed(root, reference), root.setdefault("$defs", {})
+    name = re.sub("[~%/]", "-", reference)
+    if found is not None and named.setdefault(name, found) is found:
+        part["$ref"] = f"#/$defs/{name}"
 
 
 def _in_hex(expression: str) -> str:
