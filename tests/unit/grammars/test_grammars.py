@@ -152,9 +152,9 @@ def test_who_asks_a_compiler_that_hangs_is_not_refused_and_the_next_one_gets_ano
     of(mine.compile(Constraint(KIND.REGEX, "first"), ""))
     assert mine._process is not None
     mine._process.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr(module, "_START_S", 0.2)
-    refused(mine.compile(constraint, ""), RefusalReason.INTERNAL)
-    monkeypatch.undo()
+    with monkeypatch.context() as bounded:
+        bounded.setattr(module, "_START_S", 0.2)
+        refused(mine.compile(constraint, ""), RefusalReason.INTERNAL)
     assert of(mine.compile(constraint, ""))().masks(()).any()
 
 
