@@ -22,9 +22,11 @@ _PIECES = re.compile(
 _ITEMS = re.compile(rf"{_CODE}|\\.|.", re.DOTALL)
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "v": 11, "f": 12, "0": 0, "b": 8}
 _LAST = 0x10FFFF
+_SOME_READ = "some read it as one character, some as several"
 MOST_COUNT = 2**31 - 1  # the compiler takes larger counts modulo 2**32
-# of EBNF: what is text, and a count
-_GRAMMAR_PIECES = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\\\]])*\]|#.*|(\{[^}]*\})')
+# of EBNF: texts and classes, comments, counts
+_GRAMMAR_PIECES = re.compile(r'("(?:\\.|[^"\\])*"|\[(?:\\.|[^\\\]])*\])|#.*|(\{[^}]*\})')
+_LONG_CODE = re.compile(r"(?<!\\)(?:\\\\)*(\\x[0-9a-fA-F]{3})")
 _ENDS_OF_LINES: Ranges = [(10, 10), (13, 13), (0x2028, 0x2029)]
 # ASCII only; their complements exclude characters beyond ASCII too.
 _DIGIT: Ranges = [(48, 57)]
@@ -54,9 +56,11 @@ def of_json_schema(expression: str) -> str:
 
 
 def check_grammar(grammar: str) -> None:
-    """Raises ValueError for EBNF with a repetition that the compiler would misread."""
-    for count in _GRAMMAR_PIECES.findall(grammar):
+    """Raises ValueError for EBNF with counts or codes that the compiler reads its own way."""
+    for letters, count in _GRAMMAR_PIECES.findall(grammar):
         _check_count(count)
+        if code := _LONG_CODE.search(letters):
+            raise ValueError(f"{code[1]} is not supported: {_SOME_READ}")
 
 
 def anchored(expression: str) -> bool:
@@ -150,7 +154,7 @@ def _code_of(item: str) -> int:
     if item[0] != "\\":
         return ord(item)
     if item[1] == "0" and len(item) > 2:
-        raise ValueError(f"{item} is not supported: some read it as one character, some as several")
+        raise ValueError(f"{item} is not supported: {_SOME_READ}")
     if len(item) == 12:
         return ord(
             item.encode()

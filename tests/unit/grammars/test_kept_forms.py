@@ -444,6 +444,21 @@ def test_an_expression_that_is_not_read_alike_by_all_is_refused(
     )
 
 
+@pytest.mark.parametrize("text", [r'root ::= "\x24a"', r"root ::= [\\\x24a]+"])
+def test_a_code_of_a_grammar_that_is_not_read_alike_by_all_is_refused(
+    text: str, grammars: Grammars
+) -> None:
+    said = refused(grammars.compile(Constraint(KIND.GRAMMAR, text), ""))
+    assert said.startswith(r"\x24a is not supported: some read it as one character")
+
+
+def test_a_code_of_two_digits_in_a_grammar_is_a_character(
+    grammars: Grammars, tokenizer: Any
+) -> None:
+    text = r'root ::= "\\x24a\x24" [\x41-\x43] # \x24a'
+    assert fits(grammars, tokenizer, Constraint(KIND.GRAMMAR, text), r"\x24a$B")
+
+
 def test_a_count_in_a_grammar_is_not_taken_modulo(grammars: Grammars) -> None:
     text = 'root ::= "a"{%d} "{4294967296}" # {4294967296}'
     of(grammars.compile(Constraint(KIND.GRAMMAR, text % 3), ""))
