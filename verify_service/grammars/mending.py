@@ -121,8 +121,8 @@ def _unwritten(kind: int, parts: Sequence[int]) -> bool:
 
 
 def coded(schema: Any) -> Any:
-    """Encodes regular expressions of a schema in hex, in place, so that the compiler keeps them,
-    and names with escapes without them, as it reads none."""
+    """Encodes regular expressions of a schema in hex, so that the compiler keeps them, and makes
+    its references such as the compiler follows, in place."""
     for _, part in walk(schema):
         _refer_plainly(part, schema)
         if "pattern" in part:
@@ -135,10 +135,10 @@ def coded(schema: Any) -> Any:
 
 
 def _refer_plainly(part: dict[str, Any], root: Any) -> None:
-    """Gives what is named with escapes, which the compiler does not read, one more name without
-    them, in place."""
+    """Gives what is referred to by escapes or by places in lists, which the compiler does not read,
+    a name of its own, in place."""
     reference = part.get("$ref")
-    if not isinstance(reference, str) or {"~", "%"}.isdisjoint(reference):
+    if not isinstance(reference, str) or not re.search(r"[~%]|/[0-9]", reference):
         return
     found, named = pointed(root, reference), root.setdefault("$defs", {})
     name = re.sub("[~%/]", "-", reference)

@@ -155,11 +155,13 @@ def pointed(root: Any, reference: str) -> Any:
     first, *steps = unquote(reference).split("/")
     found = root if first == "#" else None
     for step in steps:
-        found = (
-            found.get(step.replace("~1", "/").replace("~0", "~"))
-            if isinstance(found, dict)
-            else None
-        )
+        match found:
+            case dict():
+                found = found.get(step.replace("~1", "/").replace("~0", "~"))
+            case list() if step.isdecimal() and int(step) < len(found):
+                found = found[int(step)]
+            case _:
+                return None
     return found
 
 

@@ -163,6 +163,7 @@ SCHEMAS = [
     ('{"type":"array","items":[true,{"type":"null"}]}', "[1, null]", "[1, 2]"),
     ('{"type":"string","maxLength":2000}', '"ab"', "1"),
     ('{"$ref":"#/$defs/a~1b%3C~0","$defs":{"a/b<~":{"type":"null"}}}', "null", "1"),
+    ('{"prefixItems":[{"const":1},{"$ref":"#/prefixItems/0"}],"items":false}', "[1, 1]", "[1, 2]"),
     ('{"items":{"$ref":"#/x/A%3CB%3E"},"x":{"A<B>":{"const":1}}}', "[1]", "[2]"),
     ('{"type":"string","maxLength":9007199254740991}', '"ab"', "1"),
     ('{"propertyNames":{"maxLength":4294967297}}', '{"ab":1}', "1"),
