@@ -264,7 +264,8 @@ def _of_outputs(structured: StructuredOutputs | None) -> Form | None:
     form = {name: value for name, value in given.items() if value is not None}
     if len(form) != 1:
         raise InvalidRequest(
-            "structured_outputs", "give one of json, regex, choice, grammar, json_object"
+            "structured_outputs",
+            "give one of json, regex, choice, grammar, json_object, structural_tag",
         )
     return form
 

@@ -15,7 +15,7 @@ from coordinator.dialects.responses import ResponsesBody, ResponseWriter
 from coordinator.dialects.telling import _event
 from coordinator.http.body import MOST_ERRORS, validated
 from coordinator.http.calls import CallReader, Part
-from coordinator.http.schema import ChatBody, CompletionBody
+from coordinator.http.schema import ChatBody, CompletionBody, form_of
 from coordinator.http.system import DetokenizeBody, TokenizeBody
 from coordinator.http.template import ChatTemplate
 from coordinator.http.tools import FORMATS
@@ -144,6 +144,13 @@ def test_an_item_of_another_kind_than_those_before_it_is_named(prompt: Any, said
     with pytest.raises(InvalidRequest) as told:
         validated(CompletionBody, json.dumps({"prompt": prompt}).encode())
     assert str(told.value) == said
+
+
+def test_who_gives_no_form_is_told_all_there_are() -> None:
+    body = CompletionBody.model_validate({"prompt": "a", "structured_outputs": {}})
+    for name in ("json", "regex", "choice", "grammar", "json_object", "structural_tag"):
+        with pytest.raises(InvalidRequest, match=rf"\b{name}\b"):
+            form_of(body)
 
 
 def test_an_object_of_many_wrong_values_is_refused_without_a_look_at_each() -> None:
