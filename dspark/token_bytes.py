@@ -17,6 +17,7 @@ from typing import Any
 from dspark.errors import ConfigError
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
+MAP = "special_tokens_map.json"  # where older releases name special tokens
 # Keys of a tokenizer's configuration that name special tokens.
 SPECIAL = (
     "bos_token",
@@ -65,7 +66,7 @@ def read_token_bytes(
         )
         added = raw.get("added_tokens") or []
         special = {each["content"] for each in added if each["special"]} | set(
-            special_tokens(folder / CONFIG)
+            special_tokens(folder)
         )
         of = {token: spelled(name) for name, token in pairs if name not in special}
         for each in added:
@@ -84,12 +85,10 @@ def read_token_bytes(
     return [of.get(token, b"") for token in range(vocab_size)]
 
 
-def special_tokens(config: Path) -> list[str]:
-    """Special tokens that a tokenizer's configuration names; a vocabulary may lack some of them."""
-    if not config.is_file():
-        return []
+def special_tokens(folder: Path) -> list[str]:
+    """Special tokens that a tokenizer's settings name; a vocabulary may lack some of them."""
+    raw = tokenizer_settings(folder)
     try:
-        raw = json.loads(config.read_bytes())
         more: list[Any] = [raw.get(key) or () for key in _MORE]
         named = [raw.get(key) for key in SPECIAL]
         named += [
@@ -99,9 +98,25 @@ def special_tokens(config: Path) -> list[str]:
             each for some in more for each in (some.values() if isinstance(some, dict) else some)
         ]
         texts = [each.get("content") if isinstance(each, dict) else each for each in named]
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise ConfigError(f"target: {config} cannot be read: {error}") from error
+    except (AttributeError, TypeError) as error:
+        raise ConfigError(f"target: {folder / CONFIG} cannot be read: {error}") from error
     return [text for text in texts if isinstance(text, str)]
+
+
+def tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """A folder's settings of its tokenizer, empty where it has none. Raises ConfigError."""
+    settings = _settings(folder / CONFIG)
+    # as the library does: the other file counts where added tokens are not in the settings
+    return settings if "added_tokens_decoder" in settings else settings | _settings(folder / MAP)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return {**json.loads(path.read_bytes())}
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"target: {path} cannot be read: {error}") from error
 
 
 def spelling(decoder: Any) -> Callable[[str], bytes]:

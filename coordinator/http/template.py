@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from coordinator.reception.tokenizer import find_file
 from coordinator.requests.validation import check_count
 from dspark.errors import ConfigError, InvalidRequest, Unsupported
-from dspark.token_bytes import CONFIG, SPECIAL
+from dspark.token_bytes import CONFIG, MAP, SPECIAL, tokenizer_settings
 
 MAX_MESSAGES = 4096
 _TEXTS = {"text": "text", "refusal": "refusal"}
@@ -315,7 +315,8 @@ class ChatTemplate:
 
 def find_template(target: str | None, revision: str | None) -> ChatTemplate | None:
     """The chat template of a folder or hub id; None when it has none. Raises ConfigError."""
-    config = _read_json(_find(target, CONFIG, revision))
+    found = [_find(target, name, revision) for name in (CONFIG, MAP)]
+    config = next((tokenizer_settings(path.parent) for path in found if path), {})
     file = _find(target, FILE, revision)
     try:
         source: Any = file.read_text(encoding="utf-8") if file else config.get("chat_template")
@@ -348,16 +349,6 @@ def _find(target: str | None, name: str, revision: str | None) -> Path | None:
         return find_file(target, name, revision)
     except ConfigError:  # not in an offline cache, where absent and not fetched look alike
         return None
-
-
-def _read_json(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"target: {path} cannot be read: {error}") from error
-    return content if isinstance(content, dict) else {}
 
 
 def _token(value: Any) -> str | None:

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer as Backend
 from dspark.errors import ConfigError
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.targets import check_model, imported, is_imported
-from dspark.token_bytes import CONFIG, FILE, special_tokens, spelling
+from dspark.token_bytes import CONFIG, FILE, MAP, special_tokens, spelling
 
 _WINDOW = 4  # last prompt tokens, on which the text of the answer's first token depends
 # Ids that are held back at most: a character has four bytes, and a token may end inside the next.
@@ -47,7 +47,7 @@ class Tokenizer:
             backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(f"target: {path} is not a tokenizer: {error}") from error
-        _for_serving(backend, Path(folder) / CONFIG)
+        _for_serving(backend, Path(folder))
         return Tokenizer(backend)
 
     def name_of(self, token: int) -> str | None:
@@ -90,9 +90,10 @@ def find_tokenizer(target: str | None, revision: str | None) -> Tokenizer | None
     path = find_file(target, FILE, revision)
     if path is None:
         return None
-    with contextlib.suppress(ConfigError):
-        # may be missing in an offline cache; if found, it is in the folder of the other file
-        find_file(target, CONFIG, revision)
+    for name in (CONFIG, MAP):
+        with contextlib.suppress(ConfigError):
+            # may be missing in an offline cache; if found, it is in the folder of the other file
+            find_file(target, name, revision)
     return Tokenizer.load(path.parent)
 
 
@@ -108,9 +109,9 @@ async def load_tokenizer(target: str | None, revision: str | None) -> Tokenizer 
         thread.close(wait_s=0.0)
 
 
-def _for_serving(backend: Any, config: Path) -> None:
-    """Removes the training settings of a tokenizer file, and marks as special the tokens that the
-    file `config` lists.
+def _for_serving(backend: Any, folder: Path) -> None:
+    """Removes the training settings of a tokenizer file, and marks as special the tokens that
+    the settings in its folder name.
 
     Truncation and padding are for training batches; dropout of merges and sampling among pieces
     would give one text different ids. The post-processor stays: with it the library puts its own
@@ -124,7 +125,7 @@ def _for_serving(backend: Any, config: Path) -> None:
         if getattr(backend.model, name, None) is not None:
             setattr(backend.model, name, None)
     added = backend.get_added_tokens_decoder()
-    for text in special_tokens(config):
+    for text in special_tokens(folder):
         token = backend.token_to_id(text)
         if token is None:
             continue

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from coordinator.http.template import ChatTemplate, find_template
-from coordinator.reception.tokenizer import find_file
+from coordinator.reception.tokenizer import find_file, find_tokenizer
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.token_bytes import CONFIG, special_tokens
 
+TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
 # As published models write theirs, shortened.
 CHATML = """{%- if messages[0].role == 'system' %}
     {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
@@ -129,7 +132,7 @@ def test_what_is_no_template_is_refused_at_the_start(
         find_template(str(tmp_path), None)
     if name == CONFIG:
         with pytest.raises(ConfigError, match=named):
-            special_tokens(tmp_path / name)
+            special_tokens(tmp_path)
 
 
 def test_a_name_too_long_for_a_file_is_one_of_no_target() -> None:
@@ -157,6 +160,29 @@ def test_it_is_found_wherever_checkpoints_keep_it(tmp_path: Path, written: str) 
     assert (
         found.render([{"role": "user", "content": "hi"}], {}, add_generation_prompt=True) == "<s>hi"
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"tokenizer_class": "TokenizersBackend"}, ["de"]), ({"added_tokens_decoder": {}}, [])],
+)
+def test_special_tokens_may_be_named_in_a_file_of_their_own(
+    tmp_path: Path, settings: dict[str, Any], named: list[str]
+) -> None:
+    shutil.copy(TARGET / "tokenizer.json", tmp_path)
+    (tmp_path / CONFIG).write_text(json.dumps(settings))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "de"}}))
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    template, tokenizer = find_template(str(tmp_path), None), find_tokenizer(str(tmp_path), None)
+    assert template is not None
+    assert tokenizer is not None
+    library, turns = AutoTokenizer.from_pretrained(tmp_path), [{"role": "user", "content": "hi"}]
+    said = library.apply_chat_template(turns, tokenize=False)
+    assert template.render(turns, {}, add_generation_prompt=False) == said == "".join(named) + "hi"
+    assert special_tokens(tmp_path) == named
+    ids = tokenizer.encode("def", add_special=False)
+    assert ids == tuple(library.encode("def", add_special_tokens=False))
+    assert tokenizer.decode(ids, skip_special=True) == library.decode(ids, skip_special_tokens=True)
 
 
 def test_without_one_there_is_none(tmp_path: Path) -> None:
