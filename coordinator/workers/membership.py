@@ -194,6 +194,11 @@ class Membership:
     ) -> str | None:
         """Adds a described worker and returns None, or returns a sentence why not."""
         name, endpoint, worker.has_run = worker.address.name, worker.address.endpoint, said.warm
+        for other in self._workers.values():
+            held = other.port if other is not worker else None
+            if held is not None and held.facts.incarnation == said.incarnation:
+                # under another name, and its room would count twice
+                return f"the same process as {other.address.name} at {other.address.endpoint}"
         if isinstance(said, verify_pb2.VerifierDescription):
             return await self._verifier_came(worker, verifier_facts(name, endpoint, said), channel)
         return await self._drafter_came(worker, drafter_facts(name, endpoint, said), channel)

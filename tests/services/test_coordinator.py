@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,29 @@ async def test_a_verifier_that_was_announced_as_draining_takes_nothing_until_it_
     membership.announce(known)
     answer = await client.complete(PROMPT, max_tokens=9, **GREEDY)
     assert [list(answer.token_ids)] == plain_greedy(golden_target, [PROMPT], 9)
+
+
+async def test_a_process_that_has_two_names_is_one_worker(cell: Cell) -> None:
+    """Until it is lost under the first: the second may be another way to it."""
+    coordinator = await cell.whole()
+    membership = coordinator.cell.membership
+    known = [each.address for each in membership.workers]
+    again = [
+        replace(each, endpoint=each.endpoint.replace("127.0.0.1", "localhost"), name="again")
+        for each in known
+    ]
+    membership.announce([*known, *again])
+    await until(lambda: all(each.detail for each in membership.workers if each.address in again))
+    status = await cell.client(coordinator).status()
+    assert {each.detail for each in status.processes if each.name == "again"} == {
+        f"the same process as {each.name} at {each.endpoint}" for each in known
+    }
+    assert [(lane.verifier, lane.drafters) for lane in status.lanes] == [("verify/0", ("draft/0",))]
+    membership.announce(again)
+    await until(lambda: membership.ready and len(membership.drafters) == 1)
+    assert {each.endpoint for each in (*membership.verifiers, *membership.drafters)} == {
+        each.endpoint for each in again
+    }
 
 
 async def test_of_a_worker_that_is_not_there_status_says_what_is(cell: Cell) -> None:
