@@ -25,7 +25,8 @@ from deploy.ray_environment import environment, is_guarded
 from dspark.errors import Unavailable
 from dspark.runtime.identity import write_token
 
-PORT_TIMEOUT_S = 60.0
+PORT_TIMEOUT_S = 100.0  # Ray waits 60 s for its server (`environment`) and 30 s for its node
+STARTED = "Ray runtime started."  # Ray says so once its node has joined
 STARTS = 3  # a port can be taken between our check and Ray's start
 OBJECT_STORE_BYTES = 80_000_000  # nothing of ours travels through it
 
@@ -169,26 +170,27 @@ def free_ports(count: int) -> list[int]:
 
 
 def _await_ours(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Waits until the started cluster listens and demands a token; a busy machine takes time.
+    """Waits until the started cluster demands a token and has its node; a busy machine takes time.
 
-    Raises _NotOurs if it ended, or if a Ray cluster that demands none answers: that is another one.
+    Ray's server answers before its node is there, and ends where that takes more than half a
+    minute. Raises _NotOurs if it ended, or if a Ray cluster that demands no token answers: that is
+    another one.
     """
     deadline = time.monotonic() + PORT_TIMEOUT_S
+    guarded = None
     while True:
-        if process.poll() is not None:
-            said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise _NotOurs(
-                f"Ray did not start: {said[-1] if said else f'exit code {process.returncode}'}"
-            )
+        ended, said = process.poll(), log.read_text(encoding="utf-8", errors="replace").strip()
+        if ended is not None:
+            last = said.splitlines()[-1] if said else f"exit code {ended}"
+            raise _NotOurs(f"Ray did not start: {last}")
         try:
-            socket.create_connection(("127.0.0.1", port), 0.5).close()
-            missing, guarded = (
-                "say whether it authenticates callers",
-                is_guarded(f"127.0.0.1:{port}"),
-            )
+            if not guarded:
+                socket.create_connection(("127.0.0.1", port), 0.5).close()
+                guarded = is_guarded(f"127.0.0.1:{port}")
+            missing = "start its node" if guarded else "say whether it authenticates callers"
         except OSError:
-            missing, guarded = "listen", None
-        if guarded:
+            missing = "listen"
+        if guarded and STARTED in said:
             return
         if guarded is False:
             raise _NotOurs(

@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -43,12 +44,22 @@ def test_a_port_that_somebody_took_meanwhile_costs_one_more_start(
         assert stop_head(head) == []
 
 
-@pytest.mark.parametrize("answer", [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.OK])
+SAYS = {"joins": f"echo '{deploy.head.STARTED}'; exec sleep 600", "ends": "echo no node; exit 1"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "start", "told"),
+    [
+        (grpc.StatusCode.UNAUTHENTICATED, "joins", None),
+        (grpc.StatusCode.UNAUTHENTICATED, "ends", "did not start: no node"),
+        (grpc.StatusCode.OK, "joins", "another Ray cluster"),
+    ],
+)
 def test_a_cluster_that_is_slow_to_say_is_asked_again(
-    tmp_path: Path, answer: grpc.StatusCode
+    tmp_path: Path, answer: grpc.StatusCode, start: str, told: str | None
 ) -> None:
-    """Its port answers before its server can."""
-    asked = 0
+    """Its port answers before its server can, and its server before its node has joined."""
+    asked, log = 0, tmp_path / "log"
 
     def alive(request: bytes, context: grpc.ServicerContext) -> bytes:
         nonlocal asked
@@ -67,14 +78,12 @@ def test_a_cluster_that_is_slow_to_say_is_asked_again(
     )
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    process = subprocess.Popen(["sleep", "600"])
+    with log.open("wb") as said:
+        process = subprocess.Popen(["sh", "-c", f"sleep 2; {SAYS[start]}"], stdout=said)
     try:
-        if answer is grpc.StatusCode.OK:
-            with pytest.raises(Unavailable, match="another Ray cluster"):
-                deploy.head._await_ours(process, port, tmp_path / "log")
-        else:
-            deploy.head._await_ours(process, port, tmp_path / "log")
-        assert asked == 3
+        with pytest.raises(Unavailable, match=told) if told else contextlib.nullcontext():
+            deploy.head._await_ours(process, port, log)
+        assert start == "ends" or asked == 3
     finally:
         process.kill()
         process.wait()
