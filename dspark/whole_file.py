@@ -18,7 +18,8 @@ def placed(path: Path, *, mode: int = 0o666, lasts: bool = False) -> Iterator[Pa
     """Yields a temporary path that replaces `path` after the block; removed if the block fails.
 
     mode: permissions of the file, before the umask. lasts: the file is flushed to disk, so that it
-    survives a crash of the machine. OSError for a path of something else than a file.
+    survives a crash of the machine. OSError for a path of something else than a file; one that says
+    no file, of a disk that is full for example, says this one.
     """
     if path.exists() and not path.is_file():  # a device would be gone for everybody
         raise FileExistsError(errno.EEXIST, "there already, and no regular file", str(path))
@@ -33,6 +34,10 @@ def placed(path: Path, *, mode: int = 0o666, lasts: bool = False) -> Iterator[Pa
         if lasts:
             flush_to_disk(partial)
         partial.replace(path)
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if lasts:

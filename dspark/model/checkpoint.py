@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from dspark.errors import CheckpointError
 from dspark.fingerprint import Fingerprint
@@ -46,6 +45,7 @@ from dspark.model.weights_file import (
     read_directory,
     read_tensors,
     weight_files,
+    write_file,
 )
 from dspark.whole_file import placed
 
@@ -202,8 +202,7 @@ def save_drafter(drafter: Drafter, folder: Path, *, dtype: torch.dtype | None = 
     }
     if drafter.draft_vocabulary is not None:
         tensors |= drafter.draft_vocabulary.maps()
-    with placed(folder / SINGLE_NAME) as draft:
-        save_file(tensors, draft, metadata={"format": "pt"})
+    write_file(folder / SINGLE_NAME, tensors, {"format": "pt"})
 
 
 @dataclass(frozen=True)

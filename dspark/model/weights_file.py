@@ -16,6 +16,7 @@ With scales that are powers of two every value is exact in bfloat16.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 import tempfile
@@ -26,10 +27,12 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from dspark.errors import CheckpointError
 from dspark.model.config_keys import MOST_LISTING_BYTES, decode, listed, read_json_file, refuse
+from dspark.whole_file import placed
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -151,6 +154,23 @@ def read_file(file: Path) -> dict[str, Tensor]:
     """All tensors of one file, under the same checks as weights."""
     entries = _read_header(file)
     return dict(read_tensors(entries, sorted(entries)))
+
+
+def write_file(
+    file: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    lasts: bool = False,
+) -> None:
+    """Writes tensors, whole or not at all; `lasts` as for `placed`. Raises OSError."""
+    with placed(file, lasts=lasts) as draft:
+        try:
+            save_file(dict(tensors), draft, metadata=None if metadata is None else {**metadata})
+        except SafetensorError as error:  # of a full disk too, with the system's number in its text
+            if (number := re.search(r"os error (\d+)", str(error))) is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
 
 
 @contextmanager

@@ -31,11 +31,10 @@ def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Writes a safetensors file, whole or not at all."""
-    from safetensors.torch import save_file
+    from dspark.model.weights_file import write_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with placed(path, lasts=True) as partial:
-        save_file(dict(tensors), partial, metadata=dict(metadata) if metadata else None)
+    write_file(path, tensors, metadata, lasts=True)
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

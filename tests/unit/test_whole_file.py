@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from dspark.cli.main import _sentence
+from dspark.model.weights_file import write_file
 from dspark.whole_file import placed
 
 
@@ -52,6 +57,31 @@ def test_a_file_that_its_writer_renames_into_place_has_the_permissions_asked_for
     with placed(path, mode=mode) as partial:
         theirs.rename(partial)
     assert path.stat().st_mode == asked.stat().st_mode
+
+
+@pytest.fixture
+def full() -> Iterator[None]:
+    """No file of this process grows beyond 4 KiB, as on a disk that is full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.usefixtures("full")
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    def text() -> None:
+        with placed(path) as partial:
+            partial.write_text(100_000 * " ")
+
+    for write in (text, lambda: write_file(path, {"x": torch.zeros(100_000)})):
+        with pytest.raises(OSError, match="too large") as failed:
+            write()
+        assert failed.value.filename == str(path)
+        assert _sentence(failed.value) == f"{path}: File too large"
+        assert [*tmp_path.iterdir()] == []
 
 
 def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:

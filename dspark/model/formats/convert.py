@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dspark.errors import CheckpointError, UnsupportedFamily
@@ -27,8 +26,7 @@ from dspark.model.formats.source import SHARED, open_source, target_tables
 from dspark.model.formats.vocabulary import DraftVocabulary
 from dspark.model.location import locate
 from dspark.model.pairing import TOKENIZER_NAME
-from dspark.model.weights_file import SINGLE_NAME, check_finite, read_tensors
-from dspark.whole_file import placed
+from dspark.model.weights_file import SINGLE_NAME, check_finite, read_tensors, write_file
 
 _SAID = ("lm_head.weight", "markov_head.markov_w2.weight")  # a row per draftable token
 
@@ -115,8 +113,7 @@ def _write(
     (out / CONFIG_NAME).write_text(
         json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8"
     )
-    with placed(out / SINGLE_NAME) as draft:
-        save_file(tensors, draft, metadata={"format": "pt"})
+    write_file(out / SINGLE_NAME, tensors, {"format": "pt"})
     for file in (CALIBRATION_NAME, TOKENIZER_NAME):  # what ties a drafter covers the latter
         if (folder / file).is_file():
             shutil.copyfile(folder / file, out / file)
