@@ -24,6 +24,7 @@ from dspark.cli.options import (
     positive,
     read_keys,
 )
+from dspark.errors import ConfigError
 
 if TYPE_CHECKING:
     from dspark.client import AsyncClient
@@ -79,10 +80,17 @@ class _Chain:
 
         self.out, self._path = out, out / NOTES
         out.mkdir(parents=True, exist_ok=True)
-        kept = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
-        if kept:
-            check_same_run(f"the chain in {out}", kept["identity"], identity)
-        self.notes: dict[str, Any] = kept or {"identity": identity, "stages": {}}
+        self.notes: dict[str, Any] = {"identity": identity, "stages": {}}
+        if self._path.exists():
+            try:
+                kept = json.loads(self._path.read_bytes())
+                self.notes = {name: {**kept[name]} for name in self.notes}
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                raise ConfigError(
+                    f"{self._path}: no notes of a chain ({error!r}); without it every stage runs "
+                    "again"
+                ) from None
+            check_same_run(f"the chain in {out}", self.notes["identity"], identity)
 
     def do(self, name: str, stage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Runs a stage unless it is done; returns its result."""

@@ -66,3 +66,12 @@ def test_other_kept_tokens_are_another_run(prompts: Path, golden_target: Path) -
             _begin(prompts, golden_target, f"--keep-tokens {kept}")
     with pytest.raises(ConfigError, match=r"^keep_tokens: "):
         _begin(prompts, golden_target, f"--keep-tokens {kept}")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "{}", '{"identity": 1, "stages": {}}'])
+def test_notes_that_are_none_are_named(content: str, prompts: Path, golden_target: Path) -> None:
+    _begin(prompts, golden_target)
+    notes = prompts.parent / "chain" / "chain.json"
+    notes.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=re.escape(f"{notes}: no notes of a chain")):
+        _begin(prompts, golden_target)
