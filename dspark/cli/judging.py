@@ -151,12 +151,20 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _given(args: argparse.Namespace) -> tuple[Path, Path]:
+    """Folders of the target and of the drafter. Raises CheckpointError unless they fit."""
     import torch
 
+    from dspark.errors import CheckpointError
+    from dspark.model.config_file import read_drafter_config
     from dspark.model.location import locate
+    from dspark.model.pairing import mismatch, sizes_of
 
     torch.set_num_threads(args.threads)
-    return locate(args.target), locate(args.drafter)
+    target, drafter = locate(args.target), locate(args.drafter)
+    config = read_drafter_config(drafter)
+    if (problem := mismatch(config, drafter, target=target, **sizes_of(target))) is not None:
+        raise CheckpointError(problem)
+    return target, drafter
 
 
 def _shared(args: argparse.Namespace) -> dict[str, Any]:

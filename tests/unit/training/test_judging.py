@@ -95,6 +95,16 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
     )
 
 
+@pytest.mark.parametrize("command", ["evaluate", "calibrate"])
+def test_a_drafter_of_another_target_is_refused_before_anything_is_measured(
+    command: str, golden_target: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafter = DATA / "pair" / "drafter"
+    told = f"{command} --target {golden_target} --drafter {drafter} --quiet {prompts}"
+    assert main(told.split()) == 1
+    assert f"dspark: {drafter}: drafts from a vocabulary of 512, the " in capsys.readouterr().err
+
+
 def test_evaluate_writes_what_it_prints(
     evaluated: str,
     golden_target: Path,
