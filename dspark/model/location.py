@@ -13,6 +13,8 @@ from dspark.targets import imported, is_imported
 # Files that a loader may read: settings, tokenizer files, weights. Never code, never pickles.
 _WEIGHTS = "*.safetensors"
 _WANTED = ["*.json", _WEIGHTS, "*.jinja", "*.txt", "*.model"]
+# Copies of the weights in the formats of other programs, which take as long to fetch.
+_COPIES = ["*/*", "consolidated*"]
 
 
 def locate(name_or_path: str | Path, *, revision: str | None = None, weights: bool = True) -> Path:
@@ -29,7 +31,14 @@ def locate(name_or_path: str | Path, *, revision: str | None = None, weights: bo
     logging.getLogger("huggingface_hub").handlers.clear()  # the root's writes its lines, too
     try:
         wanted = _WANTED if weights else [pattern for pattern in _WANTED if pattern != _WEIGHTS]
-        return Path(snapshot_download(str(name_or_path), revision=revision, allow_patterns=wanted))
+        return Path(
+            snapshot_download(
+                str(name_or_path),
+                revision=revision,
+                allow_patterns=wanted,
+                ignore_patterns=_COPIES,
+            )
+        )
     except HFValidationError as error:
         raise CheckpointError(f"{name_or_path}: no such folder, and no hub id either") from error
     except Exception as error:

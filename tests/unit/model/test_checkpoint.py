@@ -9,13 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.checkpoint import fingerprint, load_drafter, load_projection
 from dspark.model.config_file import parse_drafter_config, read_drafter_config
+from dspark.model.location import locate
 from tests.unit.model.golden import DATA, altered, put, sharded, without
 
 GOOD = DATA / "dspark_vanilla"
@@ -242,6 +245,23 @@ def test_a_projection_is_named_by_its_two_tensors_and_its_taps(folder: Path) -> 
     assert load_projection(folder).fingerprint != projection.fingerprint
     altered(folder, {"target_layer_ids": [0, 1, 2, 3, 5]}, of=GOOD)
     assert load_projection(folder).fingerprint != projection.fingerprint
+
+
+def test_of_a_hub_s_files_those_are_fetched_that_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = ["config.json", "model-00001-of-00002.safetensors", "chat_template.jinja"]
+    copies = ["consolidated.safetensors", "original/model.safetensors", "metal/model.bin"]
+    fetched: list[str] = []
+
+    def fetch(name: str, **patterns: Any) -> str:
+        del patterns["revision"]
+        fetched.extend(filter_repo_objects([*read, *copies, "model.py"], **patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert locate("somebody/model") == tmp_path
+    assert fetched == read
 
 
 def test_a_name_that_is_no_folder_and_no_hub_id_is_refused() -> None:
