@@ -2,7 +2,8 @@
 
 uvicorn counts idle connections as work, waits forever for a first request, and can only close a
 connection whose peer reads. Here a request's head must arrive within `HEAD_S`, a request can cut
-its connection, and the longest idle connection ends to make room for a new one.
+its connection, and the longest idle connection ends to make room for a new one. Neither a head nor
+what stands around the parts of a body may grow without an end.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 AHEAD = 8  # pipelined requests that may wait behind the one being answered
 HEAD_S = 10.0  # from a connection's beginning, or a request's first byte, to the end of its head
+HEAD_BYTES = 64 * 1024  # that may come with no part of a body, and without ending a head
 _CUT, _NAMES = "dspark.cut", "dspark.names"  # keys in a request's state
 
 
@@ -41,6 +43,7 @@ class Connection(HttpToolsProtocol):
         # the request that is being answered; `cycle` is the last one received
         self._running: Any = None
         self._data = self._again = b""  # being read, to be read next
+        self._around = 0  # bytes since the last head, or part of a body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,10 +56,13 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._head is None and self._idle:  # uvicorn drops its own timer at any byte
             self._await_head()
+        self._around += len(data)
         self._again = data
         while self._again:
             self._data, self._again = self._again, b""
             super().data_received(self._data)
+        if self._around > HEAD_BYTES:  # the parser keeps heads and trailers of any size
+            self.end("head_bytes")
 
     @property
     def _offers(self) -> bool:
@@ -79,7 +85,12 @@ class Connection(HttpToolsProtocol):
         if not self._offers:
             super().on_message_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._around = 0
+        super().on_body(body)
+
     def on_headers_complete(self) -> None:
+        self._around = 0
         if self._offers:
             return
         self._head_came()

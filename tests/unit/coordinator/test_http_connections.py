@@ -151,6 +151,40 @@ async def test_a_connection_without_a_head_in_time_ends(
     assert dropped(counted, "head") == 3
 
 
+@pytest.mark.parametrize(
+    ("begun", "more"),
+    [
+        (b"GET / HTTP/1.1\r\n", b"a: b\r\n"),
+        (b"GET / HTTP/1.1\r\na: ", b"b"),
+        (b"GET /", b"a"),
+        (GET % b"/held" + b"GET / HTTP/1.1\r\n", b"a: b\r\n"),  # while another is answered
+        (b"POST /said HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n", b"a: b\r\n"),
+        (b"POST /said HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"a"),
+    ],
+)
+async def test_a_head_without_an_end_ends_its_connection(
+    address: tuple[str, int], counted: Metrics, begun: bytes, more: bytes
+) -> None:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(begun)
+    with contextlib.suppress(ConnectionError):
+        for _ in range(64):
+            writer.write(more * (connection_module.HEAD_BYTES // len(more)))
+            await writer.drain()
+        assert await reader.read() == b""
+    await until(lambda: dropped(counted, "head_bytes") == 1)
+    writer.close()
+
+
+async def test_a_body_of_many_small_parts_is_no_head(address: tuple[str, int]) -> None:
+    reader, writer = await asyncio.open_connection(*address)
+    count = 2 * connection_module.HEAD_BYTES
+    writer.write(b"POST /said HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    writer.write(b"1;a\r\nx\r\n" * count + b"0\r\n\r\n")
+    assert (await _head(reader))[::2] == (200, b"x" * count)
+    writer.close()
+
+
 async def test_a_peer_that_begins_no_tls_ends(
     application: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
