@@ -153,7 +153,8 @@ def build_app(api: Api, routers: Iterable[APIRouter]) -> FastAPI:
             check_host(request)
 
     # No documentation pages: they would load scripts of other hosts. The schema is /openapi.json.
-    app = FastAPI(title="dspark", docs_url=None, redoc_url=None)
+    # No redirects: behind a proxy with TLS they would lead to plain HTTP.
+    app = FastAPI(title="dspark", docs_url=None, redoc_url=None, redirect_slashes=False)
     handle_errors(app)
     for router in routers:
         app.include_router(router, dependencies=[Depends(from_here)])

@@ -73,6 +73,9 @@ async def read_body(request: Request, kind: type[M], most: int) -> M:
     # Browsers send JSON to another origin only after a preflight, so foreign pages cannot post.
     if media != "application/json":
         raise HTTPException(415, f"content-type: {media[:100] or 'none'} is not application/json")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise HTTPException(415, f"content-encoding: {coding[:100]} is not supported")
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared) > most:
         raise _too_large(most)

@@ -118,6 +118,8 @@ def test_what_is_wrong_is_named(cell: HttpCell, body: dict[str, Any], param: str
         ("completions", completion(length_penalty=0.5), "length_penalty"),
         ("completions", completion(priority=3), "priority"),
         ("completions", completion(frobnicate=1), "frobnicate"),
+        ("completions", completion(label="x"), "label"),
+        ("chat/completions", chat(text="x"), "text"),
         (
             "chat/completions",
             chat(tools=[{"type": "function", "function": {"name": "f"}}]),
@@ -245,13 +247,19 @@ def test_other_requests_hear_statuses_in_the_same_shape(cell: HttpCell) -> None:
         "GET /v1/models, .*GET /health, .*POST /v1/chat/completions, POST /v1/completions, "
         "POST /tokenize.*, GET /openapi.json$"
     )
-    for path, method in (("/v1/frobnicate", "GET"), ("/v1/completions", "GET"), ("/v1", "POST")):
+    for path, method in (
+        ("/v1/frobnicate", "GET"),
+        ("/v1/completions", "GET"),
+        ("/v1", "POST"),
+        ("/v1/completions/", "POST"),
+    ):
         said = httpx.request(method, cell.url + path).json()["error"]["message"]
         assert re.match(f"{method} {path} is no route here; there are {routes}", said), said
     for answer, status in (
         (httpx.get(f"{cell.url}/v1/frobnicate"), 404),
         (httpx.get(f"{cell.url}/v1/completions"), 405),
         (httpx.post(f"{cell.url}/v1/completions", content=b"x"), 415),
+        (post(cell, completion(), headers={"content-encoding": "gzip"}), 415),
         (post(cell, completion(), headers={"host": "evil.example"}), 403),
     ):
         assert (answer.status_code, list(answer.json()["error"])) == (
