@@ -51,12 +51,12 @@ _NAMES = (
     (r"stop$", "stop_sequences"),
     ("response_format", "output_config.format"),
     ("reasoning_effort", "output_config.effort"),
-    ("thinking_token_budget", "thinking.budget_tokens"),
     (r"tools\[(\d+)\]\.function\.parameters", r"tools[\1].input_schema"),
     (r"tools\[(\d+)\]\.function", r"tools[\1]"),
     (r"tool_choice\.function", "tool_choice"),
     ("continue_final_message", "messages"),
 )
+_BUDGET = ("thinking_token_budget", "thinking.budget_tokens")  # unless the body has the former
 
 
 class MessagesTool(BodyPart):
@@ -143,7 +143,8 @@ def translated(body: MessagesBody, template: ChatTemplate | None) -> Translated:
     }
     if messages and messages[-1]["role"] == "assistant":  # the answer continues it
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
-    return Translated(fields, places, _NAMES)
+    names = _NAMES if body.thinking_token_budget is not None else (*_NAMES, _BUDGET)
+    return Translated(fields, places, names)
 
 
 def _messages(message: Object, field: str) -> list[tuple[Object, str]]:

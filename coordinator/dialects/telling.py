@@ -21,7 +21,6 @@ from coordinator.http.asking import Asking
 from coordinator.http.body import validated
 from coordinator.http.calls import Part, joined
 from coordinator.http.chat import AskedChat, read_chat
-from coordinator.http.errors import param_of
 from coordinator.http.reply import MANY, Object, respond, usage_of
 from coordinator.http.schema import ChatBody, SharedFields
 from coordinator.http.stream import event, written
@@ -49,7 +48,6 @@ class Translated(NamedTuple):
 
     def name(self, field: str) -> str:
         """The translated body's name for a field of chat."""
-        field = param_of(field)
         message = _MESSAGE.match(field)
         if message is not None:
             return self.places[int(message[1])]

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import Request
 
 from coordinator.http.api import Api
-from coordinator.http.errors import ID_HEADER, id_headers
+from coordinator.http.errors import ID_HEADER, id_headers, param_of
 from coordinator.http.schema import Body, Form
 from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.response_stream import ResponseStream
@@ -96,7 +96,7 @@ class Asking:
         """Submits all prompts, or none. kind: first word of the id. names: the body's names for
         fields of the gRPC interface. usual: default `max_tokens`, None for the deployment's.
         record: answers keep (verified, accepted) of each round as `steps`."""
-        check_count("text", len(prompts), MAX_PROMPTS, "prompts")
+        check_count("prompt", len(prompts), MAX_PROMPTS, "prompts")
         asking = Asking(kind, request.headers.get(ID_HEADER), names)
         try:
             with naming(asking._name):
@@ -152,7 +152,8 @@ class Asking:
 
     def _name(self, field: str) -> str:
         """The body's name for a field of the gRPC interface."""
-        return self._names.get(field) or self._names.get(field.partition(".")[0]) or field
+        named = self._names.get(field) or self._names.get(field.partition(".")[0])
+        return named or param_of(field)
 
     def leave(self) -> None:
         """Releases every stream, and frees requests that have not ended."""

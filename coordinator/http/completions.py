@@ -107,7 +107,7 @@ def read_prompts(given: Any) -> list[Prompt]:
     if isinstance(given, str):
         return [given]
     if not given:
-        raise InvalidRequest("text", "the list is empty")
+        raise InvalidRequest("prompt", "the list is empty")
     if isinstance(given[0], int):
         return [given]
     return list(given)
@@ -120,4 +120,4 @@ async def _echoed(api: Api, prompt: Prompt) -> str:
     if tokenizer is None:
         raise InvalidRequest("echo", "the target has no tokenizer, so there is no text to show")
     most = api.processor.cell.terms().limits.context_length
-    return await decoded(tokenizer, prompt, "text", most)
+    return await decoded(tokenizer, prompt, "prompt", most)

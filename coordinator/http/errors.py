@@ -31,7 +31,7 @@ log = structlog.get_logger("dspark.http")
 _INVALID = "invalid_request_error"
 _RETRY_UNAVAILABLE_S = 1.0
 _UNROUTED = {(404, "Not Found"), (405, "Method Not Allowed")}  # Starlette's messages
-# Fields of the public gRPC message, as a client of this interface calls them.
+# Fields of the public gRPC message, as bodies call them.
 _NAMES = {"text": "prompt", "tokenized.input_ids": "prompt", "label": "speculation.label"}
 
 
@@ -40,7 +40,7 @@ class UnknownModel(DsparkError):
 
 
 def param_of(field: str) -> str:
-    """The name a client of this interface knows a field by."""
+    """The name that bodies have for a field of the public gRPC message."""
     return _NAMES.get(field, field.removeprefix("sampling_params."))
 
 
@@ -50,7 +50,7 @@ def described(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     message = str(error)
     match error:
         case InvalidRequest():
-            status, kind, param = 400, _INVALID, param_of(error.field)
+            status, kind, param = 400, _INVALID, error.field
             # 400 also for known features that are not supported: clients retry a 5xx.
             code = "unsupported_parameter" if isinstance(error, Unsupported) else None
             message = f"{param}: {error.problem}"

@@ -14,6 +14,7 @@ from pydantic import Field
 from coordinator.answers.answer import CommittedTokens
 from coordinator.clock import beside
 from coordinator.http.api import Api
+from coordinator.http.errors import param_of
 from coordinator.http.schema import BodyPart
 from coordinator.http.stream import EventStream, event
 from coordinator.http.template import Turn, newest_that_fit
@@ -25,6 +26,7 @@ from coordinator.watching.explaining import origins, told
 from coordinator.watching.watch import Explain, RoundPart
 from dspark.client.explanation import ORIGINS, RoundExplanation, read_explanation
 from dspark.client.request import write_request
+from dspark.errors import naming
 from dspark.wire.v1.control_pb2 import ORIGIN_PLAIN
 
 MAX_CONTENT = 20_000  # characters of a message
@@ -138,7 +140,8 @@ async def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventSt
         options["constraint"] = {form: wish.shape}
     messages = [each.model_dump() for each in wish.messages]
     prompt, left_out = await prompt_of(api, messages, wish.max_tokens)
-    stream = await api.processor.accept(write_request(prompt, options))
+    with naming(param_of):
+        stream = await api.processor.accept(write_request(prompt, options))
     request = stream.request
     begin = {
         "type": "begin",

@@ -338,6 +338,8 @@ def test_a_response_in_a_form(client: openai.OpenAI) -> None:
         ({"tools": [{**FUNCTION, "name": "a b"}]}, "tools[0].name"),
         ({"include": ["message.output_text.logprobs"]}, "include[0]"),
         ({"n": 2}, "n"),
+        ({"text": 1}, "text"),
+        ({"label": "x"}, "label"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         (
             {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "no"}}}},

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import jsonschema
 import openai
 import pytest
@@ -141,6 +142,14 @@ def test_a_budget_beyond_its_bounds_is_refused(budget: int, cell: HttpCell) -> N
     with pytest.raises(openai.BadRequestError) as refused:
         asked(cell, budget, response_format=FORM)
     assert refused.value.param == "thinking_token_budget"
+    turns = [{"role": "user", "content": "def f"}]
+    for name, fields in (
+        ("thinking_token_budget", {"thinking_token_budget": budget}),
+        ("thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": budget}}),
+    ):
+        body = {"max_tokens": 4, "messages": turns, **fields}
+        told = httpx.post(f"{cell.url}/v1/messages", json=body, timeout=30).json()
+        assert told["error"]["message"].startswith(f"{name}: ")
 
 
 @pytest.mark.parametrize(
