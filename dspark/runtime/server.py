@@ -272,10 +272,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             if handler.request_streaming:
                 return request
             check_size(method, request, self._prompt_bytes())
-            try:
-                return parse(request) if parse is not None else request
-            except DecodeError:
-                raise InvalidRequest("request", "is no message of this method") from None
+            return parse(request) if parse is not None else request
 
         async def answer_once(request: Any, context: grpc.aio.ServicerContext) -> Any:
             try:
@@ -361,6 +358,8 @@ def status_of(method: str, error: Exception) -> Status:
     """The status that a caller gets for an error: code, details, trailing metadata. A bug is logged
     under a reference, which is all that its details hold."""
     trailing: list[tuple[str, str | bytes]] = []
+    if isinstance(error, DecodeError):
+        error = InvalidRequest("request", "is no message of this method")
     if isinstance(error, InvalidRequest):
         trailing.append(("bad-field", error.field))
     if isinstance(error, Overloaded):

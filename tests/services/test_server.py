@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -55,6 +56,7 @@ def _answer(request: bytes) -> bytes:
         b"full": Overloaded("queue full", 1.5),
         b"nobody": Unavailable("no verifier"),
         b"late": Expired("too late"),
+        b"garbage": DecodeError("secret detail"),
         b"bug": RuntimeError("secret detail"),
     }
     if request in errors:
@@ -138,6 +140,7 @@ async def test_every_kind_of_method_needs_the_token(endpoint: str, kind: str) ->
         (b"full", grpc.StatusCode.RESOURCE_EXHAUSTED),
         (b"nobody", grpc.StatusCode.UNAVAILABLE),
         (b"late", grpc.StatusCode.DEADLINE_EXCEEDED),
+        (b"garbage", grpc.StatusCode.INVALID_ARGUMENT),
         (b"bug", grpc.StatusCode.INTERNAL),
     ],
 )
@@ -152,6 +155,7 @@ async def test_errors_become_statuses_in_one_place(
     assert trailing.get("bad-field") == {
         b"field": "sampling_params.top_p",
         b"unsupported": "n",
+        b"garbage": "request",
     }.get(request_)
     assert trailing.get("retry-after-ms") == ("1500" if request_ == b"full" else None)
     assert "secret detail" not in caught.value.details()
