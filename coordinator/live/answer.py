@@ -15,7 +15,7 @@ from coordinator.answers.answer import CommittedTokens
 from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.errors import param_of
-from coordinator.http.schema import BodyPart
+from coordinator.http.schema import BodyPart, Listed
 from coordinator.http.stream import EventStream, event
 from coordinator.http.template import Turn, newest_that_fit
 from coordinator.reception.input_processor import LONG_TEXT, encoded_now
@@ -48,7 +48,7 @@ class AnswerWish(BodyPart):
     """A request for an answer with its rounds explained. The conversation is not kept: the page
     sends all of it each time."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[Listed[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 256
     temperature: float = 0.0
     policy: Policy = ""
@@ -140,7 +140,7 @@ async def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventSt
         options["constraint"] = {form: wish.shape}
     messages = [each.model_dump() for each in wish.messages]
     prompt, left_out = await prompt_of(api, messages, wish.max_tokens)
-    with naming(param_of):
+    with naming(lambda field: param_of(field).removeprefix("speculation.")):
         stream = await api.processor.accept(write_request(prompt, options))
     request = stream.request
     begin = {
