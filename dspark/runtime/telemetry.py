@@ -165,7 +165,7 @@ class Metrics:
     """
 
     # Requests (coordinator).
-    requests = counter("Requests ended, by how.", "outcome")
+    requests = counter("Answers ended, by how: a request has n for each of its prompts.", "outcome")
     request_success = counter("Answers that ended well, by finish reason.", "finished_reason")
     num_requests_running = gauge("Requests in rounds or prefill.")
     num_requests_waiting = gauge("Requests waiting for admission.")
