@@ -99,8 +99,8 @@ class CoordinatorConfig(ClientsConfig):
     )
     verifier_wait_s: float = setting(
         20.0,
-        "How long requests wait for another verifier; one that is there may run its first requests "
-        "besides.",
+        "How long requests that were taken in wait for another verifier, while new ones are "
+        "refused; one that is there may run its first requests besides.",
         above=0,
     )
     max_handovers: int = setting(4, "Verifiers a request may lose before it fails.", least=0)

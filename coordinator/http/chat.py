@@ -34,6 +34,7 @@ from coordinator.http.thoughts import (
 from coordinator.http.tools import Calling, read_calling
 from coordinator.reception.input_processor import LONG_TEXT, encoded, prompt_bytes
 from coordinator.reception.output_processor import OutputChunk, OutputProcessor
+from coordinator.reception.tokenizer import Tokenizer
 from dspark.errors import InvalidRequest, Unsupported
 
 # Fields of the gRPC interface, as this body calls them.
@@ -80,9 +81,7 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
     """Reads a chat body into a prompt, options and readers, whatever shape the response has."""
     calling = read_calling(api, body)
     prompt = await read_prompt(api, body, calling)
-    template, tokenizer = api.template, api.processor.tokenizer
-    assert template is not None
-    assert tokenizer is not None, "a conversation has become a prompt"
+    template, tokenizer = _writers(api, calling)
     field, form = form_of(body)
     if calling is not None and calling.form is not None:
         field, form = calling.field, calling.form
@@ -156,13 +155,19 @@ class ChatShape:
         return {"message": message, "logprobs": None, **made, **scores}
 
 
-async def read_prompt(api: Api, body: ChatBody, calling: Calling | None = None) -> tuple[int, ...]:
-    """The conversation as token ids."""
+def _writers(api: Api, calling: Calling | None) -> tuple[ChatTemplate, Tokenizer]:
+    """What makes the prompt of a conversation. Raises Unsupported where there is none."""
     template, tokenizer = api.template, api.processor.tokenizer
     if template is None or tokenizer is None:
         raise Unsupported(
             "messages", "the target has no chat template; /v1/completions takes plain prompts"
         )
+    return template if calling is None else template.for_tools, tokenizer
+
+
+async def read_prompt(api: Api, body: ChatBody, calling: Calling | None = None) -> tuple[int, ...]:
+    """The conversation as token ids."""
+    template, tokenizer = _writers(api, calling)
     messages = template.fitted(read_messages(body.messages))
     arguments = dict(body.chat_template_kwargs or {})
     for name in _KEYWORDS:

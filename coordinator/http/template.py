@@ -149,7 +149,7 @@ def joined_texts(given: Any, field: str, kinds: Mapping[str, str]) -> str:
     return "\n".join(found)
 
 
-FILE = "chat_template.jinja"
+FILE, _TOOLS = "chat_template.jinja", "tool_use"
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # fields of an assistant's reasoning
 # Probes: a template is rendered with these to see whether they appear in the text.
 _SAID, CALLED = "Yq7RcP2w", "Kd4vTx9m"
@@ -176,7 +176,10 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """One chat template and the special tokens it may write. Raises ConfigError if invalid."""
+    """One chat template and the special tokens it may write. Raises ConfigError if invalid.
+
+    for_tools: the template of conversations with tools; some targets have one of its own for them.
+    """
 
     def __init__(self, source: str, tokens: Mapping[str, str] | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -187,7 +190,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
-        self._tokens = dict(tokens or {})
+        self._tokens, self.for_tools = dict(tokens or {}), self
         # How answers are written: in channels, or with marks around reasoning.
         self.has_channels = "<|channel|>" in source
         self.marks_thoughts = "</think>" in source and not self.has_channels
@@ -317,21 +320,25 @@ def find_template(target: str | None, revision: str | None) -> ChatTemplate | No
     """The chat template of a folder or hub id; None when it has none. Raises ConfigError."""
     found = [_find(target, name, revision) for name in (CONFIG, MAP)]
     config = next((tokenizer_settings(path.parent) for path in found if path), {})
-    file = _find(target, FILE, revision)
-    try:
-        source: Any = file.read_text(encoding="utf-8") if file else config.get("chat_template")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"target: {file} cannot be read: {error}") from error
-    if isinstance(source, list):  # several templates, by name
-        named = {
-            str(one.get("name")): one.get("template") for one in source if isinstance(one, dict)
-        }
-        source = named.get("default")
-    if not isinstance(source, str):
+    given = config.get("chat_template")
+    several = given if isinstance(given, list) else [{"name": "default", "template": given}]
+    named: dict[str, Any] = {
+        str(one.get("name")): one.get("template") for one in several if isinstance(one, dict)
+    }
+    # what stands in a file of its own wins
+    for name, path in (("default", FILE), (_TOOLS, f"additional_chat_templates/{_TOOLS}.jinja")):
+        if (file := _find(target, path, revision)) is not None:
+            try:
+                named[name] = file.read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"target: {file} cannot be read: {error}") from error
+    tokens = {name: text for name in SPECIAL if (text := _token(config.get(name))) is not None}
+    if not isinstance(named.get("default"), str):
         return None
-    return ChatTemplate(
-        source, {name: text for name in SPECIAL if (text := _token(config.get(name))) is not None}
-    )
+    template = ChatTemplate(named["default"], tokens)
+    if isinstance(named.get(_TOOLS), str):
+        template.for_tools = ChatTemplate(named[_TOOLS], tokens)
+    return template
 
 
 def question_renderer(target: str) -> Callable[[str], str] | None:

@@ -198,8 +198,9 @@ def read_calling(api: Api, body: ChatBody) -> Calling | None:
     _check(tools)
     if choice == "none":
         return None
-    form = format_of(api.template, api.config.tool_format)
-    if form is None or not api.template.shows_tools:
+    template = api.template.for_tools
+    form = format_of(template, api.config.tool_format)
+    if form is None or not template.shows_tools:
         raise Unsupported(
             "tools",
             "the target's chat template shows no tools, or writes calls in no way known here",

@@ -162,6 +162,26 @@ def test_it_is_found_wherever_checkpoints_keep_it(tmp_path: Path, written: str) 
     )
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_conversations_with_tools_have_a_template_of_their_own_where_the_target_has_one(
+    tmp_path: Path, apart: bool
+) -> None:
+    """As transformers takes it: by its name in the list, or from a file."""
+    plain, tools = "{{ messages[0].content }}", "{{ tools[0].function.name }}"
+    given = [{"name": "default", "template": plain}, {"name": "tool_use", "template": tools}]
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": plain if apart else given}), encoding="utf-8"
+    )
+    if apart:
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(tools)
+    found = find_template(str(tmp_path), None)
+    assert found is not None
+    assert not found.shows_tools
+    assert found.for_tools.shows_tools
+    assert not found.for_tools.for_tools._shows_calls
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [({"tokenizer_class": "TokenizersBackend"}, ["de"]), ({"added_tokens_decoder": {}}, [])],
