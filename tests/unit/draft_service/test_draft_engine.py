@@ -12,6 +12,7 @@ import torch
 
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine, DraftItem
+from dspark.model.family import Anchors
 from dspark.types import Cursor, EmptyReason, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -63,9 +64,9 @@ def test_only_the_slots_that_are_asked_for_are_computed(
     cursor, computed = fill(engine, 1, 30), list[int]()
     propose = engine.drafter.propose
 
-    def counted(**given: Any) -> Any:
-        computed.append(given["slots"])
-        return propose(**given)
+    def counted(anchors: Anchors, slots: int) -> Any:
+        computed.append(slots)
+        return propose(anchors, slots)
 
     monkeypatch.setattr(engine.drafter, "propose", counted)
     blocks = [engine.draft([item(cursor, GREEDY, slots=slots)])[0] for slots in (3, 7)]
