@@ -35,7 +35,7 @@ def placed(path: Path, *, mode: int = 0o666, lasts: bool = False) -> Iterator[Pa
             flush_to_disk(partial)
         partial.replace(path)
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno is not None:  # else it would lose its text
             error.filename = str(path)
         raise
     finally:

@@ -1,5 +1,5 @@
 """Greedy matching, the ratio rules and the coupled rule in tensor operations alone, for devices
-other than the host.
+other than the host; drafts are drawn so on every device.
 
 No branch and no shape depends on a computed number, so all of it is launched behind a pass without
 synchronising, and may be compiled or captured. `judge_at_once` makes the inputs and reads the

@@ -36,8 +36,8 @@ class Purpose(enum.IntEnum):
 
 
 def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
-    """One block of Philox4x32-10 on plain integers, or blocks on int64 tensors of one shape: their
-    products wrap, but the 64 bits are right."""
+    """One block of Philox4x32-10 on plain integers, or blocks on int64 tensors that broadcast:
+    their products wrap, but the 64 bits are right."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):

@@ -6,8 +6,9 @@ renormalised, in float64: vLLM's order. A greedy row is one-hot. Ties always go 
 Changes to logits before that are in `shaping`. Noise is an argument. Knows nothing of sequences,
 services or acceptance.
 
-Invariant 3, q sent is q sampled: `draw_sparse` draws from the very float32 numbers that
-`draft_distribution` returns. Shapes: n rows, V vocabulary, K entries of a sparse distribution.
+Invariant 3, q sent is q sampled: `drafting.DraftNoise` and the reference's `draw_sparse` draw from
+the very float32 numbers that `draft_distribution` returns. Shapes: n rows, V vocabulary, K entries
+of a sparse distribution.
 """
 
 from __future__ import annotations
@@ -152,11 +153,11 @@ def draft_distribution(
 
     K is 1 if every row is greedy, else min(entries, V). Ids of a row are distinct, most likely
     first; tokens that are cut have probability 0. A greedy row has all its mass on entry 0, so that
-    entry alone may be sent. Never synchronises with the device.
+    entry alone may be sent. Rows that are no numbers stay none. Never synchronises with the device.
     """
     if columns.all_greedy:
         ids = largest(logits).unsqueeze(-1)
-        return ids, torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
+        return ids, _certain(logits, ids)
     likeliest, ids = logits.topk(min(entries, logits.shape[-1]), dim=-1)
     scaled = likeliest.double() / columns.temperature
     probs = torch.softmax(scaled, dim=-1)
@@ -187,8 +188,14 @@ def draft_distribution(
         # among equals the sort may have put another id first
         displaced = torch.where(ids == first, ids[:, :1], ids)
         ids = torch.where(columns.greedy, torch.where(rank == 0, first, displaced), ids)
-        probs = torch.where(columns.greedy, (rank == 0).double(), probs)
+        probs = torch.where(columns.greedy, _certain(logits, first) * (rank == 0), probs)
     return ids, probs.float()
+
+
+def _certain(logits: Tensor, first: Tensor) -> Tensor:
+    """Probability 1 of each row's likeliest id [n, 1], NaN where the row is no numbers."""
+    sound = torch.isfinite(logits.gather(-1, first)).float()
+    return sound / sound
 
 
 def draw_sparse(ids: Tensor, probs: Tensor, u: Tensor) -> Tensor:

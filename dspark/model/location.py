@@ -14,7 +14,7 @@ from dspark.targets import imported, is_imported
 _WEIGHTS = "*.safetensors"
 _WANTED = ["*.json", _WEIGHTS, "*.jinja", "*.txt", "*.model"]
 # Copies of the weights in the formats of other programs, which take as long to fetch.
-_COPIES = ["*/*", "consolidated*"]
+_COPIES = ["*/*.safetensors", "consolidated*"]
 
 
 def locate(name_or_path: str | Path, *, revision: str | None = None, weights: bool = True) -> Path:

@@ -87,12 +87,19 @@ def judge(
     text = _Text(ids[0], distribution(logits, params.temperature), first, race)
     most = max(1, _FLOATS // (drafter.config.block_size * logits.shape[-1]))
     parts = []
-    for some in torch.split(anchors, most):
-        at = anchors_at(drafter, features, text.ids, some)
+    whole = anchors_at(drafter, features, text.ids, anchors)
+    for begin in range(0, len(anchors), most):
+        at = _part(whole, slice(begin, begin + most))
         parts.append(_blocks(drafter, text, at, params, generator, cut))
     return JudgedBlocks(
         torch.cat([part.accepted for part in parts]), torch.cat([part.confidence for part in parts])
     )
+
+
+def _part(whole: Anchors, part: slice) -> Anchors:
+    ids, positions, (keys, values, lengths, *_), last = whole
+    entries = Entries(keys[:, part], values[:, part], lengths[part])
+    return Anchors(ids[part], positions[part], entries, None if last is None else last[part])
 
 
 def _blocks(
@@ -114,6 +121,8 @@ def _blocks(
         before.append(previous)
         logits = proposal.step(previous)
         ids, q = draft_distribution(logits, columns, cut or logits.shape[-1])
+        if not torch.isfinite(q).all():
+            raise FloatingPointError("the drafter's logits hold NaN or infinity")
         truth, row = text.ids[anchors + slot + 1], anchors + slot - text.first
         if text.race is not None:
             first_home = (q / text.race[row[:, None], ids]).argmax(dim=-1, keepdim=True)

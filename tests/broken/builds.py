@@ -18,8 +18,8 @@ BUILDS = (
         "LifeEvent.ORPHANED\n",
     ),
     Build(
-        "q sent that was not sampled from", "2", "rules", "dspark/decoding/sampling.py",
-        "draw(probs.double(), u).unsqueeze(-1)", "draw(probs.double().sqrt(), u).unsqueeze(-1)",
+        "q sent that was not sampled from", "2", "rules", "dspark/decoding/drafting.py",
+        "drawn(probs.double(), u)", "drawn(probs.double().sqrt(), u)",
     ),
     Build(
         "the bonus token drawn from p, not from what is left of it", "2", "rules",

@@ -57,13 +57,13 @@ async def test_an_honest_drafter_is_watched_and_trusted(
 async def test_a_lying_drafter_is_found_and_does_no_harm_from_then_on(
     coordinator: ClientsProcess[LocalCell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = drafting.draw_sparse
+    real = drafting.drawn
 
-    def lying(ids: Tensor, probs: Tensor, u: Tensor) -> Tensor:
+    def lying(probs: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """Draws from another distribution than it says."""
-        return real(ids, (probs.double() ** 3).float(), u)
+        return real(probs**3, u)
 
-    monkeypatch.setattr(drafting, "draw_sparse", lying)
+    monkeypatch.setattr(drafting, "drawn", lying)
     for _ in range(10):
         await ask(coordinator, 12, rule="block")
         if told(coordinator)[1]:

@@ -313,6 +313,20 @@ def test_entries_of_a_draft_are_distinct_also_in_mixed_cohorts_with_ties() -> No
     assert all(len(set(row)) == 5 for row in ids.tolist())
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_of_logits_that_are_not_numbers_is_no_numbers_and_its_neighbour_is(
+    bad: float, temperature: float
+) -> None:
+    logits = rows(2, 8, 10)
+    logits[0, 3] = bad
+    for other in (0.0, 1.0):
+        columns = SamplingColumns.of([SamplingParams(temperature), SamplingParams(other)])
+        _, probs = draft_distribution(logits, columns, 5)
+        _, sound = drawn(probs.double(), torch.full((2,), 0.5, dtype=torch.float64))
+        assert sound.tolist() == [False, True]
+
+
 def test_greedy_drafts_have_one_entry_and_entries_never_exceed_the_vocabulary() -> None:
     logits = rows(3, 8, 10)
     ids, probs = draft_distribution(logits, SamplingColumns.of([SamplingParams(0.0)]), 64)

@@ -251,6 +251,7 @@ def test_of_a_hub_s_files_those_are_fetched_that_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = ["config.json", "model-00001-of-00002.safetensors", "chat_template.jinja"]
+    read.append("additional_chat_templates/tool_use.jinja")
     copies = ["consolidated.safetensors", "original/model.safetensors", "metal/model.bin"]
     fetched: list[str] = []
 

@@ -214,6 +214,42 @@ def test_coupled_texts_and_drafts_run_one_race(model: Qwen3ForCausalLM) -> None:
         assert (kept > 0) == (int(drafted) == int(ids[0, anchor + 1]))
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_drafter_whose_logits_are_no_numbers_is_no_bad_one_but_an_error(
+    model: Qwen3ForCausalLM, temperature: float
+) -> None:
+    drafter = drafter_of(model, block=3)
+    drafter.requires_grad_(False)
+    drafter.lm_head.weight[5] = torch.nan
+    with pytest.raises(FloatingPointError, match="the drafter's logits"):
+        rounds.judge(
+            drafter, model, torch.arange(24).unsqueeze(0), torch.arange(4, 20),
+            SamplingParams(temperature), generator=torch.Generator(),
+        )  # fmt: skip
+
+
+def test_a_context_is_made_once_however_many_pieces_its_blocks_are_judged_in(
+    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = drafter_of(model, block=3)
+    drafter.requires_grad_(False)
+    made, ingest = list[object](), drafter.ingest
+    monkeypatch.setattr(drafter, "ingest", lambda tokens: made.append(tokens) or ingest(tokens))
+
+    def judged() -> rounds.JudgedBlocks:
+        return rounds.judge(
+            drafter, model, torch.arange(24).unsqueeze(0), torch.arange(4, 20),
+            SamplingParams(0.0), generator=torch.Generator(),
+        )  # fmt: skip
+
+    whole = judged()
+    monkeypatch.setattr(rounds, "_FLOATS", 15 * model.config.vocab_size)
+    parts = judged()
+    assert torch.equal(parts.accepted, whole.accepted)
+    torch.testing.assert_close(parts.confidence, whole.confidence)
+    assert len(made) == 2
+
+
 def test_short_prefixes_move_the_rounds_on() -> None:
     ends = [False] * 12
     made = rounds.play([3, 0, 2, 0, 0, 0, 0, 0], [1, 3, 3, 0, 3, 3, 3, 3], ends, 6)
