@@ -165,8 +165,10 @@ async def paced_events(
     """Yields `events` in one frame per interval, the last event in the last frame. Raises their
     errors."""
     fitting = functools.partial(_fitting, room=pace.frame - _LEAST)
-    async for ready in at_pace(events, pace, max_tokens, fitting):
-        yield framed(b"".join(ready), pace.frame)
+    at_once = at_pace(events, pace, max_tokens, count=fitting, may_end=lambda _: True)
+    async with contextlib.aclosing(at_once):
+        async for ready in at_once:
+            yield framed(b"".join(ready), pace.frame)
 
 
 async def paced_whole(

@@ -140,7 +140,7 @@ async def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventSt
         options["constraint"] = {form: wish.shape}
     messages = [each.model_dump() for each in wish.messages]
     prompt, left_out = await prompt_of(api, messages, wish.max_tokens)
-    with naming(lambda field: param_of(field).removeprefix("speculation.")):
+    with naming(_name):
         stream = await api.processor.accept(write_request(prompt, options))
     request = stream.request
     begin = {
@@ -159,7 +159,9 @@ async def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventSt
                 speaker = Speaker(api.processor.tokenizer)
                 yield event(begin)
                 while not stream.done:
-                    texts = chain.from_iterable([one.texts for one in await stream.parts()])
+                    with naming(_name):
+                        shown = await stream.parts()
+                    texts = chain.from_iterable([one.texts for one in shown])
                     parts = watch.taken()
                     for piece, _ in stream.pieces:
                         yield event(speaker.say(piece, texts, parts))
@@ -169,6 +171,12 @@ async def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventSt
             stream.leave()
 
     return EventStream(api, events())
+
+
+def _name(field: str) -> str:
+    """The name that a wish has for a field of the public gRPC message."""
+    name = param_of(field).removeprefix("speculation.")
+    return "shape" if name.startswith("constraint") else name
 
 
 def ending(stream: ResponseStream) -> dict[str, object]:

@@ -58,10 +58,18 @@ def read_pace(config: ClientsConfig) -> PacketPace | None:
 
 
 async def at_pace(
-    items: AsyncGenerator[T], pace: PacketPace, max_tokens: int, count: Callable[[list[T]], int]
+    items: AsyncGenerator[T],
+    pace: PacketPace,
+    max_tokens: int,
+    *,
+    count: Callable[[list[T]], int],
+    may_end: Callable[[T], bool],
 ) -> AsyncGenerator[list[T]]:
     """Yields at every interval the first `count` of the `items` that wait, the last of all alone at
-    the end of a term. Raises their errors."""
+    the end of a term. Raises their error behind what came before it.
+
+    may_end: whether an item may be the last, so that it waits for another one or the end.
+    """
     loop = asyncio.get_running_loop()
     began, term, waiting = loop.time(), pace.ticks(max_tokens), list[T]()
 
@@ -74,12 +82,15 @@ async def at_pace(
     try:
         for ticks in itertools.count(1):
             await asyncio.sleep(max(began + ticks * pace.interval_s - loop.time(), 0.0))
-            if reading.done():
-                reading.result()
-                if ticks % term == 0 and len(waiting) <= 1:
-                    yield waiting
-                    return
-            ready = waiting[:-1]  # the last one may end the stream
+            failed = reading.exception() if reading.done() else None
+            if failed is not None and not waiting:
+                raise failed
+            over = reading.done() and failed is None
+            if over and ticks % term == 0 and len(waiting) <= 1:
+                yield waiting
+                return
+            held = failed is None and waiting and may_end(waiting[-1])
+            ready = waiting[:-1] if held else waiting
             taken = ready[: count(ready)]
             del waiting[: len(taken)]
             yield taken
@@ -94,12 +105,20 @@ async def paced(
 ) -> AsyncGenerator[generate_pb2.GenerateResponse]:
     """Yields the padded messages of a request: one for each answer at every interval, then the
     last."""
-    async for taken in at_pace(messages, pace, request.max_tokens, lambda _: request.choices):
-        if not (taken and taken[-1].HasField("complete")):
-            empty = range(len(taken), request.choices)
-            taken += [generate_pb2.GenerateResponse(request_id=request.id) for _ in empty]
-        for message in taken:
-            yield padded(message, pace.frame)
+    at_once = at_pace(
+        messages, pace, request.max_tokens, count=lambda _: request.choices, may_end=_ends
+    )
+    async with contextlib.aclosing(at_once):
+        async for taken in at_once:
+            if not (taken and _ends(taken[-1])):
+                empty = range(len(taken), request.choices)
+                taken += [generate_pb2.GenerateResponse(request_id=request.id) for _ in empty]
+            for message in taken:
+                yield padded(message, pace.frame)
+
+
+def _ends(message: generate_pb2.GenerateResponse) -> bool:
+    return message.HasField("complete")
 
 
 def padded(message: generate_pb2.GenerateResponse, frame: int) -> generate_pb2.GenerateResponse:

@@ -27,10 +27,10 @@ TOKENIZER_NAME = "tokenizer.json"
 def text_config(folder: Path) -> Any:
     """transformers' config of a target's text model, read without any weight; CheckpointError if
     there is none."""
-    from transformers import AutoConfig
-
     read_json(folder / CONFIG_NAME)  # says better what is no file, or no JSON
     try:
+        from transformers import AutoConfig
+
         return AutoConfig.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         ).get_text_config()

@@ -196,6 +196,7 @@ def test_nobody_watches_nothing_is_kept_and_no_load_stays(
         ("/live/generate", {"messages": [{"role": "user"}]}, "messages[0].content"),
         ("/live/generate", {"messages": said("x"), "max_tokens": 5000}, "max_tokens"),
         ("/live/generate", {"messages": said("x"), "policy": "fixed:0"}, '"policy"'),
+        ("/live/generate", {"messages": said("x"), "shape": "{"}, '"shape"'),
         ("/live/generate", {"messages": ["x"] * 200}, "messages[0]"),
         ("/live/generate", {"messages": said("x"), "temperature": -1}, "temperature"),
         ("/live/generate", {"messages": said("x"), "best_of": 3}, "best_of"),

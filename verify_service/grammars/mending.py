@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from verify_service.grammars.schema import pointed, walk
+from verify_service.grammars.schema import walk
 from verify_service.grammars.serialized import Kind, expressions_of, put_expressions
 
 # Character class of strings of bounded length: all but quotes, backslashes and line ends.
@@ -30,7 +30,7 @@ def mend(told: Told, of_expression: Callable[[str], Told], listed: Iterable[Any]
     """Corrects a grammar in place. of_expression: makes the grammar of a regular expression.
     listed: values that a schema lists. Raises ValueError."""
     made = expressions_of(told)
-    # the compiler writes 0.1 as 0.10000000000000001
+    # the compiler writes 0.1 as 0.10000000000000001; inside lists and objects it stays so
     numbers = {
         b"%.17g" % each: repr(each) for each in listed if isinstance(each, float) and each % 1
     }
@@ -121,10 +121,8 @@ def _unwritten(kind: int, parts: Sequence[int]) -> bool:
 
 
 def coded(schema: Any) -> Any:
-    """Encodes regular expressions of a schema in hex, so that the compiler keeps them, and makes
-    its references such as the compiler follows, in place."""
+    """Encodes regular expressions of a schema in hex, in place, so that the compiler keeps them."""
     for _, part in walk(schema):
-        _refer_plainly(part, schema)
         if "pattern" in part:
             part["pattern"] = _in_hex(part["pattern"])
         if "patternProperties" in part:
@@ -132,18 +130,6 @@ def coded(schema: Any) -> Any:
                 _in_hex(name): value for name, value in part["patternProperties"].items()
             }
     return schema
-
-
-def _refer_plainly(part: dict[str, Any], root: Any) -> None:
-    """Gives what is referred to by escapes or by places in lists, which the compiler does not read,
-    a name of its own, in place."""
-    reference = part.get("$ref")
-    if not isinstance(reference, str) or not re.search(r"[~%]|/[0-9]", reference):
-        return
-    found, named = pointed(root, reference), root.setdefault("$defs", {})
-    name = re.sub("[~%/]", "-", reference)
-    if found is not None and named.setdefault(name, found) is found:
-        part["$ref"] = f"#/$defs/{name}"
 
 
 def _in_hex(expression: str) -> str:

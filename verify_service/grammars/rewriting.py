@@ -92,6 +92,7 @@ def rewritten(schema: Any) -> Any:
     """A rewritten copy of a schema, its subschemas included."""
     made = copy.deepcopy(schema)
     for _, part in walk(made):
+        _refer_plainly(part, made)  # before anything has another place
         for name in ("maxLength", "maxItems", "maxProperties"):
             if part.get(name, 0) > MOST_COUNT:
                 del part[name]  # no answer is so long
@@ -130,6 +131,18 @@ def rewritten(schema: Any) -> Any:
     for _, part in walk(made):
         _open(part)
     return made
+
+
+def _refer_plainly(part: dict[str, Any], root: Any) -> None:
+    """Gives what is referred to by escapes or by places in lists, which the compiler does not read,
+    a name of its own, in place."""
+    reference = part.get("$ref")
+    if not isinstance(reference, str) or not re.search(r"[~%]|/[0-9]", reference):
+        return
+    found, named = pointed(root, reference), root.setdefault("$defs", {})
+    name = re.sub("[~%/]", "-", reference.removeprefix("#/"))
+    if found is not None and named.setdefault(name, found) is found:
+        part["$ref"] = f"#/$defs/{name}"
 
 
 def _typed_by_branches(part: dict[str, Any], root: Any) -> bool:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, MutableMapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from rounds_cell import virtual
 
 from coordinator.http.stream import EventStream, left, paced_events, paced_whole, while_connected
-from coordinator.reception.pacing import PacketPace
-from dspark.errors import RequestCancelled
+from coordinator.reception.pacing import PacketPace, paced
+from dspark.errors import RequestCancelled, Unavailable
 from dspark.runtime.telemetry import Metrics
+from dspark.wire.v1.generate_pb2 import GenerateResponse, GenerateStreamChunk
+
+T = TypeVar("T")
 
 PACE = PacketPace(interval_s=0.1, frame=256, tokens_per_s=10.0)
 TERM_TOKENS, LEAVES_S = 1000, 1.0  # a term of 100 s
@@ -39,8 +42,14 @@ async def test_a_whole_answer_waits_for_the_end_of_its_term_no_longer_than_its_c
 
 @virtual
 async def test_nor_does_a_stream() -> None:
+    closed = list[float]()
+
     async def events() -> AsyncGenerator[bytes]:
-        yield b"data: {}\n\n"
+        try:
+            yield b"data: {}\n\n"
+            await asyncio.sleep(TERM_TOKENS)
+        finally:
+            closed.append(asyncio.get_running_loop().time())
 
     sent = list[MutableMapping[str, Any]]()
 
@@ -54,5 +63,43 @@ async def test_nor_does_a_stream() -> None:
     began = asyncio.get_running_loop().time()
     await stream({"type": "http"}, receive, send)
     assert asyncio.get_running_loop().time() - began < 2 * LEAVES_S
+    assert closed, "before the response is over"
     assert len(sent) > 5
     assert api.processor.metrics.value("slow_readers_cut_total") == 0
+
+
+async def broken(*texts: T) -> AsyncGenerator[T]:
+    """Comes one by one, and ends in an error."""
+    for text in texts:
+        yield text
+        await asyncio.sleep(0.12)
+    raise Unavailable("the verifier was lost")
+
+
+@virtual
+async def test_what_was_said_is_sent_at_the_next_interval_and_before_an_error() -> None:
+    said = [GenerateResponse(chunk=GenerateStreamChunk(token_ids=[token])) for token in (1, 2)]
+    request: Any = SimpleNamespace(id="r", choices=1, max_tokens=TERM_TOKENS)
+    loop, came = asyncio.get_running_loop(), dict[int, float]()
+    began = loop.time()
+
+    async def read() -> None:
+        async for message in paced(broken(*said), PACE, request):
+            came.update(dict.fromkeys(message.chunk.token_ids, round(loop.time() - began, 2)))
+
+    with pytest.raises(Unavailable):
+        await read()
+    assert came == {1: 0.1, 2: 0.2}
+
+
+@virtual
+async def test_events_are_sent_before_an_error_too() -> None:
+    said, seen = (b"data: 1\n\n", b"data: 2\n\n"), list[bytes]()
+
+    async def read() -> None:
+        async for frame in paced_events(broken(*said), PACE, TERM_TOKENS):
+            seen.append(frame)
+
+    with pytest.raises(Unavailable):
+        await read()
+    assert all(each in b"".join(seen) for each in said)

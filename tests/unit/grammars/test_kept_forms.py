@@ -165,6 +165,20 @@ SCHEMAS = [
     ('{"$ref":"#/$defs/a~1b%3C~0","$defs":{"a/b<~":{"type":"null"}}}', "null", "1"),
     ('{"prefixItems":[{"const":1},{"$ref":"#/prefixItems/0"}],"items":false}', "[1, 1]", "[1, 2]"),
     ('{"items":{"$ref":"#/x/A%3CB%3E"},"x":{"A<B>":{"const":1}}}', "[1]", "[2]"),
+    # places that rewriting moves
+    ('{"items":[{"const":1},{"$ref":"#/items/0"}],"minItems":2,"maxItems":2}', "[1,1]", "[1,2]"),
+    (
+        '{"prefixItems":[{"oneOf":[{"type":"integer"},{"type":"null"}]},{"$ref":"#/prefixItems/0/oneOf/0"}],'
+        '"minItems":2,"items":false}',
+        "[null,1]",
+        "[1,null]",
+    ),
+    (
+        '{"patternProperties":{"^x-":{"type":"null"}},"required":["b"],'
+        '"properties":{"b":{"$ref":"#/patternProperties/%5Ex-"}}}',
+        '{"b":null}',
+        '{"b":1}',
+    ),
     ('{"type":"string","maxLength":9007199254740991}', '"ab"', "1"),
     ('{"propertyNames":{"maxLength":4294967297}}', '{"ab":1}', "1"),
     ('{"type":"object","maxProperties":4294967296}', '{"ab":1}', "1"),
@@ -310,7 +324,7 @@ def test_a_pattern_is_written_as_json_writes_it(
         ),
         (
             {"properties": {"a": {"$ref": "#/x/y~1z"}}, "x": {"y/z": {"uniqueItems": True}}},
-            "/x/y~1z: uniqueItems",
+            r"/\$defs/x-y-1z: uniqueItems",
         ),
         (
             {
