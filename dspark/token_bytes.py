@@ -99,7 +99,9 @@ def special_tokens(folder: Path) -> list[str]:
         ]
         texts = [each.get("content") if isinstance(each, dict) else each for each in named]
     except (AttributeError, TypeError) as error:
-        raise ConfigError(f"target: {folder / CONFIG} cannot be read: {error}") from error
+        raise ConfigError(
+            f"target: {folder}: special tokens in {CONFIG} or {MAP} cannot be read: {error}"
+        ) from error
     return [text for text in texts if isinstance(text, str)]
 
 

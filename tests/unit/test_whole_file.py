@@ -84,6 +84,15 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         assert [*tmp_path.iterdir()] == []
 
 
+def test_an_error_without_a_number_keeps_its_words(tmp_path: Path) -> None:
+    def write() -> None:
+        with placed(tmp_path / "file", mode=0o600):
+            raise OSError("10 requested and 0 written")
+
+    with pytest.raises(OSError, match=r"^10 requested and 0 written$"):
+        write()
+
+
 def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")  # as /dev/null would be
     for path in (tmp_path / "pipe", tmp_path):

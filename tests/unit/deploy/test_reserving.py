@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,7 @@ def test_what_is_missing_is_said_by_name() -> None:
 
 
 def test_what_a_worker_takes_follows_from_its_files_and_its_cache(
-    golden_target: Path, golden_drafter: Path, tmp_path: Path
+    golden_target: Path, golden_drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def of(role: ProcessRole, **settings: Any) -> int:
         base = {
@@ -243,6 +244,9 @@ def test_what_a_worker_takes_follows_from_its_files_and_its_cache(
     other = tmp_path / "other names"
     GPT2Config(vocab_size=128, n_embd=64, n_layer=2, n_head=4).save_pretrained(other)
     assert of(ProcessRole.VERIFY, target=str(other), kv_tokens=1000) == 1000 * 2 * 2 * 64 * 4
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "transformers", None)
+        assert of(ProcessRole.VERIFY, target=str(other), kv_tokens=1000) == 0, "nothing knows them"
     assert of(ProcessRole.VERIFY, target="no/such-model") == 0, "what is elsewhere is not weighed"
     shutil.copytree(golden_target, tmp_path / "broken")
     (tmp_path / "broken" / "config.json").write_text("{}")
