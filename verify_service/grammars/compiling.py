@@ -43,7 +43,7 @@ from verify_service.grammars.matcher import SLOW_S
 from verify_service.grammars.mending import coded, mend
 from verify_service.grammars.readings import MOST, ways
 from verify_service.grammars.rewriting import rewritten
-from verify_service.grammars.schema import misshapen, parts_of, unkept, values_of, walk
+from verify_service.grammars.schema import misshapen, parts_of, unkept
 from verify_service.grammars.serialized import drop_endless
 
 GRACE_S = 0.1  # added to a child's wall time, so that one about to end can finish
@@ -264,16 +264,15 @@ def grammar_of(constraint: Constraint) -> Any:
     what it would ignore or no answer can satisfy."""
     import xgrammar
 
-    tag, listed = form_of(constraint), list[Any]()
+    tag = form_of(constraint)
     for part in parts_of(tag, schemas=False):
         if "json_schema" in part:
             schema = part["json_schema"]
             if (problem := misshapen(schema) or unkept(schema := rewritten(schema))) is not None:
                 raise ValueError(problem)
-            listed += (value for _, each in walk(schema) for value in values_of(each))
             part["json_schema"] = coded(schema)
     told = json.loads(xgrammar.Grammar.from_structural_tag(json.dumps(tag)).serialize_json())
-    mend(told, lambda expression: json.loads(_of_expression(expression).serialize_json()), listed)
+    mend(told, lambda expression: json.loads(_of_expression(expression).serialize_json()))
     drop_endless(told)  # before compilation, which expands every repetition
     return xgrammar.Grammar.deserialize_json(json.dumps(told))
 

@@ -92,7 +92,7 @@ def _alternatives(expression: str) -> Iterator[tuple[bool, list[str], bool]]:
 
 def _read_piece(piece: str) -> str:
     if piece == ".":
-        return _write_class(_complement(_ENDS_OF_LINES))
+        return _write_class(complement(_ENDS_OF_LINES))
     if piece[0] == "[" and len(piece) > 1:
         return _write_class(_read_class(piece[1:-1]))
     if piece[0] == "(" and len(piece) > 1:
@@ -131,7 +131,7 @@ def _read_class(inner: str) -> Ranges:
         if len(item) == 2 and item[0] == "\\" and item[1] in "dwsDWS":
             name = item[1].lower()
             if negated:  # exclude what either language includes
-                found += _in_any_reading(name) if item[1] == name else _complement(_SHORT[name])
+                found += _in_any_reading(name) if item[1] == name else complement(_SHORT[name])
             else:
                 found += _shorthand(item[1])
             continue
@@ -146,7 +146,7 @@ def _read_class(inner: str) -> Ranges:
         found.append((first, last))
     if any(f"\\{name}" in items and f"\\{name.upper()}" in items for name in _SHORT):
         found = [(0, _LAST)]
-    return _complement(found) if negated else found
+    return complement(found) if negated else found
 
 
 def _code_of(item: str) -> int:
@@ -175,7 +175,7 @@ def _code_of(item: str) -> int:
 
 
 def _shorthand(name: str) -> Ranges:
-    return _SHORT[name] if name.islower() else _complement(_in_any_reading(name.lower()))
+    return _SHORT[name] if name.islower() else complement(_in_any_reading(name.lower()))
 
 
 @functools.cache
@@ -188,7 +188,8 @@ def _in_any_reading(name: str) -> Ranges:
     return [*_SHORT[name], *more, *zip(begins, ends, strict=True)]
 
 
-def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
+def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """The characters that are in none of the ranges."""
     made, free = Ranges(), 0
     for low, high in sorted(ranges):
         if low > free:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from verify_service.grammars.expressions import complement
 from verify_service.grammars.schema import walk
 from verify_service.grammars.serialized import Kind, expressions_of, put_expressions
 
@@ -26,22 +27,15 @@ _UNWRITTEN = ((0, 31), (34, 34), (92, 92))  # characters that JSON escapes
 Told = dict[str, Any]
 
 
-def mend(told: Told, of_expression: Callable[[str], Told], listed: Iterable[Any] = ()) -> None:
+def mend(told: Told, of_expression: Callable[[str], Told]) -> None:
     """Corrects a grammar in place. of_expression: makes the grammar of a regular expression.
-    listed: values that a schema lists. Raises ValueError."""
+    Raises ValueError."""
     made = expressions_of(told)
-    # the compiler writes 0.1 as 0.10000000000000001; inside lists and objects it stays so
-    numbers = {
-        b"%.17g" % each: repr(each) for each in listed if isinstance(each, float) and each % 1
-    }
     for place, (kind, parts) in enumerate(list(made)):
         if kind == Kind.REGEX and parts[0]:  # inside a JSON string
             expression = bytes.fromhex(bytes(parts[2:]).decode()).decode()
-            made += [
-                (Kind.RULE, [_adopt(told, made, of_expression(expression))]),
-                (Kind.SEQUENCE, [len(made)]),
-            ]
-            made[place] = (Kind.CHOICES, [len(made) - 1])
+            root = _adopt(told, made, of_expression(expression))
+            made[place] = made[told["rules"][root][1]]
         elif kind in (Kind.CLASS, Kind.STAR):
             made[place] = (
                 kind,
@@ -49,16 +43,47 @@ def mend(told: Told, of_expression: Callable[[str], Told], listed: Iterable[Any]
             )
         elif kind == Kind.BYTES:
             _refuse_halves(parts)
-            if shorter := numbers.get(bytes(byte % 256 for byte in parts)):
-                made[place] = (kind, list(shorter.encode()))
     _keep_keys_apart(told["rules"], made)
+    _count_characters(told["rules"], made)
     _name_classes_behind_rules(told, made)
     put_expressions(told, made)
 
 
+def _count_characters(rules: list[list[Any]], made: list[tuple[int, list[int]]]) -> None:
+    """Lets the compiler count the characters of a repeated class, in place. Else it unrolls them:
+    each character takes milliseconds and its own mask. It counts where the class is written by what
+    it excludes, and where what follows stands in the same sequence and begins with none of it."""
+    for kind, parts in list(made):
+        if kind == Kind.REPEAT and (repeated := _only(made, rules[parts[0]][1])):
+            kind, ends = made[repeated[0]]
+            if kind == Kind.CLASS and len(repeated) == 1 and not ends[0]:
+                ranges = complement(zip(ends[1::2], ends[2::2], strict=True))
+                made[repeated[0]] = (kind, [1, *(end for each in ranges for end in each)])
+    for place, (kind, parts) in enumerate(made):
+        if kind == Kind.SEQUENCE:
+            made[place] = (kind, [each for part in parts for each in _spliced(rules, made, part)])
+
+
+def _only(made: Sequence[tuple[int, list[int]]], body: int) -> list[int]:
+    """The parts of a rule of one sequence; empty for others."""
+    kind, parts = made[body]
+    if kind == Kind.CHOICES and len(parts) == 1:
+        kind, parts = made[parts[0]]
+    return parts if kind == Kind.SEQUENCE else []
+
+
+def _spliced(
+    rules: Sequence[Sequence[Any]], made: Sequence[tuple[int, list[int]]], part: int
+) -> list[int]:
+    """The parts of a rule that ends in a repetition, in place of a reference to it."""
+    kind, parts = made[part]
+    inner = _only(made, rules[parts[0]][1]) if kind == Kind.RULE else []
+    return inner if inner and made[inner[-1]][0] == Kind.REPEAT else [part]
+
+
 def _name_classes_behind_rules(told: Told, made: list[tuple[int, list[int]]]) -> None:
     """Makes a rule, in place, of each class behind a rule, repeated or not, that has characters of
-    three bytes. Else masks of xgrammar 0.2.8, which look from a rule at what follows, allow tokens
+    three bytes. Else masks of xgrammar 0.2.9, which look from a rule at what follows, allow tokens
     that leave the form."""
     rules, behind = told["rules"], set[int]()
     plain = [-1, *rules[told["root_rule_id"]][3:]]  # looks at nothing behind it

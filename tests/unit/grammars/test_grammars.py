@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fitting import AT_ONCE, END, TARGET, VOCAB, of, refused
+from fitting import AT_ONCE, END, TARGET, VOCAB, compiler, of, refused
 
 from dspark.types import Constraint, ConstraintKind, Refusal, RefusalReason
 from tests.waiting import wait_until
 from verify_service.grammars import grammars as module
+from verify_service.grammars.compiling import compiled
 from verify_service.grammars.grammars import (
     CPU_S,
     CROWDED_S,
@@ -46,6 +47,7 @@ HOSTILE = {
     "no regex": (KIND.REGEX, "(?=a)b"),
     "no schema": (KIND.JSON_SCHEMA, '{"type":"nonsense"}'),
 }
+TEXTS = [bytes([byte]) for byte in range(256)] + [b""]
 # takes 50 ms of the processor's time
 LONG = "|".join(f"w{word * 7919 % 100003:05d}" for word in range(1000))
 
@@ -58,6 +60,17 @@ def test_what_cannot_be_compiled_is_refused_and_the_next_one_is_served(
     refused(grammars.compile(hostile, ""))
     assert of(grammars.compile(Constraint(KIND.REGEX, f"{name}|x"), ""))().masks(()).any()
     assert grammars.compile(hostile, "").done(), "it is remembered"
+
+
+@pytest.mark.parametrize("text", ["[a-z]{1,%d}", "[^0-9,]{2,%d}, [0-9a-f]{3}", "%d"])
+def test_a_longer_bound_takes_no_more_memory(text: str) -> None:
+    def size(most: int) -> int:
+        form: dict[str, Any] = {"type": "string"}
+        form |= {"maxLength": most} if text == "%d" else {"pattern": f"^{text % most}$"}
+        constraint = Constraint(KIND.JSON_SCHEMA, json.dumps(form))
+        return compiled(compiler(TEXTS), constraint).memory_size_bytes  # type: ignore[no-any-return]
+
+    assert size(2000) == size(20)
 
 
 def test_a_grammar_is_kept_for_its_tenant_alone(grammars: Grammars) -> None:

@@ -31,6 +31,8 @@ FORMS = [
     (KIND.REGEX, r"e(-|[a-z0-9])[\u4e00-\u9fff]*[0-9]"),
     (KIND.REGEX, r"(a|b){2}x\D(1|2)"),
     (KIND.JSON_SCHEMA, json.dumps({"type": "string", "pattern": r"^G ([A-D]|F)\W(ok|bad)$"})),
+    (KIND.JSON_SCHEMA, json.dumps({"type": "string", "pattern": "^[a-c]{1,4}a[^b]{2,5}$"})),
+    (KIND.JSON_SCHEMA, json.dumps({"type": "string", "minLength": 1, "maxLength": 5})),
     (KIND.GRAMMAR, 'root ::= "e" a [^a-z] "b"\na ::= [a-z] | "-"'),
 ]
 
