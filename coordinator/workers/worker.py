@@ -40,6 +40,9 @@ class WorkerRole(enum.Enum):
     DRAFT = "draft"
 
 
+_SAID = {WorkerRole.VERIFY: "verifier", WorkerRole.DRAFT: "drafter"}
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where a worker was announced, and which process is expected there; incarnation 0 accepts
@@ -191,6 +194,10 @@ class WorkerConnection:
                 said = await self.describe(WHY_S, wait=False)
         except grpc.aio.AioRpcError as error:
             await self._show_present_files()
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return (
+                    f"{self.address.endpoint}: what answers there is no {_SAID[self.address.role]}"
+                )
             return f"{self.address.endpoint}: {error.code().name.lower()}: {error.details()}"
         self.state = "draining" if said.draining else "connecting"
         if said.draining:

@@ -107,7 +107,11 @@ async def test_a_process_that_has_two_names_is_one_worker(cell: Cell) -> None:
 async def test_of_a_worker_that_is_not_there_status_says_what_is(cell: Cell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, as a hung process
         places = ("127.0.0.1:1", f"127.0.0.1:{silent.getsockname()[1]}")
-        coordinator = await cell.coordinator(verify=places, describe_deadline_s=0.1)
-        nobody, hung = coordinator.cell.membership.workers
+        swapped = (await cell.verifier()).endpoint
+        coordinator = await cell.coordinator(
+            verify=places, draft=(swapped,), describe_deadline_s=0.1
+        )
+        nobody, hung, other = coordinator.cell.membership.workers
         await until(lambda: "Connection refused" in nobody.detail)
         await until(lambda: "timed out before receiving SETTINGS" in hung.detail)
+        await until(lambda: other.detail == f"{swapped}: what answers there is no drafter")
