@@ -17,7 +17,8 @@ from pathlib import Path
 
 from benchmarks.peers.contestant import Absent, Peer
 from deploy.head import free_ports
-from dspark.loadgen.openai_endpoint import OpenAiEndpoint, OpenAiOptions
+from dspark.client import Options
+from dspark.loadgen.openai_endpoint import OpenAiEndpoint
 from dspark.loadgen.prompts import Question
 
 START_TIMEOUT_S = 900.0  # the first start with a model compiles, for many layers as long as this
@@ -107,7 +108,9 @@ class VllmServer(Peer):
 
     async def _answer(self, prompt: list[int], tokens: int) -> list[int]:
         endpoint = OpenAiEndpoint(
-            OpenAiOptions(f"http://{self._address}/v1", MODEL, max_tokens=tokens), self.name
+            f"http://{self._address}/v1",
+            MODEL,
+            Options(max_tokens=tokens, temperature=0.0, ignore_eos=True),
         )
         pieces = endpoint.stream(Question(tuple(prompt)), 0)
         return [token async for piece in pieces for token in piece.token_ids]

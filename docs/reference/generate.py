@@ -58,6 +58,8 @@ def configuration() -> str:
 
 def command_line() -> str:
     """Arguments and options of every command, from its parser."""
+    from dspark.cli.options import METAVARS, has_default
+
     lines = [
         "# Command line",
         "",
@@ -76,16 +78,11 @@ def command_line() -> str:
         if options:
             lines += ["", "| argument | default | meaning |", "| --- | --- | --- |"]
         for action in options:
-            written = f"`{', '.join(action.option_strings) or action.metavar or action.dest}`"
+            value = action.metavar or METAVARS.get(action.dest) or METAVARS.get(action.type)
+            written = f"`{', '.join(action.option_strings) or value or action.dest}`"
             if action.choices:
                 written += f" {', '.join(map(str, action.choices))}"
-            said = action.default not in (None, False, argparse.SUPPRESS, [], (), "")
-            # What takes something away is not given by default, whatever stands there then.
-            default = (
-                f"`{action.default}`"
-                if said and not isinstance(action, argparse._StoreFalseAction)
-                else ""
-            )
+            default = f"`{action.default}`" if has_default(action) else ""
             meaning = (
                 (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
             )

@@ -12,7 +12,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from dspark.cli.options import add_endpoint, numbers, tls_of, whole
+from dspark.cli.options import (
+    RULES,
+    add_endpoint,
+    natural,
+    numbers_above_0,
+    positive,
+    positives,
+    span_s,
+    tls_of,
+    wait_s,
+)
 from dspark.errors import ConfigError, InvalidRequest
 
 DESCRIPTION = """Asks at the given concurrency (closed loop) or rate (open loop, random arrivals)
@@ -31,106 +41,56 @@ def add_commands(commands: Any) -> None:
         "--openai",
         default="",
         metavar="URL",
-        help="an OpenAI-style server instead, up to and including /v1",
+        help="an OpenAI-style server instead, with its /v1",
     )
     server.add_argument("--model", default="", help="model name to ask the OpenAI-style server for")
-    server.add_argument(
-        "--api-key-env", metavar="NAME", help="environment variable that holds its key"
-    )
+    server.add_argument("--api-key-env", metavar="NAME", help="environment variable with its key")
     load = parser.add_argument_group("load")
     loop = load.add_mutually_exclusive_group()
-    loop.add_argument("--concurrency", type=whole, metavar="N,N", help="users at a time (1,4,16)")
+    loop.add_argument("--concurrency", type=positives, help="users at a time (1,4,16)")
     loop.add_argument(
-        "--rate",
-        type=numbers,
-        default=(),
-        metavar="R,R",
-        help="requests a second, arriving at random",
+        "--rate", type=numbers_above_0, default=(), help="requests a second, arriving at random"
     )
     load.add_argument(
         "--requests",
-        type=int,
+        type=natural,
         default=0,
-        metavar="N",
-        help="measured requests a point (4 a user, >= 16)",
+        help="measured requests a point; 0: 4 a user, at least 16",
     )
     load.add_argument(
-        "--duration",
-        dest="duration_s",
-        type=float,
-        default=0.0,
-        metavar="S",
-        help="longest window of a point, seconds",
+        "--duration", type=wait_s, default=0, help="longest window of a point; 0: no bound"
     )
     load.add_argument(
-        "--warmup", type=int, metavar="N", help="requests before the window of a point (one a user)"
+        "--warmup", type=natural, help="requests before the window of a point (one a user)"
     )
     load.add_argument(
         "--seed", type=int, default=0, help="of arrivals, of the order of prompts and of sampling"
     )
-    load.add_argument(
-        "--timeout",
-        dest="timeout_s",
-        type=float,
-        default=600.0,
-        metavar="S",
-        help="longest answer (600)",
-    )
+    load.add_argument("--timeout", type=span_s, default=600, help="longest answer")
     asked = parser.add_argument_group("requests")
     source = asked.add_mutually_exclusive_group()
     source.add_argument(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help="JSON lines with `prompt` or `prompt_token_ids`",
+        "--prompts", type=Path, help="JSON lines with `prompt` or `prompt_token_ids`"
     )
+    source.add_argument("--domains", default="chat,code,reasoning,writing", help="built-in prompts")
     source.add_argument(
-        "--domains", default="chat,code,reasoning,writing", metavar="D,D", help="built-in prompts"
-    )
-    source.add_argument(
-        "--input-len", type=int, metavar="N", help="random token ids instead, N to a prompt"
+        "--input-len", type=positive, help="random token ids instead, N to a prompt"
     )
     asked.add_argument(
-        "--vocabulary", type=int, metavar="N", help="ids below N for --input-len with --openai"
+        "--vocabulary", type=positive, help="ids below N for --input-len with --openai"
     )
-    asked.add_argument(
-        "--output-len", type=int, default=128, metavar="N", help="longest answer in tokens (128)"
-    )
-    asked.add_argument(
-        "--stop-at-eos",
-        dest="ignore_eos",
-        action="store_false",
-        help="let answers end by themselves",
-    )
-    asked.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (the default)"
-    )
-    asked.add_argument(
-        "--policy", default="", metavar="P,P", help="policies, one series each (the deployment's)"
-    )
-    asked.add_argument(
-        "--rule", default="", choices=["token", "block", "coupled"], help="acceptance rule"
-    )
+    asked.add_argument("--output-len", type=positive, default=128, help="longest answer in tokens")
+    asked.add_argument("--stop-at-eos", action="store_true", help="let answers end by themselves")
+    asked.add_argument("--temperature", type=float, default=0, help="0 is greedy")
+    asked.add_argument("--policy", default="", help="policies, one series each (the deployment's)")
+    asked.add_argument("--rule", choices=RULES, help="acceptance rule")
     out = parser.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    out.add_argument("--save", type=Path, help="write the JSON object to a file")
     out.add_argument(
-        "--json", action="store_true", help="one JSON object on stdout instead of a table"
+        "--plot", type=Path, help="PNG or SVG: speed per user against speed in all, budget"
     )
-    out.add_argument("--save", type=Path, metavar="FILE", help="write the JSON object to a file")
-    out.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="PNG or SVG: speed per user against speed in all, budget",
-    )
-    out.add_argument(
-        "--with",
-        dest="others",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="saved runs to plot too",
-    )
+    out.add_argument("--with", dest="others", type=Path, nargs="+", help="saved runs to plot too")
     parser.set_defaults(run=_bench)
 
 
@@ -146,7 +106,7 @@ def _bench(args: argparse.Namespace) -> int:
         raise InvalidRequest("with", "needs --plot")
     if args.save is not None:
         check_file("save", args.save)
-    earlier = [point for path in args.others for point in report.load(path)]
+    earlier = [point for path in args.others or () for point in report.load(path)]
     given = {
         field.name: getattr(args, field.name)
         for field in fields(sweep.SweepOrder)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dspark.cli.options import folder, positive
 from dspark.errors import ConfigError
 from dspark.whole_file import placed
 
@@ -37,26 +38,14 @@ def add_commands(commands: Any) -> None:
         "dspark://ROLE/NAME. Run again, it renews them, for the hosts and tenants it was told "
         "before too.",
     )
+    parser.add_argument("directory", type=folder, help="for the files; made if it is not there")
     parser.add_argument(
-        "directory", metavar="DIR", type=Path, help="folder for the files; made if it is not there"
+        "--host", action="append", default=[], help="name or address of the node; repeatable"
     )
     parser.add_argument(
-        "--host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="name or address others reach the node by; repeat",
+        "--client", action="append", default=[], help="tenant who gets a certificate; repeatable"
     )
-    parser.add_argument(
-        "--client",
-        action="append",
-        default=[],
-        metavar="TENANT",
-        help="a certificate for this tenant; repeat",
-    )
-    parser.add_argument(
-        "--days", type=int, default=90, metavar="N", help="until certificates end (90)"
-    )
+    parser.add_argument("--days", type=positive, default=90, help="until certificates end")
     parser.set_defaults(run=_run)
 
 
@@ -74,8 +63,6 @@ class _Pair:
 
 def issue(folder: Path, *, hosts: list[str], tenants: list[str], days: int) -> list[Path]:
     """Writes the files and returns their paths; keys are readable by their owner only."""
-    if days < 1:
-        raise ConfigError(f"days: {days} is less than 1")
     for tenant in tenants:
         if not _NAME.fullmatch(tenant):
             raise ConfigError(

@@ -36,17 +36,9 @@ def add_commands(commands: Any) -> None:
     parser.add_argument(
         "--system", metavar="TEXT", help="what the target is told before the first turn"
     )
+    parser.add_argument("--max-tokens", type=positive, default=ANSWER, help="longest answer")
     parser.add_argument(
-        "--max-tokens",
-        type=positive,
-        default=ANSWER,
-        metavar="N",
-        help=f"longest answer ({ANSWER})",
-    )
-    parser.add_argument(
-        "--target",
-        metavar="PATH_OR_ID",
-        help="whose template and tokenizer are used (those of the served model)",
+        "--target", help="whose template and tokenizer are used (those of the served model)"
     )
     add_asking(parser, "coordinator or front end; default: the cluster of this state folder")
     parser.set_defaults(run=_chat)

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dspark.cli.options import end_as_by_ctrl_c
+from dspark.cli.options import end_as_by_ctrl_c, folder
 
 NOTE = """check loads every tensor and says what it is; convert writes the speculators format; share
 leaves out what is a copy of the target's; import makes a folder of a GGUF target."""
@@ -20,13 +20,9 @@ def add_commands(commands: Any) -> None:
     )
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser("check", help="load a drafter of any family and format")
-    check.add_argument(
-        "drafter", metavar="PATH_OR_ID", help="DeepSpec or speculators format, or a language model"
-    )
+    check.add_argument("drafter", help="DeepSpec or speculators format, or a language model")
     check.add_argument("--revision", help="of a hub id")
-    check.add_argument(
-        "--target", metavar="PATH_OR_ID", help="also say whether it was made for this target"
-    )
+    check.add_argument("--target", help="also say whether it was made for this target")
     check.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     check.set_defaults(run=_check)
     convert = actions.add_parser("convert", help="write a drafter in the speculators format")
@@ -34,11 +30,9 @@ def add_commands(commands: Any) -> None:
         "drafter",
         metavar="PATH",
         type=Path,
-        help="DSpark, DFlash or Eagle3 with Qwen3 layers, and with tables of its own",
+        help="DSpark, DFlash or Eagle3, Qwen3 layers, tables of its own",
     )
-    share = actions.add_parser(
-        "share", help="write a drafter without copies of the target's tables"
-    )
+    share = actions.add_parser("share", help="leave out a drafter's copies of the target's tables")
     share.add_argument(
         "drafter", metavar="PATH", type=Path, help="of any family but a language model"
     )
@@ -47,20 +41,14 @@ def add_commands(commands: Any) -> None:
         "source", metavar="FILE_OR_NAME", help="a .gguf file, a known name (smollm2), or its wheel"
     )
     for each in (convert, share, taken):
-        each.add_argument(
-            "out", metavar="DIR", type=Path, help="folder to write, which must not be there yet"
-        )
-    convert.add_argument("--verifier", metavar="NAME", help="name of the target, for the file")
+        each.add_argument("out", type=folder, help="folder to write, which must not be there yet")
+    convert.add_argument("--verifier", help="name of the target, for the file")
     convert.add_argument(
         "--share-tables", action="store_true", help="leave out what is a copy of the target's"
     )
-    convert.add_argument(
-        "--keep-tokens", metavar="FILE", type=Path, help="JSON list of the ids the head may draft"
-    )
+    convert.add_argument("--keep-tokens", type=Path, help="JSON list of the ids the head may draft")
     convert.set_defaults(run=_convert)
-    share.add_argument(
-        "--target", metavar="PATH_OR_ID", required=True, help="whose tables the drafter has"
-    )
+    share.add_argument("--target", required=True, help="whose tables the drafter has")
     share.add_argument(
         "--dtype", choices=["float32", "bfloat16", "float16"], help="round to it (as it is stored)"
     )

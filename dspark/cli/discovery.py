@@ -32,11 +32,7 @@ def add_commands(commands: Any) -> None:
         "/sd until Ctrl-C.",
     )
     add_endpoint(parser)
-    parser.add_argument(
-        "--serve",
-        metavar="HOST:PORT",
-        help="serve the list over HTTP, on loopback; port 0 takes any",
-    )
+    parser.add_argument("--serve", help="serve the list over HTTP, on loopback; port 0 takes any")
     parser.set_defaults(run=_discover)
 
 

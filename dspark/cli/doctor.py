@@ -28,17 +28,11 @@ def add_commands(commands: Any) -> None:
         help="check this machine, the pair and the cell; says how to mend what is wrong",
         description="Exit code 0: nothing is wrong; 1: something is. Changes nothing.",
     )
-    parser.add_argument(
-        "--target", metavar="PATH_OR_ID", help="target to be served (the shipped one)"
-    )
-    parser.add_argument("--drafter", metavar="PATH_OR_ID", help="drafter for it (the shipped one)")
+    parser.add_argument("--target", help="target to be served (the shipped one)")
+    parser.add_argument("--drafter", help="drafter for it (the shipped one)")
     parser.add_argument("--revision", help="revision of both when they are hub ids")
-    parser.add_argument(
-        "--address", metavar="HOST:PORT", help="running Ray cluster that is to be joined"
-    )
-    parser.add_argument(
-        "--http", default="127.0.0.1:8000", metavar="HOST:PORT", help="port to try (127.0.0.1:8000)"
-    )
+    parser.add_argument("--address", help="running Ray cluster that is to be joined")
+    parser.add_argument("--http", default="127.0.0.1:8000", help="port to try")
     add_endpoint(parser)
     parser.add_argument(
         "--acceptance",

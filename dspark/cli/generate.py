@@ -19,75 +19,51 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser("generate", help="stream one answer")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt")
-    source.add_argument(
-        "--prompt-file", type=Path, metavar="FILE", help="read the prompt from a file, - is stdin"
-    )
+    source.add_argument("--prompt-file", type=Path, help="read the prompt from a file, - is stdin")
     source.add_argument("--token-ids", type=_ids, metavar="1,2,3", help="the prompt as token ids")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (256)")
+    parser.add_argument("--max-tokens", type=int, help="longest answer (256)")
+    parser.add_argument("--top-k", type=int, help="keep the N likeliest tokens, 0 keeps all")
     parser.add_argument(
-        "--top-k", type=int, metavar="K", help="keep the K likeliest tokens, 0 keeps all"
+        "--min-p", type=float, help="keep tokens of this share of the likeliest one"
     )
     parser.add_argument(
-        "--min-p", type=float, metavar="P", help="keep tokens of this share of the likeliest one"
+        "--repetition-penalty", type=float, help="over prompt and answer; 1 is none"
     )
-    parser.add_argument(
-        "--repetition-penalty", type=float, metavar="R", help="over prompt and answer; 1 is none"
-    )
-    parser.add_argument(
-        "--presence-penalty", type=float, metavar="P", help="once, for tokens of the answer"
-    )
-    parser.add_argument(
-        "--frequency-penalty", type=float, metavar="P", help="per occurrence in the answer"
-    )
+    parser.add_argument("--presence-penalty", type=float, help="once, for tokens of the answer")
+    parser.add_argument("--frequency-penalty", type=float, help="per occurrence in the answer")
     parser.add_argument(
         "--logit-bias",
         type=_bias,
         action="append",
-        default=[],
         metavar="ID=B",
         help="add B to a logit; repeatable",
     )
     parser.add_argument(
-        "--n", type=int, metavar="N", help="answers to the same prompt; shown one after the other"
+        "--n", type=int, help="answers to the same prompt, shown one after the other"
     )
     parser.add_argument(
-        "--logprobs",
-        type=int,
-        metavar="K",
-        help="tell log-probabilities, K likeliest (with --json)",
+        "--logprobs", type=int, help="tell log-probabilities, N likeliest (with --json)"
     )
     parser.add_argument(
         "--prompt-logprobs",
         type=int,
-        metavar="K",
-        help="the same of the prompt (with --json); with --max-tokens 0 of it alone",
+        help="the same of the prompt; with --max-tokens 0 of it alone",
     )
+    parser.add_argument("--min-tokens", type=int, help="nothing ends the answer before")
     parser.add_argument(
-        "--min-tokens", type=int, metavar="N", help="nothing ends the answer before"
-    )
-    parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end the answer here; repeatable",
+        "--stop", action="append", metavar="TEXT", help="end the answer here; repeatable"
     )
     parser.add_argument(
         "--stop-token-id",
         action="append",
         type=int,
-        default=[],
         dest="stop_token_ids",
-        metavar="ID",
-        help="end at this token; may be given several times",
+        help="end at this token; repeatable",
     )
     parser.add_argument(
-        "--include-stop",
-        action="store_true",
-        default=None,
-        dest="include_stop_str_in_output",
+        "--include-stop", action="store_true", default=None, dest="include_stop_str_in_output",
         help="show what ended it",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--ignore-eos",
         action="store_true",
@@ -95,24 +71,16 @@ def add_commands(commands: Any) -> None:
         help="go on past the target's stop tokens",
     )
     parser.add_argument(
-        "--request-id",
-        default="",
-        metavar="ID",
-        help="its name, for `status --explain` and `Abort`",
+        "--request-id", metavar="ID", help="its name, for `status --explain` and `Abort`"
     )
+    parser.add_argument("--drafter", metavar="NAME", help="replica that drafts, e.g. draft/1")
     parser.add_argument(
-        "--drafter", default="", metavar="NAME", help="replica that is to draft, e.g. draft/1"
+        "--label", metavar="NAME", help="count acceptance under this name in the metrics"
     )
-    parser.add_argument(
-        "--label",
-        default="",
-        metavar="NAME",
-        help="count acceptance under this name in the metrics",
-    )
-    parser.add_argument("--timeout", type=float, metavar="S", help="deadline in seconds")
+    parser.add_argument("--timeout", type=float, metavar="S", help="deadline")
     add_asking(parser)
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object at the end, stream nothing"
+        "--json", action="store_true", help="one JSON object at the end, nothing streamed"
     )
     parser.set_defaults(run=_generate)
 
@@ -150,7 +118,7 @@ def _generate(args: argparse.Namespace) -> int:
     from dspark.client import Completion, Options
 
     options = {name: value for name, value in vars(args).items() if name in Options.__annotations__}
-    options["logit_bias"] = dict(args.logit_bias)
+    options["logit_bias"] = dict(args.logit_bias or ())
     args.prompt = as_utf_8("prompt", args.prompt)
     for name, words in options.items():
         many = isinstance(words, list)

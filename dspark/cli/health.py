@@ -26,9 +26,7 @@ def add_commands(commands: Any) -> None:
         metavar="HOST:PORT",
         help="a process of a cell (the coordinator of this state folder)",
     )
-    parser.add_argument(
-        "--wait", type=wait_s, metavar="S", help="ask until it serves, at most so many seconds"
-    )
+    parser.add_argument("--wait", type=wait_s, help="ask until it serves, at most so many seconds")
     add_tls(parser)
     parser.set_defaults(run=_health)
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspark.cli.options import add_keys, end_as_by_ctrl_c, say, tell
+from dspark.cli.options import add_keys, end_as_by_ctrl_c, say, tell, wait_s
 from dspark.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def add_commands(commands: Any) -> None:
         "section `cluster` of the file. Sections `coordinator`, `frontend`, `verify` and `draft` "
         "of the file configure the processes, section `autoscale` the pools that follow the load.",
     )
-    up.add_argument("-f", "--config", type=Path, metavar="FILE", help="YAML configuration")
+    up.add_argument("-f", "--config", type=Path, help="YAML configuration")
     up.add_argument(
         "--block", action="store_true", help="stay until told to end, then take the cell down"
     )
@@ -51,9 +51,7 @@ def add_commands(commands: Any) -> None:
         help="stop the cluster and everything it started",
         description="Takes nothing new, lets running streams finish, then ends every process.",
     )
-    down.add_argument(
-        "--grace-s", type=float, default=30.0, metavar="S", help="time for running streams (30)"
-    )
+    down.add_argument("--grace-s", type=wait_s, default=30, help="time for running streams")
     down.add_argument(
         "--now", action="store_true", help="end everything at once; running streams break off"
     )
@@ -142,7 +140,7 @@ def _answers(cell: Cell) -> bool:
 def _down(args: argparse.Namespace) -> int:
     from deploy.down import take_down
 
-    take_down(say, 0.0 if args.now else max(args.grace_s, 0.0))
+    take_down(say, 0.0 if args.now else args.grace_s)
     return 0
 
 

@@ -38,14 +38,7 @@ def add_commands(commands: Any) -> None:
         help="only lines about a request, by its id (a tenant's: TENANT/ID)",
     )
     parser.add_argument("-f", "--follow", action="store_true", help="go on as lines are written")
-    parser.add_argument(
-        "-n",
-        "--lines",
-        type=natural,
-        default=200,
-        metavar="N",
-        help="the last N lines (200); 0: all",
-    )
+    parser.add_argument("-n", "--lines", type=natural, default=200, help="the last N lines; 0: all")
     parser.add_argument("--json", action="store_true", help="lines as they were written")
     parser.set_defaults(run=_logs)
 

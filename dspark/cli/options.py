@@ -11,12 +11,13 @@ import re
 import signal
 import sys
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from dspark.errors import InvalidRequest
 from dspark.numerals import number_in, whole_in
+from dspark.runtime.setting import SettingBounds
 
 if TYPE_CHECKING:
     from dspark.client import AsyncClient, Client
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+RULES = ("token", "block", "coupled")
 ENDPOINT = "coordinator; default: the cluster of this state folder"
 _TLS = {
     "tls_ca": "PEM file of the authority servers' certificates must come from; plaintext without "
@@ -39,9 +41,9 @@ class Parser(argparse.ArgumentParser):
     subcommands are such parsers, too."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.register("type", int, one_whole)
-        self.register("type", float, one_number)
+        super().__init__(*arguments, **{"formatter_class": Help} | options)
+        self.register("type", int, _reader(whole_in))
+        self.register("type", float, _reader(number_in))
         # Without a default, which would override --debug before a subcommand.
         self.add_argument(
             "--debug",
@@ -51,67 +53,74 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-def _argument(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Wraps a reader for argparse, which reports the message of its ValueError."""
+class Help(argparse.HelpFormatter):
+    """Names a value by its option or its type, and shows an option's default behind its help."""
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        named = METAVARS.get(action.dest) or METAVARS.get(action.type)
+        return named or action.dest.upper()
+
+    _get_default_metavar_for_positional = _get_default_metavar_for_optional
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return f"{action.help} (%(default)s)" if has_default(action) else action.help
+
+
+def has_default(action: argparse.Action) -> bool:
+    """Whether an option has a default that says something."""
+    said = action.default not in (None, False, argparse.SUPPRESS, [], (), "")
+    # what takes something away is not given by default, whatever stands there then
+    return said and action.nargs != 0
+
+
+def _reader(read: Callable[[str], T], bounds: SettingBounds | None = None) -> Callable[[str], T]:
+    """Wraps a reader for argparse, which reports the message of its error."""
 
     def argument(text: str) -> T:
         try:
-            return read(text)
+            value = read(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
+        if bounds is not None and (problem := bounds.problem(value)):
+            raise argparse.ArgumentTypeError(problem)
+        return value
 
     return argument
 
 
-one_whole, one_number = _argument(whole_in), _argument(number_in)
+def folder(text: str) -> Path:
+    """The path of a folder, for which help says DIR."""
+    return Path(text)
 
 
-def _at_least(least: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if (value := whole_in(text)) < least:
-            raise ValueError(f"{text} is less than {least}")
-        return value
-
-    return _argument(read)
+def several(read: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """A reader of lists: one or more values between commas."""
+    return lambda text: [read(part.strip()) for part in text.split(",")]
 
 
-natural, positive = _at_least(0), _at_least(1)  # counts
-
-
-def numbers(text: str, *, zero: bool = False) -> list[float]:
-    """A comma-separated list of finite numbers above 0, or from 0 on with `zero`."""
-    try:
-        values = [number_in(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
-    if not all(value >= 0 if zero else value > 0 for value in values):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: every number must be {'0 or more' if zero else 'above 0'}"
-        )
-    return values
-
-
-def whole(text: str, *, zero: bool = False) -> list[int]:
-    """A comma-separated list of whole numbers above 0, or from 0 on with `zero`."""
-    values = numbers(text, zero=zero)
-    if not all(value == int(value) for value in values):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers")
-    return [int(value) for value in values]
-
-
-def wait_s(text: str) -> float:
-    """A number of seconds, 0 or more."""
-    with contextlib.suppress(ValueError):
-        if 0.0 <= (seconds := number_in(text)) < 1e9:
-            return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
-
-
-def span_s(text: str) -> float:
-    """A number of seconds above 0."""
-    if not (seconds := wait_s(text)) > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return seconds
+natural, positive = (_reader(whole_in, SettingBounds(least=least)) for least in (0, 1))  # counts
+wait_s = _reader(number_in, SettingBounds(least=0))  # seconds
+span_s = _reader(number_in, SettingBounds(above=0))
+naturals, positives, numbers_from_0, numbers_above_0 = map(
+    several, (natural, positive, wait_s, span_s)
+)
+METAVARS: Mapping[Any, str] = {
+    int: "N",
+    natural: "N",
+    positive: "N",
+    naturals: "N,N",
+    positives: "N,N",
+    float: "X",
+    wait_s: "S",
+    span_s: "S",
+    numbers_from_0: "X,X",
+    numbers_above_0: "X,X",
+    Path: "FILE",
+    folder: "DIR",
+    "target": "PATH_OR_ID",
+    "drafter": "PATH_OR_ID",
+    **dict.fromkeys(("endpoint", "address", "http", "serve"), "HOST:PORT"),
+}
 
 
 def add_keys(
@@ -137,8 +146,8 @@ def add_keys(
             continue
         if field.default not in (dataclasses.MISSING, None, "", ()):
             text += f" ({field.default})"
-        kind: Any = hints[field.name] if hints[field.name] in (int, float) else str
-        parser.add_argument(option, type=kind, metavar="VALUE", help=text)
+        kind: Any = hints[field.name] if hints[field.name] in (int, float) else None
+        parser.add_argument(option, type=kind, help=text)
 
 
 def read_keys(
@@ -165,24 +174,20 @@ def add_tls(parser: Any) -> None:
 
 def add_endpoint(parser: Any, text: str = ENDPOINT) -> None:
     """Adds --endpoint, and the secret and certificates for it."""
-    parser.add_argument("--endpoint", metavar="HOST:PORT", help=text)
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="secret of the endpoint")
+    parser.add_argument("--endpoint", help=text)
+    parser.add_argument("--token-file", type=Path, help="secret of the endpoint")
     add_tls(parser)
 
 
 def add_asking(parser: Any, text: str = ENDPOINT) -> None:
     """Adds the options of a command that sends requests: sampling, policy, rule, waiting and
     endpoint."""
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    parser.add_argument("--top-p", type=float, metavar="P", help="keep this much probability")
+    parser.add_argument("--temperature", type=float, help="0 is greedy")
+    parser.add_argument("--top-p", type=float, help="keep this much probability")
     parser.add_argument("--seed", type=int, help="key of the draws")
-    parser.add_argument("--policy", default="", help="off, fixed:k, threshold:t or adaptive")
-    parser.add_argument(
-        "--rule", default="", choices=["token", "block", "coupled"], help="acceptance rule"
-    )
-    parser.add_argument(
-        "--wait", type=wait_s, metavar="S", help="wait at most so long for the cell to be ready"
-    )
+    parser.add_argument("--policy", help="off, fixed:k, threshold:t or adaptive")
+    parser.add_argument("--rule", choices=RULES, help="acceptance rule")
+    parser.add_argument("--wait", type=wait_s, help="wait at most so long for the cell to be ready")
     add_endpoint(parser, text)
 
 

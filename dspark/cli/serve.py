@@ -13,7 +13,7 @@ import json
 import os
 from typing import Any
 
-from dspark.cli.options import Parser, add_keys, tell
+from dspark.cli.options import Parser, add_keys, tell, wait_s
 
 ROLES = ("coordinator", "frontend", "verify", "draft")
 
@@ -41,11 +41,7 @@ def room_parser(role: str) -> argparse.ArgumentParser:
         "--ready-json", action="store_true", help="print one JSON line on stdout when serving"
     )
     parser.add_argument(
-        "--grace-s",
-        type=float,
-        default=10.0,
-        metavar="S",
-        help="time to finish what runs after SIGTERM (10)",
+        "--grace-s", type=wait_s, default=10, help="time to finish what runs after SIGTERM"
     )
     parser.add_argument(
         "--parent-pid", type=int, metavar="PID", help="end when this parent process has ended"
@@ -83,10 +79,9 @@ def _serve(args: argparse.Namespace) -> int:
         else:
             tell(f"{args.name} serves at {process.endpoint}" + (f" and {http}/v1" if http else ""))
 
-    grace_s = max(args.grace_s, 0.0)
     asyncio.run(
         run_until_signal(
-            lambda: start_room(role, settings, name=args.name), grace_s=grace_s, ready=ready
+            lambda: start_room(role, settings, name=args.name), grace_s=args.grace_s, ready=ready
         )
     )
     return 0

@@ -6,11 +6,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dspark.cli.options import numbers, span_s, wait_s, whole
+from dspark.cli.options import naturals, numbers_above_0, positives, span_s, wait_s
 from dspark.numerals import whole_in
 
 DESCRIPTION = """Simulates verifiers and drafters of given step times and acceptance probabilities
@@ -22,126 +21,55 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "simulate", help="size pools in simulated time", description=DESCRIPTION
     )
-    parser.add_argument("file", metavar="FILE", type=Path, help="YAML of a synthetic pair")
+    parser.add_argument("file", type=Path, help="YAML of a synthetic pair")
     load = parser.add_argument_group("load")
     loop = load.add_mutually_exclusive_group()
     loop.add_argument(
-        "--concurrency",
-        type=whole,
-        metavar="N,N",
-        help="users, each asking again when answered (1,8,64)",
+        "--concurrency", type=positives, help="users, each asking again when answered (1,8,64)"
     )
-    loop.add_argument(
-        "--rate", type=numbers, metavar="R,R", help="requests a second, Poisson arrivals"
+    loop.add_argument("--rate", type=numbers_above_0, help="requests a second, Poisson arrivals")
+    load.add_argument(
+        "--input-len", type=_span, default="32", metavar="A[..B]", help="tokens of a prompt"
     )
     load.add_argument(
-        "--input-len",
-        type=_span,
-        default=(32, 32),
-        metavar="A[..B]",
-        help="tokens of a prompt (32)",
+        "--output-len", type=_span, default="128", metavar="A[..B]", help="tokens of an answer"
     )
-    load.add_argument(
-        "--output-len",
-        type=_span,
-        default=(128, 128),
-        metavar="A[..B]",
-        help="tokens of an answer (128)",
-    )
-    load.add_argument(
-        "--temperature", type=float, default=1.0, metavar="T", help="of all requests (1)"
-    )
-    load.add_argument(
-        "--policy", default="adaptive", metavar="P,P", help="policies, one series each (adaptive)"
-    )
+    load.add_argument("--temperature", type=float, default=1, help="of all requests")
+    load.add_argument("--policy", default="adaptive", help="policies, one series each")
     load.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and tokens")
     load.add_argument(
-        "--warmup",
-        type=wait_s,
-        default=5.0,
-        metavar="S",
-        help="simulated seconds before the window (5)",
+        "--warmup", type=wait_s, default=5, help="simulated seconds before the window"
     )
-    load.add_argument(
-        "--duration",
-        type=span_s,
-        default=20.0,
-        metavar="S",
-        help="simulated seconds of the window (20)",
-    )
+    load.add_argument("--duration", type=span_s, default=20, help="simulated seconds of the window")
     pools = parser.add_argument_group("pools")
-    pools.add_argument("--verifiers", type=whole, default=[1], metavar="N,N", help="verifiers (1)")
+    pools.add_argument("--verifiers", type=positives, default="1", help="verifiers")
+    pools.add_argument("--drafters", type=naturals, default="1", help="drafters; each serves all")
     pools.add_argument(
-        "--drafters",
-        type=partial(whole, zero=True),
-        default=[1],
-        metavar="N,N",
-        help="drafters; each serves all (1)",
+        "--coordinators", type=int, default=1, help="coordinators that share the lanes"
     )
+    pools.add_argument("--cores", type=int, default=0, help="that all processes share; 0: one each")
     pools.add_argument(
-        "--coordinators",
-        type=int,
-        default=1,
-        metavar="N",
-        help="coordinators that share the lanes (1)",
+        "--kv-tokens", type=int, default=0, help="token slots of a verifier; 0: no limit"
     )
+    pools.add_argument("--prefill-chunk", type=int, default=256, help="prompt tokens of one pass")
     pools.add_argument(
-        "--cores",
-        type=int,
-        default=0,
-        metavar="N",
-        help="that all processes share; 0: one each (0)",
+        "--cohorts", type=int, default=0, choices=[0, 1, 2], help="of a lane; 0: by measurement"
     )
-    pools.add_argument(
-        "--kv-tokens",
-        type=int,
-        default=0,
-        metavar="N",
-        help="token slots of a verifier; 0: no limit",
-    )
-    pools.add_argument(
-        "--prefill-chunk",
-        type=int,
-        default=256,
-        metavar="N",
-        help="prompt tokens of one pass (256)",
-    )
-    pools.add_argument(
-        "--cohorts", type=int, default=0, choices=[0, 1, 2], help="of a lane; 0: by measurement (0)"
-    )
-    pools.add_argument(
-        "--lose-verifiers",
-        type=numbers,
-        default=[],
-        metavar="S,S",
-        help="when one is lost for good",
-    )
-    pools.add_argument(
-        "--lose-drafters", type=numbers, default=[], metavar="S,S", help="when one is lost for good"
-    )
+    for pool in ("verifiers", "drafters"):
+        pools.add_argument(
+            f"--lose-{pool}", type=numbers_above_0, default=(), help="when one is lost for good"
+        )
     hops = parser.add_argument_group(
         "what lies between, in microseconds; docs/simulator.md says how to measure it"
     )
-    hops.add_argument("--hop-us", type=float, metavar="US", help="one way")
-    hops.add_argument(
-        "--worker-us", type=float, metavar="US", help="a worker's processor time for a command"
-    )
-    hops.add_argument(
-        "--worker-sequence-us", type=float, metavar="US", help="more for each sequence of it"
-    )
-    hops.add_argument(
-        "--round-us", type=float, metavar="US", help="the coordinator's processor time for a reply"
-    )
-    hops.add_argument(
-        "--round-sequence-us", type=float, metavar="US", help="more for each sequence of it"
-    )
+    hops.add_argument("--hop-us", type=float, help="one way")
+    hops.add_argument("--worker-us", type=float, help="a worker's processor time for a command")
+    hops.add_argument("--worker-sequence-us", type=float, help="more for each sequence of it")
+    hops.add_argument("--round-us", type=float, help="the coordinator's processor time for a reply")
+    hops.add_argument("--round-sequence-us", type=float, help="more for each sequence of it")
     out = parser.add_argument_group("output")
-    out.add_argument(
-        "--json", action="store_true", help="one JSON object on stdout instead of a table"
-    )
-    out.add_argument(
-        "--plot", type=Path, metavar="FILE", help="PNG or SVG: speed, budget and shares of time"
-    )
+    out.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    out.add_argument("--plot", type=Path, help="PNG or SVG: speed, budget and shares of time")
     parser.set_defaults(run=_simulate)
 
 

@@ -47,11 +47,7 @@ def add_commands(commands: Any) -> None:
         help="explain a request by its id: its rounds as it runs, and its end",
     )
     parser.add_argument(
-        "--rounds",
-        type=natural,
-        default=0,
-        metavar="N",
-        help="with --explain: so many; 0: until it ends",
+        "--rounds", type=natural, default=0, help="with --explain: so many; 0: until it ends"
     )
     add_endpoint(parser)
     parser.set_defaults(run=_status)

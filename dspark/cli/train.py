@@ -25,6 +25,7 @@ from dspark.cli.options import (
     add_endpoint,
     add_keys,
     end_as_by_ctrl_c,
+    folder,
     natural,
     open_async_client,
     positive,
@@ -57,83 +58,47 @@ def build_parser() -> argparse.ArgumentParser:
     stages = parser.add_subparsers(required=True, metavar="STAGE")
 
     split = stages.add_parser("split", help="prompts to a training and a held-out part")
+    split.add_argument("prompts", type=Path, help="JSONL: conversations, messages, turns or prompt")
+    split.add_argument("--out", type=folder, required=True, help="where the three parts go")
+    split.add_argument("--held-out", type=float, default=0.05, help="share held out")
     split.add_argument(
-        "prompts", type=Path, metavar="FILE", help="JSONL: conversations, messages, turns or prompt"
+        "--limit", type=natural, default=0, help="rows to keep, drawn with the seed; 0: all"
     )
-    split.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="where the three parts go"
-    )
-    split.add_argument(
-        "--held-out", type=float, default=0.05, metavar="SHARE", help="share held out (0.05)"
-    )
-    split.add_argument(
-        "--limit",
-        type=natural,
-        default=0,
-        metavar="N",
-        help="keep N rows, drawn with the seed (all)",
-    )
-    split.add_argument("--seed", type=int, default=42, help="key of the split (42)")
+    split.add_argument("--seed", type=int, default=42, help="key of the split")
     split.set_defaults(stage=_split)
 
     overlap = stages.add_parser("overlap", help="prompts that training text has seen")
+    overlap.add_argument("prompts", type=Path, nargs="+", help="JSONL of evaluation prompts")
     overlap.add_argument(
-        "prompts", type=Path, nargs="+", metavar="FILE", help="JSONL of evaluation prompts"
+        "--training", type=Path, nargs="+", required=True, help="JSONL that is trained on"
     )
-    overlap.add_argument(
-        "--training",
-        type=Path,
-        nargs="+",
-        required=True,
-        metavar="FILE",
-        help="JSONL that is trained on",
-    )
-    overlap.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="where the prompts that are clean go, under their names",
-    )
+    overlap.add_argument("--out", type=folder, help="where clean prompts go, under their names")
     overlap.set_defaults(stage=_overlap)
 
     regenerate = stages.add_parser("regenerate", help="answers of the target, through a cell")
+    regenerate.add_argument("prompts", type=Path, help="rows of {id, conversations}")
     regenerate.add_argument(
-        "prompts", type=Path, metavar="FILE", help="rows of {id, conversations}"
+        "--target", required=True, help="the target that is served: its tokenizer"
     )
-    regenerate.add_argument(
-        "--target", required=True, metavar="DIR", help="the target that is served: its tokenizer"
-    )
-    regenerate.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="grows row by row"
-    )
+    regenerate.add_argument("--out", type=Path, required=True, help="grows row by row")
     add_endpoint(regenerate)
     add_keys(regenerate, RegenerationSettings)
     regenerate.set_defaults(stage=_regenerate)
 
     encode = stages.add_parser("encode", help="conversations to samples")
-    encode.add_argument("rows", type=Path, metavar="FILE", help="what `regenerate` wrote")
+    encode.add_argument("rows", type=Path, help="what `regenerate` wrote")
+    encode.add_argument("--target", required=True, help="whose tokenizer and template are used")
+    encode.add_argument("--out", type=Path, required=True, help="the file of samples")
     encode.add_argument(
-        "--target", required=True, metavar="DIR", help="whose tokenizer and chat template are used"
+        "--max-length", type=positive, default=4096, help="tokens of a conversation"
     )
-    encode.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="the file of samples"
-    )
-    encode.add_argument(
-        "--max-length",
-        type=positive,
-        default=4096,
-        metavar="N",
-        help="tokens of a conversation (4096)",
-    )
-    encode.add_argument(
-        "--min-supervised", type=natural, default=14, metavar="N", help="fewer are dropped (14)"
-    )
+    encode.add_argument("--min-supervised", type=natural, default=14, help="fewer are dropped")
     encode.set_defaults(stage=_encode)
 
     cache = stages.add_parser("cache", help="the target's hidden states on disk")
     cache.add_argument("samples", metavar="FILE", help="what `encode` wrote")
     add_keys(cache, Settings, only=("target", "family", "taps", "layers", "block_size", "device"))
-    cache.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the cache")
+    cache.add_argument("--out", type=folder, required=True, help="folder of the cache")
     cache.add_argument(
         "--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="of the hidden states"
     )
@@ -143,25 +108,19 @@ def build_parser() -> argparse.ArgumentParser:
     drafter = stages.add_parser("drafter", help="train a drafter, or go on training it")
     drafter.add_argument("samples", metavar="FILE", help="what `encode` wrote")
     add_keys(drafter, Settings, leave_out=("samples",))
-    drafter.add_argument(
-        "--workers", type=positive, default=1, metavar="N", help="more than one: by Ray Train"
-    )
+    drafter.add_argument("--workers", type=positive, default=1, help="more than one: by Ray Train")
     drafter.add_argument(
         "--gpus", action="store_true", help="each worker of several reserves a GPU"
     )
-    drafter.add_argument(
-        "--address", metavar="HOST:PORT", help="Ray cluster of the workers (one of its own)"
-    )
+    drafter.add_argument("--address", help="Ray cluster of the workers (one of its own)")
     drafter.set_defaults(stage=_drafter)
 
     vocabulary = stages.add_parser("vocabulary", help="the tokens the target writes most")
-    vocabulary.add_argument("samples", type=Path, metavar="FILE", help="what `encode` wrote")
+    vocabulary.add_argument("samples", type=Path, help="what `encode` wrote")
     vocabulary.add_argument(
-        "--tokens", type=positive, required=True, metavar="N", help="how many a head may keep"
+        "--tokens", type=positive, required=True, help="how many a head may keep"
     )
-    vocabulary.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="for `checkpoint convert`"
-    )
+    vocabulary.add_argument("--out", type=Path, required=True, help="for `checkpoint convert`")
     vocabulary.set_defaults(stage=_vocabulary)
 
     train_all.add_stage(stages)

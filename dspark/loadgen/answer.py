@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from dspark.client import Speculation
 from dspark.loadgen.prompts import Question
 
 UNKNOWN = -1
@@ -27,17 +28,8 @@ class StreamPiece:
     tokens: int
     size: int  # bytes of the message, framing included
     token_ids: tuple[int, ...] = ()
-    speculation: SpeculationFigures | None = None
+    speculation: Speculation | None = None
     spread: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationFigures:
-    """Figures of speculation for one answer, from a server that reports them."""
-
-    rounds: int
-    committed_by_rounds: float  # tokens, the target's own included
-    verified: int  # drafted tokens that were verified
 
 
 @dataclass(slots=True)
@@ -53,7 +45,7 @@ class MeasuredAnswer:
     size: int = 0  # bytes received
     ended: float = 0.0
     error: str = ""  # "" for a whole answer; "cut" when the measurement ended first
-    speculation: SpeculationFigures | None = None
+    speculation: Speculation | None = None
 
     def take(self, piece: StreamPiece, now: float) -> None:
         """Records one message that arrived at `now`."""

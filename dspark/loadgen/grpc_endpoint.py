@@ -12,7 +12,7 @@ from dspark.client.errors import ServerError, read_error
 from dspark.client.events import Chunk, Finished, ModelInfo, read_event
 from dspark.client.request import SERVICE_CONFIG, Options, write_request
 from dspark.loadgen import prometheus
-from dspark.loadgen.answer import SpeculationFigures, StreamPiece
+from dspark.loadgen.answer import StreamPiece
 from dspark.loadgen.prompts import Question
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.runtime.tls import Tls
@@ -37,12 +37,7 @@ class GrpcEndpoint:
         self._generation = generate_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def stream(self, question: Question, number: int) -> AsyncIterator[StreamPiece]:
-        options = self._options.copy()
-        if question.max_tokens is not None:
-            options["max_tokens"] = question.max_tokens
-        if (seed := options.get("seed")) is not None:
-            options["seed"] = seed + number
-        message = write_request(question.prompt, options)
+        message = write_request(question.prompt, question.options(self._options, number))
         call = self._generation.Generate(message, metadata=self._metadata)
         whole = False
         try:
@@ -51,10 +46,8 @@ class GrpcEndpoint:
                 if isinstance(event, Chunk):
                     yield StreamPiece(len(event.token_ids), size, event.token_ids)
                 elif isinstance(event, Finished):
-                    whole, spec = True, event.speculation
-                    committed = spec.mean_acceptance_length * spec.rounds
-                    figures = SpeculationFigures(spec.rounds, committed, spec.verified_tokens)
-                    yield StreamPiece(0, size, (), figures)
+                    whole = True
+                    yield StreamPiece(0, size, (), event.speculation)
         except grpc.aio.AioRpcError as error:
             raise read_error(error, self._endpoint) from None
         finally:

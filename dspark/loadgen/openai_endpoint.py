@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
+from dspark.client import Options
 from dspark.errors import DsparkError, Unavailable
 from dspark.loadgen import prometheus
 from dspark.loadgen.answer import UNKNOWN, StreamPiece
@@ -26,28 +26,18 @@ COUNTERS = {  # name here -> sample of vLLM's metrics
 }
 
 
-@dataclass(frozen=True)
-class OpenAiOptions:
-    """How to query the server. url: up to and including /v1. model: its name on the server."""
-
-    url: str
-    model: str
-    max_tokens: int = 128
-    temperature: float = 0.0
-    ignore_eos: bool = True
-    seed: int | None = None
-    api_key: str | None = None
-
-
 class OpenAiEndpoint:
-    """Streams answers of `/completions` to prompts of text or token ids."""
+    """Streams answers of `/completions` to prompts of text or token ids. url: up to and including
+    /v1. model: its name on the server."""
 
-    def __init__(self, options: OpenAiOptions, name: str = "") -> None:
-        self.name = name or f"openai {options.model}"
+    def __init__(
+        self, url: str, model: str, options: Options, *, api_key: str | None = None
+    ) -> None:
+        self.name = f"openai {model}"
         self.counted_by = ""  # ids, usage or total
-        self._options = options
-        self._base = options.url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+        self._model, self._options = model, options
+        self._base = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def stream(self, question: Question, number: int) -> AsyncIterator[StreamPiece]:
         counted, unknown, done = 0, False, False
@@ -82,22 +72,16 @@ class OpenAiEndpoint:
             raise Unavailable(f"{self._base} ended the answer without saying why")
 
     def _body(self, question: Question, number: int) -> dict[str, Any]:
-        options = self._options
+        options = question.options(self._options, number)
         prompt = question.prompt if isinstance(question.prompt, str) else list(question.prompt)
-        body: dict[str, Any] = {
-            "model": options.model,
+        return {
+            "model": self._model,
             "prompt": prompt,
-            "max_tokens": question.max_tokens or options.max_tokens,
-            "temperature": options.temperature,
+            **{name: value for name, value in options.items() if value is not None},
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             "return_token_ids": True,
         }
-        if options.ignore_eos:
-            body["ignore_eos"] = True
-        if options.seed is not None:
-            body["seed"] = options.seed + number
-        return body
 
     async def counters(self) -> dict[str, float]:
         """vLLM's totals of speculation, from /metrics beside /v1."""

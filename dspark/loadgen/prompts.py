@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dspark.client import Options
 from dspark.errors import InvalidRequest
 
 BUILT_IN = Path(__file__).resolve().parent / "questions"
@@ -21,6 +22,15 @@ class Question:
     prompt: str | tuple[int, ...]
     domain: str = ""
     max_tokens: int | None = None
+
+    def options(self, common: Options, number: int) -> Options:
+        """The options of its request, of those of a run; `number` keys its draws."""
+        own = common.copy()
+        if self.max_tokens is not None:
+            own["max_tokens"] = self.max_tokens
+        if (seed := own.get("seed")) is not None:
+            own["seed"] = seed + number
+        return own
 
 
 def built_in(

@@ -76,11 +76,9 @@ def _speculation(whole: list[MeasuredAnswer], outcome: Outcome) -> dict[str, Any
         (answer.tokens, answer.speculation) for answer in whole if answer.speculation is not None
     ]
     over, tokens = "all rounds", float(sum(count for count, _ in told))
-    rounds, verified = (
-        float(sum(spec.rounds for _, spec in told)),
-        float(sum(spec.verified for _, spec in told)),
-    )
-    committed = sum(spec.committed_by_rounds for _, spec in told)
+    rounds = float(sum(spec.rounds for _, spec in told))
+    verified = float(sum(spec.verified_tokens for _, spec in told))
+    committed = sum(spec.mean_acceptance_length * spec.rounds for _, spec in told)
     if not rounds:
         count = outcome.counters.get
         over, tokens = "rounds with a draft", count("generation_tokens", 0.0)

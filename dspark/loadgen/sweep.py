@@ -17,7 +17,7 @@ from dspark.loadgen import prompts
 from dspark.loadgen import run as loop
 from dspark.loadgen.answer import Endpoint
 from dspark.loadgen.grpc_endpoint import GrpcEndpoint
-from dspark.loadgen.openai_endpoint import OpenAiEndpoint, OpenAiOptions
+from dspark.loadgen.openai_endpoint import OpenAiEndpoint
 from dspark.loadgen.prompts import Question
 from dspark.loadgen.report import progress
 from dspark.loadgen.summary import summarise
@@ -41,18 +41,18 @@ class SweepOrder:
     rate: Sequence[float]
     policy: tuple[str, ...]
     requests: int
-    duration_s: float
+    duration: float  # seconds
     warmup: int | None
     seed: int
-    timeout_s: float
+    timeout: float  # seconds
     prompts: Path | None
     domains: tuple[str, ...]
     input_len: int | None
     vocabulary: int | None
     output_len: int
-    ignore_eos: bool
+    stop_at_eos: bool
     temperature: float
-    rule: str
+    rule: str | None
     tls: Tls | None = None
     # target -> its chat template, as a function from question to prompt; None: it has none
     renderer: Callable[[str], Render | None] = lambda target: None
@@ -66,10 +66,6 @@ class SweepOrder:
             raise InvalidRequest(
                 "policy", "policies and rules are this project's; an OpenAI-style server has none"
             )
-        for name in ("output_len", "input_len", "vocabulary"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidRequest(name.replace("_", "-"), f"{value} is not above 0")
         unknown = set(self.domains) - set(prompts.DOMAINS)
         if unknown:
             raise InvalidRequest(
@@ -110,41 +106,31 @@ async def run(order: SweepOrder) -> list[dict[str, Any]]:
 
 def _plan(order: SweepOrder, concurrency: int, rate: float) -> loop.LoadPlan:
     requests = order.requests
-    if not requests and not order.duration_s:
+    if not requests and not order.duration:
         requests = max(LEAST, PER_USER * concurrency)
     warmup = order.warmup if order.warmup is not None else max(2, concurrency)
     return loop.LoadPlan(
         concurrency=concurrency,
         rate=rate,
         requests=requests,
-        duration_s=order.duration_s,
+        duration_s=order.duration,
         warmup=warmup,
-        timeout_s=order.timeout_s,
+        timeout_s=order.timeout,
         seed=order.seed,
     )
 
 
 def _endpoint(order: SweepOrder, policy: str) -> Endpoint:
     seed = order.seed if order.temperature > 0 else None
-    if order.endpoint is None:
-        options = OpenAiOptions(
-            url=order.openai,
-            model=order.model,
-            max_tokens=order.output_len,
-            temperature=order.temperature,
-            ignore_eos=order.ignore_eos,
-            seed=seed,
-            api_key=order.token,
-        )
-        return OpenAiEndpoint(options)
     sampling = Options(
         max_tokens=order.output_len,
         temperature=order.temperature,
-        ignore_eos=order.ignore_eos or None,
+        ignore_eos=None if order.stop_at_eos else True,
         seed=seed,
-        policy=policy,
-        rule=order.rule,
     )
+    if order.endpoint is None:
+        return OpenAiEndpoint(order.openai, order.model, sampling, api_key=order.token)
+    sampling |= Options(policy=policy, rule=order.rule)
     return GrpcEndpoint(order.endpoint, sampling, token=order.token, tls=order.tls)
 
 

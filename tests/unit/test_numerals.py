@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dspark.cli.main import build_parser
-from dspark.cli.options import numbers, whole
+from dspark.cli.options import numbers_above_0, positives
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.numerals import number_in, whole_in
 from dspark.rounds.policy import parse_policy
@@ -76,8 +76,8 @@ def test_the_command_line_bends_no_number(
 def test_nor_do_its_lists() -> None:
     with pytest.raises(SystemExit):
         build_parser().parse_args(["generate", "--token-ids", "1_0,2"])
-    for read in (numbers, whole):
-        with pytest.raises(Exception, match="not a list"):
+    for read in (numbers_above_0, positives):
+        with pytest.raises(Exception, match="is not a"):
             read("1,2_0")
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from dspark.client import Options
 from dspark.errors import Denied, InvalidRequest, Overloaded, Unavailable
 from dspark.loadgen.answer import MeasuredAnswer
-from dspark.loadgen.openai_endpoint import OpenAiEndpoint, OpenAiOptions
+from dspark.loadgen.openai_endpoint import OpenAiEndpoint
 from dspark.loadgen.prompts import Question
 
 QUESTION = Question((1, 2, 3))
@@ -41,7 +42,7 @@ def ask(reply: Reply) -> tuple[MeasuredAnswer, OpenAiEndpoint, dict[str, Any]]:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         endpoint = OpenAiEndpoint(
-            OpenAiOptions(f"http://127.0.0.1:{port}/v1", "m", max_tokens=9, api_key="k")
+            f"http://127.0.0.1:{port}/v1", "m", Options(max_tokens=9, temperature=0), api_key="k"
         )
         answer = MeasuredAnswer(QUESTION, intended=0.0)
         async with server:
@@ -126,7 +127,7 @@ def test_a_reply_that_breaks_off_or_makes_no_sense_is_no_answer(reply: bytes) ->
 
 def test_addresses_are_checked() -> None:
     async def talk(url: str) -> None:
-        async for _ in OpenAiEndpoint(OpenAiOptions(url, "m")).stream(QUESTION, 0):
+        async for _ in OpenAiEndpoint(url, "m", Options()).stream(QUESTION, 0):
             pass
 
     with pytest.raises(InvalidRequest, match="url"):
