@@ -24,11 +24,13 @@ from coordinator.reception.tokenizer import Tokenizer
 from coordinator.requests.request import inside
 from coordinator.watching.explaining import origins, told
 from coordinator.watching.watch import Explain, RoundPart
-from dspark.client.explanation import ORIGINS, RoundExplanation, read_explanation
+from dspark.client.explanation import RoundExplanation, read_explanation
+from dspark.client.fields import words
 from dspark.client.request import write_request
 from dspark.errors import naming
-from dspark.wire.v1.control_pb2 import ORIGIN_PLAIN
+from dspark.wire.v1.control_pb2 import ORIGIN_PLAIN, Origin
 
+ORIGINS = words(Origin.DESCRIPTOR)
 MAX_CONTENT = 20_000  # characters of a message
 MAX_MESSAGES = 1024
 MAX_TOKENS = 1024

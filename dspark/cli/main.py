@@ -35,6 +35,7 @@ from dspark.cli import (
     simulate,
     status,
     top,
+    train,
 )
 from dspark.cli.extras import how_to_install
 from dspark.cli.options import Parser, discard_stdout, written_out
@@ -81,12 +82,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_elsewhere(commands: Any) -> None:
     """Adds `train` and `ray`, whose options other programs parse."""
-    train = commands.add_parser(
+    train_parser = commands.add_parser(
         "train",
         add_help=False,
         help="train a drafter for a target (dspark train --help lists its stages)",
     )
-    train.set_defaults(run=_train)
+    train_parser.set_defaults(run=train.run)
     ray = commands.add_parser(
         "ray",
         help="run one of Ray's own commands against the cluster of this cell",
@@ -105,12 +106,6 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
     if kept is None or len(words) <= kept or words[kept - 1].startswith("-"):
         return words, []
     return words[:kept], words[kept:]
-
-
-def _train(args: argparse.Namespace) -> int:
-    from dspark.cli.train import run
-
-    return run(args)
 
 
 def _ray(args: argparse.Namespace) -> int:

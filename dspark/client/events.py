@@ -7,15 +7,13 @@ all its chunks. The `index` of a chunk tells which of several answers it belongs
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from dspark.client.fields import copied, words
+from dspark.client.fields import copied
 from dspark.wire.v1 import generate_pb2, types_pb2
-
-_FINISH = words(generate_pb2.FinishReason, "FINISH_REASON_")
-_RULE = words(types_pb2.Rule, "RULE_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +132,7 @@ class Choice:
     logprobs: tuple[TokenLogprobs, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        told = [_logprob_json(one) for one in self.logprobs]
-        return {
-            "index": self.index,
-            "text": self.text,
-            "token_ids": list(self.token_ids),
-            "finish_reason": self.finish_reason,
-            "matched_stop": self.matched_stop,
-            **({"logprobs": told} if told else {}),
-        }
+        return {name: value for name, value in asdict(self).items() if name != "logprobs" or value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,30 +159,16 @@ class Completion:
 
     def as_json(self) -> dict[str, Any]:
         """The stable JSON object that `dspark generate --json` prints."""
-        spec, times = asdict(self.end.speculation), asdict(self.end.timings)
-        del spec["rule"], times["queue_ms"]
-        return {
-            "text": self.text,
-            "token_ids": list(self.token_ids),
-            "finish_reason": self.end.finish_reason,
-            "usage": asdict(self.end.usage),
-            "speculation": {
-                name: list(value) if isinstance(value, tuple) else value
-                for name, value in spec.items()
-            },
-            "timings": times,
-            **self._more(),
-        }
-
-    def _more(self) -> dict[str, Any]:
-        """`choices`, if there are several or log-probabilities; `prompt_logprobs`, if requested."""
-        more: dict[str, Any] = {}
+        end = asdict(self.end)
+        del end["speculation"]["rule"], end["timings"]["queue_ms"]
+        told: dict[str, Any] = {"text": self.text, "token_ids": self.token_ids}
+        told |= {name: end[name] for name in ("finish_reason", "usage", "speculation", "timings")}
         if len(self.choices) > 1 or any(choice.logprobs for choice in self.choices):
-            more["choices"] = [choice.as_json() for choice in self.choices]
+            told["choices"] = [choice.as_json() for choice in self.choices]
         if self.prompt_logprobs is not None:
-            told = self.prompt_logprobs.tokens
-            more["prompt_logprobs"] = [None if one is None else _logprob_json(one) for one in told]
-        return more
+            told["prompt_logprobs"] = asdict(self.prompt_logprobs)["tokens"]
+        plain: dict[str, Any] = json.loads(json.dumps(told))  # lists, not tuples
+        return plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +186,6 @@ class ModelInfo:
     has_tokenizer: bool
 
 
-def _logprob_json(one: TokenLogprobs) -> dict[str, Any]:
-    return {"logprob": one.logprob, "top": [list(pair) for pair in one.top]}
-
-
 def read_event(message: generate_pb2.GenerateResponse) -> Event | None:
     """The event of one streamed message; None for kinds this version does not know."""
     kind = message.WhichOneof("response")
@@ -225,28 +197,12 @@ def read_event(message: generate_pb2.GenerateResponse) -> Event | None:
         return _scored(message.prompt_logprobs)
     if kind != "complete":
         return None
-    end = message.complete
-    return Finished(
-        finish_reason=_FINISH.get(end.finish_reason, "unknown"),
-        matched_stop=_matched(end),
-        usage=copied(Usage, end.usage),
-        speculation=copied(Speculation, end.speculation, rule=_RULE.get(end.speculation.rule, "")),
-        timings=copied(Timings, end.timings),
-        choices=tuple(
-            ChoiceEnd(
-                one.index,
-                _FINISH.get(one.finish_reason, "unknown"),
-                _matched(one),
-                one.completion_tokens,
-            )
-            for one in end.choices
-        ),
-    )
+    return copied(Finished, message.complete)
 
 
 def read_model_info(message: generate_pb2.GetModelInfoReply) -> ModelInfo:
     """The `ModelInfo` of a reply to GetModelInfo."""
-    return copied(ModelInfo, message, rule=_RULE.get(message.rule, ""))
+    return copied(ModelInfo, message)
 
 
 def _scored(told: types_pb2.PromptLogprobs) -> PromptLogprobs:
@@ -261,11 +217,6 @@ def _scored(told: types_pb2.PromptLogprobs) -> PromptLogprobs:
         for at, logprob in enumerate(told.logprobs)
     ]
     return PromptLogprobs((None, *tokens), (None, *told.ranks))
-
-
-def _matched(end: generate_pb2.GenerateComplete | generate_pb2.ChoiceComplete) -> int | str | None:
-    which = end.WhichOneof("matched_stop")
-    return getattr(end, which) if which else None
 
 
 def _logprobs(message: types_pb2.TokenLogprobs) -> TokenLogprobs:

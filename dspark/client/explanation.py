@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dspark.client.fields import copied, words
+from dspark.client.fields import copied
 from dspark.wire.v1 import control_pb2
 
 
@@ -84,24 +84,4 @@ def read_ended(reply: control_pb2.GetEndedReply) -> tuple[EndedAnswer, ...]:
 
 def read_explanation(told: control_pb2.RoundExplanation) -> RoundExplanation:
     """The `RoundExplanation` of one message of Explain."""
-    return copied(
-        RoundExplanation,
-        told,
-        slots=tuple(
-            copied(
-                SlotExplanation,
-                one,
-                token_id=one.token_id if one.HasField("token_id") else None,
-                fate=_FATES.get(one.fate, "unknown"),
-            )
-            for one in told.slots
-        ),
-        origins=tuple(ORIGINS.get(one, "unknown") for one in told.origins),
-        why=_ENDS.get(told.why, "unknown"),
-        price=told.price if told.HasField("price") else None,
-    )
-
-
-_FATES = words(control_pb2.Fate, "FATE_")
-ORIGINS = words(control_pb2.Origin, "ORIGIN_")
-_ENDS = words(control_pb2.PrefixEnd, "PREFIX_END_")
+    return copied(RoundExplanation, told)

@@ -5,8 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
-from typing import Any, TypeVar
+from dataclasses import fields, is_dataclass
+from functools import cache, partial
+from types import NoneType
+from typing import Any, TypeVar, cast, get_args, get_type_hints
+
+from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf.message import Message
 
 from dspark.errors import InvalidRequest
 from dspark.numerals import number, shown, truth, whole
@@ -164,20 +169,47 @@ def _json(field: str, value: Any) -> str:
         raise InvalidRequest(field, f"is not JSON: {error}") from None
 
 
-def words(kind: Any, prefix: str) -> dict[int, str]:
+@cache
+def words(kind: EnumDescriptor) -> dict[int, str]:
     """Words of a wire enumeration by number: FATE_ACCEPTED is "accepted". 0 has no word."""
-    return {
-        number: str(name).removeprefix(prefix).lower() for name, number in kind.items() if number
-    }
+    prefix = kind.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return {one.number: one.name.removeprefix(prefix).lower() for one in kind.values if one.number}
 
 
 def copied(kind: type[T], message: Any, **more: Any) -> T:
-    """A dataclass from the message's fields of the same names; repeated fields become tuples.
-    `more`: values of fields that are not copied."""
-    names = [field.name for field in fields(kind) if field.name not in more]  # type: ignore[arg-type]
-    said = {name: getattr(message, name) for name in names}
-    plain = {
-        name: value if isinstance(value, str | int | float) else tuple(value)
-        for name, value in said.items()
-    }
-    return kind(**plain, **more)
+    """A dataclass from the message's fields of the same names. Messages inside become dataclasses,
+    what is repeated tuples, enumerations words ("unknown" where there is none), and a field that is
+    absent None, where it may be. `more`: values of fields that are not copied."""
+    hints = _hints(cast("Any", kind))  # mypy takes a type[T] for unhashable
+    for name, hint in hints.items():
+        if name not in more:
+            more[name] = _told(message, name, hint)
+    return kind(**more)
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def _told(message: Any, name: str, hint: Any) -> Any:
+    field, parts = message.DESCRIPTOR.fields_by_name.get(name), (hint, *get_args(hint))
+    if field is None:  # the name of a oneof
+        chosen = message.WhichOneof(name)
+        return getattr(message, chosen) if chosen else None
+    if NoneType in parts and not message.HasField(name):
+        return None
+    read: Callable[[Any], Any] | None = None
+    if field.enum_type is not None:
+        read = partial(_word, words(field.enum_type))
+    elif inner := [part for part in parts if is_dataclass(part)]:
+        read = partial(copied, cast("Any", inner[0]))
+    value = getattr(message, name)
+    if isinstance(value, str | int | float | Message):
+        return read(value) if read else value
+    return tuple(map(read, value) if read else value)
+
+
+def _word(known: Mapping[int, str], number: int) -> str:
+    return known.get(number, "unknown")

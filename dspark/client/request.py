@@ -36,7 +36,7 @@ SERVICE_CONFIG: dict[str, object] = {
     ],
 }
 
-RULES = {"": 0} | {word: number for number, word in words(types_pb2.Rule, "RULE_").items()}
+RULES = {"": 0} | {word: number for number, word in words(types_pb2.Rule.DESCRIPTOR).items()}
 
 
 class Options(TypedDict, total=False):

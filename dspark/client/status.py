@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dspark.client.fields import copied, words
+from dspark.client.fields import copied
 from dspark.wire.v1 import control_pb2, types_pb2
-
-_ROLES = words(control_pb2.Role, "ROLE_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +94,6 @@ def read_status(message: control_pb2.GetStatusReply) -> CellStatus:
     return copied(
         CellStatus,
         message,
-        processes=tuple(
-            copied(ProcessStatus, one, role=_ROLES.get(one.role, "unknown"))
-            for one in message.processes
-        ),
         lanes=tuple(
             copied(
                 LaneStatus,
@@ -110,7 +104,6 @@ def read_status(message: control_pb2.GetStatusReply) -> CellStatus:
             for one in message.lanes
         ),
         totals=dict(message.totals),
-        distributions=tuple(copied(Distribution, one) for one in message.distributions),
     )
 
 

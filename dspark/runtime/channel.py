@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import grpc
@@ -41,40 +42,16 @@ REPLY_BYTE = b"\x08"  # field 1, a number
 STATES = ("unknown", "serving", "not_serving", "service_unknown")
 
 
-def open_channel(
-    endpoint: str,
-    *,
-    tls: Tls | None = None,
-    service_config: dict[str, object] | None = None,
-    watch_ms: int = CLIENT_WATCH_MS,
-) -> grpc.aio.Channel:
-    """An asyncio channel to `host:port`; belongs to the running event loop. Without `tls` it is
-    plaintext.
-
-    `watch_ms`: silence after which the peer is pinged.
-    """
-    return _opened(grpc.aio, endpoint, tls, service_config, watch_ms)
-
-
-def sync_channel(
-    endpoint: str,
-    *,
-    tls: Tls | None = None,
-    service_config: dict[str, object] | None = None,
-    watch_ms: int = CLIENT_WATCH_MS,
-) -> grpc.Channel:
-    """A blocking channel; arguments as in `open_channel`."""
-    return _opened(grpc, endpoint, tls, service_config, watch_ms)
-
-
 def _opened(
     library: Any,
     endpoint: str,
-    tls: Tls | None,
-    service_config: dict[str, object] | None,
-    watch_ms: int,
+    *,
+    tls: Tls | None = None,
+    service_config: dict[str, object] | None = None,
+    watch_ms: int = CLIENT_WATCH_MS,
 ) -> Any:
-    """library: `grpc` or `grpc.aio`, whose channels are made alike."""
+    """A channel to `host:port`, plaintext without `tls`. library: `grpc` or `grpc.aio`, whose
+    channels are made alike. watch_ms: silence after which the peer is pinged."""
     answer_ms = ANSWER_MS if watch_ms < CLIENT_WATCH_MS else CLIENT_ANSWER_MS
     # Keepalive alone notices a hung peer after 60 s; `ping_timeout_ms` is what shortens it.
     options: list[tuple[str, int | str]] = [
@@ -90,6 +67,10 @@ def _opened(
     if tls.server_name:
         options.append(("grpc.ssl_target_name_override", tls.server_name))
     return library.secure_channel(endpoint, tls.channel_credentials(), options=options)
+
+
+open_channel = partial(_opened, grpc.aio)  # for asyncio: it belongs to the running event loop
+sync_channel = partial(_opened, grpc)  # whose calls block
 
 
 def auth_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
