@@ -16,10 +16,9 @@ from deploy.service_registry import start_room
 from deploy.topology import ProcessRole
 from dspark.errors import ConfigError, DsparkError
 from dspark.runtime.identity import DEFAULT_CELL, put_token, state_dir
+from dspark.runtime.security import EVERYWHERE
 from dspark.runtime.shell import ShellProcess
 from dspark.runtime.telemetry import configure_logging
-
-EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
 
 class DsparkProcess:

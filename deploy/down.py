@@ -103,7 +103,7 @@ def under_way(cell: Cell) -> str:
     return f"{count} requests" if count else ""
 
 
-def close_remote(cell: Cell, say: Say, grace_s: float = 0.0) -> bool:
+def close_remote(cell: Cell, say: Say, grace_s: float) -> bool:
     """Drains and removes the cell's actors; a Ray cluster that others run is left as it is. False
     where another cell has the name by now."""
     try:

@@ -29,7 +29,7 @@ from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cel
 from dspark.errors import DsparkError
 from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir, write_token
-from dspark.runtime.security import check_listeners
+from dspark.runtime.security import EVERYWHERE, check_listeners
 from dspark.targets import folder_of, imported, is_imported
 
 
@@ -91,7 +91,7 @@ def bring_up(
         say(f"clients from elsewhere need the token in {files[CLIENT_TOKENS]}")
     deadline = time.monotonic() + config.start_timeout_s
     cell = Cell(
-        endpoint=f"{_reachable(config.bind)}:{port}",
+        endpoint=f"{'127.0.0.1' if config.bind in EVERYWHERE else config.bind}:{port}",
         cell_id=new_cell_id(),
         token_file=str(files["operator_token_file"]),
         ray_address=config.address or "",
@@ -203,7 +203,3 @@ def _import_models(config: ClusterConfig, say: Say) -> None:
         if not folder.is_dir():
             say(f"{model}: importing it once, into {folder}")
         imported(model)
-
-
-def _reachable(bind: str) -> str:
-    return "127.0.0.1" if bind in ("0.0.0.0", "::") else bind

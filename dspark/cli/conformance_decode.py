@@ -81,11 +81,11 @@ class CaseRun:
 
     def take(self, tokens: Sequence[int], drafted: int) -> None:
         """Counts one round and commits what it drew, up to a stop token."""
-        stop = next((n for n, token in enumerate(tokens, start=1) if token in self.stops), None)
-        self.ids.extend(tokens[:stop])
-        self.stopped = stop is not None
+        kept = tokens[: _through_stop(tokens, self.stops)]
+        self.ids.extend(kept)
+        self.stopped = kept[-1] in self.stops
         # a stop token among the accepted ones ends the proposal too
-        inside = stop if stop is not None and stop < len(tokens) else None
+        inside = len(kept) if len(kept) < len(tokens) else None
         self.acceptance_lengths.append(inside or len(tokens))
         self.proposal_lengths.append(inside or drafted)
         self.accepted_draft_lengths.append(inside or len(tokens) - 1)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from dspark.runtime.threaded_http import ThreadedHttp
 
 Groups = list[dict[str, Any]]
-EVERYWHERE = ("0.0.0.0", "[::]")  # hosts of processes that listen on all addresses
 
 
 def add_commands(commands: Any) -> None:
@@ -39,6 +38,8 @@ def add_commands(commands: Any) -> None:
 def groups(reply: CellStatus, asked: str) -> Groups:
     """One target group per process with metrics: [{"targets": [...], "labels": {...}}]. asked:
     endpoint of the coordinator, whose host stands for those that a process does not know."""
+    from dspark.runtime.security import EVERYWHERE
+
     found: Groups = []
     for process in reply.processes:
         if not process.metrics_port:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterator
 from importlib import metadata
@@ -18,11 +19,7 @@ _DISTRIBUTIONS = {
     "opentelemetry": "opentelemetry-sdk",
     "starlette": "fastapi",
 }
-_COMPARE = {
-    ">=": lambda found, wanted: found >= wanted,
-    "<": lambda found, wanted: found < wanted,
-    "==": lambda found, wanted: found == wanted,
-}
+_COMPARE = {">=": operator.ge, "<": operator.lt, "==": operator.eq}
 
 
 class Wanted(NamedTuple):
@@ -36,7 +33,7 @@ class Wanted(NamedTuple):
         """Whether an installed version satisfies the specifier."""
         for part in filter(None, self.specifier.split(",")):
             compared = re.fullmatch(r"(>=|<|==)([0-9.]+)", part)
-            if compared and not _COMPARE[compared[1]](*_padded(found, compared[2])):
+            if compared and not _COMPARE[compared[1]](_numbers(found), _numbers(compared[2])):
                 return False
         return True
 
@@ -74,9 +71,9 @@ def _same(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _padded(*versions: str) -> list[tuple[int, ...]]:
-    """The numbers of versions, padded to one length; suffixes (rc1, +cpu) do not count."""
-    heads = (re.match(r"[0-9.]*", text) for text in versions)
-    numbers = [[int(part) for part in re.findall(r"\d+", head[0])] for head in heads if head]
-    most = max(map(len, numbers))
-    return [tuple(each + [0] * (most - len(each))) for each in numbers]
+def _numbers(version: str) -> list[int]:
+    """The numbers of a version, without zeros at its end; suffixes (rc1, +cpu) do not count."""
+    numbers = [int(part) for part in re.findall(r"\d+", re.split(r"[^0-9.]", version)[0])]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers

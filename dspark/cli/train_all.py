@@ -93,11 +93,24 @@ class _Chain:
 def _all(args: argparse.Namespace) -> dict[str, Any]:
     from dspark.training.disk import only_writer
 
-    out: Path = Path(args.out)
-    settings, asking = _settings(args, out), _asking(args)
+    out, (settings, asking) = Path(args.out), _read(args)
     identity = _identity(args, settings, asking)
     with only_writer(out):
         return _run(args, settings, asking, _Chain(out, identity))
+
+
+def _read(args: argparse.Namespace) -> tuple[Any, Any]:
+    """The settings of training and of asking for answers."""
+    from dspark.training.settings import RegenerationSettings, Settings
+
+    out = Path(args.out)
+    places = {
+        "samples": str(out / "samples.safetensors"),
+        "out": str(out / "train"),
+        "cache": str(out / "cache") if args.cache else "",
+    }
+    asking = read_keys(args, RegenerationSettings, "ask", prefix="ask_", seed=args.seed)
+    return read_keys(args, Settings, "train", **places), asking
 
 
 def _run(args: argparse.Namespace, settings: Any, asking: Any, chain: _Chain) -> dict[str, Any]:
@@ -166,23 +179,6 @@ def _identity(args: argparse.Namespace, settings: Any, asking: Any) -> dict[str,
             for name in ("limit", "held_out_share", "min_supervised", "answer_tokens")
         },
     }
-
-
-def _settings(args: argparse.Namespace, out: Path) -> Any:
-    from dspark.training.settings import Settings
-
-    places = {
-        "samples": out / "samples.safetensors",
-        "out": out / "train",
-        "cache": out / "cache" if args.cache else "",
-    }
-    return read_keys(args, Settings, "train", **{name: str(path) for name, path in places.items()})
-
-
-def _asking(args: argparse.Namespace) -> Any:
-    from dspark.training.settings import RegenerationSettings
-
-    return read_keys(args, RegenerationSettings, "ask", prefix="ask_", seed=args.seed)
 
 
 def _regenerate(

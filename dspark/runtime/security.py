@@ -32,6 +32,7 @@ from dspark.runtime.roles import Role, Roles
 from dspark.runtime.tls import OfFiles, Tls
 
 PUBLIC_STREAMS = 100
+EVERYWHERE = ("0.0.0.0", "::", "[::]")  # hosts of listeners on all addresses
 SCHEME = "dspark://"  # in a certificate's alternative names: dspark://ROLE/NAME
 MOST_TOKENS = 1024
 LOOK_S = 1.0  # seconds between checks of the file

@@ -56,7 +56,7 @@ MOST = 16  # errors of one chain or group
 _Info = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
-def configure_logging(*, role: str, name: str, fmt: str = "auto", level: str = "INFO") -> None:
+def configure_logging(*, role: str, name: str, fmt: str = "auto") -> None:
     """One line per event on stderr: JSON, or for people on a terminal ("auto" | "json" |
     "console").
 
@@ -92,7 +92,7 @@ def configure_logging(*, role: str, name: str, fmt: str = "auto", level: str = "
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(level)
+    root.setLevel("INFO")
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -143,8 +143,8 @@ def gauge(text: str, *labels: str, name: str = "") -> Gauge:
     return cast(Gauge, DeclaredMetric(Gauge, text, labels, name))
 
 
-def histogram(text: str, buckets: tuple[float, ...], *labels: str, name: str = "") -> Histogram:
-    return cast(Histogram, DeclaredMetric(Histogram, text, labels, name, {"buckets": buckets}))
+def histogram(text: str, buckets: tuple[float, ...]) -> Histogram:
+    return cast(Histogram, DeclaredMetric(Histogram, text, (), options={"buckets": buckets}))
 
 
 def seconds(text: str, *labels: str) -> Histogram:

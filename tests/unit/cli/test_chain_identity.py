@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dspark.cli.train import build_parser
-from dspark.cli.train_all import _asking, _Chain, _identity, _settings
+from dspark.cli.train_all import _Chain, _identity, _read
 from dspark.errors import ConfigError
 
 
@@ -23,8 +23,7 @@ def prompts(tmp_path: Path) -> Path:
 def _begin(prompts: Path, target: Path, options: str = "") -> _Chain:
     told = f"all --prompts {prompts} --target {target} --out {prompts.parent}/chain {options}"
     args: argparse.Namespace = build_parser().parse_args(told.split())
-    settings = _settings(args, Path(args.out))
-    chain = _Chain(Path(args.out), _identity(args, settings, _asking(args)))
+    chain = _Chain(Path(args.out), _identity(args, *_read(args)))
     chain.do("nothing", dict)  # what was begun is on the disk from the first stage on
     return chain
 

@@ -12,7 +12,7 @@ import pytest
 
 from dspark.cli.main import main
 from dspark.cli.train import build_parser
-from dspark.cli.train_all import NOTES, _asking, _identity, _settings
+from dspark.cli.train_all import NOTES, _identity, _read
 
 RAN = {"tokens": 2, "tokens_per_second": 1.0, "tokens_per_round": 1.0}
 # what the report reads of each stage; drafts that were never accepted have no ranking
@@ -38,7 +38,7 @@ def _finished(folder: Path, target: Path) -> list[str]:
     prompts.write_text('{"token_ids": [3, 4]}\n', encoding="utf-8")
     words = ["all", "--prompts", str(prompts), "--target", str(target), "--out", str(out)]
     args = build_parser().parse_args(words)
-    identity = _identity(args, _settings(args, out), _asking(args))
+    identity = _identity(args, *_read(args))
     files = {f"{name}_file": f"elsewhere/{name}" for name in ("train", "calibrate", "evaluate")}
     stages = {name: found | {"stage_seconds": 0.1} for name, found in STAGES.items()}
     stages["split"] |= files

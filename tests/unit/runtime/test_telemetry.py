@@ -19,7 +19,7 @@ import sys, structlog
 from dspark.errors import PeerError
 from dspark.runtime.telemetry import configure_logging
 fmt, secret = sys.argv[1:]  # not in the source, whose lines some Pythons show
-configure_logging(role="verify", name="verify/0", fmt=fmt, level="DEBUG")
+configure_logging(role="verify", name="verify/0", fmt=fmt)
 def fail(prompt):
     token = "tok-" + secret
     int(prompt)
