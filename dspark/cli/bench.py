@@ -15,12 +15,12 @@ from typing import Any
 from dspark.cli.options import (
     RULES,
     add_endpoint,
+    credentials,
     natural,
     numbers_above_0,
     positive,
     positives,
     span_s,
-    tls_of,
     wait_s,
 )
 from dspark.errors import ConfigError, InvalidRequest
@@ -147,12 +147,11 @@ def _server(args: argparse.Namespace) -> dict[str, Any]:
     """The server and the credentials for it: endpoint (None for an OpenAI-style one), token,
     tls."""
     from dspark.client.cell import whom_to_call
-    from dspark.runtime.identity import read_token
 
     if args.openai:
         key = os.environ.get(args.api_key_env) if args.api_key_env else None
         if args.api_key_env and not key:
             raise ConfigError(f"api-key-env: {args.api_key_env} is not set")
-        return {"endpoint": None, "token": key, "tls": tls_of(args)}
-    _, endpoint, token, tls = whom_to_call(args.endpoint, read_token(args.token_file), tls_of(args))
+        return {"endpoint": None, "token": key}
+    _, endpoint, token, tls = whom_to_call(args.endpoint, **credentials(args))
     return {"endpoint": endpoint, "token": token, "tls": tls}

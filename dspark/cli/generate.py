@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dspark.cli import health
-from dspark.cli.options import add_asking, as_utf_8, open_client, shown
+from dspark.cli.options import add_asking, as_utf_8, naturals, open_client, shown
 from dspark.errors import InvalidRequest
 from dspark.numerals import number_in, whole_in
 
@@ -20,7 +19,7 @@ def add_commands(commands: Any) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt")
     source.add_argument("--prompt-file", type=Path, help="read the prompt from a file, - is stdin")
-    source.add_argument("--token-ids", type=_ids, metavar="1,2,3", help="the prompt as token ids")
+    source.add_argument("--token-ids", type=naturals, metavar="1,2,3", help="the prompt in ids")
     parser.add_argument("--max-tokens", type=int, help="longest answer (256)")
     parser.add_argument("--top-k", type=int, help="keep the N likeliest tokens, 0 keeps all")
     parser.add_argument(
@@ -85,13 +84,6 @@ def add_commands(commands: Any) -> None:
     parser.set_defaults(run=_generate)
 
 
-def _ids(text: str) -> list[int]:
-    try:
-        return [whole_in(part) for part in text.replace(",", " ").split()]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
-
-
 def _bias(text: str) -> tuple[int, float]:
     token, _, bias = text.partition("=")
     try:
@@ -126,8 +118,6 @@ def _generate(args: argparse.Namespace) -> int:
     for name in ("logprobs", "prompt_logprobs"):
         if options[name] is not None and not args.json:
             raise InvalidRequest(name.replace("_", "-"), "is told with --json alone")
-    if args.wait is not None:
-        health.wait_for(args)
     at_once = args.json or (args.n or 1) > 1  # pieces of several answers would mix
     with open_client(args) as client:
         has_text = args.json or client.model_info().has_tokenizer

@@ -7,7 +7,7 @@ import argparse
 import time
 from typing import Any
 
-from dspark.cli.options import add_tls, tls_of, wait_s
+from dspark.cli.options import add_tls, wait_s
 from dspark.errors import Unavailable
 
 POLL_S = 0.1
@@ -57,9 +57,10 @@ def _asked(args: argparse.Namespace, service: str, longest_s: float) -> tuple[st
 
     from dspark.client.cell import NoCell, whom_to_call
     from dspark.runtime.channel import health_of, sync_channel
+    from dspark.runtime.tls import Tls
 
     try:
-        endpoint, _, _, tls = whom_to_call(args.endpoint, None, tls_of(args))
+        endpoint, _, _, tls = whom_to_call(args.endpoint, None, Tls.of(args))
     except NoCell as error:
         raise Unavailable(str(error)) from None
     with sync_channel(endpoint, tls=tls) as channel:

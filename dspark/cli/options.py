@@ -20,8 +20,7 @@ from dspark.numerals import number_in, whole_in
 from dspark.runtime.setting import SettingBounds
 
 if TYPE_CHECKING:
-    from dspark.client import AsyncClient, Client
-    from dspark.runtime.tls import Tls
+    from dspark.client import Client
 
 T = TypeVar("T")
 
@@ -191,27 +190,24 @@ def add_asking(parser: Any, text: str = ENDPOINT) -> None:
     add_endpoint(parser, text)
 
 
-def tls_of(args: argparse.Namespace) -> Tls | None:
-    """TLS options for `--endpoint`; None: plaintext."""
+def credentials(args: argparse.Namespace) -> dict[str, Any]:
+    """The secret and the certificates for `--endpoint`, as arguments of a client."""
+    from dspark.runtime.identity import read_token
     from dspark.runtime.tls import Tls
 
-    return Tls.of(args)
+    return {"token": read_token(args.token_file), "tls": Tls.of(args)}
 
 
 def open_client(args: argparse.Namespace) -> Client:
-    """The client for `--endpoint`, or for the cluster of the state folder."""
+    """The client for `--endpoint`, or for the cluster of the state folder; where `--wait` is given,
+    once that is ready."""
     from dspark.client import Client
-    from dspark.runtime.identity import read_token
 
-    return Client(args.endpoint, token=read_token(args.token_file), tls=tls_of(args))
+    if getattr(args, "wait", None) is not None:
+        from dspark.cli.health import wait_for
 
-
-def open_async_client(args: argparse.Namespace) -> AsyncClient:
-    """Like `open_client`, for asyncio; to be called inside a running loop."""
-    from dspark.client import AsyncClient
-    from dspark.runtime.identity import read_token
-
-    return AsyncClient(args.endpoint, token=read_token(args.token_file), tls=tls_of(args))
+        wait_for(args)
+    return Client(args.endpoint, **credentials(args))
 
 
 def as_utf_8(name: str, word: Any) -> Any:

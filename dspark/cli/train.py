@@ -24,10 +24,10 @@ from dspark.cli.options import (
     Parser,
     add_endpoint,
     add_keys,
+    credentials,
     end_as_by_ctrl_c,
     folder,
     natural,
-    open_async_client,
     positive,
     read_keys,
     say,
@@ -148,7 +148,7 @@ def _regenerate(args: argparse.Namespace) -> dict[str, Any]:
 
     asking = read_keys(args, RegenerationSettings, "regenerate")
     return train_all.ask(
-        lambda: open_async_client(args), args.target, asking, args.prompts, args.out
+        args.endpoint, args.target, asking, args.prompts, args.out, **credentials(args)
     )
 
 

@@ -14,20 +14,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dspark.cli.options import (
     add_endpoint,
     add_keys,
+    credentials,
     natural,
-    open_async_client,
     positive,
     read_keys,
 )
 from dspark.errors import ConfigError
-
-if TYPE_CHECKING:
-    from dspark.client import AsyncClient
 
 NOTES = "chain.json"
 
@@ -185,20 +182,19 @@ def _regenerate(
     args: argparse.Namespace, settings: Any, asking: Any, prompts: Path, rows: Path
 ) -> dict[str, Any]:
     if args.endpoint:
-        return ask(lambda: open_async_client(args), settings.target, asking, prompts, rows)
+        return ask(args.endpoint, settings.target, asking, prompts, rows, **credentials(args))
     from deploy.processes import ProcessCell
-    from dspark.client import AsyncClient
 
     with ProcessCell(settings.target, "", drafters=0, folder=rows.parent / "logs") as cell:
         # plain decoding: there is no drafter yet
-        return ask(lambda: AsyncClient(cell.endpoint), settings.target, asking, prompts, rows)
+        return ask(cell.endpoint, settings.target, asking, prompts, rows)
 
 
 def ask(
-    connect: Callable[[], AsyncClient], target: str, asking: Any, prompts: Path, rows: Path
+    endpoint: str | None, target: str, asking: Any, prompts: Path, rows: Path, **credentials: Any
 ) -> dict[str, Any]:
-    """Regenerates the answers of all rows of `prompts` through a cell. connect: opens its
-    client."""
+    """Regenerates the answers of all rows of `prompts` through a cell."""
+    from dspark.client import AsyncClient
     from dspark.training.chat import Chat
     from dspark.training.disk import read_rows
     from dspark.training.record import progress
@@ -213,7 +209,7 @@ def ask(
             def tell(done: int, tokens: int) -> None:
                 bar.update(task, completed=done, note=f"{tokens:,} tokens")
 
-            async with connect() as client:
+            async with AsyncClient(endpoint, **credentials) as client:
                 return await regenerate(client, prompts, rows, chat, asking, tell)
 
     return asyncio.run(run())
