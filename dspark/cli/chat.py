@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dspark.cli import health
 from dspark.cli.options import add_asking, as_utf_8, open_client, positive, shown
 from dspark.errors import ConfigError, DsparkError
 
@@ -75,6 +76,8 @@ def _interrupt() -> NoReturn:
 
 def _chat(args: argparse.Namespace) -> int:
     args.system = as_utf_8("system", args.system)
+    if args.wait is not None:
+        health.wait_for(args)
     with open_client(args) as client:
         info = client.model_info()
         render = renderer(args.target or info.model)

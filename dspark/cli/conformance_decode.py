@@ -63,7 +63,6 @@ class CaseRun:
     """The state of one case as it runs."""
 
     cursor: Cursor
-    prompt_len: int
     end: int  # prompt and new tokens
     stops: frozenset[int]
     threshold: float
@@ -143,7 +142,6 @@ def _run_of(number: int, case: dict[str, Any]) -> CaseRun:
     prompt = list(case["prompt_ids"])
     return CaseRun(
         cursor=Cursor(sequence=number + 1, epoch=1, round=0, committed_len=len(prompt)),
-        prompt_len=len(prompt),
         end=len(prompt) + case["max_new_tokens"],
         stops=frozenset(case["stop_token_ids"]),
         threshold=case["confidence_threshold"],
@@ -196,7 +194,7 @@ class _Turn:
         self._open_context(run)
         state = self._verify.find(cursor.sequence, cursor.epoch)
         spared = state.spared if state is not None else 0
-        if self._kept and spared < (whole := (run.prompt_len - 1) // PAGE * PAGE):
+        if self._kept and spared < (whole := (len(run.ids) - 1) // PAGE * PAGE):
             raise CheckpointError(
                 f"{spared} tokens of the prompt were found in the prefix cache, not {whole}"
             )

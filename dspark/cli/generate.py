@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dspark.cli import health
 from dspark.cli.options import add_asking, as_utf_8, naturals, open_client, shown
 from dspark.errors import InvalidRequest
 from dspark.numerals import number_in, whole_in
@@ -118,6 +119,8 @@ def _generate(args: argparse.Namespace) -> int:
     for name in ("logprobs", "prompt_logprobs"):
         if options[name] is not None and not args.json:
             raise InvalidRequest(name.replace("_", "-"), "is told with --json alone")
+    if args.wait is not None:
+        health.wait_for(args)
     at_once = args.json or (args.n or 1) > 1  # pieces of several answers would mix
     with open_client(args) as client:
         has_text = args.json or client.model_info().has_tokenizer

@@ -199,14 +199,9 @@ def credentials(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def open_client(args: argparse.Namespace) -> Client:
-    """The client for `--endpoint`, or for the cluster of the state folder; where `--wait` is given,
-    once that is ready."""
+    """The client for `--endpoint`, or for the cluster of the state folder."""
     from dspark.client import Client
 
-    if getattr(args, "wait", None) is not None:
-        from dspark.cli.health import wait_for
-
-        wait_for(args)
     return Client(args.endpoint, **credentials(args))
 
 

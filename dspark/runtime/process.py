@@ -115,18 +115,15 @@ def keep_to(text: str, key: str) -> None:
     if not may:
         raise ConfigError(f"{key}: this platform cannot keep a process to processors")
     if missing := sorted(wanted.difference(may)):
+        listed = ",".join(map(str, may))
         raise ConfigError(
-            f"{key}: {missing[0]} is none of the processors this process may use ({_listed(may)})"
+            f"{key}: {missing[0]} is none of the processors this process may use ({listed})"
         )
     for task in TASKS.iterdir():
         try:
             os.sched_setaffinity(int(task.name), wanted)
         except ProcessLookupError:  # a thread that has just ended
             continue
-
-
-def _listed(numbers: tuple[int, ...]) -> str:
-    return ",".join(map(str, numbers))
 
 
 def end_with(parent: int) -> None:

@@ -160,18 +160,17 @@ class Access:
         kind, _, given = authorization.partition(" ")
         if kind.lower() != "bearer":
             return None
-        workers = (
-            frozenset({Role.WORKER}) if self.operator else frozenset({Role.WORKER, Role.OPERATOR})
+        secrets = (
+            (self.worker, {Role.WORKER} if self.operator else {Role.WORKER, Role.OPERATOR}),
+            (self.operator, {Role.OPERATOR}),
+            (self.monitor, {Role.MONITOR}),
         )
         # Every candidate is compared, so the time taken says nothing about which one was close.
-        matches: list[Caller] = []
-        for secret, roles in (
-            (self.worker, workers),
-            (self.operator, frozenset({Role.OPERATOR})),
-            (self.monitor, frozenset({Role.MONITOR})),
-        ):
-            if secret is not None and hmac.compare_digest(_digest(given), _digest(secret)):
-                matches.append(Caller(roles))
+        matches = [
+            Caller(frozenset(roles))
+            for secret, roles in secrets
+            if secret is not None and hmac.compare_digest(_digest(given), _digest(secret))
+        ]
         tenant = self.clients.tenant(given) if self.clients is not None else None
         if tenant is not None:
             matches.append(Caller(frozenset({Role.CLIENT}), tenant))
@@ -205,20 +204,15 @@ class Security:
     def of(cls, config: ListenConfig) -> Security:
         """Builds it from a process's configuration; reads all files at once, and raises ConfigError
         by key."""
-        token = read_token(config.token_file, "token_file")
-        operator = read_token(config.operator_token_file, "operator_token_file")
-        monitor = read_token(config.metrics_token_file, "metrics_token_file")
-        keys = _keys_of(token_file=token, operator_token_file=operator, metrics_token_file=monitor)
+        names = ("token_file", "operator_token_file", "metrics_token_file")
+        secrets = {name: read_token(getattr(config, name), name) for name in names}
+        keys, (token, operator, monitor) = _keys_of(secrets), secrets.values()
         client_file: str | None = getattr(config, "client_token_file", None)
         if (tls := Tls.of(config)) is not None:
             tls.check(server=True)
         ask_peers = tls is not None and tls.ca is not None and config.tls_require_client_cert
-        for key, path in (
-            ("operator_token_file", config.operator_token_file),
-            ("client_token_file", client_file),
-            ("metrics_token_file", config.metrics_token_file),
-        ):
-            if path and token is None and not ask_peers:
+        for key in ("operator_token_file", "client_token_file", "metrics_token_file"):
+            if getattr(config, key, None) and token is None and not ask_peers:
                 raise ConfigError(
                     f"{key}: needs token_file too, or workers' calls would be open to everybody"
                 )
@@ -291,7 +285,7 @@ class Security:
         )
 
 
-def _keys_of(**secrets: str | None) -> dict[str, str]:
+def _keys_of(secrets: Mapping[str, str | None]) -> dict[str, str]:
     """The keys by their secrets. Raises ConfigError for a secret of two keys: its caller would have
     the roles of one of them, and not of the other."""
     keys: dict[str, str] = {}
