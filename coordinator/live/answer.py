@@ -24,8 +24,8 @@ from coordinator.reception.tokenizer import Tokenizer
 from coordinator.requests.request import inside
 from coordinator.watching.explaining import origins, told
 from coordinator.watching.watch import Explain, RoundPart
-from dspark.client.explanation import RoundExplanation, read_explanation
-from dspark.client.fields import words
+from dspark.client.explanation import RoundExplanation
+from dspark.client.fields import copied, words
 from dspark.client.request import write_request
 from dspark.errors import naming
 from dspark.wire.v1.control_pb2 import ORIGIN_PLAIN, Origin
@@ -101,7 +101,9 @@ class Speaker:
         if round is not None:
             came = origins(round.accepted, round.verified, shown)
         part = self._parts.pop(self._offset, None)
-        found = read_explanation(told(part)) if part is not None and round is not None else None
+        found = None
+        if part is not None and round is not None:
+            found = copied(RoundExplanation, told(part))
         forced = found.forced if found is not None else (False,) * shown
         said = {
             "type": "round" if round is not None else "first",

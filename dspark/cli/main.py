@@ -62,19 +62,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )
-    mine = (lifecycle, status, top, logs, doctor, health, discovery)
-    for module in (
-        *mine,
-        chat,
-        generate,
-        bench,
-        serve,
-        simulate,
-        judging,
-        checkpoint,
-        certificates,
-        conformance,
-    ):
+    for_cells = (lifecycle, status, top, logs, doctor, health, discovery, chat, generate, bench)
+    for module in (*for_cells, serve, simulate, judging, checkpoint, certificates, conformance):
         module.add_commands(commands)
     _add_elsewhere(commands)
     return parser

@@ -12,9 +12,9 @@ import grpc
 
 from dspark.client.calling import BaseClient
 from dspark.client.errors import Cancelled, read_error
-from dspark.client.events import Completion, Event, ModelInfo, read_event, read_model_info
-from dspark.client.explanation import EndedAnswer, RoundExplanation, read_ended, read_explanation
-from dspark.client.fields import count_of, text_of, texts_of
+from dspark.client.events import Completion, Event, ModelInfo, read_event
+from dspark.client.explanation import EndedAnswer, RoundExplanation
+from dspark.client.fields import copied, count_of, text_of, texts_of
 from dspark.client.request import Options, spelled_out
 from dspark.client.resuming import AnswerCall
 from dspark.client.status import CellStatus, read_status
@@ -92,7 +92,8 @@ class AsyncClient(BaseClient[AsyncStream]):
     async def model_info(self, *, timeout: float = 5.0) -> ModelInfo:
         """The model and drafter that the cell serves, and its limits."""
         message = generate_pb2.GetModelInfoRequest()
-        return read_model_info(await self._once(self._generation.GetModelInfo, message, timeout))
+        reply = await self._once(self._generation.GetModelInfo, message, timeout)
+        return copied(ModelInfo, reply)
 
     async def status(self, *, timeout: float = 5.0) -> CellStatus:
         """The state of the whole cell, from its coordinator. Needs the operator's token if the cell
@@ -113,7 +114,7 @@ class AsyncClient(BaseClient[AsyncStream]):
         try:
             with _errors_of(self.endpoint):
                 async for told in call:
-                    yield read_explanation(told)
+                    yield copied(RoundExplanation, told)
         finally:
             call.cancel()
 
@@ -125,7 +126,8 @@ class AsyncClient(BaseClient[AsyncStream]):
         message = control_pb2.GetEndedRequest(
             request_id=text_of("request_id", request_id), most=count_of("most", most)
         )
-        return read_ended(await self._once(self._control.GetEnded, message, timeout))
+        reply = await self._once(self._control.GetEnded, message, timeout)
+        return tuple(copied(EndedAnswer, one) for one in reply.answers)
 
     async def close(self) -> None:
         """Closes the connections, which ends every running stream."""

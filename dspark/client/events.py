@@ -200,11 +200,6 @@ def read_event(message: generate_pb2.GenerateResponse) -> Event | None:
     return copied(Finished, message.complete)
 
 
-def read_model_info(message: generate_pb2.GetModelInfoReply) -> ModelInfo:
-    """The `ModelInfo` of a reply to GetModelInfo."""
-    return copied(ModelInfo, message)
-
-
 def _scored(told: types_pb2.PromptLogprobs) -> PromptLogprobs:
     ids, values, top = list(told.top_ids), list(told.top_logprobs), told.top
     tokens = [

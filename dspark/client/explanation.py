@@ -5,9 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dspark.client.fields import copied
-from dspark.wire.v1 import control_pb2
-
 
 @dataclass(frozen=True, slots=True)
 class SlotExplanation:
@@ -75,13 +72,3 @@ class EndedAnswer:
     queue_ms: float  # arrival to the first prefill
     ttft_ms: float  # arrival to the first token; 0 when there was none
     total_ms: float  # arrival to the end
-
-
-def read_ended(reply: control_pb2.GetEndedReply) -> tuple[EndedAnswer, ...]:
-    """The answers of a reply to GetEnded."""
-    return tuple(copied(EndedAnswer, one) for one in reply.answers)
-
-
-def read_explanation(told: control_pb2.RoundExplanation) -> RoundExplanation:
-    """The `RoundExplanation` of one message of Explain."""
-    return copied(RoundExplanation, told)

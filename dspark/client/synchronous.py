@@ -14,9 +14,9 @@ import grpc
 
 from dspark.client.calling import BaseClient
 from dspark.client.errors import read_error
-from dspark.client.events import Completion, Event, ModelInfo, read_event, read_model_info
-from dspark.client.explanation import EndedAnswer, RoundExplanation, read_ended, read_explanation
-from dspark.client.fields import count_of, text_of, texts_of
+from dspark.client.events import Completion, Event, ModelInfo, read_event
+from dspark.client.explanation import EndedAnswer, RoundExplanation
+from dspark.client.fields import copied, count_of, text_of, texts_of
 from dspark.client.request import Options, spelled_out
 from dspark.client.resuming import AnswerCall
 from dspark.client.status import CellStatus, read_status
@@ -75,9 +75,8 @@ class Client(BaseClient[Stream]):
 
     def model_info(self, *, timeout: float = 5.0) -> ModelInfo:
         """The model and drafter that the cell serves, and its limits."""
-        return read_model_info(
-            self._once(self._generation.GetModelInfo, generate_pb2.GetModelInfoRequest(), timeout)
-        )
+        message = generate_pb2.GetModelInfoRequest()
+        return copied(ModelInfo, self._once(self._generation.GetModelInfo, message, timeout))
 
     def status(self, *, timeout: float = 5.0) -> CellStatus:
         """The state of the whole cell, from its coordinator. Needs the operator's token if the cell
@@ -97,7 +96,7 @@ class Client(BaseClient[Stream]):
         call = self._begin(self._control.Explain, message, timeout)
         try:
             for told in call:
-                yield read_explanation(told)
+                yield copied(RoundExplanation, told)
         except grpc.RpcError as error:
             raise read_error(error, self.endpoint) from None
         finally:
@@ -111,7 +110,8 @@ class Client(BaseClient[Stream]):
         message = control_pb2.GetEndedRequest(
             request_id=text_of("request_id", request_id), most=count_of("most", most)
         )
-        return read_ended(self._once(self._control.GetEnded, message, timeout))
+        reply = self._once(self._control.GetEnded, message, timeout)
+        return tuple(copied(EndedAnswer, one) for one in reply.answers)
 
     def close(self) -> None:
         """Closes the connections, which ends every running stream."""

@@ -98,19 +98,12 @@ def load_curve(key: Mapping[str, object]) -> Curve | None:
 def store_curve(key: Mapping[str, object], curve: Curve) -> Path | None:
     """Writes the curve for later processes, atomically, and returns its path. None where it cannot
     be written: the next process measures again."""
-    text = json.dumps(
-        {
-            "key": dict(key),
-            "tokens": curve.tokens.tolist(),
-            "contexts": curve.contexts.tolist(),
-            "seconds": curve.seconds.tolist(),
-            "sequence_seconds": list(curve.sequence_seconds),
-            "tokens_per_sequence": curve.tokens_per_sequence,
-            "borrowed": list(curve.borrowed),
-        },
-        indent=1,
-        default=str,
-    )
+    told = {"key": dict(key)} | dataclasses.asdict(curve)
+    plain = {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in told.items()
+    }
+    text = json.dumps(plain, indent=1, default=str)
     try:
         path = _path(key)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
