@@ -93,6 +93,15 @@ def test_help_is_exit_code_0_and_quick() -> None:
     assert time.monotonic() - began < 5, "half a second where nothing else runs"
 
 
+def test_help_names_kinds_of_values_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == main(["certificates", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for words in ("--output-len N longest answer in tokens (128)", "--rate X,X", "--save FILE"):
+        assert words in said
+    assert "DIR for the files" in said
+    assert "(0)" not in said, "a default of nothing says nothing"
+
+
 @pytest.mark.parametrize("words", [["status"], ["generate", "hi"], ["status", "--json"]])
 def test_without_a_cluster_one_sentence_says_so(
     words: list[str], capsys: pytest.CaptureFixture[str]
