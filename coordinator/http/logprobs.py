@@ -7,7 +7,7 @@ that echoes it, as in OpenAI's interface, or have a field of their own, as in vL
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -52,18 +52,22 @@ def chat_logprobs(texts: TokenTexts, shown: OutputChunk) -> dict[str, Any] | Non
 
 
 # a token, its log-probability, the likeliest tokens at its position
-Row = tuple[int, float | None, Iterable[tuple[int, float]]]
+Row = tuple[int, float | None, Sequence[tuple[int, float]]]
 
 
 def _listed(texts: TokenTexts, rows: Sequence[Row], before: int = 0) -> dict[str, Any]:
-    """OpenAI's `logprobs` object of completions; `before`: characters of text before the rows."""
+    """OpenAI's `logprobs` object of completions; `before`: characters of text before the rows.
+
+    As there, a token is among the likeliest ones of its position, as one more if it is none.
+    """
     tokens = [texts.text_of(token) for token, _, _ in rows]
     return {
         "text_offset": list(accumulate(map(len, tokens[:-1]), initial=before)),
         "token_logprobs": [value for _, value, _ in rows],
         "tokens": tokens,
         "top_logprobs": [
-            {texts.text_of(token): value for token, value in top} or None for _, _, top in rows
+            {texts.text_of(each): log for each, log in [*top, (token, value)]} if top else None
+            for token, value, top in rows
         ],
     }
 
@@ -87,7 +91,7 @@ def echo_logprobs(texts: TokenTexts, output: OutputProcessor, top: int) -> dict[
         return None
     tops = zip(told.top_ids[:, :top].tolist(), told.top_logprobs[:, :top].tolist(), strict=True)
     values = [None, *told.logprobs.tolist()]
-    likeliest = [(), *(zip(*each, strict=True) for each in tops)]
+    likeliest = [[], *(list(zip(*each, strict=True)) for each in tops)]
     return _listed(texts, list(zip(output.request.prompt, values, likeliest, strict=True)))
 
 

@@ -71,3 +71,15 @@ def test_offsets_of_a_stream_are_those_of_its_own_prompt_and_answer() -> None:
     texts = [tokenizer.decode([token], skip_special=False) for token in ids]
     expected = [len("".join(texts[:before])) for before in range(len(ids))]
     assert told == dict.fromkeys(told, expected)
+
+
+@pytest.mark.parametrize("likeliest", [(), (5,), (5, 6)])
+def test_a_token_itself_is_among_the_likeliest_of_its_position(likeliest: tuple[int, ...]) -> None:
+    """As in OpenAI's interface, which tells up to one more than requested."""
+    texts = TokenTexts(tiny())
+    scores = tuple(-0.5 - place for place in range(len(likeliest)))
+    scored = [ScoredToken(-9.0, likeliest, scores), ScoredToken(-0.5, likeliest, scores)]
+    shown = OutputChunk(0, 0, tokens=[8, 5], logprobs=scored)
+    told = CompletionShape(texts, None).part(0, shown)["logprobs"]["top_logprobs"]
+    best = {texts.text_of(token): log for token, log in zip(likeliest, scores, strict=True)}
+    assert told == ([best | {texts.text_of(8): -9.0}, best] if best else [None, None])
