@@ -19,6 +19,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from coordinator.requests.request import Request
 from dspark.errors import InvalidRequest, PeerError
 from dspark.rounds.policy import Policy, parse_policy
@@ -281,7 +283,8 @@ def _numbers(params: generate_pb2.SamplingParams) -> dict[str, Any]:
         if params.HasField(name):
             found[name] = getattr(params, name)
             if not fits(found[name]):
-                raise InvalidRequest(f"{_PARAMS}.{name}", f"must be {range_}, got {found[name]}")
+                got = np.float32(found[name])
+                raise InvalidRequest(f"{_PARAMS}.{name}", f"must be {range_}, got {got!s}")
     return found
 
 
@@ -295,7 +298,9 @@ def _bias(params: generate_pb2.SamplingParams, vocab_size: int) -> tuple[tuple[i
     for token, value in bias:
         if not abs(value) <= MAX_BIAS:
             raise InvalidRequest(
-                field, f"must be in [{-MAX_BIAS:g}, {MAX_BIAS:g}], got {value} for token id {token}"
+                field,
+                f"must be in [{-MAX_BIAS:g}, {MAX_BIAS:g}], "
+                f"got {np.float32(value)!s} for token id {token}",
             )
     return tuple(bias)
 

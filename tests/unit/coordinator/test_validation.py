@@ -117,6 +117,9 @@ def test_what_is_malformed_is_refused_by_field_name(field: str, message: g.Gener
         (ask(max_tokens=39), "2 prompt tokens and 39 more exceed the context here, 40"),
         (ask(stop_token_ids=list(range(65))), "65 ids, at most 64 are allowed"),
         (ask(logit_bias={7: 1.0, 100: 1.0}), "token id 100 is not below the vocabulary size 100"),
+        # as it was asked, not as what a float32 makes of it
+        (ask(top_p=1.1), r"must be in \(0, 1\], got 1\.1$"),
+        (ask(logit_bias={7: 100.1}), r"got 100\.1 for token id 7$"),
     ],
 )
 def test_a_refusal_says_the_limit(message: g.GenerateRequest, told: str) -> None:
