@@ -111,6 +111,11 @@ class AnswerOutput:
         self._text: TextStream | None = None
         if tokenizer is not None:
             self._text = tokenizer.stream(request.prompt, skip_special=request.skip_special)
+        # stop strings that are special tokens, by id: these are left out of the text
+        self._unseen: dict[int, str] = {}
+        if tokenizer is not None and request.stops and request.skip_special:
+            special = tokenizer.special_ids()
+            self._unseen = {special[stop]: stop for stop in request.stops if stop in special}
         self._stops = StopStrings(request.stops, show_match=request.show_stop)
         self._show_stop, self._min_tokens = request.show_stop, request.params.min_tokens
 
@@ -145,6 +150,7 @@ class AnswerOutput:
         if self._text is None:
             return tokens, end, []
         shown: list[str] = []
+        unseen = ""
         for index, token in enumerate(tokens):
             last = index == len(tokens) - 1
             # A stop token ends the answer and is not part of its text. A stop without a token is
@@ -153,6 +159,10 @@ class AnswerOutput:
                 break
             # A stop string counts when the token that completes it may end the answer.
             may_end = self.answered + index >= self._min_tokens
+            if may_end and token in self._unseen:
+                unseen = self._unseen[token]
+                tokens, end = tokens[: index + 1], End(Reason.STOP, text=unseen)
+                break
             piece, matched = self._stops.push(self._text.push(token), may_end=may_end)
             shown.append(piece)
             if matched is not None:
@@ -161,6 +171,7 @@ class AnswerOutput:
             may_end = self.answered + len(tokens) > self._min_tokens
             piece, matched = self._stops.push(self._text.flush(), may_end=may_end)
             piece = piece if matched else piece + self._stops.flush()
+            piece += unseen if self._show_stop else ""
             shown[-1:] = ["".join([*shown[-1:], piece])]
             if matched is not None and end.reason is Reason.LENGTH:
                 end = End(Reason.STOP, text=matched)

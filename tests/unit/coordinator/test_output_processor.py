@@ -162,6 +162,23 @@ def test_special_tokens_are_left_out_of_the_text() -> None:
     assert told.text == "ab"
 
 
+def test_a_special_token_that_is_a_stop_string_ends_the_answer_though_it_has_no_text() -> None:
+    ids = (*TOKENIZER.encode("xST"), END, *TOKENIZER.encode("b"))
+    for size in range(1, 6):
+        for kept in (False, True):
+            told = Told(stops=("STOP", "<end>"), show_stop=kept, min_tokens=3)
+            for start in range(0, len(ids), size):
+                told.commit(ids[start : start + size])
+            assert told.text == ("xST<end>" if kept else "xST")
+            assert told.reading.end == End(Reason.STOP, text="<end>")
+            assert told.tokens == list(ids[:4])
+            assert told.reader.unsaid == 1
+    told = Told(max_tokens=5, stops=("<end>",), min_tokens=4)
+    told.commit(ids)
+    assert told.text == "xSTb"
+    assert told.reading.end == End(Reason.LENGTH)
+
+
 @settings(deadline=None)
 @given(st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=40))
 def test_any_ids_give_text_and_no_error(ids: list[int]) -> None:
