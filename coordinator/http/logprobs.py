@@ -51,24 +51,30 @@ def chat_logprobs(texts: TokenTexts, shown: OutputChunk) -> dict[str, Any] | Non
     return {"content": content, "refusal": None}
 
 
-# a token, its log-probability, the likeliest tokens at its position
-Row = tuple[int, float | None, Sequence[tuple[int, float]]]
+Top = Sequence[tuple[int, float]]  # the likeliest tokens at a position
+Row = tuple[int, float | None, Top]  # a token, its log-probability, the likeliest at its position
 
 
 def _listed(texts: TokenTexts, rows: Sequence[Row], before: int = 0) -> dict[str, Any]:
     """OpenAI's `logprobs` object of completions; `before`: characters of text before the rows.
 
-    As there, a token is among the likeliest ones of its position, as one more if it is none.
+    As there, a token is among the likeliest ones of its position, as one more if it is none. They
+    are keyed by text: of several tokens with one text, such as a letter and its byte, the token
+    itself counts, else the likeliest.
     """
     tokens = [texts.text_of(token) for token, _, _ in rows]
+
+    def told(token: int, value: float | None, top: Top) -> dict[str, float | None]:
+        found: dict[str, float | None] = {}
+        for each, its in [(token, value), *top]:
+            found.setdefault(texts.text_of(each), its)
+        return found
+
     return {
         "text_offset": list(accumulate(map(len, tokens[:-1]), initial=before)),
         "token_logprobs": [value for _, value, _ in rows],
         "tokens": tokens,
-        "top_logprobs": [
-            {texts.text_of(each): log for each, log in [*top, (token, value)]} if top else None
-            for token, value, top in rows
-        ],
+        "top_logprobs": [told(*row) if row[2] else None for row in rows],
     }
 
 

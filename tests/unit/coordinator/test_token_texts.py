@@ -83,3 +83,19 @@ def test_a_token_itself_is_among_the_likeliest_of_its_position(likeliest: tuple[
     told = CompletionShape(texts, None).part(0, shown)["logprobs"]["top_logprobs"]
     best = {texts.text_of(token): log for token, log in zip(likeliest, scores, strict=True)}
     assert told == ([best | {texts.text_of(8): -9.0}, best] if best else [None, None])
+
+
+def test_of_tokens_with_one_text_the_token_itself_counts_and_then_the_likeliest() -> None:
+    """A letter and its byte: the unlikely one of both took the place of the likely one."""
+    tokenizer = sentencepiece()
+    letter, byte, other = (tokenizer.id_of(name) for name in ("a", "<0x61>", "b"))
+    assert letter is not None
+    assert byte is not None
+    assert other is not None
+    top, scores = (letter, other, byte), (-0.5, -1.0, -9.0)
+    chosen = zip((letter, byte, other), (-0.5, -9.0, -1.0), strict=True)
+    scored = [ScoredToken(score, top, scores) for _, score in chosen]
+    shown = OutputChunk(0, 0, tokens=[letter, byte, other], logprobs=scored)
+    told = CompletionShape(TokenTexts(tokenizer), None).part(0, shown)["logprobs"]
+    likely, unlikely = {"a": -0.5, "b": -1.0}, {"a": -9.0, "b": -1.0}
+    assert told["top_logprobs"] == [likely, unlikely, likely]
