@@ -45,6 +45,7 @@ _first = secrets.randbelow(len(_PORTS))
 # in turn, so that no port is given out twice
 _ports = itertools.cycle((*_PORTS[_first:], *_PORTS[:_first]))
 PREFIX = "dspark-ray-"  # of folders
+RAY = "ray"  # in them, Ray's own
 _PORT_VARIABLES = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
 
 
@@ -94,8 +95,9 @@ def _start(
     noted: Callable[[Head], None],
     dashboard: bool,
 ) -> Head:
-    # Ray's sockets lie under this folder and their paths are limited to about a hundred bytes: no
-    # deep folders.
+    # Ray lets everybody write into its folder, so it gets one inside of this, which is its owner's
+    # alone. Its sockets lie there and their paths are limited to about a hundred bytes: no deep
+    # folders.
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp" if os.path.isdir("/tmp") else None))
     ports = free_ports(len(_PORT_OPTIONS) + len(_PORT_VARIABLES) + 1)
     environ.update(environment(token_file, cell_id))
@@ -111,7 +113,7 @@ def _start(
         command += ["--dashboard-host=127.0.0.1", f"--dashboard-port={shown}"]
     command += [
         f"--object-store-memory={OBJECT_STORE_BYTES}",
-        f"--temp-dir={folder}",
+        f"--temp-dir={folder / RAY}",
         "--log-color=false",
     ]
     command += [f"--{option}={port}" for option, port in zip(_PORT_OPTIONS, ports, strict=True)]

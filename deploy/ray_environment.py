@@ -116,7 +116,8 @@ def job_address(environ: Mapping[str, str]) -> str | None:
 
 def _has_token(environ: MutableMapping[str, str]) -> bool:
     named = environ.get("RAY_AUTH_TOKEN") or environ.get("RAY_AUTH_TOKEN_PATH")
-    return bool(named) or (Path.home() / ".ray" / "auth_token").exists()
+    # a user without a home has none
+    return bool(named) or os.path.exists(os.path.expanduser("~/.ray/auth_token"))
 
 
 def is_guarded(address: str) -> bool | None:

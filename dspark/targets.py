@@ -70,9 +70,20 @@ def check_model(key: str, model: str) -> None:
 
 def cache_dir() -> Path:
     """Folder of imported targets, which may be deleted: $XDG_CACHE_HOME/dspark/targets, with
-    ~/.cache as default."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "dspark" / "targets"
+    ~/.cache as default. CheckpointError where no home is known, as in containers of any user."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    # a relative one is to be ignored, by its specification
+    base = Path(named if os.path.isabs(named) else os.path.expanduser("~/.cache"))
+    if not base.is_absolute():
+        raise CheckpointError(_no_cache(base, "this user has no home"))
+    return base / "dspark" / "targets"
+
+
+def _no_cache(folder: Path, why: str | None) -> str:
+    return (
+        f"{folder}: the cache of imported targets cannot be written ({why}); XDG_CACHE_HOME names "
+        "another folder for it"
+    )
 
 
 def folder_of(target: str | Path) -> Path:
@@ -149,10 +160,7 @@ def _alone(folder: Path, deadline: float) -> Iterator[int]:
         path.parent.mkdir(parents=True, exist_ok=True)
         held = path.open("w")
     except OSError as error:
-        raise CheckpointError(
-            f"{path.parent}: the cache of imported targets cannot be written ({error.strerror}); "
-            "XDG_CACHE_HOME names another folder for it"
-        ) from error
+        raise CheckpointError(_no_cache(path.parent, error.strerror)) from error
     with held:
         while not _locked(held.fileno()):
             if time.monotonic() > deadline:

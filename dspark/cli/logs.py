@@ -18,7 +18,7 @@ from dspark.cli.options import natural
 from dspark.errors import DsparkError
 
 POLL_S = 0.3
-FILES = "session_latest/logs/worker-*.err"
+FILES = "ray/session_latest/logs/worker-*.err"
 _KNOWN = ("timestamp", "level", "event", "process", "role", "logger")
 
 

@@ -153,8 +153,9 @@ def _fill(
         if name in projected:
             raw = tensor.contiguous().view(torch.uint8).numpy()
             digests[name] = hashlib.sha256(raw.data).digest() + str(tensor.dtype).encode()
+        # its own copy: a mapped file that somebody writes into would end or change this process
         tensors[name] = tensor.to(
-            device=device, dtype=torch.float32 if module.wide(name) else dtype
+            device=device, dtype=torch.float32 if module.wide(name) else dtype, copy=True
         )
     for name in MAY_LACK & shapes.keys() - stored.keys():
         tensors[name] = torch.zeros(shapes[name].shape, dtype=dtype, device=device)

@@ -98,6 +98,8 @@ def test_workers_refuse_calls_without_the_shared_token(cluster: Client) -> None:
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
     assert (find_cell().token() or "") != ""
     assert Path(find_cell().token_file).stat().st_mode & 0o077 == 0
+    assert Path(find_cell().ray_dir).stat().st_mode & 0o077 == 0, "sockets and logs of Ray"
+    assert run("logs", "-n", "1").stdout, "they are found there"
 
 
 def test_a_second_up_is_refused_and_the_first_unharmed(

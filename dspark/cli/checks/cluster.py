@@ -22,7 +22,7 @@ def ray_access(address: str | None, environ: Mapping[str, str]) -> Iterator[Find
     except metadata.PackageNotFoundError:
         return  # `versions` reports it
     mode = environ.get("RAY_AUTH_MODE")
-    token = Path(environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    token = Path(environ.get("RAY_AUTH_TOKEN_PATH") or os.path.expanduser("~/.ray/auth_token"))
     if token.is_file() and token.stat().st_mode & 0o077:
         yield wrong("ray token", f"{token} can be read by others", f"chmod 600 {token}")
     if address is None:

@@ -86,7 +86,7 @@ def _line(at: int, process: str, event: str, **more: object) -> dict[str, object
 
 
 def test_logs_of_a_request_are_its_own_and_its_sequences_in_every_process(tmp_path: Path) -> None:
-    logs = tmp_path / "session_latest" / "logs"
+    logs = tmp_path / "ray" / "session_latest" / "logs"
     _write(
         logs / "worker-a.err",
         _line(3, "verify/0", "sequence.prefilled", sequence=7),
@@ -111,7 +111,7 @@ def test_logs_of_a_request_are_its_own_and_its_sequences_in_every_process(tmp_pa
 
 
 def test_logs_are_those_of_the_replica_whichever_process_it_was(tmp_path: Path) -> None:
-    logs = tmp_path / "session_latest" / "logs"
+    logs = tmp_path / "ray" / "session_latest" / "logs"
     _write(logs / "worker-1-2-100.err", _line(1, "draft/0", "a"), "not json", "[1]")
     _write(logs / "worker-2-2-200.err", _line(2, "draft/0", "b"))
     _write(logs / "worker-3-2-300.err", _line(3, "draft/10", "c"), {"event": "of nobody"})
@@ -145,7 +145,7 @@ def test_logs_of_what_is_not_there_say_what_is(
 ) -> None:
     monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
     write_cell(Cell("h:1", "c", "", "h:2", 1, str(tmp_path), "t", "d"))
-    logs = tmp_path / "session_latest" / "logs" / "worker-a.err"
+    logs = tmp_path / "ray" / "session_latest" / "logs" / "worker-a.err"
     _write(logs, _line(1, "verify/0", "a"), _line(2, "draft/0", "b"))
     assert main(["logs", *words]) == 1
     assert capsys.readouterr().err.startswith(f"dspark: {said}")

