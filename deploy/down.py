@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from deploy.fleet import AnotherCell, NobodyListens
@@ -15,7 +16,7 @@ from deploy.head import Head, stop_head
 from deploy.process_tags import end_all, has_marks, marked
 from deploy.ray_environment import joined
 from dspark.client import Client, NoCell, find_cell
-from dspark.client.cell import Cell, cell_file, is_alive, remove_cell
+from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cell
 from dspark.errors import DsparkError, Unavailable
 
 Say = Callable[[str], None]
@@ -43,6 +44,8 @@ def take_down(say: Say, grace_s: float = GRACE_S) -> None:
         if grace_s > 0 and is_alive(cell.ray_pid) and (running := under_way(cell)):
             say(f"draining: {running} have up to {grace_s:g} s to finish")
             _beside(grace_s)
+        with contextlib.suppress(DsparkError):  # a full disk must not keep the cell
+            write_cell(replace(cell, leaving="yes"))  # for a `dspark up` that still starts it
         left = stop_head(
             Head(
                 cell.ray_address, own(cell.ray_pid, cell.cell_id), Path(cell.ray_dir), cell.cell_id

@@ -26,11 +26,13 @@ from deploy.reserving import reserve
 from deploy.topology import Topology
 from dspark.client import NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cell
-from dspark.errors import DsparkError
+from dspark.errors import DsparkError, Unavailable
 from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir, write_token
 from dspark.runtime.security import EVERYWHERE, check_listeners
 from dspark.targets import folder_of, imported, is_imported
+
+ENDED = "`dspark down` ended the cell while it started"
 
 
 @contextlib.contextmanager
@@ -108,6 +110,8 @@ def bring_up(
 
     def noted(head: Head) -> None:
         nonlocal cell
+        if cell.ray_pid and _ended_elsewhere(cell):
+            raise Unavailable(ENDED)
         cell = replace(
             cell,
             ray_address=head.address,
@@ -129,6 +133,8 @@ def bring_up(
             )
         return _serve(cell, topology, secrets, config, autoscale, deadline, say)
     except BaseException as error:
+        if cell.ray_pid and _ended_elsewhere(cell):
+            raise Unavailable(ENDED) from error
         if config.address is not None and isinstance(error, NothingStarted):
             remove_cell()
         else:
@@ -171,6 +177,15 @@ def _serve(
         await_lanes(cell, config.verifiers, config.drafters, deadline, say)
     say(f"serving {cell.target} with {cell.drafter} at {cell.endpoint}")
     return cell
+
+
+def _ended_elsewhere(cell: Cell) -> bool:
+    """Whether another command ends, or has ended, a cell whose state file was written."""
+    try:
+        now = find_cell()
+    except NoCell:
+        return True
+    return bool(now.leaving) or now.cell_id != cell.cell_id
 
 
 def _undo(say: Say) -> None:

@@ -41,7 +41,8 @@ class Cell:
     commas; without any, the coordinator serves clients itself. http: URL of the coordinator's HTTP
     front; empty without one. name: distinguishes it from other cells of its Ray cluster. dashboard:
     URL of Ray's dashboard, if this cell started it. tls_*: PEM files for calls to its processes,
-    and the name expected in their certificates; empty: plaintext.
+    and the name expected in their certificates; empty: plaintext. leaving: not empty once a command
+    ends the cell.
     """
 
     endpoint: str
@@ -60,6 +61,7 @@ class Cell:
     tls_server_name: str = ""
     name: str = DEFAULT_CELL
     dashboard: str = ""
+    leaving: str = ""
     version: int = VERSION
 
     @property

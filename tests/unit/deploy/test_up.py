@@ -5,15 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deploy import down, up
 from deploy.config import ClusterConfig
 from deploy.fleet import NothingStarted
+from deploy.head import Head
 from deploy.up import bring_up
 from dspark.client.cell import cell_file
-from dspark.errors import ConfigError, DsparkError
+from dspark.errors import ConfigError, DsparkError, Unavailable
 from dspark.runtime.identity import state_dir
 
 FLAT = Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flat.yaml"
@@ -70,3 +72,30 @@ def test_a_guest_that_cannot_join_leaves_no_state(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ImportError, match="ray"):
         bring_up(GUEST, file=None, environ={}, say=print)
     assert not cell_file().exists()
+
+
+def test_what_is_taken_down_while_it_starts_stays_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray that ends by itself is started anew; one that `dspark down` ends is not."""
+    head = Head("127.0.0.1:1", os.getpid(), tmp_path, "")
+    said: list[str] = []
+
+    def start_head(token: Path, cell_id: str, environ: object, noted: Any, **_: object) -> None:
+        def stop_head(_: Head) -> list[int]:
+            with pytest.raises(Unavailable):
+                noted(head)  # a second start, before all of the first have ended
+            return []
+
+        noted(head)
+        monkeypatch.setattr(down, "stop_head", stop_head)
+        down.take_down(said.append)
+        raise FileNotFoundError("its folder is gone")
+
+    monkeypatch.setattr(up, "start_head", start_head)
+    config = ClusterConfig(engine="synthetic", synthetic=str(FLAT), http=None)
+    with pytest.raises(Unavailable, match="`dspark down` ended the cell while it started"):
+        bring_up(config, file=None, environ={}, say=said.append)
+    assert not cell_file().exists()
+    assert said[0] == "ray: starting a local cluster"
+    assert [line.partition(":")[0] for line in said[1:]] == ["down"]
