@@ -70,11 +70,13 @@ def read_token(path: str | Path | None, key: str = "token_file") -> str | None:
 
 def check_token(token: str, where: str) -> None:
     """Raises ConfigError, which begins with `where` and does not show it, for a secret that is too
-    short or too long."""
+    short or too long, or that no call can carry."""
     if not LEAST_TOKEN <= len(token) <= LONGEST_TOKEN:
         raise ConfigError(
             f"{where} holds {len(token)} characters, {LEAST_TOKEN} to {LONGEST_TOKEN} are taken"
         )
+    if not token.isprintable():
+        raise ConfigError(f"{where} holds a line end, or another character that is not in tokens")
 
 
 def write_token(path: Path) -> str:

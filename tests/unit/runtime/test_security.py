@@ -278,6 +278,10 @@ def test_a_token_file_is_private_and_long_enough(tmp_path: Path) -> None:
     path.write_text("long" * 2000)  # no listener would take it
     with pytest.raises(ConfigError, match="8000 characters, 16 to 7168"):
         read_token(path)
+    for odd in ("\n", "\t", "\0", "\x7f"):  # nobody could show it in a call
+        path.write_text(f"{token}{odd}{token}")
+        with pytest.raises(ConfigError, match=r"token holds a line end, or another character"):
+            read_token(path)
     with pytest.raises(ConfigError, match="cannot read"):
         read_token(tmp_path / "absent")
 
