@@ -8,6 +8,7 @@ of `wrong_every`. Every wait costs nothing, and a run is a function of what the 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Coroutine, Sequence
@@ -220,8 +221,9 @@ class RoundsCell:
     def port(self) -> Tampered:
         return self.ports[0]
 
-    def add_verifier(self, name: str = "") -> Lane:
-        """What membership does when a verifier comes, and when it is lost."""
+    def add_verifier(self, name: str = "", **says: Any) -> Lane:
+        """What membership does when a verifier comes, and when it is lost. says: facts that it
+        announces, in place of its own."""
         name = name or f"verify/{next(self._named)}"
         rounds = SimulatedVerifier(self.world, name, Device(), self.drafters, self._drafts)
         port = Tampered(rounds)
@@ -231,7 +233,8 @@ class RoundsCell:
             del self.lanes[at], self.ports[at]
             self.admission.lane_left(lane)
 
-        lane, port.on_lost = Lane(rounds.facts, port, self.admission, self._shared), lost
+        facts = dataclasses.replace(rounds.facts, **says)
+        lane, port.on_lost = Lane(facts, port, self.admission, self._shared), lost
         self.lanes.append(lane)
         self.ports.append(port)
         for drafter in self.drafters:

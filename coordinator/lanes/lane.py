@@ -113,16 +113,22 @@ class Lane:
 
     def can_take(self, state: RequestState) -> bool:
         """Whether the lane takes sequences and has room for this one, as far as is known here."""
-        return not (self._closed or self.draining) and self._members.fits(state)
+        return self._open_to(state) and self._members.fits(state)
 
     def could_take(self, state: RequestState) -> bool:
         """Whether the sequence would fit if the pool were empty."""
-        return not (self._closed or self.draining) and self._members.could_fit(state)
+        return self._open_to(state) and self._members.could_fit(state)
+
+    def _open_to(self, state: RequestState) -> bool:
+        """Whether sequences are taken, and of those whose answer has begun this one: no answer goes
+        on under another target's weights."""
+        same = not state.answer.length or state.target in ("", self.facts.fingerprint)
+        return same and not (self._closed or self.draining)
 
     def take(self, state: RequestState) -> None:
         """Takes a sequence in: its prompt is run beside the rounds, which it then joins."""
         state.sequence.apply(LifeEvent.PLACED)
-        state.last_verifier = self.facts.name
+        state.last_verifier, state.target = self.facts.name, self.facts.fingerprint
         self._members.add(state)
         self._soon()
 

@@ -109,6 +109,7 @@ class RequestState:
     # answers of the request of which something was committed; shared by all of them
     shown: set[int] = field(default_factory=set)
     last_verifier: str = ""  # replica that had it last; empty before it was placed
+    target: str = ""  # fingerprint of what that verifier serves
     last_drafter: str = ""  # that drafts for it, or did last
     handovers: int = 0  # verifiers lost under it
     refused: Refusal | None = None  # refusal of a verifier that is up and let it go

@@ -801,6 +801,27 @@ async def test_a_verifier_that_runs_its_first_requests_is_waited_for_but_not_wit
             await read(state)
 
 
+@pytest.mark.parametrize("back", [True, False])
+@virtual
+async def test_an_answer_that_has_begun_goes_on_under_its_own_target_alone(back: bool) -> None:
+    cell = RoundsCell()
+    state = cell.ask(max_tokens=90)
+    await cell.until(lambda: state.answer.length > 9)
+    cell.lose_verifier()
+    stands = state.answer.length
+    cell.add_verifier(fingerprint="another target")
+    await cell.answered(cell.ask(max_tokens=9))
+    assert state.answer.length == stands
+    if back:
+        cell.lose_verifier()
+        cell.add_verifier()
+        await cell.answered(state)
+    else:
+        await asyncio.sleep(21.0)
+        with pytest.raises(Unavailable, match=f"within 20 s; the answer stands at offset {stands}"):
+            await read(state)
+
+
 @virtual
 async def test_while_every_verifier_drains_it_is_as_without_one() -> None:
     cell = RoundsCell(verifiers=2, config=CoordinatorConfig(max_running=1, verifier_wait_s=20.0))
