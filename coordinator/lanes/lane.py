@@ -113,17 +113,14 @@ class Lane:
 
     def can_take(self, state: RequestState) -> bool:
         """Whether the lane takes sequences and has room for this one, as far as is known here."""
-        return self._open_to(state) and self._members.fits(state)
+        return not (self._closed or self.draining) and self._members.fits(state)
 
     def could_take(self, state: RequestState) -> bool:
-        """Whether the sequence would fit if the pool were empty."""
-        return self._open_to(state) and self._members.could_fit(state)
-
-    def _open_to(self, state: RequestState) -> bool:
-        """Whether sequences are taken, and of those whose answer has begun this one: no answer goes
-        on under another target's weights."""
-        same = not state.answer.length or state.target in ("", self.facts.fingerprint)
-        return same and not (self._closed or self.draining)
+        """Whether the sequence would fit if the pool were empty. No answer that has begun goes on
+        under another target's weights."""
+        if state.stats.shown is not None and state.target != self.facts.fingerprint:
+            return False
+        return not (self._closed or self.draining) and self._members.could_fit(state)
 
     def take(self, state: RequestState) -> None:
         """Takes a sequence in: its prompt is run beside the rounds, which it then joins."""
