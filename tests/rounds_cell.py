@@ -268,7 +268,7 @@ class RoundsCell:
         max_tokens: int = 8,
         policy: str = "adaptive",
         params: SamplingParams | None = None,
-        note_epoch: Callable[[int], object] = lambda epoch: None,
+        note_epoch: Callable[[int, str], object] = lambda epoch, target: None,
         **more: Any,
     ) -> RequestState:
         number = next(self._numbers)
@@ -286,7 +286,7 @@ class RoundsCell:
         self,
         request: Request,
         number: int = 0,
-        note_epoch: Callable[[int], object] = lambda epoch: None,
+        note_epoch: Callable[[int, str], object] = lambda epoch, target: None,
     ) -> list[RequestState]:
         """All answers of a request."""
         states = []

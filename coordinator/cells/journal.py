@@ -42,9 +42,14 @@ class Said:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[ScoredToken] = field(default_factory=list)
-    # the highest that `Journal.begins` noted: tokens may have been drawn under it
+    # the highest that `begins` noted: tokens may have been drawn under it, by this target
     epoch: int = 0
+    target: str = ""
     end: End | None = None
+
+    def begins(self, epoch: int, target: str) -> None:
+        if epoch >= self.epoch:
+            self.epoch, self.target = epoch, target
 
 
 @dataclass(slots=True, eq=False)
@@ -122,12 +127,12 @@ class Journal:
         self._said += _pieces(entry)
         return entry
 
-    def begins(self, entry: Entry, index: int, epoch: int) -> None:
-        """Notes an epoch of an answer, which `write` stores before tokens are drawn under it. A
-        resumed answer is drawn under a higher one."""
-        said = entry.answers[index]
-        said.epoch = max(said.epoch, epoch)
-        self._unwritten.epochs.add(number=entry.number, index=index, epoch=epoch)
+    def begins(self, entry: Entry, index: int, epoch: int, target: str) -> None:
+        """Notes an epoch of an answer and the fingerprint of its target, which `write` stores
+        before tokens are drawn under them. A resumed answer is drawn under a higher epoch, by the
+        same target."""
+        entry.answers[index].begins(epoch, target)
+        self._unwritten.epochs.add(number=entry.number, index=index, epoch=epoch, target=target)
 
     def committed(self, entry: Entry, piece: CommittedTokens) -> None:
         """Notes committed tokens, under an epoch that `begins` noted, and the end; `write` stores
@@ -231,8 +236,7 @@ class Journal:
             numbers[opened.number] = self._entries[opened.request_id] = entry
             entry.touched = batch.unix_s
         for begun in batch.epochs:
-            said = numbers[begun.number].answers[begun.index]
-            said.epoch = max(said.epoch, begun.epoch)
+            numbers[begun.number].answers[begun.index].begins(begun.epoch, begun.target)
             numbers[begun.number].touched = batch.unix_s
         for number, piece in cell_wire.read_commits(batch.said):
             said = numbers[number].answers[piece.index]
@@ -255,7 +259,9 @@ def _request(entry: Entry) -> journal_pb2.JournalRequest:
 
 def _epochs(entry: Entry) -> list[journal_pb2.JournalEpoch]:
     return [
-        journal_pb2.JournalEpoch(number=entry.number, index=index, epoch=said.epoch)
+        journal_pb2.JournalEpoch(
+            number=entry.number, index=index, epoch=said.epoch, target=said.target
+        )
         for index, said in enumerate(entry.answers)
         if said.epoch
     ]

@@ -187,7 +187,7 @@ class LocalCell:
         life = Life(next(self._numbers), epoch=said.epoch + 1 if said is not None else 0)
         state = RequestState(request, life, answer, RequestStats(arrived), kept or sink)
         if said is not None:
-            state.why_prefilled = "resumed"
+            state.why_prefilled, state.target = "resumed", said.target
         if kept is not None:
             state.note_epoch = partial(kept.note_epoch, choice)
         return state

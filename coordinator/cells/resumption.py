@@ -89,9 +89,10 @@ class Journaled:
         self._journal.left(self._entry)
         self._to.close(error)
 
-    def note_epoch(self, index: int, epoch: int) -> None:
-        """Notes in the journal that an answer may be drawn under this epoch from now on."""
-        self._journal.begins(self._entry, index, epoch)
+    def note_epoch(self, index: int, epoch: int, target: str) -> None:
+        """Notes in the journal that an answer may be drawn under this epoch, by this target, from
+        now on."""
+        self._journal.begins(self._entry, index, epoch, target)
 
     def finished(self, index: int) -> None:
         """Notes in the journal that the text of an answer ended it."""

@@ -118,7 +118,8 @@ class Lane:
     def could_take(self, state: RequestState) -> bool:
         """Whether the sequence would fit if the pool were empty. No answer that has begun goes on
         under another target's weights."""
-        if state.stats.shown is not None and state.target != self.facts.fingerprint:
+        begun = state.answer.index in state.shown
+        if begun and state.target not in ("", self.facts.fingerprint):
             return False
         return not (self._closed or self.draining) and self._members.could_fit(state)
 
@@ -370,7 +371,7 @@ class Lane:
         state, request = placed.state, placed.state.request
         placed.epoch, placed.since = state.sequence.epoch, self._clock.time()
         placed.speculates = state.speculates and bool(self.facts.projection)
-        state.note_epoch(placed.epoch)
+        state.note_epoch(placed.epoch, self.facts.fingerprint)
         self._metrics.prefills.labels(reason=state.why_prefilled).inc()
         self._assignment.admitted(placed)
         drafted = placed.drafter > 0

@@ -101,15 +101,15 @@ class RequestState:
     answer: Answer
     stats: RequestStats
     sink: OutputSink
-    # keeps an epoch before anything is drawn under it; nothing where it cannot be resumed
-    note_epoch: Callable[[int], object] = lambda epoch: None
+    # keeps an epoch and its target before anything is drawn; nothing where it cannot be resumed
+    note_epoch: Callable[[int, str], object] = lambda epoch, target: None
     end: End | None = None  # set when the answer is complete
 
     begun: bool = False  # this answer, or another one of its request, has had a place
     # answers of the request of which something was committed; shared by all of them
     shown: set[int] = field(default_factory=set)
     last_verifier: str = ""  # replica that had it last; empty before it was placed
-    target: str = ""  # fingerprint of what that verifier serves
+    target: str = ""  # fingerprint of what that verifier serves; empty where it is not known
     last_drafter: str = ""  # that drafts for it, or did last
     handovers: int = 0  # verifiers lost under it
     refused: Refusal | None = None  # refusal of a verifier that is up and let it go

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from dspark.wire.v1 import frontend_pb2 as dspark_dot_wire_dot_v1_dot_frontend__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64spark/wire/v1/journal.proto\x12\x0e\x64spark.wire.v1\x1a\x1d\x64spark/wire/v1/frontend.proto\"\xa7\x01\n\x0cJournalBatch\x12\x0e\n\x06unix_s\x18\x01 \x01(\x01\x12\x30\n\x08requests\x18\x02 \x03(\x0b\x32\x1e.dspark.wire.v1.JournalRequest\x12,\n\x06\x65pochs\x18\x03 \x03(\x0b\x32\x1c.dspark.wire.v1.JournalEpoch\x12\'\n\x04said\x18\x04 \x01(\x0b\x32\x19.dspark.wire.v1.CellBatch\"q\n\x0eJournalRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0f\n\x07\x61nswers\x18\x05 \x01(\r\x12\x0c\n\x04rule\x18\x06 \x01(\r\"<\n\x0cJournalEpoch\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64spark/wire/v1/journal.proto\x12\x0e\x64spark.wire.v1\x1a\x1d\x64spark/wire/v1/frontend.proto\"\xa7\x01\n\x0cJournalBatch\x12\x0e\n\x06unix_s\x18\x01 \x01(\x01\x12\x30\n\x08requests\x18\x02 \x03(\x0b\x32\x1e.dspark.wire.v1.JournalRequest\x12,\n\x06\x65pochs\x18\x03 \x03(\x0b\x32\x1c.dspark.wire.v1.JournalEpoch\x12\'\n\x04said\x18\x04 \x01(\x0b\x32\x19.dspark.wire.v1.CellBatch\"q\n\x0eJournalRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0f\n\x07\x61nswers\x18\x05 \x01(\r\x12\x0c\n\x04rule\x18\x06 \x01(\r\"L\n\x0cJournalEpoch\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0e\n\x06target\x18\x04 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,5 +37,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOURNALREQUEST']._serialized_start=249
   _globals['_JOURNALREQUEST']._serialized_end=362
   _globals['_JOURNALEPOCH']._serialized_start=364
-  _globals['_JOURNALEPOCH']._serialized_end=424
+  _globals['_JOURNALEPOCH']._serialized_end=440
 # @@protoc_insertion_point(module_scope)

@@ -36,11 +36,13 @@ class JournalRequest(_message.Message):
     def __init__(self, number: _Optional[int] = ..., request_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., seed: _Optional[int] = ..., answers: _Optional[int] = ..., rule: _Optional[int] = ...) -> None: ...
 
 class JournalEpoch(_message.Message):
-    __slots__ = ("number", "index", "epoch")
+    __slots__ = ("number", "index", "epoch", "target")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
     number: int
     index: int
     epoch: int
-    def __init__(self, number: _Optional[int] = ..., index: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    target: str
+    def __init__(self, number: _Optional[int] = ..., index: _Optional[int] = ..., epoch: _Optional[int] = ..., target: _Optional[str] = ...) -> None: ...

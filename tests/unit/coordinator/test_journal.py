@@ -53,9 +53,9 @@ def test_what_was_written_is_there_when_the_process_is_not(tmp_path: Path) -> No
     told = (ScoredToken(-0.5, (1, 2), (-0.5, -1.0)),) * 2
     first.committed(entry, CommittedTokens((1, 2), None, 0, told))
     first.committed(entry, CommittedTokens((9,), End(Reason.STOP, token_id=9), 1))
-    first.begins(entry, 0, 3)
+    first.begins(entry, 0, 3, "a target")
     first.committed(entry, CommittedTokens((3,), None, 0, told[:1]))
-    first.begins(entry, 2, 4)  # and nothing was committed under it
+    first.begins(entry, 2, 4, "a target")  # and nothing was committed under it
     first.write()
     # noted, never shown: the process dies here
     first.committed(entry, CommittedTokens((4,), None, 0, told[:1]))
@@ -65,10 +65,10 @@ def test_what_was_written_is_there_when_the_process_is_not(tmp_path: Path) -> No
     assert found is not None
     assert found.digest == digest(request(seed=1, choices=3)), "the draws' key is not part of it"
     assert (found.seed, found.running) == (7, False)
-    assert [(said.tokens, said.epoch, said.end) for said in found.answers] == [
-        ([1, 2, 3], 3, None),
-        ([9], 0, End(Reason.STOP, token_id=9)),
-        ([], 4, None),
+    assert [(said.tokens, said.epoch, said.target, said.end) for said in found.answers] == [
+        ([1, 2, 3], 3, "a target", None),
+        ([9], 0, "", End(Reason.STOP, token_id=9)),
+        ([], 4, "a target", None),
     ]
     assert found.answers[0].logprobs[0].top_ids == (1, 2)
     assert len(found.answers[0].logprobs) == 3
@@ -219,21 +219,21 @@ def test_the_highest_epoch_that_began_and_what_ended_outlive_every_process(
     first = on_disk(tmp_path, segment=segment, keep_s=keep_s, clock=clock)
     entry = first.open(request(seed=77, choices=3))
     first.committed(entry, CommittedTokens((1,), None, 0))
-    first.begins(entry, 0, 5)
+    first.begins(entry, 0, 5, "a target")
     first.committed(entry, CommittedTokens((2,), None, 0))
-    first.begins(entry, 0, 2)  # said late
+    first.begins(entry, 0, 2, "a target")  # said late
     first.committed(entry, CommittedTokens((3,), None, 0))
-    first.begins(entry, 1, 1)
+    first.begins(entry, 1, 1, "a target")
     first.committed(entry, CommittedTokens((4,), End(Reason.STOP, token_id=4), 1))
     for epoch in (4, 3):  # and nothing was committed under them
-        first.begins(entry, 2, epoch)
+        first.begins(entry, 2, epoch, "a target")
     for number in range(100):
         clock.now += 1.0
         noise = first.open(request(f"noise {number}"))
         first.committed(noise, CommittedTokens((number,) * 20, None))
         first.left(noise)
         first.write()
-    first.begins(entry, 2, 1)  # somebody was there a moment ago
+    first.begins(entry, 2, 1, "a target")  # somebody was there a moment ago
     first.close()
     for number in range(3):  # processes that read it and go on with it
         journal = on_disk(tmp_path, segment=segment, keep_s=keep_s, clock=clock)

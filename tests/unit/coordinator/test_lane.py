@@ -222,7 +222,7 @@ async def test_r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_
         tell_port(orders)
 
     cell.port.port.tell = told  # type: ignore[method-assign]
-    state = cell.ask(max_tokens=60, note_epoch=noted.append)
+    state = cell.ask(max_tokens=60, note_epoch=lambda epoch, target: noted.append(epoch))
     await asyncio.sleep(0.00015)
     cell.lose_verifier()  # nothing was committed under the first epoch
     assert state.answer.committed_len == 2

@@ -55,7 +55,7 @@ class Storm:
                 max_tokens=tokens,
                 policy=self.draw.choice(POLICIES),
                 weight=self.draw.choice([1.0, 1.0, 2.0]),
-                note_epoch=noted.append,
+                note_epoch=lambda epoch, target: noted.append(epoch),
             )
         except Overloaded:
             return

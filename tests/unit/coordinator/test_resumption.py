@@ -114,6 +114,25 @@ async def test_the_rest_comes_after_the_coordinator_was_lost(held: int) -> None:
 
 
 @virtual
+async def test_the_rest_is_drawn_by_the_target_that_began_it() -> None:
+    journal = in_memory()
+    first = Desk(journal)
+    reader, sink, _ = first.ask(params=SAMPLED)
+    await first.read(reader, sink, at_least=9)
+    lose(first)
+    second = Desk(journal, RoundsCell(verifiers=0))
+    second.toy.add_verifier(fingerprint="another target")
+    second.shown = {0: list(first.shown[0])}
+    reader, sink, _ = second.ask(params=SAMPLED, offsets=(len(second.shown[0]),))
+    await second.toy.answered(second.toy.ask())
+    assert len(journal.find("r").answers[0].tokens) < TOKENS  # type: ignore[union-attr]
+    second.toy.lose_verifier()
+    second.toy.add_verifier()
+    await second.read(reader, sink)
+    assert second.shown[0] == EXPECTED
+
+
+@virtual
 async def test_what_a_client_was_shown_is_on_disk(tmp_path: Path) -> None:
     """After every token, with nothing going on that could have written it since."""
 
