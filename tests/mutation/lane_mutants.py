@@ -84,7 +84,7 @@ LANES: list[Mutant] = [
             "",
             IN_ORDER,
         ),
-        ("R9: an epoch is not noted", "state.note_epoch(placed.epoch,", "print(placed.epoch,", EPOCHS),
+        ("R9: an epoch is not noted", "state.note_epoch(", "print(", EPOCHS),
         (
             "R9: an epoch is told of before it is written",
             "self._write()  # epochs, before anything is drawn under them",
