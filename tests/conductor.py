@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from report_cursor import ReportCursor
-
 from coordinator.workers.clients import ControlClient
 from dspark.rounds.control import Admission, DrafterAt, Draining, PassReport, Refused, Up
 from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, How, Release, Released
@@ -36,7 +34,7 @@ class Answer:
     drafter: int
     options: dict[str, Any]
     epoch: int = -1  # given out last
-    cursor: ReportCursor | None = None
+    round: int = 0  # of the report that comes next
     tokens: list[int] = field(default_factory=list)
     logprobs: list[ScoredToken] = field(default_factory=list)
     scored: ScoredPrompt | None = None
@@ -93,7 +91,7 @@ class Conductor:
 
     def admit(self, answer: Answer) -> None:
         epoch = answer.epoch = answer.epoch + 1
-        answer.cursor = ReportCursor(epoch)
+        answer.round = 0
         ids = [*answer.prompt, *answer.tokens]
         room = answer.room - len(answer.tokens)
         admit = Admit(answer.number, epoch, len(ids), room, answer.stop_ids, answer.drafter)
@@ -111,8 +109,7 @@ class Conductor:
         """Their clients have heard enough."""
         for answer in answers:
             answer.done.set()
-            assert answer.cursor is not None
-            self.port.tell([Release(answer.number, answer.cursor.epoch, How.DROP)])
+            self.port.tell([Release(answer.number, answer.epoch, How.DROP)])
 
     # What it hears.
 
@@ -140,9 +137,11 @@ class Conductor:
         orders: list[Any] = []
         for place, round in enumerate(told.report.rounds):
             answer = self.answers[round.sequence]
-            assert answer.cursor is not None
-            if answer.done.is_set() or not answer.cursor.takes(round.epoch, round.round):
+            came, wanted = (round.epoch, round.round), (answer.epoch, answer.round)
+            if answer.done.is_set() or came < wanted:
                 continue
+            assert came == wanted, "R7: reports leave no gap"
+            answer.round += 1
             assert round.committed_before == len(answer.prompt) + len(answer.tokens)
             answer.tokens += round.tokens
             answer.rounds.append(round)

@@ -203,7 +203,7 @@ class RoundsCell:
             self.clock, self.metrics, self.monitor, config, self.explain, write=write
         )
         self._shared, self.load, self._sink = shared, shared.load, sink
-        self._drafts = drafts or Waits(deadline_s=0.05, patience_s=0.5, inline_rows=6)
+        self._waits = drafts or Waits(deadline_s=0.05, patience_s=0.5, inline_rows=6)
         self._numbers, self._named = itertools.count(1), itertools.count()
         self.drafters: list[SimulatedDrafter] = []
         self.lanes: list[Lane] = []
@@ -221,11 +221,16 @@ class RoundsCell:
     def port(self) -> Tampered:
         return self.ports[0]
 
+    def new_verifier(self, name: str) -> SimulatedVerifier:
+        return SimulatedVerifier(self.world, name, Device(), self.drafters, self._waits)
+
+    def new_drafter(self, name: str, incarnation: int) -> SimulatedDrafter:
+        return SimulatedDrafter(self.world, name, incarnation)
+
     def add_verifier(self, name: str = "", **says: Any) -> Lane:
         """What membership does when a verifier comes, and when it is lost. says: facts that it
         announces, in place of its own."""
-        name = name or f"verify/{next(self._named)}"
-        rounds = SimulatedVerifier(self.world, name, Device(), self.drafters, self._drafts)
+        rounds = self.new_verifier(name or f"verify/{next(self._named)}")
         port = Tampered(rounds)
 
         def lost() -> None:
@@ -244,7 +249,7 @@ class RoundsCell:
 
     def add_drafter(self) -> SimulatedDrafter:
         number = next(self._named)
-        drafter = SimulatedDrafter(self.world, f"draft/{number}", number + 1)
+        drafter = self.new_drafter(f"draft/{number}", number + 1)
         self.drafters.append(drafter)
         for lane in self.lanes:
             lane.drafter_joined(drafter)

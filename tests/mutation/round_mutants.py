@@ -25,20 +25,17 @@ R5 = (
     f"{KEPT}r5_a_deadline_is_fixed_with_its_order",
     f"{KEPT}r5_a_deadline_is_never_shorter_than_its_floor",
 )
-R6 = (
-    f"{KEPT}r6_what_is_drawn_for_whoever_settles_is_reported_before_it_is_released",
-    f"{KEPT}r6_the_youngest_reports_everything_before_it_makes_room",
-)
+R6 = (f"{KEPT}r6_what_is_drawn_for_whoever_settles_is_reported_before_it_is_released",)
 R8 = (
     f"{KEPT}r8_no_round_begins_more_than_the_window_ahead",
     f"{KEPT}r8_a_narrower_window_holds_at_the_next_round",
 )
 R9 = (f"{KEPT}r9_an_epoch_that_was_seen_is_not_admitted_again",)
-R10 = (
-    f"{KEPT}r10_what_the_coordinator_thinks_of_a_drafter_never_stops_orders_to_it",
-    f"{KEPT}r10_a_lost_drafter_changes_nothing_of_what_is_reported",
+R10 = (f"{KEPT}r10_what_the_coordinator_thinks_of_a_drafter_never_stops_orders_to_it",)
+R11 = (
+    f"{L}an_order_carries_the_rows_since_the_last_one_the_anchor_and_the_slots",
+    f"{L}missing_rows_at_a_drafter_empty_the_block_and_are_sent_in_bulk",
 )
-R11 = (f"{KEPT}r11_rows_go_without_a_gap_and_a_gap_empties_the_block",)
 LAW = (f"{X}what_is_reported_follows_the_target_s_law_exactly",)
 PEEKING = (f"{X}a_plan_that_knows_the_block_it_comes_before_does_not_meet_it",)
 TAKEN = (f"{X}whoever_is_taken_away_for_what_its_pass_says_has_it_reported",)

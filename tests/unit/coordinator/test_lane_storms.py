@@ -1,26 +1,29 @@
-"""Arrivals, cancellations, losses, drains and lack of memory at random, around real `RoundLoop`s in
-simulated time.
+"""Arrivals, cancellations, losses, drains, lack of memory, plans and troubled workers at random,
+around real `RoundLoop`s in simulated time.
 
-Whatever happens answers are exact, nothing is left behind, no epoch is given twice, and what was
-shown was written.
+Whatever happens answers are exact, nothing is left behind, no epoch is given twice, what was
+shown was written, and rounds keep their invariants, see `stormy_workers`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any, cast
+from collections import Counter
+from typing import Any, cast, get_args
 
 import pytest
 from fakes import answer_of, read
-from rounds_cell import RoundsCell, ToyPair, virtual
+from rounds_cell import SLOTS, virtual
+from stormy_workers import StormyCell
 
 from coordinator.config import CoordinatorConfig
 from coordinator.lanes.facts import DrafterPort
 from coordinator.lanes.request_state import RequestState
 from dspark.errors import Overloaded, RequestCancelled
 from dspark.rounds.control import Admission
-from dspark.rounds.events import Acknowledged
+from dspark.rounds.events import Acknowledged, Action, How, Release
+from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
 
 POLICIES = ("adaptive", "fixed:2", "fixed:4", "threshold:0.95", "off")
 
@@ -28,7 +31,7 @@ POLICIES = ("adaptive", "fixed:2", "fixed:4", "threshold:0.95", "off")
 class Storm:
     """A cell and a source of trouble."""
 
-    def __init__(self, cell: RoundsCell, seed: int) -> None:
+    def __init__(self, cell: StormyCell, seed: int) -> None:
         self.cell, self.draw = cell, random.Random(f"lane/{seed}")
         self.states: list[tuple[RequestState, list[int]]] = []
         self.cancelled: set[RequestState] = set()
@@ -44,6 +47,7 @@ class Storm:
             self.move,
         ]
         things += [self.lose_drafter, self.add_drafter, self.partition, self.silence, self.leaves]
+        things += [self.plan] * 4 + [self.settle] * 4 + [self.cell.drafters_forget]
         self.draw.choice(things)()
 
     def ask(self) -> None:
@@ -135,21 +139,46 @@ class Storm:
         for lane in self.cell.lanes:
             lane.drafter_leaves(drafter, leaves)
 
+    def plan(self) -> None:
+        """A verifier is told to draw as no planner would have it."""
+        terms = Terms(
+            self.draw.choice(list(PlanKind)),
+            self.draw.randint(0, SLOTS),
+            self.draw.choice([0.0, 0.3, 0.8]),
+            cap=self.draw.choice([NO_CAP, 3, 0]),
+        )
+        some = {
+            state.sequence.number: SequencePlan(drafter=self.draw.choice([0, 1, 2, 77]))
+            for state, _ in self.states
+            if self.draw.random() < 0.3
+        }
+        plan = Plan(terms, self.draw.choice([1, 2]), self.draw.randint(0, 3), 0.001, some)
+        self.draw.choice(self.cell.ports).port.tell([plan])
+
+    def settle(self) -> None:
+        """A verifier lets a sequence go that nobody asked it for."""
+        lane = self.draw.choice(self.cell.lanes)
+        if lane.states:
+            life = self.draw.choice(lane.states).sequence
+            port = self.cell.ports[self.cell.lanes.index(lane)].port
+            port.tell([Release(life.number, life.epoch, How.SETTLE)])
+
     def calm(self) -> None:
+        self.cell.calm = True
         for drafter in self.cell.drafters:
             drafter.silent = False
         if not any(not lane.draining for lane in self.cell.lanes):
             self._add_verifier()
 
 
-@pytest.mark.parametrize("seed", range(30))
-@virtual
-async def test_answers_are_exact_and_nothing_is_left_behind(seed: int) -> None:
-    cell = RoundsCell(
+async def weathered(seed: int) -> StormyCell:
+    """A cell whose storm is over."""
+    cell = StormyCell(
+        seed,
+        (3, 5, 1000)[seed % 3],
         verifiers=2,
         drafters=2,
         pages=120 if seed % 2 else 0,
-        pair=ToyPair(wrong_every=(3, 5, 1000)[seed % 3]),
         config=CoordinatorConfig(
             max_prefills=3,
             window=seed % 3,
@@ -196,3 +225,25 @@ async def test_answers_are_exact_and_nothing_is_left_behind(seed: int) -> None:
         [p.port.held for p in cell.ports],
     )
     assert (cell.admission.running, cell.admission.queued) == (0, 0)
+    return cell
+
+
+@pytest.mark.parametrize("seed", range(30))
+@virtual
+async def test_answers_are_exact_and_nothing_is_left_behind(seed: int) -> None:
+    await weathered(seed)
+
+
+@virtual
+async def test_storms_meet_everything() -> None:
+    met = Counter[str]()
+    for seed in range(3):
+        for verifier in (await weathered(seed)).made:
+            met += verifier.seen + verifier.counts
+    wanted = {kind.__name__ for kind in get_args(Action)} | {
+        "failed",
+        "late block",
+        "block of a sequence that left",
+        "verdict of a dropped sequence",
+    }
+    assert not wanted - set(met), met

@@ -1,4 +1,4 @@
-"""What `RoundLoop` promises of every round, R1 to R11, one by one. `test_round_storms` asserts most
+"""What `RoundLoop` promises of every round, R1 to R11, one by one. `test_lane_storms` asserts most
 of them again."""
 
 from __future__ import annotations
@@ -183,15 +183,6 @@ def test_r6_what_is_drawn_for_whoever_settles_is_reported_before_it_is_released(
     assert {each.sequence for each in rounds(actions)} == {1, 2}
 
 
-def test_r6_the_youngest_reports_everything_before_it_makes_room() -> None:
-    verifier = Verifier(pages=Pages(2 * (PROMPT + 1)))
-    run = only(verifier.prefilled(1, 2, drafter=0), RunPass)
-    actions = verifier.ended(run)
-    assert {each.sequence for each in rounds(actions)} == {1, 2}
-    gone = only(actions, Released)
-    assert (gone.sequence, gone.rounds) == (2, 2)
-
-
 @pytest.mark.parametrize("window", [0, 1, 2, 5])
 @pytest.mark.parametrize("drafter", [0, DRAFTER])
 def test_r8_no_round_begins_more_than_the_window_ahead(window: int, drafter: int) -> None:
@@ -251,41 +242,6 @@ def test_r10_what_the_coordinator_thinks_of_a_drafter_never_stops_orders_to_it()
         verifier.acknowledge(verifier.said)
         order = only(verifier.ended(run, accepted=1), SendOrder)
         assert order.drafter == DRAFTER
-
-
-def test_r10_a_lost_drafter_changes_nothing_of_what_is_reported() -> None:
-    reports = []
-    for lost in (False, True):
-        verifier = Verifier(priced(window=9))
-        actions = verifier.prefilled(1)
-        for place in range(4):
-            if order := of(actions, SendOrder):
-                broken = lost and place == 2
-                actions = (
-                    verifier.tell(DrafterLost(DRAFTER))
-                    if broken
-                    else verifier.blocks(order[0], (0.9,))
-                )
-            actions = verifier.ended(only(actions, RunPass))
-        reports.append([(each.round, each.tokens) for each in rounds(verifier.said)])
-    assert reports[0] == reports[1]
-
-
-def test_r11_rows_go_without_a_gap_and_a_gap_empties_the_block() -> None:
-    verifier = Verifier(priced(window=9))
-    actions = verifier.prefilled(1)
-    expected = PROMPT
-    for accepted in (2, 0, 1):
-        order = only(actions, SendOrder)
-        assert order.rows[0].first_row == expected
-        expected = order.rows[0].committed_len - 1
-        run = only(verifier.blocks(order, (1.0, 1.0)), RunPass)
-        assert run.rows[0].prefix == 2
-        actions = verifier.ended(run, accepted=accepted)
-    order = only(actions, SendOrder)
-    actions = verifier.tell(BlocksCame(order.order, [(1.0, 1.0)], [3]))
-    assert only(actions, SendRows).start == 3
-    assert only(actions, RunPass).rows[0].prefix == 0
 
 
 def test_r11_few_missing_rows_go_with_the_next_order() -> None:
