@@ -136,15 +136,6 @@ def test_ctrl_c_while_the_commands_are_still_being_imported_is_a_sentence(
     assert (main(["status"]), capsys.readouterr().err) == (130, "dspark: interrupted\n")
 
 
-def test_status_explains_a_cluster_whose_processes_are_gone(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    pid = _ended_pid()
-    write_cell(_cell(ray_pid=pid))
-    assert main(["status"]) == 1
-    assert f"is gone (its process {pid} has ended); `dspark down` clears" in capsys.readouterr().err
-
-
 def test_down_without_a_cluster_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["down"]) == 0
     assert "nothing is up" in capsys.readouterr().err

@@ -1,14 +1,7 @@
 """What of a verdict is committed, as far as tokens tell."""
 
-from coordinator.answers.answer import Answer, CommittedTokens, End, Reason, Round
+from coordinator.answers.answer import Answer, End, Reason, Round
 from dspark.types import ScoredToken
-
-
-def test_a_commit_is_logged_before_it_is_passed_on() -> None:
-    answer = Answer([1], max_tokens=3)
-    assert answer.take([5, 6]) == CommittedTokens((5, 6), None)
-    assert answer.ids()[answer.prompt_len :] == (5, 6)
-    assert answer.room == 1
 
 
 def test_the_length_ends_an_answer_inside_a_verdict() -> None:
@@ -16,12 +9,6 @@ def test_the_length_ends_an_answer_inside_a_verdict() -> None:
     piece = answer.take([5, 6, 7, 8], [ScoredToken(-1.0)] * 4, round=Round(7, 5, 3))
     assert (piece.tokens, piece.end, len(piece.logprobs)) == ((5, 6, 7), End(Reason.LENGTH), 3)
     assert answer.length == 3
-
-
-def test_a_stop_token_ends_an_answer_inside_a_verdict() -> None:
-    answer = Answer([1], max_tokens=9, stop_ids=frozenset({6}))
-    piece = answer.take([5, 6, 7])
-    assert (piece.tokens, piece.end) == ((5, 6), End(Reason.STOP, token_id=6))
 
 
 def test_pieces_name_their_answer() -> None:

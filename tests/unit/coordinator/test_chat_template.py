@@ -1,5 +1,5 @@
-"""Chat templates render as transformers renders them, and nothing in them reaches outside the
-sandbox."""
+"""Chat templates are found where checkpoints keep them, and nothing in them reaches outside the
+sandbox. `test_template_families` holds what they render."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from coordinator.http.template import ChatTemplate, find_template
 from coordinator.reception.tokenizer import find_file, find_tokenizer
@@ -19,65 +18,11 @@ from dspark.errors import ConfigError, InvalidRequest
 from dspark.token_bytes import CONFIG, special_tokens
 
 TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
-# As published models write theirs, shortened.
-CHATML = """{%- if messages[0].role == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if loop.first and message.role == 'system' %}{%- continue %}{%- endif %}
-    {%- if message.role == 'assistant' %}
-        {%- set content = message.content.split('</think>')[-1].lstrip('\\n') %}
-        {{- '<|im_start|>assistant\\n' }}
-        {%- generation %}{{- content + '<|im_end|>\\n' }}{% endgeneration %}
-    {%- else %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\\n\\n</think>\\n\\n' }}
-    {%- endif %}
-{%- endif %}
-"""
-
 USER = {"role": "user", "content": "Grüße <b> & 'quotes'\n"}
-TALK = [
-    USER,
-    {"role": "assistant", "content": "<think>x</think>\nHi"},
-    {"role": "user", "content": " and? "},
-]
-SYSTEM = {"role": "system", "content": "Be brief."}
-
-
-@pytest.mark.parametrize(
-    ("source", "messages", "arguments"),
-    [
-        (CHATML, [USER], {}),
-        (CHATML, [SYSTEM, *TALK], {}),
-        (CHATML, TALK, {"enable_thinking": False}),
-        (CHATML, TALK, {"enable_thinking": True}),
-    ],
-)
-@pytest.mark.parametrize("begin", [True, False])
-def test_it_renders_as_transformers_does(
-    source: str, messages: list[dict[str, Any]], arguments: dict[str, Any], begin: bool
-) -> None:
-    ours = ChatTemplate(source, {"bos_token": "<bos>"}).render(
-        messages, arguments, add_generation_prompt=begin
-    )
-    (theirs,), _ = render_jinja_template(
-        conversations=[messages],
-        chat_template=source,
-        add_generation_prompt=begin,
-        bos_token="<bos>",
-        **arguments,
-    )
-    assert ours == theirs
 
 
 def test_it_knows_its_arguments_and_refuses_others() -> None:
-    template = ChatTemplate(CHATML)
+    template = ChatTemplate("{{ bos_token }}{{ messages }}{{ enable_thinking }}")
     assert "enable_thinking" in template.arguments
     with pytest.raises(
         InvalidRequest, match=r"chat_template_kwargs\.thinking: .* it has .*enable_thinking"

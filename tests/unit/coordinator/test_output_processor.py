@@ -155,13 +155,6 @@ def test_a_stop_token_is_not_part_of_the_text() -> None:
     assert len(told.tokens) == 3
 
 
-def test_special_tokens_are_left_out_of_the_text() -> None:
-    told = Told()
-    for token in (*TOKENIZER.encode("a"), END, *TOKENIZER.encode("b")):
-        told.commit((token,))
-    assert told.text == "ab"
-
-
 def test_a_special_token_that_is_a_stop_string_ends_the_answer_though_it_has_no_text() -> None:
     ids = (*TOKENIZER.encode("xST"), END, *TOKENIZER.encode("b"))
     for size in range(1, 6):

@@ -122,6 +122,17 @@ def test_text_and_ids_are_the_library_s(name: str, talk: str, begin: bool) -> No
     assert list(ours().encode(wanted, add_special=False)) == list(ids)
 
 
+@pytest.mark.parametrize("thinks", [True, False])
+@pytest.mark.parametrize("name", ["glm", "qwen", "thinking"])
+def test_a_template_s_own_arguments_reach_it(name: str, thinks: bool) -> None:
+    wanted = library(FAMILIES[name]).apply_chat_template(
+        [USER], tokenize=False, add_generation_prompt=True, enable_thinking=thinks
+    )
+    template = ChatTemplate(FAMILIES[name], TOKENS)
+    said = template.render([USER], {"enable_thinking": thinks}, add_generation_prompt=True)
+    assert said == wanted
+
+
 def test_a_role_a_template_leaves_out_is_refused_by_name() -> None:
     for name in ("phi_3", "zephyr", "llama_2", "gemma"):
         with pytest.raises(Unsupported, match=r"^messages\[1\]\.role: .*'tool'"):

@@ -9,42 +9,10 @@ from deploy.topology import ProcessRole, desired, resized
 from dspark.errors import ConfigError
 
 
-def test_a_cell_is_one_coordinator_and_two_pools_of_their_own_size() -> None:
-    topology = desired(ClusterConfig(target="t", drafter="d", verifiers=2, drafters=3), {})
-    assert [replica.name for replica in topology.replicas] == [
-        "coordinator/0",
-        "verify/0",
-        "verify/1",
-        "draft/0",
-        "draft/1",
-        "draft/2",
-    ]
-    assert topology.coordinator.name == "coordinator/0"
-
-
-def test_each_replica_carries_the_settings_of_its_room() -> None:
-    config = ClusterConfig(target="t", drafter="d", verifier_selector="zone=a")
-    topology = desired(
-        config, {ProcessRole.VERIFY: {"target": "t"}, ProcessRole.DRAFT: {"drafter": "d"}}
-    )
-    verify, draft = topology.named("verify/0"), topology.named("draft/0")
-    assert verify is not None
-    assert draft is not None
-    assert (verify.settings, verify.selector) == ({"target": "t"}, {"zone": "a"})
-    assert (draft.settings, draft.selector) == ({"drafter": "d"}, {})
-
-
 def test_front_ends_come_last_and_stay_when_pools_are_resized() -> None:
     topology = desired(ClusterConfig(target="t", drafter="d", frontends=2), {})
     assert [replica.name for replica in topology.replicas][-2:] == ["frontend/0", "frontend/1"]
     assert resized(topology, 2, 0).sizes[ProcessRole.FRONTEND] == 2
-
-
-def test_a_cell_without_drafters_is_plain_decoding() -> None:
-    assert desired(ClusterConfig(target="t", drafter="d", drafters=0), {}).names == {
-        "coordinator/0",
-        "verify/0",
-    }
 
 
 def test_resizing_keeps_names_and_drops_the_highest_numbers() -> None:

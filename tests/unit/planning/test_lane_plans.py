@@ -20,7 +20,7 @@ from coordinator.planning.options import (
     Others,
     PlannedLane,
 )
-from coordinator.planning.planner import Applied, Planner, _grid, _labels
+from coordinator.planning.planner import Applied, Planner, _labels
 from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import Plan, PlanKind, Terms
@@ -133,20 +133,6 @@ def test_a_drafter_out_of_reach_that_drafts_on_costs_what_it_did() -> None:
     assert made._planner.cost.draft_s(2.0, 7) == pytest.approx(before, rel=0.2)
 
 
-@pytest.mark.parametrize(("bypass", "slots"), [(True, 0), (False, 1)])
-def test_a_lane_goes_without_drafts_that_do_not_pay_unless_it_must_not(
-    bypass: bool, slots: int
-) -> None:
-    dear = CostCurve(SIZES, [128], [0.001 * size for size in SIZES])
-    made = plans("adaptive", "adaptive", curve=dear, bypass=bypass)
-    for _ in range(200):
-        made.replan()
-        told(made)
-        made.learn(report(made, accepted=0))
-    made.replan()
-    assert made.mode[0] == 0 if slots == 0 else made.mode[0] >= slots
-
-
 def test_what_others_bring_along_is_in_the_plan_of_adaptive_ones() -> None:
     def planned(others: Others) -> tuple[float, int]:
         planner = planner_of(GPU, explore=0.0)
@@ -217,12 +203,6 @@ def test_chances_are_read_by_row_and_slot_and_left_out_where_they_do_not_fit() -
     assert np.isnan(grid[0, 2:]).all()
     assert _labels(said, rows[:1], 7) is None, "somebody was left out"
     assert _labels(said._replace(labels=told[:4]), rows, 7) is None
-
-
-def test_blocks_of_several_lengths_are_padded_with_nothing() -> None:
-    assert np.isnan(_grid([(0.5,), ()])).tolist() == [[False], [True]]
-    assert _grid([(), ()]).shape == (2, 0)
-    assert _grid([(0.5, 0.25), (0.75, 1.0)]).tolist() == [[0.5, 0.25], [0.75, 1.0]]
 
 
 def test_plans_that_say_the_same_need_not_be_told() -> None:
