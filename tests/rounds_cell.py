@@ -175,7 +175,7 @@ class Tampered:
 
 
 class RoundsCell:
-    """Make it inside a virtual loop, see `story`."""
+    """Make it inside a virtual loop, see `virtual`."""
 
     def __init__(
         self,
@@ -359,12 +359,3 @@ async def _without_noise(work: Coroutine[Any, Any, T]) -> T:
     told = await work
     assert not wrong, wrong
     return told
-
-
-def story(tell: Callable[[RoundsCell], Coroutine[Any, Any, T]], **settings: Any) -> T:
-    """What it returns, run in simulated time. `settings` are those of `RoundsCell`."""
-
-    async def main() -> T:
-        return await tell(RoundsCell(**settings))
-
-    return run_virtual(_without_noise(main()))

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
@@ -83,14 +82,12 @@ def test_a_wrong_command_line_is_exit_code_2(
     assert "usage: dspark" in capsys.readouterr().err
 
 
-def test_help_is_exit_code_0_and_quick() -> None:
-    began = time.monotonic()
+def test_help_is_exit_code_0() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "dspark.cli.main", "--help"], capture_output=True, text=True
     )
     assert result.returncode == 0
     assert "exit codes: 0 done, 1 failed, 2 wrong command line" in result.stdout
-    assert time.monotonic() - began < 5, "half a second where nothing else runs"
 
 
 def test_help_names_kinds_of_values_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from dspark.cli import conformance_decode
 from dspark.cli.conformance import run
 from dspark.errors import CheckpointError
 
@@ -132,18 +131,20 @@ def test_one_altered_number_in_a_case_fails_it(
 
 
 @pytest.mark.parametrize(
-    "name", ["fc.weight", "lm_head.weight", "embed_tokens.weight", "norm.weight"]
+    ("where", "name"),
+    [
+        (DRAFTER, "fc.weight"),
+        (DRAFTER, "lm_head.weight"),
+        (DRAFTER, "embed_tokens.weight"),
+        (DRAFTER, "norm.weight"),
+        ("target_qwen3", "model.layers.0.mlp.up_proj.weight"),
+        ("target_qwen3", "lm_head.weight"),
+        ("target_qwen3", "model.embed_tokens.weight"),
+        ("target_qwen3", "model.layers.1.input_layernorm.weight"),
+    ],
 )
-@pytest.mark.parametrize("where", [DRAFTER, "target_qwen3"])
-def test_one_altered_weight_fails(folder: Path, name: str, where: str) -> None:
+def test_one_altered_weight_fails(folder: Path, where: str, name: str) -> None:
     _keep_only(folder, "block_cases.safetensors")
-    if where == "target_qwen3":
-        name = {
-            "fc.weight": "model.layers.0.mlp.up_proj.weight",
-            "lm_head.weight": "lm_head.weight",
-            "embed_tokens.weight": "model.embed_tokens.weight",
-            "norm.weight": "model.layers.1.input_layernorm.weight",
-        }[name]
     _alter(folder / where / "model.safetensors", _nudge(name))
     assert run(folder) == 1
 
@@ -224,17 +225,6 @@ def test_every_family_passes_and_notices_one_altered_id(
     cases: list[dict[str, Any]] = json.loads(path.read_text())[-1:]
     cases[0]["output_ids"][-1] ^= 1
     path.write_text(json.dumps(cases))
-    assert run(tmp_path) == 1
-
-
-@pytest.mark.parametrize("name", ["eagle3", "dspark_gemma4"])
-@pytest.mark.parametrize("tensor", ["layers.0.self_attn.k_norm.weight", "embed_tokens.weight"])
-def test_every_family_notices_one_altered_weight(
-    name: str, tensor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conformance_decode, "RECORDED", {})  # by what it does to the runs
-    _bring(name, tmp_path)
-    _alter(tmp_path / name / "model.safetensors", _nudge(tensor))
     assert run(tmp_path) == 1
 
 

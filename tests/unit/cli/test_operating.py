@@ -137,13 +137,8 @@ def test_logs_are_those_of_the_replica_whichever_process_it_was(tmp_path: Path) 
     ],
 )
 def test_logs_of_what_is_not_there_say_what_is(
-    words: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
     write_cell(Cell("h:1", "c", "", "h:2", 1, str(tmp_path), "t", "d"))
     logs = tmp_path / "ray" / "session_latest" / "logs" / "worker-a.err"
     _write(logs, _line(1, "verify/0", "a"), _line(2, "draft/0", "b"))
@@ -317,12 +312,7 @@ def test_a_port_that_is_taken_is_told() -> None:
     assert "sport" in found.said
 
 
-def test_a_state_file_of_a_dead_cluster_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dspark.client.cell import Cell, write_cell
-
-    monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "home"))
+def test_a_state_file_of_a_dead_cluster_is_told() -> None:
     (clean,) = cluster.state()
     assert clean.level is Level.OK
     write_cell(Cell("127.0.0.1:1", "x", "", "127.0.0.1:2", 2**22 - 1, "/tmp/none", "t", "d"))

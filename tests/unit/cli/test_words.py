@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +15,20 @@ from dspark.cli import main as cli
 from dspark.cli.options import shown
 
 ROOT = Path(__file__).parents[3]
+MAIN = ("-m", "dspark.cli.main")
+
+
+def _python(*words: Any, **how: Any) -> subprocess.CompletedProcess[bytes]:
+    """Runs it with an environment of its own, that takes nobody's buffer away."""
+    how = {"env": {"PYTHONPATH": str(ROOT)}, "stderr": subprocess.PIPE, "timeout": 100, **how}
+    return subprocess.run([sys.executable, *words], **how)
 
 
 @pytest.mark.parametrize(
     "words", [[b"caf\xe9"], [b"coffee", b"--stop", b"caf\xe9"], [b"coffee", b"--label", b"caf\xe9"]]
 )
 def test_a_word_in_latin_1_is_a_sentence(words: list[bytes]) -> None:
-    command = [sys.executable, "-m", "dspark.cli.main", "generate", "--endpoint", "127.0.0.1:1"]
-    done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, timeout=100)
+    done = _python(*MAIN, "generate", "--endpoint", "127.0.0.1:1", *words)
     name = {b"--stop": "stop", b"--label": "label"}.get(
         words[-2] if len(words) > 1 else b"", "prompt"
     )
@@ -44,10 +51,8 @@ def test_utf_8_is_read_as_it_was_typed_in_any_locale() -> None:
     typed = "café".encode()
     for locale in ({"LC_ALL": "C.UTF-8"}, plain):
         for prompt in ([typed], ["--prompt-file", "-"]):
-            done = subprocess.run(
-                [sys.executable, "-c", program, typed, *prompt], input=typed,
-                env={"PYTHONPATH": str(ROOT)} | locale, capture_output=True, timeout=100,
-            )  # fmt: skip
+            environment = {"PYTHONPATH": str(ROOT)} | locale
+            done = _python("-c", program, typed, *prompt, input=typed, env=environment)
             assert done.stderr == b"('caf\\xe9', 'caf\\xe9')\n"
 
 
@@ -64,10 +69,7 @@ def test_a_process_that_cannot_say_where_it_serves_serves(stdout: str, tmp_path:
         target = reader.stdin
     else:
         target = open(stdout, "wb")  # noqa: SIM115
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, stdout=target,
-        stderr=subprocess.PIPE, timeout=100,
-    )  # fmt: skip
+    done = _python("-c", program, cwd=tmp_path, stdout=target)
     if target is not None:
         target.close()
     assert done.returncode == 0, done.stderr
@@ -94,10 +96,7 @@ def test_closed_streams_are_open_on_nothing(closed: str, tmp_path: Path) -> None
 
 def test_a_full_disk_is_a_sentence() -> None:
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "dspark.cli.main", "doctor"], cwd=ROOT, stdout=full,
-            stderr=subprocess.PIPE, timeout=100,
-        )  # fmt: skip
+        done = _python(*MAIN, "doctor", cwd=ROOT, stdout=full)
     assert done.returncode == 1
     assert b"No space left on device" in done.stderr
     assert b"internal error" not in done.stderr
@@ -118,10 +117,7 @@ def test_a_reader_that_leaves_is_no_failure() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     for words in (["--help"], ["--version"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "dspark.cli.main", *words],
-            stdout=writer, stderr=subprocess.PIPE, timeout=100,
-        )  # fmt: skip
+        done = _python(*MAIN, *words, stdout=writer)
         assert (done.returncode, done.stderr) == (0, b"")
     os.close(writer)
 
@@ -133,10 +129,7 @@ def test_a_command_ends_with_its_own_code_whoever_reads_it_on() -> None:
     )
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
-        [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, timeout=100,
-        env={"PYTHONPATH": str(ROOT)},  # nothing that takes its buffer away
-    )  # fmt: skip
+    done = _python("-c", program, stdout=writer)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, b"")
 

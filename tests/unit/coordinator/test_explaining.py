@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import answer_of
-from rounds_cell import RoundsCell, ToyPair, story, virtual
+from rounds_cell import RoundsCell, ToyPair, virtual
 
 from coordinator import live
 from coordinator.lanes.drafter_assignment import REASONS
@@ -17,20 +18,19 @@ from coordinator.watching.watch import RoundPart
 from dspark.wire.v1 import control_pb2 as wire
 
 
-def explained(policy: str, max_tokens: int = 40, **settings: object) -> list[RoundPart]:
-    async def tell(cell: RoundsCell) -> list[RoundPart]:
-        with cell.explain.request("r1") as watch:
-            state = cell.ask(max_tokens=max_tokens, policy=policy)
-            cell.ask((8, 9), max_tokens=max_tokens, policy=policy)
-            await cell.finish(state)
-            return watch.taken()
-
-    return story(tell, **settings)
+async def explained(policy: str, **settings: Any) -> list[RoundPart]:
+    cell = RoundsCell(**settings)
+    with cell.explain.request("r1") as watch:
+        state = cell.ask(max_tokens=40, policy=policy)
+        cell.ask((8, 9), max_tokens=40, policy=policy)
+        await cell.finish(state)
+        return watch.taken()
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "fixed:2", "threshold:0.95", "off"])
-def test_the_tokens_that_are_told_are_the_answer(policy: str) -> None:
-    found = [told(part) for part in explained(policy)]
+@virtual
+async def test_the_tokens_that_are_told_are_the_answer(policy: str) -> None:
+    found = [told(part) for part in await explained(policy)]
     whole = answer_of((5, 6), 40)
     assert [token for each in found for token in each.token_ids] == whole[1:], (
         "the first is the prefill's"
@@ -58,21 +58,23 @@ def test_the_live_page_has_a_sentence_for_every_reason() -> None:
     assert sentences == {*REASONS.values(), "policy_off", "distrusted", "left_out"}
 
 
-def test_what_ended_a_prefix_is_told() -> None:
+@virtual
+async def test_what_ended_a_prefix_is_told() -> None:
     whys = {
-        policy: {told(part).why for part in explained(policy)}
+        policy: {told(part).why for part in await explained(policy)}
         for policy in ("fixed:2", "threshold:0.95", "off")
     }
     assert wire.PREFIX_END_FIXED in whys["fixed:2"]
     assert wire.PREFIX_END_THRESHOLD in whys["threshold:0.95"]
     assert whys["off"] == {wire.PREFIX_END_NO_DRAFT}
-    origins = {origin for part in explained("fixed:4") for origin in told(part).origins}
+    origins = {origin for part in await explained("fixed:4") for origin in told(part).origins}
     of_blocks = {wire.ORIGIN_DRAFTED, wire.ORIGIN_CORRECTED, wire.ORIGIN_BONUS}
     assert origins == of_blocks | {wire.ORIGIN_PLAIN}
 
 
-def test_gains_are_what_the_verifier_compared_with_the_price() -> None:
-    parts = explained("adaptive", pair=ToyPair(wrong_every=1000))
+@virtual
+async def test_gains_are_what_the_verifier_compared_with_the_price() -> None:
+    parts = await explained("adaptive", pair=ToyPair(wrong_every=1000))
     priced = [part for part in parts if price(part.round) is not None and told(part).slots]
     assert priced
     for part in priced:

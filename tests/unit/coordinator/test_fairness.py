@@ -14,7 +14,7 @@ from rounds_cell import RoundsCell, virtual
 from coordinator.config import CoordinatorConfig
 from coordinator.lanes.request_state import RequestState
 from coordinator.queue.scheduler import LEAST_HINT_S
-from coordinator.queue.waiting_queue import ANSWER, MOST_TENANTS, PROMPT, TenantShares
+from coordinator.queue.waiting_queue import ANSWER, MOST_TENANTS, PROMPT
 from coordinator.requests.request import Request
 from dspark.errors import Overloaded
 from dspark.rounds.policy import parse_policy
@@ -174,13 +174,6 @@ async def test_what_another_answer_of_the_request_began_is_not_given_up() -> Non
     cell.port.let_go()
     await cell.finish(*states)
     assert cell.metrics.value("requests_total", outcome="length") == 4
-
-
-def test_remembered_tenants_are_bounded() -> None:
-    shares = TenantShares()
-    for number in range(2 * MOST_TENANTS):
-        shares.arrives(f"t{number}", (), ())
-    assert len(shares._settled) <= MOST_TENANTS + 1
 
 
 @virtual

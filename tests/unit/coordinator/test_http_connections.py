@@ -213,26 +213,18 @@ async def test_a_request_that_runs_is_no_quiet_connection(
     writer.close()
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("how", ["close", "half", "with more asked than is answered"])
 async def test_a_client_that_closes_has_left(
-    server: HttpServer, address: tuple[str, int], application: Application, half: bool
+    server: HttpServer, address: tuple[str, int], application: Application, how: str
 ) -> None:
     _, writer = await _ask(address, b"/gone")
     await until(lambda: application.running == 1)
-    writer.write_eof() if half else writer.close()
+    if how.startswith("with more"):
+        writer.write(GET % b"/gone")
+        await writer.drain()
+    writer.write_eof() if how == "half" else writer.close()
     await until(lambda: not (application.running or server._server.server_state.connections))
     writer.close()
-
-
-async def test_who_leaves_with_more_asked_than_is_answered_has_left(
-    server: HttpServer, address: tuple[str, int], application: Application
-) -> None:
-    _, writer = await _ask(address, b"/gone")
-    await until(lambda: application.running == 1)
-    writer.write(GET % b"/gone")
-    await writer.drain()
-    writer.close()
-    await until(lambda: not (application.running or server._server.server_state.connections))
 
 
 async def test_a_request_that_is_cut_short_is_none(

@@ -10,10 +10,7 @@ from rounds_cell import RoundsCell, virtual
 from coordinator.config import CoordinatorConfig
 from coordinator.lanes.members import Members
 from coordinator.queue.waiting_queue import WaitingQueue
-from coordinator.requests.request import Request
 from coordinator.simulation.world import KVShape
-from dspark.rounds.policy import parse_policy
-from dspark.types import SamplingParams
 
 
 @virtual
@@ -75,17 +72,6 @@ async def test_who_waits_for_the_large_verifier_leaves_the_small_one_to_others()
 
 
 @virtual
-async def test_a_drafter_without_room_costs_drafts_and_nothing_else() -> None:
-    cell = RoundsCell()
-    cell.drafters[0].room = 0
-    states = [cell.ask((seed, 7), max_tokens=12) for seed in range(3)]
-    await cell.answered(*states)
-    assert cell.metrics.value("empty_blocks_total", reason="no_drafter") > 0
-    assert sum(state.stats.drafted for state in states) == 0
-    assert cell.metrics.value("num_preemptions_total") == 0
-
-
-@virtual
 async def test_a_drafter_with_room_for_some_drafts_for_as_many() -> None:
     cell = RoundsCell(config=CoordinatorConfig(bypass=False))
     cell.drafters[0].room = 3
@@ -106,20 +92,4 @@ async def test_a_drafter_with_room_for_some_drafts_for_as_many() -> None:
     cell.admission.abort(first.request.id)
     await cell.until(lambda: drafting() < 3)
     await cell.until(lambda: drafting() == 3, within_s=20.0)
-    cell.admission.cut_all()
-
-
-@virtual
-async def test_answers_of_a_request_enter_together_behind_its_first_prompt() -> None:
-    cell = RoundsCell()
-    cell.port.hold()
-    sampling, policy = SamplingParams(temperature=0.0), parse_policy("off")
-    states = cell.submit(Request("four", (5, 6), sampling, 8, policy, choices=4))
-    members = Members(cell.lane.facts, 8)
-    for state in states:
-        members.add(state)
-    (first,) = members.next()
-    assert members.next() == []
-    members.joined(first)
-    assert len(members.next()) == 3
     cell.admission.cut_all()

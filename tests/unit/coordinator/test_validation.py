@@ -101,6 +101,7 @@ def beside(**fields: Any) -> g.GenerateRequest:
         (P + "stop_token_ids", ask(stop_token_ids=list(range(65)))),
         (P + "stop_token_ids", ask(stop_token_ids=[100])),
         ("speculation.policy", beside(speculation=g.SpeculationParams(policy="fastest"))),
+        ("speculation.rule", beside(speculation=g.SpeculationParams(rule=9))),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_malformed_is_refused_by_field_name(field: str, message: g.GenerateRequest) -> None:
@@ -248,7 +249,9 @@ def under(rule: int, **params: object) -> g.GenerateRequest:
 @pytest.mark.parametrize("rule", list(Rule))
 def test_a_named_rule_wins_with_a_seed_or_without(rule: Rule) -> None:
     assert read(under(rule)).params.rule is rule
-    assert read(under(rule, seed=5)).params == SamplingParams(seed=5, rule=rule, prompt_len=2)
+    seeded = read(under(rule, seed=5))
+    assert seeded.params == SamplingParams(seed=5, rule=rule, prompt_len=2)
+    assert seeded.policy == LIMITS.policy
 
 
 def test_a_seed_alone_asks_for_the_coupled_rule_and_nothing_for_the_deployment_s() -> None:
@@ -267,17 +270,6 @@ def test_a_prompt_may_be_scored_alone_and_within_bounds() -> None:
     message.resume.offsets.append(0)
     with pytest.raises(InvalidRequest, match="not beside prompt_logprobs"):
         read_resume(message, 1)
-
-
-def test_a_seed_does_not_change_the_policy() -> None:
-    for rule in (0, *Rule):
-        assert read(under(rule, seed=5)).policy == LIMITS.policy
-
-
-def test_a_number_that_names_no_rule_is_refused() -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        read(under(9))
-    assert refused.value.field == "speculation.rule"
 
 
 @pytest.mark.parametrize(

@@ -50,11 +50,14 @@ OF_ALL = {"model_name", "cell"}  # on every sample
 LABELS = _own_labels() | {"up": set()}  # Prometheus' own, of each target
 
 
+(GROUP,) = yaml.safe_load((DEPLOY / "observability" / "alerts.yml").read_text())["groups"]
+ALERTS = GROUP["rules"]
+
+
 def _queries() -> Iterator[str]:
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         yield from (target["expr"] for target in panel.get("targets", ()))
-    for group in yaml.safe_load((DEPLOY / "observability" / "alerts.yml").read_text())["groups"]:
-        yield from (rule["expr"] for rule in group["rules"])
+    yield from (rule["expr"] for rule in ALERTS)
     table = (
         (ROOT / "docs" / "observability.md")
         .read_text()
@@ -105,16 +108,23 @@ def test_a_query_that_could_never_match_is_noticed(query: str) -> None:
 
 def test_an_alert_is_about_one_cell() -> None:
     """One Prometheus may watch several: a cell in order must not hide another's trouble."""
-    (group,) = yaml.safe_load((DEPLOY / "observability" / "alerts.yml").read_text())["groups"]
-    for rule in group["rules"]:
+    for rule in ALERTS:
         labels = _labels_of(_parse(rule["expr"])) or set()
         assert labels & {"cell", "instance"}, rule["alert"]
 
 
-def test_a_coordinator_that_is_gone_is_an_alert() -> None:
-    """All other alerts go by what coordinators tell."""
-    (group,) = yaml.safe_load((DEPLOY / "observability" / "alerts.yml").read_text())["groups"]
-    assert any('absent(up{role="coordinator"})' in rule["expr"] for rule in group["rules"])
+@pytest.mark.parametrize("trouble", ['absent(up{role="coordinator"})', "dspark_journal_failed"])
+def test_what_no_other_alert_shows_is_one(trouble: str) -> None:
+    """The others go by what coordinators that serve tell."""
+    assert any(trouble in rule["expr"] for rule in ALERTS)
+
+
+def test_every_alert_names_a_section_of_the_operations_page() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    headings = {line.lstrip("#").strip() for line in page.splitlines() if line.startswith("#")}
+    for rule in ALERTS:
+        section = rule["annotations"]["summary"].rpartition(", ")[2]
+        assert section in headings, section
 
 
 def test_labels_of_a_target_hide_none_of_a_metric() -> None:
@@ -135,6 +145,13 @@ def test_labels_of_a_target_hide_none_of_a_metric() -> None:
 
 def _parse(query: str) -> Any:
     return pytest.importorskip("promql_parser").parse(query.replace("$__rate_interval", "5m"))
+
+
+def test_panels_of_the_dashboard_have_ids_and_places_of_their_own() -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels]
+    assert len(set(taken)) == len(taken)
 
 
 def test_panels_are_of_the_chosen_source_cell_and_replica() -> None:

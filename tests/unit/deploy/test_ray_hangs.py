@@ -27,7 +27,6 @@ def test_down_asks_ray_from_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray ends the process of a driver whose node it cannot reach; what is left has to end."""
-    monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
     monkeypatch.setattr(down, "under_way", lambda cell: "1 requests")
     here: list[str] = []
     monkeypatch.setattr(down, "close_remote", lambda cell, *_: here.append(cell.cell_id))

@@ -205,13 +205,6 @@ def test_chances_are_read_by_row_and_slot_and_left_out_where_they_do_not_fit() -
     assert _labels(said._replace(labels=told[:4]), rows, 7) is None
 
 
-def test_plans_that_say_the_same_need_not_be_told() -> None:
-    one = Plan(Terms(PlanKind.FIXED, 3), 1, 2, 0.010)
-    assert not differs(one, Plan(Terms(PlanKind.FIXED, 3), 1, 2, 0.011))
-    assert differs(one, Plan(Terms(PlanKind.FIXED, 3), 1, 2, 0.020))
-    assert differs(one, Plan(Terms(PlanKind.FIXED, 2), 1, 2, 0.010))
-
-
 def test_a_plan_that_is_not_told_is_not_what_the_next_one_is_compared_with() -> None:
     made = plans("fixed:5", "fixed:5")
     first = made.compose({})

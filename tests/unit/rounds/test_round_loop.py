@@ -261,14 +261,6 @@ def test_rows_of_a_late_order_are_sent_again_once_its_drafter_replied() -> None:
 # Orders.
 
 
-def test_a_block_makes_a_sequence_ready_and_its_cohort_runs() -> None:
-    verifier = Verifier(priced(0.5))
-    order = only(verifier.prefilled(1, 2), SendOrder)
-    run = only(verifier.blocks(order, (0.9, 0.8, 0.1), (0.4, 0.9, 0.9)), RunPass)
-    assert [row.prefix for row in run.rows] == [2, 0]
-    assert [row.order for row in run.rows] == [order.order, order.order]
-
-
 def test_a_block_is_clamped_to_the_slots_of_its_order() -> None:
     verifier = Verifier(priced(slots=2))
     order = only(verifier.prefilled(1), SendOrder)
