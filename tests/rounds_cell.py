@@ -356,6 +356,7 @@ async def _without_noise(work: Coroutine[Any, Any, T]) -> T:
     """Nothing goes wrong where nobody waits for it."""
     wrong: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
-    told = await work
-    assert not wrong, wrong
-    return told
+    try:
+        return await work
+    finally:
+        assert not wrong, wrong

@@ -25,7 +25,10 @@ R5 = (
     f"{KEPT}r5_a_deadline_is_fixed_with_its_order",
     f"{KEPT}r5_a_deadline_is_never_shorter_than_its_floor",
 )
-R6 = (f"{KEPT}r6_what_is_drawn_for_whoever_settles_is_reported_before_it_is_released",)
+R6 = (
+    f"{KEPT}r6_what_is_drawn_for_whoever_settles_is_reported_before_it_is_released",
+    f"{KEPT}r6_the_youngest_reports_everything_before_it_makes_room",
+)
 R8 = (
     f"{KEPT}r8_no_round_begins_more_than_the_window_ahead",
     f"{KEPT}r8_a_narrower_window_holds_at_the_next_round",

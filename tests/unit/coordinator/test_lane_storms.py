@@ -22,7 +22,7 @@ from coordinator.lanes.facts import DrafterPort
 from coordinator.lanes.request_state import RequestState
 from dspark.errors import Overloaded, RequestCancelled
 from dspark.rounds.control import Admission
-from dspark.rounds.events import Acknowledged, Action, How, Release
+from dspark.rounds.events import Acknowledged, Action, How, Keep, Release
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
 
 POLICIES = ("adaptive", "fixed:2", "fixed:4", "threshold:0.95", "off")
@@ -47,7 +47,7 @@ class Storm:
             self.move,
         ]
         things += [self.lose_drafter, self.add_drafter, self.partition, self.silence, self.leaves]
-        things += [self.plan] * 4 + [self.settle] * 4 + [self.cell.drafters_forget]
+        things += [self.plan] * 4 + [self.settle] * 4 + [self.keep, self.cell.drafters_forget]
         self.draw.choice(things)()
 
     def ask(self) -> None:
@@ -162,6 +162,12 @@ class Storm:
             life = self.draw.choice(lane.states).sequence
             port = self.cell.ports[self.cell.lanes.index(lane)].port
             port.tell([Release(life.number, life.epoch, How.SETTLE)])
+
+    def keep(self) -> None:
+        """Verifiers are told who is wanted."""
+        for lane, port in zip(self.cell.lanes, self.cell.ports, strict=True):
+            lives = [state.sequence for state in lane.states]
+            port.port.tell([Keep(frozenset((each.number, each.epoch) for each in lives))])
 
     def calm(self) -> None:
         self.cell.calm = True

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from verifier import DRAFTER, OTHER, PROMPT, Pages, Verifier, of, only, priced, rounds
+from verifier import DRAFTER, OTHER, PROMPT, Verifier, of, only, priced, rounds
 
 from dspark.rounds.events import (
     Acknowledged,
@@ -116,7 +116,7 @@ def test_r3_a_cap_leaves_what_ranks_first_earlier_slots_before_later_ones() -> N
 
 
 def test_r3_pages_are_asked_for_oldest_first_and_cut_the_prefixes_of_the_others() -> None:
-    verifier = Verifier(pages=Pages(3 * (PROMPT + 1) + 4))
+    verifier = Verifier(pages=3 * (PROMPT + 1) + 4)
     order = only(verifier.prefilled(1, 2, 3), SendOrder)
     run = only(verifier.blocks(order, *[(1.0, 1.0, 1.0)] * 3), RunPass)
     assert run.rows[0].prefix == 3
@@ -128,7 +128,7 @@ def test_r3_pages_are_asked_for_oldest_first_and_cut_the_prefixes_of_the_others(
 
 @pytest.mark.parametrize("again", [True, False])
 def test_r4_an_anchor_is_ordered_once(again: bool) -> None:
-    verifier = Verifier(priced(cohorts=2), Pages(2 * (PROMPT + 1)))
+    verifier = Verifier(priced(cohorts=2), 2 * (PROMPT + 1))
     verifier.prefilled(3, drafter=0)
     (third,) = of(verifier.said, RunPass)
     verifier.pages.total -= 1
@@ -173,7 +173,7 @@ def test_r5_a_deadline_is_never_shorter_than_its_floor() -> None:
 
 
 def test_r6_what_is_drawn_for_whoever_settles_is_reported_before_it_is_released() -> None:
-    verifier = Verifier(pages=Pages(2 * (PROMPT + 1)))
+    verifier = Verifier(pages=2 * (PROMPT + 1))
     run = only(verifier.prefilled(1, 2, drafter=0), RunPass)
     assert not of(verifier.tell(Release(1, 0, How.SETTLE)), Released)
     actions = verifier.ended(run)  # the other one finds no page afterwards
@@ -181,6 +181,15 @@ def test_r6_what_is_drawn_for_whoever_settles_is_reported_before_it_is_released(
     assert kinds == [Report, Released]
     assert only(actions, Released) == Released(1, 0, 2)
     assert {each.sequence for each in rounds(actions)} == {1, 2}
+
+
+def test_r6_the_youngest_reports_everything_before_it_makes_room() -> None:
+    verifier = Verifier(pages=2 * (PROMPT + 1))
+    run = only(verifier.prefilled(1, 2, drafter=0), RunPass)
+    actions = verifier.ended(run)
+    assert {each.sequence for each in rounds(actions)} == {1, 2}
+    gone = only(actions, Released)
+    assert (gone.sequence, gone.rounds) == (2, 2)
 
 
 @pytest.mark.parametrize("window", [0, 1, 2, 5])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from verifier import DRAFTER, OTHER, PROMPT, Pages, Verifier, of, only, priced, rounds
+from verifier import DRAFTER, OTHER, PROMPT, Verifier, of, only, priced, rounds
 
 from dspark.rounds.events import (
     Acknowledged,
@@ -71,7 +71,7 @@ def test_a_prompt_without_pages_is_gone() -> None:
     assert only(actions, Released) == Released(1, 0, 0, Why.NO_PAGES)
     assert only(actions, CloseAtDrafter).drafter == DRAFTER
     assert verifier.state(1) == "GONE"
-    assert verifier.pages.freed == [(1, 0)]
+    assert verifier.freed == [(1, 0)]
 
 
 @pytest.mark.parametrize("drawn", [True, False])
@@ -433,7 +433,7 @@ def test_whoever_could_not_be_judged_leaves_and_the_others_go_on() -> None:
     gone = {each.sequence: each for each in of(actions, Released)}
     assert (gone[2].why, gone[2].rounds) == (Why.FAILED, 1)
     assert gone[3].why is None, "it was to leave anyhow"
-    assert {2, 3} <= {sequence for sequence, _ in verifier.pages.freed}
+    assert {2, 3} <= {sequence for sequence, _ in verifier.freed}
     run = only(verifier.acknowledge(actions) or actions, RunPass)
     assert [row.sequence for row in run.rows] == [1]
     actions = verifier.tell(PassEnded(run.number, [None]))
@@ -441,7 +441,7 @@ def test_whoever_could_not_be_judged_leaves_and_the_others_go_on() -> None:
 
 
 def test_a_prefix_is_cut_to_the_pages_there_are() -> None:
-    verifier = Verifier(pages=Pages(PROMPT + 2))
+    verifier = Verifier(pages=PROMPT + 2)
     order = only(verifier.prefilled(1), SendOrder)
     assert only(verifier.blocks(order, (0.9, 0.9, 0.9)), RunPass).rows[0].prefix == 1
 
@@ -475,9 +475,9 @@ def test_dropped_it_is_gone_at_once_and_its_pages_when_its_pass_is_over() -> Non
     run = only(verifier.prefilled(1, drafter=0), RunPass)
     verifier.tell(Release(1, 0, How.DROP))
     assert verifier.state(1) == "GONE"
-    assert verifier.pages.freed == []
+    assert verifier.freed == []
     assert not rounds(verifier.ended(run))
-    assert verifier.pages.freed == [(1, 0)]
+    assert verifier.freed == [(1, 0)]
     assert verifier.loop.counts["verdict of a dropped sequence"] == 1
 
 
@@ -506,7 +506,7 @@ def test_whatever_is_not_wanted_any_more_is_dropped() -> None:
     actions = verifier.tell(Keep(frozenset({(1, 0), (2, 7), (9, 0)})))
     assert verifier.state(1) != "GONE"
     assert verifier.state(2) == "GONE", "another epoch of it is wanted"
-    assert verifier.pages.freed == [(2, 0)]
+    assert verifier.freed == [(2, 0)]
     assert only(actions, CloseAtDrafter).sequence == 2
     assert not of(actions, Released), "nobody waits to hear of it"
     assert verifier.loop.counts["unwanted sequence"] == 1

@@ -1,5 +1,4 @@
-"""What stands around a `RoundLoop` in tests: a cache of counted pages, and a verifier that is told
-what to draw."""
+"""What stands around a `RoundLoop` in tests: a verifier that is told what to draw."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from coordinator.simulation.world import Pages
 from dspark.rounds.events import (
     Acknowledged,
     Action,
@@ -32,28 +32,6 @@ DRAFTER, OTHER = 5, 6
 PROMPT = 100  # more than travel with an order
 
 
-class Pages:
-    """Keeps `KVCache`: one page a token, counted; endless unless told otherwise."""
-
-    def __init__(self, total: int = 1 << 30) -> None:
-        self.total = total
-        self.held: dict[tuple[int, int], int] = {}
-        self.freed: list[tuple[int, int]] = []
-
-    def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
-        others = sum(self.held.values()) - self.held.get((sequence, epoch), 0)
-        room = self.total - others - committed_len
-        if room < 0:
-            return None
-        given = min(slots, room)
-        self.held[sequence, epoch] = committed_len + given
-        return given
-
-    def free(self, sequence: int, epoch: int) -> None:
-        self.held.pop((sequence, epoch), None)
-        self.freed.append((sequence, epoch))
-
-
 def priced(
     price: float = 0.0,
     *,
@@ -69,9 +47,11 @@ class Verifier:
     """A loop and its time. Rows that are sent in bulk arrive at once unless `hold_rows` is set."""
 
     def __init__(
-        self, plan: Plan | None = None, pages: Pages | None = None, waits: Waits | None = None
+        self, plan: Plan | None = None, pages: int = 0, waits: Waits | None = None
     ) -> None:
-        self.pages = pages or Pages()
+        """pages: of one token each; 0: no limit."""
+        self.freed: list[tuple[int, int]] = []
+        self.pages = Pages(pages, 1, self.freed.append)
         self.loop = RoundLoop(self.pages, waits)
         self.now = 0.0
         self.hold_rows = False
