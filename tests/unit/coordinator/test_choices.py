@@ -15,7 +15,7 @@ from coordinator.answers.answer import Reason, RequestStats
 from coordinator.config import CoordinatorConfig
 from coordinator.lanes.request_state import LifeState, RequestState
 from coordinator.requests.request import Request
-from dspark.errors import InvalidRequest, Overloaded, PeerError
+from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.rounds.control import Admission, PassReport, Started, Up
 from dspark.rounds.policy import Fixed
 from dspark.types import SamplingParams, ScoredPrompt, ScoredToken
@@ -88,6 +88,18 @@ async def test_an_abort_ends_what_has_not_ended() -> None:
     assert cell.admission.abort("r")
     assert not cell.admission.abort("r")
     assert [state.end.reason for state in states if state.end] == [Reason.ABORT] * 3
+    await asyncio.sleep(0.1)
+    assert cell.clean()
+
+
+@virtual
+async def test_a_coordinator_that_stops_ends_every_answer_once() -> None:
+    cell = RoundsCell()
+    states = ask(cell, 3, max_tokens=90)
+    await cell.until(lambda: states[0].answer.length > 9)
+    cell.admission.cut_all()
+    with pytest.raises(Unavailable, match="the coordinator stops"):
+        await read(states)
     await asyncio.sleep(0.1)
     assert cell.clean()
 
