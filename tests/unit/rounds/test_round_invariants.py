@@ -192,6 +192,17 @@ def test_r6_the_youngest_reports_everything_before_it_makes_room() -> None:
     assert (gone.sequence, gone.rounds) == (2, 2)
 
 
+def test_r6_one_makes_room_at_a_time_and_the_others_wait() -> None:
+    verifier = Verifier(priced(cohorts=2), 2 * (PROMPT + 1) - 1)
+    run = only(verifier.prefilled(5, drafter=0), RunPass)
+    verifier.prefilled(2, 4, drafter=0)
+    assert [verifier.state(number) for number in (2, 4, 5)] == ["IDLE", "IDLE", "SETTLING"]
+    verifier.pages.total += 1
+    actions = verifier.ended(run)
+    assert only(actions, Released).sequence == 5
+    assert [row.sequence for row in only(actions, RunPass).rows] == [2, 4]
+
+
 @pytest.mark.parametrize("window", [0, 1, 2, 5])
 @pytest.mark.parametrize("drafter", [0, DRAFTER])
 def test_r8_no_round_begins_more_than_the_window_ahead(window: int, drafter: int) -> None:
