@@ -36,7 +36,6 @@ LONGEST = (
     "faults/test_promises.py",
     "faults/test_rounds_simulated.py",
     "mutation/test_mutation.py",
-    "faults/test_proxies.py",
     "services/test_training_workers.py",
 )
 _homes = itertools.count()

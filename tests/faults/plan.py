@@ -1,8 +1,7 @@
 """What becomes of each message: rules that look at it and may say drop, twice, late, swapped or
 cut.
 
-One plan serves the transport in memory and the proxy between real processes. A plan of seeded rules
-is a pure function of the messages it sees, and counts what it did.
+A plan of seeded rules is a pure function of the messages it sees, and counts what it did.
 """
 
 from __future__ import annotations

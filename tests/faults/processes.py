@@ -5,7 +5,6 @@
         cell.freeze("verify/1"); cell.thaw("verify/1")
         cell.restart("verify/0")                 # same endpoint, another incarnation
         cell.proxies["draft/0"].blackhole()      # with between="tcp"
-        cell.plan.rules.append(once("ControlUp.report", Action.DROP))   # with between="wire"
 
 Everything that `ProcessCell` offers is here too. With `between`, the coordinator and the verifiers
 know workers by the address of a proxy of their own; with "kernel" by their own address in a network
@@ -27,31 +26,26 @@ from deploy.processes import Child, ProcessCell
 from dspark.wire.v1 import draft_pb2_grpc, types_pb2
 from faults import namespaces
 from faults.pair import DRAFTER, TARGET
-from faults.plan import Plan
 from faults.tcp_proxy import TcpProxy
-from faults.wire_proxy import WireProxy
 
 EXIT_S = 30.0
 
 
 class FaultCell(ProcessCell):
-    """A `ProcessCell` to be hurt. between: what stands before every worker, a proxy of TCP or of
-    messages, a cable of the kernel (which loses packets, and needs `namespaces.enter`), or
-    nothing."""
+    """A `ProcessCell` to be hurt. between: what stands before every worker, a proxy of TCP, a cable
+    of the kernel (which loses packets, and needs `namespaces.enter`), or nothing."""
 
     def __init__(
         self,
         target: str | Path = TARGET,
         drafter: str | Path = DRAFTER,
         *,
-        between: Literal["tcp", "wire", "kernel"] | None = None,
-        plan: Plan | None = None,
+        between: Literal["tcp", "kernel"] | None = None,
         **settings: Any,
     ) -> None:
         for role in ("verify", "draft"):  # a small pair has no step worth measuring at each start
             settings[role] = {"measure_cost": False, **(settings.get(role) or {})}
         super().__init__(target, drafter, **settings)
-        self.plan = plan or Plan()
         self.proxies: dict[str, Any] = {}
         self._between = between
         self._own: dict[str, str] = {}  # endpoints behind proxies
@@ -125,12 +119,10 @@ class FaultCell(ProcessCell):
     def _await_ready(self, child: Child) -> None:
         """Others learn the address of the proxy instead of the process's own."""
         super()._await_ready(child)
-        if self._between in (None, "kernel") or child.name.startswith("coordinator/"):
+        if self._between != "tcp" or child.name.startswith("coordinator/"):
             return
         if child.name not in self.proxies:
-            made = TcpProxy if self._between == "tcp" else WireProxy
-            more = () if self._between == "tcp" else (self.plan,)
-            self.proxies[child.name] = made(child.name, child.endpoint, *more)
+            self.proxies[child.name] = TcpProxy(child.name, child.endpoint)
         if child.name.startswith("draft/"):
             self.proxies[child.name].carry(_rounds_port(child.endpoint))
         self._own[child.name] = child.endpoint

@@ -1,5 +1,4 @@
-"""A TCP proxy before one process: the connection that hangs, stalls one way, is reset or
-refused.
+"""A TCP proxy before one process: the connection that hangs, or stalls one way.
 
 `blackhole` keeps every connection open and passes nothing, as a process under SIGSTOP or a route
 that died does.
@@ -11,8 +10,6 @@ import asyncio
 import contextlib
 import enum
 import functools
-import socket
-import struct
 from collections.abc import Callable
 
 from faults.loop_thread import LoopThread
@@ -44,8 +41,6 @@ class TcpProxy:
         self._open = {way: asyncio.Event() for way in Way}
         for gate in self._open.values():
             gate.set()
-        self.refusing = False
-        self.passed = dict.fromkeys(Way, 0)  # bytes
         self.heard: Callable[[int], None] = lambda size: None  # of what comes from the process
         self._writers: set[asyncio.StreamWriter] = set()
         self.endpoint = f"{at}:{self._loop.run(self._listen(0, int(port)))}"
@@ -61,20 +56,9 @@ class TcpProxy:
 
     def heal(self) -> None:
         """Passes everything again, what was held back first."""
-        self.refusing = False
         self._loop.run(self._done(*(gate.set for gate in self._open.values())))
 
-    def reset(self) -> None:
-        """Breaks every connection with RST."""
-        self._loop.run(self._done(self._reset_all))
-
-    def refuse(self) -> None:
-        """Breaks every connection and takes no new one until `heal`."""
-        self.refusing = True
-        self.reset()
-
     def close(self) -> None:
-        self.refuse()
         self._loop.run(self._stop())
         self._loop.close()
 
@@ -92,18 +76,16 @@ class TcpProxy:
     async def _stop(self) -> None:
         for server in self._servers:
             server.close()
-        self._reset_all()
+        for writer in list(self._writers):
+            writer.transport.abort()
 
     async def _serve(
         self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        if self.refusing:
-            self._reset(writer)
-            return
         try:
             there, back = await asyncio.open_connection(self._host, port)
         except OSError:
-            self._reset(writer)
+            writer.transport.abort()
             return
         ends = {writer, back}
         self._writers |= ends
@@ -129,18 +111,5 @@ class TcpProxy:
                 if way is Way.OUT:
                     self.heard(len(data))
                 await self._open[way].wait()
-                self.passed[way] += len(data)
                 writer.write(data)
                 await writer.drain()
-
-    def _reset_all(self) -> None:
-        for writer in list(self._writers):
-            self._reset(writer)
-
-    @staticmethod
-    def _reset(writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, AttributeError):
-            writer.get_extra_info("socket").setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-            )
-        writer.transport.abort()
