@@ -47,22 +47,6 @@ def test_greedy_answers_under_every_policy_at_the_same_time_equal_the_target_alo
             assert answer.end.speculation.policy == policy
 
 
-def test_a_prompt_asked_again_is_prefilled_from_where_it_parts_and_drafted_for(
-    cell: ProcessCell,
-) -> None:
-    prompt = [2 + n * 7 % 120 for n in range(101)]
-    asked = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True, "policy": "fixed:7"}
-    with cell.client() as client:
-        cold, warm = (client.complete(prompt, **asked) for _ in range(2))
-        other = client.complete([*prompt[:96], *prompt[:95:-1]], **asked)
-    assert cold.end.usage.cached_tokens == 0
-    for answer in (warm, other):
-        assert answer.end.usage.prompt_tokens - answer.end.usage.cached_tokens <= 16  # a page
-    assert warm.token_ids == cold.token_ids
-    for answer in (cold, warm, other):  # a context without its rows drafts nothing
-        assert answer.end.speculation.verified_tokens > 0
-
-
 def test_status_shows_every_process_and_the_curve_in_force(cell: ProcessCell) -> None:
     shape = json.loads(dspark("status", "--json", "--endpoint", cell.endpoint))
     shown = {

@@ -18,16 +18,6 @@ async def through_a_front_end(cell: SimulatedCell) -> Answer:
 
 
 @pytest.mark.parametrize("place", [2, 3, 5])
-def test_a_repeated_batch_of_commits_is_not_shown_twice(place: int) -> None:
-    plain = simulate(through_a_front_end, frontends=1, synthetic=True)
-    plan = Plan(once("CellBatch", Action.TWICE, at=place))
-    answer = simulate(through_a_front_end, frontends=1, synthetic=True, plan=plan)
-    assert plan.hurt
-    assert answer.error is None
-    assert answer.ids == plain.ids
-
-
-@pytest.mark.parametrize("place", [2, 3, 5])
 def test_a_lost_batch_of_commits_ends_the_answer_where_it_stands(place: int) -> None:
     plain = simulate(through_a_front_end, frontends=1, synthetic=True)
     plan = Plan(once("CellBatch", Action.DROP, at=place))

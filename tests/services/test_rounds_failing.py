@@ -385,27 +385,6 @@ async def test_a_bug_at_one_prompt_refuses_that_one(pair: str, method: str) -> N
         await answered(v, conductor, [asked[0], asked[2]])
 
 
-async def test_a_prompt_that_fits_no_pass_is_refused_alone_and_beside_others(pair: str) -> None:
-    async with verifier(pair) as v, conducting(v, PLAN) as conductor:
-        inner = v.engine._step.prepare
-
-        def planted(items: Any, chunks: Any) -> Any:
-            if any(chunk.state.token_ids[:1] == [9] or chunk.token_ids[0] == 9 for chunk in chunks):
-                raise RuntimeError("planted")
-            return inner(items, chunks)
-
-        v.engine._step.prepare = planted
-        alone = conductor.ask([9, 6], SAMPLED, 40)
-        await conductor.tokens(alone)
-        sound = [conductor.ask([5 + place, 6], SAMPLED, 200) for place in range(3)]
-        await until(lambda: all(answer.tokens for answer in sound))
-        riding = conductor.ask([9, 7], SAMPLED, 40)
-        await conductor.tokens(riding)
-        for answer in (alone, riding):
-            assert [each.why for each in answer.refused] == [RefusalReason.INTERNAL]
-        await answered(v, conductor, sound)
-
-
 @pytest.mark.parametrize(
     "bug",
     [

@@ -35,24 +35,6 @@ def engine(golden_target: Path) -> VerifyEngine:
     )
 
 
-def begin(
-    engine: VerifyEngine, sequence: int, tokens: list[int], params: SamplingParams, epoch: int = 1
-) -> int:
-    return take_in(engine, sequence, tokens, params=params, epoch=epoch, longest=100, keep=False)
-
-
-def judge(
-    engine: VerifyEngine,
-    sequence: int,
-    number: int,
-    tokens: list[int],
-    draft: list[int],
-    epoch: int = 1,
-) -> Verdict:
-    (verdict,) = judged(engine, item(sequence, number, tokens, draft, epoch))
-    return verdict
-
-
 def plain_greedy(target: Path, params: SamplingParams, count: int) -> list[int]:
     """Token by token over whole forwards, by the definition."""
     model, tokens = load_target(target).model, list(PROMPT)
@@ -83,11 +65,11 @@ def test_drafts_are_judged_as_if_each_token_had_been_said_before_the_next(
     engine: VerifyEngine, golden_target: Path
 ) -> None:
     wanted = plain_greedy(golden_target, SHAPED, 14)
-    tokens = [*PROMPT, begin(engine, 1, PROMPT, SHAPED)]
+    tokens = [*PROMPT, take_in(engine, 1, PROMPT, params=SHAPED)]
     for number in range(1, 4):
         at = len(tokens) - len(PROMPT)
         draft = [*wanted[at : at + 3], 1]  # three right ones, and most likely a wrong one
-        verdict = judge(engine, 1, number, tokens, draft)
+        verdict = judged(engine, item(1, number, tokens, draft))[0]
         assert verdict.accepted >= 3
         tokens += verdict.tokens
     assert tokens[len(PROMPT) :][:13] == wanted[:13]
@@ -98,19 +80,19 @@ def test_a_hand_over_counts_what_was_committed_as_the_answer(
 ) -> None:
     wanted = plain_greedy(golden_target, SHAPED, 10)
     tokens = [*PROMPT, *wanted[:6]]
-    anchor = begin(engine, 1, tokens, SHAPED, epoch=2)
+    anchor = take_in(engine, 1, tokens, params=SHAPED, epoch=2)
     assert anchor == wanted[6]
-    assert judge(engine, 1, 1, [*tokens, anchor], [], epoch=2).tokens[-1] == wanted[7]
+    assert judged(engine, item(1, 1, [*tokens, anchor], [], epoch=2))[0].tokens[-1] == wanted[7]
 
 
 def test_neighbours_in_a_pass_do_not_notice(engine: VerifyEngine) -> None:
     plain = SamplingParams(0.0)
     tokens = {
-        1: [*PROMPT, begin(engine, 1, PROMPT, plain)],
-        2: [*PROMPT, begin(engine, 2, PROMPT, SHAPED)],
+        1: [*PROMPT, take_in(engine, 1, PROMPT, params=plain)],
+        2: [*PROMPT, take_in(engine, 2, PROMPT, params=SHAPED)],
     }
-    alone = judge(engine, 1, 1, tokens[1], [])
-    tokens[3] = [*PROMPT, begin(engine, 3, PROMPT, plain)]
+    alone = judged(engine, item(1, 1, tokens[1], []))[0]
+    tokens[3] = [*PROMPT, take_in(engine, 3, PROMPT, params=plain)]
     _, beside = judged(engine, *(item(s, 1, tokens[s]) for s in (2, 3)))
     assert beside.tokens[-1] == alone.tokens[-1]
 
@@ -133,12 +115,12 @@ def test_a_law_of_another_vocabulary_is_refused_by_field(
 
 def test_log_probabilities_of_an_anchor_and_of_a_verdict_are_told(engine: VerifyEngine) -> None:
     params = SamplingParams(0.0, logprobs=2)
-    tokens = [*PROMPT, begin(engine, 1, PROMPT, params)]
+    tokens = [*PROMPT, take_in(engine, 1, PROMPT, params=params)]
     (told,) = engine.find(1, 1).anchor_logprobs
     assert (told.top_ids[0], told.top_logprobs[0]) == (tokens[-1], told.logprob), (
         "greedy takes the likeliest"
     )
-    first = judge(engine, 1, 1, tokens, [4, 5])
+    first = judged(engine, item(1, 1, tokens, [4, 5]))[0]
     assert len(first.logprobs) == first.accepted + 1
 
 
@@ -152,7 +134,7 @@ def test_a_bug_at_one_sequence_refuses_it_and_nobody_else(
         3: SamplingParams(0.0, presence_penalty=0.5, prompt_len=11),
     }
     tokens = {
-        sequence: [*PROMPT, begin(engine, sequence, PROMPT, params)]
+        sequence: [*PROMPT, take_in(engine, sequence, PROMPT, params=params)]
         for sequence, params in all_params.items()
     }
     inner = getattr(Shaper, broken)

@@ -25,17 +25,6 @@ def engine(golden_target: Path, golden_drafter: Path) -> VerifyEngine:
     return VerifyEngine.load(VerifyConfig(**pair, kv_tokens=2048, prefill_chunk=4))
 
 
-def begin(
-    engine: VerifyEngine,
-    sequence: int,
-    prompt: list[int],
-    params: SamplingParams = GREEDY,
-    *,
-    keep: bool = True,
-) -> int:
-    return take_in(engine, sequence, prompt, params=params, longest=100, keep=keep)
-
-
 def direct_rows(target: Path, drafter: Path, ids: list[int]) -> torch.Tensor:
     """Projected taps by one plain forward of the whole sequence."""
     model, projection = load_target(target).model, load_drafter(drafter)
@@ -47,7 +36,7 @@ def direct_rows(target: Path, drafter: Path, ids: list[int]) -> torch.Tensor:
 def test_feature_rows_are_the_projected_taps_of_committed_tokens_only(
     engine: VerifyEngine, golden_target: Path, golden_drafter: Path
 ) -> None:
-    tokens = [*PROMPT, begin(engine, 1, PROMPT)]
+    tokens = [*PROMPT, take_in(engine, 1, PROMPT)]
     pushed: list[FeatureRun] = []
     for number in range(1, 9):
         # One right token would need the oracle; any draft will do, most of it is rejected.
@@ -83,7 +72,7 @@ def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: Ve
     for base in (0, 100):  # the same sequences twice: once for company, once alone
         for n, params in enumerate(all_params):
             prompt = PROMPT[: 4 + 2 * n]
-            anchor = begin(engine, base + n, prompt, params)
+            anchor = take_in(engine, base + n, prompt, params=params)
             items.append(item(base + n, 1, [*prompt, anchor], drafts[n]))
     for one, alone in zip(judged(engine, *items[:4]), items[4:], strict=True):
         (other,) = judged(engine, alone)
@@ -96,7 +85,7 @@ def test_rows_that_come_with_what_was_decided_are_the_same(engine: VerifyEngine)
     for first, ahead in ((0, False), (10, True)):
         engine._step._ahead = ahead
         prompts = [[3 + n, 17, 90, 41, 5] for n in range(3)]
-        texts = [[*prompt, begin(engine, first + n, prompt)] for n, prompt in enumerate(prompts)]
+        texts = [[*prompt, take_in(engine, first + n, prompt)] for n, prompt in enumerate(prompts)]
         verdicts = judged(
             engine, *(item(first + n, 1, text, [7, 8][:n]) for n, text in enumerate(texts))
         )
@@ -113,7 +102,7 @@ def test_rows_of_plain_rounds_are_there_when_they_are_asked_for(
     engine: VerifyEngine, golden_target: Path, golden_drafter: Path, ahead: bool
 ) -> None:
     engine._step._ahead = ahead
-    tokens, other = [*PROMPT, begin(engine, 1, PROMPT)], [3, 17, 90, 41, 5]
+    tokens, other = [*PROMPT, take_in(engine, 1, PROMPT)], [3, 17, 90, 41, 5]
     for number in range(1, 6):
         draft = [9, 11] if number == 3 else []
         if number == 2:
@@ -136,9 +125,9 @@ def test_rows_of_a_long_prompt_are_projected_with_its_passes(
     """To project them all when they are first read would hold others up."""
     monkeypatch.setattr(packed_step, "PART", 5)
     owed = engine._step._store._owed
-    begin(engine, 1, [3, 17, 90, 41, 5])
+    take_in(engine, 1, [3, 17, 90, 41, 5])
     assert owed.sum() == 5
-    begin(engine, 2, [3, 17, 90, 41, 5, 6])
+    take_in(engine, 2, [3, 17, 90, 41, 5, 6])
     assert owed.sum() == 5
 
 
@@ -150,7 +139,7 @@ def test_a_block_that_cannot_have_been_drafted_is_judged_as_an_empty_one(
     said: list[list[Verdict]] = []
     for first in (1, 4):  # the same three sequences twice
         sound, other, last = (
-            item(number, 1, [*PROMPT, begin(engine, number, PROMPT, law)], [9, 11])
+            item(number, 1, [*PROMPT, take_in(engine, number, PROMPT, params=law)], [9, 11])
             for number in range(first, first + 3)
         )
         if rule is Rule.COUPLED:
@@ -170,7 +159,7 @@ def test_a_block_that_cannot_have_been_drafted_is_judged_as_an_empty_one(
 
 
 def test_sequences_that_do_not_keep_features_cannot_be_resent(engine: VerifyEngine) -> None:
-    begin(engine, 1, PROMPT, keep=False)
+    take_in(engine, 1, PROMPT, keep=False)
     assert why(engine.features(Cursor(1, 1, 1, len(PROMPT) + 1), 0)) is RefusalReason.INVALID
 
 
@@ -178,7 +167,7 @@ def test_cohorts_larger_than_a_pass_are_judged_in_turns(golden_target: Path) -> 
     small = VerifyEngine.load(
         VerifyConfig(target=str(golden_target), kv_tokens=2048, max_batch_tokens=5)
     )
-    items = [item(n, 1, [*PROMPT, begin(small, n, PROMPT)], [9, 9]) for n in range(4)]
+    items = [item(n, 1, [*PROMPT, take_in(small, n, PROMPT)], [9, 9]) for n in range(4)]
     made = small.judge_cohort(items)
     assert made.tokens == 12
     assert len({o.tokens for o in made.outcomes if isinstance(o, Verdict)}) == 1
@@ -199,7 +188,7 @@ def test_an_unfinished_prefill_is_not_verified_and_gives_its_pages_back(
 def test_logits_that_are_not_numbers_refuse_their_own_row(
     engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    items = [item(n, 1, [*PROMPT, begin(engine, n, PROMPT)], [9]) for n in range(3)]
+    items = [item(n, 1, [*PROMPT, take_in(engine, n, PROMPT)], [9]) for n in range(3)]
     run = engine._runner.run
 
     def spoil(segments, rows):  # type: ignore[no-untyped-def]
