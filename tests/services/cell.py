@@ -3,25 +3,43 @@ with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
 
-import workers
-
+from coordinator.config import CoordinatorConfig
 from coordinator.workers.worker import Address, WorkerRole
 from dspark.client import AsyncClient
+from tests.services import workers
+from tests.waiting import until
 
 
 class Cell:
-    """Of a pair. Everything is stopped at the end, what came last first."""
+    """Of a target and its drafter, or of synthetic workers that a file describes (`pair`).
 
-    def __init__(self, target: Path | str, drafter: Path | str) -> None:
-        self._target, self._drafter = str(target), str(drafter)
+    Everything is stopped at the end, what came last first. shared: settings of every process.
+    """
+
+    def __init__(
+        self,
+        target: Path | str = "",
+        drafter: Path | str = "",
+        *,
+        pair: Path | str = "",
+        shared: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._verify: dict[str, Any] = {"target": str(target), "drafter": str(drafter)}
+        self._draft: dict[str, Any] = {"path": str(drafter)}
+        self._warm_up_s = 0.0
+        if pair:
+            self._verify = self._draft = workers.simulated(pair)
+            self._warm_up_s = CoordinatorConfig.warm_up_s
+        self._shared = {"metrics_port": None, **(shared or {})}
         self._ends = AsyncExitStack()
         self.verifiers: list[Any] = []
         self.drafters: list[Any] = []
+        self.serving: Any = None  # the coordinator that came last
 
     async def __aenter__(self) -> Self:
         return self
@@ -30,19 +48,17 @@ class Cell:
         await self._ends.aclose()
 
     async def verifier(self, **settings: Any) -> Any:
-        given = {
-            "target": self._target,
-            "drafter": self._drafter,
-            "name": f"verify/{len(self.verifiers)}",
-            **settings,
-        }
+        name = f"verify/{len(self.verifiers)}"
+        given = {**self._verify, **self._shared, "name": name, **settings}
         self.verifiers.append(await self.begun(workers.verifier(grace_s=0.2, **given)))
         return self.verifiers[-1]
 
     async def drafter(self, folder: Path | None = None, **settings: Any) -> Any:
         name = f"draft/{len(self.drafters)}"
-        made = workers.drafter(folder or self._drafter, grace_s=0.2, name=name, **settings)
-        self.drafters.append(await self.begun(made))
+        given = {**self._draft, **self._shared, "name": name, **settings}
+        if folder is not None:
+            given["path"] = folder
+        self.drafters.append(await self.begun(workers.drafter(grace_s=0.2, **given)))
         return self.drafters[-1]
 
     async def coordinator(
@@ -57,20 +73,23 @@ class Cell:
             "draft": self.drafters if drafters is None else drafters,
         }
         known = {role: tuple(each.endpoint for each in pool) for role, pool in pools.items()}
-        given = {"metrics_port": 0, "warm_up_s": 0.0, **known, **settings}
-        return await self.begun(workers.coordinator(grace_s=0.2, **given))
+        given = {"warm_up_s": self._warm_up_s, **known, **self._shared, **settings}
+        self.serving = await self.begun(workers.coordinator(grace_s=0.2, **given))
+        return self.serving
 
-    async def whole(self, *, verifiers: int = 1, **settings: Any) -> Any:
-        """A coordinator with workers of both pools."""
+    async def whole(
+        self, *, verifiers: int = 1, verify: Mapping[str, Any] | None = None, **settings: Any
+    ) -> Any:
+        """A coordinator with workers of both pools. verify: settings of the verifiers."""
         for _ in range(verifiers):
-            await self.verifier()
+            await self.verifier(**(verify or {}))
         await self.drafter()
         return await self.coordinator(**settings)
 
-    async def frontend(self, coordinator: Any, **settings: Any) -> Any:
-        return await self.begun(
-            workers.frontend(grace_s=0.2, coordinator=coordinator.endpoint, **settings)
-        )
+    async def frontend(self, **settings: Any) -> Any:
+        """Before the coordinator."""
+        given = {"coordinator": self.serving.endpoint, **self._shared, **settings}
+        return await self.begun(workers.frontend(grace_s=0.2, **given))
 
     def client(self, process: Any, **options: Any) -> AsyncClient:
         made = AsyncClient(process.endpoint, **options)
@@ -89,9 +108,21 @@ class Cell:
         ]
 
     @property
+    def running(self) -> int:
+        """Answers that the coordinator runs or keeps in line."""
+        admission = self.serving.cell.admission
+        return int(admission.running + admission.queued)
+
+    @property
     def held(self) -> int:
         """Sequences in both pools."""
         return sum(int(each.engine.held.sequences) for each in (*self.verifiers, *self.drafters))
+
+    async def freed(self) -> None:
+        """Until neither the coordinator, if there is one, nor a pool holds anything."""
+        await until(lambda: not self.held and (self.serving is None or not self.running))
+        # a pass may be under way that has them
+        await until(lambda: not any(each.engine.held.pages_held for each in self.verifiers))
 
     async def begun(self, serving: workers.Serving) -> Any:
         """What a context starts, until the end."""

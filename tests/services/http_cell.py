@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import socket
 from collections.abc import Coroutine, Mapping
@@ -13,8 +12,8 @@ import openai
 from faults.loop_thread import LoopThread
 from synthetic_file import synthetic_file
 
-from tests.services import workers as processes
-from tests.waiting import wait_until
+from coordinator.config import CoordinatorConfig
+from tests.services.cell import Cell
 
 PAIR = Path(__file__).parent.parent / "data" / "pair"
 TARGET, DRAFTER = PAIR / "target", PAIR / "drafter"
@@ -36,9 +35,9 @@ class HttpCell:
         verify: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        self._pair, self._workers, self._settings = pair, workers, settings
-        self._shared, self._verify = dict(shared or {}), dict(verify or {})
-        self._ends = contextlib.AsyncExitStack()
+        made = {"pair": pair} if pair else {"target": TARGET, "drafter": DRAFTER}
+        self._cell = Cell(shared=shared, **made)  # type: ignore[arg-type]
+        self._workers, self._verify, self._settings = workers, dict(verify or {}), settings
         self.verifier: Any = None
         self.drafter: Any = None
         self.coordinator: Any = None
@@ -49,7 +48,7 @@ class HttpCell:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.run(self._ends.aclose())
+        self.run(self._cell.__aexit__())
         self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -91,15 +90,11 @@ class HttpCell:
     @property
     def held(self) -> int:
         """Sequences anywhere."""
-        admission = self.coordinator.cell.admission
-        workers = self.verifier.engine.held.sequences + self.drafter.engine.held.sequences
-        return int(admission.running + admission.queued + workers)
+        return self._cell.running + self._cell.held
 
     def freed(self) -> None:
         """Waits until neither the coordinator nor a pool holds anything."""
-        wait_until(lambda: self.held == 0)
-        # a pass may be under way that has them
-        wait_until(lambda: self.verifier.engine.held.pages_held == 0)
+        self.run(self._cell.freed())
 
     @property
     def cancelled(self) -> int:
@@ -107,25 +102,12 @@ class HttpCell:
         return int(self.coordinator.metrics.value("requests_total", outcome="cancelled"))
 
     async def _start(self) -> None:
-        start, shared = self._ends.enter_async_context, {"metrics_port": None, **self._shared}
-        synthetic = self._pair and {
-            "engine": "synthetic",
-            "synthetic": str(self._pair),
-            "measure_cost": True,
-        }
-        known: dict[str, Any] = {}
         if self._workers:
-            verify = {
-                **(synthetic or {"target": str(TARGET), "drafter": str(DRAFTER)}),
-                **shared,
-                **self._verify,
-            }
-            draft = {**(synthetic or {"drafter": str(DRAFTER)}), **shared}
-            self.verifier = await start(processes.verifier(grace_s=0.0, **verify))
-            self.drafter = await start(processes.drafter(grace_s=0.0, **draft))
-            known = {"verify": (self.verifier.endpoint,), "draft": (self.drafter.endpoint,)}
-        given = {"target": str(TARGET), "http": "127.0.0.1:0", **known, **shared, **self._settings}
-        self.coordinator = await start(processes.coordinator(**given))
+            self.verifier = await self._cell.verifier(**self._verify)
+            self.drafter = await self._cell.drafter()
+        door = {"target": str(TARGET), "http": "127.0.0.1:0"}
+        door["warm_up_s"] = CoordinatorConfig.warm_up_s
+        self.coordinator = await self._cell.coordinator(**{**door, **self._settings})
 
 
 def in_schema(schema: Any, **more: Any) -> Any:

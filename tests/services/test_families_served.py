@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from faults.oracle import plain_greedy
-from workers import until, verifier
+from workers import verifier
 
 from dspark.client import AsyncClient
 from dspark.errors import CheckpointError
@@ -29,6 +29,7 @@ from tests.architectures import deepseek_v4
 from tests.released.weights import write_thin
 from tests.services.cell import Cell
 from tests.unit.model.golden import altered, fresh
+from tests.waiting import until
 
 DATA = Path(__file__).parents[1] / "data"
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"

@@ -10,8 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import grpc
 import pytest
 import structlog
 import workers
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from synthetic_file import synthetic_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -35,9 +33,10 @@ from dspark.client.errors import InvalidRequest, Overloaded, Unavailable
 from dspark.errors import ConfigError
 from dspark.errors import Overloaded as CutAsSlow
 from dspark.rounds.policy import Off
-from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.runtime.channel import auth_metadata, health_of, open_channel, sync_channel
 from dspark.types import SamplingParams
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc, generate_pb2, generate_pb2_grpc
+from tests.services.cell import Cell
 from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -66,48 +65,11 @@ def target(tmp_path: Path) -> str:
     return str(folder)
 
 
-@dataclass
-class Stage:
-    """A cell, its front ends and clients; all of them end with it."""
-
-    ends: AsyncExitStack
-    target: str | None
-    coordinator: Any
-    verifier: Any
-    drafter: Any
-
-    async def frontend(self, coordinator: str = "", **settings: Any) -> ClientsProcess[RemoteCell]:
-        endpoint = coordinator or self.coordinator.endpoint
-        front = workers.frontend(**{"coordinator": endpoint, "target": self.target, **settings})
-        made: ClientsProcess[RemoteCell] = await self.ends.enter_async_context(front)
-        return made
-
-    def client(self, process: Any) -> AsyncClient:
-        client = AsyncClient(process.endpoint)
-        self.ends.push_async_callback(client.close)
-        return client
-
-    @property
-    def running(self) -> int:
-        return int(self.coordinator.cell.admission.running + self.coordinator.cell.admission.queued)
-
-    async def freed(self) -> None:
-        """Until neither the coordinator nor a pool holds anything."""
-        await until(lambda: not self.running)
-        await until(
-            lambda: (
-                not self.verifier.engine.held.sequences and not self.drafter.engine.held.sequences
-            )
-        )
-        # a pass may be under way that has them
-        await until(lambda: not self.verifier.engine.held.pages_held)
-
-
 @asynccontextmanager
-async def stage(pair: str, target: str | None = None, **settings: Any) -> AsyncIterator[Stage]:
-    cell = workers.synthetic(pair, verify={"max_sequences": 8192}, target=target, **settings)
-    async with cell as processes, AsyncExitStack() as ends:
-        yield Stage(ends, target, *processes)
+async def stage(pair: str, **settings: Any) -> AsyncIterator[Cell]:
+    async with Cell(pair=pair) as cell:
+        await cell.whole(verify={"max_sequences": 8192}, **settings)
+        yield cell
 
 
 def said(one: Completion) -> list[Any]:
@@ -121,8 +83,8 @@ def said(one: Completion) -> list[Any]:
 
 
 async def test_an_answer_is_the_same_through_a_front_end_of_its_own(pair: str, target: str) -> None:
-    async with stage(pair, target) as cell:
-        near, far = cell.client(cell.coordinator), cell.client(await cell.frontend())
+    async with stage(pair, target=target) as cell:
+        near, far = cell.client(cell.serving), cell.client(await cell.frontend(target=target))
         assert await near.model_info() == await far.model_info()
         asked: list[dict[str, Any]] = [
             {"seed": 6, "temperature": 0.0},
@@ -144,9 +106,9 @@ async def test_an_answer_is_the_same_through_a_front_end_of_its_own(pair: str, t
 async def test_a_stop_string_is_matched_in_front_and_frees_the_sequence(
     pair: str, target: str
 ) -> None:
-    async with stage(pair, target) as cell:
-        frontend = await cell.frontend()
-        near, far = cell.client(cell.coordinator), cell.client(frontend)
+    async with stage(pair, target=target) as cell:
+        frontend = await cell.frontend(target=target)
+        near, far = cell.client(cell.serving), cell.client(frontend)
         whole = await near.complete("abc", max_tokens=60, seed=5)
         stop = whole.text[20:24]
         for client in (near, far):
@@ -159,7 +121,7 @@ async def test_a_stop_string_is_matched_in_front_and_frees_the_sequence(
                 cut.token_ids
             )
             await cell.freed()
-        assert cell.coordinator.metrics.value("requests_total", outcome="stop") == 2
+        assert cell.serving.metrics.value("requests_total", outcome="stop") == 2
 
 
 async def test_a_client_that_goes_frees_its_sequences(pair: str) -> None:
@@ -171,7 +133,7 @@ async def test_a_client_that_goes_frees_its_sequences(pair: str) -> None:
                 assert cell.running == 2
                 break
         await cell.freed()
-        assert cell.coordinator.metrics.value("requests_total", outcome="cancelled") == 2
+        assert cell.serving.metrics.value("requests_total", outcome="cancelled") == 2
         assert frontend.metrics.value("client_streams") == 0
 
 
@@ -180,7 +142,7 @@ async def test_who_is_cut_at_its_deadline_by_its_own_grpc_has_not_gone_away(
     pair: str, far: bool
 ) -> None:
     async with stage(pair) as cell:
-        process = await cell.frontend() if far else cell.coordinator
+        process = await cell.frontend() if far else cell.serving
         params = generate_pb2.SamplingParams(max_tokens=9000, ignore_eos=True)
         asked = generate_pb2.GenerateRequest(
             tokenized=generate_pb2.TokenizedInput(input_ids=[1, 2]), sampling_params=params
@@ -192,13 +154,13 @@ async def test_who_is_cut_at_its_deadline_by_its_own_grpc_has_not_gone_away(
             await asyncio.sleep(reads_for_s)
             call.cancel()
             await cell.freed()
-            assert cell.coordinator.metrics.value("requests_total", outcome=outcome) == 1
+            assert cell.serving.metrics.value("requests_total", outcome=outcome) == 1
 
 
 async def test_errors_of_admission_come_back_unchanged(pair: str) -> None:
     async with stage(pair, max_running=1, max_queued=1) as cell:
         frontend = await cell.frontend()
-        near, far = cell.client(cell.coordinator), cell.client(frontend)
+        near, far = cell.client(cell.serving), cell.client(frontend)
         held = [
             asyncio.create_task(far.complete([1, 2], max_tokens=9000, request_id=f"held-{number}"))
             for number in range(2)
@@ -208,9 +170,7 @@ async def test_errors_of_admission_come_back_unchanged(pair: str) -> None:
             with pytest.raises(Overloaded, match="wait already") as refused:
                 await client.complete([1, 2], max_tokens=4)
             assert refused.value.retry_after_s > 0
-        assert (
-            cell.coordinator.metrics.value("admission_rejections_total", reason="queue_full") == 2
-        )
+        assert cell.serving.metrics.value("admission_rejections_total", reason="queue_full") == 2
         assert set(await far.abort(["held-0", "held-1", "unknown"])) == {"held-0", "held-1"}
         assert [(await one).end.finish_reason for one in held] == ["abort", "abort"]
         for client in (near, far):
@@ -234,11 +194,9 @@ async def test_ids_are_unique_in_the_cell_and_any_front_end_aborts(pair: str) ->
         await until(lambda: cell.running)
         with pytest.raises(InvalidRequest, match="running request has this id"):
             await other.complete([1, 2], max_tokens=4, request_id="mine")
-        names = [
-            process.name for process in (await cell.client(cell.coordinator).status()).processes
-        ]
+        names = [process.name for process in (await cell.client(cell.serving).status()).processes]
         assert {"frontend/0", "frontend/1"} <= set(names)
-        await until(lambda: cell.coordinator.metrics.value("generation_tokens_total"))
+        await until(lambda: cell.serving.metrics.value("generation_tokens_total"))
         assert await other.abort(["mine"]) == ("mine",)
         answer = await running
         assert answer.end.finish_reason == "abort"
@@ -264,9 +222,7 @@ async def start_process(*words: str) -> tuple[asyncio.subprocess.Process, str]:
 
 async def test_a_front_end_that_is_killed_leaves_nothing_behind(pair: str) -> None:
     async with stage(pair) as cell:
-        process, endpoint = await start_process(
-            "frontend", "--coordinator", cell.coordinator.endpoint
-        )
+        process, endpoint = await start_process("frontend", "--coordinator", cell.serving.endpoint)
         survivor = cell.client(await cell.frontend(name="frontend/1"))
         try:
             async with AsyncClient(endpoint) as client:
@@ -281,7 +237,7 @@ async def test_a_front_end_that_is_killed_leaves_nothing_behind(pair: str) -> No
                 ends = await asyncio.gather(*tasks, return_exceptions=True)
             assert all(isinstance(end, Unavailable) for end in ends)
             await cell.freed()
-            assert cell.coordinator.metrics.value("requests_total", outcome="cancelled") == 8
+            assert cell.serving.metrics.value("requests_total", outcome="cancelled") == 8
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()  # where it failed before
@@ -292,12 +248,12 @@ async def test_a_killed_coordinator_ends_streams_with_their_offset_and_another_o
     pair: str,
 ) -> None:
     async with stage(pair) as cell:
-        await cell.coordinator.stop(0.0)
-        words = ["--verify", cell.verifier.endpoint, "--draft", cell.drafter.endpoint]
+        await cell.serving.stop(0.0)
+        words = ["--verify", cell.verifiers[0].endpoint, "--draft", cell.drafters[0].endpoint]
         words += ["--metrics-port", "none"]
         process, endpoint = await start_process("coordinator", *words)
         try:
-            frontend = await cell.frontend(endpoint)
+            frontend = await cell.frontend(coordinator=endpoint)
             client = cell.client(frontend)
             tokens = 0
             with pytest.raises(Unavailable) as ended:  # noqa: PT012
@@ -310,20 +266,19 @@ async def test_a_killed_coordinator_ends_streams_with_their_offset_and_another_o
             assert f"offset {tokens}" in str(ended.value)
             with pytest.raises(Unavailable, match="not attached"):
                 await client.complete([1, 2], max_tokens=4)
-            assert await health(frontend) == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert await health(frontend) == "not_serving"
             process, _ = await start_process("coordinator", *words, "--bind", endpoint)
             await until(lambda: frontend.cell._terms is not None)
             assert len((await client.complete([1, 2], max_tokens=4)).token_ids) == 4
-            assert await health(frontend) == health_pb2.HealthCheckResponse.SERVING
+            assert await health(frontend) == "serving"
         finally:
             process.send_signal(signal.SIGKILL)
             await process.wait()
 
 
-async def health(process: ClientsProcess[RemoteCell]) -> int:
-    async with open_channel(process.endpoint) as channel:
-        request = health_pb2.HealthCheckRequest(service="dspark.wire.v1.Generation")
-        return int((await health_pb2_grpc.HealthStub(channel).Check(request)).status)
+async def health(process: ClientsProcess[RemoteCell]) -> str:
+    with sync_channel(process.endpoint) as channel:
+        return await asyncio.to_thread(health_of, channel, "dspark.wire.v1.Generation")
 
 
 async def test_a_client_that_does_not_read_is_cut_and_its_neighbours_go_on(pair: str) -> None:
@@ -344,14 +299,14 @@ async def test_a_client_that_does_not_read_is_cut_and_its_neighbours_go_on(pair:
             await sink.take()
         assert len((await neighbour).token_ids) == 200
         await cell.freed()
-        assert cell.coordinator.metrics.value("requests_total", outcome="slow_reader") == 1
+        assert cell.serving.metrics.value("requests_total", outcome="slow_reader") == 1
 
 
 async def test_chunks_may_be_held_back_and_lose_nothing(pair: str, target: str) -> None:
-    async with stage(pair, target) as cell:
+    async with stage(pair, target=target) as cell:
         prompt, options = "abc", {"max_tokens": 100, "seed": 4, "policy": "off"}
-        whole = await cell.client(cell.coordinator).complete(prompt, **options)
-        async with cell.client(await cell.frontend(chunk_interval_ms=60.0)).generate(
+        whole = await cell.client(cell.serving).complete(prompt, **options)
+        async with cell.client(await cell.frontend(target=target, chunk_interval_ms=60.0)).generate(
             prompt, **options
         ) as stream:
             events = [event async for event in stream]
@@ -370,14 +325,14 @@ async def test_a_full_front_end_says_so(pair: str) -> None:
             with pytest.raises(Overloaded, match="open at this front end"):
                 await client.complete([1, 2], max_tokens=4)
         await cell.freed()
-        assert cell.coordinator.metrics.value("requests_total", outcome="cancelled") == 1
+        assert cell.serving.metrics.value("requests_total", outcome="cancelled") == 1
 
 
 @pytest.mark.parametrize("far", [False, True])
 async def test_who_asks_again_while_it_stops_is_refused_in_words(pair: str, far: bool) -> None:
     """Also who asks in the moment in which the last answer ends, and with it the server."""
     async with stage(pair) as cell:
-        process = await cell.frontend() if far else cell.coordinator
+        process = await cell.frontend() if far else cell.serving
         done: list[Completion] = []
 
         async def ask() -> None:
@@ -400,7 +355,7 @@ async def test_a_coordinator_that_drains_is_known_in_front(pair: str) -> None:
         stream = client.generate([1, 2], max_tokens=9000)
         while not isinstance(await anext(stream), Chunk):
             pass  # an answer without a token would be asked for again
-        await cell.coordinator.stop(0.5)
+        await cell.serving.stop(0.5)
         with pytest.raises(Unavailable, match="offset"):
             async for _ in stream:
                 pass
@@ -411,20 +366,14 @@ async def test_a_coordinator_that_drains_is_known_in_front(pair: str) -> None:
 async def test_front_ends_need_the_worker_token(pair: str, tmp_path: Path) -> None:
     secret = tmp_path / "token"
     secret.write_text("0123456789abcdef0123", encoding="ascii")
-    async with workers.synthetic(pair, shared={"token_file": str(secret)}) as (cell, _, _):
-        at = {"coordinator": cell.endpoint}
-        async with (
-            workers.frontend(**at, attach_wait_s=0.5) as stranger,
-            AsyncClient(stranger.endpoint) as client,
-        ):
-            with pytest.raises(Unavailable, match="unauthenticated"):
-                await client.complete([1, 2], max_tokens=4)
-        async with (
-            workers.frontend(**at, token_file=str(secret)) as friend,
-            AsyncClient(friend.endpoint) as client,
-        ):
-            # loopback: clients need no token
-            assert len((await client.complete([1, 2], max_tokens=4)).token_ids) == 4
+    async with Cell(pair=pair, shared={"token_file": str(secret)}) as cell:
+        await cell.whole()
+        stranger = cell.client(await cell.frontend(token_file=None, attach_wait_s=0.5))
+        with pytest.raises(Unavailable, match="unauthenticated"):
+            await stranger.complete([1, 2], max_tokens=4)
+        friend = cell.client(await cell.frontend())
+        # loopback: clients need no token
+        assert len((await friend.complete([1, 2], max_tokens=4)).token_ids) == 4
 
 
 class Wire:
@@ -456,7 +405,7 @@ def submit(number: int, **fields: Any) -> frontend_pb2.Submit:
 
 
 async def test_what_a_front_end_says_is_checked_one_request_at_a_time(pair: str) -> None:
-    async with stage(pair) as cell, open_channel(cell.coordinator.endpoint) as channel:
+    async with stage(pair) as cell, open_channel(cell.serving.endpoint) as channel:
         wire = Wire(channel)
         await wire.say(hello=HELLO)
         bad_text = submit(3)
@@ -486,12 +435,12 @@ async def test_what_a_front_end_says_is_checked_one_request_at_a_time(pair: str)
         assert len(tokens) == 3
         wire.call.cancel()
         await cell.freed()
-        assert cell.coordinator.metrics.value("dropped_total", kind="finish", reason="late") == 1
+        assert cell.serving.metrics.value("dropped_total", kind="finish", reason="late") == 1
 
 
 @pytest.mark.parametrize("first", [{}, {"submits": [submit(1)]}])
 async def test_a_stream_without_a_hello_is_refused(pair: str, first: dict[str, Any]) -> None:
-    async with stage(pair) as cell, open_channel(cell.coordinator.endpoint) as channel:
+    async with stage(pair) as cell, open_channel(cell.serving.endpoint) as channel:
         wire = Wire(channel)
         await wire.say(**first)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -501,7 +450,7 @@ async def test_a_stream_without_a_hello_is_refused(pair: str, first: dict[str, A
 
 
 async def test_a_front_end_that_uses_a_number_twice_is_let_go(pair: str) -> None:
-    async with stage(pair) as cell, open_channel(cell.coordinator.endpoint) as channel:
+    async with stage(pair) as cell, open_channel(cell.serving.endpoint) as channel:
         wire = Wire(channel)
         twice = [submit(1), submit(1)]
         for one in twice:

@@ -19,7 +19,7 @@ from tests.services.cell import Cell
 
 @pytest_asyncio.fixture
 async def coordinator(cell: Cell) -> ClientsProcess[LocalCell]:
-    return await cell.whole(policy="fixed:7", metrics_port=None)
+    return await cell.whole(policy="fixed:7")
 
 
 async def ask(

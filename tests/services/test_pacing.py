@@ -10,7 +10,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import workers
 from synthetic_file import synthetic_file
 
 from coordinator.cells.local_cell import LocalCell
@@ -24,6 +23,7 @@ from dspark.client.request import write_request
 from dspark.errors import ConfigError
 from dspark.runtime.channel import open_channel
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
+from tests.services.cell import Cell
 
 FRAME = 1024
 
@@ -31,8 +31,9 @@ FRAME = 1024
 @asynccontextmanager
 async def _cell(pair: str, **more: object) -> AsyncIterator[ClientsProcess[LocalCell]]:
     pace = {"pace_interval_ms": 40.0, "pace_frame_bytes": FRAME, "pace_tokens_per_s": 20.0}
-    async with workers.synthetic(pair, **pace, **more) as (coordinator, *_):
-        yield coordinator
+    async with Cell(pair=pair) as cell:
+        yield await cell.whole(**pace, **more)
+        await cell.freed()
 
 
 def _pair(folder: Path, accept: float) -> str:

@@ -77,7 +77,7 @@ class Running:
 @pytest_asyncio.fixture
 async def cell(cell: Cell) -> Running:
     coordinator = await cell.whole()
-    front = await cell.frontend(coordinator)
+    front = await cell.frontend()
     return Running(cell.client(coordinator), cell.client(front), coordinator, cell.verifiers[0])
 
 

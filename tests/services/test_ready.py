@@ -66,7 +66,7 @@ async def test_nothing_says_that_it_serves_before(
     coordinator = await cell.coordinator(
         draft=(place,), http="127.0.0.1:0", warm_up_s=LONG_S, describe_deadline_s=0.2
     )
-    front = await cell.frontend(coordinator)
+    front = await cell.frontend()
     assert coordinator.cell.membership.lanes
     async with httpx.AsyncClient(base_url=str(coordinator.http_url)) as http:
         assert (await http.get("/health")).status_code == 503

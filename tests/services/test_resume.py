@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
-import workers
 
 from deploy.head import free_ports
 from dspark.client import AsyncClient, Chunk
@@ -37,7 +36,6 @@ class Site(Cell):
     def __init__(self, target: Path, drafter: Path, journal: Path) -> None:
         super().__init__(target, drafter)
         self._journal, self._endpoint = str(journal), f"127.0.0.1:{free_ports(1)[0]}"
-        self.serving: Any = None
 
     async def start(self) -> None:
         await self.verifier()
@@ -45,9 +43,7 @@ class Site(Cell):
         await self.comes()
 
     async def comes(self, *, journal: bool = True) -> None:
-        self.serving = await self.coordinator(
-            bind=self._endpoint, journal=self._journal if journal else None
-        )
+        await self.coordinator(bind=self._endpoint, journal=self._journal if journal else None)
         self._endpoint = self.serving.endpoint
 
     async def goes(self) -> None:
@@ -144,16 +140,12 @@ async def test_without_a_journal_only_repeatable_answers_go_on(site: Site) -> No
 
 
 async def test_through_a_front_end_it_is_the_same(site: Site) -> None:
-    async with (
-        workers.frontend(coordinator=site.serving.endpoint) as front,
-        AsyncClient(front.endpoint) as client,
-    ):
-        calm, _ = await read(site, client, go_at=0, temperature=0.0, n=2, logprobs=2)
-        hurt, resumed = await read(
-            site, client, go_at=20, resume_s=20.0, temperature=0.0, n=2, logprobs=2
-        )
-        assert hurt == calm
-        assert resumed >= 1
+    client = site.client(await site.frontend())
+    params: dict[str, Any] = {"temperature": 0.0, "n": 2, "logprobs": 2}
+    calm, _ = await read(site, client, go_at=0, **params)
+    hurt, resumed = await read(site, client, go_at=20, resume_s=20.0, **params)
+    assert hurt == calm
+    assert resumed >= 1
 
 
 async def test_a_stream_whose_client_resumed_it_elsewhere_is_told_so(site: Site) -> None:

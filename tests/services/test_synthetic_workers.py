@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import structlog
-import workers
 from synthetic_file import synthetic_file
 
 from coordinator.cells.local_cell import LocalCell
@@ -22,6 +21,7 @@ from draft_service.config import DraftConfig
 from dspark.client import AsyncClient
 from dspark.errors import ConfigError, Unsupported
 from dspark.runtime import worker
+from tests.services.cell import Cell
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
@@ -41,11 +41,10 @@ def pair(tmp_path: Path) -> str:
 async def cell(pair: str) -> AsyncIterator[tuple[ClientsProcess[LocalCell], AsyncClient]]:
     # Steps of a millisecond: on a crowded machine drafts do not pay, and a lane that may would go
     # without.
-    async with (
-        workers.synthetic(pair, bypass=False) as (coordinator, *_),
-        AsyncClient(coordinator.endpoint) as client,
-    ):
-        yield coordinator, client
+    async with Cell(pair=pair) as made:
+        coordinator = await made.whole(bypass=False)
+        yield coordinator, made.client(coordinator)
+        await made.freed()
 
 
 async def test_the_lane_knows_the_cost_curves_of_the_file(pair: str) -> None:

@@ -4,7 +4,6 @@ running server."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
 import json
 import ssl
@@ -16,7 +15,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-import workers
 from faults.pair import FLAT
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -34,6 +32,7 @@ from dspark.runtime.tls import Tls
 from dspark.training.disk import read_rows
 from tests.certificates import Authority
 from tests.commands import dspark
+from tests.services.cell import Cell
 from tests.waiting import until
 
 
@@ -129,12 +128,9 @@ async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
     clients.write_text("acme a-token-of-the-tenant-acme\n")
     shared = {**tokens, **ours.settings()}
     tenant = ours.tls("client-acme")
-    async with (
-        workers.synthetic(FLAT, shared=shared, client_token_file=str(clients)) as (coordinator, *_),
-        workers.frontend(
-            coordinator=coordinator.endpoint, client_token_file=str(clients), **shared
-        ) as front,
-    ):
+    async with Cell(pair=FLAT, shared=shared) as cell:
+        coordinator = await cell.whole(client_token_file=str(clients))
+        front = await cell.frontend(client_token_file=str(clients))
         for endpoint in (coordinator.endpoint, front.endpoint):
             assert await _answered(endpoint, tenant, "a-token-of-the-tenant-acme") == 8
             with pytest.raises(Denied):
@@ -158,39 +154,33 @@ async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
 
 async def test_a_verifier_is_found_again_when_all_certificates_are_others(tmp_path: Path) -> None:
     """At the same address, by a coordinator that was started with the former ones."""
-    engine = {**workers.simulated(FLAT), "metrics_port": None}
     authority = Authority(tmp_path)
-    given, tenant = authority.settings(), authority.tls("client-acme")
-    async with contextlib.AsyncExitStack() as stack:
-        async with workers.verifier(grace_s=0.0, **engine, **given) as verifier:
-            coordinator = await stack.enter_async_context(
-                workers.coordinator(verify=(verifier.endpoint,), **given)
-            )
-            authority.replace()
-        engine["bind"] = verifier.endpoint
-        async with workers.verifier(grace_s=0.0, **engine, **given):
-            await until(lambda: coordinator.cell.membership.ready, 20.0)
-            assert await _answered(coordinator.endpoint, tenant) == 8
+    tenant = authority.tls("client-acme")
+    async with Cell(pair=FLAT, shared=authority.settings()) as cell:
+        verifier = await cell.verifier()
+        coordinator = await cell.coordinator()
+        authority.replace()
+        await verifier.stop(0.0)
+        await cell.verifier(bind=verifier.endpoint)
+        await until(lambda: coordinator.cell.membership.ready, 20.0)
+        assert await _answered(coordinator.endpoint, tenant) == 8
 
 
 async def test_a_front_end_attaches_after_certificates_that_did_not_fit(tmp_path: Path) -> None:
     """It looked for its coordinator while they were being replaced."""
     authority = Authority(tmp_path)
-    given, tenant = authority.settings(), authority.tls("client-acme")
-    engine = {**workers.simulated(FLAT), "metrics_port": None, **given}
-    async with contextlib.AsyncExitStack() as stack:
-        verifier = await stack.enter_async_context(workers.verifier(grace_s=0.0, **engine))
-        cell = {"verify": (verifier.endpoint,), **given}
-        async with workers.coordinator(**cell) as coordinator:
-            front = await stack.enter_async_context(
-                workers.frontend(coordinator=coordinator.endpoint, **given)
-            )
-            authority.spoil("node.crt")
+    tenant = authority.tls("client-acme")
+    async with Cell(pair=FLAT, shared=authority.settings()) as cell:
+        await cell.verifier()
+        coordinator = await cell.coordinator()
+        front = await cell.frontend()
+        authority.spoil("node.crt")
+        await coordinator.stop(0.0)
         await asyncio.sleep(1.0)
         authority.renew()
-        async with workers.coordinator(bind=coordinator.endpoint, **cell):
-            await until(lambda: front.cell._terms is not None, 20.0)
-            assert await _answered(front.endpoint, tenant) == 8
+        await cell.coordinator(bind=coordinator.endpoint)
+        await until(lambda: front.cell._terms is not None, 20.0)
+        assert await _answered(front.endpoint, tenant) == 8
 
 
 async def test_a_stage_of_training_asks_a_cell_under_mutual_tls(
@@ -201,7 +191,8 @@ async def test_a_stage_of_training_asks_a_cell_under_mutual_tls(
     turns = [{"role": "user", "content": "", "token_ids": [3, 4, 5]}]
     prompts.write_text(json.dumps({"id": "one", "conversations": turns}) + "\n")
     shared = {"token_file": str(token), **ours.settings()}
-    async with workers.synthetic(FLAT, shared=shared) as (coordinator, *_):
+    async with Cell(pair=FLAT, shared=shared) as cell:
+        coordinator = await cell.whole()
         asked = ["--endpoint", coordinator.endpoint, "--token-file", str(token)]
         for key, path in ours.settings().items():
             asked += ["--" + key.replace("_", "-"), path]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 from coordinator import process as coordinator_process
@@ -12,7 +12,6 @@ from coordinator.frontend import process as frontend_process
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.runtime.shell import ShellProcess
-from tests.waiting import until
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
@@ -63,24 +62,3 @@ def frontend(grace_s: float = 0.0, name: str = "frontend/0", **settings: Any) ->
 def simulated(pair: Any) -> dict[str, Any]:
     """Settings of a worker of a synthetic pair."""
     return {"engine": "synthetic", "synthetic": str(pair), "measure_cost": True}
-
-
-@contextlib.asynccontextmanager
-async def synthetic(
-    pair: Any,
-    *,
-    shared: Mapping[str, Any] | None = None,
-    verify: Mapping[str, Any] | None = None,
-    **settings: Any,
-) -> AsyncIterator[Any]:
-    """(coordinator, verifier, drafter) of a synthetic pair; both pools are empty at the end.
-    settings: the coordinator's; shared: every process's; verify: the verifier's."""
-    given = {"metrics_port": None, **(shared or {})}
-    engine = {**simulated(pair), **given}
-    async with (
-        verifier(grace_s=0.0, **engine, **(verify or {})) as v,
-        drafter(grace_s=0.0, **engine) as d,
-        coordinator(**{"verify": (v.endpoint,), "draft": (d.endpoint,), **given, **settings}) as c,
-    ):
-        yield c, v, d
-        await until(lambda: v.engine.held.pages_held == d.engine.held.pages_held == 0)
