@@ -19,8 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from faults import oracle, pair
 from faults.plan import Action, Plan, once
 from faults.promises import take_out_youngest
-from faults.simulated import Answer, SimulatedCell, in_memory
+from faults.simulated import SimulatedCell, in_memory
 from faults.simulation import Simulation
+from faults.streams import Stream
 
 PROMPTS = tuple(pair.prompt(number, length) for number, length in enumerate((4, 1, 38, 6)))
 LONGEST = 24
@@ -71,7 +72,7 @@ class CellMachine(RuleBasedStateMachine):
         self.simulation.enter(in_memory(self.cell))
         self.simulation.run(self.cell.start())
         self.expected = expected
-        self.asked: list[tuple[int, int, asyncio.Task[Answer]]] = []
+        self.asked: list[tuple[int, int, asyncio.Task[Stream]]] = []
         self.seen: Counter[int] = Counter()  # committed tokens by sequence
         self.down: set[str] = set()
         self.hung: set[str] = set()
@@ -139,8 +140,7 @@ class CellMachine(RuleBasedStateMachine):
 
     @rule()
     def preempt(self) -> None:
-        for lane in self.membership.lanes:
-            self._now(take_out_youngest, lane)  # as if a sequence found no page
+        self._now(take_out_youngest, self.cell)  # as if a sequence found no page
         self._pass(0.0)
 
     @property

@@ -77,10 +77,6 @@ class FaultCell(ProcessCell):
     def alive(self, name: str) -> bool:
         return self.children[name].process.poll() is None
 
-    def log(self, name: str) -> str:
-        """What a process wrote to stderr so far."""
-        return self.children[name].log.read_text(encoding="utf-8", errors="replace")
-
     def resources(self, name: str) -> dict[str, int]:
         """Resident bytes, open files and threads of a process, from /proc."""
         folder = Path(f"/proc/{self.children[name].pid}")

@@ -19,20 +19,21 @@ from typing import Any
 
 import grpc
 
-from coordinator.lanes.lane import Lane
 from coordinator.lanes.request_state import LifeEvent
-from dspark.client.request import Options, write_request
+from dspark.client.request import write_request
 from dspark.wire.v1 import generate_pb2_grpc
 from faults import pair
 from faults.plan import Action, Plan, once
-from faults.simulated import Answer, SimulatedCell, simulate
+from faults.simulated import SimulatedCell, simulate
+from faults.streams import Stream
+from tests.keys import key_files
 
 TOKENS = 28
 POLICIES = ("fixed:4", "adaptive", "fixed:2", "threshold:0.5")
 PATIENT = {"max_handovers": 1000, "flap_limit": 0}
 
 
-def judged(cell: SimulatedCell, answers: Sequence[Answer]) -> list[str]:
+def judged(cell: SimulatedCell, answers: Sequence[Stream]) -> list[str]:
     """What is wrong with answers that should all have ended in good order, with what lies behind
     them, and with what is still held now."""
     tape = cell.tape
@@ -40,7 +41,9 @@ def judged(cell: SimulatedCell, answers: Sequence[Answer]) -> list[str]:
     found = [f"failed: {answer.error}" for answer in answers if answer.error is not None]
     found += filter(None, (tape.problem(answer.prompt, answer.ids) for answer in answers))
     found += tape.problems
-    found += filter(None, [tape.rows_problem([answer.prompt + answer.ids for answer in answers])])
+    found += filter(
+        None, [tape.rows_problem([[*answer.prompt, *answer.ids] for answer in answers])]
+    )
     return found
 
 
@@ -58,8 +61,9 @@ def asking(
     count: int = 8,
     *,
     prompts: tuple[int, ...] = (9, 17, 30),
+    laws: Sequence[dict[str, Any]] = pair.ALL_PARAMS,
     **more: Any,
-) -> list[asyncio.Task[Answer]]:
+) -> list[asyncio.Task[Stream]]:
     """So many requests, by turns under each law. prompts: lengths to draw from, in tokens."""
     first = draw.randrange(32)
     return [
@@ -69,7 +73,7 @@ def asking(
                 **{
                     "max_tokens": TOKENS,
                     "policy": POLICIES[number // 4 % 4],
-                    **pair.ALL_PARAMS[number % 4],
+                    **laws[number % len(laws)],
                     **more,
                 },
             )
@@ -78,35 +82,42 @@ def asking(
     ]
 
 
-async def _kill(cell: SimulatedCell, draw: random.Random) -> list[str]:
-    asked = asking(cell, draw)
-    await cell.after(draw.uniform(0.02, 0.12))
+async def killed(
+    cell: SimulatedCell, draw: random.Random, count: int = 8, **more: Any
+) -> tuple[list[Stream], list[str]]:
+    """Answers of which the verifier that holds most dies, and what is wrong with them."""
+    asked = asking(cell, draw, count, **more)
+    await cell.after(draw.uniform(0.001, 0.14))
     cell.kill(lost := cell.holder())
-    await cell.after(draw.choice([0.0, 0.2]))
+    await cell.after(draw.choice([0.0, 0.01, 0.2]))
     await cell.restart(lost)
     answers = await asyncio.gather(*asked)
-    await cell.connected(4)
-    return judged(cell, answers) + await freed(cell)
+    await cell.connected()
+    return answers, judged(cell, answers) + await freed(cell)
+
+
+async def _kill(cell: SimulatedCell, draw: random.Random) -> list[str]:
+    return (await killed(cell, draw))[1]
 
 
 async def _preempt(cell: SimulatedCell, draw: random.Random) -> list[str]:
     asked = asking(cell, draw)
     for _ in range(5):
         await cell.after(draw.uniform(0.01, 0.05))
-        for lane in cell.processes["coordinator/0"].cell.membership.lanes:
-            take_out_youngest(lane)
+        take_out_youngest(cell)
     return judged(cell, await asyncio.gather(*asked)) + await freed(cell)
 
 
-def take_out_youngest(lane: Lane) -> None:
-    """As where pages run out: it is settled, and begins again."""
-    placed = max(
-        (each for each in lane._members if each.admitted),
-        key=lambda each: each.number,
-        default=None,
-    )
-    if placed is not None and placed.leaving is None:
-        lane._settle(placed, LifeEvent.PREEMPTED)
+def take_out_youngest(cell: SimulatedCell) -> None:
+    """Of each lane, as where pages run out: it is settled, and begins again."""
+    for lane in cell.processes["coordinator/0"].cell.membership.lanes:
+        placed = max(
+            (each for each in lane._members if each.admitted),
+            key=lambda each: each.number,
+            default=None,
+        )
+        if placed is not None and placed.leaving is None:
+            lane._settle(placed, LifeEvent.PREEMPTED)
 
 
 async def _drafters_gone(cell: SimulatedCell, draw: random.Random) -> list[str]:
@@ -159,17 +170,8 @@ async def _prefixes(cell: SimulatedCell, draw: random.Random) -> list[str]:
 
 
 async def _rules(cell: SimulatedCell, draw: random.Random) -> list[str]:
-    first = draw.randrange(32)
-    all_params = [params for params in pair.ALL_PARAMS if params.get("rule") in ("token", "block")]
-    asked = [
-        cell.ask(
-            pair.prompt(first + number, 20),
-            max_tokens=48,
-            policy="fixed:5",
-            **all_params[number % 2],
-        )
-        for number in range(8)
-    ]
+    laws = (pair.BLOCK, pair.TOKEN)
+    asked = asking(cell, draw, prompts=(20,), laws=laws, max_tokens=48, policy="fixed:5")
     return judged(cell, await asyncio.gather(*asked))
 
 
@@ -216,16 +218,14 @@ class Journal:
     async def story(self, cell: SimulatedCell, draw: random.Random) -> list[str]:
         """Ratio rules and `coupled` without a seed of the client's: nothing can be computed
         again."""
-        first, answers = draw.randrange(32), list[Answer]()
-        asked = []
+        first, answers = draw.randrange(32), list[Stream]()
+        asked, options = [], list[dict[str, Any]]()
         for number in range(1 if self._at_first else 6):
-            answers.append(Answer())
-            params = pair.ALL_PARAMS[3 - number % 3]
-            work = cell.ask(
-                pair.prompt(first + number, 20), into=answers[-1], max_tokens=TOKENS,
-                policy="fixed:3",
-                resume_s=60.0, request_id=f"mine-{number}", **params,
-            )  # fmt: skip
+            answers.append(Stream())
+            law = {"request_id": f"mine-{number}", **pair.ALL_PARAMS[3 - number % 3]}
+            options.append({"max_tokens": TOKENS, "policy": "fixed:3", "ignore_eos": True, **law})
+            ids = pair.prompt(first + number, 20)
+            work = cell.ask(ids, into=answers[-1], resume_s=60.0, **options[-1])
             asked.append(asyncio.create_task(work))
         if self._at_first:
             await cell.until(lambda: bool(answers[0].ids), each_s=0.0001)
@@ -238,22 +238,15 @@ class Journal:
         for answer, before in zip(answers, shown, strict=True):
             if answer.ids[: len(before)] != before:
                 found.append("what was shown has changed")
-        for number, answer in enumerate(answers):  # who asks for all of it again is told the same
-            params = pair.ALL_PARAMS[3 - number % 3]
-            options = Options(
-                max_tokens=TOKENS,
-                policy="fixed:3",
-                request_id=f"mine-{number}",
-                ignore_eos=True,
-                **params,
-            )
-            if await _told_again(cell, answer.prompt, options) != answer.ids:
+        for answer, its in zip(answers, options, strict=True):
+            # who asks for all of it again is told the same
+            if await _told_again(cell, answer.prompt, its) != answer.ids:
                 found.append("told again it is another answer")
         return found + await freed(cell)
 
 
-async def _told_again(cell: SimulatedCell, prompt: list[int], options: Options) -> list[int]:
-    request = write_request(prompt, options)
+async def _told_again(cell: SimulatedCell, prompt: list[int], options: dict[str, Any]) -> list[int]:
+    request = write_request(prompt, options)  # type: ignore[arg-type]
     request.resume.offsets.append(0)
     stub = generate_pb2_grpc.GenerationStub(grpc.aio.insecure_channel(cell.endpoint))
     try:
@@ -280,14 +273,8 @@ def lied_to(seed: int, lie: str = "random ids") -> list[str]:
     from faults.rows.r11_lying_drafter import LIES, Lying
 
     async def story(cell: SimulatedCell) -> list[str]:
-        first = random.Random(seed).randrange(32)
-        all_params = (pair.GREEDY, pair.COUPLED)
-        asked = [
-            cell.ask(
-                pair.prompt(first + n, 20), max_tokens=40, policy="fixed:4", **all_params[n % 2]
-            )
-            for n in range(6)
-        ]
+        options = {"prompts": (20,), "laws": (pair.GREEDY, pair.COUPLED), "max_tokens": 40}
+        asked = asking(cell, random.Random(seed), 6, policy="fixed:4", **options)
         return judged(cell, await asyncio.gather(*asked))
 
     return simulate(story, plan=Lying(LIES[lie]), seed=seed)
@@ -331,12 +318,7 @@ def _journal(at_first: bool) -> Callable[[int], list[str]]:
 def knowing(*tenants: str) -> Iterator[dict[str, dict[str, Any]]]:
     """Settings of a simulated cell that knows these tenants, by their `token`."""
     with tempfile.TemporaryDirectory(prefix="dspark-tenants-") as folder:
-        worker, clients = Path(folder) / "worker", Path(folder) / "clients"
-        worker.write_text("worker-token-of-this-cell")
-        clients.write_text("".join(f"{tenant} {token(tenant)}\n" for tenant in tenants))
-        keys = {"token_file": str(worker)}
-        its = {"client_token_file": str(clients), **keys}
-        yield {"coordinator": its, "verify": keys, "draft": keys}
+        yield key_files(Path(folder), {tenant: token(tenant) for tenant in tenants})
 
 
 def _of_tenants(seed: int) -> list[str]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 from unittest import mock
@@ -29,7 +28,7 @@ from coordinator.config import CoordinatorConfig, FrontendConfig
 from coordinator.frontend import process as frontend_process
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
-from dspark.client import AsyncClient, Chunk, DsparkError, Finished
+from dspark.client import AsyncClient
 from dspark.runtime import worker
 from faults.device import Seconds, SimulatedDevice
 from faults.memory_grpc import MemoryChannel, MemoryDrafterStream, MemoryServer
@@ -37,6 +36,7 @@ from faults.network import Network
 from faults.pair import DRAFTER, FLAT, TARGET
 from faults.plan import Plan
 from faults.simulation import Simulation
+from faults.streams import Stream
 from faults.tape import Tape
 from verify_service import drafters
 from verify_service import process as verify_process
@@ -45,22 +45,6 @@ from verify_service.config import VerifyConfig
 LONGEST_S = 3600.0  # simulated seconds that a story may take
 
 T = TypeVar("T")
-
-
-@dataclass
-class Answer:
-    """What a client got. Offsets are checked as they come: each chunk begins where the last one
-    ended."""
-
-    prompt: list[int] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)  # of each chunk, simulated seconds
-    end: Finished | None = None
-    error: DsparkError | None = None
-
-    @property
-    def longest_gap_s(self) -> float:
-        return max((b - a for a, b in zip(self.times, self.times[1:], strict=False)), default=0.0)
 
 
 class SimulatedCell:
@@ -120,12 +104,14 @@ class SimulatedCell:
             for index in range(count):
                 await self.begin(f"{role}/{index}")
         await self.begin("coordinator/0")
-        await self.connected(sum(self._counts.values()))
+        await self.connected()
         for index in range(self._frontends):
             await self.begin(f"frontend/{index}")
 
-    async def connected(self, workers: int, within_s: float = 60.0) -> None:
-        """Until the coordinator is connected to so many workers."""
+    async def connected(self, workers: int = 0, within_s: float = 60.0) -> None:
+        """Until the coordinator is connected to so many workers; to all it began with if none is
+        said."""
+        workers = workers or sum(self._counts.values())
         membership = self.processes["coordinator/0"].cell.membership
         await self.until(
             lambda: sum(worker.connected for worker in membership.workers) >= workers, within_s
@@ -189,9 +175,9 @@ class SimulatedCell:
             self.kill(name)
         return await self.begin(name)
 
-    async def ask_from(self, client: str, prompt: list[int], **options: Any) -> Answer:
+    async def ask_from(self, client: str, prompt: list[int], **options: Any) -> Stream:
         """`ask` by a process of this name, which can be killed and frozen like any other."""
-        asking: Answer = await self.network.within(
+        asking: Stream = await self.network.within(
             self.network.begin(client), self.ask(prompt, **options)
         )
         return asking
@@ -200,35 +186,19 @@ class SimulatedCell:
         self,
         prompt: list[int],
         *,
-        timeout: float = 600.0,
         at: str = "coordinator/0",
         token: str | None = None,
-        into: Answer | None = None,
+        into: Stream | None = None,
         **options: Any,
-    ) -> Answer:
+    ) -> Stream:
         """One request by the Python client to a process; greedy and to its full length unless told
         otherwise. `into` grows while it runs."""
-        answer = into or Answer()
+        answer = into or Stream()
         answer.prompt = list(prompt)
-        options = {
-            "temperature": 0.0,
-            "ignore_eos": True,
-            **({} if "rule" in options else {"seed": 7}),
-            **options,
-        }
+        seeded = {} if "rule" in options else {"seed": 7}
+        answer.options = {"timeout": 600.0, "temperature": 0.0, **seeded, **options}
         async with AsyncClient(self._binds[at], token=token) as client:
-            try:
-                async for event in client.generate(prompt, timeout=timeout, **options):
-                    if isinstance(event, Chunk):
-                        assert event.offset == len(answer.ids), (
-                            f"offset {event.offset} after {len(answer.ids)} tokens"
-                        )
-                        answer.ids += event.token_ids
-                        answer.times.append(self.now)
-                    else:
-                        answer.end = event
-            except DsparkError as error:
-                answer.error = error
+            await answer.run(client)
         return answer
 
     async def after(self, seconds: float) -> None:

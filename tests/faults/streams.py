@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from deploy.processes import ProcessCell
 from dspark.client import AsyncClient, Chunk, DsparkError, Finished
 from faults import oracle, pair
+from tests.waiting import wait_until
 
 PATIENT = {"max_handovers": 1000, "flap_limit": 0, "verifier_wait_s": 60}
 # Ratio rules without a seed: what was drawn cannot be drawn again.
@@ -33,14 +34,13 @@ ALL_PARAMS: tuple[dict[str, Any], ...] = (
 class Stream:
     """One answer as its client saw it."""
 
-    prompt: Sequence[int]
-    options: dict[str, Any]
+    prompt: Sequence[int] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
     ids: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)  # monotonic, of every chunk
-    finish: str = ""
-    error: str = ""
-    resumed: int = 0
     end: Finished | None = None
+    error: DsparkError | None = None
+    resumed: int = 0
 
     @property
     def gaps(self) -> list[float]:
@@ -48,12 +48,20 @@ class Stream:
         return [later - earlier for earlier, later in itertools.pairwise(self.times)]
 
     @property
-    def over(self) -> bool:
-        return bool(self.finish or self.error)
+    def longest_gap_s(self) -> float:
+        return max(self.gaps, default=0.0)
 
-    async def run(self, client: AsyncClient, *, resume_s: float = 0.0) -> None:
+    @property
+    def finish(self) -> str:
+        return self.end.finish_reason if self.end is not None else ""
+
+    @property
+    def over(self) -> bool:
+        return self.end is not None or self.error is not None
+
+    async def run(self, client: AsyncClient) -> None:
         asked = client.generate(
-            self.prompt, timeout=900, resume_s=resume_s, ignore_eos=True, **self.options
+            self.prompt, **{"timeout": 900.0, "ignore_eos": True, **self.options}
         )
         try:
             async for event in asked:
@@ -63,9 +71,9 @@ class Stream:
                     self.ids += event.token_ids
                     self.times.append(time.monotonic())
                 elif isinstance(event, Finished):
-                    self.finish, self.end = event.finish_reason, event
+                    self.end = event
         except DsparkError as error:
-            self.error = f"{type(error).__name__}: {error}"
+            self.error = error
         self.resumed = asked.resumed
 
     def lives(self, at: float) -> bool:
@@ -110,7 +118,7 @@ def judged(streams: Sequence[Stream]) -> dict[str, Any]:
         "right": sum(fine),
         "wrong": sorted({each.wrong for each in found if each.wrong})[:3],
         "near_ties": sum(each.near_ties for each in found),
-        "errors": sorted({one.error for one in streams if one.error})[:3],
+        "errors": sorted({repr(one.error) for one in streams if one.error})[:3],
         "tokens_a_round": round(
             1 + sum(e.accepted_tokens for e in ended) / max(sum(e.rounds for e in ended), 1), 2
         ),
@@ -119,9 +127,7 @@ def judged(streams: Sequence[Stream]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def asking(
-    cell: ProcessCell, streams: Sequence[Stream], *, resume_s: float = 0.0
-) -> AsyncIterator[list[Stream]]:
+async def asking(cell: ProcessCell, streams: Sequence[Stream]) -> AsyncIterator[list[Stream]]:
     """These requests again and again beside the body; all have ended behind it. Gives all that were
     asked."""
     asked: list[Stream] = []
@@ -131,7 +137,7 @@ async def asking(
         while not over.is_set():
             mine = [Stream(one.prompt, one.options) for one in streams]
             asked.extend(mine)
-            await asyncio.gather(*(one.run(client, resume_s=resume_s) for one in mine))
+            await asyncio.gather(*(one.run(client) for one in mine))
 
     async with AsyncClient(cell.endpoint) as client:
         work = asyncio.create_task(again(client))
@@ -143,18 +149,12 @@ async def asking(
             work.cancel()
 
 
-async def until(true: Callable[[], bool], *, within_s: float = 60.0) -> None:
-    """Looks now and then at what other processes do; ends the program when it does not come
-    true."""
-    deadline = time.monotonic() + within_s
-    while not await asyncio.to_thread(true):
-        if time.monotonic() > deadline:
-            raise SystemExit(f"not so within {within_s:g} s")
-        await asyncio.sleep(0.02)
+async def whole(cell: ProcessCell) -> None:
+    """Until the coordinator says that every process serves."""
 
+    def serves() -> bool:
+        with cell.client() as client:
+            states = [process.state for process in client.status().processes]
+        return states.count("serving") == len(cell.children)
 
-def whole(cell: ProcessCell) -> bool:
-    """Whether the coordinator says that every process serves."""
-    with cell.client() as client:
-        states = [process.state for process in client.status().processes]
-    return states.count("serving") == len(cell.children)
+    await asyncio.to_thread(wait_until, serves)

@@ -10,10 +10,11 @@ from faults.bad_checkpoints import TARGET, WEIGHTS
 from faults.plan import Action, Plan, once
 from faults.rows.r11_lying_drafter import LIES, SPEED, STEPS, Lying, answers
 from faults.rows.r26_bad_checkpoints import attempt
-from faults.simulated import Answer, SimulatedCell, simulate
+from faults.simulated import SimulatedCell, simulate
+from faults.streams import Stream
 
 
-async def through_a_front_end(cell: SimulatedCell) -> Answer:
+async def through_a_front_end(cell: SimulatedCell) -> Stream:
     return await cell.ask([7, 9], max_tokens=30, at="frontend/0", timeout=20.0)
 
 

@@ -17,7 +17,8 @@ from deploy.controller import Controller
 from deploy.fleet import Pending, StartedProcess
 from deploy.probe import ControlAnnouncer
 from deploy.topology import Replica, desired
-from faults.simulated import Answer, SimulatedCell, simulate
+from faults.simulated import SimulatedCell, simulate
+from faults.streams import Stream
 
 STREAMS = 16
 STEPS = [(1, 3), (1, 0), (1, 1), (2, 1), (1, 1), (2, 2), (1, 1)]  # verifiers, drafters
@@ -96,9 +97,9 @@ async def calm(cell: SimulatedCell) -> dict[int, list[int]]:
 
 
 def test_answers_are_the_same_while_both_pools_grow_shrink_and_vanish() -> None:
-    async def story(cell: SimulatedCell) -> tuple[dict[int, list[Answer]], dict[str, float]]:
+    async def story(cell: SimulatedCell) -> tuple[dict[int, list[Stream]], dict[str, float]]:
         over = asyncio.Event()
-        answers: dict[int, list[Answer]] = {n: [] for n in range(STREAMS)}
+        answers: dict[int, list[Stream]] = {n: [] for n in range(STREAMS)}
 
         async def stream(n: int) -> None:
             while not over.is_set():

@@ -3,6 +3,7 @@ with."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -11,8 +12,15 @@ from typing import Any, Self
 from coordinator.config import CoordinatorConfig
 from coordinator.workers.worker import Address, WorkerRole
 from dspark.client import AsyncClient
+from dspark.runtime.channel import health_of, sync_channel
 from tests.services import workers
 from tests.waiting import until
+
+
+async def health(process: Any, service: str) -> str:
+    """What it says of one."""
+    with sync_channel(process.endpoint) as channel:
+        return await asyncio.to_thread(health_of, channel, service)
 
 
 class Cell:

@@ -4,7 +4,9 @@ what it may lie."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import grpc
@@ -19,6 +21,8 @@ Reply = Callable[[draft_pb2.Order], list[Said] | None]  # None ends the stream, 
 
 class FakeDrafter(draft_pb2_grpc.DraftServicer):
     """A context that listens. projection: of the verifier that it says it drafts for."""
+
+    incarnation = INCARNATION
 
     def __init__(self, reply: Reply, projection: str = "") -> None:
         self.reply, self.projection, self.greets = reply, projection, True
@@ -76,6 +80,37 @@ class FakeDrafter(draft_pb2_grpc.DraftServicer):
                     for each in said:
                         is_blocks = isinstance(each, draft_pb2.Blocks)
                         yield draft_pb2.RoundsEvent(**{"blocks" if is_blocks else "welcome": each})
+
+
+class ThreadedDrafter(draft_pb2_grpc.DraftServicer):
+    """It greets with its name and says what a test puts into `said`; until None, to everybody.
+    rounds_port: where it says its rounds are; 0: where everything else is."""
+
+    def __init__(self, name: str = "fake", rounds_port: int = 0) -> None:
+        self.said: queue.SimpleQueue[draft_pb2.Blocks | draft_pb2.ContextOpened | None]
+        self.said, self._name, self._rounds_port = queue.SimpleQueue(), name, rounds_port
+        self._server = grpc.server(ThreadPoolExecutor(4))
+        draft_pb2_grpc.add_DraftServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self.endpoint = f"127.0.0.1:{self.port}"
+        self._server.start()
+
+    def Describe(
+        self, request: types_pb2.DescribeRequest, context: Any
+    ) -> draft_pb2.DrafterDescription:
+        return draft_pb2.DrafterDescription(rounds_port=self._rounds_port)
+
+    def Rounds(self, request_iterator: Any, context: Any) -> Iterator[draft_pb2.RoundsEvent]:
+        welcome = draft_pb2.RoundsWelcome(incarnation=INCARNATION, drafter_version=self._name)
+        yield draft_pb2.RoundsEvent(welcome=welcome)
+        while (said := self.said.get()) is not None:
+            is_blocks = isinstance(said, draft_pb2.Blocks)
+            yield draft_pb2.RoundsEvent(**{"blocks" if is_blocks else "opened": said})
+        self.said.put(None)
+
+    def stop(self) -> None:
+        self.said.put(None)
+        self._server.stop(0)
 
 
 def sound(order: draft_pb2.Order, /, **changes: Any) -> draft_pb2.Blocks:

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from faults.oracle import plain_greedy
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dspark.errors import Unavailable
-from tests.services.cell import Cell
+from tests.services.cell import Cell, health
 from tests.waiting import until
 
 PROMPT = (3, 17, 42, 9, 77, 5)
@@ -49,16 +48,13 @@ async def test_draining_flips_health_first_and_lets_streams_finish(
 ) -> None:
     coordinator = await cell.whole()
     client = cell.client(coordinator)
-    health = health_pb2_grpc.HealthStub(client._channel)
-    asked = health_pb2.HealthCheckRequest(service="dspark.wire.v1.Generation")
-    assert (await health.Check(asked, timeout=5)).status == health_pb2.HealthCheckResponse.SERVING
+    service = "dspark.wire.v1.Generation"
+    assert await health(coordinator, service) == "serving"
     running = asyncio.ensure_future(client.complete(PROMPT, max_tokens=200, **GREEDY))
     await until(lambda: coordinator.metrics.value("rounds_total") > 3)
     stopping = asyncio.ensure_future(coordinator.stop(20.0))
     async with asyncio.timeout(60):
-        while (
-            await health.Check(asked, timeout=5)
-        ).status != health_pb2.HealthCheckResponse.NOT_SERVING:
+        while await health(coordinator, service) != "not_serving":
             assert not running.done()
     with pytest.raises(Unavailable, match="draining"):
         await client.complete((5,), max_tokens=24, **GREEDY)

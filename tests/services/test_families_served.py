@@ -171,7 +171,15 @@ async def test_answers_are_those_of_plain_decoding(tmp_path: Path, name: str) ->
         assert cell.coordinator.metrics.value("refusals_total", reason="invalid") == 0
 
 
-@pytest.mark.parametrize("name", ["eagle3, random", "mtp, random", "the target as its own drafter"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "eagle3, random",
+        "mtp, random",
+        "the target as its own drafter",
+        "deepseek-v4's module, random",
+    ],
+)
 async def test_a_drafter_that_comes_late_is_filled_by_sending_again(
     tmp_path: Path, name: str
 ) -> None:

@@ -25,20 +25,19 @@ from tokenizers import decoders, models, pre_tokenizers
 from coordinator.answers.output_queue import OutputQueue
 from coordinator.cells.cell import SubmitRequest
 from coordinator.frontend import remote_cell
-from coordinator.frontend.front_end import ClientsProcess
-from coordinator.frontend.remote_cell import RemoteCell
 from coordinator.requests.request import Request
 from dspark.client import AsyncClient, Chunk, Completion
 from dspark.client.errors import InvalidRequest, Overloaded, Unavailable
 from dspark.errors import ConfigError
 from dspark.errors import Overloaded as CutAsSlow
 from dspark.rounds.policy import Off
-from dspark.runtime.channel import auth_metadata, health_of, open_channel, sync_channel
+from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.types import SamplingParams
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc, generate_pb2, generate_pb2_grpc
-from tests.services.cell import Cell
+from tests.services.cell import Cell, health
 from tests.waiting import until
 
+GENERATION = "dspark.wire.v1.Generation"
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -266,19 +265,14 @@ async def test_a_killed_coordinator_ends_streams_with_their_offset_and_another_o
             assert f"offset {tokens}" in str(ended.value)
             with pytest.raises(Unavailable, match="not attached"):
                 await client.complete([1, 2], max_tokens=4)
-            assert await health(frontend) == "not_serving"
+            assert await health(frontend, GENERATION) == "not_serving"
             process, _ = await start_process("coordinator", *words, "--bind", endpoint)
             await until(lambda: frontend.cell._terms is not None)
             assert len((await client.complete([1, 2], max_tokens=4)).token_ids) == 4
-            assert await health(frontend) == "serving"
+            assert await health(frontend, GENERATION) == "serving"
         finally:
             process.send_signal(signal.SIGKILL)
             await process.wait()
-
-
-async def health(process: ClientsProcess[RemoteCell]) -> str:
-    with sync_channel(process.endpoint) as channel:
-        return await asyncio.to_thread(health_of, channel, "dspark.wire.v1.Generation")
 
 
 async def test_a_client_that_does_not_read_is_cut_and_its_neighbours_go_on(pair: str) -> None:

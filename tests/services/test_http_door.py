@@ -24,6 +24,7 @@ from dspark.client import Client
 from dspark.errors import ConfigError
 from dspark.runtime.identity import write_token
 from tests.certificates import Authority
+from tests.keys import key_files
 from tests.services.http_cell import HttpCell, synthetic_pair
 from tests.waiting import wait_until
 
@@ -543,13 +544,8 @@ def test_a_key_is_the_clients_token(tmp_path: Path) -> None:
 
 
 def test_tenants_are_told_apart_by_their_keys(pair: Path, tmp_path: Path) -> None:
-    write_token(tmp_path / "worker")
     keys = {name: f"the-key-of-the-tenant-{name}" for name in ("acme", "bolt")}
-    (tmp_path / "clients").write_text(
-        "".join(f"{name} {key}\n" for name, key in keys.items()), encoding="utf-8"
-    )
-    files = {"token_file": str(tmp_path / "worker"), "client_token_file": str(tmp_path / "clients")}
-    with HttpCell(pair, **files) as cell:
+    with HttpCell(pair, **key_files(tmp_path, keys)["coordinator"]) as cell:
 
         def headers(tenant: str) -> dict[str, str]:
             return {"authorization": f"Bearer {keys[tenant]}", "x-request-id": "one"}

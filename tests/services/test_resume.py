@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from deploy.head import free_ports
 from dspark.client import AsyncClient, Chunk
-from dspark.client.errors import Cancelled, InvalidRequest, Unavailable
+from dspark.client.errors import Cancelled, Unavailable
 from dspark.client.request import write_request
 from dspark.wire.v1 import generate_pb2_grpc
 from tests.services.cell import Cell
@@ -42,8 +42,8 @@ class Site(Cell):
         await self.drafter()
         await self.comes()
 
-    async def comes(self, *, journal: bool = True) -> None:
-        await self.coordinator(bind=self._endpoint, journal=self._journal if journal else None)
+    async def comes(self) -> None:
+        await self.coordinator(bind=self._endpoint, journal=self._journal)
         self._endpoint = self.serving.endpoint
 
     async def goes(self) -> None:
@@ -114,29 +114,6 @@ async def test_without_being_asked_to_the_client_sees_where_its_answer_stands(si
         with pytest.raises(Unavailable, match="offset"):
             await read(site, client, go_at=20)
         await until(lambda: not site.held)
-
-
-async def test_without_a_journal_only_repeatable_answers_go_on(site: Site) -> None:
-    await site.goes()
-    await site.comes(journal=False)
-    async with AsyncClient(site.serving.endpoint) as client:
-        calm, _ = await read(site, client, go_at=0, temperature=0.0)
-        stream = client.generate(
-            [5, 9, 17], resume_s=20.0, **OPTIONS, temperature=1.0, rule="block"
-        )
-        again = client.generate([5, 9, 17], resume_s=20.0, **OPTIONS, temperature=0.0)
-        sampled, greedy = await anext(stream), await anext(again)
-        await site.goes()
-        await site.comes(journal=False)
-        with pytest.raises(InvalidRequest, match="cannot be repeated"):
-            _ = [event async for event in stream]
-        rest = [
-            token
-            for event in [greedy, *[each async for each in again]]
-            for token in event.token_ids
-        ]
-        assert rest == calm[0]
-        assert sampled.token_ids
 
 
 async def test_through_a_front_end_it_is_the_same(site: Site) -> None:

@@ -14,13 +14,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import workers
 from columns import rows_of
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from synthetic_file import synthetic_file
 
-from draft_service import process as draft_process
 from draft_service import rounds, rounds_server
-from draft_service.config import DraftConfig
 from dspark.rounds.events import OrderRow
 from dspark.runtime import backlog
 from dspark.runtime.aio_call import ending_as_told
@@ -32,6 +30,7 @@ from dspark.types import Block, Cursor, EmptyReason, RefusalReason, SamplingPara
 from dspark.wire import codec, orders
 from dspark.wire.blocks import read_blocks
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc, types_pb2
+from tests.services.cell import health
 from tests.waiting import until
 
 WIDTH, VOCAB, BLOCK = 1024, 500, 4
@@ -42,16 +41,9 @@ VERIFIER = 77
 @pytest.fixture(params=[0, None], ids=["own port", "one port"])
 async def drafter(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
     path = synthetic_file(tmp_path, [1.0] * BLOCK, feature_width=WIDTH, vocabulary=VOCAB)
-    config = DraftConfig(
-        engine="synthetic",
-        synthetic=path,
-        metrics_port=None,
-        max_sequences=8,
-        rounds_port=request.param,
-    )
-    process = await draft_process.start(config)
-    yield process
-    await process.stop(0.0)
+    settings = {"metrics_port": None, "max_sequences": 8, "rounds_port": request.param}
+    async with workers.drafter(grace_s=0.0, **workers.simulated(path), **settings) as process:
+        yield process
 
 
 async def port_of_rounds(process: Any) -> int:
@@ -466,11 +458,8 @@ async def test_a_stranger_gets_no_rounds_and_a_worker_does(tmp_path: Path) -> No
     secret = tmp_path / "token"
     write_token(secret)
     spec = synthetic_file(tmp_path, [1.0] * BLOCK)
-    config = DraftConfig(
-        engine="synthetic", synthetic=spec, metrics_port=None, token_file=str(secret)
-    )
-    process = await draft_process.start(config)
-    try:
+    settings = {"metrics_port": None, "token_file": str(secret)}
+    async with workers.drafter(grace_s=0.0, **workers.simulated(spec), **settings) as process:
         mine = [("authorization", f"Bearer {secret.read_text(encoding='utf-8').strip()}")]
         async with open_channel(process.endpoint) as channel:
             stub = draft_pb2_grpc.DraftStub(channel)
@@ -493,8 +482,6 @@ async def test_a_stranger_gets_no_rounds_and_a_worker_does(tmp_path: Path) -> No
                     await call.done_writing()
                 assert await asyncio.wait_for(call.code(), 20) is code
         assert process.metrics.value("refusals_total", reason="unauthenticated") == 2
-    finally:
-        await process.stop(0.0)
 
 
 async def test_a_drafter_whose_passes_fail_says_that_it_does_not_serve(
@@ -503,23 +490,19 @@ async def test_a_drafter_whose_passes_fail_says_that_it_does_not_serve(
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("the device is gone")
 
-    async def serves(expected: bool) -> None:
-        async with open_channel(drafter.endpoint) as channel:
-            stub, status = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckResponse
-            asked = health_pb2.HealthCheckRequest(service="dspark.wire.v1.Draft")
-            wanted = status.SERVING if expected else status.NOT_SERVING
-            async with asyncio.timeout(10):
-                while (await stub.Check(asked)).status != wanted:  # noqa: ASYNC110 - it has to be asked
-                    await asyncio.sleep(0.02)
+    async def says(expected: str) -> None:
+        async with asyncio.timeout(10):
+            while await health(drafter, "dspark.wire.v1.Draft") != expected:
+                pass
 
     async with greeted(drafter) as call:
         await call.open(1)
-        await serves(True)
+        await says("serving")
         monkeypatch.setattr(type(drafter.engine), "draft", broken)
         for number in range(1, 6):
             (block,) = await call.order(number, row(1, 10))
             assert block.empty_reason is EmptyReason.INVALID
-        await serves(False)
+        await says("not_serving")
         monkeypatch.undo()
         await call.order(6, row(1, 10))
-        await serves(True)
+        await says("serving")

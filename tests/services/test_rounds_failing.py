@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import workers
 from conductor import Answer, Conductor, conducting, planned
-from fake_drafter import INCARNATION, LIES, FakeDrafter, Said, sound
+from fake_drafter import LIES, FakeDrafter, Said, sound
 from synthetic_file import synthetic_file
 
 from dspark.errors import Overloaded
 from dspark.rounds.control import Admission, DrafterAt, Use
-from dspark.rounds.events import Acknowledged, Admit, How, Release, Why
+from dspark.rounds.events import Acknowledged, Admit, Why
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan
 from dspark.runtime import backlog
 from dspark.runtime.aio_call import ending_as_told
@@ -85,6 +85,14 @@ async def answered(process: Any, conductor: Conductor, answers: Sequence[Answer]
 LONG = 12_000  # tokens: until the test has seen enough
 
 
+def some(conductor: Conductor, count: int, *, apart: bool = False) -> list[Answer]:
+    """Long ones, drafted for by drafter 1, or apart by one each."""
+    return [
+        conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1 + apart * place)
+        for place in range(count)
+    ]
+
+
 async def so_far(
     process: Any, conductor: Conductor, answers: Sequence[Answer], enough: Callable[[], bool]
 ) -> None:
@@ -117,8 +125,8 @@ async def test_an_order_brings_the_mask_of_each_sequence(
         monkeypatch.setattr(
             CachedSequence, "first_mask", property(lambda state: b"mask" * (state.sequence % 3))
         )
-        conductor.port.tell([DrafterAt(1, fake.endpoint, INCARNATION)])
-        asked = [conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1) for place in range(4)]
+        conductor.know(1, fake)
+        asked = some(conductor, 4)
         await so_far(v, conductor, asked, lambda: len({sequence for sequence, _ in heard}) == 4)
     assert heard == {(sequence, b"mask" * (sequence % 3)) for sequence, _ in heard}
 
@@ -130,7 +138,7 @@ async def test_whatever_a_drafter_says_answers_are_the_targets(pair: str, lie: s
         FakeDrafter(LIES[lie]) as liar,
         conducting(v, PLAN) as conductor,
     ):
-        conductor.port.tell([DrafterAt(1, liar.endpoint, INCARNATION)])
+        conductor.know(1, liar)
         asked = [
             conductor.ask([5 + place, 6], params, LONG, drafter=1)
             for place, params in enumerate((SAMPLED, SAMPLED, COUPLED))
@@ -162,13 +170,9 @@ async def test_a_drafter_that_never_greets_and_one_that_never_answers(
     ):
         mute.greets = False
         async with conducting(v, PLAN) as conductor:
-            conductor.port.tell(
-                [DrafterAt(1, mute.endpoint, INCARNATION), DrafterAt(2, slow.endpoint, INCARNATION)]
-            )
-            asked = [
-                conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1 + place)
-                for place in range(2)
-            ]
+            conductor.know(1, mute)
+            conductor.know(2, slow)
+            asked = some(conductor, 2, apart=True)
             await so_far(
                 v, conductor, asked, lambda: {event.drafter for event in conductor.health} == {1, 2}
             )
@@ -183,9 +187,7 @@ async def test_another_process_at_a_drafters_address_is_not_that_drafter(pair: s
         conductor.port.tell(
             [DrafterAt(1, d.endpoint, d.incarnation + 1), DrafterAt(2, "unix:/etc/passwd", 5)]
         )
-        asked = [
-            conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1 + place) for place in range(2)
-        ]
+        asked = some(conductor, 2, apart=True)
         await so_far(
             v, conductor, asked, lambda: {event.drafter for event in conductor.health} == {1, 2}
         )
@@ -202,7 +204,7 @@ async def test_a_drafter_without_room_says_so_and_others_are_drafted_for(pair: s
         conducting(v, PLAN) as conductor,
     ):
         conductor.know(1, d)
-        asked = [conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1) for place in range(2)]
+        asked = some(conductor, 2)
         full = lambda: "full" in {event.what for event in conductor.health}  # noqa: E731
         await so_far(v, conductor, asked, lambda: full() and any(map(verified, asked)))
         assert not all(map(verified, asked))
@@ -211,7 +213,7 @@ async def test_a_drafter_without_room_says_so_and_others_are_drafted_for(pair: s
 async def test_a_drafter_that_is_gone_is_let_go_and_one_that_leaves_opens_nobody(pair: str) -> None:
     async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
         conductor.know(1, d)
-        asked = [conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1) for place in range(2)]
+        asked = some(conductor, 2)
         await until(lambda: all(map(verified, asked)))
         conductor.port.tell([DrafterAt(1, d.endpoint, d.incarnation, Use.GONE)])
         await until(lambda: d.engine.held.sequences == 0)
@@ -250,7 +252,7 @@ async def test_nothing_is_kept_of_a_block_that_was_judged(pair: str) -> None:
     drafts."""
     async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
         conductor.know(1, d)
-        answers = [conductor.ask([5 + place, 6], SAMPLED, LONG, drafter=1) for place in range(3)]
+        answers = some(conductor, 3)
         await until(lambda: all(map(verified, answers)))
         conductor.set(planned(PlanKind.OFF, 0, window=2))
         await until(lambda: all(each.rounds[-1].why_empty == "off" for each in answers))
@@ -350,22 +352,6 @@ async def test_a_stream_that_ends_in_the_middle_of_a_pass_frees_what_the_pass_he
         assert v.engine.held.pages_held, "the pass writes there"
         go_on.set()
         await until(lambda: v.engine.held.pages_held == 0)
-
-
-async def test_a_number_comes_again_while_a_pass_holds_what_it_named(pair: str) -> None:
-    async with verifier(pair) as v, conducting(v, PLAN) as conductor:
-        answer = conductor.ask([5, 6], SAMPLED, 40)
-        await until(lambda: answer.tokens)
-        begun, go_on = held_passes(v.engine)
-        await until(begun.is_set)
-        conductor.port.tell([Release(answer.number, answer.epoch, How.DROP)])
-        conductor.admit(answer)
-        await until(lambda: v.engine.find(answer.number, answer.epoch) is not None)
-        del v.engine.begin  # the engine's own again
-        go_on.set()
-        await conductor.tokens(answer)
-        assert not answer.refused
-        await answered(v, conductor, [answer])
 
 
 @pytest.mark.parametrize("method", ["open", "first_token"])

@@ -6,10 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import workers
 
 from dspark.client import AsyncClient
-from dspark.runtime.identity import write_token
+from tests.keys import key_files
+from tests.services.cell import Cell
 
 TOKENS = {"acme": "token-of-the-tenant-acme", "globex": "token-of-the-tenant-globex"}
 PROMPT = [number % 100 + 16 for number in range(100)]
@@ -19,18 +19,10 @@ PROMPT = [number % 100 + 16 for number in range(100)]
 async def test_tenants_share_neither_prefixes_nor_names(
     tmp_path: Path, golden_target: Path, attention: str
 ) -> None:
-    write_token(tmp_path / "worker")
-    clients = tmp_path / "clients"
-    clients.write_text("".join(f"{name} {token}\n" for name, token in TOKENS.items()))
-    worker = str(tmp_path / "worker")
-    async with (
-        workers.verifier(
-            golden_target, attention=attention, metrics_port=None, token_file=worker
-        ) as v,
-        workers.coordinator(
-            verify=(v.endpoint,), token_file=worker, client_token_file=str(clients)
-        ) as coordinator,
-    ):
+    keys = key_files(tmp_path, TOKENS)
+    async with Cell(golden_target) as cell:
+        await cell.verifier(attention=attention, **keys["verify"])
+        coordinator = await cell.coordinator(**keys["coordinator"])
         acme, globex = (AsyncClient(coordinator.endpoint, token=token) for token in TOKENS.values())
 
         async def cached(client: AsyncClient, salt: str = "") -> int:

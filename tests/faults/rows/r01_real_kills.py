@@ -14,7 +14,7 @@ import time
 from benchmarks.row import Row, note
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, quantile
-from faults.streams import PATIENT, Stream, asking, judged, until, wave, whole
+from faults.streams import PATIENT, Stream, asking, judged, wave, whole
 
 STREAMS, TOKENS = 8, 160
 KILLS, LONG_KILLS = 6, 200
@@ -55,6 +55,6 @@ async def _storm(cell: FaultCell, kills: int) -> tuple[list[Stream], list[float]
             at.append(time.monotonic())
             await asyncio.to_thread(cell.kill, victim)
             await asyncio.to_thread(cell.restart, victim)
-            await until(lambda: whole(cell))
+            await whole(cell)
             note(f"{number + 1} kills, {len(streams)} streams")
     return streams, at

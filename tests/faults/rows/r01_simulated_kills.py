@@ -8,39 +8,33 @@ requests, kills the verifier that holds most of them, and starts it again.
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 from benchmarks.row import Row, note
-from faults.promises import PATIENT, asking, freed, judged
+from faults.promises import PATIENT, killed
 from faults.rows.program import Args, Rows, quantile
-from faults.simulated import Answer, SimulatedCell, simulate
+from faults.simulated import SimulatedCell, simulate
+from faults.streams import Stream
 
 KILLS, LONG_KILLS, KILLS_EACH = 48, 2000, 6
 STREAMS, TOKENS = 4, 20
 STALL_S = 1.0  # simulated, on top of which comes the prefill
 
 
-async def killing(cell: SimulatedCell, draw: random.Random) -> tuple[list[Answer], list[str]]:
-    answers: list[Answer] = []
+async def killing(cell: SimulatedCell, draw: random.Random) -> tuple[list[Stream], list[str]]:
+    answers: list[Stream] = []
     found: list[str] = []
     for _ in range(KILLS_EACH):
-        asked = asking(cell, draw, STREAMS, max_tokens=TOKENS)
-        await cell.after(draw.uniform(0.001, 0.14))
-        cell.kill(lost := cell.holder())
-        await cell.after(draw.choice([0.0, 0.01, 0.2]))
-        await cell.restart(lost)
-        mine = list(await asyncio.gather(*asked))
-        await cell.connected(3)
-        found += judged(cell, mine) + await freed(cell)
+        mine, wrong = await killed(cell, draw, STREAMS, max_tokens=TOKENS)
         answers += mine
+        found += wrong
         cell.tape.clear()
     return answers, found
 
 
 def rows(args: Args) -> Rows:
     kills = LONG_KILLS if args.long else KILLS
-    answers: list[Answer] = []
+    answers: list[Stream] = []
     problems: list[str] = []
     for seed in range(kills // KILLS_EACH):
         draw = random.Random(f"kills/{seed}")

@@ -23,8 +23,9 @@ from faults.boundaries import methods
 from faults.plan import Message, Plan
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows
-from faults.simulated import Answer, SimulatedCell, simulate
+from faults.simulated import SimulatedCell, simulate
 from faults.spoiler import Spoiler
+from faults.streams import Stream
 
 EVENTS = ("ControlUp", "RoundsEvent")
 REFUSAL_S = 0.002
@@ -55,7 +56,7 @@ def spoiled_events(seed: int, share: float) -> tuple[Plan, Counter[str]]:
     return plan, done
 
 
-async def several(cell: SimulatedCell) -> list[Answer]:
+async def several(cell: SimulatedCell) -> list[Stream]:
     asked = [cell.ask(pair.prompt(n, 6 + n), max_tokens=20, policy="fixed:4") for n in range(3)]
     answers = list(await asyncio.gather(*asked))
     cell.network.plan.tampers.clear()

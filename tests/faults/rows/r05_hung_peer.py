@@ -18,7 +18,7 @@ import time
 from benchmarks.row import Row, note
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, quantile
-from faults.streams import PATIENT, Stream, asking, judged, until, wave, whole
+from faults.streams import PATIENT, Stream, asking, judged, wave, whole
 from faults.synthetic_cell import counter
 
 STREAMS, TOKENS = 6, 300
@@ -57,7 +57,7 @@ async def _stop(cell: FaultCell, stops: int, silences: dict[str, list[float]]) -
             cell.freeze(name)
             await asyncio.sleep(STOPPED_S)
             cell.thaw(name)
-            await until(lambda: whole(cell))
+            await whole(cell)
             silences[role] += [one.silence(at) for one in streams if one.lives(at)]
             note(f"{number + 1} stops")
     return streams

@@ -15,7 +15,8 @@ from benchmarks.row import Row, note
 from faults import pair
 from faults.promises import freed, judged, take_out_youngest
 from faults.rows.program import Args, Rows
-from faults.simulated import Answer, SimulatedCell, simulate
+from faults.simulated import SimulatedCell, simulate
+from faults.streams import Stream
 
 SEQUENCES = 12
 SEEDS, LONG_SEEDS = 3, 40
@@ -40,7 +41,7 @@ def requests(seed: int) -> list[tuple[list[int], int]]:
 
 async def scarce(
     cell: SimulatedCell, seed: int, forced: int
-) -> tuple[list[Answer], list[str], dict[str, float]]:
+) -> tuple[list[Stream], list[str], dict[str, float]]:
     """The same requests while pages are short and somebody is thrown out now and then."""
     draw = random.Random(f"forced/{seed}")
     membership = cell.processes["coordinator/0"].cell.membership
@@ -49,8 +50,7 @@ async def scarce(
     async def force() -> None:
         for _ in range(forced):
             await cell.after(draw.uniform(0.002, 0.05))
-            for lane in membership.lanes:
-                take_out_youngest(lane)  # what running out of pages does, at any step
+            take_out_youngest(cell)  # what running out of pages does, at any step
 
     async def watch() -> None:
         nonlocal most

@@ -24,7 +24,8 @@ from faults import pair
 from faults.plan import Message, Plan
 from faults.promises import lied_to
 from faults.rows.program import Args, Rows
-from faults.simulated import Answer, SimulatedCell, simulate
+from faults.simulated import SimulatedCell, simulate
+from faults.streams import Stream
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "unit" / "decoding"))
 
@@ -93,7 +94,7 @@ class Lying(Plan):
         self.tampers.append(tamper)
 
 
-async def answers(cell: SimulatedCell, policy: str = "adaptive") -> tuple[list[Answer], float]:
+async def answers(cell: SimulatedCell, policy: str = "adaptive") -> tuple[list[Stream], float]:
     """Greedy and coupled ones beside each other, and the seconds they took."""
     began = cell.now
     asked = [

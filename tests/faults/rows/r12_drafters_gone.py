@@ -15,14 +15,15 @@ from benchmarks.row import Row, note
 from faults import pair
 from faults.promises import PROMISES, judged
 from faults.rows.program import Args, Rows
-from faults.simulated import Answer, SimulatedCell, simulate
+from faults.simulated import SimulatedCell, simulate
+from faults.streams import Stream
 
 STREAMS, TOKENS, DEAD_S = 4, 200, 2.0
 STEPS = {"judge_cohort": 0.02, "timed_draft": 0.003}  # seconds
 SHARE, BACK_S = 0.95, 5.0
 
 
-def ask(cell: SimulatedCell, answers: list[Answer], policy: str) -> list[asyncio.Task[Answer]]:
+def ask(cell: SimulatedCell, answers: list[Stream], policy: str) -> list[asyncio.Task[Stream]]:
     return [
         asyncio.create_task(
             cell.ask(
@@ -37,13 +38,13 @@ def ask(cell: SimulatedCell, answers: list[Answer], policy: str) -> list[asyncio
     ]
 
 
-def said(answers: list[Answer]) -> int:
+def said(answers: list[Stream]) -> int:
     return sum(len(answer.ids) for answer in answers)
 
 
 async def plain(cell: SimulatedCell) -> float:
     """Tokens a second."""
-    answers = [Answer() for _ in range(STREAMS)]
+    answers = [Stream() for _ in range(STREAMS)]
     tasks = ask(cell, answers, "off")
     await cell.after(0.5)
     before = said(answers)
@@ -55,7 +56,7 @@ async def plain(cell: SimulatedCell) -> float:
 
 
 async def story(cell: SimulatedCell) -> dict[str, Any]:
-    answers = [Answer() for _ in range(STREAMS)]
+    answers = [Stream() for _ in range(STREAMS)]
     tasks = ask(cell, answers, "fixed:3")
     await cell.after(0.3)
     cell.kill("draft/0")

@@ -20,7 +20,7 @@ from dspark.runtime.channel import health_of, sync_channel
 from faults import processes
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows
-from faults.streams import Stream, asking, judged, until, wave, whole
+from faults.streams import Stream, asking, judged, wave, whole
 
 STREAMS, TOKENS = 8, 160
 HEALTH_S = 0.2
@@ -35,7 +35,7 @@ def rows(args: Args) -> Rows:
     ) as cell:
         streams, flips, codes = asyncio.run(_roll(cell, restarts))
     value = {"restarts": restarts, **judged(streams), "killed": sum(code != 0 for code in codes)}
-    value["longest_pause_s"] = round(max(gap for one in streams for gap in one.gaps), 2)
+    value["longest_pause_s"] = round(max(one.longest_gap_s for one in streams), 2)
     value["not_serving_after_s"] = round(max(flips), 3)
     holds = value["right"] == len(streams) and max(flips) <= HEALTH_S and not value["killed"]
     bar = (
@@ -54,7 +54,7 @@ async def _roll(cell: FaultCell, restarts: int) -> tuple[list[Stream], list[floa
             flips.append(await asyncio.to_thread(_flip, cell, name))
             codes.append(await asyncio.to_thread(cell.await_exit, name))
             await asyncio.to_thread(cell.restart, name)
-            await until(lambda: whole(cell))
+            await whole(cell)
             note(f"{number + 1} restarts, {len(streams)} streams")
     return streams, flips, codes
 

@@ -51,6 +51,7 @@ def rows(args: Args) -> Rows:
         settled = until(lambda: not cell.held(everybody=True), FREED_S)
         freed_s, held = time.monotonic() - ended_at, cell.held(everybody=True)
         dropped = counter(cell, "dspark_dropped_total")
+    longest_s = max((stream.longest_gap_s for stream in ended), default=0.0)
     frames = sum(len(stream.times) for stream in ended)
     value = {
         "routes": "network namespaces" if kernel else "TCP proxies",
@@ -60,7 +61,7 @@ def rows(args: Args) -> Rows:
         "frames": frames,
         # stale: what came by connections that were not given up
         "dropped_at_the_coordinator": dropped,
-        "longest_pause_s": round(max(gap for stream in ended for gap in stream.gaps), 2),
+        "longest_pause_s": round(longest_s, 2),
         "held": held,
         "everything_freed": settled,
         "freed_s": round(freed_s, 1),
@@ -68,8 +69,7 @@ def rows(args: Args) -> Rows:
     bar = "no token twice, none skipped, the target's ids or by its law"
     if args.long:
         bar += f", in {LONG_FRAMES:,} frames"
-    # cuts were felt
-    bit = max((gap for stream in ended for gap in stream.gaps), default=0.0) > LEAST_BITE_S
+    bit = longest_s > LEAST_BITE_S  # cuts were felt
     holds = (
         value["right"] == len(ended)
         and settled

@@ -18,7 +18,8 @@ from faults.boundaries import kinds
 from faults.plan import Action, Plan, once
 from faults.promises import judged
 from faults.rows.program import Args, Rows
-from faults.simulated import Answer, SimulatedCell, simulate
+from faults.simulated import SimulatedCell, simulate
+from faults.streams import Stream
 
 TOKENS = 14
 LONG = 24  # a prompt of more rows than an order carries: they are sent again in pieces
@@ -46,7 +47,7 @@ async def story(cell: SimulatedCell) -> list[str]:
     """Requests, a drafter that comes back (so that rows are sent again), a client that leaves, a
     drain of each pool."""
 
-    def ask(number: int, **more: Any) -> asyncio.Task[Answer]:
+    def ask(number: int, **more: Any) -> asyncio.Task[Stream]:
         options = {"max_tokens": TOKENS, "policy": "fixed:4", **pair.ALL_PARAMS[number % 4], **more}
         return asyncio.create_task(cell.ask(pair.prompt(number, 6 + 4 * number), **options))
 

@@ -20,7 +20,8 @@ from faults import oracle, pair
 from faults.processes import FaultCell
 from faults.promises import PATIENT, judged, take_out_youngest
 from faults.rows.program import Args, Rows
-from faults.simulated import Answer, SimulatedCell, simulate
+from faults.simulated import SimulatedCell, simulate
+from faults.streams import Stream
 
 REQUESTS, LONG_REQUESTS, EACH = 60, 600, 30
 PLAIN, LONG_PLAIN, PLAIN_TOKENS = 12, 60, 96
@@ -46,7 +47,7 @@ def options(prompt: list[int], draw: random.Random) -> dict[str, Any]:
 
 
 async def company(cell: SimulatedCell, draw: random.Random) -> dict[str, Any]:
-    async def one(number: int) -> Answer:
+    async def one(number: int) -> Stream:
         # pages are shared by some
         ids = [
             *pair.prompt(number % 4, draw.choice([4, 20, 36, 52])),
@@ -59,8 +60,7 @@ async def company(cell: SimulatedCell, draw: random.Random) -> dict[str, Any]:
     asked = [asyncio.create_task(one(number)) for number in range(EACH)]
     for name in ("draft/0", "verify/0"):
         await cell.after(0.3)
-        for lane in cell.processes["coordinator/0"].cell.membership.lanes:
-            take_out_youngest(lane)  # what running out of pages does
+        take_out_youngest(cell)  # what running out of pages does
         cell.kill(name)
         await cell.restart(name)
     answers = list(await asyncio.gather(*asked))

@@ -17,7 +17,8 @@ import time
 from benchmarks.row import Row, note
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, quantile
-from faults.streams import ALL_PARAMS, PATIENT, Stream, asking, judged, until, wave
+from faults.streams import ALL_PARAMS, PATIENT, Stream, asking, judged, wave
+from tests.waiting import until
 
 STREAMS, TOKENS = 8, 200
 KILLS, LONG_KILLS = 3, 30
@@ -53,7 +54,7 @@ async def _storm(cell: FaultCell, kills: int) -> tuple[list[Stream], list[float]
     """Streams, and seconds from each kill to the next token of the last stream that lived through
     it."""
     draw, back = random.Random(21), list[float]()
-    async with asking(cell, wave(STREAMS, TOKENS), resume_s=RESUME_S) as streams:
+    async with asking(cell, wave(STREAMS, TOKENS, resume_s=RESUME_S)) as streams:
         for number in range(kills):
             await asyncio.sleep(draw.uniform(0.1, 1.5))
             await until(lambda: any(one.times and not one.over for one in streams))

@@ -128,7 +128,7 @@ class Site:
         return {
             "kills": kills,
             **judged(streams),
-            "longest_pause_s": round(max(gap for stream in streams for gap in stream.gaps), 2),
+            "longest_pause_s": round(max(stream.longest_gap_s for stream in streams), 2),
             "healed_s": healed,
         }
 

@@ -22,10 +22,10 @@ import httpx
 from benchmarks.pair import ROOT, Pair
 from benchmarks.row import Row, note
 from dspark.client import Client, DsparkError
-from dspark.runtime.identity import write_token
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows
 from faults.watch import Watch
+from tests.keys import key_files
 
 MODELS = ROOT / "tests" / "data" / "pair"
 PAIR = Pair(MODELS / "target", MODELS / "drafter")  # with a tokenizer: text goes in
@@ -117,11 +117,9 @@ def rows(args: Args) -> Rows:
         mock.patch.dict(os.environ, loud),
     ):
         folder = Path(name)
-        worker = write_token(folder / "worker")
-        (folder / "clients").write_text(CLIENT + "\n")
-        common = {"token_file": str(folder / "worker")}
-        settings = {"client_token_file": str(folder / "clients"), "http": "127.0.0.1:0", **common}
-        flags = {"verify": common, "draft": common, "coordinator": settings}
+        flags = key_files(folder, {"": CLIENT})
+        flags["coordinator"]["http"] = "127.0.0.1:0"
+        worker = (folder / "worker").read_text().strip()
         with FaultCell(PAIR.target, PAIR.drafter, verifiers=2, folder=folder, **flags) as cell:
             use(cell, errors)
             with cell.client() as client:

@@ -19,11 +19,11 @@ import httpx
 from benchmarks.pair import ROOT
 from benchmarks.row import Row, note
 from dspark.runtime.channel import sync_channel
-from dspark.runtime.identity import write_token
 from dspark.wire.v1 import generate_pb2
 from faults.boundaries import methods
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows
+from tests.keys import key_files
 
 GENERATION = generate_pb2.DESCRIPTOR.services_by_name["Generation"]
 METHODS = [*methods(), *(f"/{GENERATION.full_name}/{name}" for name in GENERATION.methods_by_name)]
@@ -79,11 +79,10 @@ def rows(args: Args) -> Rows:
     tried, let_in, free = 0, [], 0
     with tempfile.TemporaryDirectory(prefix="dspark-keys-") as name:
         folder = Path(name)
-        worker = write_token(folder / "worker")
-        (folder / "clients").write_text(CLIENT + "\n")
-        common = {"token_file": str(folder / "worker")}
-        settings = {"client_token_file": str(folder / "clients"), "http": "127.0.0.1:0", **common}
-        with FaultCell(verify=common, draft=common, coordinator=settings) as cell:
+        flags = key_files(folder, {"": CLIENT})
+        flags["coordinator"]["http"] = "127.0.0.1:0"
+        worker = (folder / "worker").read_text().strip()
+        with FaultCell(**flags) as cell:
             for name, child in cell.children.items():
                 with sync_channel(child.endpoint) as channel:
                     for method in (*METHODS, *OTHERS):

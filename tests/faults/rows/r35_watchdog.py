@@ -17,10 +17,11 @@ from benchmarks.row import Row, note
 from dspark.wire.v1 import draft_pb2
 from faults import pair
 from faults.plan import Action, Fate, Message
-from faults.promises import judged
+from faults.promises import asking, judged
 from faults.rows.program import Args, Rows
 from faults.rows.r11_lying_drafter import BLOCKS, STEPS, Lying, random_ids
-from faults.simulated import Answer, SimulatedCell, simulate
+from faults.simulated import SimulatedCell, simulate
+from faults.streams import Stream
 
 ROUNDS, SPEED = 100, 0.90
 HEALTHY = 200  # passes before anything goes bad, on engines without weights
@@ -83,16 +84,9 @@ def ids(name: str, seed: int) -> tuple[int, list[str]]:
     plan = gone(name)
 
     async def story(cell: SimulatedCell) -> tuple[int, list[str]]:
-        first = random.Random(seed).randrange(32)
-        all_params = ALL_PARAMS.get(name, pair.ALL_PARAMS)
-        asked = [
-            asyncio.create_task(
-                cell.ask(
-                    pair.prompt(first + n, 20), max_tokens=160, **all_params[n % len(all_params)]
-                )
-            )
-            for n in range(4)
-        ]
+        options = {"prompts": (20,), "laws": ALL_PARAMS.get(name, pair.ALL_PARAMS)}
+        draw = random.Random(seed)
+        asked = asking(cell, draw, 4, max_tokens=160, policy="adaptive", **options)
         await cell.until(lambda: cell.metric("cohorts_total") > 10)
         passes = await _alarm(cell, plan)
         return passes, judged(cell, await asyncio.gather(*asked))
@@ -106,7 +100,7 @@ def speed(name: str) -> tuple[int, float]:
     plan = gone(name) if name else None
 
     async def story(cell: SimulatedCell) -> tuple[int, float]:
-        answers = [Answer(), Answer()]
+        answers = [Stream(), Stream()]
         asked = [
             asyncio.create_task(
                 cell.ask(

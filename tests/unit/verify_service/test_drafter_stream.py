@@ -7,7 +7,6 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,8 @@ import pytest
 
 from dspark.rounds.control import DrafterAt
 from dspark.runtime.telemetry import Metrics
-from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
+from dspark.wire.v1 import draft_pb2
+from tests.services.fake_drafter import ThreadedDrafter
 from verify_service import drafter_stream
 from verify_service.drafter_stream import DrafterStream
 from verify_service.drafters import Drafters
@@ -24,47 +24,25 @@ from verify_service.drafters import Drafters
 HELLO = draft_pb2.RoundsHello(drafter_incarnation=1)
 
 
-class Drafter(draft_pb2_grpc.DraftServicer):
-    """Greets with its name. port: where it says its rounds are; 0: at its own."""
-
-    def __init__(self, name: str, port: int = 0) -> None:
-        self.name, self.port = name, port
-        self.server = grpc.server(ThreadPoolExecutor(4))
-        draft_pb2_grpc.add_DraftServicer_to_server(self, self.server)  # type: ignore[no-untyped-call]
-        self.at = self.server.add_insecure_port("127.0.0.1:0")
-        self.server.start()
-
-    def Describe(
-        self, request: types_pb2.DescribeRequest, context: Any
-    ) -> draft_pb2.DrafterDescription:
-        return draft_pb2.DrafterDescription(rounds_port=self.port)
-
-    def Rounds(self, request_iterator: Any, context: Any) -> Iterator[draft_pb2.RoundsEvent]:
-        for _ in request_iterator:
-            yield draft_pb2.RoundsEvent(welcome=draft_pb2.RoundsWelcome(drafter_version=self.name))
-
-
 @pytest.fixture
 def drafters() -> Iterator[Any]:
-    made: list[Drafter] = []
+    made: list[ThreadedDrafter] = []
 
-    def make(*arguments: Any) -> Drafter:
-        made.append(Drafter(*arguments))
+    def make(*arguments: Any) -> ThreadedDrafter:
+        made.append(ThreadedDrafter(*arguments))
         return made[-1]
 
     yield make
     for each in made:
-        each.server.stop(0)
+        each.stop()
 
 
 class Ends:
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: ThreadedDrafter) -> None:
         self.came: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
-        endpoint = f"127.0.0.1:{drafter.at}"
-        self.stream = DrafterStream(
-            endpoint, HELLO, token=None, tls=None, came=self.came.put, lost=self.lost.put
-        )
+        hears = {"came": self.came.put, "lost": self.lost.put}
+        self.stream = DrafterStream(drafter.endpoint, HELLO, token=None, tls=None, **hears)
 
     def greeted_by(self) -> str:
         return str(self.came.get(timeout=20).welcome.drafter_version)
@@ -72,7 +50,7 @@ class Ends:
 
 def test_rounds_go_to_the_port_that_the_drafter_names(drafters: Any) -> None:
     own = drafters("own")
-    ends = Ends(drafters("main", own.at))
+    ends = Ends(drafters("main", own.port))
     assert ends.greeted_by() == "own"
     ends.stream.close()
     assert ends.lost.get(timeout=20).startswith("cancelled")

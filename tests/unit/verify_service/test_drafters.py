@@ -5,72 +5,36 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import pytest
 from engine_steps import take_in
+from synthetic_file import synthetic_document
 
 from dspark.rounds.control import Admission, DrafterAt
 from dspark.rounds.events import Admit, BlocksCame, DrafterLost, OrderRow, SendOrder, Told
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import read_spec
 from dspark.types import Rule, SamplingParams
-from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
-from tests.services.fake_drafter import sound
+from dspark.wire.v1 import draft_pb2
+from tests.services.fake_drafter import INCARNATION, ThreadedDrafter, sound
 from verify_service.config import VerifyConfig
 from verify_service.drafters import MALFORMED_ORDERS, Drafters
 from verify_service.synthetic import SyntheticVerifyEngine
 
-SPEC = {
-    "verify": {"tokens": [1], "ms": [0.01]},
-    "draft": {"sequences": [1], "ms": [0.01]},
-    "domains": {"only": {"accept": [0.9]}},
-    "vocabulary": 500,
-}
+SPEC = synthetic_document([0.9], vocabulary=500)
 PROMPT = [5, 6, 7]
 LAW = SamplingParams(temperature=1.0, seed=3, rule=Rule.TOKEN)
 
 
-class Drafter(draft_pb2_grpc.DraftServicer):
-    """Greets, and says what the test has it say."""
-
-    def __init__(self) -> None:
-        self.said: queue.SimpleQueue[draft_pb2.Blocks | draft_pb2.ContextOpened | None] = (
-            queue.SimpleQueue()
-        )
-        self._server = grpc.server(ThreadPoolExecutor(4))
-        draft_pb2_grpc.add_DraftServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
-
-    def Describe(
-        self, request: types_pb2.DescribeRequest, context: Any
-    ) -> draft_pb2.DrafterDescription:
-        return draft_pb2.DrafterDescription()
-
-    def Rounds(self, request_iterator: Any, context: Any) -> Iterator[draft_pb2.RoundsEvent]:
-        welcome = draft_pb2.RoundsWelcome(incarnation=77, drafter_version="of the test")
-        yield draft_pb2.RoundsEvent(welcome=welcome)
-        while (said := self.said.get()) is not None:
-            is_blocks = isinstance(said, draft_pb2.Blocks)
-            yield (
-                draft_pb2.RoundsEvent(blocks=said)
-                if is_blocks
-                else draft_pb2.RoundsEvent(opened=said)
-            )
-
-    def stop(self) -> None:
-        self.said.put(None)
-        self._server.stop(0)
+Pair = tuple[ThreadedDrafter, ThreadedDrafter]
 
 
 class Verifier:
     """One sequence, decoded by the drafters 1 and 2."""
 
-    def __init__(self, *drafters: Drafter) -> None:
+    def __init__(self, *drafters: ThreadedDrafter) -> None:
         engine = SyntheticVerifyEngine(read_spec(SPEC), VerifyConfig())
         self.anchor = take_in(engine, 1, PROMPT, params=LAW, epoch=0, longest=100)
         self.came: queue.SimpleQueue[Callable[[], Iterable[Told]]] = queue.SimpleQueue()
@@ -89,7 +53,7 @@ class Verifier:
         news: Any = SimpleNamespace(add=lambda *_: None, orders_left=lambda: None)  # likewise
         self.drafters = Drafters(worker, feeds, self.admitted, self.came.put, self.came.put, news)
         for number, drafter in enumerate(drafters, 1):
-            self.drafters.told_of(DrafterAt(number, drafter.endpoint, 77))
+            self.drafters.told_of(DrafterAt(number, drafter.endpoint, INCARNATION))
             assert self.drafters.open(number, 1, 0) == []
 
     def order(self, number: int, drafter: int) -> None:
@@ -111,14 +75,14 @@ def blocks(order: int) -> draft_pb2.Blocks:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Drafter, Drafter]]:
-    both = Drafter(), Drafter()
+def pair() -> Iterator[Pair]:
+    both = ThreadedDrafter(), ThreadedDrafter()
     yield both
     for each in both:
         each.stop()
 
 
-def test_blocks_answer_the_order_that_they_name(pair: tuple[Drafter, Drafter]) -> None:
+def test_blocks_answer_the_order_that_they_name(pair: Pair) -> None:
     verifier = Verifier(*pair)
     verifier.order(3, 1)
     verifier.order(4, 2)
@@ -139,9 +103,7 @@ def test_blocks_answer_the_order_that_they_name(pair: tuple[Drafter, Drafter]) -
 @pytest.mark.parametrize(
     "order", [0, 5, 4], ids=["of nobody", "not given yet", "given to somebody else"]
 )
-def test_blocks_for_an_order_that_was_not_given_are_nobodys(
-    pair: tuple[Drafter, Drafter], order: int
-) -> None:
+def test_blocks_for_an_order_that_was_not_given_are_nobodys(pair: Pair, order: int) -> None:
     verifier = Verifier(*pair)
     verifier.order(3, 1)
     verifier.order(4, 2)
@@ -155,7 +117,7 @@ def test_blocks_for_an_order_that_was_not_given_are_nobodys(
     assert isinstance(verifier.next(), BlocksCame)
 
 
-def test_blocks_of_an_order_that_was_answered_are_nobodys(pair: tuple[Drafter, Drafter]) -> None:
+def test_blocks_of_an_order_that_was_answered_are_nobodys(pair: Pair) -> None:
     verifier = Verifier(*pair)
     verifier.order(3, 1)
     pair[0].said.put(blocks(3))
@@ -169,7 +131,7 @@ def test_blocks_of_an_order_that_was_answered_are_nobodys(pair: tuple[Drafter, D
     "change", [{"token_ids": [500]}, {"confidence": [float("nan")]}], ids=["id", "confidence"]
 )
 def test_values_that_are_none_are_counted_and_end_like_what_cannot_be_drafted(
-    pair: tuple[Drafter, Drafter], change: dict[str, Any]
+    pair: Pair, change: dict[str, Any]
 ) -> None:
     verifier = Verifier(*pair)
     for number in range(1, MALFORMED_ORDERS + 1):
@@ -189,7 +151,7 @@ def test_values_that_are_none_are_counted_and_end_like_what_cannot_be_drafted(
 
 
 def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(
-    pair: tuple[Drafter, Drafter],
+    pair: Pair,
 ) -> None:
     verifier = Verifier(*pair)
     kinds = [True, True, False, True, True, True]
@@ -203,7 +165,7 @@ def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(
     assert verifier.metrics.value("dropped_total", kind="block", reason="malformed") == sum(kinds)
 
 
-def test_rows_wait_for_the_answer_of_an_opening_again_too(pair: tuple[Drafter, Drafter]) -> None:
+def test_rows_wait_for_the_answer_of_an_opening_again_too(pair: Pair) -> None:
     verifier = Verifier(*pair)
     for order in (1, 2):
         pair[0].said.put(draft_pb2.ContextOpened(sequence=1, epoch=0))
@@ -215,7 +177,7 @@ def test_rows_wait_for_the_answer_of_an_opening_again_too(pair: tuple[Drafter, D
         assert verifier.opened == []
 
 
-def test_only_contexts_that_are_wanted_are_taken_for_open(pair: tuple[Drafter, Drafter]) -> None:
+def test_only_contexts_that_are_wanted_are_taken_for_open(pair: Pair) -> None:
     """Else those of a drafter that goes on telling of them would pile up."""
     verifier = Verifier(*pair)
     verifier.admitted[2, 5] = verifier.admitted[1, 0]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from engine_steps import take_in
+from synthetic_file import synthetic_document
 
 from dspark.rounds.events import DrafterLost, DrafterReady, SendRows, Told
 from dspark.runtime.telemetry import Metrics
@@ -21,14 +22,7 @@ from verify_service.feature_push import BULK_ROWS, FeaturePush, Sink
 from verify_service.row_feeds import PATIENCE_S, RowFeeds
 from verify_service.synthetic import SyntheticVerifyEngine
 
-SPEC = {
-    "verify": {"tokens": [1], "ms": [0.01]},
-    "draft": {"sequences": [1], "ms": [0.01]},
-    "domains": {"only": {"accept": [0.9]}},
-    "feature_width": 1024,
-    "vocabulary": 500,
-    "context_length": 1 << 14,
-}
+SPEC = synthetic_document([0.9], feature_width=1024, vocabulary=500, context_length=1 << 14)
 SINK, DRAFTER, ROWS = Sink("127.0.0.1:1", 7), 1, 16 * BULK_ROWS
 
 

@@ -6,26 +6,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from engine_steps import item, judged, take_in, why
+from faults import oracle
 
 from dspark.decoding.shaping import Shaper
-from dspark.model.checkpoint import load_target
 from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams, Verdict
+from tests.wire_law.expected import next_law
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 
 PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77]
-SHAPED = SamplingParams(
-    0.0,
-    repetition_penalty=1.2,
-    presence_penalty=0.5,
-    frequency_penalty=1.0,
-    logit_bias=((9, 1.0),),
-    prompt_len=11,
-)
+PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 1.0}
+LAW = {**PENALTIES, "logit_bias": {9: 1.0}, "temperature": 1.0}  # the likeliest is so at 0 too
+SHAPED = SamplingParams(0.0, **PENALTIES, logit_bias=((9, 1.0),), prompt_len=11)
 
 
 @pytest.fixture
@@ -35,36 +29,19 @@ def engine(golden_target: Path) -> VerifyEngine:
     )
 
 
-def plain_greedy(target: Path, params: SamplingParams, count: int) -> list[int]:
+def plain_greedy(target: Path, count: int) -> list[int]:
     """Token by token over whole forwards, by the definition."""
-    model, tokens = load_target(target).model, list(PROMPT)
+    said: list[int] = []
     for _ in range(count):
-        with torch.inference_mode():
-            row = (
-                model(input_ids=torch.tensor([tokens]), use_cache=False)
-                .logits[0, -1]
-                .double()
-                .tolist()
-            )
-        answer = tokens[len(PROMPT) :]
-        for token, bias in params.logit_bias:
-            row[token] += bias
-        for token in set(tokens):
-            row[token] = (
-                row[token] / params.repetition_penalty
-                if row[token] > 0
-                else row[token] * params.repetition_penalty
-            )
-        for token in set(answer):
-            row[token] -= params.frequency_penalty * answer.count(token) + params.presence_penalty
-        tokens.append(int(np.argmax(row)))
-    return tokens[len(PROMPT) :]
+        (row,) = oracle.logits([*PROMPT, *said], 1, target)
+        said.append(int(next_law(row.double().numpy(), PROMPT, said, LAW).argmax()))
+    return said
 
 
 def test_drafts_are_judged_as_if_each_token_had_been_said_before_the_next(
     engine: VerifyEngine, golden_target: Path
 ) -> None:
-    wanted = plain_greedy(golden_target, SHAPED, 14)
+    wanted = plain_greedy(golden_target, 14)
     tokens = [*PROMPT, take_in(engine, 1, PROMPT, params=SHAPED)]
     for number in range(1, 4):
         at = len(tokens) - len(PROMPT)
@@ -78,7 +55,7 @@ def test_drafts_are_judged_as_if_each_token_had_been_said_before_the_next(
 def test_a_hand_over_counts_what_was_committed_as_the_answer(
     engine: VerifyEngine, golden_target: Path
 ) -> None:
-    wanted = plain_greedy(golden_target, SHAPED, 10)
+    wanted = plain_greedy(golden_target, 10)
     tokens = [*PROMPT, *wanted[:6]]
     anchor = take_in(engine, 1, tokens, params=SHAPED, epoch=2)
     assert anchor == wanted[6]
