@@ -15,7 +15,7 @@ from typing import Any
 from coordinator.workers.clients import ControlClient
 from dspark.rounds.control import Admission, DrafterAt, Draining, PassReport, Refused, Up
 from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, How, Release, Released
-from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
+from dspark.rounds.plan import Plan, PlanKind, Terms
 from dspark.runtime.channel import open_channel
 from dspark.types import SamplingParams, ScoredPrompt, ScoredToken
 
@@ -199,8 +199,3 @@ def planned(
     **rest: Any,
 ) -> Plan:
     return Plan(Terms(kind, slots, price), cohorts, window, 0.002, **rest)
-
-
-def drafted_by(plan: Plan, drafter: int | None, *sequences: int) -> Plan:
-    """The same, with another drafter for these."""
-    return replace(plan, sequences={number: SequencePlan(drafter=drafter) for number in sequences})

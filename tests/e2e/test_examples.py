@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
-import httpx
 import pytest
 from faults.processes import FaultCell
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -22,6 +21,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from dspark.client.cell import Cell, write_cell
+from dspark.loadgen import prometheus
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -84,11 +84,8 @@ def test_many_are_asked_at_once(home: Path) -> None:
 
 def ended(cell: FaultCell, outcome: str) -> float:
     """Answers so far that ended so."""
-    text = httpx.get(f"{cell.http}/metrics").raise_for_status().text
-    found = re.search(
-        rf'^dspark_requests_total{{[^}}]*outcome="{outcome}"[^}}]*}} (.+)$', text, re.MULTILINE
-    )
-    return float(found[1]) if found else 0.0
+    samples = prometheus.fetch(f"{cell.http}/metrics")
+    return prometheus.total(samples, "dspark_requests_total", f'outcome="{outcome}"')
 
 
 def test_every_way_to_cancel_frees_what_was_held(cell: FaultCell, home: Path) -> None:

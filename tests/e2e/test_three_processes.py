@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -45,23 +44,6 @@ def test_greedy_answers_under_every_policy_at_the_same_time_equal_the_target_alo
             answer = Completion.of(list(stream))
             assert list(answer.token_ids) == plain[number]
             assert answer.end.speculation.policy == policy
-
-
-def test_status_shows_every_process_and_the_curve_in_force(cell: ProcessCell) -> None:
-    shape = json.loads(dspark("status", "--json", "--endpoint", cell.endpoint))
-    shown = {
-        (p["role"], p["endpoint"], p["pid"], p["incarnation"], p["state"])
-        for p in shape["processes"]
-    }
-    started = {
-        (name.partition("/")[0], child.endpoint, child.pid, child.incarnation, "serving")
-        for name, child in cell.children.items()
-    }
-    assert shown == started
-    (lane,) = shape["lanes"]
-    assert len(lane["drafters"]) == 1
-    assert lane["cost_curve_in_force"]
-    assert lane["verify_cost"]["tokens"] == sorted(lane["verify_cost"]["tokens"])
 
 
 def test_generate_prints_ids_for_a_target_without_a_tokenizer(

@@ -63,15 +63,27 @@ def _twice(folder: Path) -> None:
     header(folder, change)
 
 
+def _config(**settings: Any) -> Spoil:
+    return lambda folder: altered(folder, settings)
+
+
+def _text(begins: str, size: int = 0, ends: str = "") -> Spoil:
+    """A configuration of these characters, and so many between them."""
+    return lambda folder: (folder / "config.json").write_text(begins + "x" * size + ends)
+
+
+def _tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Spoil:
+    return lambda folder: altered(folder, tensors=change)
+
+
 def _tensor(change: Callable[[torch.Tensor], torch.Tensor]) -> Spoil:
-    def spoil(folder: Path) -> None:
-        def one(held: dict[str, torch.Tensor]) -> None:
-            name = first(held)
-            held[name] = change(held[name])
+    """Of one."""
 
-        altered(folder, tensors=one)
+    def one(held: dict[str, torch.Tensor]) -> None:
+        name = first(held)
+        held[name] = change(held[name])
 
-    return spoil
+    return _tensors(one)
 
 
 def _fill(value: float) -> Spoil:
@@ -104,9 +116,8 @@ def _scalars(held: dict[str, torch.Tensor]) -> None:
         held[name] = tensor.flatten()[0]
 
 
-def _flood(folder: Path) -> None:
-    many = {f"flood.{n}": torch.zeros(0) for n in range(150_000)}
-    altered(folder, tensors=lambda held: held.update(many))
+def _flood(held: dict[str, torch.Tensor]) -> None:
+    held.update({f"flood.{n}": torch.zeros(0) for n in range(150_000)})
 
 
 # Both parts of a pair are loaded by the same code; what differs is in their configurations, and in
@@ -140,21 +151,21 @@ WEIGHTS: dict[str, Case] = {
     "trailing bytes": (raw(lambda data: data + b"\0" * 64), "not fully covered"),
     "a key twice": (_twice, "duplicate name"),
     "a key missing": (
-        lambda folder: altered(folder, tensors=lambda held: held.pop(first(held))),
+        _tensors(lambda held: held.pop(first(held))),
         "missing: confidence_head.proj.weight|no tensor is .* as the embedding",
     ),
     "a key too many": (
-        lambda folder: altered(folder, tensors=lambda held: held.update(extra=torch.zeros(3))),
+        _tensors(lambda held: held.update(extra=torch.zeros(3))),
         "unexpected.*: extra",
     ),
-    "150 000 empty tensors": (_flood, "header of .* bytes, more than"),
+    "150 000 empty tensors": (_tensors(_flood), "header of .* bytes, more than"),
     "offsets overlap": (_set("", data_offsets=[0, 4]), "offset"),
     "offsets backwards": (_set("", data_offsets=[8, 0]), "offset"),
     "offsets beyond the file": (_set("", data_offsets=[0, 1 << 40]), "offset"),
     "negative dimension": (_set("", shape=[-1, 4]), _SHAPE),
     "shape overflows": (_set("", shape=[1 << 32, 1 << 32]), _SHAPE),
     "shape without end": (_set("", shape=[math.inf]), "bad header .*infinity"),
-    "no shape at all": (lambda folder: altered(folder, tensors=_scalars), _SHAPE),
+    "no shape at all": (_tensors(_scalars), _SHAPE),
     "shape of other size": (_tensor(lambda tensor: tensor.reshape(-1)[:-1]), _SHAPE),
     "shape transposed": (
         _tensor(lambda tensor: tensor.reshape(*reversed(tensor.shape), 1)),
@@ -180,49 +191,29 @@ CONFIGS: dict[str, Case] = {
         lambda folder: (folder / "config.json").unlink(),
         "config.json: there is no such file",
     ),
-    "config is no JSON": (
-        lambda folder: (folder / "config.json").write_text("{", encoding="utf-8"),
-        "config.json: not readable as JSON",
-    ),
-    "config is a list": (
-        lambda folder: (folder / "config.json").write_text("[]", encoding="utf-8"),
-        "config.json: expected a JSON object",
-    ),
-    "config of 100 MB": (
-        lambda folder: (folder / "config.json").write_bytes(
-            b'{"a": "' + b"x" * 100_000_000 + b'"}'
-        ),
-        "config.json: 100000009 bytes, more than",
-    ),
-    "hidden size 0": (lambda folder: altered(folder, {"hidden_size": 0}), "hidden_size"),
-    "hidden size of other weights": (
-        lambda folder: altered(folder, {"hidden_size": 128}),
-        "instead of .*128|hidden_size",
-    ),
-    "a million layers": (
-        lambda folder: altered(folder, {"num_hidden_layers": 1_000_000}),
-        "num_hidden_layers",
-    ),
-    "negative vocabulary": (lambda folder: altered(folder, {"vocab_size": -5}), "vocab_size"),
+    "config is no JSON": (_text("{"), "config.json: not readable as JSON"),
+    "config is a list": (_text("[]"), "config.json: expected a JSON object"),
+    "config of 100 MB": (_text('{"a": "', 100_000_000, '"}'), "config.json: 100000009 bytes, more"),
+    "hidden size 0": (_config(hidden_size=0), "hidden_size"),
+    "hidden size of other weights": (_config(hidden_size=128), "instead of .*128|hidden_size"),
+    "a million layers": (_config(num_hidden_layers=1_000_000), "num_hidden_layers"),
+    "negative vocabulary": (_config(vocab_size=-5), "vocab_size"),
     "vocabulary of other weights": (
-        lambda folder: altered(folder, {"vocab_size": 64}),
+        _config(vocab_size=64),
         "embed_tokens.weight .* instead of .64",
     ),
     "heads that do not divide": (
-        lambda folder: altered(folder, {"num_attention_heads": 7}),
+        _config(num_attention_heads=7),
         "num_attention_heads|q_proj.weight .* instead of .224",
     ),
     "unknown model": (
-        lambda folder: altered(folder, {"model_type": "nonesuch", "architectures": ["Nonesuch"]}),
+        _config(model_type="nonesuch", architectures=["Nonesuch"]),
         "model_type|model type",
     ),
     "remote code": (
-        lambda folder: altered(
-            folder,
-            {
-                "model_type": "evil",
-                "auto_map": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"},
-            },
+        _config(
+            model_type="evil",
+            auto_map={"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"},
         ),
         "model_type|custom code",
     ),

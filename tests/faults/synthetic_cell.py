@@ -47,7 +47,7 @@ def counter(cell: FaultCell, name: str) -> int:
             each.metrics_port for each in client.status().processes if each.name == "coordinator/0"
         )
     samples = prometheus.fetch(f"http://127.0.0.1:{port}/metrics")
-    return int(sum(value for each, value in samples.items() if each.partition("{")[0] == name))
+    return int(prometheus.total(samples, name))
 
 
 def small_channel(endpoint: str, number: int = 0) -> grpc.aio.Channel:

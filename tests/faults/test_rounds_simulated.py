@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import pytest
-from conductor import Answer, Conductor, conducting, drafted_by, planned
+from conductor import Answer, Conductor, conducting, planned
 
 from dspark.rounds.plan import PlanKind
 from dspark.types import Rule, SamplingParams
@@ -127,31 +127,3 @@ def test_storms_between_verifier_and_drafters_change_no_answer(seed: int) -> Non
     plan = Plan(storm(seed, 0.05, kinds=SPOKEN, late_s=0.3))
     simulate(calm, seed=seed, plan=plan)
     assert plan.hurt
-
-
-def test_drafters_that_die_freeze_and_come_back_change_no_answer() -> None:
-    async def story(cell: SimulatedCell, conductor: Conductor) -> None:
-        answers = ask(conductor)
-        await cell.after(0.08)
-        cell.kill("draft/0")
-        cell.freeze("draft/1")
-        await cell.after(0.05)
-        began = await cell.restart("draft/0")
-        cell.thaw("draft/1")
-        conductor.know(3, began)
-        conductor.set(drafted_by(PLAN, 3, 1, 2))
-        await ended(cell, conductor, answers)
-        assert any(each.drafter == 3 for each in answers[0].rounds)
-
-    simulate(story)
-
-
-def test_a_verifier_that_is_killed_takes_nothing_with_it_at_its_drafters() -> None:
-    async def story(cell: SimulatedCell, conductor: Conductor) -> None:
-        ask(conductor)
-        await cell.until(lambda: cell.held("draft/0") + cell.held("draft/1") == 4)
-        cell.kill("verify/0")
-        await cell.until(lambda: conductor.why_lost is not None)
-        await cell.until(lambda: cell.held("draft/0") + cell.held("draft/1") == 0)
-
-    simulate(story)

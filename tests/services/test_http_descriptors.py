@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from dspark.loadgen import prometheus
 from tests.services.http_cell import TARGET, HttpCell, synthetic_pair
 from tests.waiting import wait_until
 
@@ -24,8 +25,7 @@ DESCRIPTORS, IDLE, TOKENS = 96, 120, 1500
 def coordinator(cell: HttpCell, log: Path) -> Iterator[str]:
     """URL of one in a process of its own, before the same workers."""
     serve = (
-        f"serve coordinator --target {TARGET} --http 127.0.0.1:0 --metrics-port 0 "
-        "--ready-json "
+        f"serve coordinator --target {TARGET} --http 127.0.0.1:0 --metrics-port 0 --ready-json "
         "--log-format json"
     )
     known = f"--verify {cell.verifier.endpoint} --draft {cell.drafter.endpoint}"
@@ -67,17 +67,8 @@ def test_idle_connections_beyond_all_descriptors_harm_no_stream(tmp_path: Path) 
         for each in idle:
             each.close()
         wait_until(lambda: _answers(url))
-        counted = [
-            line
-            for line in httpx.get(f"{url}/metrics").text.splitlines()
-            if 'kind="connection"' in line
-        ]
-        assert (
-            sum(
-                float(line.rpartition(" ")[2]) for line in counted if "dspark_dropped_total" in line
-            )
-            > 0
-        )
+        counted = prometheus.fetch(f"{url}/metrics")
+        assert prometheus.total(counted, "dspark_dropped_total", 'kind="connection"') > 0
     lines = log.read_text(encoding="utf-8").splitlines()
     assert len(lines) < 200, lines[:3]
 

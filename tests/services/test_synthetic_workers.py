@@ -118,15 +118,12 @@ def test_a_synthetic_worker_never_loads_torch(pair: str) -> None:
         "import asyncio, sys\n"
         "from verify_service import process as v\nfrom draft_service import process as d\n"
         "from verify_service.config import VerifyConfig\nfrom draft_service.config import "
-        "DraftConfig\n"
-        "async def main():\n"
+        "DraftConfig\nasync def main():\n"
         f"    one = await v.start(VerifyConfig(engine='synthetic', synthetic={pair!r}, "
         "metrics_port=None))\n"
         f"    two = await d.start(DraftConfig(engine='synthetic', synthetic={pair!r}, "
-        "metrics_port=None))\n"
-        "    await one.stop(0.0)\n    await two.stop(0.0)\n"
-        "asyncio.run(main())\n"
-        "print([m for m in ('torch', 'transformers') if m in sys.modules])\n"
+        "metrics_port=None))\n    await one.stop(0.0)\n    await two.stop(0.0)\n"
+        "asyncio.run(main())\nprint([m for m in ('torch', 'transformers') if m in sys.modules])\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

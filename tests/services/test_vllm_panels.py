@@ -17,33 +17,29 @@ from tests.waiting import wait_until
 
 MODEL, CELL = "the-model", "cell-7"
 
-# One expression per panel, in the words of the dashboards that vLLM publishes.
+# One expression per panel, in the words of the dashboards that vLLM publishes. $of stands for the
+# model's label.
 PANELS = {
-    "running": 'vllm:num_requests_running{model_name="$model_name"}',
-    "waiting": 'vllm:num_requests_waiting{model_name="$model_name"}',
-    "cache": 'vllm:kv_cache_usage_perc{model_name="$model_name"}',
+    "running": "vllm:num_requests_running$of",
+    "waiting": "vllm:num_requests_waiting$of",
+    "cache": "vllm:kv_cache_usage_perc$of",
     "first token": "histogram_quantile(0.99, sum by(le) "
-    '(rate(vllm:time_to_first_token_seconds_bucket{model_name="$model_name"}[5m])))',
-    "mean first token": 'rate(vllm:time_to_first_token_seconds_sum{model_name="$model_name"}[5m]) '
-    "/ "
-    'rate(vllm:time_to_first_token_seconds_count{model_name="$model_name"}[5m])',
+    "(rate(vllm:time_to_first_token_seconds_bucket$of[5m])))",
+    "mean first token": "rate(vllm:time_to_first_token_seconds_sum$of[5m]) / "
+    "rate(vllm:time_to_first_token_seconds_count$of[5m])",
     "between tokens": "histogram_quantile(0.5, sum by(le) "
-    '(rate(vllm:inter_token_latency_seconds_bucket{model_name="$model_name"}[5m])))',
-    "per token": "rate("
-    'vllm:request_time_per_output_token_seconds_sum{model_name="$model_name"}[5m])',
+    "(rate(vllm:inter_token_latency_seconds_bucket$of[5m])))",
+    "per token": "rate(vllm:request_time_per_output_token_seconds_sum$of[5m])",
     "whole request": "histogram_quantile(0.9, sum by(le) "
-    '(rate(vllm:e2e_request_latency_seconds_bucket{model_name="$model_name"}[5m])))',
-    "success": "sum by(finished_reason) "
-    '(increase(vllm:request_success_total{model_name="$model_name"}[5m]))',
-    "prompt tokens": 'rate(vllm:prompt_tokens_total{model_name="$model_name"}[5m])',
-    "generated tokens": 'rate(vllm:generation_tokens_total{model_name="$model_name"}[5m])',
-    "queue": 'rate(vllm:request_queue_time_seconds_sum{model_name="$model_name"}[5m])',
-    "prefill": 'rate(vllm:request_prefill_time_seconds_sum{model_name="$model_name"}[5m])',
-    "decode": 'rate(vllm:request_decode_time_seconds_sum{model_name="$model_name"}[5m])',
-    "prompts": "sum by(le) "
-    '(increase(vllm:request_prompt_tokens_bucket{model_name="$model_name"}[5m]))',
-    "answers": "sum by(le) "
-    '(increase(vllm:request_generation_tokens_bucket{model_name="$model_name"}[5m]))',
+    "(rate(vllm:e2e_request_latency_seconds_bucket$of[5m])))",
+    "success": "sum by(finished_reason) (increase(vllm:request_success_total$of[5m]))",
+    "prompt tokens": "rate(vllm:prompt_tokens_total$of[5m])",
+    "generated tokens": "rate(vllm:generation_tokens_total$of[5m])",
+    "queue": "rate(vllm:request_queue_time_seconds_sum$of[5m])",
+    "prefill": "rate(vllm:request_prefill_time_seconds_sum$of[5m])",
+    "decode": "rate(vllm:request_decode_time_seconds_sum$of[5m])",
+    "prompts": "sum by(le) (increase(vllm:request_prompt_tokens_bucket$of[5m]))",
+    "answers": "sum by(le) (increase(vllm:request_generation_tokens_bucket$of[5m]))",
 }
 
 
@@ -96,7 +92,7 @@ def _grouped_by(node: Any) -> set[str]:
 def _shown(expression: str, samples: list[Sample]) -> float:
     """The largest value among the samples an expression reads; fails where it reads none, or groups
     by no label."""
-    query = expression.replace("vllm:", "dspark_").replace("$model_name", MODEL)
+    query = expression.replace("vllm:", "dspark_").replace("$of", f'{{model_name="{MODEL}"}}')
     tree = pytest.importorskip("promql_parser").parse(query)
     largest = 0.0
     for selector in _selectors(tree):

@@ -98,8 +98,7 @@ def rows(args: Args) -> Rows:
     )
     holds = holds and value["back_s"] is not None and value["back_s"] <= BACK_S
     bar = (
-        f"the target's ids or the recorded choices', >= {SHARE:.0%} of plain speed, drafts "
-        "again "
+        f"the target's ids or the recorded choices', >= {SHARE:.0%} of plain speed, drafts again "
         f"<= {BACK_S:g} s"
     )
     yield Row("12", "without drafters it is plain decoding", value, bar, holds)

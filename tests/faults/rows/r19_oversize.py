@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,29 +72,18 @@ def rows(args: Args) -> Rows:
         for name in ("coordinator/0", "frontend/0"):
             with sync_channel(cell.children[name].endpoint) as channel:
                 rows += [
-                    _measured(cell, name, case, lambda c=case, ch=channel: _grpc(ch, c))
+                    _measured(cell, name, case, partial(_grpc, channel, case))
                     for case in _requests()
                 ]
         for case in _requests():
             if case.http is not None:
                 body = json.dumps({"model": "", "prompt": [1, 2, 3], **case.http}).encode()
-                rows.append(
-                    _measured(
-                        cell,
-                        "coordinator/0",
-                        case,
-                        lambda b=body: _http(host, b),
-                        "http",
-                        len(body),
-                    )
-                )
+                ask = partial(_http, host, body)
+                rows.append(_measured(cell, "coordinator/0", case, ask, "http", len(body)))
         for role, endpoint, case in _commands(cell):
             with sync_channel(endpoint) as channel:
-                rows.append(
-                    _measured(
-                        cell, f"{role}/0", case, lambda c=case, ch=channel: _grpc(ch, c), "stream"
-                    )
-                )
+                ask = partial(_grpc, channel, case)
+                rows.append(_measured(cell, f"{role}/0", case, ask, "stream"))
         with cell.client() as client:
             served = len(client.complete([1, 2, 3], max_tokens=8, timeout=30).token_ids) == 8
         alive = all(
@@ -187,6 +177,7 @@ def _commands(cell: FaultCell) -> Iterator[tuple[str, str, Case]]:
         projection=drafter.projection,
     )
     begun = (draft_pb2.RoundsCommand(hello=hello).SerializeToString(),)
+    stream: dict[str, Any] = {"method": STREAMS["draft"], "first": begun}
     params = types_pb2.SequenceSampling(temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN)
     named = verify_pb2.Kept(sequence=many, epoch=many)
     claimed = verify_pb2.RoundPlan(
@@ -203,41 +194,25 @@ def _commands(cell: FaultCell) -> Iterator[tuple[str, str, Case]]:
     ):
         orders = [verify_pb2.ControlDown.Order(**order)]
         told = verify_pb2.ControlDown(incarnation=verifier.incarnation, orders=orders)
-        yield (
-            "verify",
-            verify,
-            Case(name, told.SerializeToString(), method=STREAMS["verify"], values=values),
-        )
+        case = Case(name, told.SerializeToString(), method=STREAMS["verify"], values=values)
+        yield "verify", verify, case
     biased = types_pb2.SequenceSampling(
         temperature=1.0, top_p=1.0, rule=types_pb2.RULE_TOKEN, stop_token_ids=many, min_tokens=1
     )
     opening = draft_pb2.OpenContext(sequence=1, reserve_tokens=8, sampling=biased)
     command = draft_pb2.RoundsCommand(open=opening).SerializeToString()
-    yield (
-        "draft",
-        rounds,
-        Case("a law of a million ids", command, method=STREAMS["draft"], first=begun),
-    )
+    yield "draft", rounds, Case("a law of a million ids", command, **stream)
     order = draft_pb2.Order(
         order=1, sequence=many, epoch=many, round=many, committed_len=many, anchors=many
     )
     command = draft_pb2.RoundsCommand(order=order).SerializeToString()
-    yield (
-        "draft",
-        rounds,
-        Case(
-            "an order of a million", command, method=STREAMS["draft"], values=5 * MANY, first=begun
-        ),
-    )
+    yield "draft", rounds, Case("an order of a million", command, **stream, values=5 * MANY)
     chunk = features_pb2.FeatureChunk(
         token_ids=[1] * 200_000,
         rows=types_pb2.TensorChunk(dtype="float32", shape=[2**32 - 1, 2**32 - 1]),
     )
-    yield (
-        "draft",
-        draft,
-        Case("rows of 2^64", chunk.SerializeToString(), method="/dspark.wire.v1.Features/Push"),
-    )
+    push = "/dspark.wire.v1.Features/Push"
+    yield "draft", draft, Case("rows of 2^64", chunk.SerializeToString(), method=push)
 
 
 def _measured(

@@ -123,8 +123,7 @@ def rows(args: Args) -> Rows:
         and bool(told["preempted"] and told["cached"] and told["accepted"])
     )
     bar = (
-        "each answer the target's or what recorded choices lead to; greedy as transformers; "
-        "some "
+        "each answer the target's or what recorded choices lead to; greedy as transformers; some "
         "preempted and cached"
     )
     yield Row("20", "same answers in any company", value, bar, holds)

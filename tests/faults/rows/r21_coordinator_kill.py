@@ -43,8 +43,7 @@ def rows(args: Args) -> Rows:
     }
     holds = value["right"] == len(streams) and value["back_p99_s"] <= BAR_S and all(resumed)
     bar = (
-        f"every stream ends, nothing shown is lost or changed; the next token within {BAR_S:g} "
-        "s "
+        f"every stream ends, nothing shown is lost or changed; the next token within {BAR_S:g} s "
         "of the kill"
     )
     yield Row("21", "a killed coordinator costs a pause", value, bar, holds)

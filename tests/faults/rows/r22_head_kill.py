@@ -51,8 +51,7 @@ def rows(args: Args) -> Rows:
             site.stop()
     healed = [float(each) for each in value["healed_s"]]  # type: ignore[attr-defined]
     bar = (
-        f"0 streams failed, the target's ids or by its law, the pool whole within {BAR_S:g} s "
-        "of "
+        f"0 streams failed, the target's ids or by its law, the pool whole within {BAR_S:g} s of "
         "the head's return"
     )
     holds = (

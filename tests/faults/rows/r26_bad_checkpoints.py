@@ -150,7 +150,6 @@ def rows(args: Args) -> Rows:
     )
     bar = (
         f"100 % refused, each with a name, in <= {LIMIT_S:g} s of processor and <= {MEMORY:g} x "
-        "the folder's bytes "
-        f"(+ {ANYWAY_MB:g} MB)"
+        f"the folder's bytes (+ {ANYWAY_MB:g} MB)"
     )
     yield Row("26", "bad checkpoints are refused at start", value, bar, holds)

@@ -17,7 +17,7 @@ from dspark.decoding.acceptance import validate_q
 from dspark.model.calibration import IDENTITY
 from dspark.model.config import Kind, ModelType
 from dspark.model.family import Drafter
-from dspark.types import Block, Cursor, EmptyReason, Refusal, SamplingParams
+from dspark.types import Cursor, EmptyReason, Refusal, SamplingParams
 from tests.unit.model.tiny import FAMILIES, family_drafter, walked
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -175,12 +175,5 @@ def test_a_context_that_the_anchor_does_not_continue_is_no_context(
     (block,) = engine.draft([DraftItem(Cursor(1, 1, 1, 21), ids[20], 15, GREEDY)])
     in_order = kind != "block"  # rows alone make a context that may lack the newest
     assert block.empty_reason is (EmptyReason.INVALID if in_order else EmptyReason.NONE)
-    assert (
-        _reason(engine, DraftItem(Cursor(1, 1, 1, 26), 3, 25, GREEDY))
-        is EmptyReason.FEATURES_MISSING
-    )
-
-
-def _reason(engine: DraftEngine, item: DraftItem) -> EmptyReason:
-    block: Block = engine.draft([item])[0]
-    return EmptyReason(block.empty_reason)
+    (block,) = engine.draft([DraftItem(Cursor(1, 1, 1, 26), 3, 25, GREEDY)])
+    assert block.empty_reason is EmptyReason.FEATURES_MISSING

@@ -119,17 +119,6 @@ def test_a_prompt_rides_in_rounds_and_nobody_s_answer_changes(pair: PAIR) -> Non
     torch.testing.assert_close(rows_of(rows), rows_of(kept), rtol=2e-2, atol=2e-2)  # bf16
 
 
-def test_a_prompt_whose_sequence_is_gone_leaves_the_line(pair: PAIR) -> None:
-    engine = VerifyEngine.load(VerifyConfig(**pair))
-    for sequence in (1, 2):
-        line_up(engine, sequence, PROMPT)
-    engine.release(1, 1)
-    assert engine.prefill_next()
-    assert isinstance(engine.first_token(2), int)
-    assert not engine.prefill_next()
-    assert why(engine.first_token(1)) is RefusalReason.UNKNOWN_SEQUENCE
-
-
 @pytest.mark.parametrize("kernel", [False, True])
 def test_a_kept_prefix_is_shared_with_its_feature_rows_and_the_answer_is_the_same(
     pair: PAIR, kernel: bool

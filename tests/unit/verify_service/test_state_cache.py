@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine_steps import line_up, rows_of, run_all
+from engine_steps import GREEDY, line_up, rows_of, run_all
 
-from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, SamplingParams, Verdict
+from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, Verdict
 from tests.architectures import deepseek_v4
 from tests.architectures.families import FAMILIES, model_of
 from tests.architectures.serving import prompt
@@ -20,13 +20,16 @@ from verify_service.engine import VerifyEngine
 from verify_service.kept_state import copied, size
 from verify_service.sequences import VerifyItem
 
-GREEDY = SamplingParams(temperature=0.0)
 KINDS = ("deepseek_v4", "qwen3_5", "mamba2", "lfm2")
 
 
 def engine(folder: Path, **settings: Any) -> VerifyEngine:
     told = {"dtype": "float32", "kv_tokens": 2048, "prefill_chunk": 64, **settings}
     return VerifyEngine.load(VerifyConfig(target=str(folder), **told))
+
+
+def full(cache: Any, *, apart: bool = False) -> Any:
+    raise torch.OutOfMemoryError("no memory is left")
 
 
 def prefilled(
@@ -132,9 +135,6 @@ def test_a_full_device_costs_what_was_kept_and_nobody_s_round(
     prefilled(served, 1, prompt(20, 3))
     anchor = served.first_token(1)
 
-    def full(cache: Any, *, apart: bool = False) -> Any:
-        raise torch.OutOfMemoryError("no memory is left")
-
     with monkeypatch.context() as patched:
         patched.setattr(state_cache, "copied", full)
         assert served.open(Cursor(2, 1, 0, 60), GREEDY, 80, False, token_ids=ids) is None
@@ -156,9 +156,6 @@ def test_who_finds_no_memory_for_a_kept_state_holds_nothing_and_runs_all_of_it_l
     served, ids = engine(tmp_path), prompt(60, 2)
     prefilled(served, 0, ids)
     before = served.held
-
-    def full(cache: Any, *, apart: bool = False) -> Any:
-        raise torch.OutOfMemoryError("no memory is left")
 
     with monkeypatch.context() as patched:
         patched.setattr(stateful, "copied", full)

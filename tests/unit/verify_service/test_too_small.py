@@ -18,29 +18,23 @@ from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.model_runner import ModelRunner
 
-LEAST = 64  # two cases of up to 23 tokens, in pages of 16
 
-
-@pytest.mark.parametrize(("slots", "page"), [(24, 16), (48, 16), (45, 1)])
+@pytest.mark.parametrize(
+    ("page", "least", "too_few"),
+    [(16, 64, (24, 48)), (1, 46, (45,))],  # two cases of up to 23 tokens, in whole pages
+)
 def test_a_pool_that_does_not_hold_the_self_test_is_refused_with_the_least_that_does(
-    golden_target: Path, slots: int, page: int
+    golden_target: Path, page: int, least: int, too_few: tuple[int, ...]
 ) -> None:
-    least = LEAST if page == 16 else 46
-    with pytest.raises(
-        ConfigError,
-        match=rf"^verify\.kv_tokens: {slots} are .* self-test of this target needs {least},",
-    ):
-        VerifyEngine.load(VerifyConfig(target=str(golden_target), kv_tokens=slots, page_size=page))
+    def load(slots: int) -> VerifyEngine:
+        config = VerifyConfig(target=str(golden_target), kv_tokens=slots, page_size=page)
+        return VerifyEngine.load(config)
 
-
-@pytest.mark.parametrize(("slots", "page"), [(LEAST, 16), (46, 1)])
-def test_the_least_pool_is_enough_for_the_packed_path(
-    golden_target: Path, slots: int, page: int
-) -> None:
-    engine = VerifyEngine.load(
-        VerifyConfig(target=str(golden_target), kv_tokens=slots, page_size=page)
-    )
-    assert engine.attention_path == "paged"
+    for slots in too_few:
+        said = rf"^verify\.kv_tokens: {slots} are .* self-test of this target needs {least},"
+        with pytest.raises(ConfigError, match=said):
+            load(slots)
+    assert load(least).attention_path == "paged"
 
 
 def test_a_pool_that_does_not_fit_into_memory_is_refused_with_what_would(
