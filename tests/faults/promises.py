@@ -62,14 +62,17 @@ def asking(
     *,
     prompts: tuple[int, ...] = (9, 17, 30),
     laws: Sequence[dict[str, Any]] = pair.ALL_PARAMS,
+    into: Sequence[Stream] = (),
     **more: Any,
 ) -> list[asyncio.Task[Stream]]:
-    """So many requests, by turns under each law. prompts: lengths to draw from, in tokens."""
+    """So many requests, by turns under each law. prompts: lengths to draw from, in tokens; into:
+    answers that grow meanwhile."""
     first = draw.randrange(32)
     return [
         asyncio.create_task(
             cell.ask(
                 pair.prompt(first + number, draw.choice(prompts)),
+                into=into[number] if into else None,
                 **{
                     "max_tokens": TOKENS,
                     "policy": POLICIES[number // 4 % 4],

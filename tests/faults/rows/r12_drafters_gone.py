@@ -9,11 +9,11 @@ round with a draft.
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 from benchmarks.row import Row, note
-from faults import pair
-from faults.promises import PROMISES, judged
+from faults.promises import PROMISES, asking, judged
 from faults.rows.program import Args, Rows
 from faults.simulated import SimulatedCell, simulate
 from faults.streams import Stream
@@ -24,18 +24,8 @@ SHARE, BACK_S = 0.95, 5.0
 
 
 def ask(cell: SimulatedCell, answers: list[Stream], policy: str) -> list[asyncio.Task[Stream]]:
-    return [
-        asyncio.create_task(
-            cell.ask(
-                pair.prompt(n, 20),
-                into=one,
-                max_tokens=TOKENS,
-                policy=policy,
-                **pair.ALL_PARAMS[n % 4],
-            )
-        )
-        for n, one in enumerate(answers)
-    ]
+    options: dict[str, Any] = {"prompts": (20,), "max_tokens": TOKENS, "policy": policy}
+    return asking(cell, random.Random(12), STREAMS, into=answers, **options)
 
 
 def said(answers: list[Stream]) -> int:

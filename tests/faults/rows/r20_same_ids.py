@@ -77,18 +77,11 @@ async def company(cell: SimulatedCell, draw: random.Random) -> dict[str, Any]:
 
 
 async def plain(endpoint: str, count: int) -> list[list[int]]:
+    options = {**pair.GREEDY, "max_tokens": PLAIN_TOKENS}
+    streams = [Stream(pair.prompt(number), options) for number in range(count)]
     async with AsyncClient(endpoint) as client:
-        asked = (
-            client.complete(
-                pair.prompt(n),
-                max_tokens=PLAIN_TOKENS,
-                temperature=0.0,
-                ignore_eos=True,
-                timeout=600,
-            )
-            for n in range(count)
-        )
-        return [list(answer.token_ids) for answer in await asyncio.gather(*asked)]
+        await asyncio.gather(*(one.run(client) for one in streams))
+    return [one.ids for one in streams]
 
 
 def rows(args: Args) -> Rows:

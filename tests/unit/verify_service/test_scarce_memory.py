@@ -3,6 +3,7 @@ kept."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
 
-PAIR = dict[str, str]
+Load = Callable[..., VerifyEngine]
 
 
 @pytest.fixture
-def pair(golden_target: Path, golden_drafter: Path) -> PAIR:
-    return {"target": str(golden_target), "drafter": str(golden_drafter)}
+def load(golden_target: Path, golden_drafter: Path) -> Load:
+    """An engine of the tiny pair under some settings."""
+    pair = {"target": str(golden_target), "drafter": str(golden_drafter)}
+    return lambda **settings: VerifyEngine.load(VerifyConfig(**pair, **settings))
 
 
 def say(
@@ -38,8 +41,8 @@ def say(
     return outcomes
 
 
-def test_who_finds_no_page_is_refused_and_stands_and_the_oldest_goes_on(pair: PAIR) -> None:
-    engine = VerifyEngine.load(VerifyConfig(**pair, kv_tokens=72, page_size=8, prefix_cache=False))
+def test_who_finds_no_page_is_refused_and_stands_and_the_oldest_goes_on(load: Load) -> None:
+    engine = load(kv_tokens=72, page_size=8, prefix_cache=False)
     texts = {n: [*PROMPT, take_in(engine, n, PROMPT)] for n in (5, 6)}  # three pages each, of nine
     refused: list[Refusal] = []
     while not refused:
@@ -50,7 +53,7 @@ def test_who_finds_no_page_is_refused_and_stands_and_the_oldest_goes_on(pair: PA
     engine.release(6, 1)
     while len(texts[5]) < 64:
         assert isinstance(say(engine, {5: texts[5]})[0], Verdict)
-    alone = VerifyEngine.load(VerifyConfig(**pair, kv_tokens=256, page_size=8))
+    alone = load(kv_tokens=256, page_size=8)
     again = [*PROMPT, take_in(alone, 1, PROMPT)]
     while len(again) < 64:
         say(alone, {1: again})
@@ -61,17 +64,15 @@ def test_who_finds_no_page_is_refused_and_stands_and_the_oldest_goes_on(pair: PA
     assert take_in(engine, 6, texts[6], epoch=2) == again[len(texts[6])]
 
 
-def test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length(pair: PAIR) -> None:
+def test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length(load: Load) -> None:
     """Invariant 2: the length of a prefix depends on its own tokens, so nothing may be drawn anew
     because of it."""
-    alone = VerifyEngine.load(VerifyConfig(**pair, kv_tokens=256, page_size=8, prefix_cache=False))
+    alone = load(kv_tokens=256, page_size=8, prefix_cache=False)
     text = [*PROMPT, take_in(alone, 1, PROMPT)]
     while len(text) < 40:
         say(alone, {1: text})
-    scarce = VerifyConfig(
-        **pair, kv_tokens=24, page_size=8, prefix_cache=False, attention="stateful"
-    )
-    engine = VerifyEngine.load(scarce)  # the packed path's self-test needs more
+    # the packed path's self-test needs more
+    engine = load(kv_tokens=24, page_size=8, prefix_cache=False, attention="stateful")
     assert take_in(engine, 1, PROMPT) == text[20]
     # All of the draft is right; three pages hold the anchor and three more.
     (verdict,) = judged(engine, item(1, 0, text[:21], text[21:28]))
@@ -88,23 +89,23 @@ def test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length(pair: PAIR
     )
 
 
-def test_one_more_page_per_sequence_stays_free_when_another_comes_in(pair: PAIR) -> None:
-    engine = VerifyEngine.load(VerifyConfig(**pair, kv_tokens=56, page_size=8, prefix_cache=False))
+def test_one_more_page_per_sequence_stays_free_when_another_comes_in(load: Load) -> None:
+    engine = load(kv_tokens=56, page_size=8, prefix_cache=False)
     take_in(engine, 1, PROMPT)
     take_in(engine, 2, PROMPT)
     refusal = engine.open(Cursor(3, 1, 0, 1), GREEDY, 9, True, token_ids=[4])
     assert why(refusal) is RefusalReason.NO_PAGES
 
 
-def test_a_prompt_rides_in_rounds_and_nobody_s_answer_changes(pair: PAIR) -> None:
-    calm = VerifyEngine.load(VerifyConfig(**pair, prefix_cache=False))
+def test_a_prompt_rides_in_rounds_and_nobody_s_answer_changes(load: Load) -> None:
+    calm = load(prefix_cache=False)
     long = (PROMPT * 3)[:50]
     expected = [*PROMPT, take_in(calm, 1, PROMPT)]
     for _ in range(12):
         say(calm, {1: expected})
     first = take_in(calm, 2, long)
 
-    engine = VerifyEngine.load(VerifyConfig(**pair, prefix_cache=False, step_prefill_tokens=7))
+    engine = load(prefix_cache=False, step_prefill_tokens=7)
     text = [*PROMPT, take_in(engine, 1, PROMPT)]
     line_up(engine, 2, long)
     for number in range(12):
@@ -121,13 +122,11 @@ def test_a_prompt_rides_in_rounds_and_nobody_s_answer_changes(pair: PAIR) -> Non
 
 @pytest.mark.parametrize("kernel", [False, True])
 def test_a_kept_prefix_is_shared_with_its_feature_rows_and_the_answer_is_the_same(
-    pair: PAIR, kernel: bool
+    load: Load, kernel: bool
 ) -> None:
     if kernel and kernels() is None:
         pytest.skip("no C compiler has built the kernels")
-    engine = VerifyEngine.load(
-        VerifyConfig(**pair, page_size=8, kv_tokens=512, threads=1, attention_kernel=kernel)
-    )
+    engine = load(page_size=8, kv_tokens=512, threads=1, attention_kernel=kernel)
     cold = [*PROMPT, take_in(engine, 1, PROMPT)]
     for _ in range(10):
         say(engine, {1: cold})
@@ -152,8 +151,8 @@ def test_a_kept_prefix_is_shared_with_its_feature_rows_and_the_answer_is_the_sam
         assert engine.find(sequence, 1).spared == spared
 
 
-def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(pair: PAIR) -> None:
-    engine = VerifyEngine.load(VerifyConfig(**pair, step_prefill_tokens=24, prefix_cache=False))
+def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(load: Load) -> None:
+    engine = load(step_prefill_tokens=24, prefix_cache=False)
     # 9, 7, 20 and 3 tokens
     prompts = {
         2: PROMPT[:9],
@@ -174,8 +173,8 @@ def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(p
     assert {n: engine.first_token(n) for n in prompts} == alone
 
 
-def test_short_prompts_do_not_wait_for_long_ones_nor_long_ones_for_ever(pair: PAIR) -> None:
-    engine = VerifyEngine.load(VerifyConfig(**pair, prefill_chunk=16, prefix_cache=False))
+def test_short_prompts_do_not_wait_for_long_ones_nor_long_ones_for_ever(load: Load) -> None:
+    engine = load(prefill_chunk=16, prefix_cache=False)
     for sequence in (1, 2, 3):
         line_up(engine, sequence, PROMPT * 4)  # five chunks each
     line_up(engine, 4, PROMPT[:3])
@@ -188,8 +187,8 @@ def test_short_prompts_do_not_wait_for_long_ones_nor_long_ones_for_ever(pair: PA
     assert isinstance(engine.first_token(1), int), "every second chunk is the oldest one's"
 
 
-def test_a_prompt_that_was_let_go_gives_its_place_in_the_round_to_the_next(pair: PAIR) -> None:
-    engine = VerifyEngine.load(VerifyConfig(**pair, step_prefill_tokens=8, prefix_cache=False))
+def test_a_prompt_that_was_let_go_gives_its_place_in_the_round_to_the_next(load: Load) -> None:
+    engine = load(step_prefill_tokens=8, prefix_cache=False)
     first = item(1, 1, [*PROMPT, take_in(engine, 1, PROMPT)])
     line_up(engine, 2, PROMPT)
     line_up(engine, 3, PROMPT)
@@ -234,9 +233,9 @@ def decoding(engine: VerifyEngine, count: int) -> list[VerifyItem]:
     ("bad", "behind"), [(set(), False), ({3}, False), ({1, 5}, False), ({1, 5}, True)]
 )
 def test_a_pass_that_fails_costs_those_alone_who_fail_alone(
-    pair: PAIR, bad: set[int], behind: bool, monkeypatch: pytest.MonkeyPatch
+    load: Load, bad: set[int], behind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = VerifyEngine.load(VerifyConfig(**pair, prefix_cache=False))
+    engine = load(prefix_cache=False)
     items = decoding(engine, 5)
     fragile = Fragile(engine, monkeypatch, behind=behind)
     fragile.bad, fragile.most = bad, 2
@@ -255,9 +254,9 @@ def test_a_pass_that_fails_costs_those_alone_who_fail_alone(
 
 
 def test_a_prompt_that_spoils_a_round_is_told_and_the_round_goes_on_without_it(
-    pair: PAIR, monkeypatch: pytest.MonkeyPatch
+    load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = VerifyEngine.load(VerifyConfig(**pair, step_prefill_tokens=8, prefix_cache=False))
+    engine = load(step_prefill_tokens=8, prefix_cache=False)
     items = decoding(engine, 2)
     line_up(engine, 7, PROMPT)
     fragile = Fragile(engine, monkeypatch)
@@ -269,9 +268,9 @@ def test_a_prompt_that_spoils_a_round_is_told_and_the_round_goes_on_without_it(
 
 
 def test_a_device_that_fails_at_everything_fails_the_round(
-    pair: PAIR, monkeypatch: pytest.MonkeyPatch
+    load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = VerifyEngine.load(VerifyConfig(**pair))
+    engine = load()
     items = decoding(engine, 3)
     Fragile(engine, monkeypatch).most = 0
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -279,11 +278,9 @@ def test_a_device_that_fails_at_everything_fails_the_round(
 
 
 def test_prompts_that_rode_in_a_pass_before_the_one_that_failed_are_told(
-    pair: PAIR, monkeypatch: pytest.MonkeyPatch
+    load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = VerifyEngine.load(
-        VerifyConfig(**pair, step_prefill_tokens=20, max_batch_tokens=1, prefix_cache=False)
-    )
+    engine = load(step_prefill_tokens=20, max_batch_tokens=1, prefix_cache=False)
     items = decoding(engine, 2)
     line_up(engine, 7, PROMPT)
     Fragile(engine, monkeypatch).bad = {2}
@@ -291,10 +288,8 @@ def test_prompts_that_rode_in_a_pass_before_the_one_that_failed_are_told(
     assert isinstance(engine.first_token(7), int)
 
 
-def test_kept_prefixes_leave_a_row_to_who_comes_where_rows_pay(pair: PAIR) -> None:
-    engine = VerifyEngine.load(
-        VerifyConfig(**pair, kv_tokens=320, page_size=8, attention_kernel=False)
-    )
+def test_kept_prefixes_leave_a_row_to_who_comes_where_rows_pay(load: Load) -> None:
+    engine = load(kv_tokens=320, page_size=8, attention_kernel=False)
     for n in range(1, 21):  # two pages of each are kept
         take_in(engine, n, [n, *PROMPT[1:]])
         engine.release(n, 1)
@@ -305,9 +300,9 @@ def test_kept_prefixes_leave_a_row_to_who_comes_where_rows_pay(pair: PAIR) -> No
 
 
 def test_nobody_finds_pages_that_a_failed_pass_may_have_written(
-    pair: PAIR, monkeypatch: pytest.MonkeyPatch
+    load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = VerifyEngine.load(VerifyConfig(**pair, page_size=4, prefill_chunk=8))
+    engine = load(page_size=4, prefill_chunk=8)
     text = [*PROMPT, take_in(engine, 1, PROMPT)]
     while len(text) < 33:
         say(engine, {1: text})
@@ -335,8 +330,8 @@ def test_nobody_finds_pages_that_a_failed_pass_may_have_written(
     assert found(4, other) == 0
 
 
-def test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one(pair: PAIR) -> None:
-    engine = VerifyEngine.load(VerifyConfig(**pair, prefix_cache=False))
+def test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one(load: Load) -> None:
+    engine = load(prefix_cache=False)
     first = take_in(engine, 1, PROMPT)
     other = [*PROMPT[:10], *PROMPT[:10]]
     line_up(engine, 2, other)
@@ -354,8 +349,8 @@ def test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one(pair: PAIR) -> No
     )
 
 
-def test_what_made_no_numbers_is_in_no_cache(pair: PAIR) -> None:
-    engine = VerifyEngine.load(VerifyConfig(**pair, page_size=8))
+def test_what_made_no_numbers_is_in_no_cache(load: Load) -> None:
+    engine = load(page_size=8)
     prefixes = engine._holdings.prefixes
     take_in(engine, 1, PROMPT)
     engine.release(1, 1)
@@ -371,9 +366,9 @@ def test_what_made_no_numbers_is_in_no_cache(pair: PAIR) -> None:
 
 
 def test_rows_that_cannot_be_kept_cost_drafts_and_no_verdict(
-    pair: PAIR, monkeypatch: pytest.MonkeyPatch
+    load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = VerifyEngine.load(VerifyConfig(**pair, page_size=8))
+    engine = load(page_size=8)
     calm = [*PROMPT, take_in(engine, 1, PROMPT)]
     other = [*PROMPT, take_in(engine, 2, PROMPT)]
     say(engine, {1: calm})
