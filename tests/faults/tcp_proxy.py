@@ -1,4 +1,4 @@
-"""A TCP proxy before one process: the connection that hangs, or stalls one way.
+"""A TCP proxy before one process: the connection that hangs, stalls one way, or is cut.
 
 `blackhole` keeps every connection open and passes nothing, as a process under SIGSTOP or a route
 that died does.
@@ -43,6 +43,7 @@ class TcpProxy:
             gate.set()
         self.heard: Callable[[int], None] = lambda size: None  # of what comes from the process
         self._writers: set[asyncio.StreamWriter] = set()
+        self.taken = 0  # connections
         self.endpoint = f"{at}:{self._loop.run(self._listen(0, int(port)))}"
 
     def carry(self, port: int) -> None:
@@ -57,6 +58,10 @@ class TcpProxy:
     def heal(self) -> None:
         """Passes everything again, what was held back first."""
         self._loop.run(self._done(*(gate.set for gate in self._open.values())))
+
+    def cut(self) -> None:
+        """Ends every connection, and loses what is under way."""
+        self._loop.run(self._done(self._cut_all))
 
     def close(self) -> None:
         self._loop.run(self._stop())
@@ -76,6 +81,9 @@ class TcpProxy:
     async def _stop(self) -> None:
         for server in self._servers:
             server.close()
+        self._cut_all()
+
+    def _cut_all(self) -> None:
         for writer in list(self._writers):
             writer.transport.abort()
 
@@ -87,6 +95,7 @@ class TcpProxy:
         except OSError:
             writer.transport.abort()
             return
+        self.taken += 1
         ends = {writer, back}
         self._writers |= ends
         ways = [

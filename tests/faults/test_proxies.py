@@ -1,4 +1,5 @@
-"""A proxy between real processes: a hole that keeps connections open."""
+"""A proxy between real processes: a hole that keeps connections open, and connections that are
+cut."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from faults.processes import FaultCell
 from faults.tcp_proxy import TcpProxy, Way
 
 
@@ -49,3 +52,22 @@ def test_a_blackhole_keeps_the_connection_and_holds_what_was_said(echo: str) -> 
             assert wire.recv(16) == b"two"
     finally:
         proxy.close()
+
+
+def test_a_cell_whose_drafter_s_connections_are_cut_answers_the_same() -> None:
+    with FaultCell(between="tcp") as cell, cell.client() as client:
+        options: dict[str, Any] = {
+            "max_tokens": 64,
+            "seed": 1,
+            "ignore_eos": True,
+            "policy": "fixed:3",
+        }
+        options |= {"rule": "coupled", "timeout": 60.0}
+        calm = client.complete([5, 9, 17, 33], **options).token_ids
+        ids, taken = list[int](), cell.proxies["draft/0"].taken
+        for event in client.generate([5, 9, 17, 33], **options):
+            ids += event.token_ids
+            if len(ids) in range(9, 30):
+                cell.proxies["draft/0"].cut()
+        assert tuple(ids) == calm
+        assert cell.proxies["draft/0"].taken > taken, "they are made again"

@@ -17,13 +17,13 @@ JOURNALS = [
             (*JOURNAL, *RESUME),
             (
                 "a journal forgets the epoch of what goes on",
-                "        said.epoch = max(said.epoch, epoch)\n",
+                "        entry.answers[index].begins(epoch, target)\n",
                 "",
             ),
             (
                 "an epoch that began is not written before its first commit",
                 "        self._unwritten.epochs.add(number=entry.number, index=index, "
-                "epoch=epoch)\n",
+                "epoch=epoch, target=target)\n",
                 "",
             ),
             *(
@@ -39,13 +39,13 @@ JOURNALS = [
             JOURNAL,
             (
                 "the epoch that began last counts, be it a lower one",
-                "        said.epoch = max(said.epoch, epoch)\n",
-                "        said.epoch = epoch\n",
+                "        if epoch >= self.epoch:\n",
+                "        if True:\n",
             ),
             (
-                "a journal reads epochs as the last one written",
-                "said.epoch = max(said.epoch, begun.epoch)",
-                "said.epoch = begun.epoch",
+                "a segment that is begun again has no targets",
+                "epoch=said.epoch, target=said.target\n",
+                "epoch=said.epoch\n",
             ),
             (
                 "a segment that is begun again has no epochs",
@@ -204,6 +204,11 @@ JOURNALS = [
                 "a resumed sequence draws again under the epoch that was noted",
                 "epoch=said.epoch + 1 if said is not None else 0)",
                 "epoch=said.epoch if said is not None else 0)",
+            ),
+            (
+                "a resumed answer goes on under any target",
+                '"resumed", said.target\n',
+                '"resumed", ""\n',
             ),
             (
                 "a resumed sequence begins behind its prompt",
