@@ -52,6 +52,16 @@ SCHEMAS: list[tuple[dict[str, Any], object]] = [
         {"code": "ABC-1234", "at": {"x": -1.5, "y": 7}},
     ),
     (
+        closed(
+            {
+                "title": {"type": "string", "minLength": 1, "maxLength": 120},
+                "summary": {"type": "string", "maxLength": 2000},
+                "author": {"type": "string", "pattern": "^[A-Za-z .-]{1,80}$"},
+            }
+        ),
+        {"title": "On ferns", "summary": "Which of them grow in the shade.", "author": "A. B."},
+    ),
+    (
         {
             "$ref": "#/$defs/n",
             "$defs": {"n": closed({"v": WHOLE, "next": {"anyOf": [LINKED, {"type": "null"}]}})},
