@@ -240,6 +240,7 @@ def test_the_highest_epoch_that_began_and_what_ended_outlive_every_process(
         found = journal.find("r")
         assert found is not None
         assert found.seed == 77
+        assert {said.target for said in found.answers} == {"a target"}
         assert [(said.tokens, said.epoch) for said in found.answers] == [
             ([1, 2, 3, *range(number)], 5),
             ([4], 1),
