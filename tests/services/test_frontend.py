@@ -69,6 +69,7 @@ async def stage(pair: str, **settings: Any) -> AsyncIterator[Cell]:
     async with Cell(pair=pair) as cell:
         await cell.whole(verify={"max_sequences": 8192}, **settings)
         yield cell
+        await cell.freed()
 
 
 def said(one: Completion) -> list[Any]:

@@ -81,6 +81,7 @@ class StormyVerifier(SimulatedVerifier):
         if isinstance(action, Report):
             self._reported.update((row.sequence, row.epoch) for row in action.rounds)
         if isinstance(action, Released):
+            self.seen[action.why.value if action.why is not None else ""] += 1
             key = (action.sequence, action.epoch)
             assert self._reported[key] == self._drawn[key] == action.rounds, (
                 "R6: what was drawn is reported"

@@ -246,6 +246,7 @@ def test_the_highest_epoch_that_began_and_what_ended_outlive_every_process(
             ([4], 1),
             ([], 4),
         ]
+        assert {said.target for said in found.answers} == {"a target"}
         over = End(Reason.LENGTH) if number else None  # as the first who went on with it wrote
         assert [said.end for said in found.answers] == [None, End(Reason.STOP, token_id=4), over]
         again = journal.open(request(seed=77, choices=3), found)

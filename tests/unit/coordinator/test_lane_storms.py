@@ -8,6 +8,7 @@ shown was written, and rounds keep their invariants, see `stormy_workers`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from typing import Any, cast, get_args
@@ -20,7 +21,7 @@ from stormy_workers import StormyCell
 from coordinator.config import CoordinatorConfig
 from coordinator.lanes.facts import DrafterPort
 from coordinator.lanes.request_state import RequestState
-from dspark.errors import Overloaded, RequestCancelled
+from dspark.errors import Overloaded, RequestCancelled, Unavailable
 from dspark.rounds.control import Admission
 from dspark.rounds.events import Acknowledged, Action, How, Keep, Release
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
@@ -37,6 +38,7 @@ class Storm:
         self.cancelled: set[RequestState] = set()
         self.epochs: dict[int, list[int]] = {}
         self.ports: list[Any] = list(cell.ports)
+        self._others = itertools.count()
 
     def one_thing(self) -> None:
         things = [self.ask] * 8 + [
@@ -48,6 +50,7 @@ class Storm:
         ]
         things += [self.lose_drafter, self.add_drafter, self.partition, self.silence, self.leaves]
         things += [self.plan] * 4 + [self.settle] * 4 + [self.keep, self.cell.drafters_forget]
+        things += [self.crowd] * 2
         self.draw.choice(things)()
 
     def ask(self) -> None:
@@ -61,7 +64,7 @@ class Storm:
                 weight=self.draw.choice([1.0, 1.0, 2.0]),
                 note_epoch=lambda epoch, target: noted.append(epoch),
             )
-        except Overloaded:
+        except (Overloaded, Unavailable):  # a full queue, or every verifier leaves
             return
         self.epochs[state.sequence.number] = noted
         self.states.append((state, answer_of(prompt, tokens)))
@@ -163,6 +166,13 @@ class Storm:
             port = self.cell.ports[self.cell.lanes.index(lane)].port
             port.tell([Release(life.number, life.epoch, How.SETTLE)])
 
+    def crowd(self) -> None:
+        """Somebody else takes all pages of a verifier for a while."""
+        pages = self.draw.choice(self.cell.ports).port.pages
+        other = (0, next(self._others))
+        if pages.total and pages.left and pages.grow(*other, pages.page_size * pages.left, 0) == 0:
+            self.cell.clock.call_later(0.1, pages.free, *other)
+
     def keep(self) -> None:
         """Verifiers are told who is wanted."""
         for lane, port in zip(self.cell.lanes, self.cell.ports, strict=True):
@@ -243,11 +253,13 @@ async def test_answers_are_exact_and_nothing_is_left_behind(seed: int) -> None:
 @virtual
 async def test_storms_meet_everything() -> None:
     met = Counter[str]()
-    for seed in range(3):
+    for seed in range(4):
         for verifier in (await weathered(seed)).made:
             met += verifier.seen + verifier.counts
     wanted = {kind.__name__ for kind in get_args(Action)} | {
         "failed",
+        "no pages",
+        "out of pages",
         "late block",
         "block of a sequence that left",
         "verdict of a dropped sequence",

@@ -9,6 +9,12 @@ from deploy.topology import ProcessRole, desired, resized
 from dspark.errors import ConfigError
 
 
+def test_labels_of_a_pool_are_its_own() -> None:
+    config = ClusterConfig(target="t", drafter="d", verifier_selector="zone=a")
+    told = {str(replica.role): replica.selector for replica in desired(config, {}).replicas}
+    assert told == {"coordinator": {}, "verify": {"zone": "a"}, "draft": {}}
+
+
 def test_front_ends_come_last_and_stay_when_pools_are_resized() -> None:
     topology = desired(ClusterConfig(target="t", drafter="d", frontends=2), {})
     assert [replica.name for replica in topology.replicas][-2:] == ["frontend/0", "frontend/1"]

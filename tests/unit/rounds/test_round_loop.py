@@ -378,7 +378,8 @@ def test_a_cohort_waits_for_all_of_its_blocks() -> None:
     verifier.prefilled(2, drafter=OTHER)
     second = of(verifier.said, SendOrder)[1]
     assert not of(verifier.blocks(second, (0.9,)), RunPass)
-    assert len(only(verifier.blocks(first, (0.9,)), RunPass).rows) == 2
+    run = only(verifier.blocks(first, (0.9,)), RunPass)
+    assert [row.order for row in run.rows] == [first.order, second.order]
 
 
 def test_a_cohort_waits_for_acknowledgements_as_long_as_for_a_block_and_no_longer() -> None:
