@@ -11,7 +11,6 @@ domains. Below 1, drafts do not pay.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import math
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.pair import DOMAINS, Pair, Prompt, add_arguments, chosen
-from benchmarks.row import Row, note
+from benchmarks.row import Program, Row, note
 from deploy.processes import ProcessCell
 from dspark.client import AsyncClient, Chunk, Completion, Event, Options
 
@@ -227,9 +226,9 @@ async def compare(pair: Pair, turns: Mapping[int, int]) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Prints its row; 1 when the bar is missed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.by_domain", description=__doc__)
+    parser = Program("by_domain", __doc__)
     add_arguments(parser)
-    parser.add_argument("--times", type=int, default=1, help="as many turns (1)")
+    parser.add_argument("--times", type=int, default=1, help="as many turns")
     args = parser.parse_args(argv)
     turns = {streams: count * args.times for streams, count in TURNS.items()}
     value = asyncio.run(compare(chosen(args), turns))

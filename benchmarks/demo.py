@@ -8,7 +8,6 @@ fails if one token differs.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from benchmarks.by_domain import DEFAULT, TOKENS, Spent, ask, in_turns
 from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
+from benchmarks.row import Program
 from coordinator.http.template import find_template
 from dspark.client import AsyncClient, Chunk, Client, Finished
 from dspark.loadgen.report import machine
@@ -50,7 +50,7 @@ class DomainRow:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__)
+    parser = Program("demo", __doc__)
     add_arguments(parser)
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="time for the comparison")

@@ -40,7 +40,7 @@ from benchmarks.engine_pair import EnginePair
 from benchmarks.forced import SLOTS, Forced
 from benchmarks.pair import Pair
 from benchmarks.random_pair import TINY, PairShape
-from benchmarks.row import Row, note, only_rows
+from benchmarks.row import Program, Row, note, only_rows
 
 MEAN = 3.61
 CONTEXT, ROUNDS, SPARED = 1024, 60, 4
@@ -49,16 +49,15 @@ MOST_OVER_FLOOR = 1.3
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser = Program("gpu", __doc__)
     parser.add_argument("--tiny", action="store_true", help="a toy shape on any device")
     parser.add_argument("--only", choices=PARTS, help="one of the three")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="keep the rows as JSON")
+    parser.add_argument("--out", type=Path, help="keep the rows as JSON")
     parser.add_argument(
         "--part-s", type=float, default=480.0, help="seconds after which steps leave the rest out"
     )
     parser.add_argument("--page-size", type=int, default=256, help="token slots of a page")
     parser.add_argument("--no-graphs", action="store_true", help="launch every operation by itself")
-    parser.add_argument("--json", action="store_true", help="print one JSON row per part")
     args = parser.parse_args(argv)
     only_rows()
     rows: list[Row] = []

@@ -74,12 +74,9 @@ class Pair:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--target`, `--drafter` and `--json`."""
-    parser.add_argument(
-        "--target", default=shipped.TARGET, help=f"folder, name or hub id ({shipped.TARGET})"
-    )
+    """`--target` and `--drafter`."""
+    parser.add_argument("--target", default=shipped.TARGET, help="folder, name or hub id")
     parser.add_argument("--drafter", help="folder or hub id (the shipped one)")
-    parser.add_argument("--json", action="store_true", help="print one JSON row")
 
 
 def leave_in_order() -> None:

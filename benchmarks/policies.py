@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.pair import Pair, leave_in_order, shipped_pair
 from benchmarks.real_cell import FILES, cell, questions, sampling, windowed, worked
-from benchmarks.row import Row
+from benchmarks.row import Program, Row
 from benchmarks.turns import Book, Tournament
 from coordinator.http.template import question_renderer
 from coordinator.simulation.scenario import Scenario
@@ -86,12 +86,7 @@ class Served:
 
 def main(argv: list[str] | None = None) -> int:
     """Prints its rows; 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.policies",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON row per line")
+    parser = Program("policies", __doc__)
     parser.add_argument("--quick", action="store_true", help="fewer loads, fewer and shorter turns")
     parser.add_argument(
         "--turns", type=int, help=f"of every policy at every load ({TURNS}; quick: {QUICK_TURNS})"
@@ -105,10 +100,7 @@ def main(argv: list[str] | None = None) -> int:
         "--file", type=Path, default=FILES / "paper.yaml", help="YAML of the synthetic pair"
     )
     parser.add_argument(
-        "--save",
-        type=Path,
-        metavar="FILE",
-        help="JSON lines of all measurements; goes on from them",
+        "--save", type=Path, help="JSON lines of all measurements; goes on from them"
     )
     args = parser.parse_args(argv)
     leave_in_order()

@@ -84,7 +84,7 @@ async def windowed(
     request failed."""
     outcome = await _asked(endpoint, options, asked, plan)
     opens = outcome.opened + settle_s
-    return _tokens(outcome, opens, opens + window_s) / window_s
+    return outcome.tokens(opens, opens + window_s) / window_s
 
 
 async def worked(
@@ -101,7 +101,7 @@ async def worked(
     outcome = await _asked(endpoint, options, asked, plan)
     last = max(answer.sent for answer in outcome.measured)
     closes = min(answer.ended for answer in outcome.measured if answer.ended > last)
-    return _tokens(outcome, outcome.opened, closes) / (closes - outcome.opened)
+    return outcome.tokens(outcome.opened, closes) / (closes - outcome.opened)
 
 
 async def _asked(
@@ -116,16 +116,6 @@ async def _asked(
     if failed:
         raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
     return outcome
-
-
-def _tokens(outcome: loop.Outcome, opens: float, closes: float) -> int:
-    """Tokens that arrived from `opens` to `closes`."""
-    return sum(
-        count
-        for answer in outcome.answers
-        for when, count in zip(answer.times, answer.counts, strict=True)
-        if opens <= when <= closes
-    )
 
 
 def questions(scenario: Scenario) -> Iterator[Question]:

@@ -10,11 +10,10 @@ nothing else (`bare_hops`). Medians of all rounds.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import Any
 
-from benchmarks.row import Row, quiet
+from benchmarks.row import Program, Row, quiet
 from benchmarks.two_hops import RoundSetting, measure
 
 MOST = 1.6  # of what bare streams take beside the passes
@@ -83,10 +82,7 @@ ROWS: dict[int, tuple[str, dict[str, tuple[RoundSetting, Bars]]]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.round_overhead", description=__doc__
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON row per statement")
+    parser = Program("round_overhead", __doc__)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter windows")
     parser.add_argument(
         "--only", type=int, choices=ROWS, action="append", metavar="ROW", help="this row, 1 to 4"

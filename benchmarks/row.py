@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import sys
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass
 
 import structlog
 
+from dspark.cli.options import Help
 from dspark.loadgen.report import machine
 
 
@@ -34,6 +36,18 @@ class Row:
             verdict = {True: "holds", False: "FAILS", None: "not measured"}[self.holds]
             print(f"{verdict}: {self.name}: {self.value} (bar: {self.bar})", flush=True)
         return 1 if self.holds is False else 0
+
+
+class _Help(Help, argparse.RawDescriptionHelpFormatter):
+    pass
+
+
+class Program(argparse.ArgumentParser):
+    """The options of a program of this folder, `--json` among them. doc: its docstring."""
+
+    def __init__(self, name: str, doc: str | None) -> None:
+        super().__init__(f"python -m benchmarks.{name}", description=doc, formatter_class=_Help)
+        self.add_argument("--json", action="store_true", help="print JSON, one row a line")
 
 
 def note(line: str) -> None:

@@ -7,26 +7,19 @@ python -m benchmarks.ablations threads  # tokens a second: one thread a worker, 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from benchmarks.ablations import kernels, tau, threads
 from benchmarks.pair import add_arguments, chosen
-from benchmarks.row import only_rows
+from benchmarks.row import Program, only_rows
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ablations",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Program("ablations", __doc__)
     parser.add_argument("what", choices=["tau", "kernels", "threads"])
     add_arguments(parser)
-    parser.add_argument(
-        "--table", type=Path, metavar="FILE", help="the table as JSON; kernels are added to it"
-    )
+    parser.add_argument("--table", type=Path, help="the table as JSON; kernels are added to it")
     parser.add_argument(
         "--quick", action="store_true", help=f"of tau: {tau.QUICK_PROMPTS} prompts a domain"
     )
@@ -35,11 +28,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     longest = kernels.LONGEST_PROMPT
     parser.add_argument(
-        "--context", type=int, default=longest, help=f"of kernels: tokens of a prompt ({longest})"
+        "--context", type=int, default=longest, help="of kernels: a prompt's tokens"
     )
-    parser.add_argument(
-        "--repetitions", type=int, default=4, help="of kernels: answers of every sequence (4)"
-    )
+    parser.add_argument("--repetitions", type=int, default=4, help="of kernels: answers a sequence")
     args = parser.parse_args(argv)
     only_rows()
     pair = chosen(args)

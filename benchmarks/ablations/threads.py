@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, ExitStack
 from benchmarks.by_domain import DEFAULT, Spent, ask
 from benchmarks.pair import Pair
 from benchmarks.row import Row, note
+from benchmarks.turns import ratios
 from deploy.processes import ProcessCell
 from dspark.client import AsyncClient
 
@@ -50,15 +51,12 @@ async def compare(pair: Pair) -> dict[str, dict[str, float]]:
                                 rates[name].append(
                                     await _rate(clients[name], pair, domain, policy, streams)
                                 )
-                        ratios = [
-                            more / one
-                            for one, more in zip(rates["one"], rates["divided"], strict=True)
-                        ]
+                        each = ratios(rates["divided"], rates["one"])
                         found = {
-                            name: round(statistics.median(each), 1) for name, each in rates.items()
+                            name: round(statistics.median(all_), 1) for name, all_ in rates.items()
                         }
                         key = f"{streams} stream{'s' * (streams > 1)}, {domain}, {policy}"
-                        table[key] = {**found, "ratio": round(statistics.median(ratios), 3)}
+                        table[key] = {**found, "ratio": round(statistics.median(each), 3)}
                         note(f"{key}: {table[key]}")
     return table
 

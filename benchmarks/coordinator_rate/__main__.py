@@ -6,20 +6,15 @@ python -m benchmarks.coordinator_rate front-end  # of a front end, and the strea
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from benchmarks.coordinator_rate import front_end, lane
+from benchmarks.row import Program
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.coordinator_rate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Program("coordinator_rate", __doc__)
     parser.add_argument("what", choices=["lane", "front-end"])
-    parser.add_argument("--json", action="store_true", help="print one JSON row per part")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements")
     args = parser.parse_args(argv)
     rows = [lane.row(quick=args.quick)] if args.what == "lane" else front_end.rows(quick=args.quick)

@@ -11,7 +11,6 @@ All but the costs ask the shipped pair over HTTP.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -19,16 +18,13 @@ import httpx
 
 from benchmarks.forms import answers, costs, hostile
 from benchmarks.pair import add_arguments, chosen
+from benchmarks.row import Program
 from deploy.processes import ProcessCell
 
 
 def main(argv: list[str] | None = None) -> int:
     """Prints a row; 1 when its bar is missed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.forms",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Program("forms", __doc__)
     parser.add_argument("what", choices=["costs", "answers", "forced", "hostile"])
     add_arguments(parser)
     parser.add_argument(
@@ -37,13 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--kept", type=Path, help="of answers: rows of cases, one a line; goes on behind them"
     )
-    parser.add_argument(
-        "--alone",
-        type=float,
-        default=20.0,
-        metavar="S",
-        help="how long the stream is measured alone",
-    )
+    parser.add_argument("--alone", type=float, default=20.0, help="seconds of the stream by itself")
     args = parser.parse_args(argv)
     pair = chosen(args)
     if args.what == "costs":

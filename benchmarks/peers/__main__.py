@@ -30,7 +30,7 @@ from benchmarks.peers.llama_peer import LlamaCpp, write_f16
 from benchmarks.peers.ours import Ours
 from benchmarks.peers.transformers_peer import TransformersWorker
 from benchmarks.peers.vllm_server import VllmServer
-from benchmarks.row import Row, note
+from benchmarks.row import Program, Row, note
 from benchmarks.turns import ratios, rotated
 from deploy.processes import ProcessCell
 
@@ -45,9 +45,9 @@ VLLM_MODES: Mapping[str, Mapping[str, Any]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser = Program("peers", __doc__)
     add_arguments(parser)
-    parser.add_argument("--streams", default="1,8", help="prompts asked at once (1,8)")
+    parser.add_argument("--streams", default="1,8", help="prompts asked at once")
     parser.add_argument(
         "--vllm-python", type=Path, default=os.environ.get(VLLM) or None, help=f"(${VLLM})"
     )

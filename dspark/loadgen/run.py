@@ -78,6 +78,15 @@ class Outcome:
         """Answers that were meant to start inside the window."""
         return [answer for answer in self.answers if answer.intended >= self.opened]
 
+    def tokens(self, opens: float, closes: float) -> int:
+        """Tokens that arrived from `opens` to `closes`."""
+        return sum(
+            max(count, 0)
+            for answer in self.answers
+            for when, count in zip(answer.times, answer.counts, strict=True)
+            if opens <= when <= closes
+        )
+
 
 async def run(
     endpoint: Endpoint, questions: Iterator[Question], plan: LoadPlan, progress: Progress

@@ -37,12 +37,7 @@ def summarise(outcome: Outcome, *, series: str, counted_by: str = "ids") -> dict
     plan, measured = outcome.plan, outcome.measured
     whole = [answer for answer in measured if not answer.error]
     window = max(outcome.closed - outcome.opened, 1e-9)
-    tokens = sum(
-        max(count, 0)
-        for answer in outcome.answers
-        for when, count in zip(answer.times, answer.counts, strict=True)
-        if outcome.opened <= when <= outcome.closed
-    )
+    tokens = outcome.tokens(outcome.opened, outcome.closed)
     rates = [answer.rate for answer in whole if answer.rate > 0]
     errors = Counter(answer.error for answer in measured if answer.error and answer.error != CUT)
     return {
