@@ -80,9 +80,11 @@ def _load(config: DraftConfig) -> tuple[DraftEngineCore, Curve | None]:
     """Loads the engine and its cost curve; a synthetic engine is loaded without torch."""
     if config.engine == "synthetic":
         from draft_service.synthetic import SyntheticDraftEngine
+        from dspark.synthetic.spec import load_spec
 
-        synthetic = SyntheticDraftEngine.load(config)
-        return synthetic, synthetic.cost_curve() if config.measure_cost else None
+        spec = load_spec(config.synthetic or "")
+        curve = spec.draft.curve() if config.measure_cost else None
+        return SyntheticDraftEngine(spec, config), curve
     from draft_service import profiler
     from draft_service.engine import DraftEngine
 

@@ -27,7 +27,7 @@ from dspark.runtime.backlog import Backlog
 from dspark.runtime.channel import MAX_MESSAGE
 from dspark.runtime.wire_limits import KIB, MIB, Bounds, Read
 from dspark.runtime.worker import Worker, new_owner
-from dspark.types import Block, Cursor, EmptyReason, Refusal, RefusalReason, SamplingParams
+from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams
 from dspark.wire import codec, cohorts, orders
 from dspark.wire.blocks import write_blocks
 from dspark.wire.finite import bytes_in
@@ -60,6 +60,7 @@ BOUNDS = Bounds(
 )
 LEAST_LEASE_S = 30.0  # an idle verifier lists its contexts every ten seconds
 MAX_OPEN_ORDERS = 64  # of one stream; a verifier has one or two
+_NONE = SamplingParams()
 
 
 class _Arriving:
@@ -297,32 +298,26 @@ class Rounds:
         """Asks for the blocks of an order whose rows are all here."""
         self._arriving = None
         order = arriving.order
-        asked: list[DraftItem | Block] = []
-        able: list[DraftItem] = []
         cursors = map(Cursor, arriving.numbers, order.epochs, order.rounds, order.committed_lens)
         told = zip(order.sequences, cursors, order.anchors, order.slots, order.masks, strict=True)
+        items = []
         for sequence, cursor, anchor, slots, mask in told:
-            params = self._sequences.get((sequence, cursor.epoch))
-            if params is None:
-                asked.append(Block(cursor, empty_reason=EmptyReason.UNKNOWN_SEQUENCE))
-                continue
-            able.append(DraftItem(cursor, anchor, cursor.anchor_position, params, slots, mask))
-            asked.append(able[-1])
+            # without a context its block is empty, whatever its parameters
+            params = self._sequences.get((sequence, cursor.epoch), _NONE)
+            items.append(DraftItem(cursor, anchor, cursor.anchor_position, params, slots, mask))
         if order.token_ids:
             self._rows_received.inc(len(order.token_ids))
         self._open += 1
-        self._drafting.ask(self._owner, able, partial(self._drafted, order.number, asked))
+        self._drafting.ask(self._owner, items, partial(self._drafted, order.number, items))
 
-    def _drafted(self, number: int, asked: Sequence[DraftItem | Block], drafted: Drafted) -> None:
+    def _drafted(self, number: int, asked: Sequence[DraftItem], drafted: Drafted) -> None:
         self._open -= 1
         if self._over:
             return
-        if drafted.blocks is None:
+        made = drafted.blocks
+        if made is None:
             # A failed pass costs speed, never the answer: blocks are empty, the error is logged.
             self._metrics.refusals.labels(reason="internal").inc(len(asked))
             made = [self._engine.spoilt(each.cursor) for each in asked]
-        else:
-            blocks = iter(drafted.blocks)
-            made = [next(blocks) if isinstance(each, DraftItem) else each for each in asked]
         fields: Any = write_blocks(made, number, forward_ns=drafted.forward_ns)
         self._say(draft_pb2.RoundsEvent(blocks=fields))

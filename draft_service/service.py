@@ -17,7 +17,6 @@ from dspark.errors import Unavailable
 from dspark.runtime.outbox import Outbox
 from dspark.runtime.wire_limits import Read
 from dspark.runtime.worker import Worker
-from dspark.wire import codec
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 
 NAME = "dspark.wire.v1.Draft"
@@ -42,7 +41,7 @@ class DraftService(draft_pb2_grpc.DraftServicer):
     async def Describe(
         self, request: types_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> draft_pb2.DrafterDescription:
-        engine, device, drafting = self._worker.engine, self._worker.device, self._drafting
+        engine, drafting = self._worker.engine, self._drafting
         shape = engine.shape
         return draft_pb2.DrafterDescription(
             model=engine.config.drafter,
@@ -52,12 +51,9 @@ class DraftService(draft_pb2_grpc.DraftServicer):
             block_size=shape.block_size,
             q_entries=engine.q_entries,
             context_length=engine.context_length,
-            load=codec.write_load(
-                engine.held, device.queued, device.busy_s, drafting.wait_s, drafting.waits
-            ),
             rounds_port=self._rounds_port,
             calibrated=engine.calibrated,
-            **self._worker.described(),
+            **self._worker.described(wait_s=drafting.wait_s, waits=drafting.waits),
         )
 
     async def Watch(

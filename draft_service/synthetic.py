@@ -11,19 +11,16 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
 from draft_service.config import DraftConfig
 from draft_service.context_table import Context, ContextTable
 from draft_service.engine_core import DraftEngineCore
 from draft_service.interface import DrafterShape, DraftItem, Rows
 from dspark.errors import PeerError
-from dspark.runtime.cost_store import Curve
 from dspark.synthetic.blocks import BlockMaker
 from dspark.synthetic.oracle import SyntheticOracle
 from dspark.synthetic.pace import Pace
 from dspark.synthetic.rows import Values, first_token, read_rows
-from dspark.synthetic.spec import SyntheticSpec, load_spec
+from dspark.synthetic.spec import SyntheticSpec
 from dspark.types import Block, Refusal, RefusalReason
 from dspark.wire.v1 import types_pb2
 
@@ -60,16 +57,6 @@ class SyntheticDraftEngine(DraftEngineCore):
             config, f"synthetic-{spec.fingerprint}", contexts, shape, spec.context_length
         )
         self.projection = self.fingerprint
-
-    @staticmethod
-    def load(config: DraftConfig) -> SyntheticDraftEngine:
-        """Makes the engine of the file that the configuration names."""
-        return SyntheticDraftEngine(load_spec(config.synthetic or ""), config)
-
-    def cost_curve(self) -> Curve:
-        """The cost curve that a profiler would have measured."""
-        sizes, contexts, seconds = self.spec.draft.announced()
-        return Curve(np.array(sizes), np.array(contexts), np.array(seconds), "synthetic")
 
     # -- contexts ---------------------------------------------------------------------------
 

@@ -53,10 +53,12 @@ def _services(worker: Worker[EngineCore]) -> Services:
 def _load(config: VerifyConfig) -> tuple[EngineCore, Curve | None]:
     """Loads the engine and its cost curve; a synthetic one without torch."""
     if config.engine == "synthetic":
+        from dspark.synthetic.spec import load_spec
         from verify_service.synthetic import SyntheticVerifyEngine
 
-        synthetic = SyntheticVerifyEngine.load(config)
-        return synthetic, synthetic.cost_curve() if config.measure_cost else None
+        spec = load_spec(config.synthetic or "")
+        curve = spec.verify.curve() if config.measure_cost else None
+        return SyntheticVerifyEngine(spec, config), curve
     from verify_service import profiler
     from verify_service.engine import VerifyEngine
 

@@ -9,7 +9,6 @@ import grpc
 
 from dspark.runtime.wire_limits import Read
 from dspark.runtime.worker import Worker
-from dspark.wire import codec
 from dspark.wire.v1 import types_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.control_stream import ControlStream
 from verify_service.engine_core import EngineCore
@@ -27,7 +26,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
     async def Describe(
         self, request: types_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> verify_pb2.VerifierDescription:
-        engine, device, passes = self._worker.engine, self._worker.device, self._worker.passes
+        engine = self._worker.engine
         return verify_pb2.VerifierDescription(
             model=engine.config.target,
             vocab_size=engine.target.vocab_size,
@@ -36,11 +35,6 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
             projection=engine.projection,
             attention_path=engine.attention_path,
             attention_reason=engine.attention_reason,
-            load=codec.write_load(
-                engine.held,
-                device.queued,
-                device.busy_s + (passes.busy_s if passes is not None else 0.0),
-            ),
             feature_dtype=engine.config.feature_dtype if engine.projection else "",
             stop_token_ids=engine.target.stop_ids,
             **self._worker.described(),

@@ -142,9 +142,12 @@ class Worker(ShellProcess, Generic[E]):
         """The device threads, in the order in which they are closed."""
         return [each for each in (self.passes, self.device) if each is not None]
 
-    def described(self) -> dict[str, Any]:
-        """The fields that the descriptions of both roles have, the load aside."""
+    def described(self, **waited: Any) -> dict[str, Any]:
+        """The fields that the descriptions of both roles have. waited: what its load tells of
+        waiting."""
+        busy_s = sum(each.busy_s for each in self.threads)
         return {
+            "load": codec.write_load(self.engine.held, self.device.queued, busy_s, **waited),
             "incarnation": self.incarnation,
             "pid": os.getpid(),
             "fingerprint": self.engine.fingerprint,

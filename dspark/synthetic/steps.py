@@ -10,6 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
+import numpy as np
+
+from dspark.runtime.cost_store import Curve
+
 LEAST_SECONDS = 1e-7
 
 
@@ -48,6 +52,11 @@ class StepTable:
             contexts,
             [[self.seconds(size, context) for context in contexts] for size in sizes],
         )
+
+    def curve(self) -> Curve:
+        """The table as a measured one is announced."""
+        sizes, contexts, seconds = map(np.array, self.announced())
+        return Curve(sizes, contexts, seconds, "synthetic")
 
     def _at(self, row: int, context: float) -> float:
         values, contexts = self.rows[row], self.contexts
