@@ -1,7 +1,7 @@
 """Types shared by the services, an engine and the runner of its batches. No torch.
 
 The thread that owns sequences and KV blocks prepares and commits a batch; any thread executes it.
-Two runners exist: `packed_step.PackedStep` runs a target, `synthetic.SyntheticStep` sleeps.
+Two runners exist: `packed_step.PackedStep` runs a target, `synthetic.SyntheticVerifyEngine` sleeps.
 """
 
 from __future__ import annotations
@@ -126,9 +126,6 @@ class BatchRunner(Protocol):
 
     def forget(self, state: CachedSequence) -> None:
         """Frees what is held for a dropped sequence beside its KV blocks."""
-
-    def unready(self, state: CachedSequence) -> Refusal | None:
-        """Why a sequence cannot be judged, or None; called before it shares a batch."""
 
     def prepare(
         self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]

@@ -17,7 +17,7 @@ import grpc
 import structlog
 
 from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, sync_channel
-from dspark.runtime.security import join_endpoint, split_endpoint
+from dspark.runtime.security import Security, join_endpoint, split_endpoint
 from dspark.runtime.tls import Tls
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 
@@ -30,20 +30,19 @@ IDLE_S = 0.004  # time without a message to send, after which `idle` is called
 
 
 class DrafterStream:
-    """A stream of rounds to one drafter. came: called with every event; lost: called once, with the
-    reason of its end. Both run on a thread of the stream."""
+    """A stream of rounds to one drafter. came: called with the stream and every event; lost: called
+    once, with the stream and the reason of its end. Both run on a thread of the stream."""
 
     def __init__(
         self,
         endpoint: str,
         hello: draft_pb2.RoundsHello,
-        *,
-        token: str | None,
-        tls: Tls | None,
-        came: Callable[[draft_pb2.RoundsEvent], None],
-        lost: Callable[[str], None],
+        security: Security,
+        came: Callable[[DrafterStream, draft_pb2.RoundsEvent], None],
+        lost: Callable[[DrafterStream, str], None],
     ) -> None:
-        self._endpoint, self._metadata, self._tls = endpoint, auth_metadata(token), tls
+        self._endpoint, self._tls = endpoint, security.tls
+        self._metadata = auth_metadata(security.token)
         self._came, self._lost = came, lost
         # called on a gRPC thread, IDLE_S after the last message was sent
         self.idle: Callable[[], None] = lambda: None
@@ -101,7 +100,7 @@ class DrafterStream:
                 if self._closed:
                     self._call.cancel()
                 for event in self._call:
-                    self._came(event)
+                    self._came(self, event)
         except grpc.RpcError as error:
             why = f"{error.code().name.lower()}: {error.details()}"
             del error
@@ -112,7 +111,7 @@ class DrafterStream:
         finally:
             self._closed = True
             self._unsent.put(None)  # ends `_messages`
-            self._lost(why)
+            self._lost(self, why)
 
     def _found(self, channels: contextlib.ExitStack) -> Any:
         """A stub at the drafter's port for rounds; at its main port if there is none, or none that

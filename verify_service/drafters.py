@@ -229,27 +229,17 @@ class Drafters:
                 verifier_incarnation=self._incarnation,
                 projection=self._engine.projection,
             )
-            mine: list[DrafterStream] = []  # filled below; the callbacks run later
 
-            def came(event: draft_pb2.RoundsEvent) -> None:
-                self._tell_here(lambda: self._came(drafter, mine[0], event))
+            def came(stream: DrafterStream, event: draft_pb2.RoundsEvent) -> None:
+                self._tell_here(lambda: self._came(drafter, stream, event))
 
-            def lost(why: str) -> None:
-                self._tell(lambda: self._broke(drafter, mine[0], why))
+            def lost(stream: DrafterStream, why: str) -> None:
+                self._tell(lambda: self._broke(drafter, stream, why))
 
-            security, endpoint = self._security, known.sink.endpoint
+            endpoint = known.sink.endpoint
             try:
-                mine.append(
-                    DrafterStream(
-                        endpoint,
-                        hello,
-                        token=security.token,
-                        tls=security.tls,
-                        came=came,
-                        lost=lost,
-                    )
-                )
-                mine[0].idle = self._news.orders_left
+                stream = DrafterStream(endpoint, hello, self._security, came, lost)
+                stream.idle = self._news.orders_left
             # unreadable certificates, no thread: tried again after PAUSE_S
             except Exception as error:
                 log.warning(
@@ -257,7 +247,7 @@ class Drafters:
                 )
                 known.broke = now
                 return None
-            known.stream, known.begun, known.version = mine[0], now, ""
+            known.stream, known.begun, known.version = stream, now, ""
             known.wanted, known.kept, known.malformed = set(), now, 0
         return known.stream
 

@@ -16,7 +16,7 @@ from verify_service.config import VerifyConfig
 from verify_service.engine_core import EngineCore
 from verify_service.feature_store import FeatureStore
 from verify_service.grammars.grammars import Grammars
-from verify_service.judging import Sampler, judge_each, matcher_of, shaper_of, told
+from verify_service.judging import Sampler, judge_each, matcher_of, shaper_of, told, unready
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.loading import VerifierParts, load_parts
 from verify_service.model_runner import ModelRunner
@@ -80,6 +80,9 @@ class VerifyEngine(EngineCore):
         rotation = self._runner.rotation
         # keys under another rotation cannot be reused
         return salt if rotation is None else f"{salt}\0{rotation.of(prompt_len)}"
+
+    def _unready(self, state: CachedSequence) -> Refusal | None:
+        return unready(state)
 
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
         return self._grammars.compile(constraint, salt)

@@ -7,8 +7,8 @@ in a turn (see `round_driver`); `run` of a step may run meanwhile on another thr
 `under_way`), and any thread may read properties.
 
 A command about one sequence is checked before anything is computed, so a bad row never affects
-other sequences. A step first reserves pages for all its sequences, oldest first. A sequence that
-gets none is refused and keeps its state. A sequence or a prompt is in one pass at a time.
+other sequences. Pages for a step are reserved before it begins (`grow`). A sequence or a prompt is
+in one pass at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from dspark.types import (
     Constraint,
     Cursor,
     Refusal,
-    RefusalReason,
     SamplingParams,
     Verdict,
 )
@@ -105,6 +104,10 @@ class EngineCore(ABC):
     def _unserved(self, params: SamplingParams, scores: int | None) -> Refusal | None:
         """Why this engine cannot serve these parameters, or `scores` top tokens per prompt token;
         None if it can."""
+        return None
+
+    def _unready(self, state: CachedSequence) -> Refusal | None:
+        """Why a sequence cannot be judged, or None; called before it shares a pass."""
         return None
 
     def _salted(self, salt: str, prompt_len: int) -> str:
@@ -209,17 +212,12 @@ class EngineCore(ABC):
         """Feature rows and grammar masks to send with an order."""
         return self._holdings.kept_rows(asked)
 
-    def features(self, cursor: Cursor, start: int) -> FeatureRun | Refusal:
-        """Kept rows of positions start .. committed_len - 2, to fill a drafter's context."""
+    def features(self, cursor: Cursor, start: int) -> FeatureRun | None:
+        """Kept rows of positions start .. committed_len - 2, to fill a drafter's context; None if
+        they are not here."""
         state = self.find(cursor.sequence, cursor.epoch)
-        if state is None:
-            return unknown(cursor)
-        if not state.keep_features:
-            return invalid("no feature rows are kept for this sequence")
-        if cursor.committed_len > state.committed_len:
-            return stale(
-                f"committed_len {cursor.committed_len} was claimed, {state.committed_len} is here"
-            )
+        if state is None or not state.keep_features or cursor.committed_len > state.committed_len:
+            return None
         return self._holdings.rows(state, start, cursor.committed_len - 1)
 
     # -- passes -----------------------------------------------------------------------------
@@ -277,8 +275,10 @@ class EngineCore(ABC):
         return chunks
 
     def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged:
-        """Verifies a cohort in packed passes of at most `max_batch_tokens`. Bad items are refused
-        without effect on others."""
+        """Reserves pages for a cohort and verifies it in packed passes of at most
+        `max_batch_tokens`. Bad items are refused without effect on others."""
+        for item in items:
+            self.grow(*item.cursor[:2], item.cursor.committed_len, len(item.draft_ids))
         step = self.begin(items)
         step.run()
         judged = self.end(step)
@@ -288,7 +288,7 @@ class EngineCore(ABC):
 
     def begin(self, items: Sequence[VerifyItem]) -> UnderWay:
         """Prepares a cohort's step: then call its `run` on any thread, then `end` here. items: one
-        per sequence, oldest first."""
+        per sequence, oldest first, with the pages that `grow` reserves."""
         began = time.perf_counter_ns()
         outcomes: dict[int, Verdict | Refusal] = {}
         given = self._given(items, outcomes)
@@ -337,20 +337,16 @@ class EngineCore(ABC):
     def _given(
         self, items: Sequence[VerifyItem], outcomes: dict[int, Verdict | Refusal]
     ) -> dict[int, VerifyItem]:
-        """Checks items and reserves the pages they lack. Returns those that may run, by index; puts
-        the refusals of others into `outcomes`."""
+        """Checks items. Returns those that may run, by index; puts the refusals of others into
+        `outcomes`."""
         given: dict[int, VerifyItem] = {}
         for index, item in enumerate(items):
             state = self._holdings.states.get(item.cursor.sequence)
-            made: VerifyItem | Refusal
-            if state is None:
-                made = unknown(item.cursor)
+            refused = unknown(item.cursor) if state is None else self._refused(state, item)
+            if refused is None:
+                given[index] = item
             else:
-                made = self._refused(state, item) or self._within_pages(state, item)
-            if isinstance(made, Refusal):
-                outcomes[index] = made
-            else:
-                given[index] = made
+                outcomes[index] = refused
         return given
 
     def _refused(self, state: CachedSequence, item: VerifyItem) -> Refusal | None:
@@ -358,22 +354,7 @@ class EngineCore(ABC):
         problem = check_item(state, item)
         if problem is None and state.in_pass:
             return invalid("cursor: the sequence is in a pass that has not ended")
-        return problem or self._step.unready(state)
-
-    def _within_pages(self, state: CachedSequence, item: VerifyItem) -> VerifyItem | Refusal:
-        """Reserves pages for an item; returns it, cut to the pages there are.
-
-        Invariant 2, no peeking: a prefix without enough pages is cut to what fits, and only an
-        anchor without a page is refused. The length of a prefix depends on its own tokens through
-        later confidences. A refusal for that length would make the next draw depend on them too.
-        """
-        drafted = len(item.draft_ids)
-        slots = self._holdings.grow_within(state, state.cached + 1, drafted)
-        if slots is None:
-            return Refusal(
-                RefusalReason.OUT_OF_PAGES, f"no page is left for token {state.cached + 1}"
-            )
-        return item if slots == drafted else item.prefix(slots)
+        return problem or self._unready(state)
 
     def _batches(self, items: Mapping[int, VerifyItem]) -> list[list[int]]:
         """Item indices per pass, each of at most `max_batch_tokens` tokens."""

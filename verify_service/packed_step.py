@@ -28,7 +28,6 @@ from verify_service.batch_runner import PromptChunk, RuleSaw
 from verify_service.drafts import unsound
 from verify_service.feature_store import PART, FeatureStore
 from verify_service.judging import Sampler, masks_of, shaper_of, told
-from verify_service.judging import unready as unready_params
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.model_runner import Pass, Runner
 from verify_service.plan import Segment
@@ -124,9 +123,6 @@ class PackedStep:
 
     def forget(self, state: CachedSequence) -> None:
         self._runner.release(state)
-
-    def unready(self, state: CachedSequence) -> Refusal | None:
-        return unready_params(state)
 
     def prepare(self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]) -> Prepared:
         """Builds the inputs of a pass from sequences and their pages."""

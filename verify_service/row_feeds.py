@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from dspark.rounds.events import DrafterLost, DrafterReady, SendRows, Told
-from dspark.types import Cursor, Refusal
+from dspark.types import Cursor
 from dspark.wire.v1 import features_pb2
 from verify_service.batch_runner import FeatureRun
 from verify_service.engine_core import EngineCore
@@ -119,11 +119,10 @@ class RowFeeds:
 
     def _read(self, cursor: Cursor, start: int) -> FeatureRun | None:
         try:
-            run = self._engine.features(cursor, start)
+            return self._engine.features(cursor, start)
         except Exception as error:  # out of memory, say
             log.error("rows.not_read", sequence=cursor.sequence, exc_info=error)
             return None
-        return None if isinstance(run, Refusal) else run
 
     # `PushListener`, called on the event loop.
 

@@ -17,11 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from dspark.pages import Slots
-from dspark.runtime.cost_store import Curve
 from dspark.synthetic.oracle import Ints, SyntheticOracle
 from dspark.synthetic.pace import Pace
 from dspark.synthetic.rows import DTYPE, row_values
-from dspark.synthetic.spec import SyntheticSpec, load_spec
+from dspark.synthetic.spec import SyntheticSpec
 from dspark.types import Constraint, Refusal, SamplingParams, Verdict
 from dspark.wire.orders import PackedRows
 from verify_service.batch_runner import Grammar, PromptChunk, RuleSaw
@@ -92,40 +91,72 @@ class SyntheticExecuted(NamedTuple):
     saw: RuleSaw = RuleSaw()
 
 
-class SyntheticStep:
-    """The synthetic `BatchRunner`: sleeps where a real one computes."""
+def _tokens(items: Sequence[VerifyItem]) -> int:
+    return sum(1 + len(item.draft_ids) for item in items)
 
-    def __init__(
-        self, spec: SyntheticSpec, holdings: KVCacheManager, store: SyntheticRowStore
-    ) -> None:
-        self._spec, self._holdings, self._store = spec, holdings, store
+
+def _index(slots: Slots | Sequence[int]) -> slice | Ints:
+    return (
+        slice(slots.start, slots.stop) if isinstance(slots, range) else np.asarray(slots, np.int64)
+    )
+
+
+class SyntheticVerifyEngine(EngineCore):
+    """An engine whose batches sleep, and their runner. It caches no prefixes, so every prompt runs
+    whole."""
+
+    attention_path = "synthetic"
+    attention_reason = "no weights are here"
+    device = "synthetic"
+    dtype = "none"
+
+    def __init__(self, spec: SyntheticSpec, config: VerifyConfig) -> None:
+        self.spec = spec
         self._oracle, self._pace = SyntheticOracle(spec), Pace(spec.jitter, spec.seed)
         self._free_ns = 0  # when the last batch ended
+        version = f"synthetic-{spec.fingerprint}"
+        self.target = SyntheticTarget(spec.vocabulary, spec.context_length)
+        # only a drafter of the same file can read the rows
+        self.projection = version
+        pages = (config.kv_tokens or KV_TOKENS) // config.page_size
+        self._store = store = SyntheticRowStore(pages * config.page_size, spec.feature_width)
+        holdings = KVCacheManager(
+            pages=pages, page_size=config.page_size, most=config.max_sequences, store=store, kept=0
+        )
+        config = dataclasses.replace(config, target=config.target or "synthetic")
+        super().__init__(config, version, holdings, self)
 
-    def key(self, state: CachedSequence) -> int:
-        """Oracle key of a sequence, from its first token, seed and choice; needs `token_ids`."""
-        return self._oracle.key(state.token_ids[0], state.params.seed, state.params.choice)
+    def _unserved(self, params: SamplingParams, scores: int | None) -> Refusal | None:
+        for field, asked in (("logprobs", params.logprobs), ("prompt_logprobs", scores)):
+            if asked is not None:
+                return invalid(f"sampling.{field}: unsupported: a synthetic target has none")
+        return None
+
+    def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
+        """Refuses every grammar, as a synthetic target has no tokenizer."""
+        future: Future[Grammar | Refusal] = Future()
+        future.set_result(invalid("unsupported: the target is synthetic and has no tokenizer"))
+        return future
+
+    def _drawn_anchor(self, state: CachedSequence, grammar: Grammar | None) -> int:
+        key, at = np.array([self._key(state)], np.uint64), np.array([state.committed_len])
+        return int(self._oracle.target(key, at)[0])
 
     def forget(self, state: CachedSequence) -> None:
         pass
 
-    def anchor(self, state: CachedSequence) -> int:
-        """The first token after a prompt."""
-        return int(
-            self._oracle.target(
-                np.array([self.key(state)], np.uint64), np.array([state.committed_len])
-            )[0]
-        )
+    def _key(self, state: CachedSequence) -> int:
+        """Oracle key of a sequence, from its first token, seed and choice; needs `token_ids`."""
+        return self._oracle.key(state.token_ids[0], state.params.seed, state.params.choice)
 
-    def unready(self, state: CachedSequence) -> Refusal | None:
-        return None
+    # Its batches.
 
     def prepare(self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]) -> SyntheticBatch:
         began = time.perf_counter_ns()
         states = [self._holdings.states[item.cursor.sequence] for item in items]
         said: Sequence[tuple[int, ...]] = []
         if items:
-            keys = np.array([self.key(state) for state in states], np.uint64)
+            keys = np.array([self._key(state) for state in states], np.uint64)
             lengths = np.array([item.cursor.committed_len for item in items])
             said = self._oracle.judge(keys, lengths, [item.draft_ids for item in items])
         return SyntheticBatch(items, states, said, chunks, began, _tokens(items))
@@ -137,7 +168,7 @@ class SyntheticStep:
             self._pace.take(self._seconds(prepared)) * 1e9
         )
         if bad := unsound(
-            prepared.items, [state.params for state in prepared.states], self._spec.vocabulary
+            prepared.items, [state.params for state in prepared.states], self.spec.vocabulary
         ):
             prepared = prepared.without_drafts(bad)
         self._pace.sleep_until(ends_ns)
@@ -148,10 +179,10 @@ class SyntheticStep:
         seconds = 0.0
         if batch.items:
             context = sum(item.cursor.committed_len for item in batch.items) / len(batch.items)
-            seconds = self._spec.verify.seconds(batch.tokens, context)
+            seconds = self.spec.verify.seconds(batch.tokens, context)
         for chunk in batch.chunks:
             count = len(chunk.token_ids)
-            seconds += self._spec.prefill_seconds(count, chunk.state.cached + count)
+            seconds += self.spec.prefill_seconds(count, chunk.state.cached + count)
         return seconds
 
     def commit(self, executed: SyntheticExecuted) -> list[Verdict | Refusal]:
@@ -177,62 +208,3 @@ class SyntheticStep:
             state.cached += count
         if runs:
             self._store.put(self._holdings.where(runs), np.array(firsts, np.int64))
-
-
-def _tokens(items: Sequence[VerifyItem]) -> int:
-    return sum(1 + len(item.draft_ids) for item in items)
-
-
-def _index(slots: Slots | Sequence[int]) -> slice | Ints:
-    return (
-        slice(slots.start, slots.stop) if isinstance(slots, range) else np.asarray(slots, np.int64)
-    )
-
-
-class SyntheticVerifyEngine(EngineCore):
-    """An engine whose batches sleep. It caches no prefixes, so every prompt runs whole."""
-
-    _step: SyntheticStep
-    attention_path = "synthetic"
-    attention_reason = "no weights are here"
-    device = "synthetic"
-    dtype = "none"
-
-    def __init__(self, spec: SyntheticSpec, config: VerifyConfig) -> None:
-        self.spec = spec
-        version = f"synthetic-{spec.fingerprint}"
-        self.target = SyntheticTarget(spec.vocabulary, spec.context_length)
-        # only a drafter of the same file can read the rows
-        self.projection = version
-        pages = (config.kv_tokens or KV_TOKENS) // config.page_size
-        store = SyntheticRowStore(pages * config.page_size, spec.feature_width)
-        holdings = KVCacheManager(
-            pages=pages, page_size=config.page_size, most=config.max_sequences, store=store, kept=0
-        )
-        config = dataclasses.replace(config, target=config.target or "synthetic")
-        super().__init__(config, version, holdings, SyntheticStep(spec, holdings, store))
-
-    @staticmethod
-    def load(config: VerifyConfig) -> SyntheticVerifyEngine:
-        """Loads an engine from the file in `config.synthetic`."""
-        return SyntheticVerifyEngine(load_spec(config.synthetic or ""), config)
-
-    def cost_curve(self) -> Curve:
-        """The cost curve announced by the file."""
-        sizes, contexts, seconds = self.spec.verify.announced()
-        return Curve(np.array(sizes), np.array(contexts), np.array(seconds), "synthetic")
-
-    def _unserved(self, params: SamplingParams, scores: int | None) -> Refusal | None:
-        for field, asked in (("logprobs", params.logprobs), ("prompt_logprobs", scores)):
-            if asked is not None:
-                return invalid(f"sampling.{field}: unsupported: a synthetic target has none")
-        return None
-
-    def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
-        """Refuses every grammar, as a synthetic target has no tokenizer."""
-        future: Future[Grammar | Refusal] = Future()
-        future.set_result(invalid("unsupported: the target is synthetic and has no tokenizer"))
-        return future
-
-    def _drawn_anchor(self, state: CachedSequence, grammar: Grammar | None) -> int:
-        return self._step.anchor(state)

@@ -248,7 +248,9 @@ class _Turn:
             self._open_context(run)
         has = self._draft.watermark(run.cursor.sequence, run.cursor.epoch)
         if has < len(run.ids) - 1:
-            send_rows(self._draft, served(self._verify.features(run.cursor, has)))
+            rows = self._verify.features(run.cursor, has)
+            assert rows is not None  # its sequence was opened with rows
+            send_rows(self._draft, rows)
 
 
 def _prefixes(

@@ -280,10 +280,13 @@ PAGES = [
             "if state is not None and cursor.epoch == state.epoch:",
             (f"{S}::test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one",),
         ),
+    ),
+    *in_file(
+        "verify_service/kv_cache_manager.py",
         (
             "a prefix is refused for its length",
-            "        if slots is None:\n",
-            "        if slots is None or slots < drafted:\n",
+            "        if room < least or not self.grow(state, room):\n",
+            "        if room < least + more or not self.grow(state, room):\n",
             (f"{S}::test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length",),
         ),
     ),

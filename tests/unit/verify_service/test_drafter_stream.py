@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from dspark.rounds.control import DrafterAt
+from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import draft_pb2
 from tests.services.fake_drafter import ThreadedDrafter
@@ -41,8 +42,13 @@ class Ends:
     def __init__(self, drafter: ThreadedDrafter) -> None:
         self.came: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
-        hears = {"came": self.came.put, "lost": self.lost.put}
-        self.stream = DrafterStream(drafter.endpoint, HELLO, token=None, tls=None, **hears)
+        self.stream = DrafterStream(
+            drafter.endpoint,
+            HELLO,
+            Security(),
+            lambda _, event: self.came.put(event),
+            lambda _, why: self.lost.put(why),
+        )
 
     def greeted_by(self) -> str:
         return str(self.came.get(timeout=20).welcome.drafter_version)
@@ -119,9 +125,7 @@ def test_a_message_is_leaving_until_grpc_comes_for_the_next_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         # the stream itself looks for its drafter all the while
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
-        stream = DrafterStream(
-            endpoint, HELLO, token=None, tls=None, came=lambda _: None, lost=lambda _: None
-        )
+        stream = DrafterStream(endpoint, HELLO, Security(), lambda *_: None, lambda *_: None)
         messages = stream._messages()
         assert stream.leaving, "the greeting"
         assert next(messages).hello == HELLO

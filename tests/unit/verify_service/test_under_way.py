@@ -19,6 +19,7 @@ from engine_steps import GREEDY, PROMPT, judged, rows_of, why
 from synthetic_file import synthetic_file
 
 from dspark.rounds.events import OrderRow
+from dspark.synthetic.spec import load_spec
 from dspark.types import Cursor, Refusal, RefusalReason, Rule, SamplingParams, Verdict
 from verify_service.batch_runner import FeatureRun, TooSlow
 from verify_service.config import VerifyConfig
@@ -39,9 +40,7 @@ def engine(request: pytest.FixtureRequest, config: VerifyConfig, tmp_path: Path)
     if request.param == "real":
         return VerifyEngine.load(config)
     path = synthetic_file(tmp_path, [0.8] * 4, vocabulary=128)
-    return SyntheticVerifyEngine.load(
-        VerifyConfig(engine="synthetic", synthetic=path, kv_tokens=2048, page_size=8)
-    )
+    return SyntheticVerifyEngine(load_spec(path), VerifyConfig(kv_tokens=2048, page_size=8))
 
 
 def take_in(
@@ -70,6 +69,14 @@ def run(*steps: Any) -> None:
     thread.start()
     thread.join(60)
     assert not thread.is_alive()
+
+
+def begin(engine: Any, items: list[VerifyItem]) -> Any:
+    """A step of these, which have pages for it."""
+    for each in items:
+        sequence, epoch, _, committed_len = each.cursor
+        assert engine.grow(sequence, epoch, committed_len, len(each.draft_ids)) is not None
+    return engine.begin(items)
 
 
 def ended(engine: Any, step: Any) -> list[Any]:
@@ -110,7 +117,7 @@ def rounds(engine: VerifyEngine, *, split: bool) -> Iterator[list[Verdict]]:
             for cohort in cohorts:
                 yield take(cohort, engine.judge_cohort(asked(cohort, number)))
             continue
-        steps = [engine.begin(asked(cohort, number)) for cohort in cohorts]
+        steps = [begin(engine, asked(cohort, number)) for cohort in cohorts]
         run(*steps)
         for cohort, step in zip(cohorts, steps, strict=True):
             yield take(cohort, engine.end(step))
@@ -134,7 +141,7 @@ def test_who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_an
 ) -> None:
     one, two = take_in(engine, 1), take_in(engine, 2)
     held = engine.held.pages_held
-    step = engine.begin([item(1, one), item(2, two)])
+    step = begin(engine, [item(1, one), item(2, two)])
     assert engine.release(1, 1)
     assert engine.held.sequences == 1
     assert engine.held.pages_held == held, "the pass writes there"
@@ -155,7 +162,7 @@ def test_a_pass_that_fails_is_tried_again_though_one_in_it_has_left(
     if riding:
         line_up(engine, 7)
     drafts = {sequence: tuple(range(sequence)) for sequence in said}
-    step = engine.begin([item(sequence, said[sequence], drafts[sequence]) for sequence in said])
+    step = begin(engine, [item(sequence, said[sequence], drafts[sequence]) for sequence in said])
     inner, passes = engine._runner.run, list[list[int]]()
 
     def fails_once(segments: Any, rows: Any) -> Any:
@@ -210,7 +217,7 @@ def test_a_prompt_that_cannot_be_prepared_is_refused_and_takes_nobody_along(
     line_up(engine, 7, 8)
     planted(engine, monkeypatch, prompt=bad)
     for _ in range(3):
-        step = engine.begin([item(sequence, said[sequence]) for sequence in said])
+        step = begin(engine, [item(sequence, said[sequence]) for sequence in said])
         for sequence, outcome in zip(said, ended(engine, step), strict=True):
             said[sequence].append(outcome.tokens[-1])
     assert isinstance(engine.first_token(15 - bad), int)
@@ -237,14 +244,14 @@ def test_a_prompt_is_not_to_blame_for_whom_it_rides_with(
     said = take_in(engine, 1)
     line_up(engine, 7)
     planted(engine, monkeypatch, judged=1)
-    step = engine.begin([item(1, said)])
+    step = begin(engine, [item(1, said)])
     assert isinstance(ended(engine, step)[0], Refusal)
     assert engine.prefill_next()
     assert isinstance(engine.first_token(7), int)
 
 
 def test_a_session_that_ends_in_the_middle_of_a_pass_leaves_nothing(engine: Any) -> None:
-    step = engine.begin([item(1, take_in(engine, 1))])
+    step = begin(engine, [item(1, take_in(engine, 1))])
     assert engine.release_owner(0) == 1
     ended(engine, step)
     assert (engine.held.sequences, engine.held.pages_held) == (0, 0)
@@ -283,7 +290,7 @@ def test_prompts_whose_clients_left_cost_the_next_one_no_pass(engine: Any) -> No
 
 def test_a_sequence_is_in_one_pass_at_a_time(engine: Any) -> None:
     said = take_in(engine, 1)
-    first, second = engine.begin([item(1, said)]), engine.begin([item(1, said)])
+    first, second = begin(engine, [item(1, said)]), begin(engine, [item(1, said)])
     run(first, second)
     (verdict,), (refused,) = engine.end(first).outcomes, engine.end(second).outcomes
     assert isinstance(refused, Refusal)
@@ -294,7 +301,7 @@ def test_a_prompt_is_in_one_pass_at_a_time_and_others_ride_meanwhile(engine: Any
     one, two = take_in(engine, 1), take_in(engine, 2)
     for sequence in (3, 4):
         engine_steps.line_up(engine, sequence, [sequence, *PROMPT] * 8)
-    steps = [engine.begin([item(1, one)]), engine.begin([item(2, two)])]
+    steps = [begin(engine, [item(1, one)]), begin(engine, [item(2, two)])]
     assert list(map(riding, steps)) == (
         [[3], [4]] if isinstance(engine, VerifyEngine) else [[3, 4], []]
     )
@@ -312,10 +319,10 @@ def test_pages_of_who_left_go_to_others_while_a_pass_is_computed(config: VerifyC
     (expected,) = judged(alone, item(1, said))
     crowded = VerifyEngine.load(config)
     mine, _ = take_in(crowded, 1), take_in(crowded, 2)
-    step = crowded.begin([item(1, mine)])
+    step = begin(crowded, [item(1, mine)])
     crowded.release(2, 1)
     other = take_in(crowded, 3)  # prefilled while the first pass waits
-    behind = crowded.begin([item(3, other)])
+    behind = begin(crowded, [item(3, other)])
     run(step, behind)
     assert crowded.end(step).outcomes[0].tokens[-1] == expected.tokens[-1]  # type: ignore[union-attr]
     assert isinstance(crowded.end(behind).outcomes[0], Verdict)
@@ -324,7 +331,7 @@ def test_pages_of_who_left_go_to_others_while_a_pass_is_computed(config: VerifyC
 def test_a_prefix_is_found_while_a_pass_is_under_way(config: VerifyConfig) -> None:
     engine = VerifyEngine.load(config)
     said = take_in(engine, 1)
-    step = engine.begin([item(1, said)])
+    step = begin(engine, [item(1, said)])
     engine_steps.line_up(engine, 2, [1, *PROMPT])
     ended(engine, step)
     assert engine.find(2, 1).spared == 16
@@ -336,7 +343,7 @@ def test_a_prefix_is_found_while_a_pass_is_under_way(config: VerifyConfig) -> No
 
 def test_nothing_of_a_pass_is_known_before_its_end(engine: Any) -> None:
     said = take_in(engine, 1)
-    step = engine.begin([item(1, said)])
+    step = begin(engine, [item(1, said)])
     run(step)
     assert engine.kept_rows([OrderRow(1, 1, 9, 100, 5, 3, 0)]).counts == [len(said) - 1]
     engine.end(step)
@@ -387,6 +394,6 @@ def test_a_step_that_has_ended_holds_no_result_of_its_passes(
         )
 
     monkeypatch.setattr(engine._step, "execute", executed)
-    step = engine.begin([item(1, tokens)])
+    step = begin(engine, [item(1, tokens)])
     assert isinstance(ended(engine, step)[0], Verdict)
     assert made[0]() is None
