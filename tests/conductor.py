@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.workers.clients import ControlClient
-from dspark.rounds.control import Admission, DrafterAt, Draining, PassReport, Refused, Up
+from dspark.rounds.control import Admission, DrafterAt, Draining, PassReport, Up
 from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, How, Release, Released
 from dspark.rounds.plan import Plan, PlanKind, Terms
 from dspark.runtime.channel import open_channel
-from dspark.types import SamplingParams, ScoredPrompt, ScoredToken
+from dspark.types import Refusal, SamplingParams, ScoredPrompt, ScoredToken
 
 DEADLINE_S = 60.0
 
@@ -41,7 +41,7 @@ class Answer:
     cached: int = 0
     rounds: list[Any] = field(default_factory=list)  # its RoundReports
     moves: int = 0  # times it began anew
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -120,8 +120,6 @@ class Conductor:
                     self._commit(each)
                 case Released():
                     self._gone(each)
-                case Refused() if each.epoch == self.answers[each.sequence].epoch:
-                    self.answers[each.sequence].refused.append(each)
                 case DrafterEvent():
                     self.health.append(each)
                 case Draining():
@@ -160,6 +158,8 @@ class Conductor:
     def _gone(self, released: Released) -> None:
         self.released.append(released)
         answer = self.answers[released.sequence]
+        if released.refusal is not None and released.epoch == answer.epoch:
+            answer.refused.append(released.refusal)
         if answer.done.is_set():
             return
         if self.begin_again and not answer.refused:

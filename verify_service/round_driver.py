@@ -20,7 +20,7 @@ from typing import Any
 
 import structlog
 
-from dspark.rounds.control import Admission, Down, DrafterAt, PassReport, Refused, Up
+from dspark.rounds.control import Admission, Down, DrafterAt, PassReport, Up
 from dspark.rounds.events import (
     CallBackPrefill,
     CloseAtDrafter,
@@ -99,7 +99,7 @@ class RoundDriver:
             worker, self._feeds, self._admitted, self.tell, self.tell_here, self._news
         )
         self._news.leaving = self._drafters.leaving
-        made = (self.rounds, self._drafters, self._admitted, self._news)
+        made = (self.rounds, self._drafters, self._admitted)
         self._passes = RoundPasses(self._engine, worker.metrics, *made)
         self._carry: dict[type, Callable[[Any], None]] = {
             Prefill: self._prefill,
@@ -127,7 +127,7 @@ class RoundDriver:
         self._inbox.append(came)
         self._worker.device.here(self._turn)
 
-    def hear(self, told: Sequence[Down | Refused], seen: Callable[[], None]) -> None:
+    def hear(self, told: Sequence[Down | PrefillRefused], seen: Callable[[], None]) -> None:
         """Queues messages of the coordinator. seen: called in the turn that handles them."""
         self.tell(lambda: self._heard(told, seen))
 
@@ -302,24 +302,20 @@ class RoundDriver:
     # Events.
 
     def _heard(
-        self, told: Sequence[Down | Refused], seen: Callable[[], None]
+        self, told: Sequence[Down | PrefillRefused], seen: Callable[[], None]
     ) -> Iterable[Told | Plan]:
         seen()
         for each in told:
             if isinstance(each, Admission):
                 admit = each.admit
                 if self._worker.draining.is_set() and not self._runs(admit.sequence, admit.epoch):
-                    self._refuse(
-                        admit.sequence,
-                        admit.epoch,
-                        RefusalReason.NO_PAGES,
-                        "the verifier is draining",
-                    )
+                    why = Refusal(RefusalReason.NO_PAGES, "the verifier is draining")
+                    self._refuse(PrefillRefused(admit.sequence, admit.epoch, why))
                 else:
                     self._admitted.setdefault((admit.sequence, admit.epoch), each)
                     yield admit
-            elif isinstance(each, Refused):
-                self._refuse(each.sequence, each.epoch, each.why, each.message)
+            elif isinstance(each, PrefillRefused):
+                self._refuse(each)
             elif isinstance(each, DrafterAt):
                 yield from self._drafters.told_of(each)
             else:
@@ -329,27 +325,25 @@ class RoundDriver:
         live = self.rounds.sequence(sequence)
         return live is not None and live.epoch == epoch
 
-    def _refuse(self, sequence: int, epoch: int, why: RefusalReason, message: str) -> None:
+    def _refuse(self, gone: PrefillRefused) -> None:
         """Refuses a sequence that was not passed to the loop."""
-        self._worker.refused(why)
-        self._news.add(
-            Refused(sequence, epoch, why, message), Released(sequence, epoch, 0, Why.NO_PAGES)
-        )
+        self._counted(gone)
+        self._news.add(Released(gone.sequence, gone.epoch, 0, Why.NO_PAGES, gone.refusal))
 
     def _told_of(self, began: Iterable[Began]) -> Iterable[Told]:
         for each in began:
             if isinstance(each.anchor, Refusal):
-                yield self._not_taken(each.sequence, each.epoch, each.anchor)
+                yield self._counted(PrefillRefused(each.sequence, each.epoch, each.anchor))
             else:
                 self._began[each.sequence] = each
                 self._worker.metrics.prefix_cache_hits.inc(each.started.cached_tokens)
                 self._worker.metrics.prefix_cache_queries.inc(each.tokens)
                 yield Prefilled(each.sequence, each.epoch, each.anchor)
 
-    def _not_taken(self, sequence: int, epoch: int, why: Refusal) -> Told:
-        self._worker.refused(why.reason)
-        self._news.add(Refused(sequence, epoch, why.reason, why.message))
-        return PrefillRefused(sequence, epoch)
+    def _counted(self, gone: PrefillRefused) -> PrefillRefused:
+        if gone.refusal is not None:
+            self._worker.refused(gone.refusal.reason)
+        return gone
 
     # Actions of the loop.
 
@@ -358,7 +352,7 @@ class RoundDriver:
             return  # dropped in the same turn
         refusal = self._prompts.begin(self._admitted[asked.sequence, asked.epoch])
         if refusal is not None:
-            self._more.append(self._not_taken(asked.sequence, asked.epoch, refusal))
+            self._more.append(self._counted(PrefillRefused(asked.sequence, asked.epoch, refusal)))
 
     def _call_back(self, asked: CallBackPrefill) -> None:
         if self._prompts.call_back(asked.sequence, asked.epoch):

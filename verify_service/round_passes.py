@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dspark.rounds.control import Admission, PassReport, Refused, Timing
+from dspark.rounds.control import Admission, PassReport, Timing
 from dspark.rounds.events import PassEnded, PassRow, Report, RoundReport, RunPass, Told
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.spans import RoundSpans
@@ -22,7 +22,6 @@ from dspark.types import NO_Q, Cursor, Refusal, ScoredToken, Verdict
 from verify_service.batch_runner import Judged
 from verify_service.drafters import Drafters, HeldBlock
 from verify_service.engine_core import EngineCore
-from verify_service.round_news import RoundNews
 from verify_service.sequences import VerifyItem, failed
 from verify_service.under_way import UnderWay
 
@@ -36,6 +35,7 @@ class Running(NamedTuple):
     cohort: int
     rows: Sequence[PassRow]
     items: Sequence[VerifyItem]  # of the rows that could be prepared
+    refused: dict[int, Refusal]  # the others, by sequence
     blocks: dict[int, HeldBlock]  # by sequence
     step: UnderWay
 
@@ -45,7 +45,7 @@ class Ran(NamedTuple):
 
     running: Running
     judged: Judged
-    verdicts: dict[int, Verdict]  # by sequence
+    drawn: dict[int, Verdict | Refusal]  # by sequence
     ended: float
 
 
@@ -59,15 +59,9 @@ class RoundPasses:
         rounds: RoundLoop,
         drafters: Drafters,
         admitted: dict[tuple[int, int], Admission],
-        news: RoundNews,
     ) -> None:
-        self._engine, self._rounds, self._drafters, self._admitted = (
-            engine,
-            rounds,
-            drafters,
-            admitted,
-        )
-        self._metrics, self._news = metrics, news
+        self._engine, self._metrics, self._rounds = engine, metrics, rounds
+        self._drafters, self._admitted = drafters, admitted
         self._ran: dict[int, Ran] = {}  # recently ended passes, by number
         self._spans = RoundSpans()
 
@@ -75,6 +69,7 @@ class RoundPasses:
         """Prepares a pass; a row that cannot be read is refused alone. Raises what the engine
         raises."""
         items: list[VerifyItem] = []
+        refused: dict[int, Refusal] = {}
         blocks: dict[int, HeldBlock] = {}
         for row in run.rows:
             # taken out, as it keeps the blocks of its whole order in memory
@@ -84,10 +79,10 @@ class RoundPasses:
             try:
                 items.append(self._item(row, blocks.get(row.sequence)))
             except Exception as error:
-                why = failed(row.sequence, error)
-                self._news.add(Refused(row.sequence, row.epoch, why.reason, why.message))
+                refused[row.sequence] = failed(row.sequence, error)
         cohort = self._rounds.plan.cohort(run.rows[0].sequence)
-        return Running(run.number, cohort, run.rows, items, blocks, self._engine.begin(items))
+        step = self._engine.begin(items)
+        return Running(run.number, cohort, run.rows, items, refused, blocks, step)
 
     def _item(self, row: PassRow, held: HeldBlock | None) -> VerifyItem:
         ids: tuple[int, ...] = ()
@@ -109,21 +104,16 @@ class RoundPasses:
             return [PassEnded(running.number, [None] * len(running.rows))]
         spoilt: list[HeldBlock] = []
         sound: list[HeldBlock] = []
-        verdicts: dict[int, Verdict] = {}  # by sequence
+        drawn: dict[int, Verdict | Refusal] = {**running.refused}  # by sequence
         for item, outcome in zip(running.items, judged.outcomes, strict=True):
             sequence = item.cursor.sequence
-            if isinstance(outcome, Refusal):
-                self._news.add(
-                    Refused(sequence, item.cursor.epoch, outcome.reason, outcome.message)
-                )
-            else:
-                verdicts[sequence] = outcome
-                if item.draft_ids:
-                    (spoilt if outcome.spoilt else sound).append(running.blocks[sequence])
-        self._ran[running.number] = Ran(running, judged, verdicts, time.monotonic())
+            drawn[sequence] = outcome
+            if isinstance(outcome, Verdict) and item.draft_ids:
+                (spoilt if outcome.spoilt else sound).append(running.blocks[sequence])
+        self._ran[running.number] = Ran(running, judged, drawn, time.monotonic())
         while len(self._ran) > REMEMBERED:
             self._note(self._ran.pop(next(iter(self._ran))).judged)
-        told = PassEnded(running.number, [verdicts.get(row.sequence) for row in running.rows])
+        told = PassEnded(running.number, [drawn.get(row.sequence) for row in running.rows])
         return [told, *self._drafters.judged(spoilt, sound)]
 
     def _note(self, judged: Judged) -> None:
@@ -170,7 +160,8 @@ class RoundPasses:
         return Timing(forward_s, round_s, draft_s, waited)
 
     def _logprobs(self, ran: Ran, rounds: Sequence[RoundReport]) -> Sequence[Sequence[ScoredToken]]:
-        told = [ran.verdicts[each.sequence].logprobs[: len(each.tokens)] for each in rounds]
+        drawn = ((each, ran.drawn[each.sequence]) for each in rounds)
+        told = [one.logprobs[: len(each.tokens)] for each, one in drawn if isinstance(one, Verdict)]
         return told if any(told) else ()
 
 

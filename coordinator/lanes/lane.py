@@ -28,9 +28,8 @@ from coordinator.lanes.request_state import LifeEvent, Placed, RequestState
 from coordinator.lanes.round_learning import RoundLearning
 from coordinator.planning.lane_plans import LanePlans
 from coordinator.planning.planner import Applied
-from dspark.rounds.control import Admission, Down, Draining, PassReport, Refused, RoundsPort, Up
+from dspark.rounds.control import Admission, Down, Draining, PassReport, RoundsPort, Up
 from dspark.rounds.events import Acknowledged, DrafterEvent, How, Keep, Release, Released
-from dspark.types import Refusal, RefusalReason
 
 log = structlog.get_logger("dspark.lane")
 
@@ -77,7 +76,6 @@ class Lane:
         self._hear: dict[type, Callable[[Any], None]] = {
             PassReport: self._passed,
             Released: self._released,
-            Refused: self._refused,
             DrafterEvent: self._drafter_event,
             Draining: lambda said: self.drain(said.finish_within_s),
         }
@@ -272,20 +270,14 @@ class Lane:
         placed = self._find(said.sequence, said.epoch, "released")
         if placed is None:
             return
+        if said.refusal is not None:
+            self._metrics.refusals.labels(reason=said.refusal.reason.name.lower()).inc()
         fate = placed.fate(said)
         self._take_out(placed)
         if isinstance(fate, LifeEvent):
             hand_back(self._owner, placed.state, fate)
         else:
             self._owner.ended(placed.state, fate)
-
-    def _refused(self, said: Refused) -> None:
-        """Notes why a sequence is refused; its release follows."""
-        placed = self._find(said.sequence, said.epoch, "refused")
-        if placed is not None:
-            self._metrics.refusals.labels(reason=said.why.name.lower()).inc()
-            if said.why is not RefusalReason.NO_PAGES:
-                placed.refused = Refusal(said.why, said.message)
 
     def _drafter_event(self, said: DrafterEvent) -> None:
         name = self._drafters.name(said.drafter)

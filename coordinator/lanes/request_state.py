@@ -154,7 +154,6 @@ class Placed:
     rows_missing_since: float | None = None
     leaving: LifeEvent | None = None  # event to apply once it is settled
     settled_by: float = 0.0  # clock time by which it has to be released
-    refused: Refusal | None = None  # by the verifier
 
     def __post_init__(self) -> None:
         self.number, self.epoch = self.state.sequence.number, self.state.sequence.epoch
@@ -177,22 +176,24 @@ class Placed:
 
     def fate(self, said: Released) -> LifeEvent | DsparkError:
         """The event to apply now that it was released, or its error if it is refused for good."""
-        in_order = said.rounds == self.round
+        in_order, refused = said.rounds == self.round, said.refusal
+        if refused is not None and refused.reason is RefusalReason.NO_PAGES:
+            refused = None  # `said.why` says it
         if in_order and said.why is None and self.leaving is not None:
             return self.leaving
         if in_order and said.why is Why.OUT_OF_PAGES:
             return LifeEvent.PREEMPTED
-        if in_order and said.why is Why.NO_PAGES and self.refused is None and not self.prefilled:
+        if in_order and said.why is Why.NO_PAGES and refused is None and not self.prefilled:
             return self.leaving or LifeEvent.TURNED_AWAY
-        if in_order and self.refused is not None:
-            shown, reason = self.state.shown, self.refused.reason
+        if in_order and refused is not None:
+            shown, reason = self.state.shown, refused.reason
             if reason is RefusalReason.INVALID or (reason is RefusalReason.BUSY and not shown):
-                return _error_of(self.refused)
+                return _error_of(refused)
             if reason is RefusalReason.BUSY and not self.prefilled:
                 return LifeEvent.HELD_UP
-        if self.refused is None and said.why in _GONE:
-            self.refused = Refusal(*_GONE[said.why])
-        self.state.refused = self.refused
+        if refused is None and said.why in _GONE:
+            refused = Refusal(*_GONE[said.why])
+        self.state.refused = refused
         return LifeEvent.ORPHANED
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, Keep, Release, Released, Report
 from dspark.rounds.plan import Plan
-from dspark.types import Draws, RefusalReason, SamplingParams, ScoredPrompt, ScoredToken
+from dspark.types import Draws, SamplingParams, ScoredPrompt, ScoredToken
 
 
 class Admission(NamedTuple):
@@ -85,15 +85,6 @@ class PassReport(NamedTuple):
     pages_free: int = 0
 
 
-class Refused(NamedTuple):
-    """Why a sequence is gone, in words. Its `Released` follows."""
-
-    sequence: int
-    epoch: int
-    why: RefusalReason
-    message: str = ""
-
-
 class Draining(NamedTuple):
     """The verifier will leave, after `finish_within_s` seconds at most."""
 
@@ -101,7 +92,7 @@ class Draining(NamedTuple):
 
 
 Down = Admission | DrafterAt | Plan | Acknowledged | Release | Keep
-Up = PassReport | Released | Refused | DrafterEvent | Draining
+Up = PassReport | Released | DrafterEvent | Draining
 
 
 class Listener(Protocol):

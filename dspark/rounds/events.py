@@ -11,7 +11,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dspark.types import Verdict
+from dspark.types import Refusal, Verdict
 
 
 class How(enum.Enum):
@@ -56,6 +56,7 @@ class PrefillRefused(NamedTuple):
 
     sequence: int
     epoch: int
+    refusal: Refusal | None = None
 
 
 class Acknowledged(NamedTuple):
@@ -106,7 +107,8 @@ class DrafterReady(NamedTuple):
 
 class PassEnded(NamedTuple):
     number: int
-    drawn: Sequence[Verdict | None]  # for each row of the pass; None: nothing was drawn
+    # for each row of the pass; None: nothing was drawn
+    drawn: Sequence[Verdict | Refusal | None]
 
 
 # Actions out, to be carried out in order.
@@ -215,6 +217,7 @@ class Released(NamedTuple):
     epoch: int
     rounds: int  # reported
     why: Why | None = None  # None: the coordinator released it
+    refusal: Refusal | None = None  # why in words, where the engine refused it
 
 
 class DrafterEvent(NamedTuple):

@@ -53,7 +53,8 @@ class Leaving:
     def gone(self, sequence: SequenceState, why: Why | None) -> None:
         self._forget(sequence)
         self.free(sequence)
-        self._ask(Released(sequence.number, sequence.epoch, sequence.round, why))
+        at = (sequence.number, sequence.epoch, sequence.round)
+        self._ask(Released(*at, why, sequence.refusal))
 
     def drop(self, sequence: SequenceState) -> None:
         """Ends a sequence at once, whatever is being drawn: it has ended, its client left, or its

@@ -206,6 +206,7 @@ class RoundLoop:
         sequence = self._find(told.sequence, told.epoch, "prefill")
         if sequence is None:
             return
+        sequence.refusal = told.refusal
         if sequence.state is SETTLING:
             self._leaving.settled(sequence)
             return
@@ -219,7 +220,8 @@ class RoundLoop:
                 self.counts["verdict of a dropped sequence"] += 1
                 self._leaving.free(sequence)
                 continue
-            if drawn is None:
+            if not isinstance(drawn, Verdict):
+                sequence.refusal = drawn
                 if sequence.state is RUNNING:
                     sequence.apply(FAILED)
                     sequence.leaving = Why.FAILED

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dspark.rounds.bounds import kept
 from dspark.rounds.events import Why
 from dspark.rounds.plan import PLAIN, Terms
+from dspark.types import Refusal
 
 
 class State(enum.Enum):
@@ -110,6 +111,7 @@ class SequenceState:
     ordered_len: int = -1  # `committed_len` of the last round that asked for a block, or might have
     starved: bool = False  # waits for pages to be freed
     leaving: Why | None = None  # why it settles, if the coordinator did not ask for it
+    refusal: Refusal | None = None  # of its prompt or its last pass
     # The next round:
     order: int = 0  # number of its order; 0: none
     asked: int = 0  # the drafter its block was ordered from; 0: none

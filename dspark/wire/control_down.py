@@ -13,10 +13,10 @@ from itertools import groupby
 from typing import Any, cast
 
 from dspark.errors import PeerError
-from dspark.rounds.control import Admission, Down, DrafterAt, Refused, Use
-from dspark.rounds.events import Acknowledged, Admit, How, Keep, Release
+from dspark.rounds.control import Admission, Down, DrafterAt, Use
+from dspark.rounds.events import Acknowledged, Admit, How, Keep, PrefillRefused, Release
 from dspark.rounds.plan import MAX_SLOTS, NO_CAP, Plan, PlanKind, SequencePlan, Terms
-from dspark.types import RefusalReason
+from dspark.types import Refusal, RefusalReason
 from dspark.wire import codec
 from dspark.wire.cohorts import MAX_ROWS, fit
 from dspark.wire.v1 import types_pb2, verify_pb2
@@ -41,9 +41,9 @@ def write_down(incarnation: int, orders: Sequence[Down]) -> verify_pb2.ControlDo
     return verify_pb2.ControlDown(incarnation=incarnation, orders=written)
 
 
-def read_down(message: verify_pb2.ControlDown) -> list[Down | Refused]:
-    """Reads the orders, in their sequence; an invalid admission becomes a Refused."""
-    told: list[Down | Refused] = []
+def read_down(message: verify_pb2.ControlDown) -> list[Down | PrefillRefused]:
+    """Reads the orders, in their sequence; an invalid admission becomes a PrefillRefused."""
+    told: list[Down | PrefillRefused] = []
     for order in message.orders:
         match order.WhichOneof("order"):
             case "admission":
@@ -85,7 +85,7 @@ def _admission(told: Admission) -> verify_pb2.ControlDown.Order:
     return _Order(admission=message)
 
 
-def _read_admission(message: verify_pb2.Admission) -> Admission | Refused:
+def _read_admission(message: verify_pb2.Admission) -> Admission | PrefillRefused:
     ids = message.token_ids[:]
     try:
         params = codec.read_sampling(message.sampling)
@@ -107,7 +107,8 @@ def _read_admission(message: verify_pb2.Admission) -> Admission | Refused:
                 f"{message.longest}"
             )
     except PeerError as error:
-        return Refused(message.sequence, message.epoch, RefusalReason.INVALID, str(error))
+        refusal = Refusal(RefusalReason.INVALID, str(error))
+        return PrefillRefused(message.sequence, message.epoch, refusal)
     stops = frozenset(message.stop_ids)
     admit = Admit(message.sequence, message.epoch, len(ids), message.room, stops, message.drafter)
     scores = message.prompt_logprobs if message.HasField("prompt_logprobs") else None

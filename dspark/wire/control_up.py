@@ -13,10 +13,10 @@ from itertools import chain
 from typing import Any, cast
 
 from dspark.errors import PeerError
-from dspark.rounds.control import Draining, PassReport, Refused, Started, Timing, Up
+from dspark.rounds.control import Draining, PassReport, Started, Timing, Up
 from dspark.rounds.events import DrafterEvent, Released, Report, RoundReport, Why
 from dspark.rounds.plan import MAX_SLOTS
-from dspark.types import Refusal, ScoredToken
+from dspark.types import ScoredToken
 from dspark.wire import codec
 from dspark.wire.cohorts import (
     MAX_ROWS,
@@ -51,13 +51,6 @@ def read_up(message: verify_pb2.ControlUp) -> list[Up]:
                 told.append(_read_report(news.report))
             case "released":
                 told.append(_read_released(news.released))
-            case "refused":
-                refusal = codec.read_refusal(news.refused.refusal)
-                told.append(
-                    Refused(
-                        news.refused.sequence, news.refused.epoch, refusal.reason, refusal.message
-                    )
-                )
             case "drafter":
                 told.append(DrafterEvent(news.drafter.drafter, news.drafter.what))
             case "draining":
@@ -222,6 +215,7 @@ def _released(told: Released) -> verify_pb2.ControlUp.News:
             epoch=told.epoch,
             rounds=told.rounds,
             why=cast("verify_pb2.SequenceReleased.Why", _WHYS.index(told.why)),
+            refusal=codec.write_refusal(told.refusal) if told.refusal is not None else None,
         )
     )
 
@@ -229,16 +223,8 @@ def _released(told: Released) -> verify_pb2.ControlUp.News:
 def _read_released(message: verify_pb2.SequenceReleased) -> Released:
     if not 0 <= message.why < len(_WHYS):
         raise PeerError(f"released.why: {message.why} is no reason")
-    return Released(message.sequence, message.epoch, message.rounds, _WHYS[message.why])
-
-
-def _refused(told: Refused) -> verify_pb2.ControlUp.News:
-    refusal = codec.write_refusal(Refusal(told.why, told.message))
-    return _News(
-        refused=verify_pb2.SequenceRefused(
-            sequence=told.sequence, epoch=told.epoch, refusal=refusal
-        )
-    )
+    refusal = codec.read_refusal(message.refusal) if message.HasField("refusal") else None
+    return Released(message.sequence, message.epoch, message.rounds, _WHYS[message.why], refusal)
 
 
 def _health(told: DrafterEvent) -> verify_pb2.ControlUp.News:
@@ -252,7 +238,6 @@ def _draining(told: Draining) -> verify_pb2.ControlUp.News:
 _WRITE: dict[type, Callable[[Any], verify_pb2.ControlUp.News]] = {
     PassReport: _report,
     Released: _released,
-    Refused: _refused,
     DrafterEvent: _health,
     Draining: _draining,
 }

@@ -112,8 +112,8 @@ class ControlEnd(_Stream):
         refused = 0
         while True:
             for news in (await self.read()).news:
-                if news.HasField("refused"):
-                    if news.refused.sequence == self._fences:
+                if news.released.HasField("refusal"):
+                    if news.released.sequence == self._fences:
                         return refused
                     refused += 1
 

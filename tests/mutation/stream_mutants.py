@@ -56,9 +56,8 @@ STREAMS: list[Mutant] = [
         ),
         (
             "nobody hears why a prompt was not taken",
-            "        self._news.add(Refused(sequence, epoch, why.reason, why.message))\n        "
-            "return PrefillRefused",
-            "        return PrefillRefused",
+            "PrefillRefused(asked.sequence, asked.epoch, refusal)",
+            "PrefillRefused(asked.sequence, asked.epoch)",
             REFUSED,
         ),
     ),

@@ -367,7 +367,7 @@ async def test_a_bug_at_one_prompt_refuses_that_one(pair: str, method: str) -> N
         setattr(v.engine, method, planted)
         asked = [conductor.ask([5 + place, 6], SAMPLED, 40) for place in range(3)]
         await conductor.tokens(asked[1])
-        assert [each.why for each in asked[1].refused] == [RefusalReason.INTERNAL]
+        assert [each.reason for each in asked[1].refused] == [RefusalReason.INTERNAL]
         await answered(v, conductor, [asked[0], asked[2]])
 
 
@@ -449,7 +449,7 @@ async def test_a_verifier_that_leaves_says_so_and_takes_nobody(pair: str) -> Non
         assert 25.0 < conductor.draining[0].finish_within_s <= 30.0
         second = conductor.ask([5, 6], SAMPLED, 300)
         await conductor.tokens(second)
-        assert [each.why for each in second.refused] == [RefusalReason.NO_PAGES]
+        assert [each.reason for each in second.refused] == [RefusalReason.NO_PAGES]
         await answered(v, conductor, [first])
 
 

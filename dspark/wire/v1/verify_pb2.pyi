@@ -223,18 +223,16 @@ class Kept(_message.Message):
 class ControlUp(_message.Message):
     __slots__ = ("incarnation", "lease_ms", "news")
     class News(_message.Message):
-        __slots__ = ("report", "released", "refused", "drafter", "draining")
+        __slots__ = ("report", "released", "drafter", "draining")
         REPORT_FIELD_NUMBER: _ClassVar[int]
         RELEASED_FIELD_NUMBER: _ClassVar[int]
-        REFUSED_FIELD_NUMBER: _ClassVar[int]
         DRAFTER_FIELD_NUMBER: _ClassVar[int]
         DRAINING_FIELD_NUMBER: _ClassVar[int]
         report: PassReport
         released: SequenceReleased
-        refused: SequenceRefused
         drafter: DrafterHealth
         draining: _types_pb2.Draining
-        def __init__(self, report: _Optional[_Union[PassReport, _Mapping]] = ..., released: _Optional[_Union[SequenceReleased, _Mapping]] = ..., refused: _Optional[_Union[SequenceRefused, _Mapping]] = ..., drafter: _Optional[_Union[DrafterHealth, _Mapping]] = ..., draining: _Optional[_Union[_types_pb2.Draining, _Mapping]] = ...) -> None: ...
+        def __init__(self, report: _Optional[_Union[PassReport, _Mapping]] = ..., released: _Optional[_Union[SequenceReleased, _Mapping]] = ..., drafter: _Optional[_Union[DrafterHealth, _Mapping]] = ..., draining: _Optional[_Union[_types_pb2.Draining, _Mapping]] = ...) -> None: ...
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     NEWS_FIELD_NUMBER: _ClassVar[int]
@@ -311,7 +309,7 @@ class PrefillStarted(_message.Message):
     def __init__(self, cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_types_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class SequenceReleased(_message.Message):
-    __slots__ = ("sequence", "epoch", "rounds", "why")
+    __slots__ = ("sequence", "epoch", "rounds", "why", "refusal")
     class Why(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         WHY_AS_WISHED: _ClassVar[SequenceReleased.Why]
@@ -328,21 +326,13 @@ class SequenceReleased(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     epoch: int
     rounds: int
     why: SequenceReleased.Why
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., rounds: _Optional[int] = ..., why: _Optional[_Union[SequenceReleased.Why, str]] = ...) -> None: ...
-
-class SequenceRefused(_message.Message):
-    __slots__ = ("sequence", "epoch", "refusal")
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    sequence: int
-    epoch: int
     refusal: _types_pb2.Refusal
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., rounds: _Optional[int] = ..., why: _Optional[_Union[SequenceReleased.Why, str]] = ..., refusal: _Optional[_Union[_types_pb2.Refusal, _Mapping]] = ...) -> None: ...
 
 class DrafterHealth(_message.Message):
     __slots__ = ("drafter", "what")

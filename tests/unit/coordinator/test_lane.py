@@ -31,7 +31,7 @@ from dspark.errors import (
     Unavailable,
     Unsupported,
 )
-from dspark.rounds.control import Admission, DrafterAt, PassReport, Refused, Up, Use
+from dspark.rounds.control import Admission, DrafterAt, PassReport, Up, Use
 from dspark.rounds.events import (
     Acknowledged,
     DrafterEvent,
@@ -44,7 +44,7 @@ from dspark.rounds.events import (
 from dspark.rounds.plan import Plan, PlanKind, Terms
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import MOST_LABELS
-from dspark.types import Constraint, ConstraintKind, Draws, RefusalReason, SamplingParams
+from dspark.types import Constraint, ConstraintKind, Draws, Refusal, RefusalReason, SamplingParams
 
 POLICIES = ("adaptive", "fixed:1", "fixed:3", "threshold:0.5", "off")
 
@@ -1052,10 +1052,7 @@ def refused(port: Any, told: PassReport, why: RefusalReason, message: str) -> li
     """What comes in place of a report: its one sequence is refused."""
     (row,) = told.report.rounds
     port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
-    return [
-        Refused(row.sequence, row.epoch, why, message),
-        Released(row.sequence, row.epoch, 0, Why.NO_PAGES),
-    ]
+    return [Released(row.sequence, row.epoch, 0, Why.NO_PAGES, Refusal(why, message))]
 
 
 @virtual

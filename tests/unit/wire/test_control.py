@@ -16,7 +16,6 @@ from dspark.rounds.control import (
     DrafterAt,
     Draining,
     PassReport,
-    Refused,
     Started,
     Timing,
     Up,
@@ -29,6 +28,7 @@ from dspark.rounds.events import (
     How,
     Keep,
     OrderRow,
+    PrefillRefused,
     Release,
     Released,
     Report,
@@ -37,7 +37,15 @@ from dspark.rounds.events import (
 )
 from dspark.rounds.orders import Waits
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
-from dspark.types import Draws, RefusalReason, Rule, SamplingParams, ScoredPrompt, ScoredToken
+from dspark.types import (
+    Draws,
+    Refusal,
+    RefusalReason,
+    Rule,
+    SamplingParams,
+    ScoredPrompt,
+    ScoredToken,
+)
 from dspark.wire import orders
 from dspark.wire.control_down import read_down, write_down
 from dspark.wire.control_up import read_up, write_up
@@ -135,9 +143,11 @@ def test_a_sequence_that_cannot_be_taken_is_refused_by_itself(
     message = _spoilt(ADMISSION, spoil)
     message.orders.extend(_down(PLAN).orders)
     refused, plan = read_down(message)
-    assert isinstance(refused, Refused)
-    assert (refused.sequence, refused.epoch, refused.why) == (7, 2, RefusalReason.INVALID)
-    assert refused.message.startswith(field)
+    assert isinstance(refused, PrefillRefused)
+    assert refused.refusal is not None
+    assert (refused.sequence, refused.epoch) == (7, 2)
+    assert refused.refusal.reason is RefusalReason.INVALID
+    assert refused.refusal.message.startswith(field)
     assert plan == PLAN
 
 
@@ -177,7 +187,7 @@ def test_what_a_verifier_tells_comes_back_in_its_sequence() -> None:
     others: list[Up] = [
         Released(7, 2, 5, Why.OUT_OF_PAGES),
         Released(8, 0, 0),
-        Refused(7, 2, RefusalReason.NO_PAGES, "none is left"),
+        Released(9, 2, 0, Why.NO_PAGES, Refusal(RefusalReason.NO_PAGES, "none is left")),
         DrafterEvent(4, "late"),
         Draining(1.5),
     ]
@@ -253,8 +263,9 @@ def test_empty_orders_and_news_break_the_protocol() -> None:
 def test_an_answer_may_not_grow_beyond_what_its_admission_announces() -> None:
     longer = ADMISSION._replace(admit=ADMISSION.admit._replace(room=21))
     (refused,) = read_down(_down(longer))
-    assert isinstance(refused, Refused)
-    assert refused.message.startswith("room: 3 token_ids and 21 more exceed")
+    assert isinstance(refused, PrefillRefused)
+    assert refused.refusal is not None
+    assert refused.refusal.message.startswith("room: 3 token_ids and 21 more exceed")
 
 
 def test_an_order_of_many_short_sequences_is_taken() -> None:
