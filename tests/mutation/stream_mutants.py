@@ -136,8 +136,9 @@ STREAMS: list[Mutant] = [
         ),
         (
             "a row that cannot be prepared takes its cohort along",
-            "            except Exception as error:\n                why = failed(",
-            "            except OSError as error:\n                why = failed(",
+            "            except Exception as error:\n                "
+            "refused[row.sequence] = failed(",
+            "            except OSError as error:\n                refused[row.sequence] = failed(",
             (f"{F}a_pass_that_fails_takes_only_those_with_it_that_fail_alone",),
         ),
     ),
