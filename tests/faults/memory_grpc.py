@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 
 from dspark.runtime.channel import auth_metadata
+from dspark.runtime.security import Security
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc
 from faults.memory_call import MemoryCall, Shape
 from faults.network import Network
@@ -129,17 +130,15 @@ class MemoryDrafterStream:
         network: Network,
         endpoint: str,
         hello: draft_pb2.RoundsHello,
-        *,
-        token: str | None,
-        came: Callable[[draft_pb2.RoundsEvent], None],
-        lost: Callable[[str], None],
-        **_: Any,
+        security: Security,
+        came: Callable[[MemoryDrafterStream, draft_pb2.RoundsEvent], None],
+        lost: Callable[[MemoryDrafterStream, str], None],
     ) -> None:
         self._came, self._lost = came, lost
         self._unsent: asyncio.Queue[draft_pb2.RoundsCommand | None] = asyncio.Queue()
         self.send(draft_pb2.RoundsCommand(hello=hello))
         stub = draft_pb2_grpc.DraftStub(MemoryChannel(network, endpoint))  # type: ignore[no-untyped-call]
-        self._call = stub.Rounds(self._commands(), metadata=auth_metadata(token))
+        self._call = stub.Rounds(self._commands(), metadata=auth_metadata(security.token))
         self._reading = asyncio.get_running_loop().create_task(self._read())
 
     def send(self, command: draft_pb2.RoundsCommand) -> None:
@@ -157,7 +156,7 @@ class MemoryDrafterStream:
         why = "the drafter ended the stream"
         try:
             async for event in self._call:
-                self._came(event)
+                self._came(self, event)
         except grpc.aio.AioRpcError as error:
             why = f"{error.code().name.lower()}: {error.details()}"
-        self._lost(why)
+        self._lost(self, why)
