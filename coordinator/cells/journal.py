@@ -263,7 +263,7 @@ def _epochs(entry: Entry) -> list[journal_pb2.JournalEpoch]:
             number=entry.number, index=index, epoch=said.epoch, target=said.target
         )
         for index, said in enumerate(entry.answers)
-        if said.epoch
+        if said.epoch or said.target
     ]
 
 

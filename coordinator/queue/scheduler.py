@@ -150,6 +150,9 @@ class Scheduler:
             policy=str(state.request.policy),
         )
         self._place()
+        # a resumed answer, where only another target is served
+        if self._outage is None and not all(map(self._could_place, states)):
+            self._await_verifier()
 
     def abort(self, request_id: str) -> bool:
         """Ends a running request in order; its tokens stand. Returns whether it was found."""
