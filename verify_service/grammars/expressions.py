@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from string import hexdigits
 
 Ranges = list[tuple[int, int]]
 
@@ -201,6 +202,8 @@ def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
 def _write_class(ranges: Sequence[tuple[int, int]]) -> str:
     if not ranges:
         raise ValueError("a class without characters is not supported")
+    # behind a code, as the compiler writes it, a hexadecimal digit would be one more of its own
+    ranges = sorted(complement(complement(ranges)), key=lambda each: chr(each[0]) not in hexdigits)
     (low, high), *rest = ranges
     if low == 94:  # `^` must not be first: the compiler would negate the class
         rest = [*([(95, high)] if high > 94 else []), *rest, (94, 94)]

@@ -91,6 +91,8 @@ FORMS = [
     (KIND.JSON_OBJECT, "", '{"a": [1, null]}', "[1]"),
     (KIND.REGEX, r"[^\W_]+", "ab", "é"),
     (KIND.REGEX, r"[^\D]", "1", "١"),
+    (KIND.REGEX, "[À-ÿA-Z]", "A", "\u0ffa"),
+    (KIND.REGEX, r"[\x7f0][^ -/]", "0\x1f", "\x7f "),
     (KIND.STRUCTURAL_TAG, LENGTH_IN_TAG, '"ab"', '"\t"'),
     (
         KIND.STRUCTURAL_TAG,
