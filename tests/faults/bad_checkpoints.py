@@ -143,6 +143,11 @@ WEIGHTS: dict[str, Case] = {
         raw(lambda data: data[:10] + b"\xff\xfe" + data[12:]),
         "bad header .'utf-8'",
     ),
+    "header is a list": (lambda folder: header(folder, lambda held: b"[]"), "bad header"),
+    "no shape in it": (
+        lambda folder: header(folder, lambda held: b'{"a":{"dtype":"F32"}'),
+        "bad header",
+    ),
     "deep JSON": (
         lambda folder: header(folder, lambda held: b'{"a":' * 5000 + b"1" + b"}" * 5000),
         "bad header .*recursion",

@@ -6,10 +6,8 @@ import asyncio
 
 import pytest
 
-from faults.bad_checkpoints import TARGET, WEIGHTS
 from faults.plan import Action, Plan, once
 from faults.rows.r11_lying_drafter import LIES, SPEED, STEPS, Lying, answers
-from faults.rows.r26_bad_checkpoints import attempt
 from faults.simulated import SimulatedCell, simulate
 from faults.streams import Stream
 
@@ -48,8 +46,3 @@ def test_a_drafter_that_is_always_sure_and_always_wrong_is_done_without() -> Non
     _, plain_s = simulate(lambda cell: answers(cell, "off"), **settings)
     _, took = simulate(answers, plan=Lying(LIES["random ids, confidence 1"]), **settings)
     assert plain_s / took >= SPEED
-
-
-def test_a_target_of_integers_is_refused() -> None:
-    problem = attempt("target", TARGET, WEIGHTS["integers"]).problem
-    assert problem == ""

@@ -6,9 +6,9 @@ from __future__ import annotations
 from tests.mutation.mutant import caught_by, in_file
 
 M = "tests/unit/model/"
-CHECKPOINT = (f"{M}test_checkpoint.py",)
+BAD = f"{M}test_bad_checkpoints.py"
+CHECKPOINT = (f"{M}test_checkpoint.py", BAD)
 HOSTILE = (f"{M}test_hostile_checkpoints.py",)
-TARGET = (f"{M}test_target.py",)
 ACCEPTANCE = ("tests/unit/decoding/test_acceptance.py",)
 
 LOADING = [
@@ -76,7 +76,7 @@ LOADING = [
             "what the library filled in at random is served",
             "for what, names in info.items()},\n",
             "for what, names in info.items() if not info},\n",
-            (*TARGET, *HOSTILE),
+            (BAD, *HOSTILE),
         ),
         (
             "code beside a target is run",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,11 +46,6 @@ def folder(tmp_path: Path) -> Path:
             r"wrong shape: markov_head\.markov_w2\.weight \[128, 23\] instead of \[128, 24\]",
         ),
         (put("fc.weight", torch.zeros(320, 64)), r"wrong shape: fc\.weight"),
-        (lambda held: held["norm.weight"][3].fill_(torch.nan), r"norm\.weight holds NaN"),
-        (
-            lambda held: held["fc.weight"][0, 0].fill_(-torch.inf),
-            r"fc\.weight holds NaN or infinite",
-        ),
         (
             put("hidden_norm.weight", torch.ones(64, dtype=torch.int64)),
             r"wrong dtype: hidden_norm\.weight I64",
@@ -81,15 +75,6 @@ def test_a_file_that_is_written_into_changes_nobody_who_has_loaded_it(
     assert all(torch.equal(loaded[name], tensor) for name, tensor in before.items())
 
 
-def test_a_name_that_appears_twice_in_a_header_is_refused(folder: Path) -> None:
-    raw = (folder / WEIGHTS).read_bytes()
-    (size,) = struct.unpack("<Q", raw[:8])
-    header = raw[8 : 8 + size].replace(b'"lm_head.weight"', b'"norm.weight"')
-    (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header + raw[8 + size :])
-    with pytest.raises(CheckpointError, match=r"duplicate name norm\.weight"):
-        load_drafter(folder)
-
-
 def test_a_name_in_two_shards_is_refused(folder: Path) -> None:
     name = next(name for name, file in sharded(folder).items() if file == "a.safetensors")
     second = load_file(folder / "b.safetensors")
@@ -101,32 +86,6 @@ def test_a_name_in_two_shards_is_refused(folder: Path) -> None:
 def test_a_flood_of_names_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dspark.model.weights_file.MAX_ENTRIES", 10)
     with pytest.raises(CheckpointError, match="more than 10"):
-        load_drafter(folder)
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"\x01\x02",
-        struct.pack("<Q", 1 << 62) + b"{}",
-        struct.pack("<Q", 2) + b"[]",
-        struct.pack("<Q", 20) + b'{"a":{"dtype":"F32"}',
-        struct.pack("<Q", 200_000) + b"[" * 200_000,
-        struct.pack("<Q", 4) + b"\xff\xfe\xfd\xfc",
-    ],
-    ids=["nothing", "short", "endless", "list", "no shape", "deep", "not text"],
-)
-def test_a_broken_header_is_an_ordinary_refusal(folder: Path, raw: bytes) -> None:
-    (folder / WEIGHTS).write_bytes(raw)
-    with pytest.raises(CheckpointError, match=WEIGHTS):
-        load_drafter(folder)
-
-
-def test_truncated_weights_are_refused(folder: Path) -> None:
-    whole = (folder / WEIGHTS).read_bytes()
-    (folder / WEIGHTS).write_bytes(whole[:-100])
-    with pytest.raises(CheckpointError, match=WEIGHTS):
         load_drafter(folder)
 
 
@@ -215,6 +174,8 @@ def test_null_says_that_a_setting_is_not_there(folder: Path) -> None:
     ("change", "named"),
     [
         ({"model_type": "deepseek_v4"}, "DeepSeek-V4"),
+        ({"dspark_noise_token_id": 128799}, "deepseek_v4"),
+        ({"architectures": ["DeepseekV3ForCausalLMNextN"], "n_mtp_layers": 3}, "deepseek_v4"),
         (
             {"architectures": ["LlamaForCausalLM"], "block_size": None, "target_layer_ids": None},
             "LlamaForCausalLM",

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dspark.errors import CheckpointError, UnsupportedFamily
+from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter, load_projection, save_drafter
 from dspark.model.config_file import parse_drafter_config, read_drafter_config
 from dspark.model.family import Anchors, ContextTokens, Entries
@@ -211,18 +211,6 @@ def test_a_cut_head_says_the_same_of_the_tokens_it_keeps_and_nothing_of_the_othe
 def test_what_cannot_be_read_is_refused_by_its_key(change: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         parse_drafter_config(spelled() | change)
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        {"architectures": ["DeepseekV3ForCausalLMNextN"], "n_mtp_layers": 3},
-        {"model_type": "qwen3", "dspark_noise_token_id": 128799},
-    ],
-)
-def test_relatives_of_deepseek_v4_s_are_refused_by_name(raw: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedFamily, match="deepseek_v4"):
-        parse_drafter_config(raw)
 
 
 @pytest.mark.parametrize(

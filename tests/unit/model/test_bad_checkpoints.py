@@ -1,0 +1,36 @@
+"""Whatever can be wrong with a checkpoint is refused by both loaders, by the name of what is wrong:
+the cases of `tests/faults`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.bad_checkpoints import CONFIGS, WEIGHTS
+
+from dspark.errors import CheckpointError
+from dspark.model.checkpoint import load_drafter, load_target
+from tests.unit.model.golden import DATA, altered
+
+PAIR = DATA / "pair"
+LARGE = ("150 000 empty tensors", "config of 100 MB")  # which take seconds to write
+CASES = {name: case for name, case in {**WEIGHTS, **CONFIGS}.items() if name not in LARGE}
+
+
+@pytest.mark.parametrize(
+    ("load", "sound"),
+    [(load_drafter, PAIR / "drafter"), (load_target, PAIR / "target")],
+    ids=["drafter", "target"],
+)
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_refused_by_name(
+    case: str, load: Callable[[Path], Any], sound: Path, tmp_path: Path
+) -> None:
+    spoil, named = CASES[case]
+    folder = altered(tmp_path / "model", of=sound)
+    spoil(folder)
+    with pytest.raises(CheckpointError, match=named) as refused:
+        load(folder)
+    assert str(refused.value).startswith(f"{folder}")
