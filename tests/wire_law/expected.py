@@ -1,4 +1,4 @@
-"""The target's law of whole answers, enumerated in float64 by transformers and numpy alone.
+"""The target's law of whole answers, enumerated in float64 by transformers and plain floats.
 
 Nothing of the product computes here: logits are the library's, and sampling parameters are applied
 as their definitions say. V tokens, answers of n tokens, the first one most significant.
@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from dspark.types import SamplingParams
+from tests.definitions import plain_law, plainly
 
 Floats = npt.NDArray[np.float64]
 
@@ -44,23 +47,9 @@ def next_law(
     logits: Floats, prompt: Sequence[int], answer: Sequence[int], options: Mapping[str, Any]
 ) -> Floats:
     """[V] of the token after `answer`."""
-    changed = logits.astype(np.float64)
-    for token, bias in options.get("logit_bias", {}).items():
-        changed[token] += bias
-    factor = options.get("repetition_penalty", 1.0)
-    for token in {*prompt, *answer}:
-        changed[token] = changed[token] / factor if changed[token] > 0 else changed[token] * factor
-    for token in set(answer):
-        changed[token] -= options.get("frequency_penalty", 0.0) * answer.count(token)
-        changed[token] -= options.get("presence_penalty", 0.0)
-    scaled = changed / options["temperature"]
-    law: Floats = np.exp(scaled - scaled.max())
-    law /= law.sum()
-    order = np.argsort(-law)
-    kept = order[: options.get("top_k") or len(order)]
-    mass = law[kept].cumsum()
-    needed = options.get("top_p", 1.0) * mass[-1]
-    kept = kept[: int((mass < needed - 1e-15).sum()) + 1]
-    cut = np.zeros_like(law)
-    cut[kept] = law[kept]
-    return cut / cut.sum()
+    params = SamplingParams(
+        **{**options, "logit_bias": tuple(options.get("logit_bias", {}).items())},
+        prompt_len=len(prompt),
+    )
+    shaped = plainly(logits.tolist(), params, [*prompt, *answer])
+    return np.array(plain_law(shaped, params))

@@ -24,6 +24,7 @@ from dspark.decoding.sampling import (
     draw_sparse,
 )
 from dspark.types import Cursor, SamplingParams
+from tests.definitions import plain_law
 
 LAST = 1.0 - 2.0**-53  # the largest draw there is
 ALL_PARAMS = [
@@ -44,28 +45,6 @@ ALL_PARAMS = [
     SamplingParams(3.0, top_p=0.95),
     SamplingParams(3.0, top_p=0.95, min_p=1e-3),
 ]
-
-
-def plain_law(logits: list[float], params: SamplingParams) -> list[float]:
-    """The definition, token by token: sort by probability then id, keep, renormalise."""
-    order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
-    if params.greedy:
-        return [float(token == order[0]) for token in range(len(logits))]
-    top = logits[order[0]]
-    weight = [math.exp((value - top) / params.temperature) for value in logits]
-    order = [token for token in order if weight[token] >= params.min_p]
-    if 0 < params.top_k < len(logits):
-        order = order[: params.top_k]
-    if params.top_p < 1.0:
-        whole, reached, nucleus = math.fsum(weight[token] for token in order), 0.0, []
-        for token in order:
-            nucleus.append(token)
-            reached += weight[token] / whole
-            if reached >= params.top_p:
-                break
-        order = nucleus
-    kept = math.fsum(weight[token] for token in order)
-    return [weight[token] / kept if token in order else 0.0 for token in range(len(logits))]
 
 
 def rows(count: int, vocab: int, seed: int) -> torch.Tensor:

@@ -8,8 +8,6 @@ holds for any rows.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +20,7 @@ from dspark.decoding.acceptance import PackedCase, first_token, judge
 from dspark.decoding.sampling import SamplingColumns, distribution
 from dspark.decoding.shaping import Shaper, shaped, shaped_last
 from dspark.types import NO_Q, Cursor, SamplingParams, SparseQ
+from tests.definitions import plainly
 
 VOCAB = 8
 
@@ -45,24 +44,6 @@ ALL_PARAMS = {
         stop_token_ids=(3,),
     ),
 }
-
-
-def plainly(logits: Sequence[float], params: SamplingParams, said: Sequence[int]) -> list[float]:
-    """The definition, token by token, in the order the proto states."""
-    row, answer = [float(value) for value in logits], list(said[params.prompt_len :])
-    for token in range(len(row)):
-        if len(answer) < params.min_tokens and token in params.stop_token_ids:
-            row[token] = -math.inf
-        row[token] += dict(params.logit_bias).get(token, 0.0)
-        if token in said:
-            row[token] = (
-                row[token] / params.repetition_penalty
-                if row[token] > 0
-                else row[token] * params.repetition_penalty
-            )
-        row[token] -= params.frequency_penalty * answer.count(token)
-        row[token] -= params.presence_penalty * (token in answer)
-    return row
 
 
 @pytest.mark.parametrize("name", sorted(ALL_PARAMS))
