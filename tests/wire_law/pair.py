@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from dspark.model.checkpoint import save_drafter
-from dspark.model.config import DrafterConfig
+from dspark.model.checkpoint import load_target, save_drafter
 from dspark.model.drafter import BlockDrafter
-from dspark.model.families import fresh_drafter
 from dspark.model.heads import VanillaHead
+from dspark.training.settings import Settings
+from dspark.training.shape import make_drafter
 
 HIDDEN, LAYERS, BLOCK = 32, 2, 3
 SPREAD = 0.08  # of the weights: laws depend on what came before
@@ -48,34 +48,11 @@ def write_tiny_pair(folder: Path, *, vocabulary: int, seed: int) -> tuple[Path, 
     target.save_pretrained(target_folder)
     # No stop token: every answer has its full length.
     (target_folder / "generation_config.json").write_text("{}", encoding="utf-8")
-    drafter_config = DrafterConfig(
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        vocab_size=vocabulary,
-        rms_norm_eps=1e-6,
-        rope_theta=10000.0,
-        max_position_embeddings=64,
-        block_size=BLOCK,
-        mask_token_id=vocabulary - 1,
-        target_layer_ids=(0,),
-        num_target_layers=LAYERS,
-        markov_rank=vocabulary,
-        markov_head_type="vanilla",
-        enable_confidence_head=True,
-        confidence_head_with_markov=True,
-        initializer_range=SPREAD,
-        dtype="float32",
-    )
-    drafter = fresh_drafter(
-        drafter_config,
-        embedding=target.model.embed_tokens.weight.detach(),
-        lm_head=target.lm_head.weight.detach(),
-        generator=torch.Generator().manual_seed(seed),
-    )
+    settings = Settings(
+        str(target_folder), "", "",
+        layers=1, block_size=BLOCK, taps=(0,), markov_rank=vocabulary, seed=seed,
+    )  # fmt: skip
+    drafter = make_drafter(load_target(target_folder), settings)
     assert isinstance(drafter, BlockDrafter)
     assert isinstance(drafter.markov_head, VanillaHead)
     with torch.no_grad():

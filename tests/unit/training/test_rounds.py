@@ -1,6 +1,8 @@
 """Rounds replayed on the target's text follow the law of rounds that are really played."""
 
 import itertools
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,12 +10,13 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dspark.decoding.gumbel import times
-from dspark.model.config import DrafterConfig
 from dspark.model.drafter import BlockDrafter
-from dspark.model.families import as_block, fresh_drafter
+from dspark.model.families import as_block
 from dspark.training import lockstep, rounds
+from dspark.training.shape import make_drafter
 from dspark.types import Rule, SamplingParams
 from tests.unit.model.tiny import dense, walked
+from tests.unit.training.pipeline import short_run
 
 
 def target_of(vocabulary: int) -> Qwen3ForCausalLM:
@@ -45,31 +48,9 @@ def model() -> Qwen3ForCausalLM:
 
 def drafter_of(model: Qwen3ForCausalLM, block: int) -> BlockDrafter:
     """One layer that reads two of the target's four."""
-    shape = model.config
-    config = DrafterConfig(
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=1,
-        num_attention_heads=shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab_size,
-        rms_norm_eps=shape.rms_norm_eps,
-        rope_theta=shape.rope_parameters["rope_theta"],
-        max_position_embeddings=shape.max_position_embeddings,
-        block_size=block,
-        mask_token_id=2,
-        target_layer_ids=(1, 2),
-        num_target_layers=shape.num_hidden_layers,
-        markov_rank=4,
-        markov_head_type="vanilla",
-        enable_confidence_head=True,
-        confidence_head_with_markov=True,
-    )
-    ends = {"embedding": model.model.embed_tokens.weight, "lm_head": model.lm_head.weight}
-    return as_block(
-        fresh_drafter(config, **ends, generator=torch.Generator().manual_seed(0))
-    ).eval()
+    target: Any = SimpleNamespace(model=model, folder=Path(), vocab_size=model.config.vocab_size)
+    settings = short_run(Path(), Path(), Path(), block_size=block, taps=(1, 2))
+    return as_block(make_drafter(target, settings)).eval().requires_grad_(False)
 
 
 def features_of(model: Qwen3ForCausalLM, drafter: BlockDrafter, ids: torch.Tensor) -> torch.Tensor:
@@ -125,7 +106,6 @@ def test_rounds_skip_the_prefill_token_and_stop_at_the_end_of_the_text() -> None
 
 def test_replayed_greedy_rounds_keep_what_played_ones_keep(model: Qwen3ForCausalLM) -> None:
     drafter = drafter_of(model, block=3)
-    drafter.requires_grad_(False)
     ids = continued(model, [[5, 6, 7, 8]], 40, 0.0)
     anchors = torch.arange(4, 36)
     params, generator = SamplingParams(temperature=0.0), torch.Generator()
@@ -150,7 +130,6 @@ def test_survival_of_two_slots_is_what_the_rule_says(rule: Rule) -> None:
     torch.manual_seed(3)
     for p in (*model.parameters(), *drafter.parameters()):
         torch.nn.init.normal_(p.data, std=0.35)
-    drafter.requires_grad_(False)
     texts = list(itertools.product(range(vocabulary), repeat=2))
     ids = torch.tensor([[5, 1, 3, 4, *text, 0] for text in texts])
     p = torch.softmax(model(input_ids=ids).logits, -1)
@@ -191,7 +170,6 @@ def test_coupled_texts_and_drafts_run_one_race(model: Qwen3ForCausalLM) -> None:
     """A drafter that is the target itself agrees everywhere; another one where both races have one
     winner."""
     drafter = drafter_of(model, block=3)
-    drafter.requires_grad_(False)
     vocabulary, total = model.config.vocab_size, 24
     params = SamplingParams(seed=7, choice=2, rule=Rule.COUPLED)
 
@@ -219,7 +197,6 @@ def test_a_drafter_whose_logits_are_no_numbers_is_no_bad_one_but_an_error(
     model: Qwen3ForCausalLM, temperature: float
 ) -> None:
     drafter = drafter_of(model, block=3)
-    drafter.requires_grad_(False)
     drafter.lm_head.weight[5] = torch.nan
     with pytest.raises(FloatingPointError, match="the drafter's logits"):
         rounds.judge(
@@ -232,7 +209,6 @@ def test_a_context_is_made_once_however_many_pieces_its_blocks_are_judged_in(
     model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = drafter_of(model, block=3)
-    drafter.requires_grad_(False)
     made, ingest = list[object](), drafter.ingest
     monkeypatch.setattr(drafter, "ingest", lambda tokens: made.append(tokens) or ingest(tokens))
 
