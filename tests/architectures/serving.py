@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from dspark.types import Cursor, Refusal, SamplingParams, SparseQ, Verdict
+from dspark.types import SamplingParams
+from tests.engine_steps import item, judged, line_up
 from verify_service.engine import VerifyEngine
-from verify_service.sequences import VerifyItem
 
 MOST_RIGHT = MOST_WRONG = 7  # tokens of a draft
 
@@ -23,10 +23,7 @@ def prompt(count: int, seed: int) -> list[int]:
 def begin(engine: VerifyEngine, sequence: int, ids: list[int], prompt_len: int) -> None:
     """Opens a greedy sequence and lines its tokens up; `prompt_len` of them were the prompt."""
     params = SamplingParams(temperature=0.0, prompt_len=prompt_len)
-    assert (
-        engine.open(Cursor(sequence, 1, 0, len(ids)), params, len(ids) + 60, False, token_ids=ids)
-        is None
-    )
+    line_up(engine, sequence, ids, params=params, keep=False)
 
 
 def finish(
@@ -46,16 +43,11 @@ def finish(
             good, bad = int(draw.integers(0, MOST_RIGHT + 1)), int(draw.integers(0, MOST_WRONG + 1))
             draft = right[n][len(ids) : len(ids) + good]
             draft += [(token + 1) % 128 for token in right[n][len(ids) + good :][:bad]]
-            q = SparseQ.of(
-                np.array(draft, np.uint32).reshape(-1, 1), np.ones((len(draft), 1), np.float32)
-            )
             if len(ids) < ends[n]:
-                items.append(VerifyItem(Cursor(n, 1, number, len(ids)), ids[-1], tuple(draft), q))
+                items.append(item(n, number, ids, draft))
         if items:
-            for item, verdict in zip(items, engine.judge_cohort(items).outcomes, strict=True):
-                assert isinstance(verdict, Verdict), verdict
-                n = item.cursor.sequence
-                sequences[n] += verdict.tokens
+            for each, verdict in zip(items, judged(engine, *items), strict=True):
+                sequences[each.cursor.sequence] += verdict.tokens
         elif anchored != sequences.keys():
             assert engine.prefill_next()
         for n in sequences.keys() - anchored:
@@ -64,6 +56,6 @@ def finish(
             assert state.broken is None
             if state.prefilled:
                 token = engine.first_token(n)
-                assert not isinstance(token, Refusal)
+                assert isinstance(token, int)
                 sequences[n].append(token)
                 anchored.add(n)

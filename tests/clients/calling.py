@@ -10,6 +10,9 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from typing import Literal
+
+from pydantic import BaseModel
 
 Call = Callable[[str], None]
 TOOL = {
@@ -25,6 +28,13 @@ TOOL = {
         "additionalProperties": False,
     },
 }
+
+
+class Thing(BaseModel):
+    """A thing."""
+
+    kind: Literal["plain", "fancy"]
+    good: bool
 
 
 def check(arguments: Mapping[str, object]) -> None:

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Any
 
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from openai import LengthFinishReasonError
-from pydantic import BaseModel
 
-from tests.clients.calling import TOOL, check, run
-
-
-class Thing(BaseModel):
-    """A thing."""
-
-    kind: Literal["plain", "fancy"]
-    good: bool
+from tests.clients.calling import TOOL, Thing, check, run
 
 
 def model(url: str, **more: Any) -> ChatOpenAI:

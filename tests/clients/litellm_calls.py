@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Any
 
 import litellm
-from pydantic import BaseModel
 
-from tests.clients.calling import TOOL, check, run
+from tests.clients.calling import TOOL, Thing, check, run
 
 USER = [{"role": "user", "content": "def f"}]
 TOOLS = {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "required"}
-
-
-class Thing(BaseModel):
-    kind: Literal["plain", "fancy"]
-    good: bool
 
 
 def ask(url: str, **more: Any) -> Any:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.clients.calling import run
+from tests.clients.calling import Thing, run
 
 
 def said(url: str, *arguments: str) -> str:
@@ -48,17 +48,10 @@ def prompt(url: str) -> None:
 
 
 def schema(url: str) -> None:
-    fields = {"kind": {"enum": ["plain", "fancy"]}, "good": {"type": "boolean"}}
-    given = {
-        "type": "object",
-        "properties": fields,
-        "required": list(fields),
-        "additionalProperties": False,
-    }
+    given = Thing.model_json_schema() | {"additionalProperties": False}
     for stream in ((), ("--no-stream",)):
-        made = json.loads(said(url, "--schema", json.dumps(given), *stream, "x ="))
-        assert made["kind"] in ("plain", "fancy"), made
-        assert isinstance(made["good"], bool), made
+        answer = said(url, "--schema", json.dumps(given), *stream, "x =")
+        Thing.model_validate_json(answer, strict=True)
 
 
 run({"llm `prompt`": prompt, "llm `--schema`": schema})

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from tests.clients.calling import run
-
-
-class Thing(BaseModel):
-    kind: Literal["plain", "fancy"]
-    good: bool
+from tests.clients.calling import Thing, run
 
 
 def agent(url: str, output: Any, kind: Any = OpenAIChatModel) -> Agent:

@@ -10,28 +10,16 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from pathlib import Path
-
-import numpy as np
 
 from benchmarks.row import Row, note
 from faults.rows.program import Args, Rows
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "unit" / "decoding"))
 
-from enumeration import (
-    KINDS,
-    Machine,
-    coupled_law,
-    dyadic_world,
-    emitted,
-    exact,
-    older_price,
-    random_world,
-    real_plan,
-    variation,
-)
-from test_exact_law import CELLS, RULES, policy_of
+from enumeration import KINDS, variation
+from test_exact_law import CELLS, found, found_coupled
 
 BOUND = 1e-9
 LEAST = 500
@@ -42,22 +30,12 @@ def rows(args: Args) -> Rows:
     began, worst, tables = time.monotonic(), 0.0, 0
     for policy, rule, kind in CELLS:
         for seed in range(each):
-            world = random_world(kind, seed)
-            rng = np.random.default_rng((seed, 1))
-            prefix = real_plan(policy_of(policy, rng), world, rng)
-            price = older_price(world, rng) if "older" in policy else None
-            law = emitted(world, Machine(prefix, price=price, rounds=RULES[rule]))
-            worst = max(worst, variation(law, exact(world)), abs(sum(law.values()) - 1.0))
+            law, own = found(policy, rule, kind, seed, Counter())
+            worst = max(worst, variation(law, own), abs(sum(law.values()) - 1.0))
             tables += 1
         note(f"{policy} {rule} {kind}: worst {worst:.1e} of {tables} tables")
     for seed, policy in enumerate(("fixed", "threshold", "adaptive", "adaptive, by older rounds")):
-        rng = np.random.default_rng((seed, 4))
-        world = dyadic_world(rng)
-        prefix = real_plan(policy_of(policy, rng), world, rng)
-        price = older_price(world, rng) if "older" in policy else None
-        worst = max(
-            worst, variation(coupled_law(world, Machine(prefix, price=price), 8), exact(world))
-        )
+        worst = max(worst, variation(*found_coupled(policy, seed, Counter())))
         tables += 1
     value = {
         "tables": tables,

@@ -19,6 +19,7 @@ from enumeration import (
     Machine,
     Prefix,
     TokenRounds,
+    Tokens,
     coupled_law,
     dyadic_world,
     emitted,
@@ -31,6 +32,7 @@ from enumeration import (
 
 from dspark.rounds.policy import Adaptive, Fixed, Policy, Threshold
 
+Laws = tuple[dict[Tokens, float], dict[Tokens, float]]
 TABLES_PER_CELL = 10
 BOUND = 1e-9
 
@@ -54,6 +56,25 @@ CELLS = [
 ]
 
 
+def found(policy: str, rule: str, kind: str, seed: int, counts: Counter[int]) -> Laws:
+    """What is emitted on one table, and the target's own law; counts: the lengths verified."""
+    world = random_world(kind, seed)
+    rng = np.random.default_rng((seed, 1))
+    prefix = real_plan(policy_of(policy, rng), world, rng)
+    price = older_price(world, rng) if "older" in policy else None
+    machine = Machine(counting(prefix, counts), price=price, rounds=RULES[rule])
+    return emitted(world, machine), exact(world)
+
+
+def found_coupled(policy: str, seed: int, counts: Counter[int]) -> Laws:
+    """The same of the coupled rule."""
+    rng = np.random.default_rng((seed, 4))
+    world = dyadic_world(rng)
+    prefix = real_plan(policy_of(policy, rng), world, rng)
+    price = older_price(world, rng) if "older" in policy else None
+    return coupled_law(world, Machine(counting(prefix, counts), price=price), 8), exact(world)
+
+
 def counting(prefix: Prefix, lengths: Counter[int]) -> Prefix:
     """The same, and how often it chose each length."""
 
@@ -69,13 +90,8 @@ def test_output_distribution_equals_target(policy: str, rule: str, kind: str) ->
     lengths: Counter[int] = Counter()
     worst = 0.0
     for seed in range(TABLES_PER_CELL):
-        world = random_world(kind, seed)
-        rng = np.random.default_rng((seed, 1))
-        prefix = real_plan(policy_of(policy, rng), world, rng)
-        price = older_price(world, rng) if "older" in policy else None
-        law = emitted(world, Machine(counting(prefix, lengths), price=price, rounds=RULES[rule]))
+        law, expected = found(policy, rule, kind, seed, lengths)
         assert sum(law.values()) == pytest.approx(1.0, abs=1e-12)
-        expected = exact(world)
         worst = max(worst, variation(law, expected))
         assert not any(chance and not expected.get(word) for word, chance in law.items()), (
             "a token that the target excludes"
@@ -89,16 +105,7 @@ def test_output_distribution_equals_target(policy: str, rule: str, kind: str) ->
 def test_coupled_output_distribution_equals_target(policy: str) -> None:
     lengths: Counter[int] = Counter()
     for seed in range(8):
-        rng = np.random.default_rng((seed, 4))
-        world = dyadic_world(rng)
-        prefix = real_plan(policy_of(policy, rng), world, rng)
-        price = older_price(world, rng) if "older" in policy else None
-        assert (
-            variation(
-                coupled_law(world, Machine(counting(prefix, lengths), price=price), 8), exact(world)
-            )
-            <= BOUND
-        )
+        assert variation(*found_coupled(policy, seed, lengths)) <= BOUND
     assert policy == "fixed" or {0, 1, 2, 3} <= set(lengths)
 
 
