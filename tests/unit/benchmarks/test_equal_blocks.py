@@ -39,16 +39,6 @@ def test_the_worth_is_the_mean_over_the_coins(rule: Rule) -> None:
         ) == pytest.approx(1 + np.mean(kept), abs=4.5 * error + 1e-9)
 
 
-def test_block_verification_is_never_worth_less_on_average() -> None:
-    rng = np.random.default_rng(1)
-    worth = {Rule.TOKEN: 0.0, Rule.BLOCK: 0.0}
-    for _ in range(100):
-        block, probs = _block(rng)
-        for rule in worth:
-            worth[rule] += committed(block, probs, SamplingParams(rule=rule), AT.anchor_position)
-    assert worth[Rule.BLOCK] > worth[Rule.TOKEN]
-
-
 def test_without_coins_the_leading_agreement_counts() -> None:
     _, probs = _block(np.random.default_rng(2))
     said = probs.argmax(-1).tolist()
