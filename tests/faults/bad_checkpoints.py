@@ -159,6 +159,10 @@ WEIGHTS: dict[str, Case] = {
         _tensors(lambda held: held.pop(first(held))),
         "missing: confidence_head.proj.weight|no tensor is .* as the embedding",
     ),
+    "a layer's key missing": (
+        _tensors(lambda held: held.pop(max(name for name in held if "up_proj" in name))),
+        "missing.*up_proj.weight",
+    ),
     "a key too many": (
         _tensors(lambda held: held.update(extra=torch.zeros(3))),
         "unexpected.*: extra",
@@ -180,6 +184,7 @@ WEIGHTS: dict[str, Case] = {
     "unknown dtype": (_set("", dtype="F7"), "F7"),
     "NaN": (_fill(float("nan")), "NaN"),
     "infinity": (_fill(float("inf")), "infinite"),
+    "infinity below": (_fill(float("-inf")), "infinite"),
     "pickled weights": (_pickled, "pickled"),
     "a folder in place of the file": (
         lambda folder: (
