@@ -4,7 +4,6 @@ them."""
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -110,43 +109,14 @@ def told(**order: object) -> verify_pb2.ControlDown:
     return verify_pb2.ControlDown(incarnation=4, orders=[verify_pb2.ControlDown.Order(**order)])  # type: ignore[arg-type]
 
 
-def opened(**more: object) -> draft_pb2.RoundsCommand:
-    return draft_pb2.RoundsCommand(
-        open=draft_pb2.OpenContext(sequence=7, reserve_tokens=8, **more)  # type: ignore[arg-type]
+def test_a_prompt_beyond_the_context_is_left_out_of_its_command() -> None:
+    command = told(admission=verify_pb2.Admission(sequence=7, token_ids=MANY, cache_salt="s"))
+    read = reading(verify_pb2.ControlDown.FromString, control_bounds(4096))(
+        command.SerializeToString()
     )
-
-
-@pytest.mark.parametrize(
-    ("command", "its", "field", "kept"),
-    [
-        (
-            told(admission=verify_pb2.Admission(sequence=7, token_ids=MANY, cache_salt="s")),
-            control_bounds(4096),
-            "token_ids",
-            told(admission=verify_pb2.Admission(sequence=7, cache_salt="s")),
-        ),
-        (
-            features_pb2.FeatureChunk(sink_incarnation=5, token_ids=[1] * 200_000),
-            feature_sink.BOUNDS,
-            "token_ids",
-            features_pb2.FeatureChunk(sink_incarnation=5),
-        ),
-        (
-            opened(sampling=types_pb2.SequenceSampling(stop_token_ids=MANY)),
-            rounds.BOUNDS,
-            "sampling",
-            opened(),
-        ),
-    ],
-    ids=["a prompt beyond the context", "ids of a chunk", "a law of a million ids"],
-)
-def test_what_is_too_large_is_left_out_of_its_command(
-    command: Any, its: Any, field: str, kept: object
-) -> None:
-    read = reading(type(command).FromString, its)(command.SerializeToString())
     assert read.too_large is not None
-    assert read.too_large.field == field
-    assert read.message == kept
+    assert read.too_large.field == "token_ids"
+    assert read.message == told(admission=verify_pb2.Admission(sequence=7, cache_salt="s"))
 
 
 def test_columns_of_a_million_are_left_out_of_an_order() -> None:
@@ -167,6 +137,28 @@ def test_values_that_are_not_packed_are_counted() -> None:
     assert "parts" in str(why)
     (order,) = verify_pb2.ControlDown.FromString(kept).orders
     assert len(order.admission.token_ids) <= MOST_PARTS
+
+
+def test_ids_of_a_chunk_are_counted_before_they_are_parsed() -> None:
+    chunk = features_pb2.FeatureChunk(sink_incarnation=5, token_ids=[1] * 200_000)
+    read = reading(features_pb2.FeatureChunk.FromString, feature_sink.BOUNDS)(
+        chunk.SerializeToString()
+    )
+    assert read.too_large is not None
+    assert read.too_large.field == "token_ids"
+    assert read.message.sink_incarnation == 5
+
+
+def test_a_law_of_a_million_ids_is_left_out_of_an_open() -> None:
+    opening = draft_pb2.OpenContext(
+        sequence=7, reserve_tokens=8, sampling=types_pb2.SequenceSampling(stop_token_ids=MANY)
+    )
+    command = draft_pb2.RoundsCommand(open=opening)
+    read = reading(draft_pb2.RoundsCommand.FromString, rounds.BOUNDS)(command.SerializeToString())
+    assert read.too_large is not None
+    assert read.too_large.field == "sampling"
+    kept = draft_pb2.OpenContext(sequence=7, reserve_tokens=8)
+    assert read.message == draft_pb2.RoundsCommand(open=kept)
 
 
 def test_the_largest_proper_commands_pass_whole() -> None:
