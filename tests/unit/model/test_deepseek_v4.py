@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.checkpoint import (
+    LoadedTarget,
     fingerprint,
     load_drafter,
     load_projection,
@@ -27,7 +28,7 @@ from dspark.model.checkpoint import (
 )
 from dspark.model.config_file import config_to_json, parse_drafter_config
 from dspark.model.families import as_block
-from dspark.model.family import Anchors, ContextTokens, Entries
+from dspark.model.family import Anchors, ContextTokens, Drafter, Entries
 from dspark.model.formats.deepseek_v4 import stages_in
 from dspark.model.formats.report import report
 from dspark.model.staged import StagedDrafter
@@ -36,7 +37,7 @@ from dspark.model.weights_file import values
 from dspark.training.anchors import slots_after
 from dspark.training.rounds import anchors_at
 from tests.unit.model.golden import DATA, altered, block_cases, without
-from tests.unit.model.tiny import dense
+from tests.unit.model.tiny import dense, walked
 
 SHIPPED = DATA / "dspark_deepseek_v4"
 WHOLE = Path(__file__).parents[4] / "shared" / "golden-deepseek-v4" / "dspark_deepseek_v4"
@@ -318,3 +319,65 @@ def test_the_target_is_tapped_as_the_mean_of_its_streams() -> None:
         with TargetTaps(target.model, (3, 4, 5)) as taps, torch.inference_mode():
             target.model(input_ids=held[f"{name}.input_ids"], use_cache=False)
             torch.testing.assert_close(taps.collect(), held[f"{name}.taps"], **CLOSE)
+
+
+@needs_target
+@torch.inference_mode()
+def test_greedy_runs_of_the_whole_loop_are_the_references() -> None:
+    target, drafter = load_target(WHOLE), load_drafter(WHOLE)
+    for case in json.loads((WHOLE / "decode_cases.json").read_text()):
+        found = _run(target, drafter, case)
+        assert found == {name: case[name] for name in found}
+
+
+def _run(target: LoadedTarget, drafter: Drafter, case: dict[str, Any]) -> dict[str, list[int]]:
+    """With stock pieces alone. The reference's own counting: a last round may overshoot and still
+    counts."""
+    ids, stops = list(case["prompt_ids"]), set(case["stop_token_ids"])
+    end = len(ids) + case["max_new_tokens"]
+    accepted_lengths, proposals, accepted_drafts = [], [], []
+    logits, features = _forward(target, drafter, ids)
+    ids.append(int(logits[-1].argmax()))
+    stopped = ids[-1] in stops
+    while not stopped and len(ids) - 1 < end:
+        draft = _draft(drafter, ids, features, case["confidence_threshold"])
+        logits, features = _forward(target, drafter, ids + draft)
+        wanted = logits[len(ids) - 1 :].argmax(dim=-1).tolist()
+        kept = 0
+        while kept < len(draft) and draft[kept] == wanted[kept]:
+            kept += 1
+        inside = next((i + 1 for i, token in enumerate(draft[:kept]) if token in stops), None)
+        if inside is not None:
+            ids += draft[:inside]
+            stopped = True
+        else:
+            ids += [*draft[:kept], wanted[kept]]
+            stopped = wanted[kept] in stops
+        accepted_lengths.append(inside or kept + 1)
+        proposals.append(inside or len(draft))
+        accepted_drafts.append(inside or kept)
+        features = features[: len(ids) - 1]
+    return {
+        "output_ids": ids[:end],
+        "acceptance_lengths": accepted_lengths,
+        "proposal_lengths": proposals,
+        "accepted_draft_lengths": accepted_drafts,
+    }
+
+
+def _forward(
+    target: LoadedTarget, drafter: Drafter, ids: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    with TargetTaps(target.model, drafter.target_layer_ids) as taps:
+        logits = target.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+        return logits, taps.collect()[0]
+
+
+def _draft(drafter: Drafter, ids: list[int], features: torch.Tensor, threshold: float) -> list[int]:
+    anchors, text = torch.tensor([len(features)]), torch.tensor(ids)
+    made = walked(drafter, features, text, anchors)
+    draft: list[int] = made.tokens[0].tolist()
+    if threshold <= 0:
+        return draft
+    below = (torch.sigmoid(made.confidence[0]) < threshold).nonzero().flatten().tolist()
+    return draft[: below[0]] if below else draft
