@@ -54,8 +54,8 @@ JOURNALS = [
             ),
             (
                 "an epoch without a commit is not kept in the next segment",
-                "        if said.epoch\n",
-                "        if said.epoch and said.tokens\n",
+                "        if said.epoch or said.target\n",
+                "        if said.tokens\n",
             ),
             (
                 "a prompt's salt is no part of a request",
