@@ -86,6 +86,8 @@ def make_compiler(folder: Path, vocab_size: int, stop_ids: Sequence[int]) -> Any
 
     learn_classes()
     words = read_token_bytes(folder, vocab_size, special_too=True) or []
+    for token in stop_ids:  # whatever it is written as, it is no text of an answer
+        words[token : token + 1] = [b"\xff\xff%d" % token]
     info = xgrammar.TokenizerInfo(words, vocab_size=vocab_size, stop_token_ids=list(stop_ids))
     return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 

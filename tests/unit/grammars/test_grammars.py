@@ -15,17 +15,19 @@ from typing import Any
 
 import pytest
 from fitting import AT_ONCE, END, TARGET, VOCAB, compiler, of, refused
+from tokenizers import Tokenizer
 
 from dspark.types import Constraint, ConstraintKind, Refusal, RefusalReason
 from tests.waiting import wait_until
 from verify_service.grammars import grammars as module
-from verify_service.grammars.compiling import compiled
+from verify_service.grammars.compiling import compiled, make_compiler
 from verify_service.grammars.grammars import (
     CPU_S,
     CROWDED_S,
     MAX_OF_ONE,
     Grammars,
 )
+from verify_service.grammars.matcher import GrammarMatcher
 
 KIND = ConstraintKind
 HOSTILE = {
@@ -71,6 +73,20 @@ def test_a_longer_bound_takes_no_more_memory(text: str) -> None:
         return compiled(compiler(TEXTS), constraint).memory_size_bytes  # type: ignore[no-any-return]
 
     assert size(2000) == size(20)
+
+
+def test_a_token_that_ends_answers_is_no_text_of_one() -> None:
+    words = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+    (stop,), (other,) = words.encode("a").ids, words.encode("b").ids
+    form = Constraint(KIND.REGEX, "[a-z]+")
+    matcher = GrammarMatcher(compiled(make_compiler(TARGET, VOCAB, [stop]), form), [stop])
+
+    def may_end() -> bool:
+        return bool(matcher.masks(())[0, stop // 32] >> stop % 32 & 1)
+
+    assert not may_end()
+    matcher.accept([other])
+    assert may_end()
 
 
 def test_a_grammar_is_kept_for_its_tenant_alone(grammars: Grammars) -> None:
