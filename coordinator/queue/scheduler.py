@@ -151,7 +151,7 @@ class Scheduler:
         )
         self._place()
         # a resumed answer, where only another target is served
-        if self._outage is None and not all(map(self._could_place, states)):
+        if state.shown and self._outage is None and not all(map(self._could_place, states)):
             self._await_verifier()
 
     def abort(self, request_id: str) -> bool:
