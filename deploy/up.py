@@ -110,8 +110,7 @@ def bring_up(
 
     def noted(head: Head) -> None:
         nonlocal cell
-        if cell.ray_pid and _ended_elsewhere(cell):
-            raise Unavailable(ENDED)
+        _check_wanted(cell)
         cell = replace(
             cell,
             ray_address=head.address,
@@ -133,8 +132,7 @@ def bring_up(
             )
         return _serve(cell, topology, secrets, config, autoscale, deadline, say)
     except BaseException as error:
-        if cell.ray_pid and _ended_elsewhere(cell):
-            raise Unavailable(ENDED) from error
+        _check_wanted(cell)
         if config.address is not None and isinstance(error, NothingStarted):
             remove_cell()
         else:
@@ -167,6 +165,7 @@ def _serve(
         topology, warning = reserve(topology, config, cluster.nodes(), most=most, memory=memory)
         if warning:
             say(warning)
+        _check_wanted(cell)
         write_cell(cell)  # before the first of the cell's actors, in whosever cluster
         cluster.start_controller(cell.cell_id, topology, secrets, config, autoscale)
         cell = as_placed(cell, await_replicas(lambda: cluster.report(cell), deadline, say))
@@ -179,13 +178,16 @@ def _serve(
     return cell
 
 
-def _ended_elsewhere(cell: Cell) -> bool:
-    """Whether another command ends, or has ended, a cell whose state file was written."""
-    try:
+def _check_wanted(cell: Cell) -> None:
+    """Raises Unavailable where another command ends, or has ended, a cell with a Ray of its own:
+    its state file is marked, or gone."""
+    if not cell.ray_pid:
+        return
+    with contextlib.suppress(NoCell):
         now = find_cell()
-    except NoCell:
-        return True
-    return bool(now.leaving) or now.cell_id != cell.cell_id
+        if now.cell_id == cell.cell_id and not now.leaving:
+            return
+    raise Unavailable(ENDED)
 
 
 def _undo(say: Say) -> None:

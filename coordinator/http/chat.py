@@ -95,7 +95,7 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
         )
     if budget is not None and not tail.endswith(END):
         field = "thinking_token_budget" if form is None else field
-        token, special = tokenizer.id_of(END), tokenizer.special_ids()
+        token, special = tokenizer.id_of(END), tokenizer.special_ids
         form = with_budget(budget, form, inside=inside, token=token, special=special)
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     options = sampling(body, form, max_tokens=getattr(body, limit), logprobs=_logprobs(body))
@@ -105,7 +105,7 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
         *((BEGIN, END) if template.marks_thoughts else ()),
         *(calling.format.marks if calling is not None else ()),
     )
-    if body.skip_special_tokens is None and not tokenizer.special_ids().keys().isdisjoint(marks):
+    if body.skip_special_tokens is None and not tokenizer.special_ids.keys().isdisjoint(marks):
         options["skip_special_tokens"] = False
     names = {**_NAMES, "constraint": field, "sampling_params.max_tokens": limit}
     return AskedChat(prompt, options, partial(_reader, calling, template, inside), names)

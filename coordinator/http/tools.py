@@ -206,7 +206,7 @@ def read_calling(api: Api, body: ChatBody) -> Calling | None:
             "the target's chat template shows no tools, or writes calls in no way known here",
         )
     tokenizer = api.processor.tokenizer
-    special = tokenizer.special_ids() if tokenizer is not None else {}
+    special = tokenizer.special_ids if tokenizer is not None else {}
     field, asked = form_of(body)
     answer = None if asked is None else part_of(asked, field)
     many = body.parallel_tool_calls is not False and form.many

@@ -114,7 +114,7 @@ class AnswerOutput:
         # stop strings that are special tokens, by id: these are left out of the text
         self._unseen: dict[int, str] = {}
         if tokenizer is not None and request.stops and request.skip_special:
-            special = tokenizer.special_ids()
+            special = tokenizer.special_ids
             self._unseen = {special[stop]: stop for stop in request.stops if stop in special}
         self._stops = StopStrings(request.stops, show_match=request.show_stop)
         self._show_stop, self._min_tokens = request.show_stop, request.params.min_tokens

@@ -34,6 +34,12 @@ class Tokenizer:
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        # ids of the special tokens, which are no text, by how they are written
+        self.special_ids: dict[str, int] = {
+            each.content: token
+            for token, each in backend.get_added_tokens_decoder().items()
+            if each.special
+        }
         decoder = backend.decoder
         self._spelled = spelling(None if decoder is None else json.loads(decoder.__getstate__()))
 
@@ -64,14 +70,6 @@ class Tokenizer:
         """The id of the token written `text`; None for none."""
         token: int | None = self._backend.token_to_id(text)
         return token
-
-    def special_ids(self) -> dict[str, int]:
-        """Ids of the special tokens, which are no text, by how they are written."""
-        return {
-            each.content: token
-            for token, each in self._backend.get_added_tokens_decoder().items()
-            if each.special
-        }
 
     def encode(self, text: str, *, add_special: bool = True) -> tuple[int, ...]:
         """Ids of `text`. add_special: let the tokenizer put its own tokens around the text."""

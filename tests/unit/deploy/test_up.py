@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -99,3 +101,26 @@ def test_what_is_taken_down_while_it_starts_stays_down(
     assert not cell_file().exists()
     assert said[0] == "ray: starting a local cluster"
     assert [line.partition(":")[0] for line in said[1:]] == ["down"]
+
+
+def test_the_state_file_of_a_cell_that_was_taken_down_is_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = Head("127.0.0.1:1", os.getpid(), tmp_path, "")
+
+    def start_head(token: Path, cell_id: str, environ: object, noted: Any, **_: object) -> Head:
+        noted(head)
+        return head
+
+    def reserve(topology: Any, *_: object, **__: object) -> tuple[Any, str]:
+        cell_file().unlink()  # as `dspark down` does, just before the actors begin
+        return topology, ""
+
+    monkeypatch.setattr(up, "start_head", start_head)
+    monkeypatch.setattr(up, "joined", lambda _: contextlib.nullcontext(mock.Mock()))
+    monkeypatch.setattr(up, "check_guarded", lambda *_, **__: None)
+    monkeypatch.setattr(up, "reserve", reserve)
+    config = ClusterConfig(engine="synthetic", synthetic=str(FLAT), http=None)
+    with pytest.raises(Unavailable, match="`dspark down` ended the cell while it started"):
+        bring_up(config, file=None, environ={}, say=print)
+    assert not cell_file().exists()
