@@ -19,6 +19,9 @@ settings.register_profile("untimed", deadline=None)  # a busy machine fails no e
 settings.load_profile("untimed")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Tracebacks as Python writes them: the usual ones, in boxes with every variable, take seconds each.
+_plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+structlog.configure(processors=[*structlog.get_config()["processors"][:-1], _plain])
 
 ROOT = Path(__file__).parent.parent
 
@@ -111,11 +114,9 @@ def _own_state_folder(
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
     """What a test sets up for a process of its own is not half of the next one's."""
-    before = structlog.get_config() if structlog.is_configured() else None
+    before = structlog.get_config()
     yield
-    structlog.reset_defaults()
-    if before is not None:
-        structlog.configure(**before)
+    structlog.configure(**before)
 
 
 @pytest.fixture(autouse=True)
