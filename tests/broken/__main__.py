@@ -19,19 +19,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faults.promises import PROMISES
 
-from tests.broken.builds import BUILDS
-from tests.broken.planting import Build, planted
+from tests.broken.planting import BUILDS, planted
+from tests.mutation.bugs import Bug
 
 SEEDS = 6  # stories at most: one that touches the wrong line is enough
 
 
-def caught(build: Build, seeds: int = SEEDS) -> str:
+def caught(build: Bug) -> str:
     """How the row noticed; empty when it did not."""
-    check = PROMISES[build.promise]
+    _, promise = build.by
     with planted(build):
-        for seed in range(seeds):
+        for seed in range(SEEDS):
             try:
-                found = check(seed)
+                found = PROMISES[promise](seed)
             except Exception as error:  # a story that cannot be told is no row that holds
                 found = [f"{type(error).__name__}: {error}"]
             if found:
@@ -47,14 +47,16 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     builds = [build for build in BUILDS if args.only in build.name]
-    for promise in dict.fromkeys(build.promise for build in builds):
+    for promise in dict.fromkeys(build.by[1] for build in builds):
         if found := PROMISES[promise](0):
             raise SystemExit(f"{promise}: not kept by the sound build: {found[0]}")
     missed = 0
     for build in builds:
         why = caught(build)
         missed += not why
-        print(json.dumps({"build": build.name, "row": build.row, "caught": bool(why)}), flush=True)
+        print(
+            json.dumps({"build": build.name, "row": build.by[0], "caught": bool(why)}), flush=True
+        )
         print(f"    {why}", file=sys.stderr)
     return 1 if missed else 0
 

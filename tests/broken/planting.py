@@ -1,4 +1,4 @@
-"""Puts a wrong line into a function that runs: its code is made anew from the changed source.
+"""Puts a bug into a function that runs: its code is made anew from the changed source.
 
 Works in a process that has imported everything, and takes the line out again. In the processes of a
 cell it is put in as they begin: they have this package's `site` folder on their path, and
@@ -12,47 +12,21 @@ import importlib
 import inspect
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.mutation.bugs import ROOT, Bug, read
+
 SITE = Path(__file__).parent / "site"
+BUILDS = read(Path(__file__).with_name("builds.txt"))
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
-    """`right` stands once in the file, inside a function."""
-
-    name: str
-    row: str  # of docs/reliability.md
-    promise: str  # what has to turn red
-    file: str
-    right: str
-    wrong: str
-
-    @property
-    def module(self) -> str:
-        return self.file.removesuffix(".py").replace("/", ".")
-
-
-def changed(build: Build) -> str:
-    """The source with the wrong line. Raises ValueError unless the right one is there once."""
-    source = (ROOT / build.file).read_text(encoding="utf-8")
-    if source.count(build.right) != 1:
-        raise ValueError(
-            f"{build.name}: {build.file} holds the line {source.count(build.right)} times, not once"
-        )
-    return source.replace(build.right, build.wrong)
-
-
-def plant(build: Build) -> tuple[FunctionType, CodeType]:
+def plant(bug: Bug) -> tuple[FunctionType, CodeType]:
     """The function, changed, and the code that it had."""
-    text = changed(build)
-    line = text[: text.index(build.wrong)].count("\n") + 1
-    code = _function_at(compile(text, str(ROOT / build.file), "exec"), line)
-    found: Any = importlib.import_module(build.module)
+    line = bug.source.partition(bug.right)[0].count("\n") + 1
+    code = _function_at(compile(bug.changed(), str(ROOT / bug.file), "exec"), line)
+    found: Any = importlib.import_module(bug.module)
     for name in code.co_qualname.split("."):
         found = inspect.getattr_static(found, name)
     found = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
@@ -62,19 +36,19 @@ def plant(build: Build) -> tuple[FunctionType, CodeType]:
 
 
 @contextlib.contextmanager
-def planted(build: Build) -> Iterator[None]:
+def planted(bug: Bug) -> Iterator[None]:
     """The build runs within."""
-    function, before = plant(build)
+    function, before = plant(bug)
     try:
         yield
     finally:
         function.__code__ = before
 
 
-def environment(build: Build) -> Mapping[str, str]:
+def environment(bug: Bug) -> Mapping[str, str]:
     """Of processes that are to run the build."""
     paths = (str(SITE), str(ROOT), os.environ.get("PYTHONPATH", ""))
-    return {"DSPARK_BROKEN": build.name, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return {"DSPARK_BROKEN": bug.name, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def _function_at(code: CodeType, line: int) -> CodeType:

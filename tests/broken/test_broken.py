@@ -7,8 +7,8 @@ import pytest
 from faults.promises import PROMISES
 
 from tests.broken.__main__ import caught
-from tests.broken.builds import BUILDS
-from tests.broken.planting import Build, plant, planted
+from tests.broken.planting import BUILDS, plant, planted
+from tests.mutation.bugs import Bug
 
 QUICK = (
     "another tenant's page",
@@ -19,14 +19,14 @@ QUICK = (
 
 
 @pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.name)
-def test_a_build_can_be_planted_and_taken_out_again(build: Build) -> None:
+def test_a_build_can_be_planted_and_taken_out_again(build: Bug) -> None:
     function, sound = plant(build)
     assert function.__code__ is not sound
     function.__code__ = sound
     with planted(build):
         assert function.__code__ is not sound
     assert function.__code__ is sound
-    assert build.promise in PROMISES
+    assert build.by[1] in PROMISES
 
 
 @pytest.mark.parametrize("name", QUICK)

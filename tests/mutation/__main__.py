@@ -13,7 +13,7 @@ import sys
 import time
 
 from benchmarks.row import Row, note
-from tests.mutation.mutants import LISTS, MUTANTS
+from tests.mutation.bugs import BUGS, LISTS
 from tests.mutation.runner import outcomes
 
 LIMIT_S = 480.0
@@ -35,10 +35,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    given = LISTS[args.list] if args.list else MUTANTS
-    found = [mutant for mutant in given if args.only in mutant.name or args.only in mutant.file]
-    harmless = [mutant for mutant in found if mutant.harmless]
-    chosen = [mutant for mutant in found if not mutant.harmless][:: args.every]
+    given = LISTS[args.list] if args.list else BUGS
+    found = [bug for bug in given if args.only in bug.name or args.only in bug.file]
+    harmless = {bug.name: bug.harmless for bug in found if bug.harmless}
+    chosen = [bug for bug in found if not bug.harmless][:: args.every]
     began = time.monotonic()
     missed = []
     for outcome in outcomes(chosen, args.jobs):
@@ -50,8 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     seconds, bugs = time.monotonic() - began, len(chosen)
     caught = bugs - len(missed)
     if not args.json:
-        for mutant in harmless:
-            print(f"cannot change output: {mutant.name}: {mutant.harmless}")
+        for name, why in harmless.items():
+            print(f"cannot change output: {name}: {why}")
         for name in missed:
             print(f"survives: {name}")
         print(f"{caught} of {bugs} caught", flush=True)
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
         "caught": caught,
         "seconds": round(seconds, 1),
         "missed": missed,
-        "harmless": {mutant.name: mutant.harmless for mutant in harmless},
+        "harmless": harmless,
     }
     whole = args.every > 1 or args.only or args.list or bugs >= LEAST
     holds = not missed and bool(bugs) and bool(whole) and seconds < LIMIT_S

@@ -1,7 +1,7 @@
-"""Runs each mutant's tests in a process of its own, forked after the slow imports, with the source
+"""Runs each bug's tests in a process of its own, forked after the slow imports, with the source
 changed on import.
 
-The files on disk are never touched. A mutant is caught when its tests fail; tests that cannot be
+The files on disk are never touched. A bug is caught when its tests fail; tests that cannot be
 collected or that do not end are no catch. The tests are first run once on the real source, where
 they must pass.
 """
@@ -25,19 +25,16 @@ from pathlib import Path
 from types import CodeType
 from typing import IO
 
-from tests.mutation.mutant import Mutant
-from tests.mutation.mutants import MUTANTS
-from tests.mutation.rules import SPOILED_Q
+from tests.mutation.bugs import BUGS, ROOT, Bug, node
 
-ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 1200.0  # for one mutant, or for the sound source; a loaded machine is no catch
+LIMIT_S = 1200.0  # for one bug, or for the sound source; a loaded machine is no catch
 ENDED = 40  # on top of pytest's exit codes, so that a crash is not taken for one
 PASSED, FAILED = ENDED, ENDED + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one mutant."""
+    """What became of one bug."""
 
     name: str
     caught: bool
@@ -46,7 +43,7 @@ class Outcome:
 
 
 class _Changed(importlib.machinery.SourceFileLoader):
-    """Loads the mutated text in place of the file."""
+    """Loads the text with a bug in place of the file."""
 
     text = ""
 
@@ -55,52 +52,35 @@ class _Changed(importlib.machinery.SourceFileLoader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, mutant: Mutant) -> None:
-        self._name = mutant.file.removesuffix(".py").replace("/", ".")
-        self._path = ROOT / mutant.file
-        self._text = changed(mutant)
+    def __init__(self, bug: Bug) -> None:
+        self._name = bug.module
+        self._loader = _Changed(bug.module, str(ROOT / bug.file))
+        self._loader.text = bug.changed()
 
     def find_spec(
         self, name: str, path: object = None, target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
         if name != self._name:
             return None
-        loader = _Changed(name, str(self._path))
-        loader.text = self._text
-        return importlib.machinery.ModuleSpec(name, loader, origin=str(self._path))
+        return importlib.machinery.ModuleSpec(name, self._loader, origin=self._loader.path)
 
 
-def changed(mutant: Mutant) -> str:
-    """The mutated source; raises ValueError when the text to replace is not there exactly once."""
-    source = (ROOT / mutant.file).read_text(encoding="utf-8")
-    if source.count(mutant.right) != 1:
-        raise ValueError(
-            f"{mutant.name}: {source.count(mutant.right)} places in {mutant.file} hold "
-            f"{mutant.right!r}"
-        )
-    return source.replace(mutant.right, mutant.wrong) + (
-        SPOILED_Q if mutant.file.endswith("ratio.py") else ""
-    )
-
-
-def outcomes(mutants: Sequence[Mutant] = MUTANTS, jobs: int = 2) -> Iterator[Outcome]:
-    """Every mutant's outcome, as they end.
+def outcomes(bugs: Sequence[Bug] = BUGS, jobs: int = 2) -> Iterator[Outcome]:
+    """What became of every bug, as they end.
 
     Raises RuntimeError when the tests fail without any bug, and ValueError when a bug does not fit
     the source.
     """
-    for mutant in mutants:
-        changed(mutant)  # a text that is not there any more is an error, and no catch
+    for bug in bugs:
+        bug.changed()  # a text that is not there any more is an error, and no catch
     _import_the_slow()
-    every = sorted({test for mutant in mutants for test in mutant.tests})
-    halves = [(None, tuple(every[part::jobs])) for part in range(min(jobs, len(every)))]
+    every = sorted({test for bug in bugs for test in bug.by})
+    halves = [(None, every[part::jobs]) for part in range(min(jobs, len(every)))]
     for _, ended in _in_children(halves, jobs):
         if ended.code != PASSED:
             raise RuntimeError(f"the tests fail on the real source:\n{ended.said[-3000:]}")
-    for index, ended in _in_children([(mutant, mutant.tests) for mutant in mutants], jobs):
-        yield Outcome(
-            mutants[index].name, ended.code == FAILED, round(ended.seconds, 2), _why(ended)
-        )
+    for index, ended in _in_children([(bug, bug.by) for bug in bugs], jobs):
+        yield Outcome(bugs[index].name, ended.code == FAILED, round(ended.seconds, 2), _why(ended))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +100,7 @@ def _why(ended: _Ended) -> str:
 
 
 def _in_children(
-    work: Sequence[tuple[Mutant | None, Sequence[str]]], jobs: int
+    work: Sequence[tuple[Bug | None, Sequence[str]]], jobs: int
 ) -> Iterator[tuple[int, _Ended]]:
     """Runs each piece in a child, `jobs` at a time; yields its index and how it ended.
 
@@ -132,7 +112,7 @@ def _in_children(
 
 
 def _in_folder(
-    work: Sequence[tuple[Mutant | None, Sequence[str]]], jobs: int, folder: Path
+    work: Sequence[tuple[Bug | None, Sequence[str]]], jobs: int, folder: Path
 ) -> Iterator[tuple[int, _Ended]]:
     """The children keep what they write apart: pytest's common folder is tidied by all who use it,
     at the same time."""
@@ -141,10 +121,10 @@ def _in_folder(
     running: dict[int, tuple[BaseProcess, float, IO[str]]] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
-            index, (mutant, tests) = waiting.pop()
+            index, (bug, tests) = waiting.pop()
             said = (folder / f"{index}.txt").open("w+", encoding="utf-8")
             child = context.Process(
-                target=_child, args=(mutant, tests, said.name, str(folder / str(index)))
+                target=_child, args=(bug, tests, said.name, str(folder / str(index)))
             )
             child.start()
             running[index] = (child, time.monotonic(), said)
@@ -165,7 +145,7 @@ def _in_folder(
 
 
 def _import_the_slow() -> None:
-    """What every child needs and no mutant changes: together most of a child's processor time."""
+    """What every child needs and no bug changes: together most of a child's processor time."""
     slow = (
         "grpc.aio",
         "google.protobuf.descriptor_pb2",
@@ -186,31 +166,27 @@ def _import_the_slow() -> None:
     import torch
 
     torch.set_num_threads(1)
-    files = {mutant.file.removesuffix(".py").replace("/", ".") for mutant in MUTANTS}
-    touched = sorted(files & set(sys.modules))
+    touched = sorted({bug.module for bug in BUGS} & set(sys.modules))
     if touched:
         raise RuntimeError(f"{touched[0]} is imported already, so a bug in it could not be put in")
     gc.freeze()  # else every child's collections walk through all of that, and copy its pages
 
 
-def _child(mutant: Mutant | None, tests: Sequence[str], output: str, temporary: str) -> None:
+def _child(bug: Bug | None, tests: Sequence[str], output: str, temporary: str) -> None:
     import pytest
     from hypothesis import HealthCheck, settings
 
     settings.register_profile("crowded", deadline=None, suppress_health_check=list(HealthCheck))
     settings.load_profile("crowded")  # a machine that is slow is no catch
-    if mutant is not None:
-        sys.meta_path.insert(0, _Finder(mutant))
+    if bug is not None:
+        sys.meta_path.insert(0, _Finder(bug))
     os.chdir(ROOT)
     with open(output, "w", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         calm = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
-        # plugins came with the slow imports
-        warnings = (
-            "-W",
-            "ignore::pytest.PytestAssertRewriteWarning",
-        )
-        code = int(pytest.main([*calm, *warnings, f"--basetemp={temporary}", *tests]))
+        warnings = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins are there already
+        nodes = map(node, tests)
+        code = int(pytest.main([*calm, *warnings, f"--basetemp={temporary}", *nodes]))
         sys.stdout.flush()
     os._exit(ENDED + code)

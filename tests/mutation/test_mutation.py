@@ -15,12 +15,9 @@ from typing import Any
 import pytest
 
 from dspark.cli import conformance
-from tests.broken.planting import Build, planted
-from tests.mutation.conformance import CONFORMANCE
-from tests.mutation.mutant import Mutant
+from tests.broken.planting import planted
+from tests.mutation.bugs import BUGS, LISTS, ROOT, Bug, node
 from tests.unit.cli.test_conformance import a_few_cases
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def _tried(*arguments: str) -> dict[str, Any]:
@@ -40,27 +37,20 @@ def test_bugs_are_caught() -> None:
     assert _tried("--every=30")["bugs"] >= 9
 
 
-@pytest.mark.parametrize("mutant", CONFORMANCE, ids=lambda mutant: mutant.name)
-def test_conformance_finds_every_broken_build_of_what_is_served(
-    mutant: Mutant, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("bug", LISTS["conformance"], ids=lambda bug: bug.name)
+def test_conformance_finds_every_broken_build_of_what_is_served(bug: Bug, tmp_path: Path) -> None:
     a_few_cases("dspark_vanilla", tmp_path)
-    line = Build(mutant.name, "", "", mutant.file, mutant.right, mutant.wrong)
-    with planted(line):
-        assert (conformance.run(tmp_path) != 0) is not bool(mutant.harmless)
+    with planted(bug):
+        assert (conformance.run(tmp_path) != 0) is not bool(bug.harmless)
 
 
-def test_every_bug_finds_its_line() -> None:
-    from tests.mutation.mutants import MUTANTS
-    from tests.mutation.runner import changed
-
-    for mutant in MUTANTS:
-        changed(mutant)
-    assert len(CONFORMANCE) >= 7
+def test_every_bug_finds_its_line_and_its_tests() -> None:
+    for bug in BUGS:
+        bug.changed()
+        assert bug.harmless or all(map(node, bug.by)), bug.name
+    assert len(LISTS["conformance"]) >= 7
 
 
 def test_every_bug_has_a_name_of_its_own() -> None:
-    from tests.mutation.mutants import MUTANTS
-
-    names = [mutant.name for mutant in MUTANTS]
+    names = [bug.name for bug in BUGS]
     assert [name for name in names if names.count(name) > 1] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.broken.builds import BUILDS
+from tests.broken.planting import BUILDS
 from tests.wire_law import broken
 from tests.wire_law.expected import next_law
 from tests.wire_law.settings import SETTINGS

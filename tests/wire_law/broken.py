@@ -9,8 +9,8 @@ import os
 import subprocess
 import sys
 
-from tests.broken.builds import BUILDS
-from tests.broken.planting import ROOT, Build, environment
+from tests.broken.planting import BUILDS, environment
+from tests.mutation.bugs import ROOT, Bug
 
 FOUND = 1e-6
 SHOWS_IN = {  # a setting in which the build shows
@@ -19,7 +19,7 @@ SHOWS_IN = {  # a setting in which the build shows
 }
 
 
-def sampled_p(build: Build, draws: int) -> float:
+def sampled_p(build: Bug, draws: int) -> float:
     """The smallest corrected p-value of the build's setting."""
     words = ("--json", f"--draws={draws}", f"--only={SHOWS_IN[build.name]}")
     run = subprocess.run(

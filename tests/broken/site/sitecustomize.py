@@ -4,7 +4,6 @@ DSPARK_BROKEN names."""
 import os
 
 if _name := os.environ.get("DSPARK_BROKEN", ""):
-    from tests.broken.builds import BUILDS
-    from tests.broken.planting import plant
+    from tests.broken.planting import BUILDS, plant
 
     plant(next(build for build in BUILDS if build.name == _name))

@@ -46,8 +46,8 @@ def test_the_shipped_cases_pass(
 
 
 def a_few_cases(name: str, folder: Path) -> None:
-    """Brings as many as it takes to notice every broken build of `tests/mutation/conformance.py`,
-    in less time than all of them."""
+    """Brings as many as it takes to notice every broken build of
+    `tests/mutation/lists/conformance.txt`, in less time than all of them."""
     _bring(name, folder)
     path = folder / name / "decode_cases.json"
     path.write_text(json.dumps(json.loads(path.read_text())[:3]))
