@@ -14,9 +14,9 @@ from tests.wire_law.verdict import P_BAR, corrected, draw
 NEAR = 0.6  # of verified drafts are kept: 1.8 tokens a round and more
 KINDS = list(PARAMETERS)
 SETTINGS = (
-    Setting("block", "adaptive", KINDS[0], PARAMETERS[KINDS[0]]),
-    Setting("token", "fixed:3", KINDS[1], PARAMETERS[KINDS[1]]),
-    Setting("coupled", "fixed:3", KINDS[2], PARAMETERS[KINDS[2]]),
+    Setting("block", "adaptive", KINDS[0]),
+    Setting("token", "fixed:3", KINDS[1]),
+    Setting("coupled", "fixed:3", KINDS[2]),
 )
 
 
@@ -27,9 +27,8 @@ def test_sampled_answers_follow_the_law_and_drafts_are_both_kept_and_refused(
     with ProcessCell(target, drafter, draft={"q_entries": VOCABULARY - 1}) as cell:
         rows = draw(cell.endpoint, target, 800, seed=7, settings=SETTINGS)
     assert min(corrected(rows)) > P_BAR
-    for (
-        row
-    ) in rows:  # the drafter is near; how many rounds had a draft in time hangs on the machine
+    for row in rows:
+        # the drafter is near; how many rounds had a draft in time hangs on the machine
         assert NEAR * row["verified"] < row["accepted"] < row["verified"]
 
 

@@ -1,5 +1,4 @@
-"""`make wire-law`: the whole thing, or a setting of it, with a progress bar; one JSON object a line
-with --json."""
+"""`make wire-law`: the whole thing, or a setting of it; one JSON object a line with --json."""
 
 from __future__ import annotations
 
@@ -9,9 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+from benchmarks.row import Row
 from deploy.processes import ProcessCell
 from tests.wire_law.pair import write_tiny_pair
 from tests.wire_law.settings import SETTINGS, VOCABULARY
@@ -41,23 +38,12 @@ def main(argv: list[str] | None = None) -> int:
     settings = [setting for setting in SETTINGS if args.only in setting.name]
     if not settings:
         parser.error(f"--only: no setting has {args.only!r} in its name")
-    bar = Progress(
-        TextColumn("answers"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
-    with tempfile.TemporaryDirectory(prefix="dspark-law-") as folder, bar:
+    with tempfile.TemporaryDirectory(prefix="dspark-law-") as folder:
         target, drafter = write_tiny_pair(Path(folder), vocabulary=VOCABULARY, seed=args.seed)
-        task = bar.add_task("", total=len(settings) * args.draws)
         # One entry fewer than there are tokens: the sparse form of the rules is what is tested.
         with ProcessCell(target, drafter, draft={"q_entries": VOCABULARY - 1}) as cell:
-            rows = draw(
-                cell.endpoint, target, args.draws, seed=args.seed, settings=settings,
-                kept=args.kept,
-                told=lambda came: bar.advance(task, came),
-            )  # fmt: skip
+            asked = {"seed": args.seed, "settings": settings, "kept": args.kept}
+            rows = draw(cell.endpoint, target, args.draws, **asked)
     least = corrected(rows)
     for row, value in zip(rows, least, strict=True):
         row["p_corrected"] = value
@@ -69,19 +55,12 @@ def main(argv: list[str] | None = None) -> int:
                 f"= {value:.3g}"
             )
     tokens = min(row["tokens_a_round"] for row in rows)
-    held = min(least) > P_BAR and tokens >= TOKENS_BAR
-    total = {
-        "row": "wire-law",
-        "value": {"settings": len(rows), "p_corrected": min(least), "tokens_a_round": tokens},
-        "bar": f"p > {P_BAR} after Holm, {TOKENS_BAR} tokens a round and more in every setting",
-        "holds": held,
-    }
-    print(
-        json.dumps(total)
-        if args.json
-        else f"{'holds' if held else 'FAILS'}: {total['value']} ({total['bar']})"
+    value = {"settings": len(rows), "p_corrected": min(least), "tokens_a_round": tokens}
+    bar = f"p > {P_BAR} after Holm, {TOKENS_BAR} tokens a round and more in every setting"
+    holds = min(least) > P_BAR and tokens >= TOKENS_BAR
+    return Row("wire-law", "sampled answers follow the law", value, bar, holds).show(
+        as_json=args.json
     )
-    return 0 if held else 1
 
 
 if __name__ == "__main__":

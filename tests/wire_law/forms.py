@@ -8,7 +8,6 @@ enumerated by transformers and numpy: no part of the product computes what is ex
 from __future__ import annotations
 
 import argparse
-import asyncio
 import itertools
 import json
 import sys
@@ -22,15 +21,15 @@ import jsonschema
 import numpy as np
 import torch
 
+from benchmarks.row import Row
 from deploy.processes import ProcessCell
-from dspark.client import AsyncClient
 from tests.wire_law.pair import write_tiny_pair
+from tests.wire_law.sampling import sample
 from tests.wire_law.statistics import holm, p_value
+from tests.wire_law.verdict import P_BAR
 
 DRAWS, SEED = 50_000, 32
 RULES, POLICIES = ("token", "block", "coupled"), ("fixed:3", "adaptive")
-P_BAR = 0.001
-CONCURRENCY = CHOICES = 16
 KINDS, FLAGS = ("a", "ab", "bab"), (True, False)
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -50,6 +49,7 @@ WORDS = (
 END, MASK = len(WORDS), len(WORDS) + 1
 VOCABULARY = len(WORDS) + 2
 PROMPT = (3, 4, 18, 6, 19)
+ASKED = {"temperature": 1.0, "max_tokens": 32, "constraint": {"json_schema": SCHEMA}}
 Spelling = tuple[int, ...]
 
 
@@ -100,32 +100,6 @@ def law_of(target: Path) -> dict[Spelling, float]:
     return found
 
 
-async def drawn(
-    endpoint: str, draws: int, *, seed: int, **options: Any
-) -> tuple[Counter[Spelling], int, float]:
-    """(how often each spelling came, answers that do not fit the schema, tokens a round)."""
-    counts, unfit, sums = Counter[Spelling](), 0, Counter[str]()
-    seeds = iter(range(seed, seed + -(-draws // CHOICES)))
-
-    async def ask(client: AsyncClient) -> None:
-        nonlocal unfit
-        for each in seeds:
-            answer = await client.complete(
-                list(PROMPT), temperature=1.0, max_tokens=32, n=CHOICES, seed=each, timeout=300.0,
-                constraint={"json_schema": SCHEMA}, **options,
-            )  # fmt: skip
-            for choice in answer.choices:
-                counts[tuple(choice.token_ids)] += 1
-                unfit += not _fits(choice.text)
-            sums["rounds"] += answer.end.speculation.rounds
-            sums["accepted"] += answer.end.speculation.accepted_tokens
-
-    async with AsyncClient(endpoint) as client, asyncio.TaskGroup() as group:
-        for _ in range(CONCURRENCY):
-            group.create_task(ask(client))
-    return counts, unfit, 1 + sums["accepted"] / max(sums["rounds"], 1)
-
-
 def _fits(text: str) -> bool:
     try:
         jsonschema.validate(json.loads(text), SCHEMA)
@@ -138,10 +112,7 @@ def judge(law: dict[Spelling, float], counts: Counter[Spelling]) -> float:
     """p of the spellings that came; 0 where one came that may not."""
     if counts.keys() - law.keys():
         return 0.0
-    spellings = list(law)
-    return p_value(
-        np.array([law[each] for each in spellings]), np.array([counts[each] for each in spellings])
-    )
+    return p_value(np.array([*law.values()]), np.array([counts[each] for each in law]))
 
 
 def measure(
@@ -151,20 +122,19 @@ def measure(
     law = law_of(target)
     rows = []
     for number, (rule, policy) in enumerate(itertools.product(rules, POLICIES)):
-        first = seed + number * draws
-        each = draws // len(POLICIES)
-        counts, unfit, tokens = asyncio.run(
-            drawn(endpoint, each, seed=first, rule=rule, policy=policy)
-        )
+        asked = {"rule": rule, "policy": policy, **ASKED}
+        each, first = draws // len(POLICIES), seed + number * draws
+        made = sample(endpoint, [PROMPT], each, first_seed=first, **asked)
+        counts = Counter({ids: count for (_, ids), count in made.answers.items()})
         rows.append(
             {
                 "rule": rule,
                 "policy": policy,
                 "answers": counts.total(),
-                "unfit": unfit,
+                "unfit": sum(count for text, count in made.texts.items() if not _fits(text)),
                 "spellings": len(law),
                 "seen": len(counts),
-                "tokens_a_round": round(tokens, 2),
+                "tokens_a_round": round(made.tokens_a_round, 2),
                 "p": judge(law, counts),
             }
         )
@@ -193,17 +163,10 @@ def main(argv: list[str] | None = None) -> int:
     least, unfit = min(row["p_corrected"] for row in rows), sum(row["unfit"] for row in rows)
     holds = least > P_BAR and not unfit
     value = {"p_corrected": least, "unfit": unfit, "answers": sum(row["answers"] for row in rows)}
-    print(
-        json.dumps(
-            {
-                "row": "wire-law-forms",
-                "value": value,
-                "bar": f"p > {P_BAR}, all valid",
-                "holds": holds,
-            }
-        )
+    bar = f"p > {P_BAR}, all valid"
+    return Row("wire-law-forms", "answers follow the masked law", value, bar, holds).show(
+        as_json=True
     )
-    return 0 if holds else 1
 
 
 if __name__ == "__main__":

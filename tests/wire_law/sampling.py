@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from dspark.client import AsyncClient
-from tests.wire_law.settings import LENGTH, PROMPTS, VOCABULARY, Setting
 
 CONCURRENCY = 16  # requests at a time
 CHOICES = 16  # answers of a request
-_PLACES = VOCABULARY ** np.arange(LENGTH - 1, -1, -1)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sampled:
-    """What came of one setting."""
+    """What came: how often each answer, by its prompt's place and its ids, and each text."""
 
-    counts: npt.NDArray[np.int64]  # [prompts, V ** length]
-    rounds: int
-    accepted: int
-    verified: int
+    answers: Counter[tuple[int, tuple[int, ...]]] = field(default_factory=Counter)
+    texts: Counter[str] = field(default_factory=Counter)
+    rounds: int = 0
+    accepted: int = 0
+    verified: int = 0
 
     @property
     def tokens_a_round(self) -> float:
@@ -34,47 +32,36 @@ class Sampled:
 
 
 def sample(
-    endpoint: str,
-    setting: Setting,
-    draws: int,
-    *,
-    first_seed: int,
-    told: Callable[[int], None] = lambda _: None,
+    endpoint: str, prompts: Sequence[Sequence[int]], draws: int, *, first_seed: int, **options: Any
 ) -> Sampled:
-    """At least `draws` answers of a setting, each request under a seed of its own; `told` hears how
-    many came."""
-    return asyncio.run(_sample(endpoint, setting, draws, first_seed, told))
+    """At least `draws` answers, to these prompts by turns; each request under a seed of its own."""
+    return asyncio.run(_sample(endpoint, prompts, draws, first_seed, options))
 
 
 async def _sample(
-    endpoint: str, setting: Setting, draws: int, first_seed: int, told: Callable[[int], None]
+    endpoint: str,
+    prompts: Sequence[Sequence[int]],
+    draws: int,
+    first_seed: int,
+    options: dict[str, Any],
 ) -> Sampled:
-    counts = np.zeros((len(PROMPTS), VOCABULARY**LENGTH), np.int64)
-    sums = dict.fromkeys(("rounds", "accepted_tokens", "verified_tokens"), 0)
+    made = Sampled()
     seeds = iter(range(first_seed, first_seed + -(-draws // CHOICES)))
-    turns = itertools.cycle(range(len(PROMPTS)))
+    turns = itertools.cycle(range(len(prompts)))
 
     async def ask(client: AsyncClient) -> None:
         for seed in seeds:
             which = next(turns)
             answer = await client.complete(
-                PROMPTS[which],
-                timeout=120.0,
-                max_tokens=LENGTH,
-                n=CHOICES,
-                seed=seed,
-                ignore_eos=True,
-                rule=setting.rule,
-                policy=setting.policy,
-                **setting.options,
+                prompts[which], timeout=300.0, n=CHOICES, seed=seed, **options
             )
-            ids = np.array([choice.token_ids for choice in answer.choices], np.int64)
-            np.add.at(counts[which], ids @ _PLACES, 1)
-            for name in sums:
-                sums[name] += getattr(answer.end.speculation, name)
-            told(len(ids))
+            made.answers.update((which, choice.token_ids) for choice in answer.choices)
+            made.texts.update(choice.text for choice in answer.choices)
+            made.rounds += answer.end.speculation.rounds
+            made.accepted += answer.end.speculation.accepted_tokens
+            made.verified += answer.end.speculation.verified_tokens
 
     async with AsyncClient(endpoint) as client, asyncio.TaskGroup() as group:
         for _ in range(CONCURRENCY):
             group.create_task(ask(client))
-    return Sampled(counts, sums["rounds"], sums["accepted_tokens"], sums["verified_tokens"])
+    return made

@@ -4,7 +4,7 @@ parameters."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 VOCABULARY, LENGTH = 6, 4
@@ -31,16 +31,18 @@ class Setting:
     rule: str
     policy: str
     kind: str  # a key of PARAMETERS
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         return f"{self.rule}, {self.policy}, {self.kind}"
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Of each request."""
+        fixed = {"max_tokens": LENGTH, "ignore_eos": True}
+        return {"rule": self.rule, "policy": self.policy, **fixed, **PARAMETERS[self.kind]}
+
 
 SETTINGS = tuple(
-    Setting(rule, policy, kind, options)
-    for kind, options in PARAMETERS.items()
-    for rule in RULES
-    for policy in POLICIES
+    Setting(rule, policy, kind) for kind in PARAMETERS for rule in RULES for policy in POLICIES
 )

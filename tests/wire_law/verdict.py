@@ -8,6 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from benchmarks.row import note
 from tests.wire_law.expected import Floats, answer_law
 from tests.wire_law.sampling import Sampled, sample
 from tests.wire_law.settings import LENGTH, PARAMETERS, PROMPTS, SETTINGS, VOCABULARY, Setting
@@ -25,12 +28,15 @@ def laws(target: Path, kind: str) -> tuple[Floats, ...]:
 def judge(target: Path, setting: Setting, sampled: Sampled) -> dict[str, Any]:
     """One row: every p-value as it is, tokens a round, and how many drafts were kept."""
     found: dict[str, float] = {}
+    counts = np.zeros((len(PROMPTS), *[VOCABULARY] * LENGTH), np.int64)
+    for (number, ids), count in sampled.answers.items():
+        counts[number, *ids] = count
     for number, law in enumerate(laws(target, setting.kind)):
-        told = p_values(law, sampled.counts[number], vocabulary=VOCABULARY, length=LENGTH)
+        told = p_values(law, counts[number].ravel(), vocabulary=VOCABULARY, length=LENGTH)
         found |= {f"prompt {number + 1}, {name}": value for name, value in told.items()}
     return {
         "setting": setting.name,
-        "answers": int(sampled.counts.sum()),
+        "answers": sampled.answers.total(),
         "tokens_a_round": round(sampled.tokens_a_round, 3),
         "accepted": sampled.accepted,
         "verified": sampled.verified,
@@ -53,7 +59,6 @@ def draw(
     seed: int,
     settings: Sequence[Setting] = SETTINGS,
     kept: Path | None = None,
-    told: Any = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Rows of all settings; those in `kept` are not drawn again, new ones are added to it as they
     come."""
@@ -63,10 +68,12 @@ def draw(
         known = {row["setting"]: row for row in rows if row["answers"] >= draws}
     for number, setting in enumerate(settings):
         if setting.name in known:
-            told(known[setting.name]["answers"])
             continue
-        sampled = sample(endpoint, setting, draws, first_seed=seed + number * draws, told=told)
+        sampled = sample(
+            endpoint, PROMPTS, draws, first_seed=seed + number * draws, **setting.asked
+        )
         known[setting.name] = judge(target, setting, sampled)
+        note(f"{setting.name}: {sampled.answers.total()} answers")
         if kept is not None:
             with kept.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(known[setting.name]) + "\n")
