@@ -1,7 +1,7 @@
 """The checks of reliability, one JSON object each on stdout: `make faults`, and `make faults-long`
 for the long ones.
 
-    PYTHONPATH=.:tests python -m faults [--long] [--only 1,4,15] [--jobs 2] [--budget 900]
+    PYTHONPATH=.:tests python -m faults [--long] [--only 1,4,15] [--jobs 2]
 
 A row is a program of its own, a module of `faults.rows`: `python -m faults.rows r04_malformed
 --json`. It runs alone or beside another one. A row that fails, crashes or takes too long costs only
@@ -32,7 +32,7 @@ from faults.pair import ROOT
 from faults.rows.table import LONG, QUICK, Entry
 
 RESULTS = ROOT / "benchmarks" / "results"
-BUDGET_S = 900.0  # of the everyday rows together
+PATIENCE = 4.0  # times what a row usually takes
 STOP_GRACE_S = 30.0
 
 _printing = threading.Lock()
@@ -61,9 +61,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, default=RESULTS, metavar="FOLDER", help="where rows are saved"
     )
-    parser.add_argument(
-        "--budget", type=float, default=BUDGET_S, help="seconds for the everyday rows together"
-    )
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     known = LONG if args.long else QUICK
@@ -75,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     leave_in_order()
     chosen = [entry for entry in known if not wanted or entry.row in wanted]
     began = time.monotonic()
-    ended = run(chosen, jobs=args.jobs, until=None if args.long else began + args.budget)
+    ended = run(chosen, jobs=args.jobs)
     note(f"{time.monotonic() - began:.0f} s in all")
     words = [*(["--long"] if args.long else ()), *(["--only", args.only] if args.only else ())]
     save(args.out / f"faults{'_long' if args.long else ''}.json", ended, words)
@@ -98,18 +95,11 @@ def save(path: Path, ended: Sequence[Ended], words: Sequence[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
 
-def run(entries: Sequence[Entry], *, jobs: int, until: float | None) -> list[Ended]:
+def run(entries: Sequence[Entry], *, jobs: int) -> list[Ended]:
     """Rows that measure time go alone and last, when nobody else is left; the others beside each
-    other.
-
-    until: monotonic seconds by which all of it has to be over.
-    """
-    alone = [entry for entry in entries if entry.alone]
-    kept = sum(entry.share_s for entry in alone)
+    other."""
     with ThreadPoolExecutor(max(jobs, 1)) as pool:
-        begun = [
-            pool.submit(_run_in_time, entry, until, kept) for entry in entries if not entry.alone
-        ]
+        begun = [pool.submit(_run, entry) for entry in entries if not entry.alone]
         try:
             ended = [one.result() for one in begun]
         except BaseException:  # the rows that run end with this program, and no other one begins
@@ -117,20 +107,10 @@ def run(entries: Sequence[Entry], *, jobs: int, until: float | None) -> list[End
             for process in list(_running):
                 stop(process)
             raise
-    for place, entry in enumerate(alone):
-        kept = sum(later.share_s for later in alone[place + 1 :])
-        ended.append(_run_in_time(entry, until, kept))
-    return ended
+    return [*ended, *(_run(entry) for entry in entries if entry.alone)]
 
 
-def _run_in_time(entry: Entry, until: float | None, kept_s: float) -> Ended:
-    """A row may take at least its share, whatever those before it took, and more if nobody else
-    needs it."""
-    left = float("inf") if until is None else until - kept_s - time.monotonic()
-    return _run(entry, max(entry.share_s, left) if until is not None else 4.0 * entry.share_s)
-
-
-def _run(entry: Entry, limit_s: float) -> Ended:
+def _run(entry: Entry) -> Ended:
     """Passes the program's rows through; says so in a row where it gave none."""
     command = [sys.executable, "-m", *entry.command]
     note(f"row {entry.row}: {' '.join(entry.command)}")
@@ -138,7 +118,7 @@ def _run(entry: Entry, limit_s: float) -> Ended:
         filter(None, (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
     )
     environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ, "PYTHONPATH": path}
-    began = time.monotonic()
+    began, limit_s = time.monotonic(), PATIENCE * entry.usual_s
     # In a session of its own: what it started can be ended with it.
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, cwd=ROOT, env=environment, start_new_session=True

@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 
+from dspark.client import AsyncClient
 from dspark.rounds.control import Admission, DrafterAt
 from dspark.rounds.events import Acknowledged, Admit, How, Keep, Release
 from dspark.rounds.plan import Plan, PlanKind, Terms
@@ -161,11 +162,8 @@ class Victim:
         self.number = number << 32  # of its sequence
         self._orders = 0
         self.turned_away = 0  # honest prompts and contexts that were refused
-        other, down, up = (
-            types_pb2.SequenceRef(sequence=1 << 50, epoch=1),
-            control.message,
-            draft_pb2.RoundsCommand,
-        )
+        other = types_pb2.SequenceRef(sequence=1 << 50, epoch=1)
+        down, up = control.message, draft_pb2.RoundsCommand
         # (stream, command) -> an honest one, in turn
         self.commands: dict[tuple[str, str], Callable[[], Any]] = {
             ("verify", "admission"): lambda: down(self._admission((1 << 40) + self.number)),
@@ -178,7 +176,9 @@ class Victim:
             ("draft", "open"): lambda: up(open=self._opening((1 << 40) + self.number)),
             ("draft", "close"): lambda: up(close=draft_pb2.CloseContexts(sequences=[other])),
             ("draft", "keep"): lambda: up(
-                keep=draft_pb2.KeepContexts(sequences=[self._mine(), other])
+                keep=draft_pb2.KeepContexts(
+                    sequences=[{"sequence": self.number, "epoch": 1}, other]
+                )
             ),
         }
 
@@ -186,8 +186,8 @@ class Victim:
         """A sequence that is held, and a context for it; whatever was there before is let go."""
         self.number += 1
         control, rounds = self.streams["verify"], self.streams["draft"]
-        for stream, last in ((control, control), (rounds, rounds)):
-            if last._call is None or last._call.done():
+        for stream in (control, rounds):
+            if stream._call is None or stream._call.done():
                 await stream.begin()
         await self.let_go()
         await control.tell(PLAN, self._admission(self.number))
@@ -219,9 +219,6 @@ class Victim:
         return draft_pb2.OpenContext(
             sequence=number, epoch=1, reserve_tokens=80, sampling=codec.write_sampling(GREEDY)
         )
-
-    def _mine(self) -> types_pb2.SequenceRef:
-        return types_pb2.SequenceRef(sequence=self.number, epoch=1)
 
     def chunk(self) -> features_pb2.FeatureChunk:
         return features_pb2.FeatureChunk(
@@ -353,11 +350,14 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
     Refusals are timed while one attacker is alone: the others of a crowd would be what its messages
     wait for."""
     verifier, drafter = cell.children["verify/0"], cell.children["draft/0"]
-    ends = [ControlEnd(verifier.endpoint, verifier.incarnation) for _ in range(2)]
-    for end in ends:
-        await end.begin()
-    calm, neighbour = Neighbour(ends[0], 1 << 61), Neighbour(ends[1], 1 << 60)
-    projection = (await ends[0].stub.Describe(types_pb2.DescribeRequest())).projection
+    room = LONGEST - len(PROMPT)
+    options: Any = {"max_tokens": room, "temperature": 0.0, "ignore_eos": True, "policy": "off"}
+    async with AsyncClient(cell.endpoint) as client:
+        calm = (await client.complete(PROMPT, **options)).token_ids
+    beside = ControlEnd(verifier.endpoint, verifier.incarnation)
+    await beside.begin()
+    neighbour = Neighbour(beside, 1 << 60)
+    projection = (await beside.stub.Describe(types_pb2.DescribeRequest())).projection
     attackers = []
     for number in range(crowd):
         rounds = RoundsEnd(drafter.endpoint, drafter.incarnation, projection, number + 1)
@@ -365,9 +365,6 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
         victim = Victim(control, rounds, number, drafter.incarnation, projection)
         push = features_pb2_grpc.FeaturesStub(rounds.channel).Push()  # type: ignore[no-untyped-call]
         attackers.append(Attacker(victim, push, f"messages/{count}/{number}"))
-    for _ in range(min(LONGEST, count // 100 + 1)):
-        await calm.step()
-
     warm_up = min(count // 5, 20_000)
     alone = count - warm_up if crowd == 1 else min(ALONE, count - warm_up)
     single, crowded = Tally(), Tally()
@@ -385,18 +382,15 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
 
     grown = max((cell.resources(name)["rss"] - before) / 2**20 for name, before in warm.items())
     unanswered = sum([await attacker.settle() for attacker in attackers])
-    for those in (calm, neighbour):
-        await those.leave()
-        await those.stream.fence()
+    await neighbour.leave()
+    await beside.fence()
     # while every stream lives: their ends would free what was lost
     held = await asyncio.to_thread(cell.held)
     for attacker in attackers:
         await attacker.end()
-    for end in ends:
-        await end.close()
+    await beside.close()
     kinds = single.kinds + crowded.kinds
     honest_ms = [1e3 * seconds for seconds in single.honest]
-    period = calm.said[: LONGEST - len(PROMPT)]
     return {
         "messages": count,
         "attackers": crowd,
@@ -410,8 +404,9 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
         "honest_refused": sum(attacker.victim.turned_away for attacker in attackers),
         "held_at_the_end": held,
         "neighbour_rounds": len(neighbour.said),
-        "neighbour_unchanged": bool(period)
-        and all(token == period[at % len(period)] for at, token in enumerate(neighbour.said)),
+        "neighbour_unchanged": all(
+            token == calm[at % room] for at, token in enumerate(neighbour.said)
+        ),
         "p50_refusal_ms": round(1e3 * quantile(single.took, 0.5), 3),
         "p99_refusal_ms": round(1e3 * quantile(single.took, 0.99), 3),
         "honest_round_trip_ms": {f"p{p}": round(quantile(honest_ms, p / 100), 3) for p in (50, 99)},

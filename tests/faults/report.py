@@ -32,7 +32,7 @@ def table(name: str) -> str:
         if path.is_file()
         else []
     )
-    return HEAD + "".join(line for entry in _in_order(entries) for line in _lines(entry, saved))
+    return HEAD + "".join(line for entry in entries for line in _lines(entry, saved))
 
 
 def page() -> str:
@@ -47,10 +47,6 @@ def page() -> str:
             flags=re.DOTALL,
         )
     return text
-
-
-def _in_order(entries: Sequence[Entry]) -> list[Entry]:
-    return sorted(entries, key=lambda entry: int(entry.row))
 
 
 def _lines(entry: Entry, saved: Sequence[dict[str, Any]]) -> Iterator[str]:

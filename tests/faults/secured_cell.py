@@ -19,6 +19,7 @@ from dspark.client import Client
 from dspark.runtime.identity import write_token
 from faults.processes import FaultCell
 from tests.certificates import Authority
+from tests.keys import key_files
 
 TENANTS = ("acme", "globex")
 _LISTEN = "0A"  # state of a socket in /proc/net/tcp
@@ -37,41 +38,23 @@ class SecuredCell(FaultCell):
     """Coordinator, verifier, drafter and a front end, under mutual TLS and tokens."""
 
     def __init__(self, **settings: Any) -> None:
-        coordinator = settings.pop("coordinator", {})
         super().__init__(**settings)
         self.stranger = Authority(self.folder / "stranger")
         self.authority = Authority(self.folder / "authority", TENANTS)
-        self.tokens = {
-            key: write_token(self.folder / key)
-            for key in ("token_file", "operator_token_file", "metrics_token_file")
-        }
         self.tenants = {name: f"token-of-the-tenant-{name}" for name in TENANTS}
-        clients = self.folder / "client_token_file"
-        clients.write_text("".join(f"{name} {token}\n" for name, token in self.tenants.items()))
-        self._common: dict[str, object] = {
-            **{key: str(self.folder / key) for key in self.tokens},
-            **self.authority.settings(),
-        }
-        for role in ("verify", "draft"):
-            self._flags[role] = {**self._flags[role], **self._common}
-        self._flags["coordinator"] = {
-            **coordinator,
-            **self._common,
-            "client_token_file": str(clients),
-        }
+        self._operator, _ = (write_token(self.folder / name) for name in ("operator", "metrics"))
+        own = {f"{name}_token_file": str(self.folder / name) for name in ("operator", "metrics")}
+        self._keys = key_files(self.folder, self.tenants)
+        for role, keys in self._keys.items():
+            keys.update(own, **self.authority.settings())
+            self._flags[role] = {**self._flags[role], **keys}
 
     def client(self) -> Client:
-        return Client(
-            self.endpoint,
-            token=self.tokens["operator_token_file"],
-            tls=self.authority.tls("operator"),
-        )
+        return Client(self.endpoint, token=self._operator, tls=self.authority.tls("operator"))
 
     def start(self) -> Self:
         super().start()
-        self.add_front_end(
-            **self._common, client_token_file=self._flags["coordinator"]["client_token_file"]
-        )
+        self.add_front_end(**self._keys["coordinator"])
         return self
 
     def listeners(self) -> list[Listener]:

@@ -44,16 +44,19 @@ def test_rows_are_saved_and_take_the_place_of_older_ones(tmp_path: Path) -> None
         json.dumps({"row": "1", "name": name, "value": 1, "bar": "", "holds": True})
         for name in "ab"
     )
-    one, two = Entry("1", "one", 1.0), Entry("1", "two --long", 1.0)
+    one, two = Entry("r01_one", 1.0), Entry("r01_two --long", 1.0)
     runner.save(path, [runner.Ended(one, [first], 0), runner.Ended(two, [first], 0)], ["--long"])
     runner.save(path, [runner.Ended(two, [second], 0)], [])
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(row["name"], row["program"]) for row in rows] == [("a", "one"), ("b", "two --long")]
+    assert [(row["name"], row["program"]) for row in rows] == [
+        ("a", "r01_one"),
+        ("b", "r01_two --long"),
+    ]
     assert all({"command", "commit", "machine", "date"} <= row.keys() for row in rows)
 
 
 def test_a_program_that_gives_no_row_is_told_as_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    (ended,) = runner.run([Entry("99", "no_such_row", 60.0)], jobs=1, until=None)
+    (ended,) = runner.run([Entry("r99_no_such_row", 60.0)], jobs=1)
     row = json.loads(capsys.readouterr().out)
     assert ended.status != 0
     assert (row["row"], row["holds"]) == ("99", False)

@@ -43,7 +43,7 @@ class Cell:
         if pair:
             self._verify = self._draft = workers.simulated(pair)
             self._warm_up_s = CoordinatorConfig.warm_up_s
-        self._shared = {"metrics_port": None, **(shared or {})}
+        self._shared = dict(shared or {})
         self._ends = AsyncExitStack()
         self.verifiers: list[Any] = []
         self.drafters: list[Any] = []
@@ -58,7 +58,7 @@ class Cell:
     async def verifier(self, **settings: Any) -> Any:
         name = f"verify/{len(self.verifiers)}"
         given = {**self._verify, **self._shared, "name": name, **settings}
-        self.verifiers.append(await self.begun(workers.verifier(grace_s=0.2, **given)))
+        self.verifiers.append(await self.begun(workers.verifier(**given)))
         return self.verifiers[-1]
 
     async def drafter(self, folder: Path | None = None, **settings: Any) -> Any:
@@ -66,7 +66,7 @@ class Cell:
         given = {**self._draft, **self._shared, "name": name, **settings}
         if folder is not None:
             given["path"] = folder
-        self.drafters.append(await self.begun(workers.drafter(grace_s=0.2, **given)))
+        self.drafters.append(await self.begun(workers.drafter(**given)))
         return self.drafters[-1]
 
     async def coordinator(
@@ -82,7 +82,7 @@ class Cell:
         }
         known = {role: tuple(each.endpoint for each in pool) for role, pool in pools.items()}
         given = {"warm_up_s": self._warm_up_s, **known, **self._shared, **settings}
-        self.serving = await self.begun(workers.coordinator(grace_s=0.2, **given))
+        self.serving = await self.begun(workers.coordinator(**given))
         return self.serving
 
     async def whole(
@@ -97,7 +97,7 @@ class Cell:
     async def frontend(self, **settings: Any) -> Any:
         """Before the coordinator."""
         given = {"coordinator": self.serving.endpoint, **self._shared, **settings}
-        return await self.begun(workers.frontend(grace_s=0.2, **given))
+        return await self.begun(workers.frontend(**given))
 
     def client(self, process: Any, **options: Any) -> AsyncClient:
         made = AsyncClient(process.endpoint, **options)

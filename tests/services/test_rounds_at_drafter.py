@@ -41,18 +41,15 @@ VERIFIER = 77
 @pytest.fixture(params=[0, None], ids=["own port", "one port"])
 async def drafter(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
     path = synthetic_file(tmp_path, [1.0] * BLOCK, feature_width=WIDTH, vocabulary=VOCAB)
-    settings = {"metrics_port": None, "max_sequences": 8, "rounds_port": request.param}
-    async with workers.drafter(grace_s=0.0, **workers.simulated(path), **settings) as process:
+    settings = {"max_sequences": 8, "rounds_port": request.param}
+    async with workers.drafter(**workers.simulated(path), **settings) as process:
         yield process
 
 
 async def port_of_rounds(process: Any) -> int:
     async with open_channel(process.endpoint) as channel:
-        return int(
-            (
-                await draft_pb2_grpc.DraftStub(channel).Describe(types_pb2.DescribeRequest())
-            ).rounds_port
-        )
+        stub = draft_pb2_grpc.DraftStub(channel)
+        return int((await stub.Describe(types_pb2.DescribeRequest())).rounds_port)
 
 
 class RoundsCall:
@@ -444,9 +441,8 @@ async def test_more_streams_than_the_own_port_has_threads_for_are_refused_and_th
             await calls.enter_async_context(greeted(drafter, verifier=verifier))
         endpoint = f"127.0.0.1:{await port_of_rounds(drafter)}"
         channel = await calls.enter_async_context(open_channel(endpoint))
-        one_more = draft_pb2_grpc.DraftStub(
-            channel
-        ).Rounds()  # what is written to a refused call may hide the refusal
+        # what is written to a refused call may hide the refusal
+        one_more = draft_pb2_grpc.DraftStub(channel).Rounds()
         with contextlib.suppress(grpc.aio.AioRpcError):
             await asyncio.wait_for(one_more.read(), 20)
         assert await one_more.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -459,8 +455,7 @@ async def test_a_stranger_gets_no_rounds_and_a_worker_does(tmp_path: Path) -> No
     secret = tmp_path / "token"
     write_token(secret)
     spec = synthetic_file(tmp_path, [1.0] * BLOCK)
-    settings = {"metrics_port": None, "token_file": str(secret)}
-    async with workers.drafter(grace_s=0.0, **workers.simulated(spec), **settings) as process:
+    async with workers.drafter(**workers.simulated(spec), token_file=str(secret)) as process:
         mine = [("authorization", f"Bearer {secret.read_text(encoding='utf-8').strip()}")]
         async with open_channel(process.endpoint) as channel:
             stub = draft_pb2_grpc.DraftStub(channel)

@@ -55,15 +55,11 @@ def pair(tmp_path: Path) -> str:
 
 
 def verifier(pair: str, **settings: Any) -> Any:
-    return workers.verifier(
-        grace_s=0.0, engine="synthetic", synthetic=pair, metrics_port=None, **settings
-    )
+    return workers.verifier(engine="synthetic", synthetic=pair, **settings)
 
 
 def drafter(pair: str, **settings: Any) -> Any:
-    return workers.drafter(
-        grace_s=0.0, engine="synthetic", synthetic=pair, metrics_port=None, **settings
-    )
+    return workers.drafter(engine="synthetic", synthetic=pair, **settings)
 
 
 def truth(process: Any, answer: Answer) -> list[int]:
@@ -106,6 +102,12 @@ async def so_far(
 
 def verified(answer: Answer) -> bool:
     return any(each.verified for each in answer.rounds)
+
+
+def drafters_of(process: Any) -> list[drafters.Drafters]:
+    """What its streams know of drafters."""
+    every = (each for each in gc.get_objects() if type(each) is drafters.Drafters)
+    return [each for each in every if each._engine is process.engine]
 
 
 # Drafters.
@@ -256,12 +258,7 @@ async def test_nothing_is_kept_of_a_block_that_was_judged(pair: str) -> None:
         await until(lambda: all(map(verified, answers)))
         conductor.set(planned(PlanKind.OFF, 0, window=2))
         await until(lambda: all(each.rounds[-1].why_empty == "off" for each in answers))
-        mine = [
-            each
-            for each in gc.get_objects()
-            if type(each) is drafters.Drafters and each._engine is v.engine
-        ]
-        assert [each.blocks for each in mine] == [{}]
+        assert [each.blocks for each in drafters_of(v)] == [{}]
         await so_far(v, conductor, answers, lambda: True)
 
 
@@ -277,12 +274,7 @@ async def test_what_is_told_and_taken_back_in_one_message_harms_nobody(pair: str
         conductor.holds_back = False
         await answered(v, conductor, [conductor.ask([7, 6], SAMPLED, 40, drafter=1)])
         assert conductor.why_lost is None
-        mine = [
-            each
-            for each in gc.get_objects()
-            if type(each) is drafters.Drafters and each._engine is v.engine
-        ]
-        assert [each._admitted for each in mine] == [{}], "no prompt is kept"
+        assert [each._admitted for each in drafters_of(v)] == [{}], "no prompt is kept"
 
 
 # The verifier.

@@ -31,6 +31,7 @@ from dspark.runtime.tls import Tls
 from dspark.training.disk import read_rows
 from tests.certificates import Authority
 from tests.commands import dspark
+from tests.keys import key_files
 from tests.services.cell import Cell
 from tests.waiting import until
 
@@ -121,15 +122,13 @@ async def _answered(endpoint: str, tls: Tls, token: str | None = None) -> int:
 async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
     tmp_path: Path, ours: Authority, theirs: Authority
 ) -> None:
-    tokens = {key: str(tmp_path / key) for key in ("token_file", "operator_token_file")}
-    secrets = {key: write_token(Path(path)) for key, path in tokens.items()}
-    clients = tmp_path / "clients"
-    clients.write_text("acme a-token-of-the-tenant-acme\n")
-    shared = {**tokens, **ours.settings()}
+    keys = key_files(tmp_path, {"acme": "a-token-of-the-tenant-acme"})
+    operator = write_token(tmp_path / "operator")
+    own = {"operator_token_file": str(tmp_path / "operator"), **ours.settings()}
     tenant = ours.tls("client-acme")
-    async with Cell(pair=FLAT, shared=shared) as cell:
-        coordinator = await cell.whole(client_token_file=str(clients))
-        front = await cell.frontend(client_token_file=str(clients))
+    async with Cell(pair=FLAT, shared={**keys["verify"], **own}) as cell:
+        coordinator = await cell.whole(**keys["coordinator"])
+        front = await cell.frontend(**keys["coordinator"])
         for endpoint in (coordinator.endpoint, front.endpoint):
             assert await _answered(endpoint, tenant, "a-token-of-the-tenant-acme") == 8
             with pytest.raises(Denied):
@@ -143,9 +142,7 @@ async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
             with pytest.raises(Denied):
                 await client.status()
         assert coordinator.metrics.value("refusals_total", reason="forbidden") == 1
-        async with AsyncClient(
-            coordinator.endpoint, token=secrets["operator_token_file"], tls=ours.tls()
-        ) as client:
+        async with AsyncClient(coordinator.endpoint, token=operator, tls=ours.tls()) as client:
             states = {one.name: one.state for one in (await client.status()).processes}
         assert set(states.values()) == {"serving"}
         assert len(states) == 4

@@ -16,47 +16,40 @@ from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
 Serving = contextlib.AbstractAsyncContextManager[Any]
+GRACE_S = 0.2
+QUIET: dict[str, Any] = {"metrics_port": None}
+UNMEASURED: dict[str, Any] = {**QUIET, "measure_cost": False}
 
 
 @contextlib.asynccontextmanager
-async def _serving(
-    starting: Awaitable[ShellProcess], grace_s: float
-) -> AsyncIterator[ShellProcess]:
+async def _serving(starting: Awaitable[ShellProcess]) -> AsyncIterator[ShellProcess]:
     process = await starting
     try:
         yield process
     finally:
-        await process.stop(grace_s)
+        await process.stop(GRACE_S)
 
 
 def verifier(
-    target: Any = None,
-    drafter: Any = None,
-    grace_s: float = 1.0,
-    name: str = "verify/0",
-    **settings: Any,
+    target: Any = "", drafter: Any = "", name: str = "verify/0", **settings: Any
 ) -> Serving:
     paths = {name: str(path) for name, path in (("target", target), ("drafter", drafter)) if path}
-    config = VerifyConfig(**{**paths, "measure_cost": False, **settings})
-    return _serving(verify_process.start(config, name=name), grace_s)
+    config = VerifyConfig(**{**paths, **UNMEASURED, **settings})
+    return _serving(verify_process.start(config, name=name))
 
 
-def drafter(
-    path: Any = None, grace_s: float = 1.0, name: str = "draft/0", **settings: Any
-) -> Serving:
+def drafter(path: Any = "", name: str = "draft/0", **settings: Any) -> Serving:
     paths = {"drafter": str(path)} if path else {}
-    config = DraftConfig(**{**paths, "measure_cost": False, **settings})
-    return _serving(draft_process.start(config, name=name), grace_s)
+    config = DraftConfig(**{**paths, **UNMEASURED, **settings})
+    return _serving(draft_process.start(config, name=name))
 
 
-def coordinator(grace_s: float = 0.0, **settings: Any) -> Serving:
-    config = CoordinatorConfig(**{"metrics_port": None, **settings})
-    return _serving(coordinator_process.start(config), grace_s)
+def coordinator(**settings: Any) -> Serving:
+    return _serving(coordinator_process.start(CoordinatorConfig(**{**QUIET, **settings})))
 
 
-def frontend(grace_s: float = 0.0, name: str = "frontend/0", **settings: Any) -> Serving:
-    config = FrontendConfig(**{"metrics_port": None, **settings})
-    return _serving(frontend_process.start(config, name=name), grace_s)
+def frontend(name: str = "frontend/0", **settings: Any) -> Serving:
+    return _serving(frontend_process.start(FrontendConfig(**{**QUIET, **settings}), name=name))
 
 
 def simulated(pair: Any) -> dict[str, Any]:

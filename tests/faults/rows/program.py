@@ -10,7 +10,6 @@ import argparse
 import importlib
 import logging
 import math
-import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -18,7 +17,7 @@ from typing import TypeAlias
 import structlog
 
 from benchmarks.pair import leave_in_order
-from benchmarks.row import Row
+from benchmarks.row import Row, note
 
 Args: TypeAlias = argparse.Namespace
 Rows: TypeAlias = Iterator[Row]
@@ -48,13 +47,14 @@ def main() -> int:
     return max(row.show(as_json=args.json) for row in program.rows(args))
 
 
+def statement(row: str, name: str, value: object, bars: Mapping[str, object]) -> Row:
+    """The row of a statement that holds where every bar does. bars: by what each one says."""
+    for bar in (missed := [bar for bar, holds in bars.items() if not holds]):
+        note(f"row {row} misses: {bar}")
+    return Row(row, name, value, "; ".join(bars), not missed)
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` of all do not exceed; 0 of nothing."""
     ordered = sorted(values)
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else 0.0
-
-
-def cpu_s(who: int = resource.RUSAGE_CHILDREN) -> float:
-    """Seconds of processor time."""
-    used = resource.getrusage(who)
-    return used.ru_utime + used.ru_stime

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import random
 
-from benchmarks.row import Row, note
+from benchmarks.row import note
 from faults.promises import PATIENT, killed
-from faults.rows.program import Args, Rows, quantile
+from faults.rows.program import Args, Rows, quantile, statement
 from faults.simulated import SimulatedCell, simulate
 from faults.streams import Stream
 
@@ -52,11 +52,10 @@ def rows(args: Args) -> Rows:
         "streams": len(answers),
         "problems": problems[:3],
         "p99_stall_s": round(stall, 3),
+        "engine": "pair",
     }
-    value["engine"] = "pair"
-    bar = (
-        f"all ids the target's, or what recorded choices lead to; p99 stall <= {STALL_S:g} s "
-        "(simulated time)"
-    )
-    holds = not problems and stall <= STALL_S
-    yield Row("1", "a verifier is killed at any token (simulated)", value, bar, holds)
+    bars = {
+        "all ids the target's, or what recorded choices lead to": not problems,
+        f"p99 stall <= {STALL_S:g} s (simulated time)": stall <= STALL_S,
+    }
+    yield statement("1", "a verifier is killed at any token (simulated)", value, bars)

@@ -17,16 +17,21 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.row import Row, note
+from benchmarks.row import note
 from dspark.runtime.channel import sync_channel
 from dspark.runtime.roles import METHODS, METRICS, Role
 from dspark.runtime.tls import Tls
 from faults.pair import DRAFTER, TARGET
-from faults.rows.program import Args, Rows
+from faults.rows.program import Args, Rows, statement
+from faults.rows.r29_keys import ASK_S, asked
 from faults.secured_cell import Listener, SecuredCell
 
-ASK_S = 5.0
-REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+# Any other answer is one; so is silence. A listener may not know the method at all.
+REFUSED = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
 PAGES = ("/metrics", "/", "/v1/models", "/v1/chat/completions", "/health")
 # who is alive may be asked, as over gRPC; the live page itself says nothing
 OPEN_PAGES = ("/health", "/")
@@ -61,9 +66,13 @@ def rows(args: Args) -> Rows:
         "missing": sorted((Counter(wanted) - speaks).elements()),
         "beyond_loopback": len(wide),
     }
-    holds = not accepted and speaks == Counter(wanted) and not wide
-    name = "strangers refused on every listening socket of a secured cell"
-    yield Row(6, name, value, "0 accepted, 0 listeners outside the list", holds)
+    bars = {
+        "0 accepted": not accepted,
+        "0 listeners outside the list": speaks == Counter(wanted) and not wide,
+    }
+    yield statement(
+        "6", "strangers refused on every listening socket of a secured cell", value, bars
+    )
 
 
 def _near(address: str) -> bool:
@@ -99,7 +108,8 @@ def _knock(
             yield "health", _answers(channel)
         for method, roles in METHODS.items():
             if role not in roles:
-                yield method, _lets_in(channel, method, connects=role is not None)
+                no = REFUSED if role is not None else (*REFUSED, grpc.StatusCode.UNAVAILABLE)
+                yield method, asked(channel, method, ()) not in no
 
 
 def _channel(listener: Listener, tls: Tls | None) -> grpc.Channel:
@@ -116,20 +126,6 @@ def _answers(channel: grpc.Channel) -> bool:
         health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=ASK_S)
     except grpc.RpcError as error:
         return error.code() is grpc.StatusCode.UNIMPLEMENTED  # it may know other methods
-    return True
-
-
-def _lets_in(channel: grpc.Channel, method: str, *, connects: bool) -> bool:
-    """Any answer but a refusal is an answer; so is silence. A listener may not know the method at
-    all."""
-    try:
-        for _ in channel.stream_stream(method)(iter([b""]), timeout=ASK_S):
-            return True
-    except grpc.RpcError as error:
-        refused = {*REFUSED, grpc.StatusCode.UNIMPLEMENTED}
-        return error.code() not in (
-            refused if connects else refused | {grpc.StatusCode.UNAVAILABLE}
-        )
     return True
 
 

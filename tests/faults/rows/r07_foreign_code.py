@@ -1,38 +1,22 @@
 """Row 7: nothing that comes over the network is unpickled, compiled or run.
 
 An audit hook in every process of a cell notes it, while requests, malformed messages, pickles in
-every bytes field and a hand-over go on; a second look reads the sources for calls that could. Ray's
-own processes live on pickles, which is why they are no part of the path of a request, and are not
-looked at here.
+every bytes field and a hand-over go on; that no source has calls that could is for
+`tests/test_rooms.py`. Ray's own processes live on pickles, which is why they are no part of the
+path of a request, and are not looked at here.
 """
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.pair import ROOT
-from benchmarks.row import Row, note
+from benchmarks.row import note
 from faults.attack import attack
 from faults.processes import FaultCell
-from faults.rows.program import Args, Rows
+from faults.rows.program import Args, Rows, statement
 from faults.watch import Watch
-
-ROOMS = ("dspark", "coordinator", "verify_service", "draft_service")
-CALLS = {"eval", "exec", "compile", "__import__"}
-DOTTED = {
-    "torch.load",
-    "torch.hub.load",
-    "yaml.load",
-    "yaml.unsafe_load",
-    "pickle.loads",
-    "pickle.load",
-    "joblib.load",
-}
-MODULES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
 
 
 class _Bomb:
@@ -57,20 +41,15 @@ def rows(args: Args) -> Rows:
             cell.kill("verify/0")
             left = sum(len(event.token_ids) for event in stream)
         events = watch.events()
-    found = list(suspicious())
     value = {
         "events": len(events),
         "at_start": noticed,
         "what": events[:5],
         "pickles_sent": bombs,
         "tokens_after_a_hand_over": left,
-        "calls_in_the_sources": found[:5],
     }
-    note(f"{len(events)} events, {len(found)} calls")
-    bar = "0 events in any process, 0 calls in the sources of the four rooms"
-    yield Row(
-        "7", "no foreign code, no pickle", value, bar, not events and not found and left > 100
-    )
+    bars = {"0 events in any process": not events and left > 100}
+    yield statement("7", "no foreign code, no pickle", value, bars)
 
 
 def bomb_everywhere(client: Any) -> int:
@@ -89,27 +68,3 @@ def bomb_everywhere(client: Any) -> int:
             except Exception as error:  # any refusal will do
                 note(f"{type(error).__name__}")
     return sent
-
-
-def suspicious() -> Iterator[str]:
-    """Calls and imports that could run what they read."""
-    for room in ROOMS:
-        for file in sorted((ROOT / room).rglob("*.py")):
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                where = f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
-                if isinstance(node, ast.Call):
-                    name = ast.unparse(node.func)
-                    if name in CALLS | DOTTED:
-                        yield f"{where} {name}"
-                    for keyword in node.keywords:
-                        if (
-                            keyword.arg == "trust_remote_code"
-                            and ast.unparse(keyword.value) != "False"
-                        ):
-                            yield f"{where} trust_remote_code"
-                elif isinstance(node, ast.Import):
-                    yield from (
-                        f"{where} import {each.name}" for each in node.names if each.name in MODULES
-                    )
-                elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
-                    yield f"{where} from {node.module}"

@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 
-from benchmarks.row import Row, note
+from benchmarks.row import note
 from faults import namespaces
 from faults.processes import FaultCell, until
-from faults.rows.program import Args, Rows
+from faults.rows.program import Args, Rows, statement
 from faults.streams import PATIENT, Stream, asking, judged, wave
 from faults.synthetic_cell import counter
 from faults.tcp_proxy import Way
@@ -38,15 +39,9 @@ def rows(args: Args) -> Rows:
     kernel = not args.proxies and namespaces.enter("faults.rows")
     lasts_s = 60.0 * (args.minutes or (LONG_MINUTES if args.long else QUICK_MINUTES))
     between = "kernel" if kernel else "tcp"
+    streams, each_s = (LONG_STREAMS, LONG_EACH_S) if args.long else (STREAMS, EACH_S)
     with FaultCell(verifiers=2, drafters=2, between=between, coordinator=PATIENT) as cell:
-        ended, cuts = asyncio.run(
-            _storm(
-                cell,
-                LONG_STREAMS if args.long else STREAMS,
-                lasts_s,
-                LONG_EACH_S if args.long else EACH_S,
-            )
-        )
+        ended, cuts = asyncio.run(_storm(cell, streams, lasts_s, each_s))
         ended_at = time.monotonic()
         settled = until(lambda: not cell.held(everybody=True), FREED_S)
         freed_s, held = time.monotonic() - ended_at, cell.held(everybody=True)
@@ -66,24 +61,21 @@ def rows(args: Args) -> Rows:
         "everything_freed": settled,
         "freed_s": round(freed_s, 1),
     }
-    bar = "no token twice, none skipped, the target's ids or by its law"
+    bars = {
+        "no token twice, none skipped, the target's ids or by its law": value["right"]
+        == len(ended),
+        "cuts were felt": cuts and longest_s > LEAST_BITE_S,
+        "all freed": settled,
+    }
     if args.long:
-        bar += f", in {LONG_FRAMES:,} frames"
-    bit = longest_s > LEAST_BITE_S  # cuts were felt
-    holds = (
-        value["right"] == len(ended)
-        and settled
-        and bool(cuts)
-        and bit
-        and (not args.long or frames >= LONG_FRAMES)
-    )
-    yield Row(14, "routes that die for five seconds", value, bar, holds)
+        bars[f"in {LONG_FRAMES:,} frames"] = frames >= LONG_FRAMES
+    yield statement("14", "routes that die for five seconds", value, bars)
 
 
 async def _storm(
     cell: FaultCell, streams: int, lasts_s: float, each_s: float
 ) -> tuple[list[Stream], dict[str, int]]:
-    cuts: dict[str, int] = {}
+    cuts = Counter[str]()
     ends = time.monotonic() + lasts_s
     draw = random.Random(14)
     async with asking(cell, wave(streams, TOKENS)) as asked:
@@ -92,7 +84,7 @@ async def _storm(
             name = draw.choice(sorted(cell.proxies))
             ways = draw.choice([(Way.IN,), (Way.OUT,), tuple(Way)])
             kind = f"{name.partition('/')[0]} {'both ways' if len(ways) > 1 else ways[0].value}"
-            cuts[kind] = cuts.get(kind, 0) + 1
+            cuts[kind] += 1
             note(kind)
             cell.proxies[name].blackhole(*ways)
             await asyncio.sleep(CUT_S)

@@ -18,15 +18,16 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from benchmarks.row import Row, note
+from benchmarks.row import note
 from deploy.head import free_ports
 from deploy.process_tags import end_all, marked, new_cell_id
 from deploy.ray_environment import environment
 from dspark.client import AsyncClient
 from dspark.runtime.identity import write_token
 from faults.pair import DRAFTER, TARGET
-from faults.rows.program import Args, Rows
+from faults.rows.program import Args, Rows, statement
 from faults.streams import Stream, judged, wave
 
 STREAMS = 8
@@ -49,17 +50,13 @@ def rows(args: Args) -> Rows:
             value = asyncio.run(site.storm(int(args.kills), int(args.tokens)))
         finally:
             site.stop()
-    healed = [float(each) for each in value["healed_s"]]  # type: ignore[attr-defined]
-    bar = (
-        f"0 streams failed, the target's ids or by its law, the pool whole within {BAR_S:g} s of "
-        "the head's return"
-    )
-    holds = (
-        value["right"] == value["streams"]
-        and len(healed) == args.kills
-        and max(healed, default=0.0) <= BAR_S
-    )
-    yield Row(22, "a killed head stops no stream", value, bar, holds)
+    healed = value["healed_s"]
+    bars = {
+        "0 streams failed, the target's ids or by its law": value["right"] == value["streams"],
+        f"the pool whole within {BAR_S:g} s of the head's return": len(healed) == args.kills
+        and max(healed, default=0.0) <= BAR_S,
+    }
+    yield statement("22", "a killed head stops no stream", value, bars)
 
 
 class Site:
@@ -98,7 +95,7 @@ class Site:
         )
         end_all(self._cell, 0)
 
-    async def storm(self, kills: int, tokens: int) -> dict[str, object]:
+    async def storm(self, kills: int, tokens: int) -> dict[str, Any]:
         token = (self._folder / "home" / "operator_token").read_text().strip()
         streams: list[Stream] = []
         healed: list[float] = []

@@ -13,12 +13,11 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from benchmarks.row import Row
 from dspark.client import AsyncClient, Unavailable
 from dspark.client.request import SERVICE_CONFIG
 from dspark.runtime.channel import open_channel
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
-from faults.rows.program import Args, Rows
+from faults.rows.program import Args, Rows, statement
 
 BAR = 1.1
 
@@ -40,8 +39,8 @@ class Listener(generate_pb2_grpc.GenerationServicer):
 
 def rows(args: Args) -> Rows:
     value = asyncio.run(_measure(200 if args.long else 40, 50))
-    bar = f"calls that arrive <= {BAR:g} x requests made"
-    yield Row(24, "a retry storm is none", value, bar, value["calls_per_request"] <= BAR)
+    bars = {f"calls that arrive <= {BAR:g} x requests made": value["calls_per_request"] <= BAR}
+    yield statement("24", "a retry storm is none", value, bars)
 
 
 async def _measure(clients: int, requests: int) -> dict[str, float]:

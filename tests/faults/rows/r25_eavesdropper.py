@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.row import Row, note
+from benchmarks.row import note
 from dspark.client import AsyncClient
 from dspark.loadgen.prompts import built_in
 from dspark.runtime.tls import Tls
 from faults.eavesdropper import Trace, features, guess, listen
 from faults.pair import DRAFTER, TARGET
 from faults.processes import FaultCell
-from faults.rows.program import Args, Rows
+from faults.rows.program import Args, Rows, statement
 from faults.secured_cell import SecuredCell
 from faults.tcp_proxy import TcpProxy
 
@@ -47,13 +47,12 @@ def rows(args: Args) -> Rows:
         "answer_s": [plain["answer_s"], paced["answer_s"]],
         "first_token_ms": [plain["first_token_ms"], paced["first_token_ms"]],
     }
+    bars = {
+        f"accuracy <= {MOST:.0%} at chance {1 / QUESTIONS:.0%}": paced["accuracy"] <= MOST,
+        f"where plain packets give >= {LEAST_PLAIN:.0%} away": plain["accuracy"] >= LEAST_PLAIN,
+    }
     name = "under a pace, packets of an answer tell nothing of the question"
-    bar = (
-        f"accuracy <= {MOST:.0%} at chance {1 / QUESTIONS:.0%}, where plain packets give >= "
-        f"{LEAST_PLAIN:.0%} away"
-    )
-    holds = paced["accuracy"] <= MOST and plain["accuracy"] >= LEAST_PLAIN
-    yield Row(25, name, value, bar, holds)
+    yield statement("25", name, value, bars)
 
 
 def _mode(prompts: list[Any], pace: dict[str, float]) -> dict[str, Any]:

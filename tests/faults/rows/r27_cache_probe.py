@@ -15,10 +15,10 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from benchmarks.row import Row, note
+from benchmarks.row import note
 from dspark.client import Client
 from dspark.client.events import Finished
-from faults.rows.program import Args, Rows
+from faults.rows.program import Args, Rows, statement
 from faults.secured_cell import TENANTS, SecuredCell
 
 PROMPT = 240  # tokens: fifteen pages
@@ -33,14 +33,13 @@ def rows(args: Args) -> Rows:
     # Of so few pairs chance alone moves the area by this much, at three standard deviations.
     chance = 3 * math.sqrt((2 * pairs + 1) / (12 * pairs * pairs))
     bar = MOST_AUC if args.long else round(0.5 + chance, 3)
-    holds = (
-        value["auc"] <= bar
-        and not value["cached_tokens"]
-        and not value["forged_hits"]
-        and value["own_auc"] > 0.9
-    )
+    bars = {
+        f"AUC <= {bar} over {pairs} pairs, where one's own is above 0.9": value["auc"] <= bar
+        and value["own_auc"] > 0.9,
+        "0 cached tokens": not value["cached_tokens"] and not value["forged_hits"],
+    }
     name = "what one tenant asked shows in no other tenant's times"
-    yield Row(27, name, value, f"AUC <= {bar} over {pairs} pairs, 0 cached tokens", holds)
+    yield statement("27", name, value, bars)
 
 
 def _probe(pairs: int) -> dict[str, float]:

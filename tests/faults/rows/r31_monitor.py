@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.row import Row, note
+from benchmarks.row import note
 from coordinator.lanes.monitor import FALSE_ALARM, Monitor
 from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Cursor, Rule, SamplingParams, SparseQ
-from faults.rows.program import Args, Rows
+from faults.rows.program import Args, Rows, statement
 
 VOCAB, ENTRIES, SLOTS, SEQUENCES, TABLES = 128, 32, 7, 64, 96
 SHARE = 0.003
@@ -172,8 +172,8 @@ def rows(args: Args) -> Rows:
         "honest_alarm": alarm,
         "honest_evidence": evidence,
     }
-    bar = (
-        f"0.3 % drift, swapped slots, another temperature found within {BAR:g} draws, false "
-        f"alarms <= {FALSE_ALARM:g}"
-    )
-    yield Row(31, "the monitor finds lies", told, bar, worst <= BAR and alarm is None)
+    bars = {
+        f"0.3 % drift, swapped slots, another temperature found within {BAR:g} draws": worst <= BAR,
+        f"false alarms <= {FALSE_ALARM:g}": alarm is None,
+    }
+    yield statement("31", "the monitor finds lies", told, bars)

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.row import Row
 from faults.processes import FaultCell
-from faults.rows.program import Args, Rows
+from faults.rows.program import Args, Rows, statement
 from faults.synthetic_cell import ask, message, synthetic_cell
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -37,19 +36,16 @@ class Look:
 def rows(args: Args) -> Rows:
     with synthetic_cell(sequences=64, coordinator={"max_running": 16, "max_queued": 16}) as cell:
         value = asyncio.run(_story(cell))
-    bar = (
-        f"NOT_SERVING <= {BAR_MS:g} ms after death and SIGTERM, SERVING throughout load, alive "
-        "all along"
-    )
-    holds = (
-        value["death_ms"] <= BAR_MS
-        and value["drain_ms"] <= BAR_MS
-        and value["false_under_load"] == 0
-        and value["back"]
-        and value["alive_throughout"]
-        and value["drained_streams_whole"]
-    )
-    yield Row(33, "health tells the truth", value, bar, bool(holds))
+    bars = {
+        f"NOT_SERVING <= {BAR_MS:g} ms after death and SIGTERM": max(
+            value["death_ms"], value["drain_ms"]
+        )
+        <= BAR_MS,
+        "SERVING throughout load, and again": not value["false_under_load"] and value["back"],
+        "alive all along": value["alive_throughout"],
+        "drained streams whole": value["drained_streams_whole"],
+    }
+    yield statement("33", "health tells the truth", value, bars)
 
 
 async def _story(cell: FaultCell) -> dict[str, float | bool]:

@@ -13,12 +13,12 @@ import asyncio
 import random
 from typing import Any
 
-from benchmarks.row import Row, note
+from benchmarks.row import note
 from dspark.wire.v1 import draft_pb2
 from faults import pair
 from faults.plan import Action, Fate, Message
 from faults.promises import asking, judged
-from faults.rows.program import Args, Rows
+from faults.rows.program import Args, Rows, statement
 from faults.rows.r11_lying_drafter import BLOCKS, STEPS, Lying, random_ids
 from faults.simulated import SimulatedCell, simulate
 from faults.streams import Stream
@@ -147,9 +147,9 @@ def rows(args: Args) -> Rows:
         "other_ids": wrong[:3],
         "engine": "pair; speed: synthetic",
     }
-    holds = not wrong and max(passes.values()) <= ROUNDS and min(speeds.values()) >= SPEED
-    bar = (
-        f"alarm within {ROUNDS} passes, same ids, >= {SPEED:.0%} of plain decoding's speed "
-        "behind the alarm"
-    )
-    yield Row("35", "a drafter that goes bad", value, bar, holds)
+    bars = {
+        f"alarm within {ROUNDS} passes": max(passes.values()) <= ROUNDS,
+        "same ids": not wrong,
+        f">= {SPEED:.0%} of plain decoding's speed behind the alarm": min(speeds.values()) >= SPEED,
+    }
+    yield statement("35", "a drafter that goes bad", value, bars)
