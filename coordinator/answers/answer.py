@@ -172,8 +172,6 @@ class RequestStats:
     @staticmethod
     def together(stats: Sequence[RequestStats]) -> RequestStats:
         """Statistics of several answers as one: sums of counts, the first starts, the last end."""
-        if len(stats) == 1:
-            return stats[0]
         return RequestStats(
             min(one.arrived for one in stats),
             min((one.placed for one in stats if one.placed is not None), default=None),

@@ -122,15 +122,13 @@ class CountBody(MessagesBody):
 def translated(body: MessagesBody, template: ChatTemplate | None) -> Translated:
     """The body as a body of chat. template: the target's. Raises InvalidRequest naming a field of
     the body."""
-    messages: list[Object] = []
-    places: list[str] = []
+    made: list[tuple[Object, str]] = []
     if body.system:
-        messages.append({"role": "system", "content": joined_texts(body.system, "system", _TEXT)})
-        places.append("system")
+        said = joined_texts(body.system, "system", _TEXT)
+        made.append(({"role": "system", "content": said}, "system"))
     for index, message in enumerate(body.messages):
-        for made, place in _messages(message, f"messages[{index}]"):
-            messages.append(made)
-            places.append(place)
+        made += _messages(message, f"messages[{index}]")
+    messages = [each for each, _ in made]
     fields: Object = {
         "messages": messages,
         "max_tokens": body.max_tokens,
@@ -144,7 +142,7 @@ def translated(body: MessagesBody, template: ChatTemplate | None) -> Translated:
     if messages and messages[-1]["role"] == "assistant":  # the answer continues it
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     names = _NAMES if body.thinking_token_budget is not None else (*_NAMES, _BUDGET)
-    return Translated(fields, places, names)
+    return Translated(fields, [place for _, place in made], names)
 
 
 def _messages(message: Object, field: str) -> list[tuple[Object, str]]:
@@ -332,10 +330,10 @@ def _usage(told: Object) -> Object:
 
 
 def _stopped(end: End, called: bool) -> dict[str, Any]:
-    if end.reason is Reason.LENGTH:
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
-    if end.reason is Reason.ABORT:  # for which the interface has no word
-        return {"stop_reason": None, "stop_sequence": None}
-    if end.text is not None:
-        return {"stop_reason": "stop_sequence", "stop_sequence": end.text}
-    return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}
+    stop = "tool_use" if called else "end_turn"
+    reasons = {
+        Reason.STOP: stop if end.text is None else "stop_sequence",
+        Reason.LENGTH: "max_tokens",
+        Reason.ABORT: None,  # for which the interface has no word
+    }
+    return {"stop_reason": reasons[end.reason], "stop_sequence": end.text}

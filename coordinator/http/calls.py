@@ -257,7 +257,7 @@ class _OpenCall:
         # pieces by key, where the call is one object
         self._values: dict[str, list[str]] = {"name": [], form.parameters: []}
         self._value: JsonValue | None = None  # arguments behind the name
-        self._ready = self._whole = False  # arguments are complete; emitted at once
+        self._ready = False  # arguments are complete before the start was emitted
         self.name = ""
         self.told = self.over = False
 
@@ -308,7 +308,7 @@ class _OpenCall:
                 break
             key, piece, ended = found
             if self.told:
-                out.append(piece if key == self._form.parameters and not self._whole else "")
+                out.append(piece if key == self._form.parameters and not self._ready else "")
                 continue
             if not self._form.marked and key not in ("name", "type", self._form.parameters):
                 self.over = True  # an object that is no call
@@ -339,7 +339,7 @@ class _OpenCall:
         if not self.name or not pieces or not (self._ready or pieces[0].startswith("{")):
             return ""
         arguments = "".join(pieces)
-        self.told, self._whole = True, self._ready
+        self.told = True
         if arguments[0] == '"':  # JSON in a string, as in OpenAI's interface
             try:
                 return _text(arguments)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,20 +51,16 @@ def newest_that_fit(
     is too long stays, and is refused when it is submitted.
     """
     first = 1 if said[0]["role"] == "system" else 0
-    prompt = encode(list(said))
-    if len(prompt) <= room:
+
+    def without(pairs: int) -> PromptIds:
+        return encode([*said[:first], *said[first + 2 * pairs :]])
+
+    prompt, most = without(0), (len(said) - first - 1) // 2
+    if len(prompt) <= room or most < 1:
         return prompt, 0
-    # pairs to leave out: too few, and all that can be
-    few, enough = 0, max((len(said) - first - 1) // 2, 0)
-    while enough - few > 1:  # a prompt grows with its turns
-        middle = (few + enough) // 2
-        fits = len(encode(_without(said, first, middle))) <= room
-        few, enough = (few, middle) if fits else (middle, enough)
-    return encode(_without(said, first, enough)), 2 * enough
-
-
-def _without(said: Sequence[Turn], first: int, turns: int) -> list[Turn]:
-    return [*said[:first], *said[first + 2 * turns :]]
+    # a prompt grows with its turns
+    fewest = bisect_left(range(most), True, lo=1, key=lambda pairs: len(without(pairs)) <= room)
+    return without(fewest), 2 * fewest
 
 
 # Keys with content that no template reads; others are for templates that read them.

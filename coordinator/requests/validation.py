@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -306,12 +306,12 @@ def _bias(params: generate_pb2.SamplingParams, vocab_size: int) -> tuple[tuple[i
 
 
 def _min_tokens(
-    params: generate_pb2.SamplingParams, max_tokens: int, stop_ids: Collection[int], vocab_size: int
+    params: generate_pb2.SamplingParams, max_tokens: int, stop_ids: frozenset[int], vocab_size: int
 ) -> int:
     field = f"{_PARAMS}.min_tokens"
     if params.min_tokens > max_tokens:
         raise InvalidRequest(field, f"{params.min_tokens} is more than max_tokens, {max_tokens}")
-    if params.min_tokens and len(set(stop_ids)) >= vocab_size:
+    if params.min_tokens and len(stop_ids) >= vocab_size:
         raise InvalidRequest(field, "every token of the vocabulary ends the answer")
     return params.min_tokens
 

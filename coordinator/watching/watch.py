@@ -80,8 +80,11 @@ class Explain:
 
     def __init__(self, lost: Callable[[], None] = lambda: None) -> None:
         self.lost = lost
-        self.watched = False
         self._watches: list[Watch[Any]] = []
+
+    @property
+    def watched(self) -> bool:
+        return bool(self._watches)
 
     def cell(self) -> Watch[Reported]:
         """Opens a watch of every round of every lane from now on."""
@@ -96,13 +99,10 @@ class Explain:
             raise Overloaded(f"{MAX_WATCHES} watch already", retry_after_s=1.0)
         watch = Watch(self, parts, limit)
         self._watches.append(watch)
-        self.watched = True
         return watch
 
     def close(self, watch: Watch[Any]) -> None:
-        if watch in self._watches:
-            self._watches.remove(watch)
-        self.watched = bool(self._watches)
+        self._watches.remove(watch)
 
     def reported(self, round: Reported) -> None:
         """Hands a round to all watches. Call it in the event loop's turn that committed it."""

@@ -103,19 +103,14 @@ def find_cell() -> Cell:
         raise NoCell(f"{path} cannot be read ({error}); `dspark down` clears it") from None
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise NoCell(f"{path} was written by another version of dspark; `dspark down` clears it")
-    absent = {field.name: field.default for field in fields(Cell) if isinstance(field.default, str)}
-    content = {**absent, **content}  # files of earlier versions have fewer fields
-    wanted = {field.name: field.type for field in fields(Cell)}
-    for name, kind in wanted.items():
-        value: Any = content.get(name)
-        proper = (
-            type(value) is int and 0 <= value <= MOST_PID
-            if kind == "int"
-            else isinstance(value, str)
-        )
-        if not proper:
-            raise NoCell(f"{path} lacks a proper {name!r}; `dspark down` clears it")
-    return Cell(**{name: content[name] for name in wanted})
+    read: dict[str, Any] = {}
+    for field in fields(Cell):
+        # files of earlier versions have fewer fields
+        read[field.name] = value = content.get(field.name, field.default)
+        is_pid = type(value) is int and 0 <= value <= MOST_PID
+        if not (is_pid if field.type == "int" else isinstance(value, str)):
+            raise NoCell(f"{path} lacks a proper {field.name!r}; `dspark down` clears it")
+    return Cell(**read)
 
 
 def whom_to_call(

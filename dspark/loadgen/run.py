@@ -17,7 +17,7 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from dspark.errors import DsparkError, Expired, InvalidRequest
@@ -93,7 +93,10 @@ async def run(
 ) -> Outcome:
     """Runs the warm-up and the window. Raises the first InvalidRequest of the server."""
     load = _Load(endpoint, questions, plan, progress)
-    return await (load.closed_loop() if plan.concurrency else load.open_loop())
+    try:
+        return await (load.closed_loop() if plan.concurrency else load.open_loop())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 class _Load:
@@ -107,14 +110,14 @@ class _Load:
         self._numbers = itertools.count()
         self._outcome = Outcome(plan)
         self._answered = self._tokens = 0
-        self._wrong: InvalidRequest | None = None  # the first one ends the run
 
     async def closed_loop(self) -> Outcome:
         if self._plan.warmup:
             await self._users(min(self._plan.concurrency, self._plan.warmup), self._plan.warmup)
             self._outcome.answers.clear()
         before = await self._open(time.perf_counter)
-        await self._within(self._users(self._plan.concurrency, self._plan.requests))
+        users = self._users(self._plan.concurrency, self._plan.requests)
+        await _within(self._plan.duration_s or None, users)
         return await self._close(time.perf_counter(), before)
 
     async def open_loop(self) -> Outcome:
@@ -123,34 +126,26 @@ class _Load:
         gaps = [rng.expovariate(plan.rate) for _ in range(plan.warmup + many)]
         start = time.perf_counter() + 0.05
         schedule = [start + offset for offset in itertools.accumulate(gaps)]
-        last = schedule[-1] + 1 / plan.rate
+        closes = schedule[-1] + 1 / plan.rate
         before = await self._open(lambda: schedule[plan.warmup])
         gate = asyncio.Semaphore(plan.outstanding)
-        running: set[asyncio.Task[None]] = set()
-
-        def leave(task: asyncio.Task[None]) -> None:
-            running.discard(task)
-            gate.release()
 
         async def arrivals() -> None:
-            try:
+            async with asyncio.TaskGroup() as group:
                 for intended in schedule:
-                    if self._wrong is not None:
-                        return
                     await asyncio.sleep(intended - time.perf_counter())
                     await gate.acquire()
-                    task = asyncio.create_task(self._ask(intended))
-                    running.add(task)
-                    task.add_done_callback(leave)
-                if plan.duration_s:
-                    await asyncio.sleep(last - time.perf_counter())
-                else:
-                    await asyncio.gather(*running)
-            finally:
-                await _cancel(running)
+                    group.create_task(self._ask(intended)).add_done_callback(
+                        lambda _: gate.release()
+                    )
 
-        await self._within(arrivals())
-        return await self._close(min(last, time.perf_counter()), before)
+        if plan.duration_s:
+            closes = min(closes, self._outcome.opened + plan.duration_s)
+            await _within(closes - time.perf_counter(), arrivals())
+        else:
+            await arrivals()
+            closes = min(closes, time.perf_counter())
+        return await self._close(closes, before)
 
     async def _open(self, when: Callable[[], float]) -> dict[str, float]:
         counters = await self._endpoint.counters()
@@ -158,25 +153,10 @@ class _Load:
         return counters
 
     async def _close(self, when: float, before: dict[str, float]) -> Outcome:
-        if self._wrong is not None:
-            raise self._wrong
         self._outcome.closed = when
         after = await self._endpoint.counters()
         self._outcome.counters = {name: after[name] - before.get(name, 0.0) for name in after}
         return self._outcome
-
-    async def _within(self, work: object) -> None:
-        """Runs the work of the window; cancels it when `duration_s` is over."""
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
-        try:
-            limit = self._plan.duration_s or None
-            if limit:  # an open loop's window opens later than its first arrival
-                limit += max(0.0, self._outcome.opened - time.perf_counter())
-            done, _ = await asyncio.wait({task}, timeout=limit)
-            if done:
-                await task
-        finally:
-            await _cancel({task})
 
     async def _users(self, users: int, requests: int) -> None:
         """Keeps `users` requests running until `requests` were sent; 0: without end."""
@@ -184,8 +164,6 @@ class _Load:
 
         async def user() -> None:
             for _ in left:
-                if self._wrong is not None:
-                    return
                 await self._ask(time.perf_counter())
 
         async with asyncio.TaskGroup() as group:
@@ -205,7 +183,7 @@ class _Load:
         except DsparkError as error:
             answer.error = type(error).__name__
             if isinstance(error, InvalidRequest):  # every further request would fail alike
-                self._wrong = self._wrong or error
+                raise
         except TimeoutError:
             answer.error = Expired.__name__
         except asyncio.CancelledError:
@@ -218,7 +196,8 @@ class _Load:
             self._progress(self._answered, self._tokens)
 
 
-async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
-    for task in list(tasks):
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def _within(longest_s: float | None, work: Awaitable[None]) -> None:
+    """Runs the work of the window, cut when its time is over."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(longest_s):
+            await work

@@ -165,7 +165,7 @@ def test_numbers_of_several_answers_add_up() -> None:
     assert both.mean_acceptance_length == pytest.approx(10 / 3)
     assert (both.queue_s(), both.first_token_s(), both.total_s()) == (0.5, 3.0, 8.0)
     assert (one.rounds, two.rounds) == (1, 2), "the parts are left alone"
-    assert RequestStats.together([one]) is one
+    assert RequestStats.together([one]) == one
 
 
 @virtual
