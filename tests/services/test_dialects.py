@@ -17,17 +17,14 @@ from tests.services.http_cell import HttpCell, target_that_calls
 from tests.services.test_tools_served import PARAMETERS
 
 USER: Any = {"role": "user", "content": "def f"}
-FUNCTION: Any = {
-    "type": "function",
-    "name": "weather",
-    "description": "Of a city.",
-    "parameters": PARAMETERS,
-}
-TOOL: Any = {"name": "weather", "description": "Of a city.", "input_schema": PARAMETERS}
+WEATHER: Any = {"name": "weather", "description": "Of a city."}
+FUNCTION: Any = {"type": "function", **WEATHER, "parameters": PARAMETERS}
+TOOL: Any = {**WEATHER, "input_schema": PARAMETERS}
 USE: Any = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": 3}
 CALL: Any = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": 3}
 ONCE: Any = {"type": "any", "disable_parallel_tool_use": True}
 GREEDY: Any = {"extra_body": {"temperature": 0.0}}  # the newest client has no word for it
+CALLING: Any = {"model": "tiny", "messages": [USER], "tools": [TOOL], **GREEDY}
 
 
 class Thing(pydantic.BaseModel):
@@ -116,13 +113,7 @@ def test_a_message_goes_on_with_the_assistant_s_turn(
 
 
 def test_messages_call_tools_and_take_their_results(claude: anthropic.Anthropic) -> None:
-    fields: Any = {
-        "model": "tiny",
-        "max_tokens": 300,
-        "tools": [TOOL],
-        "messages": [USER],
-        **GREEDY,
-    }
+    fields: Any = {**CALLING, "max_tokens": 300}
     made = claude.messages.create(tool_choice=ONCE, **fields)
     (block,) = made.content
     assert (block.type, block.name, made.stop_reason) == ("tool_use", "weather", "tool_use")
@@ -145,37 +136,22 @@ def test_messages_call_tools_and_take_their_results(claude: anthropic.Anthropic)
 def test_a_call_that_was_cut_goes_back_as_it_was_told(
     claude: anthropic.Anthropic, client: openai.OpenAI
 ) -> None:
-    short: Any = {
-        "model": "tiny",
-        "messages": [USER],
-        "tools": [TOOL],
-        "tool_choice": {"type": "tool", "name": "weather"},
-        **GREEDY,
-    }
+    short: Any = {**CALLING, "tool_choice": {"type": "tool", "name": "weather"}}
     whole = claude.messages.create(max_tokens=300, **short).usage.output_tokens
     made = claude.messages.create(max_tokens=whole - 20, **short)
     (block,) = made.content
     assert made.stop_reason == "max_tokens"
     assert isinstance(block.input, str), "it is no JSON yet"
-    wrong: Any = {
-        "type": "tool_result",
-        "tool_use_id": block.id,
-        "content": "This is no JSON.",
-        "is_error": True,
-    }
+    told: Any = {"content": "This is no JSON."}
+    wrong: Any = {"type": "tool_result", "tool_use_id": block.id, "is_error": True, **told}
     turns = [USER, made.to_param(), {"role": "user", "content": [wrong]}]
     after = claude.messages.create(**{**short, "messages": turns, "max_tokens": 4})
-    said: Any = {
-        "id": block.id,
-        "type": "function",
-        "function": {"name": "weather", "arguments": block.input},
-    }
-    result = {"role": "tool", "tool_call_id": block.id, "content": "This is no JSON."}
-    tools: Any = [
-        {"type": "function", "function": {k: each for k, each in FUNCTION.items() if k != "type"}}
-    ]
-    turns = [USER, {"role": "assistant", "tool_calls": [said]}, result]
-    again = chat(client, turns, tools=tools, max_tokens=4)
+    function: Any = {"name": "weather", "arguments": block.input}
+    said: Any = {"id": block.id, "type": "function", "function": function}
+    turns = [USER, {"role": "assistant", "tool_calls": [said]}]
+    turns.append({"role": "tool", "tool_call_id": block.id, **told})
+    tool = {"type": "function", "function": {**WEATHER, "parameters": PARAMETERS}}
+    again = chat(client, turns, tools=[tool], max_tokens=4)
     assert again.usage.prompt_tokens == read(after)
 
 
@@ -257,12 +233,8 @@ def test_an_unknown_model_is_not_found_in_anthropic_s_words(claude: anthropic.An
 
 def test_a_response_says_what_a_chat_says(client: openai.OpenAI, cell: HttpCell) -> None:
     said = chat(client, [{"role": "system", "content": "Be brief."}, USER], max_tokens=24)
-    fields: Any = {
-        "model": "tiny",
-        "instructions": "Be brief.",
-        "max_output_tokens": 24,
-        "temperature": 0.0,
-    }
+    fields: Any = {"model": "tiny", "max_output_tokens": 24, "temperature": 0.0}
+    fields["instructions"] = "Be brief."
     made = client.responses.create(input="def f", **fields)
     assert made.output_text == said.choices[0].message.content
     assert (made.status, getattr(made, "store", False)) == ("incomplete", False)
@@ -285,12 +257,8 @@ def test_a_response_says_what_a_chat_says(client: openai.OpenAI, cell: HttpCell)
 
 
 def test_responses_call_tools_and_take_their_results(client: openai.OpenAI) -> None:
-    fields: Any = {
-        "model": "tiny",
-        "max_output_tokens": 300,
-        "temperature": 0.0,
-        "tools": [FUNCTION],
-    }
+    fields: Any = {"model": "tiny", "max_output_tokens": 300, "temperature": 0.0}
+    fields["tools"] = [FUNCTION]
     once = {"tool_choice": "required", "parallel_tool_calls": False}
     made = client.responses.create(input="def f", **once, **fields)
     (call,) = made.output

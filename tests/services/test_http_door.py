@@ -42,7 +42,9 @@ def cell(pair: Path) -> Iterator[HttpCell]:
         yield running
 
 
-def post(cell: HttpCell, body: Any, path: str = "completions", **options: Any) -> httpx.Response:
+def post(cell: HttpCell, body: Any, path: str = "", **options: Any) -> httpx.Response:
+    """path: of chats for a body with messages, else of completions."""
+    path = path or ("chat/completions" if "messages" in body else "completions")
     return httpx.post(f"{cell.url}/v1/{path}", json=body, timeout=30, **options)
 
 
@@ -51,145 +53,111 @@ def completion(**fields: Any) -> dict[str, Any]:
 
 
 def chat(*messages: Any, **fields: Any) -> dict[str, Any]:
-    return {
-        "model": MODEL,
-        "messages": list(messages) or [{"role": "user", "content": "abc"}],
-        **fields,
-    }
+    said = messages or ({"role": "user", "content": "abc"},)
+    return {"model": MODEL, "messages": said, **fields}
+
+
+# of a kind or a value that no field has
+WRONG: list[tuple[dict[str, Any], str]] = [
+    (completion(temperature=-1), "temperature"),
+    (completion(temperature="hot"), "temperature"),
+    (completion(n=True), "n"),
+    (completion(max_tokens=1 << 40), "max_tokens"),
+    (completion(logit_bias={"x": 1}), "logit_bias"),
+    *(
+        (completion(logit_bias={key: 1}), "logit_bias")
+        for key in ("1_0", " 1", "+1", "01", "1.0", "-1", "٣", "")
+    ),
+    (completion(logit_bias={"4294967296": 1}), "logit_bias"),
+    (completion(logit_bias={"1": "2"}), "logit_bias"),
+    (completion(logit_bias={"1": True}), "logit_bias"),
+    (completion(seed=2**64), "seed"),
+    (completion(seed=-(2**63) - 1), "seed"),
+    (completion(seed=1.5), "seed"),
+    (completion(temperature=True), "temperature"),
+    (completion(temperature=1e300), "temperature"),
+    (completion(max_tokens=2.0), "max_tokens"),
+    (completion(max_tokens="2"), "max_tokens"),
+    (completion(top_k=-2), "top_k"),
+    (completion(stop_token_ids=[-1]), "stop_token_ids"),
+    (completion(stop_token_ids=[1.7]), "stop_token_ids[0]"),
+    (completion(stream=1), "stream"),
+    (completion(ignore_eos=1), "ignore_eos"),
+    (completion(prompt=[1.7, 2.2]), "prompt[0]"),
+    (completion(prompt=[True]), "prompt[0]"),
+    (completion(prompt=[2**32]), "prompt"),
+    (completion(stop=[3]), "stop[0]"),
+    (completion(prompt=""), "prompt"),
+    (completion(prompt=[]), "prompt"),
+    (completion(prompt=[-1]), "prompt"),
+    (completion(prompt=[4096]), "prompt"),
+    (completion(prompt=["x"] * 257), "prompt"),
+    (completion(prompt={"a": 1}), "prompt"),
+    ({"model": MODEL}, "prompt"),
+    (completion(stream_options={"include_usage": True}), "stream_options"),
+    (completion(stream=True, stream_options={"foo": 1}), "stream_options.foo"),
+    (completion(speculation={"policy": "best"}), "speculation.policy"),
+    (completion(speculation={"rule": "typical"}), "speculation.rule"),
+    (chat({"role": "assistant", "tool_calls": [{}]}), "messages[0].tool_calls[0]"),
+    (chat({"content": "x"}), "messages[0].role"),
+    (chat({"role": "user", "content": 3}), "messages[0].content"),
+    (chat({"role": "user", "content": [{"type": "text"}]}), "messages[0].content[0].text"),
+    ({"model": MODEL, "messages": []}, "messages"),
+    (chat(chat_template_kwargs={"frob": 1}), "chat_template_kwargs.frob"),
+    (chat(top_logprobs=3), "top_logprobs"),
+    (chat(logprobs=True, top_logprobs=40), "top_logprobs"),
+    (chat(max_completion_tokens=0), "max_completion_tokens"),
+    (chat({"role": "user", "content": ""}), "messages"),
+]
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+CALLS = [{"function": {"name": "f"}}]
+UNBUILT: list[tuple[dict[str, Any], str]] = [
+    (completion(suffix="x"), "suffix"),
+    (completion(best_of=4), "best_of"),
+    (completion(best_of=True), "best_of"),
+    (completion(length_penalty=0.5), "length_penalty"),
+    (completion(priority=3), "priority"),
+    (completion(frobnicate=1), "frobnicate"),
+    (completion(label="x"), "label"),
+    (chat(text="x"), "text"),
+    (chat(tools=[{"type": "function", **CALLS[0]}]), "tools"),
+    (chat(audio={"voice": "x"}), "audio"),
+    (chat(enable_thinking=True), "enable_thinking"),
+    (chat({"role": "user", "content": [IMAGE]}), "messages[0].content[0].type"),
+    *(
+        (chat({"role": "user", "content": "x", key: given}), f"messages[0].{key}")
+        for key, given in (("audio", {"id": "a"}), ("images", ["a"]), ("prefix", True))
+    ),
+    (chat({"role": "narrator", "content": "x"}), "messages[0].role"),
+    (chat({"role": "tool", "content": "x"}), "messages[0].role"),
+    (chat({"role": "assistant", "tool_calls": CALLS}), "messages[0].tool_calls"),
+]
 
 
 @pytest.mark.parametrize(
-    ("body", "param"),
+    ("body", "param", "code"),
     [
-        (completion(temperature=-1), "temperature"),
-        (completion(temperature="hot"), "temperature"),
-        (completion(n=True), "n"),
-        (completion(max_tokens=1 << 40), "max_tokens"),
-        (completion(logit_bias={"x": 1}), "logit_bias"),
-        *(
-            (completion(logit_bias={key: 1}), "logit_bias")
-            for key in ("1_0", " 1", "+1", "01", "1.0", "-1", "٣", "")
-        ),
-        (completion(logit_bias={"4294967296": 1}), "logit_bias"),
-        (completion(logit_bias={"1": "2"}), "logit_bias"),
-        (completion(logit_bias={"1": True}), "logit_bias"),
-        (completion(seed=2**64), "seed"),
-        (completion(seed=-(2**63) - 1), "seed"),
-        (completion(seed=1.5), "seed"),
-        (completion(temperature=True), "temperature"),
-        (completion(temperature=1e300), "temperature"),
-        (completion(max_tokens=2.0), "max_tokens"),
-        (completion(max_tokens="2"), "max_tokens"),
-        (completion(top_k=-2), "top_k"),
-        (completion(stop_token_ids=[-1]), "stop_token_ids"),
-        (completion(stop_token_ids=[1.7]), "stop_token_ids[0]"),
-        (completion(stream=1), "stream"),
-        (completion(ignore_eos=1), "ignore_eos"),
-        (completion(prompt=[1.7, 2.2]), "prompt[0]"),
-        (completion(prompt=[True]), "prompt[0]"),
-        (completion(prompt=[2**32]), "prompt"),
-        (completion(stop=[3]), "stop[0]"),
-        (completion(prompt=""), "prompt"),
-        (completion(prompt=[]), "prompt"),
-        (completion(prompt=[-1]), "prompt"),
-        (completion(prompt=[4096]), "prompt"),
-        (completion(prompt=["x"] * 257), "prompt"),
-        (completion(prompt={"a": 1}), "prompt"),
-        ({"model": MODEL}, "prompt"),
-        (completion(stream_options={"include_usage": True}), "stream_options"),
-        (completion(stream=True, stream_options={"foo": 1}), "stream_options.foo"),
-        (completion(speculation={"policy": "best"}), "speculation.policy"),
-        (completion(speculation={"rule": "typical"}), "speculation.rule"),
+        *((*each, None) for each in WRONG),
+        *((*each, "unsupported_parameter") for each in UNBUILT),
     ],
 )
-def test_what_is_wrong_is_named(cell: HttpCell, body: dict[str, Any], param: str) -> None:
+def test_what_is_wrong_or_not_built_is_named(
+    cell: HttpCell, body: dict[str, Any], param: str, code: str | None
+) -> None:
     answer = post(cell, body)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
-    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, None)
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
     assert error["message"].startswith(f"{param}: ")
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("completions", completion(suffix="x"), "suffix"),
-        ("completions", completion(best_of=4), "best_of"),
-        ("completions", completion(best_of=True), "best_of"),
-        ("completions", completion(length_penalty=0.5), "length_penalty"),
-        ("completions", completion(priority=3), "priority"),
-        ("completions", completion(frobnicate=1), "frobnicate"),
-        ("completions", completion(label="x"), "label"),
-        ("chat/completions", chat(text="x"), "text"),
-        (
-            "chat/completions",
-            chat(tools=[{"type": "function", "function": {"name": "f"}}]),
-            "tools",
-        ),
-        ("chat/completions", chat(audio={"voice": "x"}), "audio"),
-        ("chat/completions", chat(enable_thinking=True), "enable_thinking"),
-        (
-            "chat/completions",
-            chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}),
-            "messages[0].content[0].type",
-        ),
-        *(
-            (
-                "chat/completions",
-                chat({"role": "user", "content": "x", key: given}),
-                f"messages[0].{key}",
-            )
-            for key, given in (("audio", {"id": "a"}), ("images", ["a"]), ("prefix", True))
-        ),
-    ],
-)
-def test_what_is_not_built_is_refused_by_name(
-    cell: HttpCell, path: str, body: dict[str, Any], param: str
-) -> None:
-    answer = post(cell, body, path)
-    assert answer.status_code == 400, answer.text
-    assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (
-        param,
-        "unsupported_parameter",
-    )
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        (chat({"role": "narrator", "content": "x"}), "messages[0].role"),
-        (chat({"role": "tool", "content": "x"}), "messages[0].role"),
-        (
-            chat({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}),
-            "messages[0].tool_calls",
-        ),
-        (chat({"role": "assistant", "tool_calls": [{}]}), "messages[0].tool_calls[0]"),
-        (chat({"content": "x"}), "messages[0].role"),
-        (chat({"role": "user", "content": 3}), "messages[0].content"),
-        (chat({"role": "user", "content": [{"type": "text"}]}), "messages[0].content[0].text"),
-        ({"model": MODEL, "messages": []}, "messages"),
-        (chat(chat_template_kwargs={"frob": 1}), "chat_template_kwargs.frob"),
-        (chat(top_logprobs=3), "top_logprobs"),
-        (chat(logprobs=True, top_logprobs=40), "top_logprobs"),
-        (chat(max_completion_tokens=0), "max_completion_tokens"),
-        (chat({"role": "user", "content": ""}), "messages"),
-    ],
-)
-def test_a_conversation_that_cannot_be_read_is_named(
-    cell: HttpCell, body: dict[str, Any], param: str
-) -> None:
-    answer = post(cell, body, "chat/completions")
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize("given", [0, -1])
 def test_a_least_value_is_named_in_the_same_words_everywhere(cell: HttpCell, given: int) -> None:
-    for path, name, body in (
-        ("completions", "max_tokens", completion(max_tokens=given)),
-        ("chat/completions", "max_completion_tokens", chat(max_completion_tokens=given)),
+    for name, body in (
+        ("max_tokens", completion(max_tokens=given)),
+        ("max_completion_tokens", chat(max_completion_tokens=given)),
     ):
-        said = post(cell, body, path).json()["error"]["message"]
+        said = post(cell, body).json()["error"]["message"]
         assert said == f"{name}: must be at least 1, got {given}"
 
 
@@ -197,9 +165,7 @@ def test_a_conversation_is_bounded_as_any_text_is(
     cell: HttpCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coordinator.reception.input_processor.MAX_TEXT", 5000)
-    long = post(
-        cell, chat({"role": "user", "content": "x" * 6000}, max_tokens=1), "chat/completions"
-    )
+    long = post(cell, chat({"role": "user", "content": "x" * 6000}, max_tokens=1))
     assert (long.status_code, long.json()["error"]["param"]) == (400, "messages")
     assert "at most 5000" in long.json()["error"]["message"]
 
@@ -208,8 +174,7 @@ def test_a_developer_s_rules_are_the_system_s(cell: HttpCell) -> None:
     user = {"role": "user", "content": "x"}
     talks = [chat({"role": role, "content": "Be brief."}, user) for role in ("developer", "system")]
     said = [
-        post(cell, {**talk, "max_tokens": 2, "return_token_ids": True}, "chat/completions").json()
-        for talk in talks
+        post(cell, {**talk, "max_tokens": 2, "return_token_ids": True}).json() for talk in talks
     ]
     assert said[0]["choices"][0]["prompt_token_ids"] == said[1]["choices"][0]["prompt_token_ids"]
 
@@ -218,13 +183,13 @@ def test_fields_that_ask_for_nothing_and_labels_are_let_through(cell: HttpCell) 
     absent = dict.fromkeys(("suffix", "logit_bias", "stop", "seed", "n"))
     idle = {"top_k": -1, "min_p": 0, "min_tokens": 0, "priority": 0, "length_penalty": 1.0}
     form = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}}
-    for path, body in (
-        ("completions", completion(**absent, user="u", metadata={"a": "b"}, best_of=1, echo=False)),
-        ("completions", completion(**idle, logits_processors=[], seed=-(2**63), user=None)),
-        ("chat/completions", chat(max_tokens=3, logprobs=False, top_logprobs=0)),
-        ("chat/completions", chat(max_tokens=3, safety_identifier="x", **form)),
+    for body in (
+        completion(**absent, user="u", metadata={"a": "b"}, best_of=1, echo=False),
+        completion(**idle, logits_processors=[], seed=-(2**63), user=None),
+        chat(max_tokens=3, logprobs=False, top_logprobs=0),
+        chat(max_tokens=3, safety_identifier="x", **form),
     ):
-        assert post(cell, body, path).status_code == 200, body
+        assert post(cell, body).status_code == 200, body
 
 
 @pytest.mark.parametrize(
@@ -282,10 +247,9 @@ def test_health_models_metrics_version_and_description(cell: HttpCell) -> None:
     assert (health.status_code, health.content) == (200, b"")
     assert "dspark_num_requests_running" in httpx.get(f"{cell.url}/metrics").text
     assert httpx.get(f"{cell.url}/version").json()["version"]
-    described = httpx.get(f"{cell.url}/openapi.json").json()["paths"]["/v1/chat/completions"][
-        "post"
-    ]
-    fields = described["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    paths = httpx.get(f"{cell.url}/openapi.json").json()["paths"]
+    asked = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]
+    fields = asked["application/json"]["schema"]["properties"]
     assert {"messages", "temperature", "stream_options", "chat_template_kwargs"} <= set(fields)
 
 
@@ -366,9 +330,7 @@ def test_texts_and_conversations_become_ids_and_back_as_vllm_has_it(cell: HttpCe
     assert back == {"prompt": text}
     messages = [{"role": "user", "content": text}]
     made = httpx.post(f"{cell.url}/tokenize", json={"messages": messages}).json()
-    answer = post(
-        cell, chat(*messages, max_tokens=2, return_token_ids=True), "chat/completions"
-    ).json()
+    answer = post(cell, chat(*messages, max_tokens=2, return_token_ids=True)).json()
     assert answer["choices"][0]["prompt_token_ids"] == made["tokens"]
     for path, body, param in (
         ("tokenize", {}, "prompt"),
@@ -567,7 +529,7 @@ def test_tenants_are_told_apart_by_their_keys(pair: Path, tmp_path: Path) -> Non
 def test_a_chat_without_a_limit_ends_at_the_deployments(pair: Path) -> None:
     with HttpCell(pair, default_max_tokens=5) as cell:
         for given, tokens in (({}, 5), ({"max_tokens": 7}, 7), ({"max_completion_tokens": 2}, 2)):
-            answer = post(cell, chat(**given, ignore_eos=True), "chat/completions").json()
+            answer = post(cell, chat(**given, ignore_eos=True)).json()
             assert answer["usage"]["completion_tokens"] == tokens
             assert answer["choices"][0]["finish_reason"] == "length"
 

@@ -44,6 +44,17 @@ def complete(client: openai.OpenAI, **fields: Any) -> Any:
     )
 
 
+def chat(client: openai.OpenAI, **fields: Any) -> Any:
+    """A chat of one turn, `PROMPT`."""
+    turn = {"role": "user", "content": PROMPT}
+    return client.chat.completions.create(**{"model": MODEL, "messages": [turn], **fields})
+
+
+def text_of(events: Any) -> str:
+    """What a streamed completion of one answer says."""
+    return "".join(event.choices[0].text for event in events)
+
+
 def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert (model.id, model.object) == (MODEL, "model")
@@ -69,14 +80,12 @@ def test_a_completion_says_what_the_grpc_interface_says(
 
 
 def test_a_streamed_completion_adds_up_to_the_whole_one(client: openai.OpenAI) -> None:
-    asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, "seed": 3, "temperature": 0.8}
-    whole = client.completions.create(**asked)
-    events = list(
-        client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
-    )
-    assert len({event.id for event in events}) == 1
-    *parts, last = events
-    assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
+    asked: Any = {"max_tokens": 40, "seed": 3, "temperature": 0.8}
+    whole = complete(client, **asked)
+    usage = {"include_usage": True}
+    *parts, last = complete(client, **asked, stream=True, stream_options=usage)
+    assert len({event.id for event in (*parts, last)}) == 1
+    assert text_of(parts) == whole.choices[0].text
     assert [part.choices[0].finish_reason for part in parts[:-1]] == [None] * (len(parts) - 1)
     assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
     assert (last.choices, last.usage) == ([], whole.usage)
@@ -86,52 +95,33 @@ def test_a_streamed_completion_adds_up_to_the_whole_one(client: openai.OpenAI) -
 
 def test_a_chat_is_its_template_and_an_answer(client: openai.OpenAI, direct: Client) -> None:
     messages = [{"role": "system", "content": "Arithmetic."}, {"role": "user", "content": PROMPT}]
-    answer = client.chat.completions.create(
-        model=MODEL, messages=messages, max_tokens=24, temperature=0
-    )  # type: ignore[arg-type]
+    answer = chat(client, messages=messages, max_tokens=24, temperature=0)
     said = direct.complete(f"Arithmetic.\n\n{PROMPT}", max_tokens=24, temperature=0.0)
     (choice,) = answer.choices
     assert (choice.message.role, choice.message.content) == ("assistant", said.text)
     assert (answer.object, choice.finish_reason) == ("chat.completion", said.end.finish_reason)
-    assert answer.usage is not None
     assert answer.usage.prompt_tokens == said.end.usage.prompt_tokens
 
 
 def test_a_streamed_chat_begins_with_the_role_and_ends_with_a_reason(client: openai.OpenAI) -> None:
-    asked = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": PROMPT}],
-        "max_completion_tokens": 30,
-        "seed": 9,
-    }
-    whole = client.chat.completions.create(**asked)
-    events = list(
-        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
-    )
-    first, *parts, last = events
-    assert (first.object, first.choices[0].delta.role, first.choices[0].delta.content) == (
-        "chat.completion.chunk",
-        "assistant",
-        "",
-    )
-    assert (
-        "".join(part.choices[0].delta.content or "" for part in parts)
-        == whole.choices[0].message.content
-    )
+    asked: Any = {"max_completion_tokens": 30, "seed": 9}
+    answer = chat(client, **asked)
+    (whole,) = answer.choices
+    usage = {"include_usage": True}
+    first, *parts, last = chat(client, **asked, stream=True, stream_options=usage)
+    delta = first.choices[0].delta
+    assert (first.object, delta.role, delta.content) == ("chat.completion.chunk", "assistant", "")
+    told = [part.choices[0].delta.content or "" for part in parts]
+    assert "".join(told) == whole.message.content
     assert [part.choices[0].finish_reason for part in [first, *parts[:-1]]] == [None] * len(parts)
-    assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
-    assert (last.choices, last.usage) == ([], whole.usage)
+    assert parts[-1].choices[0].finish_reason == whole.finish_reason
+    assert (last.choices, last.usage) == ([], answer.usage)
 
 
 def test_the_client_s_own_accumulating_stream_works(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": PROMPT}],
-        "temperature": 0,
-    }
-    whole = client.chat.completions.create(**asked, max_tokens=40).choices[0].message.content
-    assert whole
-    with client.chat.completions.stream(**asked, stop=whole[12:15]) as stream:
+    whole = chat(client, temperature=0, max_tokens=40).choices[0].message.content
+    asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}]}
+    with client.chat.completions.stream(**asked, temperature=0, stop=whole[12:15]) as stream:
         for _ in stream:
             pass
         final = stream.get_final_completion()
@@ -143,14 +133,14 @@ def test_several_answers_differ_and_equal_those_of_grpc(
     client: openai.OpenAI, direct: Client
 ) -> None:
     said = direct.complete(CODE, max_tokens=20, seed=5, n=3)
-    asked: Any = {"model": MODEL, "prompt": CODE, "max_tokens": 20, "seed": 5, "n": 3}
-    answer = client.completions.create(**asked)
+    asked: Any = {"prompt": CODE, "temperature": None, "max_tokens": 20, "seed": 5, "n": 3}
+    answer = complete(client, **asked)
     assert [choice.text for choice in answer.choices] == [choice.text for choice in said.choices]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len({choice.text for choice in answer.choices}) > 1
     texts = ["", "", ""]
     ended = []
-    for event in client.completions.create(**asked, stream=True):
+    for event in complete(client, **asked, stream=True):
         for choice in event.choices:
             texts[choice.index] += choice.text
             ended += [choice.index] if choice.finish_reason else []
@@ -181,7 +171,7 @@ def test_an_echo_stands_before_the_answer(client: openai.OpenAI) -> None:
     echoed = complete(client, prompt=CODE, max_tokens=8, echo=True)
     assert echoed.choices[0].text == CODE + plain.choices[0].text
     streamed = complete(client, prompt=CODE, max_tokens=8, echo=True, stream=True)
-    assert "".join(event.choices[0].text for event in streamed) == echoed.choices[0].text
+    assert text_of(streamed) == echoed.choices[0].text
 
 
 def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
@@ -192,7 +182,7 @@ def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "stop"
     assert answer.choices[0].stop_reason == stop
     events = list(complete(client, max_tokens=60, stop=stop, stream=True))
-    assert "".join(event.choices[0].text for event in events) == answer.choices[0].text
+    assert text_of(events) == answer.choices[0].text
     assert events[-1].choices[0].finish_reason == "stop"
 
 
@@ -214,24 +204,15 @@ def test_log_probabilities_of_a_completion(client: openai.OpenAI) -> None:
 
 
 def test_log_probabilities_of_a_chat(client: openai.OpenAI) -> None:
-    asked = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": PROMPT}],
-        "max_tokens": 10,
-        "temperature": 0,
-        "logprobs": True,
-        "top_logprobs": 2,
-    }
-    choice = client.chat.completions.create(**asked).choices[0]
-    assert choice.logprobs is not None
+    asked: Any = {"max_tokens": 10, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    choice = chat(client, **asked).choices[0]
     content = choice.logprobs.content
-    assert content is not None
     assert b"".join(bytes(one.bytes or []) for one in content).decode() == choice.message.content
     for one in content:
         assert len(one.top_logprobs) == 2
         assert math.isclose(one.top_logprobs[0].logprob, one.logprob)
         assert one.top_logprobs[0].token == one.token
-    streamed = [event.choices[0] for event in client.chat.completions.create(**asked, stream=True)]
+    streamed = [event.choices[0] for event in chat(client, **asked, stream=True)]
     told = [one for part in streamed if part.logprobs for one in part.logprobs.content or []]
     assert [one.token for one in told] == [one.token for one in content]
 
