@@ -66,43 +66,47 @@ def around(*calls: str) -> str:
     return f"<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
 
 
+NO_CALLS = [
+    (MISTRAL, "[TOOL_CALLS] nothing"),
+    (NAMED, "[TOOL_CALLS]two words[ARGS]{}"),
+    (GPT, '{"no": "channel"}'),
+    (HERMES, "plain <text> {}"),
+    (HERMES, "<tool_call>\nnot JSON\n</tool_call>!"),
+    (HERMES, "<tool_call>\n{broken"),
+    (HERMES, '<tool_call>{"name": "f"}</tool_call>'),
+    (HERMES, '<tool_call>{"arguments": , "name": "f"}'),
+    (LLAMA, '{"name": "Ada", "age": 36}'),
+    (LLAMA, '{"x": 1}'),
+    (LLAMA, '{"name": "f", "parameters": }'),
+    (LLAMA, 'say {"name": "f", "parameters": {}}'),
+    (LLAMA, '{"name": 3}'),
+    (LLAMA, '{"name": "\\ud800", "parameters": {}}'),
+]
+COMMENTARY = CHANNELS + "commentary to=functions.f <|constrain|>json<|message|>"
+
+
 @pytest.mark.parametrize(
     ("form", "written", "text", "calls"),
     [
+        *((form, written, written, []) for form, written in NO_CALLS),
         (MISTRAL, LISTED, "", [("f", '{"a": 1}'), ("g", "{}")]),
         (MISTRAL, f"So: {LISTED} Done.", "So:  Done.", [("f", '{"a": 1}'), ("g", "{}")]),
-        (MISTRAL, "[TOOL_CALLS] nothing", "[TOOL_CALLS] nothing", []),
         (
             NAMED,
             "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]" + ARGUMENTS,
             "",
             [("f", "{}"), ("g", ARGUMENTS)],
         ),
-        (NAMED, "[TOOL_CALLS]two words[ARGS]{}", "[TOOL_CALLS]two words[ARGS]{}", []),
         (DEEPSEEK, around(FENCED, FENCED), "", [("weather", ARGUMENTS)] * 2),
         (DEEPSEEK_NAMED, "Wait.\n" + around("f<｜tool▁sep｜>{}"), "Wait.", [("f", "{}")]),
         (GPT, CHANNELS + "final<|message|>Sunny {", "Sunny {", []),
-        (
-            GPT,
-            CHANNELS + "commentary to=functions.f <|constrain|>json<|message|>" + ARGUMENTS,
-            "",
-            [("f", ARGUMENTS)],
-        ),
+        (GPT, COMMENTARY + ARGUMENTS, "", [("f", ARGUMENTS)]),
         (GPT, " to=functions.f<|channel|>commentary json<|message|>{}<|call|>", "", [("f", "{}")]),
-        (GPT, '{"no": "channel"}', '{"no": "channel"}', []),
         (GPT, CHANNELS + "final<|message|>Sunny<|end|><|start|>assistant", "Sunny", []),
-        (HERMES, "plain <text> {}", "plain <text> {}", []),
         (HERMES, CALL, "", [("weather", ARGUMENTS)]),
         (HERMES, f"Let me see.\n{CALL}\n{CALL}", "Let me see.", [("weather", ARGUMENTS)] * 2),
         (HERMES, f"{CALL}\nDone.", "\nDone.", [("weather", ARGUMENTS)]),
         (HERMES, TURNED, "", [("f", '{"a": 1}')]),
-        (
-            HERMES,
-            "<tool_call>\nnot JSON\n</tool_call>!",
-            "<tool_call>\nnot JSON\n</tool_call>!",
-            [],
-        ),
-        (HERMES, "<tool_call>\n{broken", "<tool_call>\n{broken", []),
         (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": 1', "", [("f", '{"a": 1')]),
         (HERMES, '<tool_call>\n{"name": "f", "arguments": {}}', "", [("f", "{}")]),
         (
@@ -122,16 +126,9 @@ def around(*calls: str) -> str:
         (HERMES, f"{CALL}  and", "  and", [("weather", ARGUMENTS)]),
         (HERMES, f"{CALL} and ", " and ", [("weather", ARGUMENTS)]),
         (HERMES, "\n" * 80 + "a\n\n" + CALL, "a", [("weather", ARGUMENTS)]),
-        (
-            HERMES,
-            '<tool_call>{"name": "f"}</tool_call>',
-            '<tool_call>{"name": "f"}</tool_call>',
-            [],
-        ),
         (LLAMA, ' {\n "name" : "f", "parameters": {"a": 1} }', "", [("f", '{"a": 1}')]),
         (LLAMA, '{"parameters": {"a": 1}, "name": "f"}', "", [("f", '{"a": 1}')]),
         (LLAMA, '{"type": "function", "name": "f", "parameters": {}}', "", [("f", "{}")]),
-        (LLAMA, '{"name": "Ada", "age": 36}', '{"name": "Ada", "age": 36}', []),
         (LLAMA, '{"name": "f", "parameters": {}} and', " and", [("f", "{}")]),
         (LLAMA, '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
         (
@@ -139,22 +136,6 @@ def around(*calls: str) -> str:
             '<tool_call>{"name": "", "x": ' + TURNED,
             '<tool_call>{"name": "", "x": ',
             [("f", '{"a": 1}')],
-        ),
-        (LLAMA, '{"x": 1}', '{"x": 1}', []),
-        (LLAMA, '{"name": "f", "parameters": }', '{"name": "f", "parameters": }', []),
-        (
-            HERMES,
-            '<tool_call>{"arguments": , "name": "f"}',
-            '<tool_call>{"arguments": , "name": "f"}',
-            [],
-        ),
-        (LLAMA, 'say {"name": "f", "parameters": {}}', 'say {"name": "f", "parameters": {}}', []),
-        (LLAMA, '{"name": 3}', '{"name": 3}', []),
-        (
-            LLAMA,
-            '{"name": "\\ud800", "parameters": {}}',
-            '{"name": "\\ud800", "parameters": {}}',
-            [],
         ),
         (LLAMA, '{"name": "f", "parameters": "\\ud800"}', "", [("f", '"\\ud800"')]),
     ],
@@ -339,17 +320,7 @@ def test_the_template_says_how_calls_are_written(template: str, name: str | None
     assert (found.name if found else None) == name
 
 
-CHANNEL = [
-    "<|channel|>",
-    "analysis",
-    "<|message|>",
-    "h",
-    "m",
-    "<|end|>",
-    "<|start|>",
-    "assistant",
-    "<|channel|>",
-]
+CHANNEL = re.findall(r"<.+?>|analysis|assistant|.", CHANNELS)
 
 
 @pytest.mark.parametrize(
