@@ -10,7 +10,7 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,12 +105,24 @@ def address(server: HttpServer) -> tuple[str, int]:
     return split_endpoint(server.url.removeprefix("http://"))
 
 
-async def _ask(
-    address: tuple[str, int], path: bytes = b"/"
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection(*address)
-    writer.write(GET % path)
-    return reader, writer
+Connected = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[..., Awaitable[Connected]]
+
+
+@pytest_asyncio.fixture
+async def connect(address: tuple[str, int]) -> AsyncIterator[Connect]:
+    """Makes a connection, and says something on it; closed at the end."""
+    made: list[asyncio.StreamWriter] = []
+
+    async def connected(said: bytes = b"") -> Connected:
+        reader, writer = await asyncio.open_connection(*address)
+        made.append(writer)
+        writer.write(said)
+        return reader, writer
+
+    yield connected
+    for each in made:
+        each.close()
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
@@ -121,33 +133,27 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], byte
 
 
 async def test_quiet_connections_take_no_room_from_requests(
-    address: tuple[str, int], counted: Metrics
+    connect: Connect, counted: Metrics
 ) -> None:
-    quiet = [
-        await asyncio.open_connection(*address) for _ in range(MOST * server_module.CONNECTIONS)
-    ]
-    reader, writer = await _ask(address)
+    quiet = [await connect() for _ in range(MOST * server_module.CONNECTIONS)]
+    reader, _ = await connect(GET % b"/")
     assert (await _head(reader))[0] == 200
     assert await quiet[0][0].read() == b"", "the one that has been quiet longest makes room"
     assert dropped(counted, "room") == 1
-    for _, each in [*quiet, (reader, writer)]:
-        each.close()
 
 
 async def test_a_connection_without_a_head_in_time_ends(
-    address: tuple[str, int], counted: Metrics, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, counted: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "HEAD_S", 0.1)
-    silent, dripping = [await asyncio.open_connection(*address) for _ in range(2)]
-    dripping[1].write(b"GET / HT")
-    again = await _ask(address)
+    silent, dripping = await connect(), await connect(b"GET / HT")
+    again = await connect(GET % b"/")
     assert (await _head(again[0]))[0] == 200
     again[1].write(b"GET / HT")  # a first answer is no licence
     async with asyncio.timeout(20):
-        for reader, writer in (silent, dripping, again):
+        for reader, _ in (silent, dripping, again):
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
-            writer.close()
     assert dropped(counted, "head") == 3
 
 
@@ -163,26 +169,22 @@ async def test_a_connection_without_a_head_in_time_ends(
     ],
 )
 async def test_a_head_without_an_end_ends_its_connection(
-    address: tuple[str, int], counted: Metrics, begun: bytes, more: bytes
+    connect: Connect, counted: Metrics, begun: bytes, more: bytes
 ) -> None:
-    reader, writer = await asyncio.open_connection(*address)
-    writer.write(begun)
+    reader, writer = await connect(begun)
     with contextlib.suppress(ConnectionError):
         for _ in range(64):
             writer.write(more * (connection_module.HEAD_BYTES // len(more)))
             await writer.drain()
         assert await reader.read() == b""
     await until(lambda: dropped(counted, "head_bytes") == 1)
-    writer.close()
 
 
-async def test_a_body_of_many_small_parts_is_no_head(address: tuple[str, int]) -> None:
-    reader, writer = await asyncio.open_connection(*address)
+async def test_a_body_of_many_small_parts_is_no_head(connect: Connect) -> None:
     count = 2 * connection_module.HEAD_BYTES
-    writer.write(b"POST /said HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
-    writer.write(b"1;a\r\nx\r\n" * count + b"0\r\n\r\n")
+    head = b"POST /said HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    reader, _ = await connect(head + b"1;a\r\nx\r\n" * count + b"0\r\n\r\n")
     assert (await _head(reader))[::2] == (200, b"x" * count)
-    writer.close()
 
 
 async def test_a_peer_that_begins_no_tls_ends(
@@ -203,49 +205,46 @@ async def test_a_peer_that_begins_no_tls_ends(
 
 
 async def test_a_request_that_runs_is_no_quiet_connection(
-    address: tuple[str, int], application: Application, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, application: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "HEAD_S", 0.05)
-    reader, writer = await _ask(address, b"/held")
+    reader, _ = await connect(GET % b"/held")
     await asyncio.sleep(0.2)
     application.held.set()
     assert (await _head(reader))[0] == 200
-    writer.close()
 
 
 @pytest.mark.parametrize("how", ["close", "half", "with more asked than is answered"])
 async def test_a_client_that_closes_has_left(
-    server: HttpServer, address: tuple[str, int], application: Application, how: str
+    server: HttpServer, connect: Connect, application: Application, how: str
 ) -> None:
-    _, writer = await _ask(address, b"/gone")
+    _, writer = await connect(GET % b"/gone")
     await until(lambda: application.running == 1)
     if how.startswith("with more"):
         writer.write(GET % b"/gone")
         await writer.drain()
     writer.write_eof() if how == "half" else writer.close()
     await until(lambda: not (application.running or server._server.server_state.connections))
-    writer.close()
 
 
 async def test_a_request_that_is_cut_short_is_none(
-    address: tuple[str, int], application: Application
+    connect: Connect, application: Application
 ) -> None:
-    reader, writer = await asyncio.open_connection(*address)
-    writer.write(b"POST /gone HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nx")
+    head = b"POST /gone HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
+    reader, writer = await connect(head + b"x")
     await until(lambda: application.running == 1)
     writer.write_eof()
     assert await reader.read() == b""
     await until(lambda: not application.running)
-    writer.close()
 
 
 @pytest.mark.parametrize("cuts", [(), (20,), (-3,), (60, -5, -2)])
 async def test_a_request_that_offers_another_protocol_is_read_as_it_is(
-    address: tuple[str, int], cuts: tuple[int, ...]
+    connect: Connect, cuts: tuple[int, ...]
 ) -> None:
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
     told = b"POST /said HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: 6\r\n\r\nletter"
-    reader, writer = await asyncio.open_connection(*address)
+    reader, writer = await connect()
     asked = told % offer
     for start, stop in pairwise((0, *(cut % len(asked) for cut in cuts), len(asked))):
         writer.write(asked[start:stop])
@@ -254,33 +253,28 @@ async def test_a_request_that_offers_another_protocol_is_read_as_it_is(
     writer.write(asked + told % b"")  # another one behind it
     for _ in range(2):
         assert (await _head(reader))[::2] == (200, b"letter")
-    writer.close()
 
 
-async def test_offers_are_read_again_once_each(address: tuple[str, int]) -> None:
-    reader, writer = await asyncio.open_connection(*address)
-    writer.write(b"CONNECT /said HTTP/1.1\r\nHost: localhost\r\n\r\n")
+async def test_offers_are_read_again_once_each(connect: Connect) -> None:
+    reader, _ = await connect(b"CONNECT /said HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert (await _head(reader))[0] == 200, "nobody here tells methods apart"
-    writer.close()
-    reader, writer = await asyncio.open_connection(*address)
     offer = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
-    writer.write(offer * 600)
+    reader, _ = await connect(offer * 600)
     for _ in range(600):
         assert (await _head(reader))[0] == 200
-    writer.close()
 
 
 async def test_requests_beyond_the_bound_hear_when_to_come_back(
-    address: tuple[str, int], application: Application, counted: Metrics
+    connect: Connect, application: Application, counted: Metrics
 ) -> None:
-    running = [await _ask(address, b"/held") for _ in range(MOST)]
+    running = [await connect(GET % b"/held") for _ in range(MOST)]
     await until(lambda: application.running == MOST)
-    reader, writer = await _ask(address)
+    reader, writer = await connect(GET % b"/")
     status, headers, body = await _head(reader)
     assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
     assert int(headers["retry-after"]) >= 1
     assert headers["access-control-allow-origin"] == PAGE, "the page can read why"
-    other, other_writer = await _ask(address, b"/v1/messages")
+    other, _ = await connect(GET % b"/v1/messages")
     status, _, body = await _head(other)
     assert (status, json.loads(body)["error"]["type"]) == (429, "rate_limit_error")
     assert json.loads(body)["type"] == "error", "in Anthropic's shape"
@@ -290,8 +284,6 @@ async def test_requests_beyond_the_bound_hear_when_to_come_back(
         assert (await _head(each))[0] == 200
     writer.write(GET % b"/")
     assert (await _head(reader))[0] == 200
-    for _, each in [*running, (reader, writer), (other, other_writer)]:
-        each.close()
 
 
 async def test_a_client_that_reads_nothing_loses_its_connection(
