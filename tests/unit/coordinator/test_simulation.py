@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import json
 import re
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ def spec(**changes: Any) -> SyntheticSpec:
         "domains": {"all": {"accept": ACCEPT, "concentration": 1.0}},
     }
     return read_spec({**document, **changes})
+
+
+def run(**settings: Any) -> dict[str, Any]:
+    return simulate(Scenario(**{"spec": spec(), "warmup_s": 1.0, **settings}))
 
 
 def test_waiting_costs_nothing_and_happens_in_order() -> None:
@@ -82,29 +86,24 @@ def test_a_device_does_one_thing_at_a_time_urgent_ones_first() -> None:
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
-    def run(seed: int) -> dict[str, Any]:
-        base = Scenario(spec(), concurrency=6, answer_tokens=(8, 40), warmup_s=0.5, window_s=1.0)
-        return {**simulate(dataclasses.replace(base, seed=seed)), "wall_s": 0}
+    def seeded(seed: int) -> dict[str, Any]:
+        found = run(seed=seed, concurrency=6, answer_tokens=(8, 40), warmup_s=0.5, window_s=1.0)
+        return {**found, "wall_s": 0}
 
-    assert json.dumps(run(0)) == json.dumps(run(0))
-    assert run(0) != run(1)
+    assert json.dumps(seeded(0)) == json.dumps(seeded(0))
+    assert seeded(0) != seeded(1)
 
 
 def test_plain_decoding_takes_what_the_table_says() -> None:
-    base = Scenario(spec(), concurrency=1, policy="off", hops=Hops(0.0, 0.0, 0.0, 0.0))
-    found = simulate(
-        dataclasses.replace(base, answer_tokens=(400, 400), warmup_s=1.0, window_s=10.0)
-    )
+    free = Hops(0.0, 0.0, 0.0, 0.0)
+    found = run(concurrency=1, policy="off", hops=free, answer_tokens=(400, 400), window_s=10.0)
     assert found["tok_s"] == pytest.approx(100.0, rel=0.02)  # a token in 10 ms
     assert found["verify_busy"]["mean"] == pytest.approx(1.0, abs=0.02)
     assert found["tau"] == 1.0
 
 
 def test_fixed_lengths_commit_what_the_chances_say() -> None:
-    base = Scenario(spec(), concurrency=8, policy="fixed:4")
-    found = simulate(
-        dataclasses.replace(base, answer_tokens=(256, 256), warmup_s=1.0, window_s=12.0)
-    )
+    found = run(concurrency=8, policy="fixed:4", answer_tokens=(256, 256), window_s=12.0)
     alive, tau = 1.0, 1.0
     for chance in ACCEPT:
         alive *= chance
@@ -114,51 +113,37 @@ def test_fixed_lengths_commit_what_the_chances_say() -> None:
 
 
 def test_a_drafter_serves_the_cohorts_of_several_lanes_in_one_pass() -> None:
-    base = Scenario(spec(), concurrency=12, verifiers=3, policy="fixed:4")
-    scenario = dataclasses.replace(base, warmup_s=0.5, window_s=2.0)
-    found = simulate(scenario)
+    found = run(concurrency=12, verifiers=3, policy="fixed:4", warmup_s=0.5, window_s=2.0)
     assert found["verify_busy"]["least"] > 0.5
     assert 0.0 < found["draft_busy"]["mean"] < 0.5
 
 
 def test_an_open_loop_serves_what_arrives() -> None:
-    found = simulate(
-        Scenario(spec(), rate=8.0, answer_tokens=(10, 10), warmup_s=2.0, window_s=25.0)
-    )
+    found = run(rate=8.0, answer_tokens=(10, 10), warmup_s=2.0, window_s=25.0)
     assert found["tok_s"] == pytest.approx(80.0, rel=0.25)
     assert found["ttft_ms"]["p50"] < 100.0
 
 
 def test_without_drafters_everything_is_plain_decoding() -> None:
-    found = simulate(Scenario(spec(), concurrency=2, drafters=0, warmup_s=1.0, window_s=2.0))
+    found = run(concurrency=2, drafters=0, window_s=2.0)
     assert found["tau"] == 1.0
     assert found["draft_busy"] is None
 
 
 def test_lanes_wait_for_each_other_where_they_share_a_coordinator_or_cores() -> None:
     slow = Hops(1e-4, 1e-4, 0.0, 4e-3, 0.0)
-    base = Scenario(
-        spec(), concurrency=8, verifiers=4, drafters=4, warmup_s=1.0, window_s=4.0, hops=slow
-    )
-    apart = simulate(dataclasses.replace(base, coordinators=4))["tok_s"]
-    shared = simulate(base)
+    lanes = partial(run, concurrency=8, verifiers=4, drafters=4, window_s=4.0, hops=slow)
+    apart = lanes(coordinators=4)["tok_s"]
+    shared = lanes()
     assert shared["coordinator_busy"]["mean"] > 0.95
     assert shared["tok_s"] < 0.8 * apart
-    crowded = simulate(dataclasses.replace(base, coordinators=4, cores=1))["tok_s"]
-    assert crowded < 0.8 * apart
-    assert simulate(dataclasses.replace(base, coordinators=4, cores=64))["tok_s"] == apart
+    assert lanes(coordinators=4, cores=1)["tok_s"] < 0.8 * apart
+    assert lanes(coordinators=4, cores=64)["tok_s"] == apart
 
 
 def test_too_few_pages_preempt_and_everybody_is_answered_all_the_same() -> None:
-    base = Scenario(
-        spec(),
-        concurrency=8,
-        prompt_tokens=(16, 16),
-        answer_tokens=(150, 150),
-        warmup_s=0.0,
-        window_s=9.0,
-    )
-    roomy, tight = simulate(base), simulate(dataclasses.replace(base, kv_tokens=480))
+    load: Any = {"concurrency": 8, "prompt_tokens": (16, 16), "answer_tokens": (150, 150)}
+    roomy, tight = (run(**load, warmup_s=0.0, window_s=9.0, kv_tokens=size) for size in (0, 480))
     assert roomy["preempted"] == 0
     assert tight["preempted"] > 0
     assert tight["failed"] == 0
@@ -166,23 +151,19 @@ def test_too_few_pages_preempt_and_everybody_is_answered_all_the_same() -> None:
 
 
 def test_lost_workers_cost_speed_and_no_answer() -> None:
-    base = Scenario(spec(), concurrency=8, verifiers=2, drafters=2, warmup_s=1.0, window_s=6.0)
-    whole = simulate(base)
-    hurt = simulate(dataclasses.replace(base, verifiers_lost_s=(2.0,), drafters_lost_s=(2.5,)))
+    pools = partial(run, concurrency=8, verifiers=2, drafters=2, window_s=6.0)
+    whole, hurt = pools(), pools(verifiers_lost_s=(2.0,), drafters_lost_s=(2.5,))
     assert hurt["failed"] == 0
     assert hurt["tok_s"] < whole["tok_s"]
-    undrafted = simulate(dataclasses.replace(base, drafters_lost_s=(0.5, 0.5)))
+    undrafted = pools(drafters_lost_s=(0.5, 0.5))
     assert undrafted["tau"] < 1.1 < whole["tau"]
 
 
 @pytest.mark.slow
 def test_verified_tokens_shrink_with_the_load_as_in_the_papers_figure_8() -> None:
     flash = load_spec(Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flash.yaml")
-    base = Scenario(
-        flash, concurrency=1, warmup_s=2.0, window_s=3.0, hops=Hops(1e-4, 0.0, 0.0, 0.0)
-    )
-    loads = (5, 20, 44, 92, 204)
-    curve = [1 + simulate(dataclasses.replace(base, concurrency=load))["budget"] for load in loads]
+    pair = partial(run, spec=flash, warmup_s=2.0, window_s=3.0, hops=Hops(1e-4, 0.0, 0.0, 0.0))
+    curve = [1 + pair(concurrency=load)["budget"] for load in (5, 20, 44, 92, 204)]
     # 0.03: a short window
     assert all(after <= before + 0.03 for before, after in itertools.pairwise(curve))
     assert all(4 <= verified <= 6 for verified in curve[1:4])
@@ -265,9 +246,6 @@ def test_the_default_policy_is_hardly_ever_behind_the_best_fixed_length(
     pair: str, streams: int
 ) -> None:
     synthetic = load_spec(Path(__file__).parents[3] / "benchmarks" / "synthetic" / f"{pair}.yaml")
-    base = Scenario(synthetic, concurrency=streams, warmup_s=3.0, window_s=6.0)
-    best = max(
-        simulate(dataclasses.replace(base, policy=policy))["tok_s"]
-        for policy in ("off", "fixed:5", "fixed:7")
-    )
-    assert simulate(dataclasses.replace(base, policy="adaptive"))["tok_s"] >= 0.97 * best
+    under = partial(run, spec=synthetic, concurrency=streams, warmup_s=3.0, window_s=6.0)
+    best = max(under(policy=policy)["tok_s"] for policy in ("off", "fixed:5", "fixed:7"))
+    assert under(policy="adaptive")["tok_s"] >= 0.97 * best
