@@ -267,48 +267,38 @@ class RoundsCell:
             lane.drafter_left(drafter)
         self.load.pop(drafter, None)
 
-    def ask(
+    def ask(self, *asked: Any, **more: Any) -> RequestState:
+        """The first answer of a request."""
+        return self.answers(*asked, **more)[0]
+
+    def answers(
         self,
         prompt: Sequence[int] = (5, 6),
         max_tokens: int = 8,
         policy: str = "adaptive",
         params: SamplingParams | None = None,
         note_epoch: Callable[[int, str], object] = lambda epoch, target: None,
+        name: str = "",
         **more: Any,
-    ) -> RequestState:
-        number = next(self._numbers)
+    ) -> list[RequestState]:
+        """All answers of a request."""
+        first = next(self._numbers)
         request = Request(
-            f"r{number}",
+            name or f"r{first}",
             tuple(prompt),
             params or SamplingParams(temperature=0.0),
             max_tokens,
             parse_policy(policy),
             **more,
         )
-        return self.submit(request, number, note_epoch=note_epoch)[0]
-
-    def submit(
-        self,
-        request: Request,
-        number: int = 0,
-        note_epoch: Callable[[int, str], object] = lambda epoch, target: None,
-    ) -> list[RequestState]:
-        """All answers of a request."""
-        states = []
-        sink = OutputQueue(self._sink * request.choices)
+        states, sink = [], OutputQueue(self._sink * request.choices)
         for index in range(request.choices):
             answer = Answer(
-                request.prompt,
-                max_tokens=request.max_tokens,
-                stop_ids=request.stop_ids,
-                index=index,
+                request.prompt, max_tokens=max_tokens, stop_ids=request.stop_ids, index=index
             )
-            life = Life(number or next(self._numbers))
-            states.append(
-                RequestState(
-                    request, life, answer, RequestStats(self.clock.time()), sink, note_epoch
-                )
-            )
+            life = Life(next(self._numbers) if index else first)
+            stats = RequestStats(self.clock.time())
+            states.append(RequestState(request, life, answer, stats, sink, note_epoch))
         self.admission.check(request)
         self.admission.submit(*states)
         return states

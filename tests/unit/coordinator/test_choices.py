@@ -14,19 +14,16 @@ from rounds_cell import RoundsCell, virtual
 from coordinator.answers.answer import Reason, RequestStats
 from coordinator.config import CoordinatorConfig
 from coordinator.lanes.request_state import LifeState, RequestState
-from coordinator.requests.request import Request
 from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.rounds.control import Admission, PassReport, Started, Up
-from dspark.rounds.policy import Fixed
 from dspark.types import SamplingParams, ScoredPrompt, ScoredToken
 
 
 def ask(
     cell: RoundsCell, choices: int, name: str = "r", max_tokens: int = 8, **params: Any
 ) -> list[RequestState]:
-    return cell.submit(
-        Request(name, (5, 6), SamplingParams(0.0, **params), max_tokens, Fixed(3), choices=choices)
-    )
+    asked: Any = {"max_tokens": max_tokens, "policy": "fixed:3", "name": name, "choices": choices}
+    return cell.answers(params=SamplingParams(0.0, **params), **asked)
 
 
 def prompts(cell: RoundsCell) -> int:
@@ -144,8 +141,7 @@ async def test_a_prompt_that_is_scored_otherwise_than_it_was_asked_for_fails_the
     cell = RoundsCell()
     began = Started(prompt_logprobs=scored)
     cell.port.in_reports(lambda each: [each._replace(started=each.started and began)])
-    request = Request("scored", (5, 6), SamplingParams(0.0), 8, Fixed(3), prompt_logprobs=1)
-    states = cell.submit(request)
+    states = cell.answers(policy="fixed:3", prompt_logprobs=1)
     other = ask(cell, 1, "plain")
     await cell.finish(*states, *other)
     with pytest.raises(PeerError, match="of the prompt"):

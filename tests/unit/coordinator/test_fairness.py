@@ -15,10 +15,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.lanes.request_state import RequestState
 from coordinator.queue.scheduler import LEAST_HINT_S
 from coordinator.queue.waiting_queue import ANSWER, MOST_TENANTS, PROMPT
-from coordinator.requests.request import Request
 from dspark.errors import Overloaded
-from dspark.rounds.policy import parse_policy
-from dspark.types import SamplingParams
 
 
 def make(**bounds: Any) -> RoundsCell:
@@ -164,9 +161,7 @@ async def test_waiting_for_a_first_place_has_an_end() -> None:
 async def test_what_another_answer_of_the_request_began_is_not_given_up() -> None:
     """The end of one answer by an error is that of all, also of those that are being read."""
     cell = held(make(max_running=2, max_queued=2, queue_deadline_s=4.0))
-    sampling = SamplingParams(temperature=0.0)
-    request = Request("four", (5, 6), sampling, 8, parse_policy("off"), choices=4, tenant="flood")
-    states = cell.submit(request)
+    states = cell.answers(policy="off", choices=4, tenant="flood")
     with pytest.raises(Overloaded, match="2 requests wait"):
         cell.ask(tenant="light")
     await asyncio.sleep(9.0)

@@ -20,7 +20,6 @@ from coordinator.lanes.request_state import RequestState
 from coordinator.lanes.round_learning import Mode
 from coordinator.planning.watchdog import PAUSE_S, Alarm
 from coordinator.queue.scheduler import FORM_RETRY_S
-from coordinator.requests.request import Request
 from coordinator.watching import explaining
 from dspark.errors import (
     DsparkError,
@@ -42,7 +41,6 @@ from dspark.rounds.events import (
     Why,
 )
 from dspark.rounds.plan import Plan, PlanKind, Terms
-from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import MOST_LABELS
 from dspark.types import Constraint, ConstraintKind, Draws, Refusal, RefusalReason, SamplingParams
 
@@ -894,8 +892,7 @@ async def test_handovers_are_bounded() -> None:
 async def test_answers_that_end_together_with_their_verifier_leave_the_others_theirs() -> None:
     """The end of one, lost too often, is that of the other one, in the middle of handing back."""
     cell = RoundsCell(config=CoordinatorConfig(max_handovers=1))
-    greedy, policy = SamplingParams(temperature=0.0), parse_policy("adaptive")
-    states = cell.submit(Request("two", (5, 6), greedy, 60, policy, choices=2))
+    states = cell.answers(max_tokens=60, choices=2)
     await asyncio.sleep(0.02)
     cell.lose_verifier()
     cell.add_verifier()
@@ -1100,9 +1097,7 @@ async def test_of_several_answers_one_waits_for_a_busy_verifier_once_another_is_
     busy: int,
 ) -> None:
     cell = RoundsCell(config=CoordinatorConfig(max_handovers=0))
-    greedy, policy = SamplingParams(temperature=0.0), parse_policy("adaptive")
-    request = Request("r", (5, 6), greedy, 60, policy, choices=2)
-    states = cell.submit(request)
+    states = cell.answers(max_tokens=60, choices=2)
     shown: set[int] = set()
     for state in states:
         state.shown = shown

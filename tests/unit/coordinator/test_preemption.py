@@ -10,10 +10,7 @@ from rounds_cell import RoundsCell, virtual
 from coordinator.config import CoordinatorConfig
 from coordinator.lanes.members import Members
 from coordinator.queue.waiting_queue import WaitingQueue
-from coordinator.requests.request import Request
 from coordinator.simulation.world import KVShape
-from dspark.rounds.policy import parse_policy
-from dspark.types import SamplingParams
 
 
 @virtual
@@ -102,8 +99,7 @@ async def test_a_drafter_with_room_for_some_drafts_for_as_many() -> None:
 async def test_answers_of_a_request_enter_together_behind_its_first_prompt() -> None:
     cell = RoundsCell()
     cell.port.hold()
-    sampling, policy = SamplingParams(temperature=0.0), parse_policy("off")
-    states = cell.submit(Request("four", (5, 6), sampling, 8, policy, choices=4))
+    states = cell.answers(policy="off", choices=4)
     members = Members(cell.lane.facts, 8)
     for state in states:
         members.add(state)

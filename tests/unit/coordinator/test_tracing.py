@@ -14,10 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rounds_cell import RoundsCell, virtual
 
 from coordinator.config import CoordinatorConfig
-from coordinator.requests.request import Request
 from coordinator.watching.tracing import MOST_TRACED, Tracing
-from dspark.rounds.policy import parse_policy
-from dspark.types import SamplingParams
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = CALLER[:-1] + "0"
@@ -75,10 +72,8 @@ async def test_a_request_under_a_caller_s_trace_is_told_whole() -> None:
 @virtual
 async def test_a_request_of_several_answers_is_told_of_them_all() -> None:
     traced = Traced()
-    sampling = SamplingParams(temperature=0.0)
-    policy = parse_policy("fixed:2")
-    request = Request("r", (5, 6), sampling, 12, policy, choices=3, traceparent=CALLER)
-    states = traced.cell.submit(request)
+    asked: Any = {"max_tokens": 12, "policy": "fixed:2", "choices": 3}
+    states = traced.cell.answers(**asked, traceparent=CALLER)
     await traced.cell.finish(*states)
     (root,) = traced.spans("generate")
     assert root.attributes["gen_ai.usage.output_tokens"] == 36
