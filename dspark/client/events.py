@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from dspark.client.fields import copied
 from dspark.wire.v1 import generate_pb2, types_pb2
@@ -85,14 +85,8 @@ class _WithoutTokens:
     """An event without text: `text` is empty, so that a loop may print the text of every event."""
 
     __slots__ = ()
-
-    @property
-    def text(self) -> str:
-        return ""
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return ()
+    text: ClassVar[str] = ""
+    token_ids: ClassVar[tuple[int, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,6 @@ async def test_an_answer_is_the_same_through_a_front_end_of_its_own(pair: str, t
             assert other.end.speculation.rounds > 0
             times = other.end.timings
             assert times.total_ms >= times.ttft_ms >= times.queue_ms >= 0
-        await cell.freed()
 
 
 async def test_a_stop_string_is_matched_in_front_and_frees_the_sequence(
@@ -177,7 +176,6 @@ async def test_errors_of_admission_come_back_unchanged(pair: str) -> None:
             with pytest.raises(InvalidRequest) as invalid:
                 await client.complete([1, 999], max_tokens=4)
             assert invalid.value.field == "tokenized.input_ids"
-        await cell.freed()
 
 
 async def test_without_a_verifier_it_is_unavailable() -> None:
@@ -201,7 +199,6 @@ async def test_ids_are_unique_in_the_cell_and_any_front_end_aborts(pair: str) ->
         answer = await running
         assert answer.end.finish_reason == "abort"
         assert answer.end.usage.completion_tokens == len(answer.token_ids) > 0
-        await cell.freed()
 
 
 async def start_process(*words: str) -> tuple[asyncio.subprocess.Process, str]:
@@ -308,7 +305,6 @@ async def test_chunks_may_be_held_back_and_lose_nothing(pair: str, target: str) 
         chunks = [event for event in events if isinstance(event, Chunk)]
         assert len(chunks) < 50
         assert said(Completion.of(events)) == said(whole)
-        await cell.freed()
 
 
 async def test_a_full_front_end_says_so(pair: str) -> None:

@@ -7,7 +7,6 @@ import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from dspark.client import (
     Finished,
     InvalidRequest,
     PromptLogprobs,
+    Usage,
 )
 from dspark.types import MAX_PROMPT_LOGPROBS
 from tests.services.cell import Cell
@@ -46,12 +46,8 @@ def logs_of(target: Path, ids: Sequence[int]) -> torch.Tensor:
 
 def check(told: PromptLogprobs | None, logs: torch.Tensor, ids: Sequence[int], top: int) -> None:
     assert told is not None
-    assert (told.tokens[0], told.ranks[0], len(told.tokens), len(told.ranks)) == (
-        None,
-        None,
-        len(ids),
-        len(ids),
-    )
+    assert (told.tokens[0], told.ranks[0]) == (None, None)
+    assert len(told.tokens) == len(told.ranks) == len(ids)
     for row, token, one, rank in zip(logs, ids[1:], told.tokens[1:], told.ranks[1:], strict=True):
         assert one is not None
         assert rank is not None
@@ -66,48 +62,41 @@ def check(told: PromptLogprobs | None, logs: torch.Tensor, ids: Sequence[int], t
         assert values == pytest.approx(row[[each for each, _ in one.top]].tolist(), abs=1e-4)
 
 
-@dataclass
-class Running:
-    direct: AsyncClient
-    fronted: AsyncClient  # through a front end in a process of its own
-    coordinator: Any
-    verifier: Any
+@pytest_asyncio.fixture
+async def direct(cell: Cell) -> AsyncClient:
+    return cell.client(await cell.whole())
 
 
 @pytest_asyncio.fixture
-async def cell(cell: Cell) -> Running:
-    coordinator = await cell.whole()
-    front = await cell.frontend()
-    return Running(cell.client(coordinator), cell.client(front), coordinator, cell.verifiers[0])
+async def fronted(cell: Cell, direct: AsyncClient) -> AsyncClient:
+    """Through a front end in a process of its own."""
+    return cell.client(await cell.frontend())
 
 
 async def test_every_token_of_a_long_prompt_is_scored_as_the_library_does(
-    cell: Running, golden_target: Path
+    cell: Cell, direct: AsyncClient, fronted: AsyncClient, golden_target: Path
 ) -> None:
     logs = logs_of(golden_target, LONG)
-    for client in (cell.direct, cell.fronted):
+    for client in (direct, fronted):
         for _ in range(2):  # what the first left in the prefix cache is not a score
             answer = await client.complete(LONG, max_tokens=0, prompt_logprobs=3, timeout=120.0)
             check(answer.prompt_logprobs, logs, LONG, 3)
             assert (answer.token_ids, answer.end.finish_reason) == ((), "length")
-            assert (answer.end.usage.prompt_tokens, answer.end.usage.cached_tokens) == (
-                len(LONG),
-                0,
-            )
-    assert cell.verifier.engine.held.sequences == 0
+            assert answer.end.usage == Usage(len(LONG), 0, 0)
+    assert cell.verifiers[0].engine.held.sequences == 0
 
 
 async def test_scores_come_first_and_once_and_the_answer_as_without_them(
-    cell: Running, golden_target: Path
+    direct: AsyncClient, fronted: AsyncClient, golden_target: Path
 ) -> None:
-    plain = await cell.direct.complete(LONG[:40], max_tokens=20, temperature=0.0)
+    plain = await direct.complete(LONG[:40], max_tokens=20, temperature=0.0)
     for options in (
         {"max_tokens": 20},
         {"max_tokens": 1},
         {"max_tokens": 20, "n": 2, "logprobs": 2},
     ):
         asked: Any = {"temperature": 0.0, "prompt_logprobs": 0, **options}
-        events = [event async for event in cell.fronted.generate(LONG[:40], **asked)]
+        events = [event async for event in fronted.generate(LONG[:40], **asked)]
         kinds = [type(event) for event in events if not (isinstance(event, Chunk) and event.index)]
         assert kinds[0] is PromptLogprobs
         assert (kinds.count(PromptLogprobs), kinds[-1]) == (1, Finished)
@@ -117,28 +106,28 @@ async def test_scores_come_first_and_once_and_the_answer_as_without_them(
 
 
 async def test_prompts_are_scored_beside_others_and_change_nobody_s_answer(
-    cell: Running, golden_target: Path
+    direct: AsyncClient, golden_target: Path
 ) -> None:
-    alone = await cell.direct.complete(LONG[:30], max_tokens=60, temperature=0.0)
+    alone = await direct.complete(LONG[:30], max_tokens=60, temperature=0.0)
     prompts = [LONG[at : at + 90 + at] for at in range(6)]
     neighbour, *scored = await asyncio.gather(
-        cell.direct.complete(LONG[:30], max_tokens=60, temperature=0.0),
-        *(cell.direct.complete(ids, max_tokens=0, prompt_logprobs=1) for ids in prompts),
+        direct.complete(LONG[:30], max_tokens=60, temperature=0.0),
+        *(direct.complete(ids, max_tokens=0, prompt_logprobs=1) for ids in prompts),
     )
     assert neighbour.token_ids == alone.token_ids
     for ids, answer in zip(prompts, scored, strict=True):
         check(answer.prompt_logprobs, logs_of(golden_target, ids), ids, 1)
 
 
-async def test_a_prompt_of_one_token_has_nothing_to_tell(cell: Running) -> None:
-    answer = await cell.direct.complete([5], max_tokens=0, prompt_logprobs=5)
+async def test_a_prompt_of_one_token_has_nothing_to_tell(direct: AsyncClient) -> None:
+    answer = await direct.complete([5], max_tokens=0, prompt_logprobs=5)
     assert answer.prompt_logprobs == PromptLogprobs((None,), (None,))
 
 
 async def test_what_cannot_be_scored_is_refused_by_name(
-    cell: Running, monkeypatch: pytest.MonkeyPatch
+    direct: AsyncClient, fronted: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for client in (cell.direct, cell.fronted):
+    for client in (direct, fronted):
         for options, field in (
             ({"prompt_logprobs": -1}, "sampling_params.prompt_logprobs"),
             ({"prompt_logprobs": 21}, "sampling_params.prompt_logprobs"),
@@ -153,19 +142,19 @@ async def test_what_cannot_be_scored_is_refused_by_name(
     with pytest.raises(
         InvalidRequest, match="101 tokens times 1 are more than 100 log-probabilities"
     ):
-        await cell.direct.complete(LONG[:101], prompt_logprobs=0)
+        await direct.complete(LONG[:101], prompt_logprobs=0)
 
 
 async def test_a_bug_at_the_scores_fails_that_request_alone(
-    cell: Running, monkeypatch: pytest.MonkeyPatch
+    direct: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> Any:
         raise IndexError("a bug")
 
     monkeypatch.setattr("verify_service.packed_step.prompt_logprobs", broken)
     good, bad = await asyncio.gather(
-        cell.direct.complete(LONG[:30], max_tokens=30),
-        cell.direct.complete(LONG[:50], max_tokens=0, prompt_logprobs=1),
+        direct.complete(LONG[:30], max_tokens=30),
+        direct.complete(LONG[:50], max_tokens=0, prompt_logprobs=1),
         return_exceptions=True,
     )
     assert isinstance(good, Completion), good
@@ -202,27 +191,18 @@ def test_what_evaluation_harnesses_ask_for(http: HttpCell, max_tokens: int) -> N
         told = choice["logprobs"]
         assert len({len(column) for column in told.values()}) == 1
         assert len(told["token_logprobs"]) == len(ids) + max_tokens
-        assert (told["token_logprobs"][0], told["top_logprobs"][0], told["text_offset"][0]) == (
-            None,
-            None,
-            0,
-        )
-        logs, context = logs_of(TARGET, ids), 5
-        until = -max_tokens or None
+        firsts = [told[name][0] for name in ("token_logprobs", "top_logprobs", "text_offset")]
+        assert firsts == [None, None, 0]
+        context, until = 5, -max_tokens or None
+        logs, said = logs_of(TARGET, ids)[context - 1 :], ids[context:]
         values = told["token_logprobs"][context:until]
-        wanted = [
-            float(row[token]) for row, token in zip(logs[context - 1 :], ids[context:], strict=True)
-        ]
+        wanted = [float(row[token]) for row, token in zip(logs, said, strict=True)]
         assert values == pytest.approx(wanted, abs=1e-3)
         greedy = [
             value == max(top.values())
             for value, top in zip(values, told["top_logprobs"][context:until], strict=True)
         ]
-        best = [
-            int(row.argmax()) == token
-            for row, token in zip(logs[context - 1 :], ids[context:], strict=True)
-        ]
-        assert greedy == best
+        assert greedy == [int(row.argmax()) == token for row, token in zip(logs, said, strict=True)]
         assert choice["text"].startswith(tokenizer.decode(ids, skip_special=False))
         assert "".join(told["tokens"])[: told["text_offset"][-1]] == "".join(told["tokens"][:-1])
 
@@ -240,16 +220,11 @@ def test_an_echo_of_a_text_without_an_answer_is_the_text(http: HttpCell) -> None
 
 def test_a_stream_tells_of_the_prompt_before_the_answer(http: HttpCell) -> None:
     with http.openai() as client:
-        asked: Any = {
-            "model": "target",
-            "max_tokens": 5,
-            "echo": True,
-            "logprobs": 2,
-            "temperature": 0,
-        }
-        whole = client.completions.create(prompt=TEXTS, n=2, **asked)
+        asked: Any = {"model": "target", "max_tokens": 5, "echo": True, "logprobs": 2, "n": 2}
+        asked |= {"temperature": 0, "prompt": TEXTS}
+        whole = client.completions.create(**asked)
         streamed: dict[int, list[Any]] = {}
-        for event in client.completions.create(prompt=TEXTS, n=2, stream=True, **asked):
+        for event in client.completions.create(stream=True, **asked):
             for part in event.choices:
                 streamed.setdefault(part.index, []).append(part)
     for choice in whole.choices:
@@ -304,11 +279,8 @@ def test_an_answer_that_ends_before_its_prompt_is_scored_is_told_all_the_same(
         assert answer.status_code == 200, answer.text
         if not stream:
             (choice,) = answer.json()["choices"]
-            assert (choice["text"], choice["logprobs"], choice["finish_reason"]) == (
-                TEXTS[0],
-                None,
-                "abort",
-            )
+            told_of = (choice["text"], choice["logprobs"], choice["finish_reason"])
+            assert told_of == (TEXTS[0], None, "abort")
         else:
             assert TEXTS[0].splitlines()[0] in answer.text
             assert '"finish_reason":"abort"' in answer.text
@@ -316,11 +288,8 @@ def test_an_answer_that_ends_before_its_prompt_is_scored_is_told_all_the_same(
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 def test_prompt_logprobs_by_their_own_name(http: HttpCell, path: str) -> None:
-    what = (
-        {"prompt": TEXTS[1]}
-        if path == "completions"
-        else {"messages": [{"role": "user", "content": TEXTS[1]}]}
-    )
+    chat = {"messages": [{"role": "user", "content": TEXTS[1]}]}
+    what = {"prompt": TEXTS[1]} if path == "completions" else chat
     reply = post(http, path, max_tokens=2, prompt_logprobs=2, return_token_ids=True, **what)
     assert reply.status_code == 200, reply.text
     (choice,) = reply.json()["choices"]
