@@ -177,9 +177,9 @@ async def streamed_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> Asy
         async for many, told in _told(asking, shape, frame):
             if told:
                 yield await beside(many, events, told)
-        last = head | {"choices": [], "usage": usage_of(asking, shape.thought)} if usage else {}
-        metrics = _metrics(asking, frame)
-        yield (event((last or head | {"choices": []}) | metrics) if last or metrics else b"") + DONE
+        last = {"usage": usage_of(asking, shape.thought)} if usage else {}
+        last |= _metrics(asking, frame)
+        yield (event(head | {"choices": [], **last}) if last else b"") + DONE
     finally:
         asking.leave()
 

@@ -62,9 +62,8 @@ def check(text: str) -> None:
 def test_every_answer_that_ended_fits_its_schema(cell: HttpCell) -> None:
     for rule in ("token", "block", "coupled"):
         extra = {"speculation": {"rule": rule}}
-        made = cell.chat(
-            response_format=FORMAT, n=2, temperature=1.0, logprobs=True, extra_body=extra
-        )
+        more = {"n": 2, "temperature": 1.0, "logprobs": True}
+        made = cell.chat(response_format=FORMAT, extra_body=extra, **more)
         assert [choice.finish_reason for choice in made.choices] == ["stop"] * 2
         for choice in made.choices:
             check(choice.message.content)
@@ -73,16 +72,12 @@ def test_every_answer_that_ended_fits_its_schema(cell: HttpCell) -> None:
 
 
 def test_drafts_do_not_change_an_answer(cell: HttpCell) -> None:
-    policies = [
-        {"speculation": {"policy": policy}} for policy in ("off", "fixed:7", "threshold:0.5")
-    ]
     for fields in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 7}):
-        texts = {
-            cell.chat(response_format=FORMAT, extra_body=policy, **fields)
-            .choices[0]
-            .message.content
-            for policy in policies
-        }
+        texts = set()
+        for policy in ("off", "fixed:7", "threshold:0.5"):
+            extra = {"speculation": {"policy": policy}}
+            made = cell.chat(response_format=FORMAT, extra_body=extra, **fields)
+            texts.add(made.choices[0].message.content)
         assert len(texts) == 1
         check(texts.pop())
 
@@ -118,14 +113,9 @@ class Thing(pydantic.BaseModel):
 
 
 def test_a_class_of_pydantic_comes_back_as_one_of_its_objects(cell: HttpCell) -> None:
-    made = cell.openai().chat.completions.parse(
-        model="target",
-        messages=[{"role": "user", "content": "x ="}],
-        response_format=Thing,
-        max_tokens=600,
-        temperature=1.0,
-        seed=3,
-    )
+    asked: Any = {"model": "target", "messages": [{"role": "user", "content": "x ="}]}
+    asked |= {"max_tokens": 600, "temperature": 1.0, "seed": 3}
+    made = cell.openai().chat.completions.parse(response_format=Thing, **asked)
     assert isinstance(made.choices[0].message.parsed, Thing)
 
 
@@ -142,12 +132,10 @@ def test_vllm_s_words(wanted: dict[str, Any], fits: str, cell: HttpCell) -> None
     made = cell.chat(temperature=1.0, extra_body={"structured_outputs": wanted, **stops})
     assert made.choices[0].finish_reason == "stop"
     assert re.fullmatch(fits, made.choices[0].message.content)
-    early = cell.chat(
-        max_tokens=9, extra_body={"structured_outputs": {"choice": ["7"]}, "min_tokens": 9}
-    )
-    assert early.choices[0].message.content == "7"
+    seven = {"structured_outputs": {"choice": ["7"]}, "min_tokens": 9}
+    assert cell.chat(max_tokens=9, extra_body=seven).choices[0].message.content == "7"
     completed = cell.openai().completions.create(
-        model="target", prompt="x = ", max_tokens=60, extra_body={"structured_outputs": wanted}
+        model="target", prompt="x = ", max_tokens=60, **form(**wanted)
     )
     assert completed.choices[0].finish_reason == "stop"
     assert re.fullmatch(fits, completed.choices[0].text)
@@ -233,18 +221,13 @@ def shown(cell: HttpCell, shape: str) -> list[dict[str, Any]]:
     """Events of an answer as the live page gets them."""
     asked = {"messages": [{"role": "user", "content": "x"}], "shape": shape, "policy": "fixed:3"}
     answer = httpx.post(f"{cell.url}/live/generate", json=asked, timeout=60.0)
-    return [
-        json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n") if event
-    ]
+    told = filter(None, answer.text.split("\n\n"))
+    return [json.loads(event.removeprefix("data: ")) for event in told]
 
 
 def tokens_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        token
-        for event in events
-        if event["type"] in ("first", "round")
-        for token in event["tokens"]
-    ]
+    told = [event for event in events if event["type"] in ("first", "round")]
+    return [token for event in told for token in event["tokens"]]
 
 
 def test_the_live_page_tells_what_forms_did_to_every_token_and_draft(cell: HttpCell) -> None:

@@ -50,12 +50,9 @@ def asked(cell: HttpCell, budget: int | None, **fields: Any) -> Any:
 @pytest.mark.parametrize("budget", [0, 1, BUDGET])
 def test_so_many_tokens_are_thought_and_the_form_follows(budget: int, cell: HttpCell) -> None:
     for rule in ("token", "block", "coupled"):
-        extra = {
-            "thinking_token_budget": budget,
-            "return_token_ids": True,
-            "speculation": {"rule": rule},
-        }
-        made = asked(cell, budget, response_format=FORM, extra_body=extra).choices[0]
+        extra = {"thinking_token_budget": budget, "return_token_ids": True}
+        extra["speculation"] = {"rule": rule}
+        made = asked(cell, None, response_format=FORM, extra_body=extra).choices[0]
         jsonschema.validate(json.loads(made.message.content), SCHEMA)
         thought = getattr(made.message, "reasoning_content", "")
         at = made.token_ids.index(2)
@@ -117,19 +114,13 @@ def test_an_answer_without_a_form_follows_thoughts_too(cell: HttpCell) -> None:
 
 def test_other_interfaces_tell_of_thoughts(cell: HttpCell) -> None:
     with anthropic.Anthropic(base_url=cell.url, api_key="none", max_retries=0) as claude:
-        thinking: Any = {"type": "enabled", "budget_tokens": BUDGET}
-        turns: Any = [{"role": "user", "content": "def f"}]
-        made = claude.messages.create(
-            model="tiny", max_tokens=40, messages=turns, thinking=thinking
-        )
-        assert [block.type for block in made.content] == ["thinking", "text"]
-        with claude.messages.stream(
-            model="tiny", max_tokens=40, messages=turns, thinking=thinking
-        ) as stream:
-            assert [block.type for block in stream.get_final_message().content] == [
-                "thinking",
-                "text",
-            ]
+        fields: Any = {"model": "tiny", "max_tokens": 40}
+        fields["thinking"] = {"type": "enabled", "budget_tokens": BUDGET}
+        fields["messages"] = [{"role": "user", "content": "def f"}]
+        with claude.messages.stream(**fields) as stream:
+            streamed = stream.get_final_message()
+        for made in (claude.messages.create(**fields), streamed):
+            assert [block.type for block in made.content] == ["thinking", "text"]
     extra = {"thinking_token_budget": BUDGET}
     said = cell.openai().responses.create(
         model="tiny", input="def f", max_output_tokens=40, extra_body=extra

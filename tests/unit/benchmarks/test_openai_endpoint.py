@@ -28,13 +28,7 @@ def ask(reply: Reply) -> tuple[MeasuredAnswer, OpenAiEndpoint, dict[str, Any]]:
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            length = int(
-                next(
-                    line.split(":")[1]
-                    for line in head.splitlines()
-                    if line.startswith("Content-Length")
-                )
-            )
+            length = int(head.partition("Content-Length: ")[2].split()[0])
             seen.update(json.loads(await reader.readexactly(length)), head=head)
             writer.write(reply(seen))
             writer.close()

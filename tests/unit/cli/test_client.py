@@ -92,22 +92,10 @@ class Counter(generate_pb2_grpc.GenerationServicer):
             yield generate_pb2.GenerateResponse(request_id=request.request_id, chunk=chunk)
         if request.request_id == "speechless":
             return
-        yield generate_pb2.GenerateResponse(
-            request_id=request.request_id,
-            complete=generate_pb2.GenerateComplete(
-                finish_reason=generate_pb2.FINISH_REASON_LENGTH,
-                usage=generate_pb2.Usage(
-                    prompt_tokens=1, completion_tokens=request.sampling_params.max_tokens
-                ),
-                speculation=generate_pb2.SpeculationStats(
-                    rounds=2,
-                    mean_acceptance_length=1.5,
-                    acceptance_histogram=[1, 1],
-                    policy="adaptive",
-                    rule=1,
-                ),
-            ),
-        )
+        end = generate_pb2.GenerateComplete(finish_reason="FINISH_REASON_LENGTH")
+        end.usage.completion_tokens = request.sampling_params.max_tokens
+        end.speculation.rule = types_pb2.RULE_TOKEN
+        yield generate_pb2.GenerateResponse(request_id=request.request_id, complete=end)
 
     def GetModelInfo(
         self, request: generate_pb2.GetModelInfoRequest, context: grpc.ServicerContext
@@ -137,6 +125,20 @@ def alone() -> Iterator[Client]:
     """Where nobody listens."""
     with Client("127.0.0.1:9") as made:
         yield made
+
+
+async def answered(asked: Any) -> None:
+    """What a method of either client gives, or the first of it."""
+    if isinstance(asked, Iterator):
+        next(asked)
+    elif isinstance(asked, AsyncIterator):
+        await anext(asked)
+    elif inspect.isawaitable(asked):
+        await asked
+
+
+async def closed(client: Any) -> None:
+    await answered(client.close())
 
 
 def test_a_stream_gives_every_token_once_and_then_says_why_it_ended(client: Client) -> None:
@@ -387,19 +389,9 @@ async def test_operators_questions_are_read_as_requests_are(
     kind: Any, method: str, arguments: Any, said: str, service: Counter
 ) -> None:
     client = kind(service.endpoint)
-
-    async def ask() -> None:
-        asked = getattr(client, method)(**arguments)
-        if method == "explain":
-            _ = next(asked) if kind is Client else await anext(asked)
-        elif kind is AsyncClient:
-            await asked
-
     with pytest.raises(InvalidRequest, match=re.escape(said)):
-        await ask()
-    closing = client.close()
-    if closing is not None:
-        await closing
+        await answered(getattr(client, method)(**arguments))
+    await closed(client)
 
 
 @pytest.mark.parametrize(
@@ -430,22 +422,12 @@ def test_a_stream_whose_client_is_closed_while_it_pauses_is_not_resumed(
 
 async def test_a_closed_client_calls_nobody() -> None:
     arguments: Any = {"generate": [[1]], "complete": [[1]], "abort": ["r"], "explain": ["r"]}
-    with Client("127.0.0.1:9") as client:
-        pass
-    async with AsyncClient("127.0.0.1:9") as other:
-        pass
-
-    async def ask(whom: Any, name: str) -> None:
-        asked = getattr(whom, name)(*arguments.get(name, ()))
-        if name == "explain":
-            _ = next(asked) if whom is client else await anext(asked)
-        elif whom is other:
-            await asked
-
-    for name in (*arguments, "model_info", "status", "ended"):
-        for whom in (client, other):
+    for kind in (Client, AsyncClient):
+        client = kind("127.0.0.1:9")
+        await closed(client)
+        for name in (*arguments, "model_info", "status", "ended"):
             with pytest.raises(Cancelled, match="the client is closed"):
-                await ask(whom, name)
+                await answered(getattr(client, name)(*arguments.get(name, ())))
 
 
 def test_a_call_ended_by_the_server_is_unavailable(client: Client) -> None:
@@ -511,7 +493,7 @@ async def test_the_async_client_says_the_same(service: Counter) -> None:
         assert (await client.complete([5], max_tokens=3)).token_ids == (5, 6, 7)
         with pytest.raises(Overloaded):
             await client.complete([1], max_tokens=1, request_id="full")
-        await _leave_after_one(client)
+        await anext(client.generate([1], max_tokens=10_000, request_id="slow-async"))
         await until(lambda: "slow-async" in service.ended)
 
 
@@ -556,16 +538,8 @@ async def test_an_answer_that_does_not_say_why_it_ended_is_the_server_s_fault(
     stream = client.generate([1], max_tokens=1, request_id="speechless")
     with pytest.raises(ServerError, match="ended the answer without saying why"):
         await _all_of(stream) if kind is AsyncClient else list(stream)
-    closing = client.close()
-    if closing is not None:
-        await closing
+    await closed(client)
 
 
 async def _all_of(stream: AsyncStream) -> list[Event]:
     return [event async for event in stream]
-
-
-async def _leave_after_one(client: AsyncClient) -> None:
-    stream: AsyncIterator[object] = client.generate([1], max_tokens=10_000, request_id="slow-async")
-    async for _ in stream:
-        break

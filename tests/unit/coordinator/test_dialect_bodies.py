@@ -48,10 +48,13 @@ def test_what_is_no_number_in_json_is_null_where_an_answer_says_it_again() -> No
     assert json.loads(told)["metadata"] == {"a": None, "b": None}
 
 
-def test_an_answer_that_was_aborted_is_not_told_as_whole() -> None:
-    aborted = End(Reason.ABORT)
+def writers() -> tuple[ResponseWriter, MessageWriter]:
     body = validated(ResponsesBody, b'{"input": "x"}')
-    response, message = ResponseWriter(body, "resp_1", "tiny"), MessageWriter("msg_1", "tiny")
+    return ResponseWriter(body, "resp_1", "tiny"), MessageWriter("msg_1", "tiny")
+
+
+def test_an_answer_that_was_aborted_is_not_told_as_whole() -> None:
+    aborted, (response, message) = End(Reason.ABORT), writers()
     for writer in (response, message):
         assert [
             *writer.begin(USAGE),
@@ -66,8 +69,7 @@ def test_a_call_that_the_target_left_open_is_none_to_run() -> None:
     reader = CallReader(FORMATS["hermes"])
     parts = reader.push('<tool_call>\n{"name": "f", "arguments": {"a": ')
     assert not reader.called
-    body = validated(ResponsesBody, b'{"input": "x"}')
-    response, message = ResponseWriter(body, "resp_1", "tiny"), MessageWriter("msg_1", "tiny")
+    response, message = writers()
     for writer in (response, message):
         assert [event for part in parts for event in writer.part(part)]
         assert list(writer.end(End(Reason.STOP), USAGE, called=reader.called))
