@@ -4,8 +4,10 @@ are settled."""
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,9 @@ from dspark.client import AsyncClient, Client, InvalidRequest, LaneStatus, Round
 from dspark.runtime.telemetry import Metrics
 from tests.services.http_cell import HttpCell, synthetic_pair
 from tests.waiting import wait_until
+
+PROMPT = [5, 6, 7]
+GREEDY: Any = {"temperature": 0.0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +35,7 @@ def test_a_running_request_is_explained_until_it_ends(cell: HttpCell) -> None:
         tokens: list[int] = []
 
         def answer() -> None:
-            stream = client.generate(
-                [5, 6, 7], max_tokens=200, temperature=0.0, ignore_eos=True, request_id="mine"
-            )
+            stream = client.generate(PROMPT, max_tokens=200, request_id="mine", **GREEDY)
             tokens.extend(token for event in stream for token in event.token_ids)
 
         asking = threading.Thread(target=answer)
@@ -48,13 +51,8 @@ def test_a_running_request_is_explained_until_it_ends(cell: HttpCell) -> None:
     assert rounds[-1].offset + len(rounds[-1].token_ids) == 200
     whole = next(told for told in rounds if told.prefix == 2)
     assert whole.why == "fixed"
-    assert {slot.fate for slot in whole.slots} <= {
-        "accepted",
-        "rejected",
-        "void",
-        "unverified",
-        "cut",
-    }
+    fates = {"accepted", "rejected", "void", "unverified", "cut"}
+    assert {slot.fate for slot in whole.slots} <= fates
     assert shape(whole)["why"] == "fixed"
     assert "verified 2" in line(whole)
     assert "the policy's number" in line(whole)
@@ -63,9 +61,7 @@ def test_a_running_request_is_explained_until_it_ends(cell: HttpCell) -> None:
 
 async def test_the_asyncio_client_explains_too(cell: HttpCell) -> None:
     async with AsyncClient(cell.coordinator.endpoint) as client:
-        stream = client.generate(
-            [5, 6, 7], max_tokens=2000, temperature=0.0, ignore_eos=True, request_id="other"
-        )
+        stream = client.generate(PROMPT, max_tokens=2000, request_id="other", **GREEDY)
         await anext(stream)
         told = [one async for one in client.explain("other", rounds=3, timeout=60.0)]
         assert [type(one) for one in told] == [RoundExplanation] * 3
@@ -79,20 +75,14 @@ async def test_the_asyncio_client_explains_too(cell: HttpCell) -> None:
 def test_so_many_rounds_and_no_more(cell: HttpCell, capsys: pytest.CaptureFixture[str]) -> None:
     endpoint = cell.coordinator.endpoint
     with Client(endpoint) as client:
-        stream = client.generate(
-            [5, 6, 7], max_tokens=2000, temperature=0.0, ignore_eos=True, request_id="long"
-        )
+        stream = client.generate(PROMPT, max_tokens=2000, request_id="long", **GREEDY)
         next(stream)
         assert len(list(client.explain("long", rounds=3, timeout=60.0))) == 3
-        assert (
-            main(["status", "--explain", "long", "--rounds", "2", "--json", "--endpoint", endpoint])
-            == 0
-        )
+        words = ["status", "--explain", "long", "--rounds", "2", "--json", "--endpoint", endpoint]
+        assert main(words) == 0
         assert client.abort("long") == ("long",), "a text is one id"
-    told = [
-        json.loads(text) for text in capsys.readouterr().out.splitlines() if text.startswith("{")
-    ]
-    assert [each["policy"] for each in told] == ["fixed:2"] * 2
+    lines = [text for text in capsys.readouterr().out.splitlines() if text.startswith("{")]
+    assert [json.loads(text)["policy"] for text in lines] == ["fixed:2"] * 2
 
 
 def test_an_answer_that_ended_is_still_known(
@@ -100,38 +90,29 @@ def test_an_answer_that_ended_is_still_known(
 ) -> None:
     endpoint = cell.coordinator.endpoint
     with Client(endpoint) as client:
-        answer = client.complete(
-            [5, 6, 7], max_tokens=40, temperature=0.0, ignore_eos=True, request_id="done", n=2
-        )
+        answer = client.complete(PROMPT, max_tokens=40, request_id="done", n=2, **GREEDY)
         one, two = client.ended("done")
         assert ((one.index, two.index), one.outcome, one.error) == ((0, 1), "length", "")
         assert (one.prompt_tokens, one.completion_tokens) == (3, 40)
         assert (one.policy, one.verifier, one.drafter) == ("fixed:2", "verify/0", "draft/0")
         assert 0 < one.ttft_ms <= one.total_ms
         assert sum(one.verified_histogram) == sum(one.accepted_histogram) > 0
-        both = sum(
-            size * count
-            for each in (one, two)
-            for size, count in enumerate(each.accepted_histogram)
-        )
-        assert both == answer.end.speculation.accepted_tokens
+        counts = [pair for each in (one, two) for pair in enumerate(each.accepted_histogram)]
+        assert sum(map(math.prod, counts)) == answer.end.speculation.accepted_tokens
         assert client.ended(most=1)[0].request_id == "done", "the newest first"
         assert client.ended("nobody") == ()
-        client.complete([5, 6, 7], max_tokens=2, ignore_eos=True, request_id="again", n=3)
-        client.complete([5, 6, 7], max_tokens=3, ignore_eos=True, request_id="again", n=2)
-        assert [(one.index, one.completion_tokens) for one in client.ended("again")] == [
-            (0, 3),
-            (1, 3),
-        ]
+        for tokens, answers in ((2, 3), (3, 2)):
+            client.complete(PROMPT, max_tokens=tokens, request_id="again", n=answers, **GREEDY)
+        told = [(one.index, one.completion_tokens) for one in client.ended("again")]
+        assert told == [(0, 3), (1, 3)]
     capsys.readouterr()
     assert main(["status", "--explain", "done", "--endpoint", endpoint]) == 0
     said = capsys.readouterr().out
     assert "done ended: length" in said
     assert "done answer 1 ended: length" in said
     assert main(["status", "--explain", "done", "--json", "--endpoint", endpoint]) == 0
-    assert [json.loads(line)["outcome"] for line in capsys.readouterr().out.splitlines()] == [
-        "length"
-    ] * 2
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["outcome"] for line in lines] == ["length"] * 2
     assert main(["status", "--explain", "nobody", "--endpoint", endpoint]) == 1
     assert "nor any of the last that ended" in capsys.readouterr().err
 
@@ -143,7 +124,7 @@ def test_only_so_many_ended_answers_are_kept(
     endings, small = cell.coordinator.cell.admission.endings, Endings(Metrics())
     with Client(cell.coordinator.endpoint) as client:
         for name in ("a", "b"):
-            client.complete([5, 6, 7], max_tokens=2, ignore_eos=True, request_id=name, n=2)
+            client.complete(PROMPT, max_tokens=2, request_id=name, n=2, **GREEDY)
     small._ring.extend(list(endings._ring)[-4:])
     assert [each.request_id for each in small.last(9)] == ["b", "b", "a"]
     assert len(small.of("b")) == 2

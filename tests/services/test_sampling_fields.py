@@ -30,7 +30,6 @@ class Running:
     """A running cell, and its target beside it."""
 
     client: AsyncClient
-    coordinator: Any
     target: Target
 
     async def ask(self, **options: Any) -> Completion:
@@ -41,8 +40,8 @@ class Running:
 
 @pytest_asyncio.fixture
 async def cell(cell: Cell, golden_target: Path) -> Running:
-    coordinator, target = await cell.whole(), partial(oracle.logits, target=golden_target)
-    return Running(cell.client(coordinator), coordinator, target)
+    client = cell.client(await cell.whole())
+    return Running(client, partial(oracle.logits, target=golden_target))
 
 
 async def test_log_probabilities_are_those_of_a_forward_of_the_target(cell: Running) -> None:
@@ -60,22 +59,15 @@ async def test_log_probabilities_are_those_of_a_forward_of_the_target(cell: Runn
         # values.
         ids = [token for token, _ in told.top]
         assert len(set(ids)) == 4
-        assert [value for _, value in told.top] == pytest.approx(row[ids].tolist(), abs=1e-4)
-        assert [value for _, value in told.top] == pytest.approx(
-            row.topk(4).values.tolist(), abs=1e-4
-        )
+        for wanted in (row[ids], row.topk(4).values):
+            assert [value for _, value in told.top] == pytest.approx(wanted.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("policy", ["off", "fixed:7"])
 async def test_every_id_of_the_vocabulary_may_have_a_bias_and_many_may_end_an_answer(
     cell: Running, policy: str
 ) -> None:
-    forced: dict[str, Any] = {
-        "temperature": 0.0,
-        "policy": policy,
-        "max_tokens": 12,
-        "min_tokens": 6,
-    }
+    forced: Any = {"temperature": 0.0, "policy": policy, "max_tokens": 12, "min_tokens": 6}
     everything = {token: -50.0 + (100.0 if token == 77 else 0.0) for token in range(VOCAB)}
     assert (await cell.ask(logit_bias=everything, **forced)).token_ids == (77,) * 12
     half = dict.fromkeys(range(30), -100.0)
@@ -100,30 +92,22 @@ async def test_nothing_ends_an_answer_before_its_least_length(cell: Running, pol
 
 
 async def test_several_answers_share_a_prompt_and_nothing_else(cell: Running) -> None:
-    events = [
-        event
-        async for event in cell.client.generate(
-            PROMPT, n=3, seed=11, max_tokens=20, ignore_eos=True
-        )
-    ]
+    asked = cell.client.generate(PROMPT, n=3, seed=11, max_tokens=20, ignore_eos=True)
+    events = [event async for event in asked]
     whole, end = Completion.of(events), events[-1]
     assert [choice.index for choice in whole.choices] == [0, 1, 2]
     assert len({choice.token_ids for choice in whole.choices}) == 3, "each has draws of its own"
     for choice in whole.choices:
-        its = [
-            event for event in events if isinstance(event, Chunk) and event.index == choice.index
-        ]
-        assert [chunk.offset for chunk in its] == [
-            sum(len(c.token_ids) for c in its[:k]) for k in range(len(its))
-        ]
+        its = [each for each in events if isinstance(each, Chunk) and each.index == choice.index]
+        sizes = [len(chunk.token_ids) for chunk in its]
+        assert [chunk.offset for chunk in its] == [sum(sizes[:k]) for k in range(len(its))]
         assert (len(choice.token_ids), choice.finish_reason) == (20, "length")
     assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (len(PROMPT), 60)
     assert [one.completion_tokens for one in end.choices] == [20, 20, 20]
     spec = end.speculation
     assert sum(spec.acceptance_histogram) == spec.rounds
-    assert (
-        sum(i * count for i, count in enumerate(spec.acceptance_histogram)) == spec.accepted_tokens
-    )
+    accepted = sum(i * count for i, count in enumerate(spec.acceptance_histogram))
+    assert accepted == spec.accepted_tokens
     # A seed asks for the coupled rule, under which an answer depends on nothing but its own key.
     alone = await cell.ask(seed=11, max_tokens=20)
     assert alone.token_ids == whole.choices[0].token_ids

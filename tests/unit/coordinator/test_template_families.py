@@ -160,27 +160,16 @@ def test_a_message_is_continued_where_the_library_continues_it(name: str) -> Non
 
 
 def test_calls_are_read_as_clients_write_them_and_wrong_ones_named() -> None:
-    (read,) = read_messages(
-        [
-            {
-                "role": "assistant",
-                "tool_calls": [{**CALL, "function": {"name": "f", "arguments": ""}}],
-            }
-        ]
-    )
+    call = {**CALL, "function": {"name": "f", "arguments": ""}}
+    (read,) = read_messages([{"role": "assistant", "tool_calls": [call]}])
     assert read["tool_calls"][0]["function"]["arguments"] == {}
+    wrong = "messages[0].tool_calls[0].function"
     for calls, field in (
         ("x", "messages[0].tool_calls"),
         ([{}], "messages[0].tool_calls[0]"),
         ([{"function": {"name": 3}}], "messages[0].tool_calls[0]"),
-        (
-            [{"function": {"name": "f", "arguments": [1]}}],
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-        (
-            [{"function": {"name": "f", "arguments": 1}}],
-            "messages[0].tool_calls[0].function.arguments",
-        ),
+        ([{"function": {"name": "f", "arguments": [1]}}], f"{wrong}.arguments"),
+        ([{"function": {"name": "f", "arguments": 1}}], f"{wrong}.arguments"),
     ):
         with pytest.raises(InvalidRequest) as refused:
             read_messages([{"role": "assistant", "tool_calls": calls}])
