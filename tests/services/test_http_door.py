@@ -44,8 +44,13 @@ def cell(pair: Path) -> Iterator[HttpCell]:
 
 def post(cell: HttpCell, body: Any, path: str = "", **options: Any) -> httpx.Response:
     """path: of chats for a body with messages, else of completions."""
-    path = path or ("chat/completions" if "messages" in body else "completions")
-    return httpx.post(f"{cell.url}/v1/{path}", json=body, timeout=30, **options)
+    path = path or ("/v1/chat/completions" if "messages" in body else "/v1/completions")
+    return httpx.post(cell.url + path, json=body, timeout=30, **options)
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str]:
+    """Its status, and the code that says why."""
+    return answer.status_code, answer.json()["error"]["code"]
 
 
 def completion(**fields: Any) -> dict[str, Any]:
@@ -228,11 +233,9 @@ def test_other_requests_hear_statuses_in_the_same_shape(cell: HttpCell) -> None:
         (post(cell, completion(), headers={"content-encoding": "gzip"}), 415),
         (post(cell, completion(), headers={"host": "evil.example"}), 403),
     ):
-        assert (answer.status_code, list(answer.json()["error"])) == (
-            status,
-            ["message", "type", "param", "code"],
-        )
-    for path in ("completions", "messages"):
+        assert answer.status_code == status
+        assert list(answer.json()["error"]) == ["message", "type", "param", "code"]
+    for path in ("/v1/completions", "/v1/messages"):
         named = post(cell, {}, path, headers={"x-request-id": "mine"})
         assert named.status_code == 400
         assert (named.headers["x-request-id"], named.headers["request-id"]) == ("mine", "mine")
@@ -318,18 +321,16 @@ def test_a_door_that_is_open_to_strangers_is_refused_under_its_own_name() -> Non
 def test_texts_and_conversations_become_ids_and_back_as_vllm_has_it(cell: HttpCell) -> None:
     text = "def add(a, b):\n    return a + b # Grüße"
     ask = {"model": MODEL, "prompt": text}
-    made = httpx.post(f"{cell.url}/tokenize", json=ask | {"return_token_strs": True}).json()
+    made = post(cell, ask | {"return_token_strs": True}, "/tokenize").json()
     assert set(made) == {"count", "max_model_len", "tokens", "token_strs"}
     assert made["count"] == len(made["tokens"]) == len(made["token_strs"])
-    assert httpx.post(f"{cell.url}/tokenize", json=ask).json()["token_strs"] is None
+    assert post(cell, ask, "/tokenize").json()["token_strs"] is None
     answer = post(cell, completion(prompt=text, return_token_ids=True)).json()["choices"][0]
     assert answer["prompt_token_ids"] == made["tokens"]
-    back = httpx.post(
-        f"{cell.url}/detokenize", json={"model": MODEL, "tokens": made["tokens"]}
-    ).json()
-    assert back == {"prompt": text}
+    back = post(cell, {"model": MODEL, "tokens": made["tokens"]}, "/detokenize")
+    assert back.json() == {"prompt": text}
     messages = [{"role": "user", "content": text}]
-    made = httpx.post(f"{cell.url}/tokenize", json={"messages": messages}).json()
+    made = post(cell, {"messages": messages}, "/tokenize").json()
     answer = post(cell, chat(*messages, max_tokens=2, return_token_ids=True)).json()
     assert answer["choices"][0]["prompt_token_ids"] == made["tokens"]
     for path, body, param in (
@@ -345,7 +346,7 @@ def test_texts_and_conversations_become_ids_and_back_as_vllm_has_it(cell: HttpCe
         ("detokenize", {}, "tokens"),
         ("detokenize", {"tokens": [], "model": "other"}, "model"),
     ):
-        wrong = httpx.post(f"{cell.url}/{path}", json=body)
+        wrong = post(cell, body, f"/{path}")
         assert wrong.status_code in (400, 404), wrong.text
         assert wrong.json()["error"]["param"] == param
 
@@ -386,31 +387,27 @@ def test_a_refused_prompt_takes_the_others_back(cell: HttpCell) -> None:
 
 def test_a_full_queue_says_when_to_come_back(pair: Path) -> None:
     with HttpCell(pair, max_running=1, max_queued=0) as cell, cell.openai() as client:
-        extra = {"ignore_eos": True}
-        stream = client.completions.create(
-            model=MODEL, prompt="a", max_tokens=50_000, stream=True, extra_body=extra
-        )
+        extra = {"extra_body": {"ignore_eos": True}}
+        running = completion(max_tokens=50_000, stream=True, **extra)
+        stream = client.completions.create(**running)
         next(iter(stream))
         refused = post(cell, completion())
-        assert (refused.status_code, refused.json()["error"]["code"]) == (
-            429,
-            "rate_limit_exceeded",
-        )
+        assert refusal(refused) == (429, "rate_limit_exceeded")
         assert int(refused.headers["retry-after"]) >= 1
         assert int(refused.headers["retry-after-ms"]) >= 1
         with pytest.raises(openai.RateLimitError):
-            client.completions.create(model=MODEL, prompt="a")
+            client.completions.create(**completion())
         stream.close()
         cell.freed()
         assert cell.cancelled == 1
-        answer = client.completions.create(model=MODEL, prompt="a", max_tokens=4, extra_body=extra)
+        answer = client.completions.create(**completion(**extra))
         assert answer.usage.completion_tokens == 4
 
 
 def test_without_a_verifier_it_is_unavailable(pair: Path) -> None:
     with HttpCell(pair, workers=False) as cell:
         for answer in (post(cell, completion()), httpx.get(f"{cell.url}/v1/models")):
-            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+            assert refusal(answer) == (503, "unavailable")
             assert "retry-after" in answer.headers
         assert httpx.get(f"{cell.url}/health").status_code == 503
 
@@ -418,17 +415,14 @@ def test_without_a_verifier_it_is_unavailable(pair: Path) -> None:
 def test_what_takes_too_long_is_told_so(tmp_path: Path) -> None:
     with HttpCell(synthetic_pair(tmp_path, step_ms=100.0), request_deadline_s=0.5) as cell:
         late = post(cell, completion(max_tokens=1000, ignore_eos=True))
-        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert refusal(late) == (504, "deadline_exceeded")
         # A stream has begun by then, so it hears of it by an event, and never sees [DONE].
         text = post(cell, completion(max_tokens=1000, ignore_eos=True, stream=True)).text
         last = text.rstrip("\n").split("\n\n")[-1]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+        asked = completion(max_tokens=1000, stream=True, extra_body={"ignore_eos": True})
         with cell.openai() as client, pytest.raises(openai.APIError, match="no answer within"):
-            list(
-                client.completions.create(
-                    **completion(max_tokens=1000, stream=True), extra_body={"ignore_eos": True}
-                )
-            )
+            list(client.completions.create(**asked))
         cell.freed()
 
 
@@ -441,9 +435,7 @@ def test_a_silent_stream_is_kept_alive(tmp_path: Path, monkeypatch: pytest.Monke
         assert text.count(": still here\n\n") > 1
         assert text.endswith("data: [DONE]\n\n")
         with cell.openai() as client:  # every reader of events skips comments
-            assert list(
-                client.completions.create(model=MODEL, prompt="a", max_tokens=4, stream=True)
-            )
+            assert list(client.completions.create(**completion(stream=True)))
 
 
 def test_under_tls_certificates_are_asked_for_and_renewed_while_serving(tmp_path: Path) -> None:
@@ -562,17 +554,17 @@ def test_long_lists_of_ids_are_bounded_and_read_beside_the_event_loop(
     monkeypatch.setattr(Tokenizer, "name_of", named)
     most = cell.coordinator.cell.membership.verifiers[0].context_length
     ids = [65] * most
-    assert httpx.post(f"{cell.url}/detokenize", json={"tokens": ids}).status_code == 200
+    assert post(cell, {"tokens": ids}, "/detokenize").status_code == 200
     asked = {"prompt": "ab " * input_processor.LONG_IDS, "return_token_strs": True}
-    assert httpx.post(f"{cell.url}/tokenize", json=asked).json()["count"] > input_processor.LONG_IDS
+    assert post(cell, asked, "/tokenize").json()["count"] > input_processor.LONG_IDS
     echoed = post(cell, completion(prompt=ids[: 2 * input_processor.LONG_IDS], echo=True))
     assert echoed.status_code == 200
     assert threads
     assert cell.thread not in threads
     for path, body, param in (
-        ("detokenize", {"tokens": [*ids, 65]}, "tokens"),
-        ("v1/completions", completion(prompt=[*ids, 65], echo=True), "prompt"),
+        ("/detokenize", {"tokens": [*ids, 65]}, "tokens"),
+        ("", completion(prompt=[*ids, 65], echo=True), "prompt"),
     ):
-        error = httpx.post(f"{cell.url}/{path}", json=body).json()["error"]
+        error = post(cell, body, path).json()["error"]
         assert error["param"] == param
         assert f"{most + 1} ids are more than the context of {most} tokens" in error["message"]

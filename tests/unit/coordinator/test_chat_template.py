@@ -102,9 +102,8 @@ def test_it_is_found_wherever_checkpoints_keep_it(tmp_path: Path, written: str) 
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     found = find_template(str(tmp_path), None)
     assert found is not None
-    assert (
-        found.render([{"role": "user", "content": "hi"}], {}, add_generation_prompt=True) == "<s>hi"
-    )
+    turns = [{"role": "user", "content": "hi"}]
+    assert found.render(turns, {}, add_generation_prompt=True) == "<s>hi"
 
 
 @pytest.mark.parametrize("apart", [False, True])

@@ -17,10 +17,6 @@ async def test_requests_share_a_message_only_up_to_its_bound() -> None:
         link.send("submits", frontend_pb2.Submit(call=number, request=request))
     told = aiter(link)
     batches = [await anext(told) for _ in range(4)]
-    assert [[submit.call for submit in batch.submits] for batch in batches] == [
-        [0, 1],
-        [2],
-        [3],
-        [4, 5],
-    ]
+    calls = [[submit.call for submit in batch.submits] for batch in batches]
+    assert calls == [[0, 1], [2], [3], [4, 5]]
     assert [batch.number for batch in batches] == [1, 2, 3, 4]

@@ -47,10 +47,10 @@ def test_pieces_add_up_to_the_text_of_the_whole(tokenizer: Tokenizer) -> None:
             rng.choice([[256], [257], [258], [259], EURO]) for _ in range(rng.randrange(1, 8))
         ]
         prompt, ids = [256, 259], [token for piece in pieces for token in piece]
-        whole = tokenizer.decode(prompt + ids, skip_special=True)
-        assert (
-            tokenizer.decode(prompt, skip_special=True) + _streamed(tokenizer, prompt, ids) == whole
+        before, whole = (
+            tokenizer.decode(each, skip_special=True) for each in (prompt, prompt + ids)
         )
+        assert before + _streamed(tokenizer, prompt, ids) == whole
 
 
 def test_a_word_behind_broken_bytes_keeps_its_space(tokenizer: Tokenizer) -> None:

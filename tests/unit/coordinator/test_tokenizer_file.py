@@ -57,6 +57,12 @@ def made(folder: Path, change: Change) -> Path:
     return folder
 
 
+def loaded(folder: Path) -> Tokenizer:
+    found = Tokenizer.load(folder)
+    assert found is not None
+    return found
+
+
 CHANGES: dict[str, Change] = {
     "truncation": lambda raw, _: raw.update(truncation=TRUNCATION),
     "padding": lambda raw, _: raw.update(padding=PADDING),
@@ -72,31 +78,20 @@ CHANGES: dict[str, Change] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_text_and_ids_are_the_library_s(change: str, tmp_path: Path) -> None:
     folder = made(tmp_path / "made", CHANGES[change])
-    tokenizer, library = (
-        Tokenizer.load(folder),
-        AutoTokenizer.from_pretrained(folder, local_files_only=True),
-    )
-    assert tokenizer is not None
-    for text in (TEXT, 8 * TEXT, "a", f"one{END}two"):
-        assert list(tokenizer.encode(text)) == library.encode(text)
-        assert list(tokenizer.encode(text, add_special=False)) == library.encode(
-            text, add_special_tokens=False
-        )
+    tokenizer, library = loaded(folder), AutoTokenizer.from_pretrained(folder)
     ids = [*library.encode("one"), 0, *library.encode("two")]
-    for skip in (False, True):
-        assert tokenizer.decode(ids, skip_special=skip) == library.decode(
-            ids, skip_special_tokens=skip
-        )
+    for flag in (False, True):
+        for text in (TEXT, 8 * TEXT, "a", f"one{END}two"):
+            told = library.encode(text, add_special_tokens=flag)
+            assert list(tokenizer.encode(text, add_special=flag)) == told
+        told = library.decode(ids, skip_special_tokens=flag)
+        assert tokenizer.decode(ids, skip_special=flag) == told
 
 
 def test_a_dropout_of_merges_ends_with_training(tmp_path: Path) -> None:
     """The library would make other ids of the same text every time."""
-    dropped = Tokenizer.load(
-        made(tmp_path / "made", lambda raw, _: raw["model"].update(dropout=0.5))
-    )
-    whole = Tokenizer.load(TARGET)
-    assert dropped is not None
-    assert whole is not None
+    dropped = loaded(made(tmp_path / "made", lambda raw, _: raw["model"].update(dropout=0.5)))
+    whole = loaded(TARGET)
     assert [dropped.encode(TEXT) for _ in range(3)] == 3 * [whole.encode(TEXT)]
 
 
@@ -104,7 +99,6 @@ def test_flags_of_an_added_token_stay_when_it_becomes_special(tmp_path: Path) ->
     def change(raw: dict[str, Any], config: dict[str, Any]) -> None:
         raw["added_tokens"][0] |= {"special": False, "lstrip": True}
 
-    tokenizer = Tokenizer.load(made(tmp_path / "made", change))
-    assert tokenizer is not None
+    tokenizer = loaded(made(tmp_path / "made", change))
     assert tokenizer.encode(f"one   {END}") == (*tokenizer.encode("one"), 0)
     assert tokenizer.decode([0], skip_special=True) == ""
