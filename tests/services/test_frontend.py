@@ -28,6 +28,7 @@ from coordinator.frontend import remote_cell
 from coordinator.requests.request import Request
 from dspark.client import AsyncClient, Chunk, Completion
 from dspark.client.errors import InvalidRequest, Overloaded, Unavailable
+from dspark.client.request import write_request
 from dspark.errors import ConfigError
 from dspark.errors import Overloaded as CutAsSlow
 from dspark.rounds.policy import Off
@@ -142,10 +143,7 @@ async def test_who_is_cut_at_its_deadline_by_its_own_grpc_has_not_gone_away(
 ) -> None:
     async with stage(pair) as cell:
         process = await cell.frontend() if far else cell.serving
-        params = generate_pb2.SamplingParams(max_tokens=9000, ignore_eos=True)
-        asked = generate_pb2.GenerateRequest(
-            tokenized=generate_pb2.TokenizedInput(input_ids=[1, 2]), sampling_params=params
-        )
+        asked = write_request([1, 2], {"max_tokens": 9000, "ignore_eos": True})
         stub = generate_pb2_grpc.GenerationStub(cell.client(process)._channel)
         for reads_for_s, outcome in ((0.95, "expired"), (0.3, "cancelled")):
             call = stub.Generate(asked, timeout=1.0)
@@ -387,11 +385,7 @@ HELLO = frontend_pb2.FrontendHello(name="by hand")
 
 
 def submit(number: int, **fields: Any) -> frontend_pb2.Submit:
-    request = generate_pb2.GenerateRequest(
-        request_id=f"r{number}",
-        tokenized=generate_pb2.TokenizedInput(input_ids=[1, 2]),
-        sampling_params=generate_pb2.SamplingParams(max_tokens=3, **fields),
-    )
+    request = write_request([1, 2], {"request_id": f"r{number}", "max_tokens": 3, **fields})
     return frontend_pb2.Submit(call=number, request=request, deadline_us=10_000_000)
 
 

@@ -51,9 +51,8 @@ async def test_a_client_that_stops_reading_is_cut_and_hears_why() -> None:
         )
         async with asyncio.timeout(60):
             await until(lambda: coordinator.metrics.value("slow_readers_cut_total"))
-            assert (
-                coordinator.metrics.value("client_streams") <= 1
-            )  # the neighbour, if it still reads
+            # the neighbour, if it still reads
+            assert coordinator.metrics.value("client_streams") <= 1
             count, code = await read(stalled)
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert count < 30_000

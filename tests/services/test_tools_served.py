@@ -70,9 +70,8 @@ def test_a_named_tool_is_called_once_with_arguments_that_fit(cell: HttpCell) -> 
 
 def test_a_call_that_is_required_comes_and_several_may(cell: HttpCell) -> None:
     for parallel in (True, False):
-        made = asked(
-            cell, tool_choice="required", parallel_tool_calls=parallel, temperature=1.0, n=2
-        )
+        fields = {"parallel_tool_calls": parallel, "temperature": 1.0, "n": 2}
+        made = asked(cell, tool_choice="required", **fields)
         for choice in made.choices:
             calls = choice.message.tool_calls
             assert calls
@@ -95,9 +94,8 @@ def test_streamed_calls_are_those_of_the_whole_answer(cell: HttpCell) -> None:
     name, arguments, pieces, finish = "", "", 0, None
     for chunk in asked(cell, stream=True, **fields):
         (choice,) = chunk.choices
-        assert choice.finish_reason or choice.delta.model_dump(exclude_none=True), (
-            "it says something"
-        )
+        said = choice.finish_reason or choice.delta.model_dump(exclude_none=True)
+        assert said, "it says something"
         finish = choice.finish_reason or finish
         assert not choice.delta.content
         for delta in choice.delta.tool_calls or ():
@@ -131,9 +129,8 @@ def test_an_answer_that_calls_nothing_has_its_format(cell: HttpCell) -> None:
             check(choice.message.tool_calls[0])
         else:
             jsonschema.validate(json.loads(choice.message.content), schema)
-    forced = asked(
-        cell, response_format=given, tool_choice="required", parallel_tool_calls=False
-    ).choices[0]
+    once = {"tool_choice": "required", "parallel_tool_calls": False}
+    (forced,) = asked(cell, response_format=given, **once).choices
     check(forced.message.tool_calls[0])
     assert forced.finish_reason == "tool_calls"
 
@@ -153,11 +150,8 @@ def test_a_target_may_have_a_template_for_tools_beside_another(tmp_path: Path) -
 
 
 def test_results_go_back_into_the_conversation(cell: HttpCell) -> None:
-    call = {
-        "id": "call_1",
-        "type": "function",
-        "function": {"name": "alarm", "arguments": '{"city": "x", "days": 1}'},
-    }
+    function = {"name": "alarm", "arguments": '{"city": "x", "days": 1}'}
+    call = {"id": "call_1", "type": "function", "function": function}
     messages = [
         {"role": "user", "content": "wake me"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -168,9 +162,8 @@ def test_results_go_back_into_the_conversation(cell: HttpCell) -> None:
     tokenizer = Tokenizer.load(TARGET)
     assert tokenizer is not None
     prompt = tokenizer.decode(made.choices[0].prompt_token_ids, skip_special=False)
-    _, called, answered = prompt.partition(
-        '{"name": "alarm", "arguments": {"city": "x", "days": 1}}'
-    )
+    written = '{"name": "alarm", "arguments": {"city": "x", "days": 1}}'
+    _, called, answered = prompt.partition(written)
     assert called
     assert "<tool_response>\ndone\n</tool_response>" in answered
 

@@ -12,9 +12,10 @@ from coordinator.cells import frontends as room
 from coordinator.cells.frontends import FrontendConnection
 from coordinator.cells.local_cell import LocalCell
 from coordinator.lanes.monitor import Monitor
+from dspark.client.request import write_request
 from dspark.errors import Overloaded
 from dspark.rounds.policy import parse_policy
-from dspark.wire.v1 import frontend_pb2, generate_pb2
+from dspark.wire.v1 import frontend_pb2
 
 
 async def attached(cell: RoundsCell) -> FrontendConnection:
@@ -25,15 +26,11 @@ async def attached(cell: RoundsCell) -> FrontendConnection:
     return FrontendConnection(local, frontend_pb2.FrontendHello(name="f"), cell.clock, cell.metrics)
 
 
-def submit(number: int, tokens: int, **params: Any) -> frontend_pb2.FrontendBatch:
-    request = generate_pb2.GenerateRequest(
-        request_id=f"r{number}",
-        tokenized=generate_pb2.TokenizedInput(input_ids=[5, 6]),
-        sampling_params=generate_pb2.SamplingParams(temperature=0, max_tokens=tokens, **params),
-    )
-    return frontend_pb2.FrontendBatch(
-        submits=[frontend_pb2.Submit(call=number, request=request, deadline_us=5_000_000)]
-    )
+def submit(number: int, tokens: int) -> frontend_pb2.FrontendBatch:
+    options = {"request_id": f"r{number}", "temperature": 0, "max_tokens": tokens}
+    asked = frontend_pb2.Submit(call=number, request=write_request([5, 6], options))
+    asked.deadline_us = 5_000_000
+    return frontend_pb2.FrontendBatch(submits=[asked])
 
 
 async def heard(attachment: FrontendConnection, call: int) -> tuple[list[int], int]:
@@ -69,10 +66,7 @@ async def test_a_front_end_that_does_not_read_is_let_go(monkeypatch: pytest.Monk
     cell = RoundsCell()
     attachment = await attached(cell)
     attachment.heard(submit(1, 90))
-    for _ in range(100):
-        await asyncio.sleep(0.01)
-        if not attachment.requests:
-            break
+    await cell.until(lambda: not attachment.requests)
     assert not cell.admission.running
     assert cell.metrics.value("dropped_total", kind="commit", reason="not_read") == 6
     with pytest.raises(Overloaded, match="does not read"):
