@@ -175,7 +175,7 @@ def _cache(args: argparse.Namespace) -> dict[str, Any]:
     )
     if not args.estimate:
         make_cache(settings, plan, args.out)
-    return size | {"shards": len(plan.shards), "folder": str(args.out)}
+    return size | {"folder": str(args.out)}
 
 
 def _vocabulary(args: argparse.Namespace) -> dict[str, Any]:

@@ -5,25 +5,24 @@ They are hidden states, never logits: a vocabulary product is computed only wher
 They come from the target, run beside the drafter, or from a cache, so that the target runs once and
 not once an epoch.
 
-A cache is a folder of `manifest.json` and shards of whole samples: safetensors with `taps` [tokens,
-m*H], `last` [tokens, H]. Which sample is in which shard follows from the lengths alone, so a writer
-that was killed resumes with the missing shards; a damaged one is missing, too. The manifest names
-the file of samples, the target and the layers; a reader refuses any other cache.
+A cache is a folder of `manifest.json` and `rows.bin`: m taps and the last hidden state of every
+token, [tokens, (m + 1) H] in one dtype, sample after sample. The manifest names the file of
+samples, the target and the layers, and counts the samples whose rows are on the disk: a writer that
+was killed goes on behind them, and a reader refuses any other cache.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dspark.errors import ConfigError
@@ -33,16 +32,15 @@ from dspark.model.pairing import text_config
 from dspark.model.placement import pick_device, use
 from dspark.model.target import tapped
 from dspark.training import record
-from dspark.training.disk import only_writer, save_tensors, write_whole
+from dspark.training.disk import only_writer, write_whole
 from dspark.training.samples import Sample, Samples
 from dspark.training.settings import Settings
 from dspark.training.shape import drafter_config
 from dspark.whole_file import remove_partial
 
-VERSION = 1
-MANIFEST = "manifest.json"
-SHARD_BYTES = 1 << 30
-_OPEN_SHARDS = 4
+VERSION = 2
+MANIFEST, ROWS = "manifest.json", "rows.bin"
+FLUSH_BYTES = 1 << 30  # of rows, between two counts in the manifest
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _ROOM_LEFT = 0.95  # share of the free disk space that a cache may take
 
@@ -86,59 +84,33 @@ class CachePlan:
     target_layer_ids: tuple[int, ...]
     hidden_size: int
     hidden_dtype: str
-    shards: tuple[int, ...]  # first sample of each
+
+    @staticmethod
+    def of(
+        samples: Samples, target: str, target_layer_ids: tuple[int, ...], size: int, dtype: str
+    ) -> CachePlan:
+        """The plan for these samples. target: its fingerprint; size: of its hidden states."""
+        counts = (samples.digest(), len(samples), samples.tokens)
+        return CachePlan(*counts, target, target_layer_ids, size, dtype)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token: m taps and the last hidden state."""
+        return self.hidden_size * (len(self.target_layer_ids) + 1)
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of m taps and the last hidden state."""
-        width = self.hidden_size * (len(self.target_layer_ids) + 1)
-        return width * _DTYPES[self.hidden_dtype].itemsize
+        return self.width * _DTYPES[self.hidden_dtype].itemsize
 
     @property
     def bytes(self) -> int:
         return self.num_tokens * self.bytes_per_token
 
-    def members(self, shard: int) -> range:
-        """Numbers of the samples in a shard."""
-        ends = (*self.shards[1:], self.num_samples)
-        return range(self.shards[shard], ends[shard])
-
     def to_json(self) -> dict[str, Any]:
-        """The manifest; also the estimate shown before a run."""
-        lists = {"target_layer_ids": list(self.target_layer_ids), "shards": list(self.shards)}
+        """The manifest, but for the count; also the estimate shown before a run."""
         sizes = {"bytes_per_token": self.bytes_per_token, "bytes": self.bytes}
-        return {"version": VERSION, **asdict(self), **lists, **sizes}
-
-
-def plan_cache(
-    samples: Samples,
-    *,
-    target: str,
-    target_layer_ids: tuple[int, ...],
-    hidden_size: int,
-    dtype: str = "bfloat16",
-    shard_bytes: int = SHARD_BYTES,
-) -> CachePlan:
-    """Lays the samples out in shards of about `shard_bytes`; a longer sample has a shard of its
-    own."""
-    plan = CachePlan(
-        samples.digest(),
-        len(samples),
-        samples.tokens,
-        target,
-        target_layer_ids,
-        hidden_size,
-        dtype,
-        (0,),
-    )
-    starts, room = [0], shard_bytes
-    for number in range(len(samples)):
-        size = samples.length(number) * plan.bytes_per_token
-        if size > room and number > starts[-1]:
-            starts.append(number)
-            room = shard_bytes
-        room -= size
-    return replace(plan, shards=tuple(starts))
+        layers = list(self.target_layer_ids)
+        return {"version": VERSION, **asdict(self), "target_layer_ids": layers, **sizes}
 
 
 def write_cache(
@@ -148,85 +120,68 @@ def write_cache(
     source: FeatureSource,
     done: Callable[[int], None] | None = None,
 ) -> None:
-    """Writes the missing shards; `done` is called with the number of samples written so far.
+    """Writes the missing rows; `done` is called with the number of samples written so far.
 
     ConfigError if the folder holds another cache, or the disk has no room for this one.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    manifest = folder / MANIFEST
+    manifest, path, mine, start = folder / MANIFEST, folder / ROWS, plan.to_json(), 0
     if manifest.exists():
-        if read_manifest(folder) != plan.to_json():
+        kept = read_manifest(folder)
+        start = _there(folder, kept, plan, samples)
+        if {**kept, **mine} != kept:
             raise ConfigError(
                 f"{folder}: holds a cache of other samples, another target or other layers"
             )
-    else:
-        write_whole(manifest, json.dumps(plan.to_json(), indent=2) + "\n")
-    missing = _missing(folder, plan, samples)
-    needed = sum(samples.length(i) for n in missing for i in plan.members(n)) * plan.bytes_per_token
-    if needed > (free := shutil.disk_usage(folder).free) * _ROOM_LEFT:
+    begun = samples.offsets[start] * plan.bytes_per_token
+    free, needed = shutil.disk_usage(folder).free, plan.bytes - begun
+    if needed > free * _ROOM_LEFT:
         raise ConfigError(f"{folder}: {needed:,} bytes are needed and {free:,} are free")
-    finished = sum(len(plan.members(n)) for n in range(len(plan.shards)) if n not in missing)
-    for number in missing:
-        found: list[Features] = []
-        for member in plan.members(number):
-            found += source.of([member], [samples[member]])
-            if done:
-                done(finished + len(found))
-        finished += len(found)
-        kind = _DTYPES[plan.hidden_dtype]
-        tensors = {
-            "taps": torch.cat([one.taps for one in found]).to("cpu", kind),
-            "last": torch.cat([one.last for one in found]).to("cpu", kind),
-        }
-        save_tensors(_shard(folder, number), tensors)
+    try:
+        with path.open("ab") as file:
+            file.truncate(begun)
+            for number in range(start, len(samples)):
+                (found,) = source.of([number], [samples[number]])
+                rows = torch.cat((found.taps, found.last), dim=-1).to(_DTYPES[plan.hidden_dtype])
+                file.write(rows.cpu().view(torch.uint8).numpy().data)
+                if number + 1 == len(samples) or file.tell() - begun >= FLUSH_BYTES:
+                    file.flush()
+                    os.fsync(file.fileno())
+                    begun, count = file.tell(), {"written": number + 1}
+                    write_whole(manifest, json.dumps(mine | count, indent=2) + "\n")
+                if done:
+                    done(number + 1)
+    except OSError as error:  # of a full disk, say, which names no file
+        error.filename = error.filename or str(path)
+        raise
 
 
 class CachedFeatures:
-    """Reads what `write_cache` wrote. ConfigError if it is incomplete or does not fit `expect`."""
+    """Reads what `write_cache` wrote by a plan. ConfigError if it is incomplete, or another's."""
 
-    def __init__(self, folder: Path, expect: CachePlan, samples: Samples) -> None:
+    def __init__(self, folder: Path, plan: CachePlan, samples: Samples) -> None:
         kept = read_manifest(folder)
-        wanted = expect.to_json()
-        for name in ("version", "samples", "target", "target_layer_ids", "hidden_size"):
-            if kept.get(name) != wanted[name]:
+        for name, wanted in plan.to_json().items():
+            if kept.get(name) != wanted:
                 raise ConfigError(
-                    f"cache: {name} of {folder} is {kept.get(name)!r}, this run needs "
-                    f"{wanted[name]!r}"
+                    f"cache: {name} of {folder} is {kept.get(name)!r}, this run needs {wanted!r}"
                 )
-        self._folder, self._samples = folder, samples
-        self._starts: list[int] = kept.get("shards", [])
-        if not _ascend(self._starts, len(samples)):
+        self._offsets, self._size = samples.offsets, plan.hidden_size
+        if missing := len(samples) - _there(folder, kept, plan, samples):
             raise ConfigError(
-                f"cache: shards of {folder / MANIFEST} do not ascend from 0 below {len(samples)}, "
-                "the number of samples"
+                f"cache: {folder} lacks the rows of {missing} of {len(samples)} samples; write it "
+                "first"
             )
-        missing = _missing(folder, replace(expect, shards=tuple(self._starts)), samples)
-        if missing:
-            raise ConfigError(
-                f"cache: {folder} lacks {len(missing)} of {len(self._starts)} shards, or has them "
-                "in part; write it first"
-            )
-        self._open = lru_cache(maxsize=_OPEN_SHARDS)(self._open_shard)
+        kind, count = _DTYPES[plan.hidden_dtype], plan.num_tokens * plan.width
+        rows = torch.from_file(str(folder / ROWS), shared=False, size=count, dtype=kind)
+        self._rows = rows.view(plan.num_tokens, plan.width)
 
     def of(self, numbers: Sequence[int], samples: Sequence[Sample]) -> list[Features]:
         return [self._one(number) for number in numbers]
 
     def _one(self, number: int) -> Features:
-        shard = bisect_right(self._starts, number) - 1
-        first = self._samples.offsets[self._starts[shard]]
-        part = slice(
-            self._samples.offsets[number] - first, self._samples.offsets[number + 1] - first
-        )
-        taps, last = self._open(shard)
-        return Features(taps[part], last[part])
-
-    def _open_shard(self, shard: int) -> tuple[Any, Any]:
-        path = _shard(self._folder, shard)
-        try:
-            file: Any = safe_open(path, framework="pt")
-            return file.get_slice("taps"), file.get_slice("last")
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(f"cache: {path}: {error}") from None
+        rows = self._rows[self._offsets[number] : self._offsets[number + 1]]
+        return Features(rows[:, : -self._size], rows[:, -self._size :])
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -237,34 +192,20 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"cache: {folder} holds no cache ({error})") from None
     if not isinstance(manifest, dict) or manifest.get("version") != VERSION:
         raise ConfigError(f"cache: {folder} was written by another version")
+    if (dtype := manifest.get("hidden_dtype")) not in list(_DTYPES):
+        raise ConfigError(
+            f"cache: hidden_dtype of {folder} is {dtype!r}, not {' or '.join(_DTYPES)}"
+        )
     return manifest
 
 
-def _shard(folder: Path, number: int) -> Path:
-    return folder / f"shard-{number:05d}.safetensors"
-
-
-def _ascend(starts: Any, end: int) -> bool:
-    """Whether a manifest's shards are numbers that ascend from 0 and stay below `end`."""
-    if not isinstance(starts, list) or any(type(start) is not int for start in starts):
-        return False
-    return starts[:1] == [0] and sorted({*starts}) == starts and starts[-1] < end
-
-
-def _missing(folder: Path, plan: CachePlan, samples: Samples) -> list[int]:
-    """Numbers of the shards that are not there with all their rows."""
-    widths = (plan.hidden_size * len(plan.target_layer_ids), plan.hidden_size)
-    missing = []
-    for number in range(len(plan.shards)):
-        rows = sum(map(samples.length, plan.members(number)))
-        try:
-            file: Any = safe_open(_shard(folder, number), framework="pt")
-            found = [file.get_slice(name).get_shape() for name in ("taps", "last")]
-        except (OSError, SafetensorError):
-            found = []
-        if found != [[rows, width] for width in widths]:
-            missing.append(number)
-    return missing
+def _there(folder: Path, kept: Mapping[str, Any], plan: CachePlan, samples: Samples) -> int:
+    """How many samples a cache holds all rows of, from the first on: as many as its manifest counts
+    and its file has room for."""
+    written, path = kept.get("written"), folder / ROWS
+    size = path.stat().st_size if path.is_file() else 0
+    whole = bisect_right(samples.offsets, size // plan.bytes_per_token) - 1
+    return min(written, whole) if type(written) is int and written > 0 else 0
 
 
 def plan_for(settings: Settings, dtype: str) -> CachePlan:
@@ -273,17 +214,12 @@ def plan_for(settings: Settings, dtype: str) -> CachePlan:
     folder = locate(settings.target)
     text, samples = text_config(folder), Samples(Path(settings.samples))
     samples.check_vocabulary(int(text.vocab_size))
-    return plan_cache(
-        samples,
-        target=fingerprint(folder),
-        target_layer_ids=drafter_config(folder, text, settings).target_layer_ids,
-        hidden_size=int(text.hidden_size),
-        dtype=dtype,
-    )
+    layers = drafter_config(folder, text, settings).target_layer_ids
+    return CachePlan.of(samples, fingerprint(folder), layers, int(text.hidden_size), dtype)
 
 
 def make_cache(settings: Settings, plan: CachePlan, folder: Path) -> None:
-    """Writes the missing shards of a run's cache, with a progress bar. ConfigError if another
+    """Writes the missing rows of a run's cache, with a progress bar. ConfigError if another
     process is writing them."""
     device = pick_device(settings.device, key="device")
     use(device)
@@ -295,6 +231,6 @@ def make_cache(settings: Settings, plan: CachePlan, folder: Path) -> None:
     samples = Samples(Path(settings.samples))
     source = OnlineFeatures(target.model, plan.target_layer_ids)
     with only_writer(folder), record.progress() as bar:
-        remove_partial(folder / "shard-*.safetensors")
+        remove_partial(folder / MANIFEST)
         task = bar.add_task("cache", total=plan.num_samples, note=f"{plan.bytes / 1e9:.2f} GB")
         write_cache(folder, plan, samples, source, lambda done: bar.update(task, completed=done))

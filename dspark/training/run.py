@@ -8,7 +8,7 @@ changes rounding and nothing else. Launchers make the process group; this file o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,9 +25,9 @@ from dspark.training.batches import BatchPlan, SampleBatch, assemble, make_plan,
 from dspark.training.disk import content_digest
 from dspark.training.features import (
     CachedFeatures,
+    CachePlan,
     FeatureSource,
     OnlineFeatures,
-    plan_cache,
     read_manifest,
 )
 from dspark.training.loss import LossSums
@@ -99,13 +99,13 @@ def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
         identity["start"] = fingerprint(settings.start, target=target.folder)
     if settings.cache:
         # cached features are rounded to this dtype; those of a running target are not
-        identity["cache"] = str(read_manifest(Path(settings.cache)).get("hidden_dtype"))
+        identity["cache"] = read_manifest(Path(settings.cache))["hidden_dtype"]
     return TrainingRun(
         settings=settings,
         world=world,
         drafter=drafter,
         samples=samples,
-        features=_features(settings, target, drafter.config, samples, identity["target"]),
+        features=_features(settings, target, drafter.config, samples, identity),
         target_head=_target_head(target, drafter.config),
         device=device,
         mixed=mixed,
@@ -130,18 +130,19 @@ def _target_head(target: LoadedTarget, config: DrafterConfig) -> Tensor:
 
 
 def _features(
-    settings: Settings, target: LoadedTarget, config: DrafterConfig, samples: Samples, name: str
+    settings: Settings,
+    target: LoadedTarget,
+    config: DrafterConfig,
+    samples: Samples,
+    identity: Mapping[str, str],
 ) -> FeatureSource:
     """Features from the cache if one is named, else from the target, run beside the drafter."""
+    layers = config.target_layer_ids
     if not settings.cache:
-        return OnlineFeatures(target.model, config.target_layer_ids)
-    expect = plan_cache(
-        samples,
-        target=name,
-        target_layer_ids=config.target_layer_ids,
-        hidden_size=target.hidden_size,
-    )
-    return CachedFeatures(Path(settings.cache), expect, samples)
+        return OnlineFeatures(target.model, layers)
+    whose, dtype = identity["target"], identity["cache"]
+    plan = CachePlan.of(samples, whose, layers, target.hidden_size, dtype)
+    return CachedFeatures(Path(settings.cache), plan, samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +171,12 @@ class WorkerGroup:
         return tensor
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Adds every gradient up over all workers, in one message."""
-        if self.size == 1:
-            return
-        trained = [p for p in parameters if p.requires_grad]
-        # A worker whose rows did not reach a parameter still has to take part.
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
-        whole = self.add(torch.cat([grad.flatten() for grad in grads]))
-        for parameter, part in zip(
-            trained, torch.split(whole, [p.numel() for p in trained]), strict=True
-        ):
-            parameter.grad = part.view_as(parameter).clone()
+        """Adds every gradient up over all workers."""
+        for parameter in parameters:
+            if self.size > 1 and parameter.requires_grad:
+                # A worker whose rows did not reach a parameter still has to take part.
+                own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = self.add(own.contiguous())
 
     def wait(self) -> None:
         """Blocks until every worker has called it."""

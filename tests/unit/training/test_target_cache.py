@@ -1,5 +1,5 @@
-"""The target cache: as large as was said, resumable shard by shard, and read by the run it was made
-for only."""
+"""The target cache: as large as was said, resumable behind the last samples that it counted, and
+read by the run it was made for only."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import load_target
+from dspark.training import features
 from dspark.training.features import (
     CachedFeatures,
     CachePlan,
     Features,
     OnlineFeatures,
-    plan_cache,
     write_cache,
 )
 from dspark.training.samples import Sample, Samples
@@ -34,15 +33,13 @@ def samples(tmp_path: Path) -> Samples:
     return Samples(random_samples(tmp_path / "samples.safetensors"))
 
 
-def _plan(samples: Samples, shard_bytes: int = 60_000, dtype: str = "float32") -> CachePlan:
-    return plan_cache(
-        samples,
-        target="t",
-        target_layer_ids=LAYERS,
-        hidden_size=64,
-        dtype=dtype,
-        shard_bytes=shard_bytes,
-    )
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "FLUSH_BYTES", 60_000)
+
+
+def _plan(samples: Samples, dtype: str = "float32") -> CachePlan:
+    return CachePlan.of(samples, "t", LAYERS, 64, dtype)
 
 
 class Counting:
@@ -66,66 +63,70 @@ def test_the_estimate_is_what_comes_to_lie_on_the_disk(
     plan = _plan(samples, dtype=dtype)
     assert plan.bytes_per_token == 64 * (len(LAYERS) + 1) * size
     write_cache(tmp_path / "cache", plan, samples, Counting(golden_target))
-    written = sum(path.stat().st_size for path in (tmp_path / "cache").glob("shard-*"))
-    assert plan.bytes <= written <= plan.bytes + 400 * len(plan.shards)
+    assert (tmp_path / "cache" / "rows.bin").stat().st_size == plan.bytes
 
 
-def test_a_stopped_writer_computes_only_the_missing_shards(
+def test_a_stopped_writer_goes_on_behind_the_samples_it_counted(
     samples: Samples, golden_target: Path, tmp_path: Path
 ) -> None:
     plan, folder = _plan(samples), tmp_path / "cache"
-    assert len(plan.shards) >= 3
-    assert [n for shard in range(len(plan.shards)) for n in plan.members(shard)] == list(
-        range(len(samples))
-    )
-    first = Counting(golden_target, stop_after=len(plan.members(0)) + 1)
     with pytest.raises(KeyboardInterrupt):
-        write_cache(folder, plan, samples, first)
-    with pytest.raises(ConfigError, match="lacks"):
+        write_cache(folder, plan, samples, Counting(golden_target, stop_after=len(samples) - 1))
+    counted = json.loads((folder / "manifest.json").read_text())["written"]
+    assert 0 < counted < len(samples) - 1, "what is not known to be on the disk does not count"
+    with pytest.raises(ConfigError, match=f"lacks the rows of {len(samples) - counted} of "):
         CachedFeatures(folder, plan, samples)
     second = Counting(golden_target)
     write_cache(folder, plan, samples, second)
-    assert second.asked == list(range(plan.shards[1], len(samples)))
-    read = CachedFeatures(folder, plan, samples)
-    wanted = Counting(golden_target)
+    assert second.asked == list(range(counted, len(samples)))
+    read, wanted = CachedFeatures(folder, plan, samples), Counting(golden_target)
     for number in (len(samples) - 1, 0, 5, 1):
         (found,), (truth,) = read.of([number], []), wanted.of([number], [samples[number]])
         assert torch.equal(found.taps, truth.taps)
         assert torch.equal(found.last, truth.last)
 
 
-def _cut_bytes(shard: Path) -> None:
-    shard.write_bytes(shard.read_bytes()[:-9])
-
-
-def _cut_rows(shard: Path) -> None:
-    save_file({name: rows[:-1].clone() for name, rows in load_file(shard).items()}, shard)
-
-
-@pytest.mark.parametrize("damage", [_cut_bytes, _cut_rows])
-def test_a_shard_that_is_there_in_part_is_missing(
-    damage: Callable[[Path], None], samples: Samples, golden_target: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda rows, told: rows.write_bytes(rows.read_bytes()[:-9]),
+        *(
+            lambda rows, told, count=count: told.write_text(
+                json.dumps(json.loads(told.read_text()) | {"written": count})
+            )
+            for count in (None, "a", [], -1, 0, 13)
+        ),
+    ],
+)
+def test_a_sample_whose_rows_are_there_in_part_is_missing(
+    damage: Callable[[Path, Path], object], samples: Samples, golden_target: Path, tmp_path: Path
 ) -> None:
     plan, folder = _plan(samples), tmp_path / "cache"
     write_cache(folder, plan, samples, Counting(golden_target))
-    damage(folder / "shard-00001.safetensors")
-    with pytest.raises(ConfigError, match="lacks 1 of "):
+    damage(folder / "rows.bin", folder / "manifest.json")
+    with pytest.raises(ConfigError, match="lacks the rows of "):
         CachedFeatures(folder, plan, samples)
     again = Counting(golden_target)
     write_cache(folder, plan, samples, again)
-    assert again.asked == list(plan.members(1))
+    assert again.asked[-1] == 13
     CachedFeatures(folder, plan, samples)
 
 
-@pytest.mark.parametrize("shards", [None, [], ["a"], [1], [0, 2, 2], [0, 3, 1], [0, 10**9], 5])
-def test_a_manifest_of_other_shards_is_refused(
-    shards: Any, samples: Samples, golden_target: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"version": 1}, ".* another version"),
+        ({"hidden_dtype": ["float32"]}, "hidden_dtype of .* not bfloat16 or float32"),
+        ({"hidden_dtype": "bfloat16"}, "hidden_dtype of .* 'bfloat16', this run needs 'float32'"),
+    ],
+)
+def test_a_manifest_of_another_making_is_refused(
+    told: dict[str, Any], said: str, samples: Samples, tmp_path: Path
 ) -> None:
-    plan, folder = _plan(samples), tmp_path / "cache"
-    write_cache(folder, plan, samples, Counting(golden_target))
-    (folder / "manifest.json").write_text(json.dumps(plan.to_json() | {"shards": shards}))
-    with pytest.raises(ConfigError, match=r"cache: shards of .* do not ascend from 0 below"):
-        CachedFeatures(folder, plan, samples)
+    plan = _plan(samples)
+    (tmp_path / "manifest.json").write_text(json.dumps(plan.to_json() | told))
+    with pytest.raises(ConfigError, match=f"^cache: {said}"):
+        CachedFeatures(tmp_path, plan, samples)
 
 
 def test_a_cache_of_something_else_is_refused(

@@ -224,7 +224,7 @@ os.kill(os.getpid(), 9)
     drafter = Path(settings.out) / "drafter"
     for folder in (cache, drafter):
         folder.mkdir(parents=True)
-    names = (cache / "shard-00000.safetensors", Path(settings.out) / STATE)
+    names = (cache / "manifest.json", Path(settings.out) / STATE)
     others = (Path(settings.out) / "others.safetensors", drafter / "model.safetensors")
     subprocess.run([sys.executable, "-c", program, *names, *others], cwd=ROOT, timeout=100)
     assert len([*tmp_path.rglob(".tmp*")]) == 4
