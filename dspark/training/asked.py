@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.gumbel import times
+from dspark.decoding.sampling import draw
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import LoadedTarget, fingerprint
 from dspark.model.weights_file import read_file
@@ -136,14 +137,9 @@ def answers(
         if kept is not None and kept.is_file():
             ids = read_file(kept)["ids"].long()
         else:
-            ids = lockstep.generate(
-                target.model,
-                prompts=prompts,
-                total=total,
-                temperatures=torch.full((len(chosen),), temperature),
-                generator=torch.Generator().manual_seed(seed * 1_000_003 + first),
-                pick=_racing(seed, chosen, temperature) if raced else None,
-            )
+            own = seed * 1_000_003 + first
+            pick = _racing(seed, chosen, temperature) if raced else drawing(temperature, own)
+            ids = lockstep.generate(target.model, prompts=prompts, total=total, pick=pick)
             if kept is not None:
                 save_tensors(kept, {"ids": ids.int()})
         for row, number in enumerate(chosen):
@@ -159,9 +155,19 @@ def answers(
                 yield TargetText(asked[number], text, ends, last, new_tokens, params)
 
 
-def _racing(
-    seed: int, choices: Sequence[int], temperature: float
-) -> Callable[[Tensor, int], Tensor]:
+def drawing(temperature: float, seed: int) -> lockstep.Pick:
+    """Draws from the target's distribution, with coins of its own."""
+    coins = torch.Generator().manual_seed(seed)
+
+    def pick(logits: Tensor, place: int) -> Tensor:
+        u = torch.rand(len(logits), generator=coins)
+        return draw(rounds.distribution(logits, temperature), u)
+
+    return pick
+
+
+def _racing(seed: int, choices: Sequence[int], temperature: float) -> lockstep.Pick:
+    """Runs the race of the coupled rule, as the rounds on the text will."""
     drawn = [SamplingParams(seed=seed, choice=choice, rule=Rule.COUPLED) for choice in choices]
 
     def pick(logits: Tensor, place: int) -> Tensor:

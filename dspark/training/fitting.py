@@ -129,13 +129,8 @@ class _Drafted(NamedTuple):
 
 def _answer(model: Any, ids: Sequence[int], room: int) -> Tensor:
     """Prompt and greedy answer, [1, T]; the answer does not end at stop tokens."""
-    return lockstep.generate(
-        model,
-        prompts=[ids],
-        total=len(ids) + max(NEW_TOKENS, 2 * room),
-        temperatures=torch.zeros(1),
-        generator=torch.Generator(),
-    )
+    total = len(ids) + max(NEW_TOKENS, 2 * room)
+    return lockstep.generate(model, prompts=[ids], total=total)
 
 
 def _features(

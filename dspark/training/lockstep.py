@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from dspark.decoding.sampling import draw
 from dspark.model.target import beyond_keys, cache_argument, returned_cache, takes_positions
+
+Pick = Callable[[Tensor, int], Tensor]  # logits [B, V] and their position -> tokens [B]
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[misc]
@@ -50,13 +51,9 @@ def _held(model: Any, total: int) -> Cache | None:
     return cache
 
 
-def drawn(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
-    """Tokens [B] of logits [B, V]: the likeliest where the temperature is 0, else a draw at it."""
-    probs = torch.softmax(
-        logits.float() / torch.where(temperatures > 0, temperatures, 1.0).unsqueeze(-1), dim=-1
-    )
-    ids = draw(probs, torch.rand(len(probs), generator=generator))
-    return torch.where(temperatures > 0, ids, logits.argmax(dim=-1))
+def greedy(logits: Tensor, place: int) -> Tensor:
+    """The likeliest tokens, a `Pick`."""
+    return logits.argmax(dim=-1)
 
 
 @torch.inference_mode()
@@ -65,14 +62,9 @@ def generate(
     *,
     prompts: Sequence[Sequence[int]],  # B rows, of any lengths
     total: int,
-    temperatures: Tensor,  # [B]
-    generator: torch.Generator,
-    pick: Callable[[Tensor, int], Tensor] | None = None,
+    pick: Pick = greedy,
 ) -> Tensor:
-    """Continues every prompt to `total` tokens: ids [B, total].
-
-    `pick` draws instead of the temperatures: logits [B, V] and their position -> ids [B].
-    """
+    """Continues every prompt to `total` tokens: ids [B, total]."""
     batch, given = len(prompts), min(map(len, prompts))
     ids = torch.zeros(batch, total, dtype=torch.int64)
     for row, prompt in enumerate(prompts):
@@ -86,7 +78,6 @@ def generate(
             told["position_ids"] = torch.arange(place - fresh.shape[1], place).expand(batch, -1)
         out = model(input_ids=fresh, use_cache=True, logits_to_keep=1, **told)
         held, logits = held or returned_cache(out), out.logits[:, -1]
-        token = drawn(logits, temperatures, generator) if pick is None else pick(logits, place)
-        ids[:, place] = torch.where(lengths > place, ids[:, place], token)
+        ids[:, place] = torch.where(lengths > place, ids[:, place], pick(logits, place))
         fresh = ids[:, place : place + 1]
     return ids

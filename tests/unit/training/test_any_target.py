@@ -28,13 +28,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_texts_drawn_side_by_side_are_those_of_the_library(target: Path) -> None:
     model = load_target(target).model
     prompts = [prompt(18 + seed, seed) for seed in range(3)]
-    drawn = lockstep.generate(
-        model,
-        prompts=prompts,
-        total=36,
-        temperatures=torch.zeros(3),
-        generator=torch.Generator(),
-    )
+    drawn = lockstep.generate(model, prompts=prompts, total=36)
     alone = [
         model.generate(torch.tensor([ids]), max_length=36, do_sample=False)[0].tolist()
         for ids in prompts

@@ -13,6 +13,7 @@ from dspark.decoding.gumbel import times
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.training import lockstep, rounds
+from dspark.training.asked import drawing
 from dspark.training.shape import make_drafter
 from dspark.types import Rule, SamplingParams
 from tests.unit.model.tiny import dense, walked
@@ -69,28 +70,12 @@ def first_slot(
     return dense(drafter, hidden, ids[at][None])[0][0]
 
 
-def continued(
-    model: Qwen3ForCausalLM, prompts: list[list[int]], total: int, temperature: float, **pick: Any
-) -> torch.Tensor:
-    return lockstep.generate(
-        model,
-        prompts=prompts,
-        total=total,
-        temperatures=torch.full((len(prompts),), temperature),
-        generator=torch.Generator().manual_seed(0),
-        **pick,
-    )
-
-
 def test_no_coin_draws_a_token_without_a_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf]])
-    for coin, token in (
-        (0.0, 1),
-        (1.0, 2),
-    ):
+    for coin, token in ((0.0, 1), (1.0, 2)):
         # the least, and one that rounding makes of the largest
         monkeypatch.setattr(torch, "rand", lambda *shape, coin=coin, **_: torch.full(shape, coin))
-        assert lockstep.drawn(logits, torch.ones(1), torch.Generator()).tolist() == [token]
+        assert drawing(1.0, 0)(logits, 0).tolist() == [token]
 
 
 def test_rounds_skip_the_prefill_token_and_stop_at_the_end_of_the_text() -> None:
@@ -106,7 +91,7 @@ def test_rounds_skip_the_prefill_token_and_stop_at_the_end_of_the_text() -> None
 
 def test_replayed_greedy_rounds_keep_what_played_ones_keep(model: Qwen3ForCausalLM) -> None:
     drafter = drafter_of(model, block=3)
-    ids = continued(model, [[5, 6, 7, 8]], 40, 0.0)
+    ids = lockstep.generate(model, prompts=[[5, 6, 7, 8]], total=40)
     anchors = torch.arange(4, 36)
     params, generator = SamplingParams(temperature=0.0), torch.Generator()
     blocks = rounds.judge(drafter, model, ids, anchors, params, generator=generator)
@@ -176,7 +161,7 @@ def test_coupled_texts_and_drafts_run_one_race(model: Qwen3ForCausalLM) -> None:
     def pick(logits: torch.Tensor, place: int) -> torch.Tensor:
         return (rounds.distribution(logits, 1.0) / times([params], [place], vocabulary)).argmax(-1)
 
-    ids = continued(model, [[5, 6, 7, 8]], total, 1.0, pick=pick)
+    ids = lockstep.generate(model, prompts=[[5, 6, 7, 8]], total=total, pick=pick)
     anchors, generator = torch.arange(4, total - 4), torch.Generator()
     made = [
         rounds.judge(
