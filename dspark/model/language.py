@@ -12,7 +12,6 @@ from torch import Tensor
 
 from dspark.model.config import DrafterConfig
 from dspark.model.family import Anchors, ContextTokens, Drafter, Entries, GrownProposal, Needs
-from dspark.model.layer import DraftLayer
 
 
 class LanguageDrafter(Drafter):
@@ -49,21 +48,21 @@ class LanguageDrafter(Drafter):
         """Entries of ids and positions [n, T] that follow the past entries; padding may only be at
         the end of a row."""
         assert tokens.token_ids is not None
-        ids, positions = tokens.token_ids, tokens.positions
-        mask = _causal(ids, past)
-        keys, values, hidden = [], [], self.embed(ids)
-        angles = self.rotary.at(positions)
-        layers = self.draft_layers()
-        for number, layer in enumerate(layers):
-            rows = layer.input_layernorm(hidden)
-            if number + 1 == len(layers):  # the last layer's output is not needed
-                key, value = layer.self_attn.keys_values(rows, angles)
-            else:
-                query, key, value = layer.self_attn.project(rows, angles)
-                hidden = layer.after(hidden, _attend(layer, query, key, value, past, number, mask))
+        hidden, angles = self.embed(tokens.token_ids), self.rotary.at(tokens.positions)
+        mask = _causal(tokens.token_ids, past)
+        *before, last = self.draft_layers()
+        keys, values = [], []
+        for number, layer in enumerate(before):
+            query, key, value = layer.self_attn.project(layer.input_layernorm(hidden), angles)
             keys.append(key)
             values.append(value)
-        return torch.stack(keys), torch.stack(values)
+            if past is not None:
+                key = torch.cat((past.keys[number], key), dim=1)
+                value = torch.cat((past.values[number], value), dim=1)
+            hidden = layer.after(hidden, layer.self_attn.attend(query, key, value, mask))
+        # the last layer's output is not needed
+        key, value = last.self_attn.keys_values(last.input_layernorm(hidden), angles)
+        return torch.stack([*keys, key]), torch.stack([*values, value])
 
     def propose(self, at: Anchors, slots: int) -> LanguageProposal:
         """Begins a block; every step runs the decoder on one token per sequence."""
@@ -76,11 +75,10 @@ class LanguageDrafter(Drafter):
         """ids [B, T] -> hidden states [B, T, H] after the final norm; index i predicts token
         i+1."""
         hidden, mask = self.embed(input_ids), _causal(input_ids, None)
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        angles = self.rotary.at(positions)
-        for number, layer in enumerate(self.draft_layers()):
-            query, key, value = layer.self_attn.project(layer.input_layernorm(hidden), angles)
-            hidden = layer.after(hidden, _attend(layer, query, key, value, None, number, mask))
+        angles = self.rotary.at(torch.arange(input_ids.shape[1], device=input_ids.device))
+        for layer in self.draft_layers():
+            own = layer.self_attn.project(layer.input_layernorm(hidden), angles)
+            hidden = layer.after(hidden, layer.self_attn.attend(*own, mask))
         out: Tensor = self.norm(hidden)
         return out
 
@@ -117,20 +115,3 @@ def _causal(ids: Tensor, past: Entries | None) -> Tensor:
     before = torch.arange(past.keys.shape[2], device=ids.device) < past.lengths.unsqueeze(-1)
     before = before[:, None, None].expand(-1, 1, length, -1)
     return torch.cat((before, own.expand(len(before), -1, -1, -1)), dim=-1)
-
-
-def _attend(
-    layer: DraftLayer,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    past: Entries | None,
-    number: int,
-    mask: Tensor,
-) -> Tensor:
-    if past is not None:
-        key, value = (
-            torch.cat((past.keys[number], key), dim=1),
-            torch.cat((past.values[number], value), dim=1),
-        )
-    return layer.self_attn.attend(query, key, value, mask)
