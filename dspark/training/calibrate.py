@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from dspark.errors import ConfigError
 from dspark.model.calibration import (
@@ -31,7 +32,7 @@ from dspark.model.location import locate
 from dspark.training import record, reliability
 from dspark.training.asked import by_name, kept_for, questions
 from dspark.training.disk import check_folder, write_whole
-from dspark.training.judged import Judge, JudgedRounds, RoundSource
+from dspark.training.judged import Job, Judge, JudgedRounds, RoundSource
 from dspark.training.rounds import TOP_K_CUT
 
 TEMPERATURES = (0.7, 1.0)
@@ -78,20 +79,16 @@ def calibrate(
         )
     source = RoundSource(Judge(loaded, made, new_tokens, cut, kept_for(loaded, keep)), asked, seed)
     sampled = [path.stem for path in prompts]
-    jobs: list[_Job] = [_Job("token", "greedy", (0.0,), list(asked))]
-    jobs += [_Job(rule, "sampled", tuple(temperatures), sampled) for rule in rules]
+    jobs = [Job("token", "greedy", (0.0,), list(asked))]
+    jobs += [Job(rule, "sampled", tuple(temperatures), sampled) for rule in rules]
     fits: dict[tuple[RuleName, Bucket], SlotFit] = {}
     told: list[dict[str, Any]] = []
     with record.progress(shown=bar) as progress:
         total = sum(len(asked[name]) * len(job.temperatures) for job in jobs for name in job.names)
         task = progress.add_task("calibrate", total=total, note="")
         for job in jobs:
-            fitted, measured = (
-                source.half(
-                    n, job.rule, job.temperatures, job.names, lambda n: progress.advance(task, n)
-                )
-                for n in (0, 1)
-            )
+            advance = partial(progress.advance, task)
+            fitted, measured = (source.half(n, job, advance) for n in (0, 1))
             fits[job.rule, job.bucket], figures = _fit(job, fitted, measured, offsets, plots)
             progress.update(
                 task, note=f"{job.rule} {job.bucket}: error {figures['mean_ece_after']:.2%}"
@@ -118,17 +115,8 @@ def calibrate(
     }
 
 
-class _Job(NamedTuple):
-    """One fit to make, and the requests it is made from."""
-
-    rule: RuleName
-    bucket: Bucket
-    temperatures: tuple[float, ...]  # of the requests
-    names: list[str]  # of the files of prompts
-
-
 def _fit(
-    job: _Job, fitted: JudgedRounds, measured: JudgedRounds, offsets: bool, plots: Path | None
+    job: Job, fitted: JudgedRounds, measured: JudgedRounds, offsets: bool, plots: Path | None
 ) -> tuple[SlotFit, dict[str, Any]]:
     """Fits one half, rounded as it is written, and measures on the other half: without a fit, with
     temperatures alone as published, and with this fit."""

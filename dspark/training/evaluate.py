@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dspark import plots
 from dspark.errors import ConfigError
 from dspark.model.calibration import IDENTITY, Bucket, RuleName, SlotFit, load_calibration
 from dspark.model.checkpoint import fingerprint, load_drafter, load_target
@@ -249,8 +250,6 @@ def draw(report: Mapping[str, Any], folder: Path) -> None:
 
 
 def _acceptance(report: Mapping[str, Any], path: Path) -> None:
-    from dspark import plots
-
     figure, axes = plots.panels(len(report["temperatures"]), (4.6, 3.6))
     for pane, (temperature, part) in zip(axes, report["temperatures"].items(), strict=True):
         for name, row in part["datasets"].items():
@@ -265,8 +264,6 @@ def _acceptance(report: Mapping[str, Any], path: Path) -> None:
 
 
 def _sweep(swept: Mapping[str, Any], path: Path) -> None:
-    from dspark import plots
-
     figure, axes = plots.panels(2 * len(swept), (4.2, 3.6))
     for number, (temperature, part) in enumerate(swept.items()):
         left, right = axes[2 * number : 2 * number + 2]

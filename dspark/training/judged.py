@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dspark.errors import ConfigError
-from dspark.model.calibration import RuleName
+from dspark.model.calibration import Bucket, RuleName
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.family import Drafter
 from dspark.training import rounds
@@ -105,6 +105,15 @@ def whole_blocks(texts: Iterable[Text], size: int) -> JudgedRounds:
     return JudgedRounds(np.array(scores).reshape(len(scores), size), np.array(kept, np.int64))
 
 
+class Job(NamedTuple):
+    """One fit to make, and the requests it is made from."""
+
+    rule: RuleName
+    bucket: Bucket
+    temperatures: tuple[float, ...]  # of the requests
+    names: list[str]  # of the files of prompts
+
+
 @dataclass(frozen=True, slots=True)
 class RoundSource:
     """Plays the rounds of one calibration.
@@ -118,18 +127,12 @@ class RoundSource:
     seed: int
     drawn: dict[tuple[str, int, int, bool, float], list[TargetText]] = field(default_factory=dict)
 
-    def half(
-        self,
-        half: int,
-        name_of_rule: RuleName,
-        temperatures: Sequence[float],
-        names: Sequence[str],  # of the files of prompts
-        told: Callable[[int], None],  # called with a number of prompts that are done
-    ) -> JudgedRounds:
-        """The rounds of every second prompt, from the `half`-th on, at all temperatures."""
-        judge, rule, parts = self.judge, Rule[name_of_rule.upper()], []
-        for temperature in temperatures:
-            for name in names:
+    def half(self, half: int, job: Job, told: Callable[[int], object]) -> JudgedRounds:
+        """The rounds of every second prompt, from the `half`-th on, at all temperatures. told:
+        called with a number of prompts that are done."""
+        judge, rule, parts = self.judge, Rule[job.rule.upper()], []
+        for temperature in job.temperatures:
+            for name in job.names:
                 # Prompts of similar length together: the rest of a longer one is fed by tokens.
                 its = sorted(self.asked[name][half::2], key=lambda question: len(question.ids))
                 for first in range(0, len(its), PIECE):

@@ -30,7 +30,7 @@ class LossWeights(NamedTuple):
     ce: float = 0.1
     l1: float = 0.9
     confidence: float = 1.0
-    decay: float | None = 4.0  # None or <= 0 weighs all slots alike
+    decay: float = 4.0  # of the slots, above 0
 
 
 DFLASH_WEIGHTS = LossWeights(ce=1.0, l1=0.0, confidence=0.0)
@@ -50,10 +50,8 @@ class LossSums(NamedTuple):
     confidence_error: Tensor  # [] sum over valid slots of |c - c*|
 
 
-def slot_weights(block_size: int, decay: float | None, *, device: torch.device) -> Tensor:
+def slot_weights(block_size: int, decay: float, *, device: torch.device) -> Tensor:
     """w_k, [k] fp32. The released recipe decays by 4.0 whatever the block size."""
-    if not decay or decay <= 0:
-        return torch.ones(block_size, device=device)
     return torch.tensor([math.exp(-k / decay) for k in range(block_size)], device=device)
 
 

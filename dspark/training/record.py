@@ -1,6 +1,5 @@
 """The record of a training run: a CSV log of its losses, a plot of them, and a progress bar."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -43,10 +42,9 @@ class Log:
     def row(self, values: Mapping[str, float]) -> None:
         new = not self.path.exists()
         with self.path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
             if new:
-                writer.writerow(values)
-            writer.writerow(repr(float(value)) for value in values.values())
+                file.write(",".join(values) + "\n")
+            file.write(",".join(repr(float(value)) for value in values.values()) + "\n")
 
     def keep_until(self, step: int) -> None:
         """Drops rows after `step` and a torn last line: a resumed run repeats the steps after its

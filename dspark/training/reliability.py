@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dspark import plots
 from dspark.model.calibration import SlotFit
 
 Floats = npt.NDArray[np.float64]
@@ -91,8 +92,6 @@ def conditional_ranking(logits: Floats, accepted: Ints) -> list[float]:
 def diagram(panes: Mapping[str, Floats], accepted: Ints, path: Path, *, title: str = "") -> None:
     """Plots predicted against observed survival, a pane for each [n, k], every other slot; the
     suffix of `path` decides the format."""
-    from dspark import plots
-
     figure, axes = plots.panels(len(panes), (4.4, 4.2))
     for pane, (name, predicted) in zip(axes, panes.items(), strict=True):
         _one(pane, predicted, accepted)

@@ -66,7 +66,9 @@ class Settings:
     warmup: float = setting(0.04, "Share of the steps in which the rate rises.")
     clip: float = setting(1.0, "Largest norm of the gradient.", above=0)
     decay: float = setting(
-        0.0, "Slot k weighs exp(-(k-1)/decay); 0: 4.0, in proportion for blocks longer than 7."
+        0.0,
+        "Slot k weighs exp(-(k-1)/decay); 0: 4.0, in proportion for blocks longer than 7.",
+        least=0,
     )
     precision: str = setting(
         "auto",
