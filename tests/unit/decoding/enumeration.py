@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,7 @@ Tokens = tuple[int, ...]
 Rng = np.random.Generator
 Both = tuple[Floats, Floats]  # p [contexts, V] and q [slots, V] of a table
 Rows = tuple[Floats, Floats, Floats]  # and the confidences [slots]
-# (committed, block, confidences[, which of `PRICES` is in force]) -> slots verified
+# (committed, block, confidences, which of `PRICES` is in force) -> slots verified
 Prefix = Callable[..., int]
 PRICES = (0.35, 0.0, 0.1, 0.6, 0.95)  # of plans
 
@@ -68,8 +69,8 @@ class Machine:
     bonus: Callable[[World, Tokens, Tokens], int] = lambda world, committed, kept: world.target[
         committed + kept
     ]
-    # Which price is in force next time, by the confidences of this round; then `prefix` is told.
-    price: Callable[[tuple[float, ...]], int] | None = None
+    # Which price is in force next time, by the confidences of this round.
+    price: Callable[[tuple[float, ...]], int] = lambda _: 0
     rounds: Callable[[World, Machine], Rounds] = lambda world, machine: TokenRounds(world, machine)
 
 
@@ -285,11 +286,8 @@ def emitted(world: World, machine: Machine) -> dict[Tokens, float]:
         if here == 0.0:
             continue
         for block, chance, confidence in rounds.blocks(committed):
-            if machine.price is None:
-                verified, then = machine.prefix(committed, block, confidence), price
-            else:
-                verified = machine.prefix(committed, block, confidence, price)
-                then = machine.price(confidence)
+            verified = machine.prefix(committed, block, confidence, price)
+            then = machine.price(confidence)
             for tokens, share in rounds.outcomes(committed, block[:verified]):
                 after = (committed + tokens)[: world.horizon]
                 part = here * chance * share
@@ -321,7 +319,7 @@ def exact(world: World) -> dict[Tokens, float]:
     return law
 
 
-def variation(one: dict[Tokens, float], other: dict[Tokens, float]) -> float:
+def variation(one: dict[Any, float], other: dict[Any, float]) -> float:
     """Total variation between two laws."""
     return 0.5 * sum(
         abs(one.get(word, 0.0) - other.get(word, 0.0)) for word in one.keys() | other.keys()
@@ -350,10 +348,10 @@ def real_plan(policy: Policy, world: World, rng: Rng) -> Prefix:
         blocks = [list(confidence[: terms.slots]), *beside]
         return prefixes(blocks, [mine, *[mine._replace(weight=1.0)] * len(beside)])[0]
 
-    return lambda _, __, confidence, price=0: verified(confidence, price)
+    return lambda _, __, confidence, price: verified(confidence, price)
 
 
-def older_price(world: World, rng: Rng) -> Callable[[tuple[float, ...]], int]:
+def older_price(rng: Rng) -> Callable[[tuple[float, ...]], int]:
     """The price of the next round by this one's confidences: any function of them will do."""
     salt = float(rng.random())
     return lambda confidence: int(1e6 * (sum(confidence) + salt)) % len(PRICES)
@@ -383,18 +381,18 @@ def random_world(kind: str, seed: int, shapes: Sequence[tuple[int, int, int]] = 
     return build(vocab, block, horizon, rows)
 
 
-def dyadic_world(rng: Rng) -> World:
-    """Two tokens, the target's chances in eighths, any drafts: for `coupled_law` with 8 shares."""
+def dyadic_world(rng: Rng, shares: int = 8, block: int = 3, horizon: int = 4) -> World:
+    """Two tokens, the target's chances in `shares`, any drafts: for `coupled_law`."""
 
     def rows(contexts: int, slots: int) -> Rows:
-        head = rng.integers(0, 9, contexts) / 8.0
+        head = rng.integers(0, shares + 1, contexts) / shares
         near = np.clip(rng.random(slots), 1e-3, 1.0 - 1e-3)
         # a drafter that can say one token
         near = np.where(rng.random(slots) < 0.2, near.round(), near)
         q = np.stack([near, 1.0 - near], axis=1)
         return np.stack([head, 1.0 - head], axis=1), sent(q), _confidences(rng, slots)
 
-    return build(2, 3, 4, rows)
+    return build(2, block, horizon, rows)
 
 
 def _confidences(rng: Rng, slots: int) -> Floats:

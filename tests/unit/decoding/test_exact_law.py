@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from enumeration import (
     KINDS,
     BlockRounds,
     Machine,
-    Prefix,
     TokenRounds,
     Tokens,
+    World,
     coupled_law,
     dyadic_world,
     emitted,
@@ -59,30 +60,28 @@ CELLS = [
 def found(policy: str, rule: str, kind: str, seed: int, counts: Counter[int]) -> Laws:
     """What is emitted on one table, and the target's own law; counts: the lengths verified."""
     world = random_world(kind, seed)
-    rng = np.random.default_rng((seed, 1))
-    prefix = real_plan(policy_of(policy, rng), world, rng)
-    price = older_price(world, rng) if "older" in policy else None
-    machine = Machine(counting(prefix, counts), price=price, rounds=RULES[rule])
-    return emitted(world, machine), exact(world)
+    machine = machine_of(policy, world, np.random.default_rng((seed, 1)), counts)
+    return emitted(world, replace(machine, rounds=RULES[rule])), exact(world)
 
 
 def found_coupled(policy: str, seed: int, counts: Counter[int]) -> Laws:
     """The same of the coupled rule."""
     rng = np.random.default_rng((seed, 4))
     world = dyadic_world(rng)
+    return coupled_law(world, machine_of(policy, world, rng, counts), 8), exact(world)
+
+
+def machine_of(
+    policy: str, world: World, rng: np.random.Generator, lengths: Counter[int]
+) -> Machine:
+    """Counts how often the policy chose each length."""
     prefix = real_plan(policy_of(policy, rng), world, rng)
-    price = older_price(world, rng) if "older" in policy else None
-    return coupled_law(world, Machine(counting(prefix, counts), price=price), 8), exact(world)
-
-
-def counting(prefix: Prefix, lengths: Counter[int]) -> Prefix:
-    """The same, and how often it chose each length."""
 
     def counted(*seen: Any) -> int:
         lengths[verified := prefix(*seen)] += 1
         return verified
 
-    return counted
+    return Machine(counted, price=older_price(rng)) if "older" in policy else Machine(counted)
 
 
 @pytest.mark.parametrize(("policy", "rule", "kind"), CELLS)
@@ -113,7 +112,7 @@ def test_the_coupled_rule_is_immune_to_a_plan_that_peeks() -> None:
     for seed in range(4):
         world = dyadic_world(np.random.default_rng((seed, 5)))
         peeking = Machine(
-            lambda _, block, __: next(
+            lambda _, block, *__: next(
                 (k for k, token in enumerate(block) if token == 0), len(block)
             )
         )
@@ -144,7 +143,7 @@ def test_a_length_that_depends_on_earlier_drafted_tokens_alone_is_harmless() -> 
     for kind, seed in itertools.product(sorted(KINDS), range(5)):
         world = random_world(kind, seed)
 
-        def prefix(_, block, __, size=world.block):  # type: ignore[no-untyped-def]
+        def prefix(_, block, *__, size=world.block):  # type: ignore[no-untyped-def]
             return next((k for k in range(size) if sum(block[:k]) % 3 == 2), size)
 
         for rounds in RULES.values():

@@ -25,8 +25,8 @@ from enumeration import (
     Tokens,
     World,
     build,
+    dyadic_world,
     exact,
-    sent,
     variation,
 )
 from round_walk import Confidences, Endless, Setting, Walk
@@ -87,9 +87,7 @@ def walked(made: Sequence[World], rule: str, setting: Setting) -> tuple[float, s
     product = {
         (a, b): pa * pb for (a, pa), (b, pb) in itertools.product(first.items(), second.items())
     }
-    return 0.5 * sum(
-        abs(found.get(k, 0.0) - product.get(k, 0.0)) for k in found.keys() | product
-    ), walk.prefixes
+    return variation(found, product), walk.prefixes
 
 
 @pytest.mark.parametrize("window", [0, 2])
@@ -196,28 +194,13 @@ def test_a_prefix_by_something_younger_than_its_order_is_found(
 # The coupled rule, which has no coins.
 
 
-SHARES = 4
-
-
-def _quarters(seed: int) -> World:
-    """Target probabilities in quarters, so that four values of the noise tell all laws apart."""
-    rng = np.random.default_rng((seed, 9))
-
-    def rows(contexts: int, slots: int) -> Rows:
-        head, near = rng.integers(0, SHARES + 1, contexts) / SHARES, rng.uniform(0.01, 0.99, slots)
-        q = sent(np.stack([near, 1.0 - near], axis=1))
-        return np.stack([head, 1.0 - head], axis=1), q, rng.choice([0.3, 0.6, 0.95], slots)
-
-    return build(2, 2, 3, rows)
-
-
 @pytest.mark.parametrize("window", [0, 2])
 @pytest.mark.parametrize("terms", ["fixed", "threshold", "price"])
 def test_the_coupled_rule_says_the_target_s_tokens_whatever_is_planned(
     terms: str, window: int
 ) -> None:
-    world = _quarters(3)
-    one = CoupledRounds(world, Machine(lambda *_: 0), SHARES)
+    world = dyadic_world(np.random.default_rng(3), shares=4, block=2, horizon=3)
+    one = CoupledRounds(world, Machine(lambda *_: 0), 4)
     law: dict[Tokens, float] = {}
     for share in one.noises():
         ((said,),) = Walk([one], plans(TERMS[terms], window), lambda: RoundLoop(Endless())).run()

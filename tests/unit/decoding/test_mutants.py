@@ -36,7 +36,7 @@ def best_of_all() -> Callable[..., int]:
     def curve(tokens: np.ndarray) -> np.ndarray:
         return np.interp(tokens, [1, 2, 3, 4], [1.0, 2.0, 2.2, 2.4])
 
-    def prefix(_, __, confidence):  # type: ignore[no-untyped-def]
+    def prefix(_, __, confidence, ___):  # type: ignore[no-untyped-def]
         alive = survival(np.array([confidence]), np.array([len(confidence)]))[0]
         committed = 1.0 + np.concatenate(([0.0], np.cumsum(alive)))
         return int(np.argmax(committed / curve(1.0 + np.arange(len(committed)))))
@@ -93,12 +93,12 @@ MUTANTS: dict[str, Callable[[Machine], Machine]] = {
     "the scheduler searches all lengths": lambda real: replace(real, prefix=best_of_all()),
     "the cut looks at the token itself": lambda real: replace(
         real,
-        prefix=lambda _, block, __: next(
+        prefix=lambda _, block, *__: next(
             (k for k, token in enumerate(block) if token == 0), len(block)
         ),
     ),
     "late blocks are dropped by what is in them": lambda real: replace(
-        real, prefix=lambda _, block, __: 0 if block[-1] == 0 else len(block)
+        real, prefix=lambda _, block, *__: 0 if block[-1] == 0 else len(block)
     ),
 }
 
