@@ -40,6 +40,19 @@ from dspark.client.request import Options
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc, types_pb2
 from tests.waiting import until, wait_until
 
+TOP_P, MIN_P = "sampling_params.top_p", "sampling_params.min_p"
+# by request id: status, sentence, trailing metadata
+FAILS: dict[str, Any] = {
+    "bad": ("INVALID_ARGUMENT", f"{TOP_P}: must be in (0, 1]", ("bad-field", TOP_P)),
+    "unbuilt": ("UNIMPLEMENTED", f"{MIN_P}: not supported", ("bad-field", MIN_P)),
+    "full": ("RESOURCE_EXHAUSTED", "the queue is full", ("retry-after-ms", "250")),
+    "gone": ("UNAVAILABLE", "no verifier is connected"),
+    "once": ("UNAVAILABLE", "starting"),
+    "stranger": ("UNAUTHENTICATED", "no token"),
+    "cut": ("CANCELLED", "CANCELLED"),
+    "bug": ("INTERNAL", "internal error, reference 12ab"),
+}
+
 
 class Counter(generate_pb2_grpc.GenerationServicer):
     """Answers prompt [p, ...] with p, p+1, ...; fails as the request id says; remembers what became
@@ -58,28 +71,10 @@ class Counter(generate_pb2_grpc.GenerationServicer):
         self.calls += 1
         self.seen = request
         context.add_callback(lambda: self.ended.add(request.request_id))
-        match request.request_id:
-            case "bad":
-                context.set_trailing_metadata((("bad-field", "sampling_params.top_p"),))
-                context.abort(
-                    grpc.StatusCode.INVALID_ARGUMENT, "sampling_params.top_p: must be in (0, 1]"
-                )
-            case "unbuilt":
-                context.set_trailing_metadata((("bad-field", "sampling_params.min_p"),))
-                context.abort(grpc.StatusCode.UNIMPLEMENTED, "sampling_params.min_p: not supported")
-            case "full":
-                context.set_trailing_metadata((("retry-after-ms", "250"),))
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
-            case "gone":
-                context.abort(grpc.StatusCode.UNAVAILABLE, "no verifier is connected")
-            case "once" if self.calls == 1:
-                context.abort(grpc.StatusCode.UNAVAILABLE, "starting")
-            case "stranger":
-                context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token")
-            case "cut":
-                context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
-            case "bug":
-                context.abort(grpc.StatusCode.INTERNAL, "internal error, reference 12ab")
+        if request.request_id in FAILS and (request.request_id != "once" or self.calls == 1):
+            status, sentence, *told = FAILS[request.request_id]
+            context.set_trailing_metadata(tuple(told))
+            context.abort(getattr(grpc.StatusCode, status), sentence)
         first = request.tokenized.input_ids[0]
         for offset in range(request.sampling_params.max_tokens):
             if request.request_id.startswith("slow"):
@@ -127,14 +122,13 @@ def alone() -> Iterator[Client]:
         yield made
 
 
-async def answered(asked: Any) -> None:
-    """What a method of either client gives, or the first of it."""
-    if isinstance(asked, Iterator):
-        next(asked)
-    elif isinstance(asked, AsyncIterator):
-        await anext(asked)
-    elif inspect.isawaitable(asked):
-        await asked
+async def answered(asked: Any) -> Any:
+    """What a method of either client gives, of a stream the next event."""
+    if isinstance(asked, AsyncIterator):
+        asked = anext(asked)
+    elif isinstance(asked, Iterator):
+        return next(asked)
+    return await asked if inspect.isawaitable(asked) else asked
 
 
 async def closed(client: Any) -> None:
@@ -422,12 +416,14 @@ def test_a_stream_whose_client_is_closed_while_it_pauses_is_not_resumed(
 
 async def test_a_closed_client_calls_nobody() -> None:
     arguments: Any = {"generate": [[1]], "complete": [[1]], "abort": ["r"], "explain": ["r"]}
-    for kind in (Client, AsyncClient):
-        client = kind("127.0.0.1:9")
-        await closed(client)
-        for name in (*arguments, "model_info", "status", "ended"):
+    with Client("127.0.0.1:9") as client:
+        pass
+    async with AsyncClient("127.0.0.1:9") as other:
+        pass
+    for name in (*arguments, "model_info", "status", "ended"):
+        for whom in (client, other):
             with pytest.raises(Cancelled, match="the client is closed"):
-                await answered(getattr(client, name)(*arguments.get(name, ())))
+                await answered(getattr(whom, name)(*arguments.get(name, ())))
 
 
 def test_a_call_ended_by_the_server_is_unavailable(client: Client) -> None:
@@ -536,8 +532,9 @@ async def test_an_answer_that_does_not_say_why_it_ended_is_the_server_s_fault(
 ) -> None:
     client = kind(service.endpoint)
     stream = client.generate([1], max_tokens=1, request_id="speechless")
+    await answered(stream)
     with pytest.raises(ServerError, match="ended the answer without saying why"):
-        await _all_of(stream) if kind is AsyncClient else list(stream)
+        await answered(stream)
     await closed(client)
 
 
