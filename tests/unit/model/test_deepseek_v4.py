@@ -27,17 +27,15 @@ from dspark.model.checkpoint import (
     save_drafter,
 )
 from dspark.model.config_file import config_to_json, parse_drafter_config
-from dspark.model.families import as_block
 from dspark.model.family import Anchors, ContextTokens, Drafter, Entries
 from dspark.model.formats.deepseek_v4 import stages_in
 from dspark.model.formats.report import report
 from dspark.model.staged import StagedDrafter
 from dspark.model.target import TargetTaps
 from dspark.model.weights_file import values
-from dspark.training.anchors import slots_after
 from dspark.training.rounds import anchors_at
 from tests.unit.model.golden import DATA, altered, block_cases, without
-from tests.unit.model.tiny import dense, walked
+from tests.unit.model.tiny import walked
 
 SHIPPED = DATA / "dspark_deepseek_v4"
 WHOLE = Path(__file__).parents[4] / "shared" / "golden-deepseek-v4" / "dspark_deepseek_v4"
@@ -99,25 +97,6 @@ def test_every_block_is_the_references(folder: Path) -> None:
             )
             if forced is None:
                 assert torch.equal(torch.stack(said[1:], 1), case["draft_token_ids"])
-
-
-def test_training_sees_what_serving_sees() -> None:
-    """All anchors of a text in one pass equal the blocks that are served one by one."""
-    drafter = as_block(load_drafter(SHIPPED))
-    case = block_cases(SHIPPED)[-1]
-    features, ids, anchors = (
-        case["context_features"][0],
-        case["prompt_ids"][0],
-        torch.tensor([3, 18, 30]),
-    )
-    hidden = drafter.forward_hidden(features=features, input_ids=ids, anchors=anchors)
-    logits, _ = dense(drafter, hidden, ids[slots_after(anchors, 5, len(ids))])
-    logits.logsumexp(-1).sum().backward()  # type: ignore[no-untyped-call]
-    assert drafter.fc.weight.grad is not None
-    assert float(drafter.fc.weight.grad.abs().max()) > 0
-    with torch.inference_mode():
-        served = drafter.propose(anchors_at(drafter, features, ids, anchors), 5)
-        torch.testing.assert_close(hidden, served.hidden, **CLOSE_STREAMS)
 
 
 @needs_target

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 
-from dspark.model.config import HeadType
+from dspark.model.families import as_block
+from dspark.model.family import Drafter
 from dspark.training.anchors import draw_anchors, slots_after
-from dspark.training.rounds import anchors_at
-from tests.unit.model.tiny import HEADS, dense, tiny_drafter
+from tests.unit.model.tiny import HEADS, dense, family_drafter, tiny_drafter, walked
+
+BLOCKS: dict[str, Callable[[], Drafter]] = {
+    **{head: partial(tiny_drafter, head) for head in HEADS},
+    "gemma4_text": partial(family_drafter, "block", "gemma4_text"),
+    "deepseek_v4": partial(family_drafter, "block", "deepseek_v4"),
+}
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("made", BLOCKS)
 @torch.no_grad()
-def test_each_training_block_equals_the_served_block(head: HeadType) -> None:
-    drafter, generator = tiny_drafter(head).eval(), torch.Generator().manual_seed(1)
+def test_each_training_block_equals_the_served_block(made: str) -> None:
+    drafter, generator = as_block(BLOCKS[made]().eval()), torch.Generator().manual_seed(1)
     config = drafter.config
     ids = torch.randint(0, config.vocab_size, (30,), generator=generator)
     features = torch.randn(30, config.feature_size, generator=generator)
     anchors = draw_anchors(torch.ones(30, dtype=torch.bool), 9, generator=generator)
     hidden = drafter.forward_hidden(features=features, input_ids=ids, anchors=anchors)
-    previous = ids[slots_after(anchors, config.block_size, 30)]
-    logits, confidence = dense(drafter, hidden, previous)
-    served = drafter.propose(anchors_at(drafter, features, ids, anchors), config.block_size)
+    logits, confidence = dense(drafter, hidden, ids[slots_after(anchors, config.block_size, 30)])
+    served = walked(drafter, features, ids, anchors, forced=True)
     assert torch.allclose(served.hidden, hidden, atol=2e-5)
-    walked = torch.stack(
-        [served.step(previous[:, slot]) for slot in range(config.block_size)], dim=1
-    )
-    assert torch.allclose(walked, logits, atol=2e-4)
+    assert torch.allclose(served.logits, logits, atol=2e-4)
     if confidence is not None:
-        assert torch.allclose(served.confidence_logits(previous), confidence, atol=2e-5)
+        assert torch.allclose(served.confidence, confidence, atol=2e-5)
 
 
 @torch.no_grad()
