@@ -61,13 +61,13 @@ def features_of(model: Qwen3ForCausalLM, drafter: BlockDrafter, ids: torch.Tenso
         return taps.collect()[0]
 
 
-def first_slot(
-    drafter: BlockDrafter, features: torch.Tensor, ids: torch.Tensor, anchor: int
-) -> torch.Tensor:
-    """Logits [1, V] of the first slot behind an anchor of a text [T]."""
-    at = torch.tensor([anchor])
-    hidden = drafter.forward_hidden(features=features, input_ids=ids, anchors=at)[:, :1]
-    return dense(drafter, hidden, ids[at][None])[0][0]
+def judged(
+    drafter: BlockDrafter, model: Qwen3ForCausalLM, temperature: float
+) -> rounds.JudgedBlocks:
+    """The blocks of a text of all tokens."""
+    text, anchors = torch.arange(24).unsqueeze(0), torch.arange(4, 20)
+    params, generator = SamplingParams(temperature), torch.Generator()
+    return rounds.judge(drafter, model, text, anchors, params, generator=generator)
 
 
 def test_no_coin_draws_a_token_without_a_chance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,10 +171,9 @@ def test_coupled_texts_and_drafts_run_one_race(model: Qwen3ForCausalLM) -> None:
     ]
     assert torch.equal(made[0].accepted, made[1].accepted)  # nothing is left to chance
     features = features_of(model, drafter, ids)
-    for anchor, kept in zip(anchors.tolist(), made[0].accepted.tolist(), strict=True):
-        q = torch.softmax(first_slot(drafter, features, ids[0], anchor), -1)
-        drafted = (q / times([params], [anchor + 1], vocabulary)).argmax(-1)
-        assert (kept > 0) == (int(drafted) == int(ids[0, anchor + 1]))
+    q = walked(drafter, features, ids[0], anchors).logits[:, 0].softmax(-1)
+    races = times([params] * len(anchors), (anchors + 1).tolist(), vocabulary)
+    assert torch.equal(made[0].accepted > 0, (q / races).argmax(-1) == ids[0, anchors + 1])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -184,10 +183,7 @@ def test_a_drafter_whose_logits_are_no_numbers_is_no_bad_one_but_an_error(
     drafter = drafter_of(model, block=3)
     drafter.lm_head.weight[5] = torch.nan
     with pytest.raises(FloatingPointError, match="the drafter's logits"):
-        rounds.judge(
-            drafter, model, torch.arange(24).unsqueeze(0), torch.arange(4, 20),
-            SamplingParams(temperature), generator=torch.Generator(),
-        )  # fmt: skip
+        judged(drafter, model, temperature)
 
 
 def test_a_context_is_made_once_however_many_pieces_its_blocks_are_judged_in(
@@ -196,16 +192,9 @@ def test_a_context_is_made_once_however_many_pieces_its_blocks_are_judged_in(
     drafter = drafter_of(model, block=3)
     made, ingest = list[object](), drafter.ingest
     monkeypatch.setattr(drafter, "ingest", lambda tokens: made.append(tokens) or ingest(tokens))
-
-    def judged() -> rounds.JudgedBlocks:
-        return rounds.judge(
-            drafter, model, torch.arange(24).unsqueeze(0), torch.arange(4, 20),
-            SamplingParams(0.0), generator=torch.Generator(),
-        )  # fmt: skip
-
-    whole = judged()
+    whole = judged(drafter, model, 0.0)
     monkeypatch.setattr(rounds, "_FLOATS", 15 * model.config.vocab_size)
-    parts = judged()
+    parts = judged(drafter, model, 0.0)
     assert torch.equal(parts.accepted, whole.accepted)
     torch.testing.assert_close(parts.confidence, whole.confidence)
     assert len(made) == 2
