@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -46,32 +47,26 @@ def measure_cell(client: Client, target: str, prompts: Path, tokens: int) -> dic
     """Measures greedy answers to some prompts without drafts and with the cell's policy, and
     compares their ids."""
     chat, found = Chat(target), {}
-    rows = [row for _, row in zip(range(SERVED_PROMPTS), read_rows(prompts), strict=False)]
-    answers: dict[str, list[tuple[int, ...]]] = {}
-    for row in rows:  # neither policy pays for the cell's first steps, nor for whole prompts
-        client.complete(chat.prompt_ids(first_turn(row)), max_tokens=1, timeout=600)
-    for policy in ("off", ""):
-        start, made, rounds, kept = time.perf_counter(), 0, 0, list[tuple[int, ...]]()
-        for row in rows:
-            answer = client.complete(
-                chat.prompt_ids(first_turn(row)),
-                max_tokens=tokens,
-                temperature=0.0,
-                policy=policy,
-                timeout=600,
-            )
-            kept.append(answer.token_ids)
-            made += len(answer.token_ids)
-            rounds += answer.end.speculation.rounds
-        name = policy or "drafting"
-        answers[name] = kept
+    asked = [chat.prompt_ids(first_turn(row)) for row in islice(read_rows(prompts), SERVED_PROMPTS)]
+    said: list[list[tuple[int, ...]]] = []
+    for prompt in asked:  # neither policy pays for the cell's first steps, nor for whole prompts
+        client.complete(prompt, max_tokens=1, timeout=600)
+    for name, policy in (("off", "off"), ("drafting", "")):
+        start = time.perf_counter()
+        answers = [
+            client.complete(prompt, max_tokens=tokens, temperature=0.0, policy=policy, timeout=600)
+            for prompt in asked
+        ]
         seconds = time.perf_counter() - start
+        said.append([answer.token_ids for answer in answers])
+        made = sum(map(len, said[-1]))
+        rounds = sum(answer.end.speculation.rounds for answer in answers)
         found[name] = {
             "tokens": made,
             "tokens_per_second": made / seconds,
             "tokens_per_round": made / max(1, rounds),
         }
-    return {"same_ids": answers["off"] == answers["drafting"], "prompts": len(rows), **found}
+    return {"same_ids": said[0] == said[1], "prompts": len(asked), **found}
 
 
 def write_report(out: Path, notes: Mapping[str, Any]) -> Path:

@@ -19,7 +19,6 @@ T tokens, A anchors, k slots, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -35,8 +34,7 @@ TOP_K_CUT = 64
 _FLOATS = 1 << 26  # logits that are held at a time
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedBlocks:
+class JudgedBlocks(NamedTuple):
     """A drafted and judged block at every anchor of one text."""
 
     accepted: Tensor  # [A] how many slots were accepted, 0..k
@@ -91,9 +89,7 @@ def judge(
     for begin in range(0, len(anchors), most):
         at = _part(whole, slice(begin, begin + most))
         parts.append(_blocks(drafter, text, at, params, generator, cut))
-    return JudgedBlocks(
-        torch.cat([part.accepted for part in parts]), torch.cat([part.confidence for part in parts])
-    )
+    return JudgedBlocks(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _part(whole: Anchors, part: slice) -> Anchors:

@@ -8,7 +8,7 @@ changes rounding and nothing else. Launchers make the process group; this file o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -97,15 +97,19 @@ def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
         identity["keep_tokens"] = content_digest(Path(settings.keep_tokens))
     if settings.start:
         identity["start"] = fingerprint(settings.start, target=target.folder)
+    features: FeatureSource = OnlineFeatures(target.model, drafter.target_layer_ids)
     if settings.cache:
         # cached features are rounded to this dtype; those of a running target are not
-        identity["cache"] = read_manifest(Path(settings.cache))["hidden_dtype"]
+        dtype = identity["cache"] = read_manifest(Path(settings.cache))["hidden_dtype"]
+        whose, layers = identity["target"], drafter.target_layer_ids
+        wanted = CachePlan.of(samples, whose, layers, target.hidden_size, dtype)
+        features = CachedFeatures(Path(settings.cache), wanted, samples)
     return TrainingRun(
         settings=settings,
         world=world,
         drafter=drafter,
         samples=samples,
-        features=_features(settings, target, drafter.config, samples, identity),
+        features=features,
         target_head=_target_head(target, drafter.config),
         device=device,
         mixed=mixed,
@@ -127,22 +131,6 @@ def _target_head(target: LoadedTarget, config: DrafterConfig) -> Tensor:
     scale /= getattr(text, "logits_scaling", None) or 1.0
     weight: Tensor = head.weight
     return weight if scale == 1.0 else (weight * scale).detach()
-
-
-def _features(
-    settings: Settings,
-    target: LoadedTarget,
-    config: DrafterConfig,
-    samples: Samples,
-    identity: Mapping[str, str],
-) -> FeatureSource:
-    """Features from the cache if one is named, else from the target, run beside the drafter."""
-    layers = config.target_layer_ids
-    if not settings.cache:
-        return OnlineFeatures(target.model, layers)
-    whose, dtype = identity["target"], identity["cache"]
-    plan = CachePlan.of(samples, whose, layers, target.hidden_size, dtype)
-    return CachedFeatures(Path(settings.cache), plan, samples)
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,13 +141,10 @@ def held_out(run: TrainingRun) -> dict[str, float]:
     """Loss and tau of the held-out conversations, of which every worker computes a part."""
     numbers = list(range(run.plan.used, len(run.samples)))[run.world.rank :: run.world.size]
     run.drafter.eval()
-    if numbers:
-        sums = run.sums(numbers, (HELD_OUT_KEY,), learn=False)
-    else:  # more workers than conversations
-        sums = run.sums([run.plan.used], (HELD_OUT_KEY,), learn=False)
-        sums = LossSums(*(torch.zeros_like(value) for value in sums))
+    # of more workers than conversations some have none: what they compute counts nothing
+    sums = run.sums(numbers or [run.plan.used], (HELD_OUT_KEY,), learn=False)
     run.drafter.train()
-    sums = LossSums(*(run.world.add(value.clone()) for value in sums))
+    sums = LossSums(*(run.world.add(value * bool(numbers)) for value in sums))
     shown = figures(sums, own_weights(run.drafter.config))
     return {f"held_out_{name}": shown[name] for name in ("loss", "tau")}
 
