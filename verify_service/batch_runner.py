@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from dspark.pages import Slots
 from dspark.types import Draws, Refusal, Verdict
 from dspark.wire.orders import PackedRows
 from verify_service.sequences import CachedSequence, VerifyItem
 
 if TYPE_CHECKING:
     from dspark.decoding.masking import Matcher
+
+T = TypeVar("T")
 
 
 class FeatureRun(NamedTuple):
@@ -82,24 +85,43 @@ class PromptChunk(NamedTuple):
     token_ids: Sequence[int]
     # for a scored prompt: the token after each of these, except the prompt's last
     next_ids: Sequence[int] = ()
+    slots: Slots = range(0)  # of all its tokens so far, if its runner has pages
+
+    @property
+    def ends(self) -> bool:
+        """Whether it ends its prompt; to be asked before it is committed."""
+        return self.state.cached + len(self.token_ids) == self.state.prompt_len
 
 
-class PreparedBatch(Protocol):
+class BatchRow(NamedTuple, Generic[T]):
+    """One item of a batch. tokens: in the pass, with those of a draft that was removed since;
+    inputs: what else its runner takes of it."""
+
+    item: VerifyItem
+    state: CachedSequence
+    tokens: int
+    inputs: T
+
+
+class PreparedBatch(NamedTuple, Generic[T]):
     """Inputs of one batch, unchanged until the batch has ended."""
 
-    @property
-    def states(self) -> Sequence[CachedSequence]:
-        """Sequences of the verified items, without prompt chunks."""
+    rows: Sequence[BatchRow[T]]
+    chunks: Sequence[PromptChunk]
+    began_ns: int  # when its preparation began
 
     @property
-    def chunks(self) -> Sequence[PromptChunk]: ...
+    def states(self) -> list[CachedSequence]:
+        return [*(row.state for row in self.rows), *(chunk.state for chunk in self.chunks)]
 
     @property
     def tokens(self) -> int:
         """Tokens of the verified items, without prompt chunks."""
+        return sum(row.tokens for row in self.rows)
 
-    def part(self, places: Sequence[int]) -> PreparedBatch:
+    def part(self, places: Sequence[int]) -> PreparedBatch[T]:
         """A batch of the items at these indices. Reads no sequence: some may be gone by now."""
+        return self._replace(rows=[self.rows[place] for place in places], chunks=())
 
 
 class RuleSaw(NamedTuple):
@@ -110,14 +132,12 @@ class RuleSaw(NamedTuple):
     draws: Sequence[Draws] = ()
 
 
-class ExecutedBatch(Protocol):
-    """Result of a batch before it is committed."""
+class ExecutedBatch(NamedTuple):
+    """Result of a batch before it is committed. made: as its runner needs it."""
 
-    @property
-    def prepared(self) -> PreparedBatch: ...
-
-    @property
-    def saw(self) -> RuleSaw: ...
+    prepared: PreparedBatch[Any]
+    saw: RuleSaw = RuleSaw()
+    made: Any = None
 
 
 class BatchRunner(Protocol):
@@ -129,11 +149,11 @@ class BatchRunner(Protocol):
 
     def prepare(
         self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]
-    ) -> PreparedBatch: ...
+    ) -> PreparedBatch[Any]: ...
 
-    def execute(self, prepared: Any) -> ExecutedBatch:
+    def execute(self, prepared: PreparedBatch[Any]) -> ExecutedBatch:
         """Runs a batch. Blocks that cannot have been drafted count as empty. If it raises, nothing
         is committed, and the batch or a part of it may be run again."""
 
-    def commit(self, executed: Any) -> Sequence[Verdict | Refusal]:
+    def commit(self, executed: ExecutedBatch) -> Sequence[Verdict | Refusal]:
         """Commits a batch; returns the outcome of each item."""

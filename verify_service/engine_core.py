@@ -369,7 +369,9 @@ class EngineCore(ABC):
             size += count
         return batches
 
-    def _prepare(self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]) -> PreparedBatch:
+    def _prepare(
+        self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]
+    ) -> PreparedBatch[Any]:
         """Prepares a pass. If prompts fail, only the first is retried and the rest wait. A prompt
         that fails alone is broken and left out. Raises if the items alone fail."""
         try:

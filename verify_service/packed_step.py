@@ -9,8 +9,8 @@ gets q as it was received.
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
@@ -23,9 +23,16 @@ from torch import Tensor
 from dspark.decoding.acceptance import DrawsWatch, PackedCase
 from dspark.decoding.logprobs import prompt_logprobs
 from dspark.decoding.masking import Masks, in_form, mask
-from dspark.types import NO_Q, InForm, Refusal, RefusalReason, ScoredPrompt, ScoredToken, Verdict
-from verify_service.batch_runner import PromptChunk, RuleSaw
-from verify_service.drafts import unsound
+from dspark.decoding.shaping import Shaper
+from dspark.types import InForm, Refusal, RefusalReason, ScoredPrompt, ScoredToken, Verdict
+from verify_service.batch_runner import (
+    BatchRow,
+    ExecutedBatch,
+    PreparedBatch,
+    PromptChunk,
+    RuleSaw,
+)
+from verify_service.drafts import sound
 from verify_service.feature_store import PART, FeatureStore
 from verify_service.judging import Sampler, masks_of, shaper_of, told
 from verify_service.kv_cache_manager import KVCacheManager
@@ -53,50 +60,17 @@ class _Committed(NamedTuple):
     row: int  # first row of the pass
 
 
-class Prepared(NamedTuple):
-    """Inputs of one pass, unchanged until the pass has ended."""
+class _Inputs(NamedTuple):
+    """What the pass and the rule take of one item."""
 
-    items: Sequence[VerifyItem]
-    chunks: Sequence[PromptChunk]
-    states: list[CachedSequence]  # of the items
-    segments: list[Segment]
-    cases: list[PackedCase]
-    masks: list[Masks | Refusal | None]  # allowed tokens, per item
-    tokens: int  # of the items
-    logit_rows: list[int] | None  # None: all
-
-    def without_drafts(self, places: Sequence[int]) -> Prepared:
-        """The same pass with the drafts of these items removed from the rule."""
-        items, cases = list(self.items), list(self.cases)
-        for place in places:
-            items[place] = items[place].without_draft()
-            cases[place] = dataclasses.replace(cases[place], draft_ids=(), q=NO_Q)
-        return self._replace(items=items, cases=cases)
-
-    def part(self, places: Sequence[int]) -> Prepared:
-        """A pass of the items at these indices. Reads no sequence: some may be gone by now."""
-        cases: list[PackedCase] = []
-        row = 0
-        for place in places:
-            cases.append(dataclasses.replace(self.cases[place], first_row=row))
-            row += 1 + len(self.items[place].draft_ids)
-        return Prepared(
-            items=[self.items[place] for place in places],
-            chunks=(),
-            states=[self.states[place] for place in places],
-            segments=[self.segments[place] for place in places],
-            cases=cases,
-            masks=[self.masks[place] for place in places],
-            tokens=row,
-            logit_rows=None,
-        )
+    segment: Segment
+    shaper: Shaper | None
+    masks: Masks | Refusal | None  # allowed tokens
 
 
-class Executed(NamedTuple):
-    """Result of a pass before it is committed. Its tensors are its own: the next pass may run."""
+class _Made(NamedTuple):
+    """What a pass made. Its tensors are its own: the next pass may run."""
 
-    prepared: Prepared
-    saw: RuleSaw
     decided: Sequence[_Complete]
     scored: Sequence[ScoredPrompt | Refusal | None]  # per chunk
     last_logits: Sequence[Tensor | None]  # per chunk; None if it does not end its prompt
@@ -124,93 +98,93 @@ class PackedStep:
     def forget(self, state: CachedSequence) -> None:
         self._runner.release(state)
 
-    def prepare(self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]) -> Prepared:
+    def prepare(
+        self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]
+    ) -> PreparedBatch[_Inputs]:
         """Builds the inputs of a pass from sequences and their pages."""
-        holdings = self._holdings
-        states = [holdings.states[item.cursor.sequence] for item in items]
-        segments: list[Segment] = []
-        cases: list[PackedCase] = []
-        row = 0
-        for item, state in zip(items, states, strict=True):
-            ids = [item.anchor, *item.draft_ids]
+        began, holdings = time.perf_counter_ns(), self._holdings
+        rows: list[BatchRow[_Inputs]] = []
+        for item in items:
+            state, ids = holdings.states[item.cursor.sequence], [item.anchor, *item.draft_ids]
             slots = holdings.slots(state, 0, state.cached + len(ids))
-            segments.append(Segment(state, state.cached, ids, slots, state.given))
-            cases.append(
-                PackedCase(item.cursor, state.params, row, item.draft_ids, item.q, shaper_of(state))
-            )
-            row += len(ids)
-        tokens, logit_rows = row, list(range(row))
+            segment = Segment(state, state.cached, ids, slots, state.given)
+            inputs = _Inputs(segment, shaper_of(state), masks_of(state, item))
+            rows.append(BatchRow(item, state, len(ids), inputs))
+        placed = []
         for chunk in chunks:
-            state, stop = chunk.state, chunk.state.cached + len(chunk.token_ids)
-            slots = holdings.slots(state, 0, stop)
-            segments.append(Segment(state, state.cached, chunk.token_ids, slots, state.given))
+            stop = chunk.state.cached + len(chunk.token_ids)
+            placed.append(chunk._replace(slots=holdings.slots(chunk.state, 0, stop)))
+        return PreparedBatch(rows, placed, began)
+
+    def execute(self, prepared: PreparedBatch[_Inputs]) -> ExecutedBatch:
+        """Runs the pass, the rule and the projection, on any thread."""
+        chunks, segments = prepared.chunks, [row.inputs.segment for row in prepared.rows]
+        row = prepared.tokens
+        logit_rows = list(range(row))
+        for chunk in chunks:
+            state = chunk.state
+            segments.append(Segment(state, state.cached, chunk.token_ids, chunk.slots, state.given))
             logit_rows += range(row, row + len(chunk.next_ids))
             row += len(chunk.token_ids)
-            if stop == state.prompt_len:  # a draw follows only the last token of a prompt
+            if chunk.ends:  # a draw follows only the last token of a prompt
                 logit_rows.append(row - 1)
-        masks = [masks_of(state, item) for state, item in zip(states, items, strict=True)]
-        return Prepared(
-            items, chunks, states, segments, cases, masks, tokens, logit_rows if chunks else None
-        )
-
-    def execute(self, prepared: Prepared) -> Executed:
-        """Runs the pass, the rule and the projection, on any thread."""
-        items, chunks = prepared.items, prepared.chunks
-        result = self._runner.run(prepared.segments, prepared.logit_rows)
-        drafted = any(item.draft_ids for item in items)
-        if bad := unsound(items, [case.params for case in prepared.cases], result.logits.shape[-1]):
-            prepared = prepared.without_drafts(bad)
-            items = prepared.items
+        result = self._runner.run(segments, logit_rows if chunks else None)
+        prepared = sound(prepared, result.logits.shape[-1])
         # On a GPU all tokens are projected before the rule decides which are committed: one
         # synchronization then covers verdicts and rows. On a CPU there is none to save, and a row
         # that is not committed costs its time.
         ahead, taps = None, result.taps
-        reads = any(state.keep_features for state in prepared.states)
+        reads = any(row.state.keep_features for row in prepared.rows)
         if self._ahead and reads and self._store is not None and taps is not None:
-            ahead = self._store.under_way(taps[: sum(len(s.token_ids) for s in prepared.segments)])
+            ahead = self._store.under_way(taps[:row])
         near_ties: Counter[int] = Counter()
-        decided = self._decide(prepared, result, near_ties) if items else []
+        decided = self._decide(prepared.rows, result, near_ties) if prepared.rows else []
         labels = self._watch.labels()
         draws = (
-            self._watch.sums({item.cursor.sequence: item.drafter for item in items})
+            self._watch.sums({row.item.cursor.sequence: row.item.drafter for row in prepared.rows})
             if labels
             else []
         )
         saw = RuleSaw(near_ties.total(), labels, draws)
-        committed = [
-            _Committed(
-                state, state.cached, [item.anchor, *item.draft_ids[: each[0]]], case.first_row
-            )
-            for state, item, case, each in zip(
-                prepared.states, items, prepared.cases, decided, strict=True
-            )
-            if not isinstance(each, Refusal)
-        ]
+        committed, first = list[_Committed](), 0
+        for (item, state, tokens, _), each in zip(prepared.rows, decided, strict=True):
+            if not isinstance(each, Refusal):
+                ids = [item.anchor, *item.draft_ids[: each[0]]]
+                committed.append(_Committed(state, state.cached, ids, first))
+            first += tokens
         scored: list[ScoredPrompt | Refusal | None] = []
         last_logits: list[Tensor | None] = []
         row = last = prepared.tokens  # of all tokens, of logits
         for chunk in chunks:
-            state, count = chunk.state, len(chunk.token_ids)
+            state = chunk.state
             scored.append(
                 _scored(state, result.logits[last : last + len(chunk.next_ids)], chunk.next_ids)
             )
             last += len(chunk.next_ids)
-            ends = state.cached + count == state.prompt_len
-            last_logits.append(result.logits[last].clone() if ends else None)
-            last += ends
+            last_logits.append(result.logits[last].clone() if chunk.ends else None)
+            last += chunk.ends
             committed.append(_Committed(state, state.cached, list(chunk.token_ids), row))
-            row += count
+            row += len(chunk.token_ids)
         kept = [each for each in committed if each.state.keep_features]
         # Rows of drafted rounds are sent with the next order. Those of plain rounds may never be
         # needed, so on a CPU only their taps are kept; a long prompt's would hold others up then.
+        drafted = any(row.tokens > 1 for row in prepared.rows)
         now = drafted or self._ahead or any(chunk.state.prompt_len > PART for chunk in chunks)
-        rows, owed = self._project(kept, result.taps, ahead, now=now)
-        return Executed(prepared, saw, decided, scored, last_logits, kept, rows, owed)
+        rows, owed = self._project(kept, taps, ahead, now=now)
+        return ExecutedBatch(prepared, saw, _Made(decided, scored, last_logits, kept, rows, owed))
 
-    def _decide(self, prepared: Prepared, result: Pass, near_ties: Counter[int]) -> list[_Complete]:
-        items, cases, masks = prepared.items, prepared.cases, prepared.masks
+    def _decide(
+        self, rows: Sequence[BatchRow[_Inputs]], result: Pass, near_ties: Counter[int]
+    ) -> list[_Complete]:
         self._rounds += 1
-        due = len(items) < MANY or self._rounds % EVERY == 0
+        due = len(rows) < MANY or self._rounds % EVERY == 0
+        cases, first = list[PackedCase](), 0
+        for item, state, tokens, inputs in rows:
+            cases.append(
+                PackedCase(item.cursor, state.params, first, item.draft_ids, item.q, inputs.shaper)
+            )
+            first += tokens
+        masks = [row.inputs.masks for row in rows]
         mask(
             result.logits,
             [
@@ -223,10 +197,10 @@ class PackedStep:
         return [
             refused
             if isinstance(refused, Refusal)
-            else _with_logprobs(state, result.logits[case.first_row :], item.draft_ids, decided)
-            for state, item, case, refused, decided in zip(
-                prepared.states, items, cases, masks, decisions, strict=True
+            else _with_logprobs(
+                row.state, result.logits[case.first_row :], row.item.draft_ids, decided
             )
+            for row, case, refused, decided in zip(rows, cases, masks, decisions, strict=True)
         ]
 
     def _project(
@@ -244,22 +218,23 @@ class PackedStep:
             return self._store.project(picked, sum(len(each.token_ids) for each in kept)), None
         return None, picked
 
-    def commit(self, executed: Executed) -> list[Verdict | Refusal]:
+    def commit(self, executed: ExecutedBatch) -> list[Verdict | Refusal]:
         """Commits a pass to its sequences; returns each outcome. Those dropped since keep their
         pages until the pass has ended, and what is written there is of no more use."""
         holdings, prepared = self._holdings, executed.prepared
+        made: _Made = executed.made
         outcomes: list[Verdict | Refusal] = []
-        each = zip(prepared.states, prepared.items, executed.decided, prepared.masks, strict=True)
-        for state, item, decided, masks in each:
+        for (item, state, _, inputs), decided in zip(prepared.rows, made.decided, strict=True):
             if isinstance(decided, Refusal):
                 if decided.reason is RefusalReason.INTERNAL:
                     holdings.forget_prefix(state)
                 outcomes.append(decided)
             else:
+                masks = inputs.masks
                 form = in_form(masks, item.draft_ids, decided[0]) if _is_mask(masks) else InForm()
                 outcomes.append(self._commit_item(state, item, *decided, form))
         for chunk, scored, logits in zip(
-            prepared.chunks, executed.scored, executed.last_logits, strict=True
+            prepared.chunks, made.scored, made.last_logits, strict=True
         ):
             _commit_chunk(chunk, scored)
             if chunk.state.broken is not None:
@@ -268,10 +243,10 @@ class PackedStep:
             if logits is not None:
                 chunk.state.last_logits = logits
         try:
-            self._keep(executed)
+            self._keep(made)
         except Exception as error:  # rows are for drafts: without them the verdicts stand
-            log.error("rows.not_kept", sequences=len(executed.committed), exc_info=error)
-            for kept in executed.committed:
+            log.error("rows.not_kept", sequences=len(made.committed), exc_info=error)
+            for kept in made.committed:
                 kept.state.keep_features, kept.state.salt = False, None
         for chunk in prepared.chunks:
             if chunk.state.prefilled:
@@ -300,10 +275,10 @@ class PackedStep:
         state.round = item.cursor.round
         return Verdict(tokens, len(item.draft_ids), item.spoilt, logprobs, form)
 
-    def _keep(self, executed: Executed) -> None:
+    def _keep(self, made: _Made) -> None:
         """Stores feature rows, or owes them, in one call: a cohort has a row or two per
         sequence."""
-        rows, taps, kept = executed.rows, executed.taps, executed.committed
+        rows, taps, kept = made.rows, made.taps, made.committed
         if not kept or self._store is None:
             return
         slots = self._holdings.where(

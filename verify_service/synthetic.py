@@ -12,7 +12,6 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,12 +22,20 @@ from dspark.synthetic.rows import DTYPE, row_values
 from dspark.synthetic.spec import SyntheticSpec
 from dspark.types import Constraint, Refusal, SamplingParams, Verdict
 from dspark.wire.orders import PackedRows
-from verify_service.batch_runner import Grammar, PromptChunk, RuleSaw
+from verify_service.batch_runner import (
+    BatchRow,
+    ExecutedBatch,
+    Grammar,
+    PreparedBatch,
+    PromptChunk,
+)
 from verify_service.config import KV_TOKENS, VerifyConfig
-from verify_service.drafts import unsound
+from verify_service.drafts import sound
 from verify_service.engine_core import EngineCore
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.sequences import CachedSequence, VerifyItem, invalid
+
+Said = tuple[int, ...]  # accepted drafted tokens, then the target's own token
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,46 +60,6 @@ class SyntheticRowStore:
     def packed(self, slots: Slots | Sequence[int]) -> PackedRows:
         values = row_values(self._first_tokens[_index(slots)], self.width)
         return PackedRows(DTYPE, len(slots), self.width, values.reshape(-1).data.cast("B"))
-
-
-class SyntheticBatch(NamedTuple):
-    """A `PreparedBatch` whose verdicts are computed before it runs."""
-
-    items: Sequence[VerifyItem]
-    states: Sequence[CachedSequence]
-    # per item: accepted drafted tokens, then the target's own token
-    said: Sequence[tuple[int, ...]]
-    chunks: Sequence[PromptChunk]
-    began_ns: int
-    tokens: int  # of the items, with drafts that were removed since
-
-    def without_drafts(self, places: Sequence[int]) -> SyntheticBatch:
-        """The same batch with the drafts of these items removed."""
-        items, said = list(self.items), list(self.said)
-        for place in places:
-            items[place], said[place] = items[place].without_draft(), said[place][:1]
-        return self._replace(items=items, said=said)
-
-    def part(self, places: Sequence[int]) -> SyntheticBatch:
-        items = [self.items[place] for place in places]
-        return self._replace(
-            items=items,
-            states=[self.states[place] for place in places],
-            said=[self.said[place] for place in places],
-            chunks=(),
-            tokens=_tokens(items),
-        )
-
-
-class SyntheticExecuted(NamedTuple):
-    """The `ExecutedBatch` of a synthetic batch."""
-
-    prepared: SyntheticBatch
-    saw: RuleSaw = RuleSaw()
-
-
-def _tokens(items: Sequence[VerifyItem]) -> int:
-    return sum(1 + len(item.draft_ids) for item in items)
 
 
 def _index(slots: Slots | Sequence[int]) -> slice | Ints:
@@ -151,48 +118,50 @@ class SyntheticVerifyEngine(EngineCore):
 
     # Its batches.
 
-    def prepare(self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]) -> SyntheticBatch:
+    def prepare(
+        self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]
+    ) -> PreparedBatch[Said]:
         began = time.perf_counter_ns()
         states = [self._holdings.states[item.cursor.sequence] for item in items]
-        said: Sequence[tuple[int, ...]] = []
+        said: Sequence[Said] = []
         if items:
             keys = np.array([self._key(state) for state in states], np.uint64)
             lengths = np.array([item.cursor.committed_len for item in items])
             said = self._oracle.judge(keys, lengths, [item.draft_ids for item in items])
-        return SyntheticBatch(items, states, said, chunks, began, _tokens(items))
+        each = zip(items, states, said, strict=True)
+        rows = [BatchRow(item, state, 1 + len(item.draft_ids), own) for item, state, own in each]
+        return PreparedBatch(rows, chunks, began)
 
-    def execute(self, prepared: SyntheticBatch) -> SyntheticExecuted:
+    def execute(self, prepared: PreparedBatch[Said]) -> ExecutedBatch:
         """Sleeps for the batch's time, from its preparation or the end of the last batch, whichever
         is later."""
         ends_ns = max(prepared.began_ns, self._free_ns) + int(
             self._pace.take(self._seconds(prepared)) * 1e9
         )
-        if bad := unsound(
-            prepared.items, [state.params for state in prepared.states], self.spec.vocabulary
-        ):
-            prepared = prepared.without_drafts(bad)
+        prepared = sound(prepared, self.spec.vocabulary)
         self._pace.sleep_until(ends_ns)
         self._free_ns = time.perf_counter_ns()
-        return SyntheticExecuted(prepared)
+        return ExecutedBatch(prepared)
 
-    def _seconds(self, batch: SyntheticBatch) -> float:
+    def _seconds(self, batch: PreparedBatch[Said]) -> float:
         seconds = 0.0
-        if batch.items:
-            context = sum(item.cursor.committed_len for item in batch.items) / len(batch.items)
+        if rows := batch.rows:
+            context = sum(row.item.cursor.committed_len for row in rows) / len(rows)
             seconds = self.spec.verify.seconds(batch.tokens, context)
         for chunk in batch.chunks:
             count = len(chunk.token_ids)
             seconds += self.spec.prefill_seconds(count, chunk.state.cached + count)
         return seconds
 
-    def commit(self, executed: SyntheticExecuted) -> list[Verdict | Refusal]:
-        batch = executed.prepared
+    def commit(self, executed: ExecutedBatch) -> list[Verdict | Refusal]:
+        batch: PreparedBatch[Said] = executed.prepared
         outcomes: list[Verdict | Refusal] = []
         grown: list[tuple[CachedSequence, Sequence[int]]] = []
-        for item, state, said in zip(batch.items, batch.states, batch.said, strict=True):
-            grown.append((state, said))
+        for item, state, _, said in batch.rows:
+            drawn = said[: 1 + len(item.draft_ids)]
+            grown.append((state, drawn))
             state.round = item.cursor.round
-            outcomes.append(Verdict(said, len(item.draft_ids), item.spoilt))
+            outcomes.append(Verdict(drawn, len(item.draft_ids), item.spoilt))
         self._commit(grown + [(each.state, each.token_ids) for each in batch.chunks])
         return outcomes
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     """One pass of a step."""
 
     indices: Sequence[int]  # of its items in the step
-    prepared: PreparedBatch
+    prepared: PreparedBatch[Any]
 
 
 class UnderWay:
@@ -48,12 +48,12 @@ class UnderWay:
         began_ns: int,
     ) -> None:
         self.states: list[CachedSequence] = [
-            state for batch in batches for state in _states(batch.prepared)
+            state for batch in batches for state in batch.prepared.states
         ]
         self.failure: Exception | None = None  # set if no batch ran
         self._step, self._items, self._outcomes, self._batches = step, items, outcomes, batches
         self._ran: list[tuple[Sequence[int], ExecutedBatch]] = []
-        self._spoilt: list[PreparedBatch] = []
+        self._spoilt: list[PreparedBatch[Any]] = []
         self._error: Exception | None = None  # of the last failed pass
         self._spent_ns = time.perf_counter_ns() - began_ns
 
@@ -118,14 +118,10 @@ class UnderWay:
         return judged
 
 
-def _states(prepared: PreparedBatch) -> list[CachedSequence]:
-    return [*prepared.states, *(chunk.state for chunk in prepared.chunks)]
-
-
-def _spoil(prepared: PreparedBatch) -> None:
+def _spoil(prepared: PreparedBatch[Any]) -> None:
     """Keeps KV blocks of a failed batch out of the prefix cache: their content is unknown. Its
     prompts cannot go on."""
-    for state in _states(prepared):
+    for state in prepared.states:
         state.salt = None
     for chunk in prepared.chunks:
         chunk.state.broken = FAILED

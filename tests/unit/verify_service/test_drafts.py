@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
+from verify_service.batch_runner import BatchRow
 from verify_service.drafts import unsound
-from verify_service.sequences import VerifyItem
+from verify_service.sequences import CachedSequence, VerifyItem
 
 VOCAB, SLOTS = 50, 3
 AT = Cursor(1, 1, 1, 10)
@@ -28,7 +29,9 @@ def block(entries: int, spoil: Spoil | None = None) -> VerifyItem:
 
 def bad(items: list[VerifyItem], kinds: list[int]) -> list[int]:
     params = [SamplingParams(rule=Rule.BLOCK if entries else Rule.COUPLED) for entries in kinds]
-    return unsound(items, params, VOCAB)
+    states = [CachedSequence(1, 1, 0, own, 9, False) for own in params]
+    each = zip(items, states, strict=True)
+    return unsound([BatchRow(item, state, 1, None) for item, state in each], VOCAB)
 
 
 SPOILS: dict[str, Spoil] = {
