@@ -95,5 +95,5 @@ class VerifyConfig(ListenConfig):
         least=0.001,
         most=86_400,
     )
-    # no less than one message of them (`feature_push.BULK_ROWS`)
+    # no less than one message of them (`row_feeds.BULK_ROWS`)
     push_queue_rows: int = setting(65536, "Feature rows that may wait for one drafter.", least=512)

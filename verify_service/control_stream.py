@@ -27,7 +27,6 @@ from dspark.wire.control_down import MAX_SALT, read_down
 from dspark.wire.control_up import write_up
 from dspark.wire.v1 import verify_pb2
 from verify_service.engine_core import EngineCore
-from verify_service.feature_push import FeaturePush
 from verify_service.round_driver import RoundDriver
 
 log = structlog.get_logger("dspark.rounds")
@@ -68,10 +67,10 @@ def control_bounds(context_length: int) -> Bounds:
 class ControlStream:
     """One control stream of a coordinator. Lives on the event loop."""
 
-    def __init__(self, worker: Worker[EngineCore], push: FeaturePush) -> None:
+    def __init__(self, worker: Worker[EngineCore]) -> None:
         self._worker = worker
         self._outbox: Outbox[verify_pb2.ControlUp] = Outbox(worker.metrics)
-        self._driver = RoundDriver(worker, push, new_owner(), self._say, self._outbox.fail)
+        self._driver = RoundDriver(worker, new_owner(), self._say, self._outbox.fail)
         self._backlog = Backlog()
         self._heard_at = time.monotonic()
 

@@ -23,9 +23,9 @@ from dspark.wire.blocks import Blocks, read_blocks
 from dspark.wire.v1 import draft_pb2, types_pb2
 from verify_service.drafter_stream import DrafterStream
 from verify_service.engine_core import EngineCore
-from verify_service.feature_push import Sink
 from verify_service.round_news import RoundNews
 from verify_service.row_feeds import RowFeeds
+from verify_service.row_stream import Sink
 
 log = structlog.get_logger("dspark.rounds")
 

@@ -13,7 +13,6 @@ from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.config import VerifyConfig
 from verify_service.control_stream import control_bounds
 from verify_service.engine_core import EngineCore
-from verify_service.feature_push import FeaturePush
 from verify_service.service import NAME, VerifyService
 
 
@@ -40,14 +39,13 @@ def _services(worker: Worker[EngineCore]) -> Services:
         # pool for each, OpenMP has more threads than processors and blocks them after every
         # product.
         torch.set_num_threads(1)
-    push = FeaturePush(worker)
-    service = VerifyService(worker, push)
+    service = VerifyService(worker)
     context_length = engine.target.context_length
     readers = {
         "Control": reading(verify_pb2.ControlDown.FromString, control_bounds(context_length))
     }
     servicer = Servicer(verify_pb2_grpc.add_VerifyServicer_to_server, service, NAME, readers)
-    return Services((servicer,), push.close)
+    return Services((servicer,))
 
 
 def _load(config: VerifyConfig) -> tuple[EngineCore, Curve | None]:

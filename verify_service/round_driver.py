@@ -45,7 +45,6 @@ from dspark.runtime.worker import Worker
 from dspark.types import Refusal, RefusalReason
 from verify_service.drafters import Drafters
 from verify_service.engine_core import EngineCore
-from verify_service.feature_push import FeaturePush
 from verify_service.prompts import IDLE_S, Began, Prompts
 from verify_service.round_news import RoundNews
 from verify_service.round_passes import RoundPasses, Running
@@ -68,13 +67,12 @@ class RoundDriver:
     def __init__(
         self,
         worker: Worker[EngineCore],
-        push: FeaturePush,
         owner: int,
         say: Callable[[Sequence[Up]], None],
         failed: Callable[[Exception], None],
     ) -> None:
         self._failed = failed
-        self._worker, self._engine, self._push, self._owner = worker, worker.engine, push, owner
+        self._worker, self._engine, self._owner = worker, worker.engine, owner
         self._say, self._events = say, asyncio.get_running_loop()
         self._inbox: deque[Came] = deque()
         self._posted = self._over = False
@@ -93,7 +91,7 @@ class RoundDriver:
         waits = Waits(config.draft_deadline_s, config.drafter_patience_s)
         self.rounds = RoundLoop(self, waits)
         self._prompts = Prompts(self._engine, owner, self._wake)
-        self._feeds = RowFeeds(self._engine, push, self._events, self.tell)
+        self._feeds = RowFeeds(worker, self._events, self.tell)
         self._news = RoundNews(worker.device, self._events, self._surely, self._say_news)
         self._drafters = Drafters(
             worker, self._feeds, self._admitted, self.tell, self.tell_here, self._news
@@ -113,7 +111,6 @@ class RoundDriver:
             Released: self._released,
             DrafterEvent: self._drafter_event,
         }
-        push.listeners.append(self._feeds)
 
     # Called on any thread.
 
@@ -140,10 +137,12 @@ class RoundDriver:
 
     async def end(self) -> None:
         """Frees all sequences, then waits up to ENDS_S for unfinished passes."""
-        self._push.listeners.remove(self._feeds)
         if self._timer is not None:
             self._timer.cancel()
-        await self._worker.device.run_surely(self._finish)
+        try:
+            await self._worker.device.run_surely(self._finish)
+        finally:
+            await self._feeds.end()
         until = time.monotonic() + ENDS_S
         while self._under_way and time.monotonic() < until:  # noqa: ASYNC110 - nothing runs for an ended stream
             await asyncio.sleep(LOOK_S)

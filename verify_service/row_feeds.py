@@ -1,27 +1,30 @@
-"""Feeds kept feature rows to drafters over the bulk stream, a bounded number at a time.
+"""Feeds kept feature rows to drafters over bulk streams, a bounded number at a time.
 
 The verifier keeps the rows, so nothing is queued here: a run of rows is read when it may be sent,
-and read again if it is lost. All but the `PushListener` methods run in turns (see `round_driver`).
+and read again if it is lost. Methods run in turns (see `round_driver`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
 from dspark.rounds.events import DrafterLost, DrafterReady, SendRows, Told
+from dspark.runtime.worker import Worker
 from dspark.types import Cursor
 from dspark.wire.v1 import features_pb2
 from verify_service.batch_runner import FeatureRun
 from verify_service.engine_core import EngineCore
-from verify_service.feature_push import BULK_ROWS, FeaturePush, Sink
+from verify_service.row_stream import RowStream, Sink
 
 log = structlog.get_logger("dspark.rounds")
 
+BULK_ROWS = 512  # rows of one bulk message
 AWAY_BYTES = 8 << 20  # most unacknowledged bytes per drafter
 # without an acknowledgement, after which a drafter is lost; longer if its blocks may take longer
 PATIENCE_S = 5.0
@@ -31,12 +34,19 @@ Key = tuple[int, int]  # sequence, epoch
 
 @dataclass(slots=True)
 class _Feed:
-    drafter: int
-    sink: Sink
     next: int  # rows below this one were sent
     stop: int
     held: int  # rows below this one are acknowledged
     since: float  # last progress of this or another feed to the same drafter
+
+
+@dataclass(slots=True)
+class _Fed:
+    """What one drafter is fed."""
+
+    feeds: dict[Key, _Feed] = field(default_factory=dict)
+    opened: set[Key] = field(default_factory=set)  # contexts that it has opened
+    stream: RowStream | None = None
 
 
 class RowFeeds:
@@ -45,121 +55,131 @@ class RowFeeds:
 
     def __init__(
         self,
-        engine: EngineCore,
-        push: FeaturePush,
+        worker: Worker[EngineCore],
         loop: asyncio.AbstractEventLoop,
         tell: Callable[[Callable[[], Sequence[Told]]], None],
     ) -> None:
-        self._engine, self._push, self._loop, self._tell = engine, push, loop, tell
-        self._feeds: dict[tuple[int, Key], _Feed] = {}
-        self._opened: set[tuple[int, Key]] = set()  # contexts that the drafter has opened
-        config = engine.config
+        self._worker, self._loop, self._tell = worker, loop, tell
+        self._fed: defaultdict[int, _Fed] = defaultdict(_Fed)  # by drafter
+        config, width = worker.engine.config, worker.engine.feature_width
         self._patience_s = max(PATIENCE_S, config.drafter_patience_s)
-        # rows; half of what the queue to a drafter takes, as rows of a language model have no bytes
-        fits = max(AWAY_BYTES // max(2 * engine.feature_width, 1), BULK_ROWS)
-        self._most = min(fits, max(config.push_queue_rows // 2, BULK_ROWS))
+        # rows; those of a language model have no bytes
+        self._most = min(max(AWAY_BYTES // max(2 * width, 1), BULK_ROWS), config.push_queue_rows)
 
     def opened(self, drafter: int, key: Key) -> None:
         """Starts sending: the drafter has opened this context."""
-        self._opened.add((drafter, key))
-        if (feed := self._feeds.get((drafter, key))) is not None:
+        fed = self._fed[drafter]
+        fed.opened.add(key)
+        if (feed := fed.feeds.get(key)) is not None:
             feed.since = time.monotonic()
-            self._go_on(drafter)
+            self._go_on(fed)
 
     def send(self, asked: SendRows, sink: Sink) -> None:
         """Feeds rows start .. stop - 1; extends a running feed of the same sequence."""
-        at = (asked.drafter, (asked.sequence, asked.epoch))
-        feed = self._feeds.get(at)
+        fed, key = self._fed[asked.drafter], (asked.sequence, asked.epoch)
+        if fed.stream is None:
+            fed.stream = RowStream(
+                self._worker,
+                sink,
+                self._loop,
+                lambda stream, ack: self._tell(lambda: self._came(asked.drafter, stream, ack)),
+                lambda stream, why: self._tell(lambda: self._lost(asked.drafter, stream, why)),
+            )
+        feed = fed.feeds.get(key)
         if feed is None:
-            now = time.monotonic()
-            self._feeds[at] = _Feed(asked.drafter, sink, asked.start, asked.stop, asked.start, now)
+            fed.feeds[key] = _Feed(asked.start, asked.stop, asked.start, time.monotonic())
         else:
             feed.stop = max(feed.stop, asked.stop)
-        self._go_on(asked.drafter)
+        self._go_on(fed)
 
     def close(self, drafter: int, key: Key) -> None:
         """Ends the feed of a sequence."""
-        self._opened.discard((drafter, key))
-        if self._feeds.pop((drafter, key), None) is not None:
-            self._go_on(drafter)
+        fed = self._fed[drafter]
+        fed.opened.discard(key)
+        if fed.feeds.pop(key, None) is not None:
+            self._go_on(fed)
 
     def forget(self, drafter: int) -> None:
-        """Ends all feeds of a lost drafter."""
-        self._feeds = {at: feed for at, feed in self._feeds.items() if at[0] != drafter}
-        self._opened = {at for at in self._opened if at[0] != drafter}
+        """Ends the stream and all feeds of a lost drafter; rows on their way are dropped."""
+        fed = self._fed.pop(drafter, _Fed())
+        if away := sum(feed.next - feed.held for feed in fed.feeds.values()):
+            dropped = self._worker.metrics.dropped
+            dropped.labels(kind="feature_rows", reason="unacknowledged").inc(away)
+        if fed.stream is not None:
+            fed.stream.close()
+
+    async def end(self) -> None:
+        """Ends every stream; called on the event loop, behind the last turn."""
+        streams = [fed.stream.ended for fed in self._fed.values() if fed.stream is not None]
+        for drafter in list(self._fed):
+            self.forget(drafter)
+        await asyncio.gather(*map(asyncio.wrap_future, streams), return_exceptions=True)
 
     def overdue_at(self) -> float | None:
         """When the first feed is overdue, in monotonic seconds; None without feeds."""
-        return min((feed.since + self._patience_s for feed in self._feeds.values()), default=None)
+        since = (feed.since for fed in self._fed.values() for feed in fed.feeds.values())
+        return min((each + self._patience_s for each in since), default=None)
 
     def overdue(self, now: float) -> list[DrafterLost]:
         """Drafters with a feed without progress for too long."""
-        late = {
-            feed.drafter for feed in self._feeds.values() if now >= feed.since + self._patience_s
-        }
-        return [DrafterLost(drafter, "lost: it takes no rows") for drafter in late]
-
-    def _go_on(self, drafter: int) -> None:
-        mine = [
-            (at[1], feed)
-            for at, feed in self._feeds.items()
-            if at[0] == drafter and at in self._opened
+        return [
+            DrafterLost(drafter, "lost: it takes no rows")
+            for drafter, fed in self._fed.items()
+            if any(now >= feed.since + self._patience_s for feed in fed.feeds.values())
         ]
+
+    def _go_on(self, fed: _Fed) -> None:
+        mine = [(key, feed) for key, feed in fed.feeds.items() if key in fed.opened]
         room = self._most - sum(feed.next - feed.held for _, feed in mine)
         for key, feed in mine:
             while feed.next < feed.stop and room > 0:
                 last = min(feed.next + BULK_ROWS, feed.stop)
                 run = self._read(Cursor(*key, 0, last + 1), feed.next)
-                if run is None:  # no rows are kept: the sequence has no drafts
-                    self._feeds.pop((drafter, key), None)
+                if run is None or fed.stream is None:  # no rows are kept: it has no drafts
+                    del fed.feeds[key]
                     break
-                self._loop.call_soon_threadsafe(self._push.push, feed.sink, run)
+                fed.stream.push(run)
                 room -= last - feed.next
                 feed.next = last
 
     def _read(self, cursor: Cursor, start: int) -> FeatureRun | None:
         try:
-            return self._engine.features(cursor, start)
+            return self._worker.engine.features(cursor, start)
         except Exception as error:  # out of memory, say
             log.error("rows.not_read", sequence=cursor.sequence, exc_info=error)
             return None
 
-    # `PushListener`, called on the event loop.
-
-    def rows_came(self, sink: Sink, ack: features_pb2.FeatureAck) -> None:
-        if ack.watermarks or ack.refused:
-            marks = [((mark.sequence, mark.epoch), mark.rows) for mark in ack.watermarks]
-            refused = [(each.sequence, each.epoch) for each in ack.refused]
-            self._tell(lambda: self._came(sink, marks, refused))
-
-    def rows_lost(self, sink: Sink, why: str) -> None:
-        self._tell(lambda: self._lost(sink, why))
-
     def _came(
-        self, sink: Sink, marks: Sequence[tuple[Key, int]], refused: Sequence[Key]
+        self, drafter: int, stream: RowStream, ack: features_pb2.FeatureAck
     ) -> Sequence[Told]:
-        ready: list[Told] = []
-        feeds = {key: feed for (_, key), feed in self._feeds.items() if feed.sink == sink}
-        if any(key in feeds for key, _ in marks):
+        fed, ready = self._fed.get(drafter), list[Told]()
+        if fed is None or fed.stream is not stream:
+            return ()
+        marks = {(mark.sequence, mark.epoch): mark.rows for mark in ack.watermarks}
+        if marks.keys() & fed.feeds.keys():
             # feeds share the limit, so an acknowledgement is progress for all of them
             now = time.monotonic()
-            for each in feeds.values():
+            for each in fed.feeds.values():
                 each.since = now
-        for key, rows in marks:
-            feed = feeds.get(key)
+        for key, rows in marks.items():
+            feed = fed.feeds.get(key)
             if feed is None:
                 continue
             feed.held = max(feed.held, min(rows, feed.next))
             if feed.held >= feed.stop:
-                del self._feeds[feed.drafter, key]
-                ready.append(DrafterReady(feed.drafter, *key, feed.held))
-        for key in refused:  # no drafts until a plan names another drafter
-            if (feed := feeds.get(key)) is not None:
-                self._feeds.pop((feed.drafter, key), None)
-        for drafter in {feed.drafter for feed in feeds.values()}:
-            self._go_on(drafter)
+                del fed.feeds[key]
+                ready.append(DrafterReady(drafter, *key, feed.held))
+        if ack.refused:  # no drafts until a plan names another drafter
+            dropped = self._worker.metrics.dropped
+            dropped.labels(kind="feature_chunk", reason="refused_by_sink").inc(len(ack.refused))
+            for ref in ack.refused:
+                fed.feeds.pop((ref.sequence, ref.epoch), None)
+        self._go_on(fed)
         return ready
 
-    def _lost(self, sink: Sink, why: str) -> Sequence[Told]:
-        drafters = {feed.drafter for feed in self._feeds.values() if feed.sink == sink}
-        return [DrafterLost(drafter, f"lost: {why}") for drafter in drafters]
+    def _lost(self, drafter: int, stream: RowStream, why: str) -> Sequence[Told]:
+        fed = self._fed.get(drafter)
+        if fed is None or fed.stream is not stream:
+            return ()
+        fed.stream = None
+        return [DrafterLost(drafter, f"lost: {why}")] if fed.feeds else ()

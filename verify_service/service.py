@@ -12,7 +12,6 @@ from dspark.runtime.worker import Worker
 from dspark.wire.v1 import types_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.control_stream import ControlStream
 from verify_service.engine_core import EngineCore
-from verify_service.feature_push import FeaturePush
 
 NAME = "dspark.wire.v1.Verify"
 
@@ -20,8 +19,8 @@ NAME = "dspark.wire.v1.Verify"
 class VerifyService(verify_pb2_grpc.VerifyServicer):
     """Serves the Describe and Control methods."""
 
-    def __init__(self, worker: Worker[EngineCore], push: FeaturePush) -> None:
-        self._worker, self._push = worker, push
+    def __init__(self, worker: Worker[EngineCore]) -> None:
+        self._worker = worker
 
     async def Describe(
         self, request: types_pb2.DescribeRequest, context: grpc.aio.ServicerContext
@@ -45,7 +44,7 @@ class VerifyService(verify_pb2_grpc.VerifyServicer):
         request_iterator: AsyncIterator[Read[verify_pb2.ControlDown]],
         context: grpc.aio.ServicerContext,
     ) -> AsyncGenerator[verify_pb2.ControlUp, None]:
-        stream = ControlStream(self._worker, self._push)
+        stream = ControlStream(self._worker)
         async with contextlib.aclosing(stream.run(request_iterator)) as events:
             async for event in events:
                 yield event

@@ -12,6 +12,7 @@ import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import structlog
@@ -106,7 +107,7 @@ class Services(NamedTuple):
     """A room's servicers, and the function that closes their parts after the last call."""
 
     servicers: Sequence[Servicer]
-    close: Callable[[], Awaitable[None]]
+    close: Callable[[], Awaitable[None]] = partial(asyncio.sleep, 0)
 
 
 class Worker(ShellProcess, Generic[E]):

@@ -294,7 +294,7 @@ async def test_a_pass_that_fails_takes_only_those_with_it_that_fail_alone(
             cursors = (
                 [first]
                 if isinstance(first, Cursor)
-                else [each.cursor for each in getattr(first, "items", first)]
+                else [getattr(each, "item", each).cursor for each in getattr(first, "rows", first)]
             )
             made = inner(first, *more) if when == "has run" else None
             if any(cursor.sequence == 2 and cursor.round > 4 for cursor in cursors):

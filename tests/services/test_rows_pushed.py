@@ -4,55 +4,56 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
+import pytest
 
+from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
+from dspark.wire.orders import PackedRows
 from dspark.wire.v1 import features_pb2, features_pb2_grpc
-from tests.unit.verify_service.test_feature_push import pusher, rows
-from verify_service.feature_push import Sink
+from verify_service.batch_runner import FeatureRun
+from verify_service.row_stream import RowStream, Sink
+
+ROWS = FeatureRun(1, 1, 0, list(range(8)), PackedRows("bfloat16", 8, 64, bytes(128 * 8)))
 
 
 class Acknowledging(features_pb2_grpc.FeaturesServicer):
-    """A drafter that takes everything."""
+    """A drafter that takes two chunks."""
 
     async def Push(
         self,
         request_iterator: AsyncIterator[features_pb2.FeatureChunk],
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[features_pb2.FeatureAck]:
-        taken = 0
-        async for _ in request_iterator:
-            taken += 1
+        for taken in (1, 2):
+            await anext(request_iterator)
             yield features_pb2.FeatureAck(chunks=taken)
 
 
-class FailingOnce:
-    """A listener with a bug, the first time that it hears of something."""
-
-    def __init__(self) -> None:
-        self.heard: asyncio.Queue[str] = asyncio.Queue()
-        self._failed = False
-
-    def rows_came(self, sink: Sink, ack: features_pb2.FeatureAck) -> None:
-        if not self._failed:
-            self._failed = True
-            raise RuntimeError("a bug")
-        self.heard.put_nowait("came")
-
-    def rows_lost(self, sink: Sink, why: str) -> None:
-        self.heard.put_nowait(why)
-
-
-async def test_a_stream_that_a_bug_ends_is_lost_and_the_next_rows_get_another() -> None:
-    server = grpc.aio.server()
+@pytest.mark.parametrize("bug", [False, True])
+async def test_a_stream_is_lost_once_when_its_drafter_or_a_bug_ends_it(bug: bool) -> None:
+    server, metrics = grpc.aio.server(), Metrics()
     features_pb2_grpc.add_FeaturesServicer_to_server(Acknowledging(), server)  # type: ignore[no-untyped-call]
     sink = Sink(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", 5)
     await server.start()
-    push, listener = pusher(Metrics(), queue_rows=10), FailingOnce()
-    push.listeners.append(listener)
-    for heard in ("a bug", "came"):
-        push.push(sink, rows(8))
-        assert await asyncio.wait_for(listener.heard.get(), 20) == heard
-    await push.close()
+    worker: Any = SimpleNamespace(
+        engine=SimpleNamespace(projection="p"), security=Security(), incarnation=1, metrics=metrics
+    )
+    heard: list[int | str] = []
+
+    def came(stream: RowStream, ack: features_pb2.FeatureAck) -> None:
+        if bug:
+            raise RuntimeError("a bug")
+        heard.append(ack.chunks)
+
+    loop = asyncio.get_running_loop()
+    stream = RowStream(worker, sink, loop, came, lambda _, why: heard.append(why))
+    for _ in range(3):
+        stream.push(ROWS)
+    await asyncio.wait_for(asyncio.wrap_future(stream.ended), 20)
+    assert heard == (["a bug"] if bug else [1, 2, "the drafter ended the stream"])
+    assert metrics.value("feature_rows_total", direction="sent") >= 8
     await server.stop(0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,27 +16,44 @@ from dspark.wire.v1 import features_pb2
 from verify_service import row_feeds
 from verify_service.batch_runner import FeatureRun
 from verify_service.config import VerifyConfig
-from verify_service.feature_push import BULK_ROWS, FeaturePush, Sink
-from verify_service.row_feeds import PATIENCE_S, RowFeeds
+from verify_service.row_feeds import BULK_ROWS, PATIENCE_S, RowFeeds
+from verify_service.row_stream import Sink
 from verify_service.synthetic import SyntheticVerifyEngine
 
 SPEC = synthetic_document([0.9], feature_width=1024, vocabulary=500, context_length=1 << 14)
 SINK, DRAFTER, ROWS = Sink("127.0.0.1:1", 7), 1, 16 * BULK_ROWS
 
 
+class Stream:
+    """To a drafter; a test says itself what becomes of what is pushed."""
+
+    def __init__(self, *ends: Any) -> None:
+        *_, self.came, self.lost = ends
+        self.pushed: list[FeatureRun] = []
+        self.closed = False
+
+    def push(self, run: FeatureRun) -> None:
+        self.pushed.append(run)
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class Feeds:
     """Of two prompts, the first of which takes all the room there is, at a time that the test
     sets."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.now = 100.0
+        self.streams: list[Stream] = []
+        self.metrics = Metrics()
         self.told: list[Told] = []
         engine = SyntheticVerifyEngine(
             read_spec(SPEC), VerifyConfig(prefill_chunk=ROWS, kv_tokens=4 * ROWS, **settings)
         )
-        worker: Any = SimpleNamespace(engine=engine, incarnation=1, metrics=Metrics())
-        push = FeaturePush(worker)
-        self.feeds = RowFeeds(engine, push, loop, lambda came: self.told.extend(came()))
+        worker: Any = SimpleNamespace(engine=engine, metrics=self.metrics)
+        loop: Any = None
+        self.feeds = RowFeeds(worker, loop, lambda came: self.told.extend(came()))
         for sequence in (1, 2):
             take_in(engine, sequence, [5] * ROWS, epoch=0, longest=ROWS + 1)
             self.feeds.opened(DRAFTER, (sequence, 0))
@@ -48,32 +63,29 @@ class Feeds:
 
     def came(self, sequence: int, rows: int) -> None:
         mark = features_pb2.Watermark(sequence=sequence, epoch=0, rows=rows)
-        self.feeds.rows_came(SINK, features_pb2.FeatureAck(watermarks=[mark]))
+        self.streams[-1].came(self.streams[-1], features_pb2.FeatureAck(watermarks=[mark]))
+
+    def stream(self, *ends: Any) -> Stream:
+        self.streams.append(Stream(*ends))
+        return self.streams[-1]
 
 
 @pytest.fixture
-def feeds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Feeds]:
-    loop = asyncio.new_event_loop()  # never run: a test says itself what becomes of pieces
+def feeds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Feeds:
+    made = Feeds(**getattr(request, "param", {}))
     monkeypatch.setattr(row_feeds, "time", SimpleNamespace(monotonic=lambda: made.now))
-    try:
-        made = Feeds(loop)
-        yield made
-    finally:
-        loop.close()
+    monkeypatch.setattr(row_feeds, "RowStream", made.stream)
+    return made
 
 
 def test_rows_go_in_pieces_without_a_gap_and_their_drafter_is_ready_once_all_have_come(
     feeds: Feeds,
 ) -> None:
-    pieces: list[tuple[int, int]] = []
-
-    def hand_over(job: object, sink: Sink, run: FeatureRun) -> None:
-        pieces.append((run.start, run.start + len(run.token_ids)))
-
-    feeds.feeds._loop = SimpleNamespace(call_soon_threadsafe=hand_over)  # type: ignore[assignment]
     feeds.send(1)
-    while not feeds.told and len(pieces) <= ROWS // BULK_ROWS:
-        feeds.came(1, pieces[-1][1])
+    (stream,) = feeds.streams
+    while not feeds.told and len(stream.pushed) <= ROWS // BULK_ROWS:
+        feeds.came(1, stream.pushed[-1].start + len(stream.pushed[-1].token_ids))
+    pieces = [(run.start, run.start + len(run.token_ids)) for run in stream.pushed]
     assert [start for start, _ in pieces] == [0, *(stop for _, stop in pieces[:-1])]
     assert pieces[-1][1] == ROWS - 1
     assert max(stop - start for start, stop in pieces) <= BULK_ROWS
@@ -100,14 +112,28 @@ def test_a_drafter_that_takes_nothing_is_given_up_although_more_is_sent_to_it(fe
     assert feeds.feeds.overdue(feeds.now) == [DrafterLost(DRAFTER, "lost: it takes no rows")]
 
 
-def test_no_more_rows_are_on_their_way_than_the_queue_takes() -> None:
+@pytest.mark.parametrize("feeds", [{"push_queue_rows": 2 * BULK_ROWS}], indirect=True)
+def test_no_more_rows_are_on_their_way_than_may_wait(feeds: Feeds) -> None:
     """Rows without bytes, those of a language model, are bounded by nothing else."""
-    loop, sent = asyncio.new_event_loop(), list[int]()
-    feeds = Feeds(loop, push_queue_rows=4 * BULK_ROWS)
-    feeds.feeds._loop = SimpleNamespace(  # type: ignore[assignment]
-        call_soon_threadsafe=lambda job, sink, run: sent.append(len(run.token_ids))
-    )
     for sequence in (1, 2):
         feeds.send(sequence)
-    loop.close()
-    assert sum(sent) == 2 * BULK_ROWS
+    assert sum(len(run.token_ids) for run in feeds.streams[0].pushed) == 2 * BULK_ROWS
+
+
+def test_a_stream_that_breaks_loses_the_drafter_once_and_its_rows_are_counted(feeds: Feeds) -> None:
+    feeds.send(1)
+    (broken,) = feeds.streams
+    for _ in range(2):
+        broken.lost(broken, "UNAVAILABLE")
+    assert feeds.told == [DrafterLost(DRAFTER, "lost: UNAVAILABLE")]
+    away = sum(len(run.token_ids) for run in broken.pushed)
+    feeds.feeds.forget(DRAFTER)
+    dropped = {"kind": "feature_rows", "reason": "unacknowledged"}
+    assert feeds.metrics.value("dropped_total", **dropped) == away > 0
+    feeds.send(1)
+    broken.came(broken, features_pb2.FeatureAck())
+    broken.lost(broken, "late")
+    assert len(feeds.streams) == 2, "the next rows have a stream of their own"
+    assert len(feeds.told) == 1, "and what the former one says is of no more use"
+    feeds.feeds.forget(DRAFTER)
+    assert feeds.streams[1].closed
