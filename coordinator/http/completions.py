@@ -39,7 +39,8 @@ def routes(api: Api) -> APIRouter:
         scores, names = _scores(body)
         options = sampling(body, form, logprobs=body.logprobs, prompt_logprobs=scores)
         echoes = [await _echoed(api, prompt) for prompt in prompts] if body.echo else None
-        shape = CompletionShape(texts, echoes, body.logprobs, body.prompt_logprobs)
+        skips = body.skip_special_tokens is not False
+        shape = CompletionShape(texts, echoes, body.logprobs, body.prompt_logprobs, skips)
         asked = (prompts, options, shape, names | {"constraint": field})
         return await answered(api, request, body, *asked, kind="cmpl", usual=DEFAULT_MAX_TOKENS)
 
@@ -58,29 +59,30 @@ class CompletionShape:
         echoes: list[str] | None,
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
+        skip_special: bool = True,
     ) -> None:
         self._texts, self._echoes = texts, echoes
         # requested numbers of likeliest tokens
         self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs
+        self._skip_special = skip_special
         self._said: dict[tuple[int, int], int] = {}  # characters sent, by prompt and answer
-        self._before: dict[int, int] = {}  # characters of echoed prompts, if scored
 
     def opening(self, prompt: int, output: OutputProcessor) -> Object | None:
         if self._echoes is None:
             return None
-        told = (
-            None if self._logprobs is None else echo_logprobs(self._texts, output, self._logprobs)
-        )
-        if told is not None:
-            self._before[prompt] = sum(map(len, told["tokens"]))
-        return {"text": self._echoes[prompt], "logprobs": told}
+        text, told = self._echoes[prompt], None
+        if self._logprobs is not None:
+            told = echo_logprobs(self._texts, output, self._logprobs, len(text))
+        return {"text": text, "logprobs": told}
 
     def part(self, prompt: int, shown: OutputChunk) -> Object:
+        if not shown.logprobs:
+            return {"text": shown.text, "logprobs": None}
         key = prompt, shown.index
-        before = self._said.get(key, self._before.get(prompt, 0))
-        told = completion_logprobs(self._texts, shown, before)
-        if told is not None:
-            self._said[key] = before + sum(map(len, told["tokens"]))
+        before = self._said.get(key, len(self._echoes[prompt]) if self._echoes else 0)
+        sizes = self._texts.sizes(shown.tokens, skip_special=self._skip_special)
+        told = completion_logprobs(self._texts, shown, sizes, before)
+        self._said[key] = before + sum(sizes)
         return {"text": shown.text, "logprobs": told}
 
     def reason(self, index: int, end: End) -> str:

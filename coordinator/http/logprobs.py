@@ -7,7 +7,7 @@ that echoes it, as in OpenAI's interface, or have a field of their own, as in vL
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -21,6 +21,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._bytes_of = None if tokenizer is None else functools.cache(tokenizer.bytes_of)
+        self._special = frozenset(() if tokenizer is None else tokenizer.special_ids.values())
 
     def bytes_of(self, token: int) -> bytes:
         """The token's bytes; its number if the target has no tokenizer."""
@@ -33,6 +34,14 @@ class TokenTexts:
             return spelled.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+    def sizes(self, tokens: Iterable[int], *, skip_special: bool = False) -> list[int]:
+        """Characters that begin in each token; of skipped ones none."""
+        skipped = self._special if skip_special else ()
+        return [
+            0 if token in skipped else sum(byte & 0xC0 != 0x80 for byte in self.bytes_of(token))
+            for token in tokens
+        ]
 
 
 def chat_logprobs(texts: TokenTexts, shown: OutputChunk) -> dict[str, Any] | None:
@@ -55,8 +64,11 @@ Top = Sequence[tuple[int, float]]  # the likeliest tokens at a position
 Row = tuple[int, float | None, Top]  # a token, its log-probability, the likeliest at its position
 
 
-def _listed(texts: TokenTexts, rows: Sequence[Row], before: int = 0) -> dict[str, Any]:
-    """OpenAI's `logprobs` object of completions; `before`: characters of text before the rows.
+def _listed(
+    texts: TokenTexts, rows: Sequence[Row], sizes: Sequence[int], before: int
+) -> dict[str, Any]:
+    """OpenAI's `logprobs` object of completions. sizes: characters of each row; `before`: those of
+    the text before the rows.
 
     As there, a token is among the likeliest ones of its position, as one more if it is none. They
     are keyed by text: of several tokens with one text, such as a letter and its byte, the token
@@ -71,7 +83,7 @@ def _listed(texts: TokenTexts, rows: Sequence[Row], before: int = 0) -> dict[str
         return found
 
     return {
-        "text_offset": list(accumulate(map(len, tokens[:-1]), initial=before)),
+        "text_offset": [max(at, 0) for at in accumulate(sizes[:-1], initial=before)],
         "token_logprobs": [value for _, value, _ in rows],
         "tokens": tokens,
         "top_logprobs": [told(*row) if row[2] else None for row in rows],
@@ -79,26 +91,34 @@ def _listed(texts: TokenTexts, rows: Sequence[Row], before: int = 0) -> dict[str
 
 
 def completion_logprobs(
-    texts: TokenTexts, shown: OutputChunk, before: int
-) -> dict[str, Any] | None:
-    """`logprobs` of a part of a completion; None where none were requested."""
+    texts: TokenTexts, shown: OutputChunk, sizes: Sequence[int], before: int
+) -> dict[str, Any]:
+    """`logprobs` of a part of a completion, which was asked for them."""
     rows = [
         (token, one.logprob, _top(one))
         for token, one in zip(shown.tokens, shown.logprobs, strict=False)
     ]
-    return _listed(texts, rows, before) if rows else None
+    return _listed(texts, rows, sizes, before)
 
 
-def echo_logprobs(texts: TokenTexts, output: OutputProcessor, top: int) -> dict[str, Any] | None:
-    """`logprobs` of an echoed prompt, with the `top` likeliest tokens at each position but the
-    first; None where they were not requested or never arrived."""
+def echo_logprobs(
+    texts: TokenTexts, output: OutputProcessor, top: int, size: int
+) -> dict[str, Any] | None:
+    """`logprobs` of a prompt echoed in `size` characters, with the `top` likeliest tokens at each
+    position but the first; None where they were not requested or never arrived.
+
+    What the tokenizer puts before a text is not in the echo: its tokens stand at 0.
+    """
     told = output.prompt_logprobs
     if told is None:
         return None
     tops = zip(told.top_ids[:, :top].tolist(), told.top_logprobs[:, :top].tolist(), strict=True)
     values = [None, *told.logprobs.tolist()]
     likeliest = [[], *(list(zip(*each, strict=True)) for each in tops)]
-    return _listed(texts, list(zip(output.request.prompt, values, likeliest, strict=True)))
+    prompt = output.request.prompt
+    sizes = texts.sizes(prompt)
+    rows = list(zip(prompt, values, likeliest, strict=True))
+    return _listed(texts, rows, sizes, size - sum(sizes))
 
 
 def _top(one: ScoredToken) -> list[tuple[int, float]]:

@@ -115,7 +115,10 @@ def _stay(cell: Cell) -> None:
                     raise Unavailable(f"no answer at {cell.endpoint} for {SILENT_S:g} s{left}")
                 time.sleep(LOOK_S)
         except KeyboardInterrupt:
-            take_down(say)
+            try:
+                take_down(say)
+            except KeyboardInterrupt:  # said twice: running streams break off
+                take_down(say, 0.0)
         except Unavailable:
             # its own Ray cluster, on this machine; one that it joined may only be unreachable
             if cell.ray_pid:

@@ -48,8 +48,9 @@ def state_dir() -> Path:
     path = Path(home or Path(states if os.path.isabs(states) else "~/.local/state") / "dspark")
     try:
         path = path.expanduser().resolve()
+        str(path).encode()  # Ray takes no other names, and would say so after minutes
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError) as error:  # the latter: of a home that is not known
+    except (OSError, RuntimeError, UnicodeError) as error:  # a home is not known: the second
         raise NoState(path, error) from error
     if home:  # other processes have other working folders, and so has this one when it joins Ray
         os.environ["DSPARK_HOME"] = str(path)

@@ -151,8 +151,8 @@ async def run_until_signal(
     grace_s: float,
     ready: Callable[[ShellProcess], None],
 ) -> None:
-    """Starts a process and keeps it until SIGTERM or SIGINT; a second signal cuts the grace to
-    nothing."""
+    """Starts a process and keeps it until SIGTERM, SIGINT or the end of its terminal; a second one
+    of the former cuts the grace to nothing."""
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     hurried = asyncio.Event()
@@ -162,6 +162,9 @@ async def run_until_signal(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        # shell and kernel both send it: neither hurries the other
+        loop.add_signal_handler(signal.SIGHUP, asked.set)
     starting = asyncio.ensure_future(start())
     asking = asyncio.ensure_future(asked.wait())
     await asyncio.wait({starting, asking}, return_when=asyncio.FIRST_COMPLETED)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy import down
 from deploy.head import free_ports
 from dspark.cli import lifecycle
 from dspark.client.cell import Cell, cell_file, remove_cell, write_cell
@@ -67,13 +68,29 @@ def test_a_coordinator_that_does_not_come_back_ends_it_and_another_cluster_is_le
     assert ("it was left as it is" in str(ended.value)) is cell_file().exists() is not own
 
 
+def test_who_is_told_twice_takes_it_down_at_once(
+    ray: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told_again(grace_s: float) -> None:
+        raise KeyboardInterrupt
+
+    def told(cell: Cell) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(down, "under_way", lambda cell: "2 requests")
+    monkeypatch.setattr(down, "_beside", told_again)
+    monkeypatch.setattr(lifecycle, "_answers", told)
+    lifecycle._stay(_cell("127.0.0.1:1", ray.pid))
+    assert not cell_file().exists()
+
+
 def test_it_stays_while_the_cell_answers_and_leaves_when_it_was_taken_down(
     ray: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "SILENT_S", 0.5)
     with HttpCell(workers=False, http=None) as running:
         cell = _cell(running.coordinator.endpoint, ray.pid)
-        down = threading.Timer(2.0, remove_cell)
-        down.start()
+        leaving = threading.Timer(2.0, remove_cell)
+        leaving.start()
         lifecycle._stay(cell)
-        down.join()
+        leaving.join()

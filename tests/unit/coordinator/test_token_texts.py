@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -12,7 +15,7 @@ from coordinator.http.completions import CompletionShape
 from coordinator.http.logprobs import TokenTexts
 from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.tokenizer import Tokenizer
-from dspark.types import ScoredToken
+from dspark.types import ScoredPrompt, ScoredToken
 
 TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
 TEXT = "Grüße, 世界 🙂\n\tx = [1, 2]"
@@ -71,6 +74,34 @@ def test_offsets_of_a_stream_are_those_of_its_own_prompt_and_answer() -> None:
     texts = [tokenizer.decode([token], skip_special=False) for token in ids]
     expected = [len("".join(texts[:before])) for before in range(len(ids))]
     assert told == dict.fromkeys(told, expected)
+
+
+def test_offsets_are_places_in_the_text_that_is_shown() -> None:
+    """Special tokens are left out of it, and a token need not be a whole character."""
+    tokenizer = tiny()
+    end = tokenizer.special_ids["<|endoftext|>"]
+    ids = [*tokenizer.encode("a 🙂", add_special=False), end, *tokenizer.encode("b")]
+    assert len(ids) > 5, "the character takes several tokens"
+    scored = [ScoredToken(-0.5, (), ())] * len(ids)
+    for skip in (True, False):
+        shape = CompletionShape(TokenTexts(tokenizer), ["Q: "], 0, None, skip)
+        told = shape.part(0, OutputChunk(0, 0, tokens=ids, logprobs=scored))["logprobs"]
+        text = "Q: " + tokenizer.decode(ids, skip_special=skip)
+        places = dict(zip(told["tokens"], told["text_offset"], strict=True))
+        assert places["a"] == text.index("a")
+        assert places["b"] == text.index("b")
+
+
+def test_tokens_before_an_echoed_text_take_no_place_in_it() -> None:
+    """As those that begin a text for many models."""
+    tokenizer = tiny()
+    ids = (0, *tokenizer.encode("Problem 1: add", add_special=False))
+    scored = ScoredPrompt(*(np.zeros((len(ids) - 1, *more)) for more in ((), (), (0,), (0,))))
+    output: Any = SimpleNamespace(request=SimpleNamespace(prompt=ids), prompt_logprobs=scored)
+    told = CompletionShape(TokenTexts(tokenizer), ["Problem 1: add"], 0).opening(0, output)
+    assert told is not None
+    assert told["logprobs"]["text_offset"][:2] == [0, 0]
+    assert told["logprobs"]["text_offset"][-1] == len("Problem 1: ad")
 
 
 @pytest.mark.parametrize("likeliest", [(), (5,), (5, 6)])

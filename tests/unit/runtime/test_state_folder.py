@@ -31,11 +31,11 @@ def test_a_relative_folder_for_everybody_s_state_is_ignored(
     assert state_dir() == tmp_path.resolve() / "states/dspark"
 
 
-@pytest.mark.parametrize("home", ["~nobody-of-this-name/state", "mine"])
+@pytest.mark.parametrize("home", ["~nobody-of-this-name/state", "mine", "/tmp/st\udce4te"])
 def test_a_folder_that_cannot_be_found_is_named(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No such user; a working folder that was removed."""
+    """No such user; a working folder that was removed; a name in another encoding."""
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)

@@ -31,6 +31,31 @@ async def test_what_goes_wrong_in_an_orderly_stop_is_raised() -> None:
         await run_until_signal(start, grace_s=1.0, ready=ready)
 
 
+@pytest.mark.parametrize("ignored", [False, True], ids=["", "nohup"])
+async def test_a_terminal_that_closes_ends_it_in_order_but_not_under_nohup(ignored: bool) -> None:
+    graces: list[float] = []
+
+    async def stop(grace_s: float) -> None:
+        signal.raise_signal(signal.SIGHUP)  # the kernel says it after the shell
+        await asyncio.sleep(0.01)
+        graces.append(grace_s)
+
+    async def start() -> Any:
+        return SimpleNamespace(endpoint="h:1", incarnation=1, stop=stop)
+
+    def ready(_: object) -> None:
+        signal.raise_signal(signal.SIGHUP)
+        if ignored:
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        await run_until_signal(start, grace_s=1.0, ready=ready)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert graces == [1.0]
+
+
 @pytest.mark.parametrize("ends", [True, False])
 async def test_tasks_that_are_just_ending_are_waited_for_but_not_without_end(
     ends: bool, monkeypatch: pytest.MonkeyPatch
