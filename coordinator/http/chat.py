@@ -190,6 +190,8 @@ def _rendered(render: Callable[..., str], messages: list[Mapping[str, Any]], bod
         raise InvalidRequest("continue_final_message", "goes without add_generation_prompt")
     if not last:
         return render(messages, add_generation_prompt=begin)
+    if messages[-1].get("tool_calls"):
+        raise InvalidRequest("continue_final_message", "the last message calls tools: it is whole")
     said = str(messages[-1].get("content") or "")
     marked = {**messages[-1], "content": said + _HERE}
     return _cut_behind(render([*messages[:-1], marked], add_generation_prompt=False), said)
@@ -199,7 +201,7 @@ def _cut_behind(text: str, said: str) -> str:
     """Cuts the prompt `text` behind `said`, the last message, so that the answer continues it.
     Raises InvalidRequest if the template changes the message."""
     at = text.rfind(_HERE.strip())
-    if not said.strip() or at < 0 or said.strip() not in text:
+    if at < 0 or said.strip() not in text:
         raise InvalidRequest(
             "continue_final_message", "the chat template does not show the last message as it is"
         )

@@ -64,6 +64,10 @@ class Connection(HttpToolsProtocol):
         if self._around > HEAD_BYTES:  # the parser keeps heads and trailers of any size
             self.end("head_bytes")
 
+    def send_400_response(self, msg: str) -> None:
+        self._ended("malformed")
+        super().send_400_response(msg)
+
     @property
     def _offers(self) -> bool:
         """Whether the request offers to go on in another protocol, which nobody here speaks."""

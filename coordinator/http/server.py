@@ -120,6 +120,7 @@ class HttpServer:
         config = uvicorn.Config(
             _readable(bounded, origins) if origins else bounded,
             log_config=None,  # the process has its own logging
+            log_level="error",  # what clients do wrong is counted
             access_log=False,
             lifespan="off",
             ws="none",
@@ -172,6 +173,7 @@ def _readable(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         allow_origins=origins,
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
+        allow_private_network=True,
         expose_headers=["x-request-id", "request-id", "retry-after", "retry-after-ms"],
     )
 

@@ -117,9 +117,11 @@ def renderer(target: str) -> Render:
     from coordinator.http.template import find_template
     from coordinator.reception.tokenizer import find_tokenizer
 
-    tokenizer, template = None, find_template(target, None)
+    tokenizer = None
     with contextlib.suppress(ConfigError):  # neither a folder nor in the hub's cache
         tokenizer = find_tokenizer(target, None)
+    # each file takes half a minute where the hub is out of reach
+    template = find_template(target, None) if tokenizer is not None else None
     if template is None or tokenizer is None:
         missing = "tokenizer" if tokenizer is None else "chat template"
         raise ConfigError(

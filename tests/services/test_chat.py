@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import httpx
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from coordinator.http.template import find_template
 from dspark.cli import chat
@@ -237,7 +238,7 @@ def test_ctrl_c_raises_nothing_in_the_middle_of_a_call(
         went_on += 1
         return read_event(message)
 
-    monkeypatch.setattr("dspark.client.synchronous.read_event", read)
+    monkeypatch.setattr("dspark.client.resuming.read_event", read)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{FIRST}\n"))
     handler = signal.getsignal(signal.SIGINT)
     try:
@@ -276,6 +277,16 @@ def test_the_oldest_turns_make_room() -> None:
     assert len(chat.fitted(said, render, 1)) == 8, "one turn is never dropped"
 
 
-def test_a_target_that_is_not_here_is_named() -> None:
+def test_a_target_that_is_not_here_is_named_and_looked_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def out_of_reach(target: str, name: str, **_: object) -> None:
+        asked.append(name)
+        raise LocalEntryNotFoundError("no connection")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", out_of_reach)
     with pytest.raises(ConfigError, match=r"nowhere/at-all: no tokenizer is found; --target"):
         chat.renderer("nowhere/at-all")
+    assert asked == ["tokenizer.json"]

@@ -105,11 +105,16 @@ def test_a_message_says_what_a_chat_says(
 def test_a_message_goes_on_with_the_assistant_s_turn(
     claude: anthropic.Anthropic, client: openai.OpenAI
 ) -> None:
-    turns: Any = [USER, {"role": "assistant", "content": "return x"}]
     extra = {"continue_final_message": True, "add_generation_prompt": False}
-    said = chat(client, turns, max_tokens=8, extra_body=extra)
-    made = claude.messages.create(model="tiny", max_tokens=8, messages=turns, **GREEDY)
-    assert made.content[0].text == said.choices[0].message.content
+    for begun in ("return x", ""):
+        turns: Any = [USER, {"role": "assistant", "content": begun}]
+        said = chat(client, turns, max_tokens=8, extra_body=extra)
+        made = claude.messages.create(model="tiny", max_tokens=8, messages=turns, **GREEDY)
+        assert made.content[0].text == said.choices[0].message.content
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    calling = {"role": "assistant", "content": "so: ", "tool_calls": [call]}
+    with pytest.raises(openai.BadRequestError, match="continue_final_message: the last message"):
+        chat(client, [USER, calling], extra_body=extra)
 
 
 def test_messages_call_tools_and_take_their_results(claude: anthropic.Anthropic) -> None:
@@ -194,7 +199,10 @@ def test_anthropic_s_own_loop_over_tools_goes_on_without_a_thread(
             {"messages": [USER, {"role": "assistant", "content": [USE]}, USER]},
             "messages[1].content[0].input",
         ),
-        ({"messages": [USER, {"role": "assistant", "content": ""}]}, "messages:"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": [{**USE, "input": {}}]}]},
+            "messages: the last message calls tools",
+        ),
         ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "no"}}, "tool_choice.name"),

@@ -289,13 +289,18 @@ def test_a_checkout_that_nobody_installed_serves(
 
 
 def test_pages_of_named_origins_may_ask() -> None:
-    page = {"origin": "https://chat.example", "access-control-request-method": "POST"}
+    page = {
+        "origin": "https://chat.example",
+        "access-control-request-method": "POST",
+        "access-control-request-private-network": "true",  # of a page on the Internet
+    }
     with HttpCell(
         workers=False, cors_origin=("https://chat.example", "http://localhost:3000")
     ) as cell:
         for origin, allowed in (("https://chat.example", True), ("https://evil.example", False)):
             asked = httpx.options(f"{cell.url}/v1/completions", headers=page | {"origin": origin})
             assert (asked.headers.get("access-control-allow-origin") == origin) is allowed
+            assert (asked.status_code == 200) is allowed
             answer = httpx.get(f"{cell.url}/version", headers={"origin": origin})
             assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
     with HttpCell(workers=False) as cell:

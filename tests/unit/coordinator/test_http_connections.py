@@ -180,6 +180,16 @@ async def test_a_head_without_an_end_ends_its_connection(
     await until(lambda: dropped(counted, "head_bytes") == 1)
 
 
+async def test_what_is_no_request_is_counted_and_not_logged(
+    connect: Connect, counted: Metrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        reader, _ = await connect(b"\x16\x03\x01 a handshake of TLS\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+    assert dropped(counted, "malformed") == 3
+    assert not caplog.records
+
+
 async def test_a_body_of_many_small_parts_is_no_head(connect: Connect) -> None:
     count = 2 * connection_module.HEAD_BYTES
     head = b"POST /said HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"

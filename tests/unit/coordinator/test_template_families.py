@@ -148,7 +148,7 @@ def test_a_developer_is_the_system_where_a_template_has_none(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_message_is_continued_where_the_library_continues_it(name: str) -> None:
-    for last in ("It is  ", "It\nis", " sunny"):
+    for last in ("It is  ", "It\nis", " sunny", ""):
         messages = [USER, {"role": "assistant", "content": last}]
         theirs = library(FAMILIES[name])
         wanted = theirs.apply_chat_template(
