@@ -165,8 +165,8 @@ def check_prompt(
         return invalid("token_ids: empty")
     if cursor.committed_len != count:
         return invalid(f"cursor.committed_len: {cursor.committed_len} for {count} token_ids")
-    if count >= context_length:
-        return invalid(f"token_ids: {count} tokens leave no room in a context of {context_length}")
+    if count > context_length:
+        return invalid(f"token_ids: {count} tokens are more than the context of {context_length}")
     if max(token_ids) >= vocab_size or min(token_ids) < 0:
         return invalid(f"token_ids: an id is not below the vocabulary size {vocab_size}")
     if not count < reserve_tokens <= context_length + MAX_SLOTS + 1:

@@ -139,8 +139,9 @@ def read_request(
     check_head(message, has_tokenizer)
     field = "text" if message.WhichOneof("input") == "text" else "tokenized.input_ids"
     longest, vocab_size = limits.longest, limits.vocab_size
-    _check_prompt(prompt, field, longest, vocab_size)
     asked = message.sampling_params
+    alone = asked.HasField("max_tokens") and not asked.max_tokens
+    _check_prompt(prompt, field, limits, alone=alone)
     policy = (
         parse_policy(message.speculation.policy) if message.speculation.policy else limits.policy
     )
@@ -207,15 +208,17 @@ def _read_weight(params: generate_pb2.SpeculationParams) -> float:
     return weight
 
 
-def _check_prompt(prompt: tuple[int, ...], field: str, longest: int, vocab_size: int) -> None:
+def _check_prompt(prompt: tuple[int, ...], field: str, limits: Limits, *, alone: bool) -> None:
     if not prompt:
         raise InvalidRequest(field, "the prompt is empty")
-    if len(prompt) >= longest:
+    longest = limits.longest
+    # alone it may fill the context, not all pages: the token drawn behind it has one, unused
+    if len(prompt) >= longest + (alone and longest != limits.capacity):
         raise InvalidRequest(
             field,
             f"{len(prompt)} tokens leave no room for an answer in the context here, {longest}",
         )
-    check_ids(field, prompt, vocab_size)
+    check_ids(field, prompt, limits.vocab_size)
 
 
 def _read_stops(params: generate_pb2.SamplingParams, has_tokenizer: bool) -> tuple[str, ...]:

@@ -110,7 +110,7 @@ def as_json(endpoint: str, reply: CellStatus) -> dict[str, Any]:
 
 def _print(reply: CellStatus) -> None:
     rows: list[tuple[str, ...]] = [
-        ("role", "name", "state", "endpoint", "pid", "incarnation", "sequences", "pages")
+        ("role", "name", "endpoint", "pid", "incarnation", "sequences", "pages", "state")
     ]
     for one in reply.processes:
         numbers = map(str, (one.pid, one.incarnation, one.sequences))
@@ -118,10 +118,10 @@ def _print(reply: CellStatus) -> None:
             (
                 one.role,
                 one.name,
-                one.condition,
                 one.endpoint,
                 *numbers,
                 f"{one.pages_held}/{one.pages_total}",
+                one.condition,  # last, as it may be a sentence
             )
         )
     print(*aligned(rows), sep="\n")

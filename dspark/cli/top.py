@@ -86,12 +86,12 @@ def _cell(window: LoadWindow) -> list[str]:
 
 def _pools(window: LoadWindow) -> list[str]:
     busy = window.busy("verify") | window.busy("draft")
-    rows = [("process", "state", "busy", "sequences", "pages")]
+    rows = [("process", "busy", "sequences", "pages", "state")]
     for process in window.newest.processes:
         share = busy.get(process.name)
         bar = f"{_BARS[round(share * 8)] * 3} {share:.0%}" if share is not None else ""
         pages = f"{process.pages_held}/{process.pages_total}" if process.pages_total else ""
-        rows.append((process.name, process.condition, bar, str(process.sequences), pages))
+        rows.append((process.name, bar, str(process.sequences), pages, process.condition))
     return aligned(rows)
 
 

@@ -119,6 +119,18 @@ async def test_prompts_are_scored_beside_others_and_change_nobody_s_answer(
         check(answer.prompt_logprobs, logs_of(golden_target, ids), ids, 1)
 
 
+async def test_a_prompt_that_fills_the_context_is_scored_and_no_longer_one(
+    direct: AsyncClient, golden_target: Path
+) -> None:
+    context = (await direct.model_info()).context_length
+    whole = [(5 * at + at * at) % VOCAB for at in range(context)]
+    answer = await direct.complete(whole, max_tokens=0, prompt_logprobs=1, timeout=120.0)
+    check(answer.prompt_logprobs, logs_of(golden_target, whole), whole, 1)
+    for more, most in (([5], 0), ([], 1)):
+        with pytest.raises(InvalidRequest, match=r"tokenized\.input_ids: "):
+            await direct.complete([*whole, *more], max_tokens=most, prompt_logprobs=1)
+
+
 async def test_a_prompt_of_one_token_has_nothing_to_tell(direct: AsyncClient) -> None:
     answer = await direct.complete([5], max_tokens=0, prompt_logprobs=5)
     assert answer.prompt_logprobs == PromptLogprobs((None,), (None,))

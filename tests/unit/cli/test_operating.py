@@ -24,6 +24,7 @@ from dspark.cli.discovery import groups, serve
 from dspark.cli.lifecycle import read_sizes
 from dspark.cli.logs import Tails, readable
 from dspark.cli.main import main
+from dspark.cli.status import _print
 from dspark.cli.top import frame
 from dspark.client import Cell, CellStatus, Client, LaneStatus, ProcessStatus
 from dspark.client.cell import write_cell
@@ -341,3 +342,14 @@ def test_a_ray_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.what == "ray"
     assert found.level is Level.FAIL
     assert "GCS" in found.mend
+
+
+def test_a_long_reason_widens_no_line_but_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = STATUS.processes
+    told = replace(STATUS, processes=(first, replace(second, detail="a long reason " * 20)))
+    window = LoadWindow(10)
+    for at in (0.0, 1.0):
+        window.add(at, told)
+    _print(told)
+    for lines in (capsys.readouterr().out.splitlines(), frame(window, "10.0.0.1:7000")):
+        assert sum(len(line) > 120 for line in lines) == 1

@@ -116,6 +116,13 @@ def test_what_is_malformed_is_refused_by_field_name(field: str, message: g.Gener
     assert refused(message) == field
 
 
+def test_a_prompt_alone_may_fill_the_context_but_not_the_pool() -> None:
+    for limits, longest in ((LIMITS, 39), (replace(LIMITS, capacity=60), 50)):
+        read(ask((5,) * longest, max_tokens=0, prompt_logprobs=0), limits=limits)
+        with pytest.raises(InvalidRequest, match="leave no room"):
+            read(ask((5,) * (longest + 1), max_tokens=0, prompt_logprobs=0), limits=limits)
+
+
 @pytest.mark.parametrize(
     ("message", "told"),
     [
