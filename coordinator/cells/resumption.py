@@ -27,14 +27,12 @@ class Known:
 
     request: Request  # with the seed and the rule it began with
     answers: Sequence[Said]
-    held: Sequence[int]  # tokens of each that the client has
     entry: Entry | None = None
 
     @property
     def shown(self) -> set[int]:
         """The answers of which something was committed."""
-        known = enumerate(zip(self.answers, self.held, strict=True))
-        return {index for index, (said, held) in known if said.tokens or said.end or held}
+        return {index for index, said in enumerate(self.answers) if said.tokens or said.end}
 
 
 def look_up(order: SubmitRequest, journal: Journal | None) -> Known:
@@ -51,8 +49,7 @@ def look_up(order: SubmitRequest, journal: Journal | None) -> Known:
             raise InvalidRequest("speculation.rule", "the request began with another one")
         params = replace(request.params, seed=entry.seed, rule=entry.rule)
         request = replace(request, params=params)
-    began = order.message.resume.target
-    answers = entry.answers if entry is not None else [Said(target=began) for _ in held]
+    answers = entry.answers if entry is not None else [Said() for _ in range(request.choices)]
     short = any(offset > len(said.tokens) for offset, said in zip(held, answers, strict=False))
     if short and not _repeatable(order, request, entry):
         why = (
@@ -61,7 +58,7 @@ def look_up(order: SubmitRequest, journal: Journal | None) -> Known:
             else "less is known of it than you hold"
         )
         raise InvalidRequest("resume.offsets", f"{why}, and its draws cannot be repeated")
-    return Known(request, answers, held, entry)
+    return Known(request, answers, entry)
 
 
 def _names_rule(order: SubmitRequest) -> bool:

@@ -92,10 +92,8 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
     async def _as_they_come(
         self, stream: ResponseStream
     ) -> AsyncGenerator[generate_pb2.GenerateResponse]:
-        target = self._processor.cell.terms().fingerprint
         while not stream.done:
             for message in write_parts(stream.request.id, await stream.parts(), stream.scored):
-                message.target, target = target, ""
                 yield message
             if self._interval_s and not stream.done:
                 await asyncio.sleep(self._interval_s)  # what is committed meanwhile is one chunk

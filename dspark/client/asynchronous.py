@@ -12,7 +12,7 @@ import grpc
 
 from dspark.client.calling import BaseClient
 from dspark.client.errors import Cancelled, read_error
-from dspark.client.events import Completion, Event, ModelInfo
+from dspark.client.events import Completion, Event, ModelInfo, read_event
 from dspark.client.explanation import EndedAnswer, RoundExplanation
 from dspark.client.fields import copied, count_of, text_of, texts_of
 from dspark.client.request import Options, spelled_out
@@ -44,7 +44,7 @@ class AsyncStream(AnswerCall, AsyncIterator[Event]):
         while True:
             try:
                 with _errors_of(self._endpoint):
-                    while (event := self._read(await anext(aiter(self._call)))) is None:
+                    while (event := read_event(await anext(aiter(self._call)))) is None:
                         continue
             except StopAsyncIteration:
                 self._check_end()
@@ -53,6 +53,7 @@ class AsyncStream(AnswerCall, AsyncIterator[Event]):
                 await asyncio.sleep(self._pause(error))
                 self._resume()
                 continue
+            self._note(event)
             return event
 
     async def __aenter__(self) -> Self:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dspark.client.errors import Cancelled, ServerError
-from dspark.client.events import Chunk, Event, Finished, read_event
+from dspark.client.events import Chunk, Event, Finished
 from dspark.errors import DsparkError, Overloaded, Unavailable
 from dspark.wire.v1 import generate_pb2
 
@@ -26,7 +26,6 @@ class AnswerCall:
 
     _call: Any = None
     _closed = _finished = False
-    _target = ""  # fingerprint of the one that began the answer
 
     def __init__(
         self,
@@ -63,18 +62,13 @@ class AnswerCall:
             return None
         return max(self._deadline - self._clock(), 0.001)
 
-    def _read(self, message: generate_pb2.GenerateResponse) -> Event | None:
-        """The event of a message; notes it, as a resumption continues after its tokens."""
-        self._target = self._target or message.target
-        event = read_event(message)
-        if event is None:
-            return None
+    def _note(self, event: Event) -> None:
+        """Notes a received event: a resumption continues after its tokens."""
         self.resumed += self._broken_at is not None
         self._broken_at, self._pause_s = None, FIRST_PAUSE_S
         self._finished = isinstance(event, Finished)
         if isinstance(event, Chunk) and event.index < len(self._offsets):
             self._offsets[event.index] = event.offset + len(event.token_ids)
-        return event
 
     def _check_end(self) -> None:
         """Raises for a stream that is over and did not say why: a reader that was cancelled while
@@ -114,7 +108,7 @@ class AnswerCall:
         self._check_open()
         missing = generate_pb2.GenerateRequest()
         missing.CopyFrom(self._request)
-        missing.resume.offsets[:], missing.resume.target = self._offsets, self._target
+        missing.resume.offsets[:] = self._offsets
         self._call = self._ask(missing, self._left_s)
         if self._closed:  # on another thread, which still saw the call before
             self._call.cancel()

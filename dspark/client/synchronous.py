@@ -14,7 +14,7 @@ import grpc
 
 from dspark.client.calling import BaseClient
 from dspark.client.errors import read_error
-from dspark.client.events import Completion, Event, ModelInfo
+from dspark.client.events import Completion, Event, ModelInfo, read_event
 from dspark.client.explanation import EndedAnswer, RoundExplanation
 from dspark.client.fields import copied, count_of, text_of, texts_of
 from dspark.client.request import Options, spelled_out
@@ -30,7 +30,7 @@ class Stream(AnswerCall, Iterator[Event]):
     def __next__(self) -> Event:
         while True:
             try:
-                while (event := self._read(next(self._call))) is None:
+                while (event := read_event(next(self._call))) is None:
                     continue
             except StopIteration:
                 self._check_end()
@@ -39,6 +39,7 @@ class Stream(AnswerCall, Iterator[Event]):
                 time.sleep(self._pause(read_error(error, self._endpoint)))
                 self._resume()
                 continue
+            self._note(event)
             return event
 
     def __enter__(self) -> Self:

@@ -137,8 +137,5 @@ async def test_a_stream_whose_client_resumed_it_elsewhere_is_told_so(site: Site)
         second = generate_pb2_grpc.GenerationStub(channel).Generate(message)  # type: ignore[no-untyped-call]
         with pytest.raises(Cancelled, match="resumed it elsewhere"):
             _ = [event async for event in first]
-        events = [event async for event in second]
-        assert events[-1].HasField("complete")
-        served = site.serving.cell.terms().fingerprint
-        assert [event.target for event in events] == [served, *[""] * (len(events) - 1)]
+        assert [event async for event in second][-1].HasField("complete")
     await until(lambda: not site.held)

@@ -113,28 +113,24 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., label: _Optional[str] = ..., constraint: _Optional[_Union[_types_pb2.Constraint, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("offsets", "target")
+    __slots__ = ("offsets",)
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
-    TARGET_FIELD_NUMBER: _ClassVar[int]
     offsets: _containers.RepeatedScalarFieldContainer[int]
-    target: str
-    def __init__(self, offsets: _Optional[_Iterable[int]] = ..., target: _Optional[str] = ...) -> None: ...
+    def __init__(self, offsets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "chunk", "complete", "prompt_logprobs", "padding", "target")
+    __slots__ = ("request_id", "chunk", "complete", "prompt_logprobs", "padding")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
-    TARGET_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     chunk: GenerateStreamChunk
     complete: GenerateComplete
     prompt_logprobs: _types_pb2.PromptLogprobs
     padding: bytes
-    target: str
-    def __init__(self, request_id: _Optional[str] = ..., chunk: _Optional[_Union[GenerateStreamChunk, _Mapping]] = ..., complete: _Optional[_Union[GenerateComplete, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_types_pb2.PromptLogprobs, _Mapping]] = ..., padding: _Optional[bytes] = ..., target: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., chunk: _Optional[_Union[GenerateStreamChunk, _Mapping]] = ..., complete: _Optional[_Union[GenerateComplete, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_types_pb2.PromptLogprobs, _Mapping]] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class GenerateStreamChunk(_message.Message):
     __slots__ = ("token_ids", "text", "offset", "index", "logprobs")
