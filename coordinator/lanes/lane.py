@@ -260,7 +260,7 @@ class Lane:
         self.committed_by_rounds += committed
         self._learning.note(applied)
         watch = self._round_watch
-        if watch is not None and watch.watched and applied.rounds:
+        if watch is not None and watch.watches and applied.rounds:
             plan, name_of = self._plans.in_force, self._drafters.name
             watch.reported(
                 Reported(self.facts.name, now, said, applied.rounds, states, reasons, plan, name_of)

@@ -36,8 +36,8 @@ class RoundWatch(Protocol):
     """Receives the committed rounds of every lane of a coordinator."""
 
     @property
-    def watched(self) -> bool:
-        """Whether a watch is open; without one, this check is all that a round costs."""
+    def watches(self) -> Sequence[object]:
+        """Those that are open; without one, this check is all that a round costs."""
 
     def reported(self, round: Reported) -> None:
         """Takes a round. Call it in the turn of the event loop in which the round was committed."""

@@ -141,7 +141,9 @@ def read_request(
     longest, vocab_size = limits.longest, limits.vocab_size
     asked = message.sampling_params
     alone = asked.HasField("max_tokens") and not asked.max_tokens
-    _check_prompt(prompt, field, limits, alone=alone)
+    # alone it may fill the context, not all pages: the token drawn behind it has one, unused
+    most = longest - 1 + (alone and longest != limits.capacity)
+    _check_prompt(prompt, field, most, longest, vocab_size)
     policy = (
         parse_policy(message.speculation.policy) if message.speculation.policy else limits.policy
     )
@@ -208,17 +210,17 @@ def _read_weight(params: generate_pb2.SpeculationParams) -> float:
     return weight
 
 
-def _check_prompt(prompt: tuple[int, ...], field: str, limits: Limits, *, alone: bool) -> None:
+def _check_prompt(
+    prompt: tuple[int, ...], field: str, most: int, longest: int, vocab_size: int
+) -> None:
     if not prompt:
         raise InvalidRequest(field, "the prompt is empty")
-    longest = limits.longest
-    # alone it may fill the context, not all pages: the token drawn behind it has one, unused
-    if len(prompt) >= longest + (alone and longest != limits.capacity):
+    if len(prompt) > most:
         raise InvalidRequest(
             field,
             f"{len(prompt)} tokens leave no room for an answer in the context here, {longest}",
         )
-    check_ids(field, prompt, limits.vocab_size)
+    check_ids(field, prompt, vocab_size)
 
 
 def _read_stops(params: generate_pb2.SamplingParams, has_tokenizer: bool) -> tuple[str, ...]:

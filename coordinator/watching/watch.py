@@ -80,11 +80,7 @@ class Explain:
 
     def __init__(self, lost: Callable[[], None] = lambda: None) -> None:
         self.lost = lost
-        self._watches: list[Watch[Any]] = []
-
-    @property
-    def watched(self) -> bool:
-        return bool(self._watches)
+        self.watches: list[Watch[Any]] = []
 
     def cell(self) -> Watch[Reported]:
         """Opens a watch of every round of every lane from now on."""
@@ -95,16 +91,16 @@ class Explain:
         return self._open(partial(parts_of, request_id=request_id), REQUEST_ROUNDS)
 
     def _open(self, parts: Callable[[Reported], Iterable[T]], limit: int) -> Watch[T]:
-        if len(self._watches) >= MAX_WATCHES:
+        if len(self.watches) >= MAX_WATCHES:
             raise Overloaded(f"{MAX_WATCHES} watch already", retry_after_s=1.0)
         watch = Watch(self, parts, limit)
-        self._watches.append(watch)
+        self.watches.append(watch)
         return watch
 
     def close(self, watch: Watch[Any]) -> None:
-        self._watches.remove(watch)
+        self.watches.remove(watch)
 
     def reported(self, round: Reported) -> None:
         """Hands a round to all watches. Call it in the event loop's turn that committed it."""
-        for watch in self._watches:
+        for watch in self.watches:
             watch.put(round)

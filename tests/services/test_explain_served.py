@@ -56,7 +56,7 @@ def test_a_running_request_is_explained_until_it_ends(cell: HttpCell) -> None:
     assert shape(whole)["why"] == "fixed"
     assert "verified 2" in line(whole)
     assert "the policy's number" in line(whole)
-    wait_until(lambda: not cell.coordinator.cell.membership.explain.watched)
+    wait_until(lambda: not cell.coordinator.cell.membership.explain.watches)
 
 
 async def test_the_asyncio_client_explains_too(cell: HttpCell) -> None:

@@ -120,7 +120,7 @@ def test_leaving_frees_the_sequence_at_once(cell: HttpCell, http: httpx.Client) 
         assert next(events(response))["type"] == "begin"
     cell.freed()
     assert cell.cancelled == before + 1
-    wait_until(lambda: not cell.coordinator.cell.membership.explain.watched)
+    wait_until(lambda: not cell.coordinator.cell.membership.explain.watches)
 
 
 def test_who_leaves_before_the_answer_has_begun_frees_the_sequence_too(
@@ -154,7 +154,7 @@ def test_a_page_that_reads_nothing_is_cut_and_counted(
     with HttpCell(synthetic_pair(tmp_path), max_unread_s=0.2) as cell:
         with cell.connected("GET /live/events"):
             wait_until(lambda: cell.coordinator.metrics.value("slow_readers_cut_total") == 1)
-        wait_until(lambda: not cell.coordinator.cell.membership.explain.watched)
+        wait_until(lambda: not cell.coordinator.cell.membership.explain.watches)
 
 
 def test_frames_show_lanes_workers_and_the_load_that_is_set_within_its_bound(
@@ -183,8 +183,8 @@ def test_nobody_watches_nothing_is_kept_and_no_load_stays(
     cell: HttpCell, http: httpx.Client
 ) -> None:
     assert http.post("/live/load", json={"streams": 2}).json()["streams"] == 2
-    assert cell.coordinator.cell.membership.explain.watched
-    wait_until(lambda: not cell.coordinator.cell.membership.explain.watched)
+    assert cell.coordinator.cell.membership.explain.watches
+    wait_until(lambda: not cell.coordinator.cell.membership.explain.watches)
     cell.freed()
 
 

@@ -81,7 +81,7 @@ async def test_a_request_of_several_answers_is_told_of_them_all() -> None:
     assert root.attributes["dspark.spec.rounds"] == len(traced.spans("round"))
     (admission,) = traced.spans("admission")
     assert admission.start_time == root.start_time
-    assert not traced.cell.explain.watched
+    assert not traced.cell.explain.watches
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ async def test_who_does_not_ask_to_be_traced_is_not(parent: str) -> None:
     traced = Traced()
     await _answer(traced, max_tokens=4, traceparent=parent)
     assert not traced.spans()
-    assert not traced.cell.explain.watched
+    assert not traced.cell.explain.watches
 
 
 @virtual
@@ -119,4 +119,4 @@ async def test_nothing_is_kept_of_a_request_that_has_ended() -> None:
     for _ in range(3):
         await _answer(traced, max_tokens=4, traceparent=CALLER)
     assert len(traced.spans("generate")) == 3
-    assert not traced.cell.explain.watched
+    assert not traced.cell.explain.watches
