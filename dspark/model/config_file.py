@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 HEAD_TYPES = ("vanilla", "gated", "rnn")
 LANGUAGE_MODELS = ("Qwen3ForCausalLM",)
 DRAFT_TOKENS = 7  # of a language model or an MTP module whose file states none
-# class names, after the name of the layers' family
-_CLASS = {"block": "DSparkModel", "eagle3": "Eagle3Model", "mtp": "MTPModel"}
+# Class names, after the name of the layers' family. Both block families have one; only their heads
+# differ.
+_CLASS = {"block": "DSparkModel", "eagle3": "Eagle3Model", "mtp": "MTPModel", "lm": "ForCausalLM"}
 
 
 def read_drafter_config(folder: Path) -> DrafterConfig:
@@ -105,18 +106,16 @@ def config_to_json(config: DrafterConfig) -> dict[str, Any]:
     if config.stage is not None:
         return deepseek_v4.to_json(config)
     raw = dataclasses.asdict(config)
-    told = layer_keys(raw)
+    told = layer_keys(raw) | {
+        "architectures": [("Gemma4" if config.gemma else "Qwen3") + _CLASS[config.kind]],
+        "tie_word_embeddings": config.tie_word_embeddings,
+    }
     if config.kind == "lm":
-        told["architectures"] = [LANGUAGE_MODELS[0]]
-        told |= {"tie_word_embeddings": config.tie_word_embeddings, "block_size": config.block_size}
-        return dict(sorted(told.items()))
-    # Both block families have one class name; only their heads differ.
-    told["architectures"] = [("Gemma4" if config.gemma else "Qwen3") + _CLASS[config.kind]]
+        return dict(sorted((told | {"block_size": config.block_size}).items()))
     told |= {
         "target_layer_ids": list(config.target_layer_ids),
         "num_target_layers": config.num_target_layers,
     }
-    told["tie_word_embeddings"] = config.tie_word_embeddings
     if config.draft_vocab_size:
         told["draft_vocab_size"] = config.draft_vocab_size
     if not config.sample_from_anchor:

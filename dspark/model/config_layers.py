@@ -21,6 +21,20 @@ NEIGHBOURS = {
     "rope_interleaved": True,
 }
 
+# Fields with the same name in the file, whatever the layers.
+_SAME = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "initializer_range",
+    "dtype",
+)
+
 
 def layer_shape(keys: Keys) -> dict[str, Any]:
     """The `DrafterConfig` fields of layers, norms and positions."""
@@ -74,8 +88,9 @@ def _gemma4(keys: Keys) -> dict[str, Any]:
         "enable_moe_block": False,
         "hidden_size_per_layer_input": 0,
         "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
     }
-    for key, plain in (refused | {"use_double_wide_mlp": False}).items():
+    for key, plain in refused.items():
         if keys.raw.get(key, plain) not in (plain, None):
             raise UnsupportedFamily(f"{key}: {show(keys.raw[key])} is not supported")
     shared = keys.flag("attention_k_eq_v", default=False)
@@ -97,20 +112,8 @@ def _gemma4(keys: Keys) -> dict[str, Any]:
 
 def layer_keys(raw: dict[str, Any]) -> dict[str, Any]:
     """The released keys of the fields above, from all fields of a config."""
-    common = (
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "vocab_size",
-        "rms_norm_eps",
-        "dtype",
-    )
-    told = {
-        key: raw[key]
-        for key in (*common, "max_position_embeddings", "initializer_range", "num_attention_heads")
-    }
+    told = {key: raw[key] for key in _SAME}
     told |= {"attention_bias": False, "layer_types": ["full_attention"] * raw["num_hidden_layers"]}
-    told["model_type"] = raw["model_type"]
     if raw["model_type"] == "qwen3":
         return told | {
             "hidden_act": "silu",
