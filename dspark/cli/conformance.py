@@ -7,6 +7,7 @@ not supported count as skipped, by name; anything that is broken counts as faile
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -143,27 +144,16 @@ def _folders(directory: Path) -> list[Path]:
 def _target_for(folder: Path, config: Any) -> Path | None:
     """The target beside a drafter that has its vocabulary, width, depth and kind of layers; None if
     there is none."""
-    from dspark.model.config import CONFIG_NAME
+    from dspark.model.config_keys import CONFIG_NAME, read_json
 
+    wanted = {name: getattr(config, name) for name in ("vocab_size", "hidden_size", "model_type")}
+    wanted["num_hidden_layers"] = config.num_target_layers
     fitting = []
     for other in sorted(path for path in folder.parent.iterdir() if path.is_dir()):
-        try:
-            raw = json.loads((other / CONFIG_NAME).read_bytes())
-            same = (
-                raw["vocab_size"],
-                raw["hidden_size"],
-                raw["num_hidden_layers"],
-                raw["model_type"],
-            )
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if "target_layer_ids" not in raw and same == (
-            config.vocab_size,
-            config.hidden_size,
-            config.num_target_layers,
-            config.model_type,
-        ):
-            fitting.append(other)
+        with contextlib.suppress(CheckpointError):
+            raw = read_json(other / CONFIG_NAME)
+            if "target_layer_ids" not in raw and wanted.items() <= raw.items():
+                fitting.append(other)
     if len(fitting) > 1:
         raise CheckpointError(
             f"{folder}: several targets fit: {', '.join(path.name for path in fitting)}"

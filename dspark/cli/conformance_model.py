@@ -15,10 +15,10 @@ from torch import Tensor
 from dspark.cli.conformance_served import calibrated_copy, calibration_for, load_draft, served
 from dspark.errors import CheckpointError
 from dspark.model.checkpoint import LoadedTarget
-from dspark.model.drafter import BlockDrafter
+from dspark.model.drafter import BlockDrafter, BlockProposal
 from dspark.model.families import as_block
 from dspark.model.family import Drafter
-from dspark.model.heads import VanillaHead, sureness
+from dspark.model.heads import sureness
 from dspark.model.target import tapped
 from dspark.model.weights_file import read_file
 from dspark.types import Block, Cursor, SamplingParams
@@ -37,16 +37,11 @@ def block_cases(file: Path, drafter: Drafter, target: LoadedTarget | None) -> li
         case, _, field = name.partition(".")
         cases.setdefault(case, {})[field] = tensor
     shared = None if target is None else copies_differ(drafter, target)
-    told = [shared or _input_problem(cases[name], drafter, target) for name in sorted(cases)]
-    sound = [name for name, problem in zip(sorted(cases), told, strict=True) if problem is None]
-    found = dict(
-        zip(
-            sound,
-            _block_problems([cases[name] for name in sound], file.parent, drafter, target),
-            strict=True,
-        )
-    )
-    return [problem or found.get(name) for name, problem in zip(sorted(cases), told, strict=True)]
+    told = {name: shared or _input_problem(cases[name], drafter, target) for name in sorted(cases)}
+    sound = [name for name, problem in told.items() if problem is None]
+    found = _block_problems([cases[name] for name in sound], file.parent, drafter, target)
+    told |= zip(sound, found, strict=True)
+    return list(told.values())
 
 
 def loss_case(file: Path, drafter: Drafter, target: LoadedTarget | None) -> list[str | None]:
@@ -172,11 +167,7 @@ def _loss_problem(case: Mapping[str, Tensor], drafter: BlockDrafter) -> str | No
     from dspark.training.loss import LossWeights, figures
     from dspark.training.objective import add_sums
 
-    size, head, confident = (
-        drafter.config.block_size,
-        drafter.markov_head,
-        drafter.confidence_head is not None,
-    )
+    size, confident = drafter.config.block_size, drafter.config.enable_confidence_head
     drafter.zero_grad(set_to_none=True)
     parts, weights = [], LossWeights(confidence=1.0 if confident else 0.0)
     shape = case["block_keep_mask"].shape
@@ -196,18 +187,14 @@ def _loss_problem(case: Mapping[str, Tensor], drafter: BlockDrafter) -> str | No
         hidden = drafter.forward_hidden(
             features=case["target_hidden_states"][text], input_ids=ids, anchors=anchors
         )
+        previous = ids[slots_after(anchors, size, len(ids))]
         with torch.no_grad():
-            embedded = head.embed(ids[slots_after(anchors, size, len(ids))])
-            codes, logits = head.codes(embedded, hidden), drafter.base_logits(hidden)
-            logits = (
-                logits + head.expand(codes)
-                if codes is not None and isinstance(head, VanillaHead)
-                else logits
-            )
-            confidence = drafter.confidence_of(hidden, embedded)
+            proposal = BlockProposal(drafter, hidden)
+            logits = torch.stack([proposal.step(before) for before in previous.unbind(1)], dim=1)
+            confidence = proposal.confidence_logits(previous)
         if problem := _far("draft_logits", logits, told):
             return problem
-        if confidence is not None and (problem := _far("confidence_logits", confidence, told)):
+        if confident and (problem := _far("confidence_logits", confidence, told)):
             return problem
         parts.append(
             lean_block_loss(
