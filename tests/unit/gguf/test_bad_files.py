@@ -77,6 +77,11 @@ def llama() -> Any:
     return random_model("llama")
 
 
+@pytest.fixture
+def file(llama: Any, tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "bad.gguf", llama, "llama")
+
+
 def _without(name: str) -> Callable[[dict[str, np.ndarray]], None]:
     return lambda tensors: tensors.__delitem__(name)
 
@@ -174,8 +179,7 @@ def test_a_file_that_is_not_what_it_says_is_refused(name: str, llama: Any, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.gguf"]
 
 
-def test_an_architecture_without_a_place_here_is_named(llama: Any, tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "bad.gguf", llama, "llama")
+def test_an_architecture_without_a_place_here_is_named(file: Path, tmp_path: Path) -> None:
     whole = file.read_bytes()
     file.write_bytes(
         whole.replace(struct.pack("<Q", 5) + b"llama", struct.pack("<Q", 5) + b"mamba", 1)
@@ -188,9 +192,8 @@ def test_an_architecture_without_a_place_here_is_named(llama: Any, tmp_path: Pat
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.999])
 def test_a_truncated_file_is_refused_before_anything_is_written(
-    share: float, llama: Any, tmp_path: Path
+    share: float, file: Path, tmp_path: Path
 ) -> None:
-    file = write_gguf(tmp_path / "bad.gguf", llama, "llama")
     whole = file.read_bytes()
     file.write_bytes(whole[: int(share * len(whole))])
     with pytest.raises(CheckpointError, match="truncated"):
@@ -217,9 +220,8 @@ def test_a_truncated_file_is_refused_before_anything_is_written(
     ids=["format", "another format", "over another one"],
 )
 def test_a_table_that_does_not_fit_its_tensors_is_refused(
-    place: int, value: bytes, named: str, llama: Any, tmp_path: Path
+    place: int, value: bytes, named: str, file: Path, tmp_path: Path
 ) -> None:
-    file = write_gguf(tmp_path / "bad.gguf", llama, "llama")
     name = b"blk.0.attn_norm.weight"
     whole = bytearray(file.read_bytes())
     # behind the number of dimensions, and one of them
@@ -246,8 +248,7 @@ def _small_files() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_small_files")
-def test_a_full_disk_is_told_and_leaves_nothing(llama: Any, tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "tiny.gguf", llama, "llama")
+def test_a_full_disk_is_told_and_leaves_nothing(file: Path, tmp_path: Path) -> None:
     (tmp_path / "place").mkdir()
     resource.setrlimit(
         resource.RLIMIT_FSIZE, (50_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
@@ -258,12 +259,9 @@ def test_a_full_disk_is_told_and_leaves_nothing(llama: Any, tmp_path: Path) -> N
 
 
 def test_too_little_space_is_told_before_the_weights_are_read(
-    llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import dspark.gguf.folder as folder
-
-    file = write_gguf(tmp_path / "tiny.gguf", llama, "llama")
-    monkeypatch.setattr(folder, "_SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr("dspark.gguf.folder._SPARE_BYTES", 1 << 60)
     with pytest.raises(
         CheckpointError, match=r"cannot be written: [0-9]+ bytes wanted, [0-9]+ free"
     ):
@@ -271,8 +269,7 @@ def test_too_little_space_is_told_before_the_weights_are_read(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_is_in_use_is_left_alone(llama: Any, tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "tiny.gguf", llama, "llama")
+def test_a_folder_that_is_in_use_is_left_alone(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine.txt").write_text("kept")
