@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from dspark.cli.conformance import run
 from dspark.errors import CheckpointError
+from tests.unit.model.golden import altered
 
 DATA = Path(__file__).parents[2] / "data"
 WHOLE = Path(__file__).parents[4] / "shared" / "golden"
@@ -74,8 +75,7 @@ def test_one_json_object(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_a_family_that_is_not_built_is_skipped_by_name(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = folder / DRAFTER / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"dspark_block_size": 5}))
+    altered(folder / DRAFTER, {"dspark_block_size": 5})
     assert run(folder) == 1  # nothing was shown to be right
     out = capsys.readouterr().out
     assert "DeepSeek-V4" in out
@@ -125,7 +125,7 @@ def test_one_altered_number_in_a_case_fails_it(
     folder: Path, file: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _keep_only(folder, file)
-    _alter(folder / DRAFTER / file, _nudge(name))
+    altered(folder / DRAFTER, tensors=_nudge(name), file=file)
     assert run(folder) == 1
     assert "1 failed" in capsys.readouterr().out.splitlines()[-1]
 
@@ -145,7 +145,7 @@ def test_one_altered_number_in_a_case_fails_it(
 )
 def test_one_altered_weight_fails(folder: Path, where: str, name: str) -> None:
     _keep_only(folder, "block_cases.safetensors")
-    _alter(folder / where / "model.safetensors", _nudge(name))
+    altered(folder / where, tensors=_nudge(name))
     assert run(folder) == 1
 
 
@@ -236,20 +236,15 @@ def test_a_weight_that_moves_no_id_is_noticed_all_the_same(
         before = (tmp_path / where / "model.safetensors").read_bytes()
         names = list(load_file(tmp_path / where / "model.safetensors"))
         for name in names if where == "eagle3" else names[:2]:
-            _alter(tmp_path / where / "model.safetensors", _barely(name))
+            altered(
+                tmp_path / where, tensors=lambda held, name=name: held[name].view(-1)[0].add_(1e-6)
+            )
             assert run(tmp_path) == 1
             assert "not" in capsys.readouterr().out
             (tmp_path / where / "model.safetensors").write_bytes(before)
     # the same tensors in another file
-    _alter(tmp_path / "eagle3" / "model.safetensors", lambda tensors: None)
+    altered(tmp_path / "eagle3", tensors=lambda held: None)
     assert run(tmp_path) == 0
-
-
-def _barely(name: str) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
-        tensors[name].view(-1)[0] += 1e-6
-
-    return change
 
 
 def _bring(name: str, folder: Path) -> None:
@@ -265,9 +260,3 @@ def _keep_only(folder: Path, file: str) -> None:
     for path in (folder / DRAFTER).iterdir():
         if "case" in path.name and path.name != file:
             path.unlink()
-
-
-def _alter(file: Path, change: Callable[[Tensors], None]) -> None:
-    tensors = load_file(file)
-    change(tensors)
-    save_file(tensors, file, metadata={"format": "pt"})

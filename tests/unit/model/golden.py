@@ -40,9 +40,10 @@ def altered(
     tensors: Callable[[dict[str, torch.Tensor]], Any] | None = None,
     *,
     of: Path | None = None,
+    file: str = "model.safetensors",
 ) -> Path:
-    """A checkpoint with other settings, and tensors that a function changed; made of a copy of `of`
-    first."""
+    """A checkpoint with other settings, and tensors of a file that a function changed; made of a
+    copy of `of` first."""
     if of is not None:
         shutil.copytree(of, folder, dirs_exist_ok=True)
     if settings is not None:
@@ -51,9 +52,9 @@ def altered(
         settings(raw) if callable(settings) else raw.update(settings)
         path.write_text(json.dumps(raw))
     if tensors is not None:
-        held = load_file(folder / "model.safetensors")
+        held = load_file(folder / file)
         tensors(held)
-        save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+        save_file(held, folder / file, metadata={"format": "pt"})
     return folder
 
 
