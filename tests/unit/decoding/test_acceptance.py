@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from forced_coins import judged
+from packed import packed_pass
 
 from dspark.decoding.acceptance import (
     PackedCase,
@@ -19,7 +20,6 @@ from dspark.decoding.acceptance import (
     residual,
     validate_q,
 )
-from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.gumbel import times, winners
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.ratio import slots_of
@@ -228,32 +228,13 @@ ALL_PARAMS = [
 ]
 
 
-def packed_pass(seed: int) -> tuple[torch.Tensor, list[PackedCase]]:
-    """Honest drafts of unequal lengths and entries, from a drafter that is nearly the target; rules
-    at random."""
+def at_random(seed: int) -> tuple[torch.Tensor, list[PackedCase]]:
+    """A pass of all parameters, in any order and under any rules."""
     rng = np.random.default_rng(seed)
-    generator = torch.Generator().manual_seed(seed)
-    cases, parts, row = [], [], 0
-    for number in rng.permutation(len(ALL_PARAMS)):
-        params, slots = (
-            replace(ALL_PARAMS[number], rule=Rule(int(rng.integers(1, 4)))),
-            int(rng.integers(0, 6)),
-        )
-        logits = torch.randn(slots + 1, VOCAB, generator=generator) * 2
-        cursor = Cursor(int(number), int(rng.integers(1, 5)), 3, int(rng.integers(2, 900)))
-        draft_ids, q = [], NO_Q
-        if slots:
-            near = logits[:slots] + 0.5 * torch.randn(slots, VOCAB, generator=generator)
-            ids, probs = draft_distribution(
-                near, SamplingColumns.of([params]), int(rng.integers(2, VOCAB))
-            )
-            noise = DraftNoise([params], [cursor], slots)
-            draft_ids = [int(noise.pick(k, ids[k : k + 1], probs[k : k + 1])) for k in range(slots)]
-            q = NO_Q if params.rule is Rule.COUPLED else SparseQ.of(ids.numpy(), probs.numpy())
-        cases.append(PackedCase(cursor, params, row, draft_ids, q))
-        parts.append(logits)
-        row += slots + 1
-    return torch.cat(parts), cases
+    order = [ALL_PARAMS[number] for number in rng.permutation(len(ALL_PARAMS))]
+    rules = [Rule(int(number)) for number in rng.integers(1, 4, len(order))]
+    asked = [replace(params, rule=rule) for params, rule in zip(order, rules, strict=True)]
+    return packed_pass(seed, asked, VOCAB)
 
 
 def alone(logits: torch.Tensor, case: PackedCase) -> tuple[int, int]:
@@ -296,7 +277,7 @@ def alone(logits: torch.Tensor, case: PackedCase) -> tuple[int, int]:
 def test_a_packed_pass_judges_every_sequence_as_if_it_were_alone() -> None:
     accepted = 0
     for seed in range(40):
-        logits, cases = packed_pass(seed)
+        logits, cases = at_random(seed)
         verdicts = judge(logits, cases)
         assert verdicts == [alone(logits, case) for case in cases]
         accepted += sum(count for count, _ in verdicts)
@@ -307,7 +288,7 @@ def test_a_packed_pass_judges_every_sequence_as_if_it_were_alone() -> None:
 
 
 def test_sequences_side_by_side_reuse_no_work_of_their_neighbours() -> None:
-    logits, cases = packed_pass(7)
+    logits, cases = at_random(7)
     crowd = [
         replace(case, params=replace(case.params, rule=Rule.COUPLED), q=NO_Q) for case in cases
     ] * 9
@@ -316,14 +297,14 @@ def test_sequences_side_by_side_reuse_no_work_of_their_neighbours() -> None:
 
 
 def test_pieces_of_a_large_pass_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, cases = packed_pass(3)
+    logits, cases = at_random(3)
     whole = judge(logits, cases)
     monkeypatch.setattr("dspark.decoding.ratio.PIECE", 1)
     assert judge(logits, cases) == whole
 
 
 def test_greedy_sequences_are_matched_without_q() -> None:
-    logits, cases = packed_pass(4)
+    logits, cases = at_random(4)
     greedy = [replace(case, params=SamplingParams(0.0), q=NO_Q) for case in cases]
     top = logits.argmax(-1).tolist()
     for case, (accepted, token) in zip(greedy, judge(logits, greedy), strict=True):
@@ -334,7 +315,7 @@ def test_greedy_sequences_are_matched_without_q() -> None:
 
 
 def test_half_precision_logits_are_judged_in_float64() -> None:
-    logits, cases = packed_pass(5)
+    logits, cases = at_random(5)
     half = logits.bfloat16()
     assert judge(half, cases) == judge(half.double(), cases)
 
