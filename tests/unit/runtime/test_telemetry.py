@@ -42,14 +42,15 @@ except OSError:
 """
 
 
+def _said(*words: str) -> str:
+    """What a program of Python writes to stderr."""
+    command = [sys.executable, "-c", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
 @pytest.mark.parametrize("fmt", ["json", "console"])
 def test_a_traceback_shows_frames_and_no_values(fmt: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, fmt, "SECRET"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    said = _said(_PROGRAM, fmt, "SECRET")
     for shown in (
         "rpc.failed",
         "rows.dtype: wrong",
@@ -59,8 +60,8 @@ def test_a_traceback_shows_frames_and_no_values(fmt: str) -> None:
         "PeerError",
         "/nowhere/at/all",
     ):
-        assert shown in result.stderr
-    assert "SECRET" not in result.stderr
+        assert shown in said
+    assert "SECRET" not in said
 
 
 _CHOSEN = """
@@ -72,12 +73,10 @@ structlog.get_logger("t").info("request.accepted", request="\x1b]0;owned\x07\\nl
 
 
 def test_what_clients_choose_does_not_control_the_terminal_of_an_operator() -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", _CHOSEN], capture_output=True, text=True, check=True
-    )
-    assert "owned" in result.stderr
-    assert "\x1b]0" not in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    said = _said(_CHOSEN)
+    assert "owned" in said
+    assert "\x1b]0" not in said
+    assert len(said.splitlines()) == 1
 
 
 _OTHERS = """
@@ -91,10 +90,7 @@ before.run(logging.getLogger("library").warning, "theirs")
 
 
 def test_every_line_says_whose_it_is_whatever_context_it_comes_from() -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", _OTHERS], capture_output=True, text=True, check=True
-    )
-    lines = [json.loads(line) for line in result.stderr.splitlines()]
+    lines = [json.loads(line) for line in _said(_OTHERS).splitlines()]
     assert [line["event"] for line in lines] == ["ours", "theirs"]
     assert {(line["role"], line["process"]) for line in lines} == {("verify", "verify/0")}
 
