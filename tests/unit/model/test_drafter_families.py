@@ -22,16 +22,10 @@ from dspark.model.language import LanguageDrafter
 from dspark.training.anchors import slots_after
 from dspark.training.rounds import anchors_at
 from tests.unit.model.golden import DATA
-from tests.unit.model.tiny import FAMILIES, HEADS, dense, family_drafter, tiny_drafter
+from tests.unit.model.tiny import FAMILIES, HEADS, dense, family_drafter, text, tiny_drafter
 
 CLOSE = {"atol": 3e-5, "rtol": 0.0}
 every_family = pytest.mark.parametrize(("kind", "model_type"), FAMILIES)
-
-
-def _text(drafter: Drafter, length: int = 14) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    ids = torch.randint(0, drafter.config.vocab_size, (length,), generator=generator)
-    return torch.randn(length, drafter.feature_size, generator=generator), ids
 
 
 def _blocks(drafter: Drafter, ids: Tensor, at: Anchors) -> Tensor:
@@ -54,7 +48,7 @@ def _blocks(drafter: Drafter, ids: Tensor, at: Anchors) -> Tensor:
 @torch.no_grad()
 def test_blocks_in_a_padded_batch_equal_blocks_alone(kind: Kind, model_type: ModelType) -> None:
     drafter = family_drafter(kind, model_type)
-    features, ids = _text(drafter)
+    features, ids = text(drafter, 14)
     anchors = torch.tensor([2, 7, 9])
     together = _blocks(drafter, ids, anchors_at(drafter, features, ids, anchors))
     for row, anchor in enumerate(anchors.tolist()):
@@ -70,7 +64,7 @@ def test_entries_made_piece_by_piece_equal_entries_made_at_once(
     kind: Kind, model_type: ModelType
 ) -> None:
     drafter = family_drafter(kind, model_type)
-    features, ids = _text(drafter)
+    features, ids = text(drafter, 14)
     whole = anchors_at(drafter, features, ids, torch.tensor([len(ids) - 1])).context
     assert isinstance(whole, Entries)
     needs, rows = drafter.needs, drafter.project(features)
@@ -99,7 +93,7 @@ def test_the_training_time_test_equals_blocks_at_every_index(
 ) -> None:
     drafter = family_drafter(kind, model_type)
     assert isinstance(drafter, ChainDrafter)
-    features, ids = _text(drafter)
+    features, ids = text(drafter, 14)
     size = drafter.config.block_size
     anchors = torch.arange(1, len(ids) - size + 1)
     served = _blocks(drafter, ids, anchors_at(drafter, features, ids, anchors))
@@ -116,7 +110,7 @@ def test_a_long_text_in_chunks_equals_the_text_at_once(
 ) -> None:
     drafter = family_drafter(kind, "qwen3").train()
     assert isinstance(drafter, ChainDrafter)
-    features, ids = _text(drafter)
+    features, ids = text(drafter, 14)
     found = []
     for chunk in (chain.CHUNK, 4):
         monkeypatch.setattr(chain, "CHUNK", chunk)
@@ -148,7 +142,7 @@ def test_a_block_without_any_context_is_finite() -> None:
 def test_half_precision_stays_close(dtype: torch.dtype) -> None:
     folder, anchors, found = DATA / "dspark_vanilla", torch.tensor([4, 9]), []
     for drafter in (load_drafter(folder), load_drafter(folder, dtype=dtype)):
-        features, ids = _text(drafter, 20)
+        features, ids = text(drafter, 20)
         rows = features.to(drafter.lm_head.weight.dtype)
         at = anchors_at(drafter, rows, ids, anchors)
         found.append(_blocks(drafter, ids, at).float())
@@ -160,7 +154,7 @@ def test_half_precision_stays_close(dtype: torch.dtype) -> None:
 def test_a_language_model_drafts_what_it_would_say() -> None:
     drafter = family_drafter("lm", "qwen3")
     assert isinstance(drafter, LanguageDrafter)
-    features, ids = _text(drafter)
+    features, ids = text(drafter, 14)
     anchors = torch.arange(1, len(ids) - drafter.config.block_size + 1)
     served = _blocks(drafter, ids, anchors_at(drafter, features, ids, anchors))
     whole = drafter.base_logits(drafter.forward_tokens(ids[None])[0])
@@ -173,7 +167,7 @@ def test_a_language_model_drafts_what_it_would_say() -> None:
 def test_serving_form_changes_nothing(kind: Kind, model_type: ModelType) -> None:
     drafter, served = family_drafter(kind, model_type), family_drafter(kind, model_type)
     served.requires_grad_(False).serve()
-    features, ids = _text(drafter)
+    features, ids = text(drafter, 14)
     anchors = torch.tensor([3, 8])
     plain, fast = (
         _blocks(each, ids, anchors_at(each, features, ids, anchors)) for each in (drafter, served)
@@ -203,14 +197,14 @@ def test_a_saved_drafter_loads_again_bit_for_bit(made: str, tmp_path: Path) -> N
     projection = load_projection(tmp_path)
     assert projection.fingerprint == again.fingerprint != ""
     assert (projection.width, projection.feature_size) == (again.width, again.feature_size)
-    features, _ = _text(drafter)
+    features, _ = text(drafter, 14)
     assert torch.equal(projection.project(features), again.project(features))
 
 
 @every_family
 def test_training_reaches_every_weight_but_the_targets(kind: Kind, model_type: ModelType) -> None:
     drafter = family_drafter(kind, model_type).train()
-    features, ids = _text(drafter, 12)
+    features, ids = text(drafter, 12)
     if isinstance(drafter, LanguageDrafter):
         drafter.base_logits(drafter.forward_tokens(ids[None])).square().sum().backward()
     elif isinstance(drafter, ChainDrafter):

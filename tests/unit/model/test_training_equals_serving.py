@@ -11,7 +11,7 @@ import torch
 from dspark.model.families import as_block
 from dspark.model.family import Drafter
 from dspark.training.anchors import draw_anchors, slots_after
-from tests.unit.model.tiny import HEADS, dense, family_drafter, tiny_drafter, walked
+from tests.unit.model.tiny import HEADS, dense, family_drafter, text, tiny_drafter, walked
 
 BLOCKS: dict[str, Callable[[], Drafter]] = {
     **{head: partial(tiny_drafter, head) for head in HEADS},
@@ -24,12 +24,10 @@ BLOCKS: dict[str, Callable[[], Drafter]] = {
 @torch.no_grad()
 def test_each_training_block_equals_the_served_block(made: str) -> None:
     drafter, generator = as_block(BLOCKS[made]().eval()), torch.Generator().manual_seed(1)
-    config = drafter.config
-    ids = torch.randint(0, config.vocab_size, (30,), generator=generator)
-    features = torch.randn(30, config.feature_size, generator=generator)
+    features, ids = text(drafter, 30)
     anchors = draw_anchors(torch.ones(30, dtype=torch.bool), 9, generator=generator)
     hidden = drafter.forward_hidden(features=features, input_ids=ids, anchors=anchors)
-    logits, confidence = dense(drafter, hidden, ids[slots_after(anchors, config.block_size, 30)])
+    logits, confidence = dense(drafter, hidden, ids[slots_after(anchors, 5, 30)])
     served = walked(drafter, features, ids, anchors, forced=True)
     assert torch.allclose(served.hidden, hidden, atol=2e-5)
     assert torch.allclose(served.logits, logits, atol=2e-4)
@@ -40,11 +38,8 @@ def test_each_training_block_equals_the_served_block(made: str) -> None:
 @torch.no_grad()
 def test_texts_packed_into_one_row_do_not_see_each_other() -> None:
     drafter, generator = tiny_drafter("vanilla").eval(), torch.Generator().manual_seed(4)
-    config, lengths = drafter.config, (13, 30, 7)
-    ids = [
-        torch.randint(0, config.vocab_size, (length,), generator=generator) for length in lengths
-    ]
-    features = [torch.randn(length, config.feature_size, generator=generator) for length in lengths]
+    lengths = (13, 30, 7)
+    features, ids = zip(*(text(drafter, length) for length in lengths), strict=True)
     anchors = [
         draw_anchors(torch.ones(n, dtype=torch.bool), 5, generator=generator) for n in lengths
     ]
@@ -56,7 +51,7 @@ def test_texts_packed_into_one_row_do_not_see_each_other() -> None:
         first_rows=torch.cat([s.expand(len(a)) for a, s in zip(anchors, starts, strict=True)]),
     )
     alone = [
-        drafter.forward_hidden(features=taps, input_ids=text, anchors=some)
-        for taps, text, some in zip(features, ids, anchors, strict=True)
+        drafter.forward_hidden(features=taps, input_ids=own, anchors=some)
+        for taps, own, some in zip(features, ids, anchors, strict=True)
     ]
     assert torch.allclose(packed, torch.cat(alone), atol=2e-5)

@@ -63,6 +63,13 @@ def tiny_drafter(head: HeadType, seed: int = 0) -> BlockDrafter:
     )
 
 
+def text(drafter: Drafter, length: int, seed: int = 5) -> tuple[Tensor, Tensor]:
+    """Random taps [T, m*H] and ids [T]."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, drafter.config.vocab_size, (length,), generator=generator)
+    return torch.randn(length, drafter.feature_size, generator=generator), ids
+
+
 def dense(drafter: BlockDrafter, hidden: Tensor, previous: Tensor) -> tuple[Tensor, Tensor | None]:
     """hidden [A, k, H], true tokens before the slots [A, k] -> corrected logits [A, k, V],
     confidence logits [A, k]."""
@@ -108,10 +115,7 @@ def walked(
 
 def greedy(drafter: Drafter) -> Tensor:
     """[3, k, V + 1] logits and confidence of greedy blocks behind a random text."""
-    generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(0, drafter.config.vocab_size, (40,), generator=generator)
-    features = torch.randn(40, drafter.feature_size, generator=generator)
-    made = walked(drafter, features, ids, torch.tensor([5, 20, 39]))
+    made = walked(drafter, *text(drafter, 40, seed=3), torch.tensor([5, 20, 39]))
     return torch.cat((made.logits, made.confidence.unsqueeze(-1)), dim=-1)
 
 

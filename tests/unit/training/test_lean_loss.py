@@ -19,7 +19,7 @@ from dspark.model.formats.vocabulary import DraftVocabulary
 from dspark.training.anchors import Labels, draw_anchors, label_blocks, slots_after
 from dspark.training.lean_loss import LeanLoss, lean_block_loss, lean_terms
 from dspark.training.loss import LossWeights, slot_weights, sum_terms
-from tests.unit.model.tiny import dense, tiny_drafter
+from tests.unit.model.tiny import dense, text, tiny_drafter
 
 
 @pytest.mark.parametrize("head", ["none", "vanilla", "gated", "rnn"])
@@ -162,9 +162,8 @@ def _text(
     drafter: BlockDrafter, supervised: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor, Labels, Tensor]:
     """ids [T], features [T, m*H], anchors [A] and their labels, last hidden states [T, H]."""
-    config, length = drafter.config, len(supervised)
-    ids = torch.randint(0, config.vocab_size, (length,), generator=generator)
-    features = torch.randn(length, config.feature_size, generator=generator)
+    config = drafter.config
+    features, ids = text(drafter, len(supervised))
     anchors = draw_anchors(supervised, 12, generator=generator)
     labels = label_blocks(
         input_ids=ids, supervised=supervised, anchors=anchors, block_size=config.block_size
@@ -174,7 +173,7 @@ def _text(
         features,
         anchors,
         labels,
-        torch.randn(length, config.hidden_size, generator=generator),
+        torch.randn(len(supervised), config.hidden_size, generator=generator),
     )
 
 
