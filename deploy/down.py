@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 
 from deploy.fleet import AnotherCell, NobodyListens
@@ -61,6 +62,13 @@ def take_down(say: Say, grace_s: float = GRACE_S) -> None:
         return
     remove_cell()
     say(f"down: {cell.endpoint}")
+
+
+def take_down_wholly(say: Say, grace_s: float = GRACE_S) -> None:
+    """Takes the cell down, however often Ctrl-C says so again: running streams break off then."""
+    for within_s in chain([grace_s], repeat(0.0)):
+        with contextlib.suppress(KeyboardInterrupt):
+            return take_down(say, within_s)
 
 
 def _beside(grace_s: float) -> None:

@@ -17,7 +17,7 @@ from deploy.autoscale import AutoscaleConfig
 from deploy.awaiting import Say, as_placed, await_lanes, await_replicas
 from deploy.cell_plan import CLIENT_TOKENS, largest, plan_topology, token_files, within
 from deploy.config import ClusterConfig
-from deploy.down import take_down
+from deploy.down import take_down, take_down_wholly
 from deploy.fleet import NothingStarted
 from deploy.head import Head, free_ports, start_head
 from deploy.process_tags import new_cell_id
@@ -193,7 +193,7 @@ def _check_wanted(cell: Cell) -> None:
 def _undo(say: Say) -> None:
     say("taking down what was started")
     try:
-        take_down(say, 0.0)
+        take_down_wholly(say, 0.0)
     except DsparkError as error:  # the error that led here is raised after this
         say(str(error))
 

@@ -92,7 +92,7 @@ def _stay(cell: Cell) -> None:
     Unavailable if the cell has ended by itself or does not answer; if it has a Ray cluster of its
     own, that is taken down.
     """
-    from deploy.down import take_down
+    from deploy.down import take_down, take_down_wholly
     from dspark.client.cell import NoCell, find_cell, is_alive
 
     there = answered = time.monotonic()
@@ -115,10 +115,7 @@ def _stay(cell: Cell) -> None:
                     raise Unavailable(f"no answer at {cell.endpoint} for {SILENT_S:g} s{left}")
                 time.sleep(LOOK_S)
         except KeyboardInterrupt:
-            try:
-                take_down(say)
-            except KeyboardInterrupt:  # said twice: running streams break off
-                take_down(say, 0.0)
+            take_down_wholly(say)
         except Unavailable:
             # its own Ray cluster, on this machine; one that it joined may only be unreachable
             if cell.ray_pid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deploy import down
-from deploy.head import free_ports
+from deploy.head import Head, free_ports
 from dspark.cli import lifecycle
 from dspark.client.cell import Cell, cell_file, remove_cell, write_cell
 from dspark.errors import Unavailable
@@ -68,7 +69,7 @@ def test_a_coordinator_that_does_not_come_back_ends_it_and_another_cluster_is_le
     assert ("it was left as it is" in str(ended.value)) is cell_file().exists() is not own
 
 
-def test_who_is_told_twice_takes_it_down_at_once(
+def test_who_is_told_again_takes_it_down_at_once_and_wholly(
     ray: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told_again(grace_s: float) -> None:
@@ -77,10 +78,16 @@ def test_who_is_told_twice_takes_it_down_at_once(
     def told(cell: Cell) -> bool:
         raise KeyboardInterrupt
 
+    def told_a_third_time(head: Head) -> list[int]:
+        monkeypatch.setattr(down, "stop_head", lambda head: [])
+        raise KeyboardInterrupt
+
     monkeypatch.setattr(down, "under_way", lambda cell: "2 requests")
     monkeypatch.setattr(down, "_beside", told_again)
+    monkeypatch.setattr(down, "stop_head", told_a_third_time)
     monkeypatch.setattr(lifecycle, "_answers", told)
-    lifecycle._stay(_cell("127.0.0.1:1", ray.pid))
+    with contextlib.suppress(KeyboardInterrupt):  # it would end the tests
+        lifecycle._stay(_cell("127.0.0.1:1", ray.pid))
     assert not cell_file().exists()
 
 

@@ -124,3 +124,22 @@ def test_the_state_file_of_a_cell_that_was_taken_down_is_not_written_again(
     with pytest.raises(Unavailable, match="`dspark down` ended the cell while it started"):
         bring_up(config, file=None, environ={}, say=print)
     assert not cell_file().exists()
+
+
+def test_a_start_that_is_broken_off_twice_is_taken_down_wholly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start_head(token: Path, cell_id: str, environ: object, noted: Any, **_: object) -> None:
+        noted(Head("127.0.0.1:1", os.getpid(), tmp_path, ""))
+        raise KeyboardInterrupt
+
+    def again(_: Head) -> list[int]:
+        monkeypatch.setattr(down, "stop_head", lambda _: [])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(up, "start_head", start_head)
+    monkeypatch.setattr(down, "stop_head", again)
+    config = ClusterConfig(engine="synthetic", synthetic=str(FLAT), http=None)
+    with pytest.raises(KeyboardInterrupt):
+        bring_up(config, file=None, environ={}, say=print)
+    assert not cell_file().exists()
