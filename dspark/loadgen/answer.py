@@ -99,6 +99,7 @@ class Endpoint(Protocol):
     """A server that streams answers."""
 
     name: str
+    counted_by: str  # how tokens of messages were counted: ids, usage or total
 
     def stream(self, question: Question, number: int) -> AsyncIterator[StreamPiece]:
         """The answer to one question; `number` keys its draws. Raises DsparkError when the server

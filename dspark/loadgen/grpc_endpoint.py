@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+from collections import defaultdict
 from collections.abc import AsyncIterator
 
 import grpc
@@ -19,10 +21,13 @@ from dspark.runtime.tls import Tls
 from dspark.wire.v1 import generate_pb2_grpc
 
 FRAME = 5  # bytes gRPC puts before each message
+SENT = re.compile(r'dspark_bytes_total\{(?=.*direction="sent").*kind="([^"]*)"')
 
 
 class GrpcEndpoint:
     """Streams answers of a coordinator; only for the event loop that it is created on."""
+
+    counted_by = "ids"
 
     def __init__(
         self, endpoint: str, options: Options, *, token: str | None = None, tls: Tls | None = None
@@ -58,25 +63,18 @@ class GrpcEndpoint:
     async def counters(self) -> dict[str, float]:
         """Payload bytes sent inside the cell, by kind, over all its processes that publish
         metrics."""
-        found: dict[str, float] = {}
+        found = defaultdict[str, float](float)
         with contextlib.suppress(DsparkError):
             # a secured or older cell has none: the run is measured without them
             async with AsyncClient(self._endpoint, token=self._token, tls=self._tls) as client:
-                status = await client.status()
-            for process in status.processes:
-                if process.metrics_port:
-                    host = process.endpoint.rsplit(":", 1)[0] or "127.0.0.1"
-                    samples = await prometheus.scrape(
-                        f"http://{host}:{process.metrics_port}/metrics"
-                    )
-                    for sample, value in samples.items():
-                        if (
-                            sample.startswith("dspark_bytes_total{")
-                            and 'direction="sent"' in sample
-                        ):
-                            kind = sample.split('kind="', 1)[1].split('"', 1)[0]
-                            found[f"bytes_{kind}"] = found.get(f"bytes_{kind}", 0.0) + value
-        return found
+                processes = (await client.status()).processes
+            for process in filter(lambda each: each.metrics_port, processes):
+                host = process.endpoint.rsplit(":", 1)[0] or "127.0.0.1"
+                page = await prometheus.scrape(f"http://{host}:{process.metrics_port}/metrics")
+                for sample, value in page.items():
+                    if sent := SENT.match(sample):
+                        found[f"bytes_{sent[1]}"] += value
+        return dict(found)
 
     async def model_info(self) -> ModelInfo:
         """The served model: its context, vocabulary and tokenizer."""

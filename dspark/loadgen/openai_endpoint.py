@@ -34,7 +34,7 @@ class OpenAiEndpoint:
         self, url: str, model: str, options: Options, *, api_key: str | None = None
     ) -> None:
         self.name = f"openai {model}"
-        self.counted_by = ""  # ids, usage or total
+        self.counted_by = ""
         self._model, self._options = model, options
         self._base = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

@@ -5,6 +5,7 @@ Policies take turns at each load, so that a disturbance of the machine hits all 
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -78,26 +79,19 @@ async def run(order: SweepOrder) -> list[dict[str, Any]]:
     endpoints = [_endpoint(order, policy) for policy in order.policy]
     try:
         questions = await _questions(order, endpoints[0])
-        plans = [_plan(order, users, 0.0) for users in order.concurrency] + [
-            _plan(order, 0, r) for r in order.rate
-        ]
+        plans = [_plan(order, users, 0.0) for users in order.concurrency]
+        plans += [_plan(order, 0, rate) for rate in order.rate]
         points = []
-        for plan in plans:
-            for endpoint in endpoints:
-                load = (
-                    f"{plan.concurrency} users" if plan.concurrency else f"{plan.rate:g} a second"
-                )
-                total = plan.requests and plan.requests + plan.warmup
-                with progress(f"{endpoint.name}, {load}", total) as tell:
-                    outcome = await loop.run(
-                        endpoint, prompts.cycle(questions, plan.seed), plan, tell
-                    )
-                counted_by = getattr(endpoint, "counted_by", "ids")
-                points.append(
-                    point := summarise(outcome, series=endpoint.name, counted_by=counted_by)
-                )
-                if point["errors"] and not point["answers"]:
-                    print(f"no request succeeded: {point['errors']}", file=sys.stderr)
+        for plan, endpoint in itertools.product(plans, endpoints):
+            load = f"{plan.concurrency} users" if plan.concurrency else f"{plan.rate:g} a second"
+            total = plan.requests and plan.requests + plan.warmup
+            with progress(f"{endpoint.name}, {load}", total) as tell:
+                asked = prompts.cycle(questions, plan.seed)
+                outcome = await loop.run(endpoint, asked, plan, tell)
+            point = summarise(outcome, series=endpoint.name, counted_by=endpoint.counted_by)
+            points.append(point)
+            if point["errors"] and not point["answers"]:
+                print(f"no request succeeded: {point['errors']}", file=sys.stderr)
         return points
     finally:
         for endpoint in endpoints:

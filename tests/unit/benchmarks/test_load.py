@@ -27,7 +27,7 @@ QUESTION = Question((1, 2, 3))
 class Server:
     """Answers with `messages` after a pause; one at a time if `serial`."""
 
-    name = "arithmetic"
+    name, counted_by = "arithmetic", "ids"
 
     def __init__(
         self, messages: list[StreamPiece], *, pause_s: float = 0.0, serial: bool = False
