@@ -58,10 +58,7 @@ class MeasuredAnswer:
         if piece.spread:
             unknown = [place for place, count in enumerate(self.counts) if count == UNKNOWN]
             for number, place in enumerate(unknown):
-                share = len(unknown)
-                self.counts[place] = (
-                    piece.spread * (number + 1) // share - piece.spread * number // share
-                )
+                self.counts[place] = (piece.spread + number) // len(unknown)
 
     @property
     def tokens(self) -> int:

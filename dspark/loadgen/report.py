@@ -104,12 +104,7 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 
 # features of a processor that change the speed of matrix products
-UNITS = (
-    "avx2",
-    "avx512f",
-    "avx512_bf16",
-    "amx_bf16",
-)
+UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
 def machine() -> dict[str, str]:

@@ -41,13 +41,8 @@ class Storm:
         self._others = itertools.count()
 
     def one_thing(self) -> None:
-        things = [self.ask] * 8 + [
-            self.cancel,
-            self.finish,
-            self.lose_verifier,
-            self.drain,
-            self.move,
-        ]
+        things = [self.ask] * 8 + [self.cancel, self.finish]
+        things += [self.lose_verifier, self.drain, self.move]
         things += [self.lose_drafter, self.add_drafter, self.partition, self.silence, self.leaves]
         things += [self.plan] * 4 + [self.settle] * 4 + [self.keep, self.cell.drafters_forget]
         things += [self.crowd] * 2
@@ -135,10 +130,8 @@ class Storm:
         drafter.silent = not drafter.silent and self.draw.random() < 0.5
 
     def leaves(self) -> None:
-        drafter, leaves = (
-            cast("DrafterPort", self.draw.choice(self.cell.drafters)),
-            self.draw.random() < 0.5,
-        )
+        drafter = cast("DrafterPort", self.draw.choice(self.cell.drafters))
+        leaves = self.draw.random() < 0.5
         for lane in self.cell.lanes:
             lane.drafter_leaves(drafter, leaves)
 
@@ -223,23 +216,15 @@ async def weathered(seed: int) -> StormyCell:
     for noted in storm.epochs.values():
         assert noted == sorted(set(noted)), "no epoch twice"
     for port in storm.ports:
-        admitted = [
-            (e.admit.sequence, e.admit.epoch) for e in port.told if isinstance(e, Admission)
-        ]
+        admitted = [(e.admit.sequence, e.admit.epoch) for e in port.orders(Admission)]
         assert len(admitted) == len(set(admitted))
         assert all(epoch in storm.epochs[number] for number, epoch in admitted)
-        rounds = [
-            (e.sequence, e.epoch, e.through_round) for e in port.told if isinstance(e, Acknowledged)
-        ]
+        rounds = [(e.sequence, e.epoch, e.through_round) for e in port.orders(Acknowledged)]
         assert len(rounds) == len(set(rounds)), "no report is applied twice"
     assert cell.metrics.value("dropped_total", kind="verdict", reason="out_of_order") == 0
     assert cell.metrics.value("dropped_total", kind="released", reason="out_of_order") == 0
     await asyncio.sleep(1.0)
-    assert cell.clean(), (
-        cell.load,
-        [len(lane) for lane in cell.lanes],
-        [p.port.held for p in cell.ports],
-    )
+    assert cell.clean(), (cell.load, [*map(len, cell.lanes)], [p.port.held for p in cell.ports])
     assert (cell.admission.running, cell.admission.queued) == (0, 0)
     return cell
 
