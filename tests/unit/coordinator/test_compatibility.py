@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,34 +15,20 @@ from dspark.runtime.cost_store import Curve
 from dspark.wire import codec
 from dspark.wire.v1 import types_pb2, verify_pb2
 
+BOTH: Any = {"incarnation": 1, "model": "toy", "vocab_size": 97, "context_length": 4096}
+BOTH |= {"hidden_size": 8, "projection": "toy-projection", "cost": None}
 VERIFIER = VerifierFacts(
     name="verify/0",
     endpoint="h:1",
-    incarnation=1,
-    model="toy",
     fingerprint="toy-target",
-    vocab_size=97,
-    context_length=4096,
-    hidden_size=8,
-    projection="toy-projection",
     page_size=16,
     pages_total=0,
     attention_path="toy",
     stop_token_ids=(),
-    cost=None,
+    **BOTH,
 )
 DRAFTER = DrafterFacts(
-    name="draft/0",
-    endpoint="h:2",
-    incarnation=2,
-    model="toy",
-    fingerprint="toy-drafter",
-    vocab_size=97,
-    hidden_size=8,
-    projection="toy-projection",
-    block_size=3,
-    context_length=4096,
-    cost=None,
+    name="draft/0", endpoint="h:2", fingerprint="toy-drafter", block_size=3, **BOTH
 )
 
 
