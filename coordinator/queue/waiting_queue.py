@@ -43,7 +43,7 @@ class TenantShares:
     def arrives(self, tenant: str, waiting: Iterable[str], alive: Collection[RequestState]) -> None:
         """Lifts a tenant to the least given of those that wait, else to the one placed last. Call
         it before queueing a sequence of a tenant that has none queued."""
-        others = [other for other in dict.fromkeys(waiting) if other != tenant] or [self._last]
+        others = list(waiting) or [self._last]
         if others == [tenant]:
             return  # it is alone, and level with itself
         given = self.given([tenant, *others], alive)
