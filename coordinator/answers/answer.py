@@ -213,10 +213,8 @@ class RequestStats:
         return (self.first if self.first is not None else self._end()) - self.arrived
 
     def per_token_s(self, tokens: int) -> float:
-        """Mean seconds per token after the first."""
-        if self.first is None or tokens < 2:
-            return 0.0
-        return (self._end() - self.first) / (tokens - 1)
+        """Mean seconds per token after the first, of at least two."""
+        return (self.total_s() - self.first_token_s()) / (tokens - 1)
 
     def total_s(self) -> float:
         return self._end() - self.arrived

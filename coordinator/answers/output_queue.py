@@ -79,8 +79,6 @@ class OutputQueue:
         self._wake_ups = wake_ups or WakeUpLimit()
 
     def push(self, piece: CommittedTokens) -> None:
-        if self._closed:
-            return
         if len(self._waiting) >= self._limit and piece.end is None:
             raise Overloaded("the client reads too slowly", retry_after_s=1.0)
         self._waiting.append((piece, self._loop.time()))
