@@ -90,9 +90,9 @@ site: install
 faults: install
 	PYTHONPATH=.:tests $(BIN)/python -m faults
 
-# Builds that break one promise each, before the stories that have to notice; one JSON object each.
+# Builds that break one promise each, before the stories that have to notice.
 broken: install
-	$(BIN)/python -m tests.broken
+	$(BIN)/python -m tests.mutation --list promises
 
 # The law of sampled answers through three processes, and two builds in which it is wrong; --kept
 # goes on after a stop.

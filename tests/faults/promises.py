@@ -1,7 +1,7 @@
 """Short stories, one a promise: each hurts a cell of the real tiny pair in simulated time and tells
 what was not kept.
 
-Rows run them many times and larger; `tests/broken` runs each against a build that breaks its
+Rows run them many times and larger; `make broken` runs each against builds that break its
 promise. A story is drawn from a seed and made of requests under all laws: greedy, `coupled`, and
 the ratio rules.
 """

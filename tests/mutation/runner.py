@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import importlib.abc
-import importlib.machinery
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -22,10 +20,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import CodeType
 from typing import IO
 
 from tests.mutation.bugs import BUGS, ROOT, Bug, node
+from tests.mutation.import_hook import BugOnImport
 
 LIMIT_S = 1200.0  # for one bug, or for the sound source; a loaded machine is no catch
 ENDED = 40  # on top of pytest's exit codes, so that a crash is not taken for one
@@ -40,29 +38,6 @@ class Outcome:
     caught: bool
     seconds: float
     why: str  # empty when caught
-
-
-class _Changed(importlib.machinery.SourceFileLoader):
-    """Loads the text with a bug in place of the file."""
-
-    text = ""
-
-    def get_code(self, fullname: str) -> CodeType:
-        return compile(self.text, self.path, "exec", dont_inherit=True)
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, bug: Bug) -> None:
-        self._name = bug.module
-        self._loader = _Changed(bug.module, str(ROOT / bug.file))
-        self._loader.text = bug.changed()
-
-    def find_spec(
-        self, name: str, path: object = None, target: object = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != self._name:
-            return None
-        return importlib.machinery.ModuleSpec(name, self._loader, origin=self._loader.path)
 
 
 def outcomes(bugs: Sequence[Bug] = BUGS, jobs: int = 2) -> Iterator[Outcome]:
@@ -179,7 +154,7 @@ def _child(bug: Bug | None, tests: Sequence[str], output: str, temporary: str) -
     settings.register_profile("crowded", deadline=None, suppress_health_check=list(HealthCheck))
     settings.load_profile("crowded")  # a machine that is slow is no catch
     if bug is not None:
-        sys.meta_path.insert(0, _Finder(bug))
+        sys.meta_path.insert(0, BugOnImport(bug))
     os.chdir(ROOT)
     with open(output, "w", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)

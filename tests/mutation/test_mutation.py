@@ -1,23 +1,15 @@
-"""The tests notice bugs that are put in.
-
-Every broken build of what is served here, and every thirtieth of all bugs by the runner, in
-processes of its own; all of them are `make mutants`.
-"""
+"""The tests notice bugs that are put in: some of them here, all by `make mutants`."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dspark.cli import conformance
-from tests.broken.planting import planted
-from tests.mutation.bugs import BUGS, LISTS, ROOT, Bug, node
-from tests.unit.cli.test_conformance import a_few_cases
+from tests.mutation.bugs import BUGS, ROOT, node
 
 
 def _tried(*arguments: str) -> dict[str, Any]:
@@ -37,18 +29,24 @@ def test_bugs_are_caught() -> None:
     assert _tried("--every=30")["bugs"] >= 9
 
 
-@pytest.mark.parametrize("bug", LISTS["conformance"], ids=lambda bug: bug.name)
-def test_conformance_finds_every_broken_build_of_what_is_served(bug: Bug, tmp_path: Path) -> None:
-    a_few_cases("dspark_vanilla", tmp_path)
-    with planted(bug):
-        assert (conformance.run(tmp_path) != 0) is not bool(bug.harmless)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--list=conformance"],
+        ["--list=promises", "--only=another,shown"],
+    ],
+    ids=" ".join,
+)
+def test_bugs_of_what_is_served_are_caught(words: list[str]) -> None:
+    """All that `dspark conformance` has to find, and some that break a promise."""
+    assert _tried(*words)["bugs"] >= 2
 
 
 def test_every_bug_finds_its_line_and_its_tests() -> None:
     for bug in BUGS:
         bug.changed()
         assert bug.harmless or all(map(node, bug.by)), bug.name
-    assert len(LISTS["conformance"]) >= 7
 
 
 def test_every_bug_has_a_name_of_its_own() -> None:
