@@ -4,8 +4,7 @@ losses.
 Requests of random laws (truncations, penalties, biases, least lengths, several rules) arrive over a
 while at two verifiers with few pages and two drafters; every answer is judged by the target alone.
 A verifier and a drafter are killed on the way and come back, pages that were computed before are
-found again. Then, by real processes, greedy answers of other prompts are those of transformers' own
-loop.
+found again. That processes answer as transformers do is for row 34 and `tests/e2e`.
 """
 
 from __future__ import annotations
@@ -15,16 +14,13 @@ import random
 from typing import Any
 
 from benchmarks.row import note
-from dspark.client import AsyncClient
-from faults import oracle, pair
-from faults.processes import FaultCell
+from faults import pair
 from faults.promises import PATIENT, judged, take_out_youngest
 from faults.rows.program import Args, Rows, statement
 from faults.simulated import SimulatedCell, simulate
 from faults.streams import Stream
 
 REQUESTS, LONG_REQUESTS, EACH = 60, 600, 30
-PLAIN, LONG_PLAIN, PLAIN_TOKENS = 12, 60, 96
 POLICIES = ("off", "adaptive", "fixed:1", "fixed:3", "fixed:7", "threshold:0.3", "threshold:0.7")
 
 
@@ -76,14 +72,6 @@ async def company(cell: SimulatedCell, draw: random.Random) -> dict[str, Any]:
     }
 
 
-async def plain(endpoint: str, count: int) -> list[list[int]]:
-    options = {**pair.GREEDY, "max_tokens": PLAIN_TOKENS}
-    streams = [Stream(pair.prompt(number), options) for number in range(count)]
-    async with AsyncClient(endpoint) as client:
-        await asyncio.gather(*(one.run(client) for one in streams))
-    return [one.ids for one in streams]
-
-
 def rows(args: Args) -> Rows:
     count = LONG_REQUESTS if args.long else REQUESTS
     told: dict[str, Any] = dict.fromkeys(("preempted", "cached", "verified", "accepted"), 0)
@@ -96,18 +84,9 @@ def rows(args: Args) -> Rows:
         )  # fmt: skip
         told = {name: value + made[name] for name, value in told.items()}
         note(f"{(seed + 1) * EACH} requests, {len(told['problems'])} problems")
-    number = LONG_PLAIN if args.long else PLAIN
-    with FaultCell(verify={"dtype": "float32"}, draft={"dtype": "float32"}) as cell:
-        served = asyncio.run(plain(cell.endpoint, number))
-    expected = oracle.plain_greedy(
-        pair.TARGET, [pair.prompt(n) for n in range(number)], PLAIN_TOKENS
-    )
-    same = sum(a == b for a, b in zip(served, expected, strict=True))
     value = {"requests": count, **told, "problems": told["problems"][:3], "engine": "pair"}
-    value |= {"plain_greedy": number, "plain_same_ids": same}
     bars = {
         "each answer the target's or what recorded choices lead to": not told["problems"],
-        "greedy as transformers": same == number,
         "some preempted and cached": told["preempted"] and told["cached"] and told["accepted"],
     }
     yield statement("20", "same answers in any company", value, bars)
